@@ -22,11 +22,11 @@ import typer
 import roller
 from benchmarks.common import HERE, FilterOption, Row, check_outputs, markdown, operators, screen, table, write_json
 from roller.compiler.pipeline import lower
-from roller.construction.worth_timing import uncertain
+from roller.construction.worth_timing import positions_worth_timing
 from roller.hardware import DeviceSpec, load_spec
 from roller.perf.accuracy import kernel_family, ranking_error
 from roller.runtime.build_pool import build_all
-from roller.runtime.cpu_profile import Bench
+from roller.runtime.cpu_profile import CpuBench
 from roller.runtime.records import Record
 from roller.runtime.timing import Contender
 from roller.templates.cpu.emit import llvm  # noqa: F401 - before forking, so that the children inherit TVM
@@ -84,7 +84,7 @@ def measure(row: Row, spec: DeviceSpec, batch: int, rounds: int) -> Operator:
     built = build_all({c.id: c for c in found}, lambda c: lower(c.program, expr, spec))
     artifacts = {i: r.value for i, r in built.items() if r.value is not None}
     refused: dict[str, Record] = {}
-    times = in_turn(list(Bench(expr).correct(artifacts, refused)), rounds)
+    times = in_turn(list(CpuBench(expr).correct(artifacts, refused)), rounds)
     families = [kernel_family(c.program) for c in found]
     timed = tuple(
         Timed(c.estimate.seconds, families.index(f), *times.get(c.id, (None, None)), c.program.structure)
@@ -122,7 +122,7 @@ def outcome(operator: Operator, error: float) -> Outcome | None:
     if not every:
         return None
     seconds, families = [c.predicted_s for c in found], [c.family for c in found]
-    chosen = uncertain(seconds, families, error, [c.structure for c in found])
+    chosen = positions_worth_timing(seconds, families, error, [c.structure for c in found])
     mine = [n for n in chosen if n in every] or every
 
     def fastest(of: Iterable[int]) -> float:
@@ -208,7 +208,7 @@ def main(
     rows = grid(measured, sorted({*GRID, error}))
     out.print(table("", _COLUMNS, rows))
     lines = [
-        f"{len(found)} operators, batch {batch}; the spec's accuracy.ranking_error, expected of ratios, is {error:g}",
+        f"{len(found)} operators, batch {batch}; accuracy.ranking_error, the expected error of ratios, is {error:g}",
         f"timed {median:g} candidates in the median (limit {MEDIAN_TIMED}), lost {mean:.2%} against the best of ten "
         f"in the geometric mean (limit {MEAN_LOSS:.0%}), {worst:.1%} at worst",
         f"ratios of candidates were off by {other:.3f} (other kernels) and {own:.3f} (same kernel), root mean square",

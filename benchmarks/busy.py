@@ -28,7 +28,7 @@ from benchmarks.disturbed import beside
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.runtime.cache import KernelCache
 from roller.runtime.clock import TRUSTED, SystemClock
-from roller.runtime.disturbance import look
+from roller.runtime.disturbance import observe_machine
 
 #: How far a final time may be off (relative), and how far rankings must agree.
 OFF, AGREEMENT = 0.25, 0.8
@@ -94,7 +94,7 @@ def main(
     """Time quiet, then beside others, and print how far apart they are."""
     check_outputs(json_path)
     os.environ.pop(TRUSTED, None)
-    others = str(look(SystemClock(), 2.0))
+    others = str(observe_machine(SystemClock(), 2.0))
     if others and not force:
         raise typer.BadParameter(f"expected a quiet machine, but {others}. Stop that, or add --force.")
     out, cases = screen(), list[Case]()

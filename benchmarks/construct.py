@@ -17,7 +17,7 @@ import roller
 from roller.hardware import DeviceSpec, load_spec
 from roller.templates.common.forms import canonical_forms
 from roller.templates.cpu.registry import pool as cpu_pool
-from roller.templates.gpu import pool as gpu_pool
+from roller.templates.gpu import programs_of_form as gpu_pool
 from roller.tile.geometry import Geometry
 
 #: Devices of the issue and the profile CPU tests use.
@@ -30,7 +30,7 @@ MEDIAN_MS, WORST_MS = 20.0, 200.0
 class Constructed:
     """What construction gave for one operator, in wall and processor time.
 
-    ``pool`` counts the programs priced (0: not counted).
+    ``programs_of_form`` counts the programs priced (0: not counted).
     """
 
     id: str

@@ -20,12 +20,12 @@ import typer
 
 from benchmarks.models.feeds import random_feeds
 from benchmarks.models.lstm import Lstm, build
-from roller.models.compile import compile_partitioned, partitioned, read
+from roller.models.compile import compile_for_device, partition_graph, read_folded_graph
 from roller.models.compiled_model import CompiledModel
 from roller.models.graph.plan import Plan
-from roller.models.graph.steps import ParallelGroup, Run, Step
+from roller.models.graph.program_steps import ParallelGroup, Run, Step
 from roller.models.options import ModelOptions
-from roller.models.session.session import Session
+from roller.models.session.cpu_session import Session
 
 
 def predicted_s(made: CompiledModel) -> float:
@@ -67,9 +67,9 @@ def sections(plan: Plan) -> tuple[int, int, int]:
 
 def measure(model: Path, rounds: int, deterministic: bool) -> dict[str, Any]:
     """Compile a model both ways and run both in turn."""
-    program = partitioned(read(str(model)))
-    serial = compile_partitioned(program, how=ModelOptions(deterministic=deterministic, side_by_side=False))
-    together = compile_partitioned(program, how=ModelOptions(deterministic=deterministic))
+    program = partition_graph(read_folded_graph(str(model)))
+    serial = compile_for_device(program, how=ModelOptions(deterministic=deterministic, side_by_side=False))
+    together = compile_for_device(program, how=ModelOptions(deterministic=deterministic))
     sessions = [Session(m.plan, m.artifacts, cores=m.spec.units) for m in (serial, together)]
     feeds = random_feeds(model)
     results = [s.run(None, feeds) for s in sessions]

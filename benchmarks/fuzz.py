@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from roller.core.files import whole_file
+from roller.core.files import write_atomically
 from tests.fuzz.cases import GENERATORS, LIMITS, strategy
 from tests.fuzz.run import Findings, explore, keep
 from tests.fuzz.worker import Worker
@@ -83,7 +83,7 @@ def _run(given: argparse.Namespace, folder: Path) -> None:
         for number, _ in zip(
             numbers, explore(worker, given.generator, numbers, given.seed, given.limits, found), strict=True
         ):
-            with whole_file(journal) as file:
+            with write_atomically(journal) as file:
                 file.write(json.dumps({"next": number + of, "findings": found.to_dict()}).encode())
             if time.monotonic() - told > 20:
                 told = time.monotonic()

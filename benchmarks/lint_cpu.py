@@ -20,8 +20,8 @@ from roller.arguments import target_of
 from roller.expr import TensorExpr
 from roller.expr.resizing import growing_sizes
 from roller.hardware import DeviceSpec
-from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.padding import LEAST_GAIN, enlarge, joint_paddings, larger_multiples
+from roller.insight.cost.kernel_prices import KernelPricer
+from roller.insight.cost.padding import LEAST_GAIN, enlarge_sizes, joint_paddings, padded_extents
 from roller.ops import parse
 
 #: Operators whose sizes are multiples of nothing: wide ones, then those of few columns, for which padding is advised
@@ -61,15 +61,15 @@ NOISE = 0.05
 def main(filter_: FilterOption = "*") -> None:
     """Print predicted and measured gains; exit with 1 where advice is wrong."""
     spec = target_of("cpu")[0]
-    prices = Kernels(spec.sustained, "roller")
+    prices = KernelPricer(spec.sustained, "roller")
     chosen = [o for o in OPERATORS if filter_ == "*" or filter_ in o]
     print("| operator | padded | predicted gain | measured gain | told | right |\n|---|---|---:|---:|---|---|")
     ratios, wrong = [], 0
     for operator in chosen:
         expr = parse(operator)
-        sizes = [s for s in growing_sizes(expr) if larger_multiples(s.extent)]
-        best = min(joint_paddings(sizes), key=lambda c: prices.price_expression(enlarge(expr, c)).seconds)
-        padded = enlarge(expr, best)
+        sizes = [s for s in growing_sizes(expr) if padded_extents(s.extent)]
+        best = min(joint_paddings(sizes), key=lambda c: prices.price_expression(enlarge_sizes(expr, c)).seconds)
+        padded = enlarge_sizes(expr, best)
         predicted = prices.price_expression(expr).seconds / prices.price_expression(padded).seconds
         measured = gain(expr, padded, spec)
         told = predicted >= LEAST_GAIN

@@ -1,7 +1,8 @@
-"""What the best kernels are made of, without a GPU: built for an architecture, read as PTX, priced by the model.
+"""The best kernels without a GPU: built for an architecture, read as PTX, and priced by the model.
 
-Nothing here is a measured time. ``predicted`` is the model's; the rest are properties of the code: registers and spills
-as ptxas allocates them, instructions of the main loop per multiply-add (or per matrix instruction), widths of accesses.
+Nothing here is a measured time. ``predicted`` is the model's time; all other figures are properties of the code:
+registers and spills as ptxas allocates them, instructions of the main loop per multiply-add (or per matrix
+instruction), and widths of accesses.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ import onnx.numpy_helper
 from onnx.backend.base import Backend, BackendRep
 
 from roller.errors import ModelError, RollerError, shown
-from roller.models.graph.steps import Program
-from roller.models.onnx.lowered import lower_graph
-from roller.models.onnx.partition import partition, program_of
-from roller.models.onnx.reader import read
+from roller.models.graph.program_steps import Program
+from roller.models.onnx.lower_graph import lower_graph
+from roller.models.onnx.partition_graph import make_program, partition_graph
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.session.reference import evaluate_program
 
 #: Operators whose first input says what to make; of all others it is data.
@@ -84,9 +84,9 @@ class Prepared(BackendRep):
 
     def _made(self, values: Mapping[str, np.ndarray]) -> Any:
         if self._evaluated:
-            graph = read(self._model, values=values)
+            graph = read_onnx_graph(self._model, values=values)
             low = lower_graph(graph)
-            return partition(graph) if self._fused or low.refused else program_of(low)
+            return partition_graph(graph) if self._fused or low.refused else make_program(low)
         from roller.models.compile import compile_model
 
         return compile_model(self._model, values=values, **self._options)

@@ -27,7 +27,7 @@ PASSED, REFUSED, WRONG, EXCEPTED = "passed", "refused", "wrong", "excepted"
 
 _CORNERS = (
     "with align_corners the specification divides by length_resized - 1, 'the length of the resized tensor in axis x'; "
-    "the test takes the scale times the old length, which is no whole number (ONNX Runtime and PyTorch take the length)"
+    "the test takes the scale times the old length, which may be fractional (ONNX Runtime and PyTorch take the length)"
 )
 #: Tests that expect something else than the specification says, and its words.
 EXCEPTIONS = {
@@ -150,10 +150,10 @@ def reason_of(message: str) -> str:
 
 def warm(some: Sequence[Any]) -> int:
     """Compile the kernels of all tests together into the cache; return how many have no candidate that works."""
-    from roller.arguments import options_of
+    from roller.arguments import resolve_options
     from roller.models.batch.compile import compile_kernels
     from roller.models.batch.jobs import Settings
-    from roller.models.compile import hire
+    from roller.models.compile import resolve_target_and_workers
     from roller.runtime.cache import KernelCache
 
     sources: dict[str, Any] = {}
@@ -163,8 +163,8 @@ def warm(some: Sequence[Any]) -> int:
             prepared = Prepared(case.model, True, {})
             for inputs, _ in case.data_sets:
                 sources.update(prepared.program(inputs).kernels)
-    settings = Settings(options_of(None, RollerBackend.OPTIONS["top_k"]))
-    target, crew = hire(RollerBackend.OPTIONS["device"])
+    settings = Settings(resolve_options(None, RollerBackend.OPTIONS["top_k"]))
+    target, crew = resolve_target_and_workers(RollerBackend.OPTIONS["device"])
     try:
         return len(compile_kernels(sources, target, settings, crew=crew, cache=KernelCache()).failures)
     finally:

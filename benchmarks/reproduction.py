@@ -35,9 +35,9 @@ def page() -> str:
     """Return the page."""
     parts = [
         "Each figure of ours is measured on the machine at hand or **predicted without the device**, as its column "
-        "says; a cell that begins with *no* says why there is no figure. Published ones rest on the frameworks and "
-        "libraries of their time. `from` names the file of `benchmarks/results`; those of `suites` are runs of "
-        "`python -m benchmarks run SUITE --device NAME`."
+        "says; a cell that begins with *no* says why there is no figure. Published figures depend on the "
+        "frameworks and libraries of their time. `from` names the source file in `benchmarks/results`; files in "
+        "`suites` are runs of `python -m benchmarks run SUITE --device NAME`."
     ]
     for title, rows in PAPERS.items():
         parts += [f"## {title}", markdown(_COLUMNS, (row[: len(_COLUMNS)] for row in rows()))]

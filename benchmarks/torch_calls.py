@@ -18,9 +18,9 @@ import torch
 import typer
 
 from benchmarks.common import JsonOption, check_outputs, screen, table, write_json
-from roller.models.session.placed import Placed
+from roller.models.session.input_addresses import AddressedInputs
 from roller.models.torch.backend import roller_backend
-from roller.models.torch.compare import FirstCall
+from roller.models.torch.first_call_check import CheckedFirstCall
 
 #: Seconds per call and 100 parameters, for weights that are arguments.
 LIMIT_S = 5e-6
@@ -29,7 +29,7 @@ WIDTH = 8
 CALLS = 5
 
 
-class Known(Placed):
+class Known(AddressedInputs):
     """Inputs that lie where they lay in the call before."""
 
     def place(self, addresses: int) -> None:
@@ -54,9 +54,9 @@ def compiled(layers: int, freeze: bool) -> tuple[Callable[[], Any], Callable[[],
     np.testing.assert_allclose(fast(x).numpy(), model(x).numpy(), atol=1e-4)
     ((graph, arguments),) = made
     run = next(iter(graph._sets.values())).run if freeze else graph
-    assert isinstance(run, FirstCall) and not run.differs, "the graph was refused"
+    assert isinstance(run, CheckedFirstCall) and not run.differs, "the graph was refused"
     known = Known()
-    return lambda: fast(x), lambda: graph(*arguments), lambda: run.session.run_placed(known), 2 * layers
+    return lambda: fast(x), lambda: graph(*arguments), lambda: run.session.run_on_addresses(known), 2 * layers
 
 
 def in_turn(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:

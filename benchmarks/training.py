@@ -15,11 +15,11 @@ import typer
 
 from benchmarks.common import HERE, check_outputs, markdown, screen, table, write_json
 from roller import __version__
-from roller.cli.training import devices_of
+from roller.cli.training_options import parse_devices
 from roller.suite.observations import check_observations
 from roller.suite.prediction import predict
 from roller.suite.registry import MODELS, models_of
-from roller.suite.run_file import head_of
+from roller.suite.run_file import run_header
 from roller.suite.studies import Studies, cluster_study, run_studies
 from roller.suite.tracing import trace_workload
 
@@ -41,7 +41,7 @@ _COLUMNS = ("model", "device", "batch", "throughput, predicted", "between", "act
 
 def predicted_rows(device: str) -> Iterator[dict[str, Any]]:
     """Yield the kept part of the prediction of every case."""
-    specs = [spec for spec, _ in devices_of(device, None)]
+    specs = [spec for spec, _ in parse_devices(device, None)]
     for name, batches in CASES.items():
         for one in predict(models_of([name]), specs, batches):
             row = one.to_dict()
@@ -92,8 +92,8 @@ def report(data: Mapping[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = [
         "# The training benchmark, predicted", "",
-        "Nothing here is measured: every figure is a prediction for the kernels of PyTorch's libraries at the clock "
-        "that lasts.", f"{data['run']['date'][:10]}, roller {data['run']['environment']['roller']}.", "",
+        "Nothing here is measured: every figure is a prediction for the kernels of PyTorch's libraries at the "
+        "sustained clock.", f"{data['run']['date'][:10]}, roller {data['run']['environment']['roller']}.", "",
         markdown(_COLUMNS, map(_cells, data["rows"])), "", "## Networks", "",
         markdown(
             ("model", "device", "cluster", "throughput, predicted", "times one device"),
@@ -105,7 +105,8 @@ def report(data: Mapping[str, Any]) -> str:
         ),
     ]  # fmt: skip
     if data["observations"]:
-        lines += ["", "## Observations", "", "Decided by the models of the first edition, which they were made on.", ""]
+        lines += ["", "## Observations", "", "Each observation is judged by the models of the benchmark's first "
+                  "edition, on which it was made.", ""]  # fmt: skip
         columns = ("observation", "verdict, predicted", "cases", "why")
         lines.append(markdown(columns, map(_observation_cells, data["observations"])))
     return "\n".join(lines) + "\n"
@@ -117,12 +118,12 @@ def _studies(path: Path | None, device: str, quick: bool) -> Mapping[str, Any]:
     elif quick:
         return {"observations": []}
     else:
-        studies = run_studies(models_of(CASES), [spec for spec, _ in devices_of(device, None)])
+        studies = run_studies(models_of(CASES), [spec for spec, _ in parse_devices(device, None)])
     return {"observations": [one.to_dict() for one in check_observations(studies)]}
 
 
 def _clusters(device: str) -> Sequence[Mapping[str, Any]]:
-    model, spec = MODELS[NETWORKS], devices_of(device, None)[0][0]
+    model, spec = MODELS[NETWORKS], parse_devices(device, None)[0][0]
     workload = model.workload()
     step = trace_workload(model.name, workload, device=spec)
     return [row.to_dict() for row in cluster_study(model, workload.units_per_sample, step, spec)]
@@ -142,7 +143,7 @@ def main(
     """Predict the published figures of the training benchmark."""
     check_outputs(json_file)
     data: dict[str, Any] = {
-        "run": head_of(__version__, device=device), "rows": list(predicted_rows(device)),
+        "run": run_header(__version__, device=device), "rows": list(predicted_rows(device)),
         "clusters": _clusters(device), "observations": observed(_studies(studies, device, quick)),
     }  # fmt: skip
     screen().print(table("predicted", _COLUMNS, map(_cells, data["rows"])))

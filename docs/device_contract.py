@@ -21,10 +21,10 @@ from roller.compiler.autotune.refine import untried_neighbours
 from roller.construction.worth_timing import worth_timing
 from roller.hardware import Compute, DeviceSpec, load_spec
 from roller.hardware.checks import Quantity
-from roller.hardware.sections import NOT_OF_KERNELS, OPERATION_CLASSES, quantities
-from roller.hardware.spec import settable
+from roller.hardware.sections import NOT_OF_KERNELS, OPERATION_CLASSES, numeric_fields
+from roller.hardware.spec import settable_fields
 from roller.perf.accuracy import UNVALIDATED
-from roller.probing import microbench_folder, probes, statement_of
+from roller.probing import microbench_folder, probes, read_statement
 
 PATH = Path(__file__).with_name("device-contract.md")
 #: Specifications that stand for their kind; both have every field the model may read.
@@ -38,22 +38,22 @@ _SECTIONS = ("teu", "execution", "limits", "accuracy")
 UNKNOWN = {
     "overlap_blocks": "blocks never run in lockstep: all resident groups hide each other's phases",
     "datapath_lanes": "`lanes`: a vector of any length takes one pass",
-    "split_load_slots": "1: such a load takes one more slot",
+    "split_load_slots": "1: a load that crosses a line takes one more slot",
     "prefetched_lines": "all lines of a stream are fetched ahead",
     "kept_share": "1: the whole cache",
-    "fetch_bytes": "a transaction of the layer",
-    "page_bytes": "no misses to pages and sets",
-    "tlb_entries": "no misses to pages",
-    "tlb_miss_s": "misses to pages cost nothing",
+    "fetch_bytes": "the transaction size of the layer",
+    "page_bytes": "TLB misses and conflicts in cache sets are not priced",
+    "tlb_entries": "TLB misses are not priced",
+    "tlb_miss_s": "TLB misses cost nothing",
     "usable_bytes": "the whole capacity",
     "banks": "as many banks as a TEU has lanes",
-    "reserved_bytes": "0: blocks have all of the scratchpad",
+    "reserved_bytes": "0: blocks can use the whole scratchpad",
     "bank_width_bytes": "4 bytes",
-    "line_bytes": "a transaction of the layer",
+    "line_bytes": "the transaction size of the layer",
     "latency_s": "0: chains of dependent accesses cost nothing",
-    "bandwidth_per_teu_bytes_per_s": "an equal share of the total (a GPU: the total for any number of resident TEUs)",
-    "saturation_exponent": "given with bandwidth_per_teu_bytes_per_s or not at all",
-    "async_copy_bytes": "copies into the scratchpad pass through registers, one step ahead at most",
+    "bandwidth_per_teu_bytes_per_s": "an equal share of the total (GPU: the total for any number of resident TEUs)",
+    "saturation_exponent": "none: give both this and bandwidth_per_teu_bytes_per_s, or neither",
+    "async_copy_bytes": "copies into the scratchpad pass through registers, at most one step ahead",
     "convert_to": "narrowing takes as long as widening",
     "process_bytes": "forecasts of memory exclude it",
     "process_convolution_bytes": "0",
@@ -67,12 +67,12 @@ UNKNOWN = {
     "link_latency_s": "0",
     "power_w": "no power limit: kernels run at the boost clock",
     "busy_cycle_j": "no power limit",
-    "matrix_cycle_j": "the energy of the pipes",
+    "matrix_cycle_j": "busy_cycle_j",
     "idle_cycle_j": "0: cycles without arithmetic draw nothing",
-    "byte_j": "0: the energies of cycles include that of bytes",
+    "byte_j": "0: the energies of cycles include the energy of memory traffic",
     "standing_w": "the energies of cycles include the board's standing power",
-    "read_bandwidth_bytes_per_s": "given with triad_bandwidth_bytes_per_s; all traffic has the bandwidth of copies",
-    "triad_bandwidth_bytes_per_s": "given with read_bandwidth_bytes_per_s",
+    "read_bandwidth_bytes_per_s": "all traffic has the bandwidth of copies (needs triad_bandwidth_bytes_per_s, too)",
+    "triad_bandwidth_bytes_per_s": "all traffic has the bandwidth of copies (needs read_bandwidth_bytes_per_s, too)",
     "matrix": "no matrix units",
     "group_matrix": "no warp-group instructions",
     "integer": "integer instructions share the pipe of multiply-adds",
@@ -113,7 +113,7 @@ class _RecordingRates(dict[str, float]):
 
 def _recording(section: Any, prefix: str, seen: set[str]) -> Any:
     """Return a copy of a section that notes which of its numbers are read."""
-    names = set(quantities(type(section)))
+    names = set(numeric_fields(type(section)))
 
     def read(self: Any, name: str) -> Any:
         # A copy with other numbers reads all of them and uses none.
@@ -179,7 +179,7 @@ def read_by_the_model(kind: str, spec: DeviceSpec | None = None) -> set[str]:
             untried_neighbours(
                 SimpleNamespace(expression=expr, spec=watched, options=roller.ConstructOptions()), found[0], set()
             )  # type: ignore[arg-type]
-    known = settable(base)
+    known = settable_fields(base)
     return {p for p in seen if p in known}
 
 
@@ -193,11 +193,11 @@ def _unknown(path: str, quantity: Quantity, kind: str) -> str:
             return UNKNOWN[name]
     elif kind not in quantity.kinds:
         return UNKNOWN[name]
-    return "required" + ("; detection assumes one" if kind == "cpu" else ": the file is refused")
+    return "required" + ("; detection assumes a value" if kind == "cpu" else ": a file without it is refused")
 
 
 def _table(kind: str, read: set[str], by_field: dict[str, list[str]]) -> list[str]:
-    known = settable(load_spec(SPECS[kind]))
+    known = settable_fields(load_spec(SPECS[kind]))
     lines = ["| field | unit | probe | default |", "|---|---|---|---|"]
     for path, quantity in known.items():
         if path in read:
@@ -229,20 +229,21 @@ def contract() -> str:
             ]
         else:
             lines += [
-                "Whole models are priced at `sustained_clock_hz` (default `clock_hz`), single kernels at",
-                "`clock_hz`, or at the lower clock that `power_w` permits. Forecasts of memory read `process_bytes`,",
+                "Whole models are priced at `sustained_clock_hz` (default `clock_hz`), and single kernels are",
+                "priced at the lower of `clock_hz` and the clock that `power_w` permits. Forecasts of memory read",
+                "`process_bytes`,",
                 "`process_convolution_bytes`, `process_eager_bytes`, `process_least_bytes`,",
                 "`process_most_bytes`, and",
                 "`reported_bytes` and `reported_most_bytes` of the memory;",
                 "forecasts of several devices read `link_bytes_per_s` and `link_latency_s`.", "",
             ]  # fmt: skip
-        unread = [p for p in settable(load_spec(SPECS[kind])) if p not in read and p not in NOT_OF_KERNELS]
+        unread = [p for p in settable_fields(load_spec(SPECS[kind])) if p not in read and p not in NOT_OF_KERNELS]
         rest = [p for p in unread if p in by_field]
         if rest:
             lines += ["Measured but not read: " + ", ".join(f"`{p}`" for p in rest) + ".", ""]
         lines += [f"### Probes of a {title}", "", "| probe | source | measures |", "|---|---|---|"]
         for probe in probes(kind):  # type: ignore[arg-type]
-            said = statement_of(microbench_folder() / probe.source)
+            said = read_statement(microbench_folder() / probe.source)
             lines.append(f"| `{probe.name}` | `microbench/{probe.source}` | {said.measures.replace('|', '/')} |")
         lines.append("")
     return "\n".join(lines)

@@ -18,8 +18,8 @@ import onnx
 import roller.models.onnx.operators
 import roller.models.onnx.runtime_operators  # noqa: F401 - both fill their registries
 from benchmarks.onnx_coverage import EXCEPTED, PASSED, REFUSED, WRONG, Verdict, verdicts
-from roller.models.onnx.legacy import OLDEST
-from roller.models.onnx.lowering import LOWERINGS
+from roller.models.onnx.legacy_opsets import OLDEST
+from roller.models.onnx.lowering_registry import LOWERINGS
 from roller.models.onnx.runtime_operators.rewrites import REWRITES
 
 PATH = Path(__file__).with_name("onnx-operators.md")

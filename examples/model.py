@@ -24,7 +24,7 @@ import roller
 from benchmarks.models.feeds import random_feeds
 from benchmarks.models.registry import build
 from examples.racing import Raced, raced
-from roller.cli.compile_model import BatchOption, ShapeOption, shapes_of
+from roller.cli.compile_model import BatchOption, ShapeOption, parse_shapes
 from roller.cli.screen import console
 
 NETWORKS = ("light_squeezenet", "mobilenet_v2")
@@ -56,7 +56,7 @@ def main(
     """Compile networks for this CPU, hold them to ONNX Runtime, and race the two; exit code 1 where one is wrong."""
     try:
         if models:
-            code = show([run(path, batch, shapes_of(shapes)) for path in models])
+            code = show([run(path, batch, parse_shapes(shapes)) for path in models])
         else:
             with tempfile.TemporaryDirectory() as folder:
                 code = show([run(build(name, Path(folder), batch or 1)) for name in NETWORKS])

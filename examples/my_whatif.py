@@ -12,7 +12,7 @@ import roller
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.primitives import remove, scale
-from roller.insight.whatif.select import compute_tasks, neighbouring_kernels
+from roller.insight.whatif.task_selection import compute_tasks, neighbouring_kernels
 from roller.insight.whatif.what_if import WhatIf
 
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from roller.backends.devices import DeviceHandle
 
 
-def expression_of(expr: Any) -> TensorExpr:
+def parse_expression(expr: Any) -> TensorExpr:
     """Return a TensorExpr, read from TVM TE tensors or a PrimFunc if needed."""
-    read = expr if isinstance(expr, TensorExpr) else _read(expr)
+    read = expr if isinstance(expr, TensorExpr) else _read_tvm_expression(expr)
     check_arithmetic(read)
     return read
 
 
-def _read(expr: Any) -> TensorExpr:
+def _read_tvm_expression(expr: Any) -> TensorExpr:
     listed = isinstance(expr, Sequence) and not isinstance(expr, (str, bytes)) and len(expr) > 0
     if all(type(e).__module__.partition(".")[0] == "tvm" for e in (expr if listed else [expr])):
         from roller.te.reader import read
@@ -47,20 +47,20 @@ def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) ->
         if spec is not None:
             named = shown(device)
             raise RollerError(f"spec: expected beside a device to run on (cuda:0), got {named}. Pass it as device.")
-        return _spec_of(device), None
-    from roller.backends.child import resolve  # reaches the device
+        return _resolve_spec(device), None
+    from roller.backends.device_process import resolve_device  # reaches the device
 
-    fitting, handle = resolve(device, list_specs(), load_spec)
+    fitting, handle = resolve_device(device, list_specs(), load_spec)
     if spec is None:
         return fitting, handle
-    given = _spec_of(spec)
+    given = _resolve_spec(spec)
     wanted, got = fitting.target.get("arch"), given.target.get("arch")
     if wanted != got:
         raise RollerError(f"spec: expected one of '{wanted}', which {device} is, got '{given.name}' of '{got}'.")
     return given, handle
 
 
-def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
+def _resolve_spec(device: str | DeviceSpec) -> DeviceSpec:
     if isinstance(device, DeviceSpec):
         return device
     if not isinstance(device, (str, os.PathLike)):
@@ -71,7 +71,7 @@ def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
     return load_spec(device)
 
 
-def options_of(options: ConstructOptions | None, top_k: int | Literal["auto"] | None) -> ConstructOptions:
+def resolve_options(options: ConstructOptions | None, top_k: int | Literal["auto"] | None) -> ConstructOptions:
     """Return the options with ``top_k`` replaced if given."""
     chosen = ConstructOptions() if options is None else options
     if not isinstance(chosen, ConstructOptions):
@@ -81,7 +81,7 @@ def options_of(options: ConstructOptions | None, top_k: int | Literal["auto"] | 
     return chosen if top_k is None else replace(chosen, top_k=top_k)
 
 
-def constants_of(
+def check_constants(
     constants: Mapping[str, Any] | None, expression: TensorExpr, options: ConstructOptions
 ) -> tuple[ConstructOptions, tuple[Constant, ...]]:
     """Return the options with the names of the constants, and copies of the constants' values by position."""
@@ -106,10 +106,12 @@ def constants_of(
     chosen = replace(options, constants=tuple(given))
     positions = chosen.constants_of(expression)
     tensors = [expression.inputs[n] for n in positions]
-    return chosen, tuple(Constant(n, _bytes(given[t.name], t)) for n, t in zip(positions, tensors, strict=True))
+    return chosen, tuple(
+        Constant(n, _constant_bytes(given[t.name], t)) for n, t in zip(positions, tensors, strict=True)
+    )
 
 
-def _bytes(value: Any, tensor: Tensor) -> bytes:
+def _constant_bytes(value: Any, tensor: Tensor) -> bytes:
     where = f"constants: '{tensor.name}'"
     array: np.ndarray = value
     if not isinstance(value, np.ndarray):
@@ -117,14 +119,14 @@ def _bytes(value: Any, tensor: Tensor) -> bytes:
             raise RollerError(
                 f"{where}: expected a NumPy or DLPack array, got {type(value).__name__}. Convert it with numpy.asarray."
             )
-        from roller.backends.array_hints import check_memory, host_remedy
+        from roller.backends.array_hints import check_tensor_has_values, host_copy_hint
 
         try:
-            check_memory(value)
+            check_tensor_has_values(value)
             array = np.from_dlpack(value)
         except (RuntimeError, BufferError, TypeError, ValueError) as err:
             raise RollerError(
-                f"{where}: cannot view {type(value).__name__} as host memory ({err}). {host_remedy(value)}"
+                f"{where}: cannot view {type(value).__name__} as host memory ({err}). {host_copy_hint(value)}"
             ) from err
     if tuple(array.shape) != tensor.shape:
         raise RollerError(

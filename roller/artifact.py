@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from roller.core.display import one_line
-from roller.core.files import read_file, whole_file
-from roller.core.validation import path as path_of
+from roller.core.display import one_line_repr
+from roller.core.files import read_file, write_atomically
+from roller.core.validation import validate_path as path_of
 from roller.errors import MALFORMED, ArtifactError, shown
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
@@ -78,7 +78,9 @@ class Launch:
     dynamic_shared_bytes: int = 0
 
     def __repr__(self) -> str:
-        return one_line("Launch", f"{self.entry} on {self.grid} blocks of {self.block}", f"{len(self.source):,} bytes")
+        return one_line_repr(
+            "Launch", f"{self.entry} on {self.grid} blocks of {self.block}", f"{len(self.source):,} bytes"
+        )
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class KernelArtifact:
 
     def __repr__(self) -> str:
         built = "not built" if self.binary is None else f"{len(self.binary):,} bytes of code"
-        return one_line("KernelArtifact", f"{self.expression.name} for {self.device} ({self.language})", built)
+        return one_line_repr("KernelArtifact", f"{self.expression.name} for {self.device} ({self.language})", built)
 
     @property
     def doubt(self) -> str:
@@ -183,12 +185,12 @@ class KernelArtifact:
             "launches": [_launch_to_dict(x) for x in self.launches],
             "arguments": [[a.name, a.role, list(a.shape), a.dtype] for a in self.arguments],
             "estimate": self.estimate,
-            "binary": _base64(None if self.binary is None else zlib.compress(self.binary)),
+            "binary": _encode_base64(None if self.binary is None else zlib.compress(self.binary)),
             "build": self.build,
             "measured_s": self.measured_s,
         }
         if self.constants:
-            body["constants"] = [[c.position, _base64(c.values)] for c in self.constants]
+            body["constants"] = [[c.position, _encode_base64(c.values)] for c in self.constants]
             body["prepare"] = _launch_to_dict(self.prepare) if self.prepare is not None else None
         return {**body, "checksum": _checksum(body)}
 
@@ -219,14 +221,14 @@ class KernelArtifact:
                 body["device"],
                 expr_from_dict(body["expression"]),
                 RProgram.from_dict(body["program"]),
-                tuple(_launch_of(x) for x in body["launches"]),
+                tuple(_launch_from_dict(x) for x in body["launches"]),
                 tuple(Argument(n, r, tuple(s), d) for n, r, s, d in body["arguments"]),
                 body["estimate"],
                 zlib.decompress(base64.b64decode(body["binary"])) if body["binary"] is not None else None,
                 body["build"],
                 body["measured_s"],
                 tuple(Constant(n, None if v is None else base64.b64decode(v)) for n, v in body.get("constants", ())),
-                _launch_of(body["prepare"]) if body.get("prepare") is not None else None,
+                _launch_from_dict(body["prepare"]) if body.get("prepare") is not None else None,
             )
         except ArtifactError:
             raise
@@ -243,16 +245,16 @@ class KernelArtifact:
             If the path cannot be written.
         """
         target = path_of(path, "path", error=ArtifactError)
-        parts = self._parts()  # errors here come before the file is created
+        parts = self._file_parts()  # errors here come before the file is created
         try:
-            with whole_file(target) as file:
+            with write_atomically(target) as file:
                 for part in parts:
                     file.write(part)
         except OSError as err:
             raise ArtifactError(f"{target}: cannot write ({err.strerror}). Choose a writable path.") from err
         return target
 
-    def _parts(self) -> list[bytes]:
+    def _file_parts(self) -> list[bytes]:
         """Return the parts of the file; without constants, the file is plain JSON, which every version reads."""
         if all(c.values is None for c in self.constants):
             return [json.dumps(self.to_dict()).encode()]
@@ -263,10 +265,10 @@ class KernelArtifact:
         body |= {"format_version": FORMAT_VERSION, "values": sums}
         text = json.dumps({**body, "checksum": _checksum(body)}).encode()
         parts = [_MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text]
-        parts.append(_padding(sum(map(len, parts))))
+        parts.append(_alignment_padding(sum(map(len, parts))))
         for c in self.constants:
             if c.values is not None:
-                parts += [c.values, _padding(len(c.values))]
+                parts += [c.values, _alignment_padding(len(c.values))]
         return parts
 
     @classmethod
@@ -282,31 +284,31 @@ class KernelArtifact:
         try:
             data = read_file(file)
             if data.startswith(_MAGIC):
-                return cls._with_values(memoryview(data), where)
+                return cls._from_file_with_constants(memoryview(data), where)
             text = data.decode("utf-8")
         except (OSError, UnicodeDecodeError) as err:
             raise ArtifactError(f"{path}: cannot read the artifact ({err}). Check the path.") from err
-        return cls.from_dict(_json_of(text, where), where)
+        return cls.from_dict(_parse_json(text, where), where)
 
     @classmethod
-    def _with_values(cls, data: memoryview, where: str) -> KernelArtifact:
+    def _from_file_with_constants(cls, data: memoryview, where: str) -> KernelArtifact:
         start = len(_MAGIC) + _LENGTH_BYTES
         size = int.from_bytes(data[len(_MAGIC) : start], "little")
-        body = _json_of(bytes(data[start : start + size]).decode("utf-8"), where)
+        body = _parse_json(bytes(data[start : start + size]).decode("utf-8"), where)
         artifact = cls.from_dict(body, where)
         try:
-            found = list(_values_of(data, start + size, body["values"]))
+            found = list(_read_constants(data, start + size, body["values"]))
             constants = tuple(replace(c, values=v) for c, v in zip(artifact.constants, found, strict=True))
         except (*MALFORMED, ValueError) as err:
             raise ArtifactError(f"{where}: the constants are damaged ({err!r}). Compile and save it again.") from err
         return replace(artifact, constants=constants)
 
 
-def _padding(size: int) -> bytes:
+def _alignment_padding(size: int) -> bytes:
     return bytes(-size % _ALIGN_BYTES)
 
 
-def _values_of(data: memoryview, position: int, rows: Sequence[Any]) -> Iterator[bytes | None]:
+def _read_constants(data: memoryview, position: int, rows: Sequence[Any]) -> Iterator[bytes | None]:
     """Yield the constants of a file, starting at a position, verified by size and checksum."""
     for row in rows:
         if row is None:
@@ -321,7 +323,7 @@ def _values_of(data: memoryview, position: int, rows: Sequence[Any]) -> Iterator
         yield found
 
 
-def _json_of(text: str, where: str) -> Any:
+def _parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as err:
@@ -341,12 +343,12 @@ def _launch_to_dict(x: Launch) -> dict[str, Any]:
     }
 
 
-def _launch_of(x: dict[str, Any]) -> Launch:
+def _launch_from_dict(x: dict[str, Any]) -> Launch:
     grid, block = ((x[name][0], x[name][1], x[name][2]) for name in ("grid", "block"))
     return Launch(x["source"], x["entry"], tuple(x["arguments"]), grid, block, x["dynamic_shared_bytes"])
 
 
-def _base64(data: bytes | None) -> str | None:
+def _encode_base64(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()
 
 

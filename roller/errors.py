@@ -46,11 +46,11 @@ def bounded(text: str) -> str:
     'short'
     """
     for pattern in _REPEATED:
-        text = pattern.sub(lambda m: _shortened(m[0], _MOST_WORD), text)
-    return _shortened(text, _MOST_MESSAGE)
+        text = pattern.sub(lambda m: _shorten_middle(m[0], _MOST_WORD), text)
+    return _shorten_middle(text, _MOST_MESSAGE)
 
 
-def _shortened(text: str, most: int) -> str:
+def _shorten_middle(text: str, most: int) -> str:
     """Keep the start and the end, which contains the remedy."""
     if len(text) <= most:
         return text
@@ -58,7 +58,7 @@ def _shortened(text: str, most: int) -> str:
     return f"{text[: most - tail]}...({len(text) - most} more)...{text[-tail:]}"
 
 
-class _Shown(reprlib.Repr):
+class _BoundedRepr(reprlib.Repr):
     """Formats values of any size and depth on one line, with parts omitted."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Shown(reprlib.Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         """Return any other value on one line; NumPy prints arrays on several lines."""
-        return _shortened(" ".join(repr(x).split()), _MOST_SHOWN)
+        return _shorten_middle(" ".join(repr(x).split()), _MOST_SHOWN)
 
 
 def shown(value: object) -> str:
@@ -91,7 +91,7 @@ def shown(value: object) -> str:
     >>> shown("a"), shown(7), shown(10**5000), shown({10**5000})
     ("'a'", '7', 'an integer of 16610 bits', '{an integer of 16610 bits}')
     """
-    return _shortened(_Shown().repr(value), _MOST_SHOWN)
+    return _shorten_middle(_BoundedRepr().repr(value), _MOST_SHOWN)
 
 
 #: Exceptions of unpacking malformed plain data, apart from those of invalid numbers.

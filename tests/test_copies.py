@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import roller
-from roller.core.held_here import HeldHere
+from roller.core.unpicklable import Unpicklable
 from roller.errors import RollerError
 from roller.models.compiled_model import CompiledModel
-from roller.models.session.calls import ModelCalls
+from roller.models.session.cpu_session import Session
 from roller.models.session.range_session import RangeSession
-from roller.models.session.session import Session
+from roller.models.session.session_interface import ModelCalls
 from tests.offenders import every
 
 _WAYS = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": pickle.dumps}
@@ -23,7 +23,7 @@ _WAYS = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": pickle.dumps}
 @every("kind", [Session, RangeSession, CompiledModel])
 @every("way", _WAYS)
 def test_sessions_say_how_else(kind, way):
-    assert issubclass(kind, HeldHere) and "Threads may share" in RangeSession.other_way
+    assert issubclass(kind, Unpicklable) and "Threads may share" in RangeSession.other_way
     made = object.__new__(kind)
     with pytest.raises(
         RollerError, match=rf"{kind.__name__}: expected what can be copied or pickled, .*(Save|Compile)"
@@ -32,7 +32,7 @@ def test_sessions_say_how_else(kind, way):
 
 
 def test_all_sessions_are_held_here():
-    assert issubclass(ModelCalls, HeldHere)
+    assert issubclass(ModelCalls, Unpicklable)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import roller
 from roller.hardware import load_spec
 from roller.hardware.sections import OPERATION_CLASSES
-from roller.hardware.spec import settable
+from roller.hardware.spec import settable_fields
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -57,7 +57,7 @@ def test_the_workload_covers_double_precision_and_what_is_chosen_by_the_accuracy
 
 def optional(kind):
     spec = load_spec({"gpu": "v100", "cpu": "cpu-avx512"}[kind])
-    for path, quantity in settable(spec).items():
+    for path, quantity in settable_fields(spec).items():
         rate = path.removeprefix("compute.ops_per_cycle_per_unit.")
         required = kind in quantity.kinds if rate == path else rate in OPERATION_CLASSES
         if not required and path in spec.values():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 import roller
-from roller.core.display import MOST_CHARACTERS, html_table, structure
+from roller.core.display import MOST_CHARACTERS, exact_repr, html_table
 from roller.expr.scalar import Call, Const, Load
 from roller.expr.text import scalar_text
 from roller.models.graph.plan import Plan
-from roller.models.graph.steps import KernelSource, Program
+from roller.models.graph.program_steps import KernelSource, Program
 from roller.models.options import ModelOptions
 from roller.runtime.records import Record
 from tests.offenders import every
@@ -76,7 +76,7 @@ def test_a_notebook_shows_tables_and_nothing_that_is_not_text():
 
 def test_structure_tells_what_equality_does_not():
     one, other = Const(0.0), Const(-0.0)
-    assert one == other and structure(one) != structure(other)
-    assert structure(Const(1)) != structure(Const(1.0))
-    assert structure(EXPR) == structure(roller.ops.matmul(64, 96, 32, epilogue=("bias", "gelu_tanh")))
-    assert structure(EXPR) != structure(roller.ops.matmul(64, 96, 32, epilogue=("bias", "gelu")))
+    assert one == other and exact_repr(one) != exact_repr(other)
+    assert exact_repr(Const(1)) != exact_repr(Const(1.0))
+    assert exact_repr(EXPR) == exact_repr(roller.ops.matmul(64, 96, 32, epilogue=("bias", "gelu_tanh")))
+    assert exact_repr(EXPR) != exact_repr(roller.ops.matmul(64, 96, 32, epilogue=("bias", "gelu")))

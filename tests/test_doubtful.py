@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import roller
 from roller.cli.main import app
-from roller.compiler.autotune import Selection, choose
+from roller.compiler.autotune import Selection, choose_kernel
 from roller.compiler.autotune.tuning_context import TuningContext
 from roller.construction.constructor import construct_candidates
 from roller.runtime import cpu_profile
@@ -107,7 +107,7 @@ def chosen(*records):
     shop = TuningContext(
         expr, spec, options, lambda c: made, lambda artifacts, timed: {i: outcome[i] for i in artifacts}
     )
-    kernel = choose(shop, candidates, Selection())
+    kernel = choose_kernel(shop, candidates, Selection())
     return candidates.index(next(c for c in candidates if c.id == chosen_id(kernel))), kernel
 
 

@@ -12,15 +12,15 @@ from roller.core.dtypes import (
     BYTE_FLOATS,
     DTYPES,
     FLOATS,
-    bits_of,
-    canonical,
+    as_numpy_bits,
+    canonical_dtype_name,
+    decode_stored_values,
+    encode_stored_values,
     numpy_dtype,
-    stored,
-    stored_of,
-    values_of,
+    round_to_dtype,
 )
 from roller.expr import Tensor
-from roller.expr.rounding import Enclosed, narrowed, rounded
+from roller.expr.rounding import Enclosed, convert_to_narrow_float, round_enclosure
 from tests.offenders import every
 
 BYTES = np.arange(256, dtype=np.uint8)
@@ -47,7 +47,7 @@ def converted(values, dtype):
 @every("dtype", FLOATS)
 def test_facts_of_floats_are_those_of_ml_dtypes(dtype):
     row, info = DTYPES[dtype], ml_dtypes.finfo(numpy_dtype(dtype))
-    facts = (row.epsilon, row.largest, row.smallest_normal, row.smallest)
+    facts = (row.epsilon, row.largest, row.smallest_normal, row.smallest_subnormal)
     assert facts == (float(info.eps), float(info.max), float(info.tiny), float(info.smallest_subnormal))
     assert row.itemsize_bytes == numpy_dtype(dtype).itemsize
 
@@ -64,31 +64,34 @@ def test_numbers_are_those_of_onnx(dtype, onnx):
 
 @pytest.mark.parametrize("dtype", BYTE_FLOATS)
 def test_every_byte_and_any_number_as_ml_dtypes_has_it(dtype):
-    np.testing.assert_array_equal(values_of(BYTES, dtype), BYTES.view(numpy_dtype(dtype)).astype(np.float32))
+    np.testing.assert_array_equal(decode_stored_values(BYTES, dtype), BYTES.view(numpy_dtype(dtype)).astype(np.float32))
     values = numbers_of(dtype)
     want = converted(values, dtype)
-    np.testing.assert_array_equal(stored_of(values, dtype), bits_of(want))
-    np.testing.assert_array_equal(stored(values, dtype), want.astype(np.float64))
+    np.testing.assert_array_equal(encode_stored_values(values, dtype), as_numpy_bits(want))
+    np.testing.assert_array_equal(round_to_dtype(values, dtype), want.astype(np.float64))
 
 
 def test_beyond_the_largest_is_no_number_where_there_is_no_infinity():
-    assert np.isnan(stored(465.0, "float8_e4m3fn")) and stored(464.0, "float8_e4m3fn") == 448
-    assert stored(61440.0, "float8_e5m2") == np.inf and stored(61439.0, "float8_e5m2") == 57344
+    assert np.isnan(round_to_dtype(465.0, "float8_e4m3fn")) and round_to_dtype(464.0, "float8_e4m3fn") == 448
+    assert round_to_dtype(61440.0, "float8_e5m2") == np.inf and round_to_dtype(61439.0, "float8_e5m2") == 57344
 
 
 @pytest.mark.parametrize("dtype", BYTE_FLOATS)
 def test_enclosures_hold_what_conversion_gives(dtype):
     values = numbers_of(dtype)
     values = values[np.isfinite(values)].astype(np.float64)
-    got = stored(values, dtype)
-    for e in (rounded(Enclosed.point(values), dtype), narrowed(Enclosed.point(values), "float32", dtype)):
+    got = round_to_dtype(values, dtype)
+    for e in (
+        round_enclosure(Enclosed.point(values), dtype),
+        convert_to_narrow_float(Enclosed.point(values), "float32", dtype),
+    ):
         sure = e.decides(dtype)
         assert sure.any()
         assert ((e.low <= got) & (got <= e.high))[sure].all()
 
 
 def test_a_dtype_has_one_name():
-    assert canonical("float8_e4m3") == "float8_e4m3fn" == Tensor("A", (2,), "float8_e4m3").dtype
+    assert canonical_dtype_name("float8_e4m3") == "float8_e4m3fn" == Tensor("A", (2,), "float8_e4m3").dtype
     matmul = ops.matmul(4, 4, 4, dtype="float8_e4m3")
     assert {t.dtype for t in matmul.inputs} == {"float8_e4m3fn"} and matmul.anchor.acc_dtype == "float32"
     assert ops.matmul(4, 4, 4, dtype="float8_e5m2", acc_dtype="float16").anchor.acc_dtype == "float16"
@@ -119,6 +122,6 @@ def test_processors_convert_bit_for_bit(dtype):
 
     values, every = numbers_of(dtype), BYTES.view(numpy_dtype(dtype))
     want = converted(values, dtype)
-    np.testing.assert_array_equal(bits_of(run(values, dtype)), bits_of(want))
+    np.testing.assert_array_equal(as_numpy_bits(run(values, dtype)), as_numpy_bits(want))
     np.testing.assert_array_equal(run(values, dtype, back=True), want.astype(np.float32) * 2)
     np.testing.assert_array_equal(run(every, "float32"), every.astype(np.float32))

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roller.cli.arrays import read_arrays
-from roller.core.files import open_file, read_file
+from roller.cli.npz_arrays import read_arrays
+from roller.core.files import open_regular_file, read_file
 from roller.errors import ArtifactError
 from roller.insight.memory.profiler_events import read_memory_events
 from roller.insight.memory.snapshot import read_snapshot, snapshot_events
 from roller.insight.step.kineto_reader import read_events
-from roller.runtime.bundle_format import _entry, pack, unpack
+from roller.runtime.bundle_format import _entry_from_json, pack, unpack
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import import_cache
 from roller.runtime.container import BUNDLE
@@ -202,10 +202,10 @@ def test_a_trace_that_unpacks_to_more_than_any_trace(tmp_path, monkeypatch):
 
 
 def test_an_event_without_an_end(tmp_path, monkeypatch):
-    from roller.insight.step import event_rows
+    from roller.insight.step import kineto_event_rows
 
-    monkeypatch.setattr(event_rows, "_MOST_EVENT", 1000)
-    monkeypatch.setattr(event_rows, "_CHUNK", 100)
+    monkeypatch.setattr(kineto_event_rows, "_MOST_EVENT", 1000)
+    monkeypatch.setattr(kineto_event_rows, "_CHUNK", 100)
     (tmp_path / "p.json").write_bytes(b'{"traceEvents": [{"name": "' + b"x" * 10_000)
     with pytest.raises(ArtifactError, match="an event of more than 1000 characters"):
         read_events(tmp_path / "p.json")
@@ -216,7 +216,7 @@ def test_pipes_are_not_waited_for(tmp_path):
     os.mkfifo(pipe)
     folder.mkdir()
     os.mkfifo(folder / "manifest.json")
-    for read in (open_file, read_file):
+    for read in (open_regular_file, read_file):
         with pytest.raises(OSError, match="a pipe or a device"):
             read(pipe)
     with pytest.raises(OSError, match="a folder"):
@@ -228,7 +228,7 @@ def test_pipes_are_not_waited_for(tmp_path):
     ):  # fmt: skip
         with pytest.raises(ArtifactError):
             refused()
-    assert not BUNDLE.is_in(folder)
+    assert not BUNDLE.is_kind_of_folder(folder)
 
 
 _ROW = {
@@ -243,9 +243,9 @@ _ROW = {
      {"binaries": "1"}, {"flops": "x"}, {"more": 1}, {"candidates": 7}, {"proved": [None]}],
 )  # fmt: skip
 def test_operators_of_a_bundle(edit):
-    assert _entry(_ROW).id == "M0"
+    assert _entry_from_json(_ROW).id == "M0"
     with pytest.raises((TypeError, ValueError)):  # which opening the bundle turns into a refusal
-        _entry({**_ROW, **edit})
+        _entry_from_json({**_ROW, **edit})
 
 
 @every("data", [b"", b"text", pack([])[:20]])

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from roller.core.imports import left_out
+from roller.core.imports import import_without_package
 
 _RUN = """
 import sys
@@ -34,7 +34,7 @@ def test_what_is_left_out_is_there_afterwards_and_in_other_threads(tmp_path, mon
 
         found.append(plain_one.value)
 
-    with left_out("plain_one"):
+    with import_without_package("plain_one"):
         with pytest.raises(ModuleNotFoundError, match="plain_one is left out"):
             import plain_one
         import plain_two
@@ -44,7 +44,7 @@ def test_what_is_left_out_is_there_afterwards_and_in_other_threads(tmp_path, mon
         thread.join()
     assert found == [1] and plain_two.value == 1
     del sys.modules["plain_one"]
-    with pytest.raises(KeyError), left_out("plain_one"):
+    with pytest.raises(KeyError), import_without_package("plain_one"):
         raise KeyError
     import plain_one
 

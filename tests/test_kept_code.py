@@ -9,11 +9,18 @@ import sys
 import numpy as np
 import pytest
 
-from roller.core import kept_code
-from roller.core.kept_code import UntrustedError, check_folder, kept, own_folder, read_kept, write_kept
-from roller.emulator import library
+from roller.core import library_cache
+from roller.core.library_cache import (
+    UntrustedError,
+    check_folder_trusted,
+    load_cached_library,
+    make_trusted_folder,
+    read_verified_library,
+    write_library_with_checksum,
+)
+from roller.emulator import build_library
 from roller.errors import ArtifactError, EmulationError, RollerWarning
-from roller.models.session.runner import build_runner, load_runner
+from roller.models.session.native_runner import build_runner, load_runner
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_notes import read_note, write_note
 from tests.offenders import every
@@ -23,38 +30,38 @@ _OTHER = 4321
 
 @pytest.fixture(autouse=True)
 def _say_again():
-    kept_code._warn.cache_clear()
+    library_cache._warn_once.cache_clear()
 
 
 def test_a_library_is_what_was_kept(tmp_path):
     path = tmp_path / "a.so"
-    write_kept(path, b"code")
-    assert read_kept(path) == b"code"
+    write_library_with_checksum(path, b"code")
+    assert read_verified_library(path) == b"code"
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 @every("size", [0, 1, 31, 32, 33, 35])
 def test_one_that_was_cut_short_is_damaged(size, tmp_path):
     path = tmp_path / "a.so"
-    write_kept(path, b"code")
+    write_library_with_checksum(path, b"code")
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match="checksum"):
-        read_kept(path)
+        read_verified_library(path)
 
 
 def test_a_damaged_one_is_said_once_and_built_again(tmp_path):
     path = tmp_path / "a.so"
     path.write_bytes(b"\x7fELF")
     with pytest.warns(RollerWarning, match="was damaged"):
-        assert kept(path) is None
-    assert kept(path) is None
-    assert kept(tmp_path / "absent.so") is None
+        assert load_cached_library(path) is None
+    assert load_cached_library(path) is None
+    assert load_cached_library(tmp_path / "absent.so") is None
 
 
 def test_a_pipe_in_its_place_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.so")
     with pytest.raises(UntrustedError, match="no file"):
-        read_kept(tmp_path / "a.so")
+        read_verified_library(tmp_path / "a.so")
 
 
 @every("mode", [0o777, 0o722, 0o702, 0o1777])
@@ -63,7 +70,7 @@ def test_a_folder_that_others_write_is_refused(mode, tmp_path):
     folder.mkdir()
     folder.chmod(mode)
     with pytest.raises(UntrustedError, match="others can write"):
-        check_folder(folder)
+        check_folder_trusted(folder)
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
@@ -71,13 +78,13 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     if tmp_path.stat().st_uid == 0:  # root may do anything anyway
         os.chown(tmp_path, _OTHER + 1, -1)
     with pytest.raises(UntrustedError, match="of another user"):
-        check_folder(tmp_path)
+        check_folder_trusted(tmp_path)
 
 
 def test_a_folder_is_made_for_this_user_alone(tmp_path):
     before = os.umask(0)
     try:
-        own_folder(tmp_path / "a" / "b")
+        make_trusted_folder(tmp_path / "a" / "b")
     finally:
         os.umask(before)
     assert [(tmp_path / x).stat().st_mode & 0o777 for x in ("a", "a/b")] == [0o700, 0o700]
@@ -87,7 +94,7 @@ def test_a_folder_is_made_for_this_user_alone(tmp_path):
 def test_the_runner_of_a_cache_that_others_write_is_not_loaded(cache_dir, monkeypatch):
     image = build_runner()
     (kept_file,) = (cache_dir / "runner").glob("*.so")
-    write_kept(kept_file, b"code of somebody else")
+    write_library_with_checksum(kept_file, b"code of somebody else")
     cache_dir.chmod(0o777)
     with pytest.warns(RollerWarning, match="only you can write"):
         assert build_runner() == image
@@ -100,13 +107,13 @@ def test_a_runner_that_was_cut_short_is_compiled_again(cache_dir):
     kept_file.write_bytes(kept_file.read_bytes()[: len(image) // 2])
     with pytest.warns(RollerWarning, match="was damaged"):
         assert build_runner() == image
-    assert read_kept(kept_file) == image
+    assert read_verified_library(kept_file) == image
     assert load_runner(image).launch
 
 
 def test_clearing_removes_libraries_too(cache_dir):
     for name in ("runner", "emulator"):
-        write_kept(own_folder(cache_dir / name) / "a.so", b"code")
+        write_library_with_checksum(make_trusted_folder(cache_dir / name) / "a.so", b"code")
     KernelCache().clear()
     assert not list(cache_dir.glob("runner/*")) and not list(cache_dir.glob("emulator/*"))
 
@@ -139,15 +146,15 @@ _SOURCE = 'extern "C" int answer() { return 42; }\n'
 
 @pytest.mark.slow
 def test_a_library_of_the_emulator_that_was_cut_short_is_built_again(tmp_path):
-    assert library.load(_SOURCE, False, tmp_path).answer() == 42
+    assert build_library.load(_SOURCE, False, tmp_path).answer() == 42
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    library._loaded.cache_clear()
+    build_library._load_cached.cache_clear()
     with pytest.warns(RollerWarning, match="was damaged"):
-        assert library.load(_SOURCE, False, tmp_path).answer() == 42
+        assert build_library.load(_SOURCE, False, tmp_path).answer() == 42
     tmp_path.chmod(0o777)
     with pytest.raises(EmulationError, match="only you can write"):
-        library.load(_SOURCE, False, tmp_path)
+        build_library.load(_SOURCE, False, tmp_path)
 
 
 @pytest.mark.slow
@@ -155,7 +162,7 @@ def test_a_library_that_is_cut_short_while_it_runs_kills_nobody(tmp_path):
     code = f"""
 from pathlib import Path
 from roller.emulator import library
-loaded = library.load({_SOURCE!r}, False, {str(tmp_path)!r})
+loaded = build_library.load({_SOURCE!r}, False, {str(tmp_path)!r})
 for path in Path({str(tmp_path)!r}).iterdir():
     path.write_bytes(b"")
 assert loaded.answer() == 42
@@ -165,8 +172,8 @@ assert loaded.answer() == 42
 
 def test_the_folder_of_the_emulator_is_that_of_the_cache(cache_dir, monkeypatch):
     monkeypatch.delenv("ROLLER_EMULATOR_DIR")
-    assert library.default_cache() == cache_dir / "emulator"
+    assert build_library.default_cache() == cache_dir / "emulator"
     cache_dir.mkdir()
     cache_dir.chmod(0o777)
     with pytest.warns(RollerWarning, match="only you can write"):
-        assert library._folder(None) is None  # and what is built is not kept
+        assert build_library._build_folder(None) is None  # and what is built is not kept

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roller.cli.notebook import WORDS_OF_CELL
+from roller.cli.notebook import SCRIPT_TO_CELL_WORDS
 from roller.insight.capture import script_worker
 
 pytest.importorskip("torch")
@@ -110,8 +110,8 @@ def test_what_a_cell_says_is_said_somewhere_of_a_script():
             else []
         )
     ]
-    assert [words for words in WORDS_OF_CELL if not any(words in text for text in said)] == []
-    for of_cell in WORDS_OF_CELL.values():
+    assert [words for words in SCRIPT_TO_CELL_WORDS if not any(words in text for text in said)] == []
+    for of_cell in SCRIPT_TO_CELL_WORDS.values():
         assert "script" not in of_cell and "after --" not in of_cell
 
 

@@ -13,7 +13,7 @@ from roller.backends.cpu import CpuKernel
 from roller.core import processor
 from roller.errors import LaunchError
 from roller.hardware.detect import X86_TARGETS
-from roller.templates.cpu.emit.library import features_of
+from roller.templates.cpu.emit.build_library import required_features
 from tests.codegen.cpu_programs import canonical, host_mcpu, kernel, program
 from tests.offenders import every
 
@@ -29,29 +29,29 @@ def machine(tmp_path, monkeypatch):
         path = tmp_path / "cpuinfo"
         path.write_text("".join(f"processor\t: {n}\n{row}\t\t: {f}\n\n" for n, f in enumerate(flags)))
         monkeypatch.setattr(processor, "Path", lambda _: path)
-        processor._flags.cache_clear()
+        processor._common_cpuinfo_flags.cache_clear()
 
     yield make
-    processor._flags.cache_clear()
+    processor._common_cpuinfo_flags.cache_clear()
 
 
 def test_what_all_processors_have_counts(machine):
     machine("fpu avx2 avx512f fma", "fpu avx2 fma")
-    assert processor.missing(["avx2", "avx512f", "sve"]) == ("avx512f", "sve")
+    assert processor.missing_features(["avx2", "avx512f", "sve"]) == ("avx512f", "sve")
     machine("asimd asimddp", row="Features")
-    assert processor.missing(["asimddp", "sve"]) == ("sve",)
+    assert processor.missing_features(["asimddp", "sve"]) == ("sve",)
 
 
 def test_where_the_system_does_not_tell_numpy_does(machine, monkeypatch):
     machine()
-    monkeypatch.setattr(processor, "_of_numpy", lambda: {"avx2": True, "avx512f": False})
-    assert processor.missing(["avx2", "avx512f", "sse4a"]) == ("avx512f",)  # nobody knows of the last
+    monkeypatch.setattr(processor, "_numpy_detected_features", lambda: {"avx2": True, "avx512f": False})
+    assert processor.missing_features(["avx2", "avx512f", "sse4a"]) == ("avx512f",)  # nobody knows of the last
 
 
 @pytest.mark.skipif("NPY_DISABLE_CPU_FEATURES" in os.environ, reason="features are masked for NumPy alone")
 def test_numpy_and_linux_agree_here():
-    flags = processor._flags(Path("/proc/cpuinfo"))
-    found = processor._of_numpy()
+    flags = processor._common_cpuinfo_flags(Path("/proc/cpuinfo"))
+    found = processor._numpy_detected_features()
     assert len(found) > 20
     if flags:
         assert {name for name, has in found.items() if has} == flags & found.keys()
@@ -59,15 +59,15 @@ def test_numpy_and_linux_agree_here():
 
 @every(("name", "flags"), [(name, flags) for name, _, flags in X86_TARGETS])
 def test_a_name_that_detection_takes_needs_nothing_it_has_not_seen(name, flags):
-    assert set(features_of(name)) <= flags | WITH_AVX2
-    assert set(features_of(name)) & flags
+    assert set(required_features(name)) <= flags | WITH_AVX2
+    assert set(required_features(name)) & flags
 
 
 def test_a_kernel_says_what_it_needs_and_is_refused_without_it(machine):
     expression = ops.elementwise("relu", (64,))
     e = canonical(expression)
     artifact = kernel(expression, program(e, "streaming", vector=e.axes[-1].name)).artifact
-    assert artifact.target["features"] == list(features_of(host_mcpu()))
+    assert artifact.target["features"] == list(required_features(host_mcpu()))
     machine("fpu")
     if artifact.target["features"]:
         with pytest.raises(
@@ -84,4 +84,4 @@ def test_a_kernel_says_what_it_needs_and_is_refused_without_it(machine):
 def test_a_control_group_may_grant_fewer_processors(limit, wanted, tmp_path):
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text(limit)
-    assert processor.granted(4, tmp_path) == wanted
+    assert processor.processors_granted_by_cgroup(4, tmp_path) == wanted

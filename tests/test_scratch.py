@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from roller.core.scratch import remove_abandoned, scratch_folder
+from roller.core.scratch import remove_abandoned_folders, scratch_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 _KILLED = """
@@ -27,9 +27,9 @@ with scratch_folder("killed-") as folder:
 @pytest.fixture
 def where(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    remove_abandoned.cache_clear()
+    remove_abandoned_folders.cache_clear()
     yield tmp_path
-    remove_abandoned.cache_clear()
+    remove_abandoned_folders.cache_clear()
 
 
 def aged(folder):
@@ -56,7 +56,7 @@ def test_what_a_killed_process_left_goes_and_nothing_else(where):
         assert left.exists()  # it might be new, and not locked yet
     aged(left)
     with scratch_folder() as held:
-        remove_abandoned.cache_clear()
+        remove_abandoned_folders.cache_clear()
         aged(held)
         with scratch_folder():
             assert not left.exists() and Path(held).exists()

@@ -48,16 +48,16 @@ def summary(found: list[Row]) -> str:
     lines = ["# Quality of the check", ""]
     for name, mine in (("interpreted", True), ("compiled", False)):
         some = Counter(r["result"] for r in right if bool(r.get("interpreted")) == mine)
-        lines.append(f"- Right kernels, {name}: {some['right']} accepted, {some['refused']} refused"
+        lines.append(f"- Correct kernels, {name}: {some['right']} accepted, {some['refused']} refused"
                      + "".join(f", {some[r]} {r}" for r in ("not built", "not run") if some[r]) + ".")  # fmt: skip
     elements = sum(r.get("elements", 0) for r in right)
     if elements:
         share = sum(r.get("anything", 0) for r in right) / elements
-        lines.append(f"- Elements of interpreted ones at which anything may come out (NaN, overflow, division by what "
-                     f"may be zero): {share:.1%}.")  # fmt: skip
+        lines.append(f"- Elements of interpreted kernels for which any value is accepted (NaN, overflow, division by "
+                     f"a value that may be zero): {share:.1%}.")  # fmt: skip
     wrong = Counter(r["result"] for r in mutants)
     hit = wrong["found"] + wrong["crashed"]
-    lines.append(f"- Mutants that are wrong: {hit + wrong['missed']}; found {hit} ({wrong['crashed']} by a crash), "
+    lines.append(f"- Mutants with wrong results: {hit + wrong['missed']}; found {hit} ({wrong['crashed']} by a crash), "
                  f"missed {wrong['missed']}. Without effect: {wrong['no effect']}; "
                  f"not built: {wrong['not built']}; not run: {wrong['not run']}."
                  )  # fmt: skip

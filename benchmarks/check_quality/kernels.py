@@ -30,7 +30,7 @@ from roller.hardware import load_spec
 from roller.runtime.check import Oracle
 from roller.runtime.inputs import random_inputs
 from roller.templates.cpu.emit import llvm
-from roller.templates.cpu.emit.library import ENTRY, build_library
+from roller.templates.cpu.emit.build_library import ENTRY, build_library
 
 #: Seconds of processors after which a mutant hangs: how busy the machine is must not look like a finding.
 _HANGS_S = 20

@@ -33,7 +33,7 @@ def to_markdown(records: Sequence[Record], head: dict[str, Any], absent: dict[st
         + f"; load average {min(loads):.1f} to {max(loads):.1f}; processors busy with other work during the races: "
         f"{_foreign(records)}.",
         *(f"Without {name}: {reason}." for name, reason in absent.items()),
-        "\nSpeed: time of the best peer over Roller's, above 1 Roller is faster; median of paired ratios.\n",
+        "\nSpeed: the best peer's time over Roller's (above 1, Roller is faster), as the median of paired ratios.\n",
         markdown(("limit", "must be", "is", ""), [(v.name, v.limit, v.value, v.word) for v in verdicts(records)]),
         "\n## Geometric means per set and class\n",
         markdown(("set", *PER_CLASS, "all"), _means(records)),

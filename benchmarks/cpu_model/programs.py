@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.construction.constructor import program_of
+from roller.construction.constructor import program_from_row
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
@@ -19,7 +19,7 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu import lane_count
 from roller.templates.cpu.common.tasks import vector_axes
 from roller.templates.cpu.dots.candidates import dot_axes
-from roller.templates.cpu.tiled.candidates import staged_choices
+from roller.templates.cpu.tiled.candidates import packed_input_choices
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.structures import Structure, structure_of
@@ -53,7 +53,7 @@ def random_programs(expr: TensorExpr, spec: DeviceSpec, count: int, seed: int) -
     forms = [Geometry.of(f) for f in canonical_forms(expr, ConstructOptions())]
     drawn: dict[str, Sample] = {}
     for aligned, batch in _batches(forms, spec, rng, count * _SAMPLED_PER_KEPT):
-        estimate = pricing.estimate_programs([program := program_of(batch, 0, spec)], spec)[0]
+        estimate = pricing.estimate_programs([program := program_from_row(batch, 0, spec)], spec)[0]
         if math.isfinite(estimate.seconds):
             drawn.setdefault(str(program), Sample(program, estimate, aligned))
     best = min(s.estimate.seconds for s in drawn.values())
@@ -87,7 +87,7 @@ def _random_batch(g: Geometry, spec: DeviceSpec, rng: np.random.Generator, align
         block = _chunked(g, rng, block, register)
     staged: tuple[str, ...] = ()
     if structure.reuses and g.spatial[v]:
-        choices = staged_choices(g, v)
+        choices = packed_input_choices(g, v)
         staged = choices[int(rng.integers(len(choices)))]
     panel = np.where(g.spatial, register, block)
     rows = [x[None].astype(np.int64) for x in (register, block, panel)]

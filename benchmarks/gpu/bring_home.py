@@ -15,19 +15,19 @@ from benchmarks.gpu.plan import OPERATORS, PROBES, VARIANTS, Pack, read_pack
 from benchmarks.gpu.ranking import winners
 from benchmarks.gpu.report import render, table
 from roller.backends.devices import properties_of
-from roller.cli.probe_gpu import base_text
+from roller.cli.probe_gpu import base_spec_yaml
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec, parse_spec
-from roller.probing import probes, save, with_measured
-from roller.probing.doctor import Observation, diagnose
-from roller.probing.gpu.bundle import properties_of_results, session_of_results
-from roller.probing.gpu.stated import as_stated
+from roller.probing import insert_measured_values, probes, save_spec
+from roller.probing.diagnosis import Observation, diagnose
+from roller.probing.gpu.bundle import read_device_properties, session_from_results
+from roller.probing.gpu.driver_numbers import with_driver_numbers
 from roller.probing.run import Report, run_probes
 from roller.runtime.bundle_run import RESULTS as KERNEL_RESULTS
-from roller.runtime.bundle_run import results_of
+from roller.runtime.bundle_run import bundle_results
 from roller.runtime.probe_bundle import RESULTS as PROBE_RESULTS
 from roller.runtime.probe_bundle import ProbeBundle
-from roller.runtime.probe_bundle import results_of as probe_results_of
+from roller.runtime.probe_bundle import probe_results as probe_results_of
 
 #: What is written.
 REPORT, KERNELS, TIMES = "report.md", "kernels.json", "probes.json"
@@ -121,17 +121,17 @@ def _specification(run: FinishedRun, out: Path, name: str) -> tuple[DeviceSpec, 
     properties = properties_of(run.data.properties)
     body = probe_results_of(bundle, bundle.names, run.data.cases, properties, run.data.spent_s[PROBES])
     PROBE_RESULTS.write(out / TIMES, {**header, **body})
-    session, results = session_of_results(out / TIMES)
+    session, results = session_from_results(out / TIMES)
     report = run_probes(probes("gpu"), session, session.spec, 1)
     if not run.measured:
         return spec, report, []
     path = out / f"{name}.yaml"
     path.unlink(missing_ok=True)
-    stated = as_stated(session.spec, properties_of_results(results))
+    stated = with_driver_numbers(session.spec, read_device_properties(results))
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     stamp = f"probed {today} by roller probe on {results['device']}"
     try:
-        save(path, with_measured(base_text(stated, path), report.values, stamp, str(path)))
+        save_spec(path, insert_measured_values(base_spec_yaml(stated, path), report.values, stamp, str(path)))
     except RollerError as err:
         return spec, report, [f"no specification was written: {err}"]
     return parse_spec(path.read_text(encoding="utf-8"), str(path)), report, [f"`{path}`: the probed specification"]
@@ -144,7 +144,7 @@ def _kernels(run: FinishedRun) -> dict[str, Any]:
               "seed": run.header["seed"]}  # fmt: skip
     entries = [e for e in bundle.operators if e.id in records]
     seconds = run.data.spent_s[OPERATORS]
-    return {**header, **results_of(bundle, entries, records, properties_of(run.data.properties), seconds)}
+    return {**header, **bundle_results(bundle, entries, records, properties_of(run.data.properties), seconds)}
 
 
 def _doctor(run: FinishedRun, spec: DeviceSpec) -> str:

@@ -5,8 +5,8 @@ Else the guards that the profiler puts around buffers would be valid memory, and
 
 from __future__ import annotations
 
-from roller.backends.cuda import device, memory
-from roller.backends.cuda.runtime import cupy
+from roller.backends.cuda import device, guarded_buffer
+from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.errors import LaunchError
 from roller.runtime.worker import main
 
@@ -14,10 +14,10 @@ from roller.runtime.worker import main
 def exact_allocations() -> None:
     """Leave guards, pools and copies of buffers out, and fetch outputs whole; nothing is timed here."""
     try:
-        cupy().cuda.set_allocator(None)
+        import_cupy().cuda.set_allocator(None)
     except LaunchError:
         return  # the worker says what is missing
-    memory.GUARD_BYTES = memory._ONE_BY_ONE = 0
+    guarded_buffer.GUARD_BYTES = guarded_buffer._ONE_BY_ONE = 0
     device._MOST_SETS = 1
 
 

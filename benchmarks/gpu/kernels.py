@@ -12,12 +12,12 @@ from benchmarks.gpu import checker
 from benchmarks.gpu.plan import VARIANTS
 from benchmarks.gpu.schedule import Clock, Unit
 from roller.artifact import KernelArtifact
-from roller.backends.child import DeviceFault, DeviceProcess
+from roller.backends.device_process import DeviceFault, DeviceProcess
 from roller.backends.devices import DeviceHandle
 from roller.errors import LaunchError
 from roller.runtime.bundle_format import OperatorEntry
-from roller.runtime.bundle_run import OperatorRun, opened
-from roller.runtime.profiler import ProfileOptions, ProfilerSession, Subject
+from roller.runtime.bundle_run import OperatorRun, open_device_for_bundle
+from roller.runtime.profiler import CheckedExpression, ProfileOptions, ProfilerSession
 from roller.runtime.records import Record
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class BudgetedProcess(DeviceProcess):
     Parameters
     ----------
     handle, command
-        See :class:`~roller.backends.child.DeviceProcess`.
+        See :class:`~roller.backends.device_process.DeviceProcess`.
     deadline, clock
         Where the clock is at the end of the phase.
     """
@@ -61,7 +61,7 @@ class BudgetedProcess(DeviceProcess):
     def request(
         self, header: dict[str, Any], arrays: Sequence[np.ndarray] = (), *, timeout_s: float
     ) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Send one request and wait for its answer; see :class:`~roller.backends.child.DeviceProcess`."""
+        """Send one request and wait for its answer; see :class:`~roller.backends.device_process.DeviceProcess`."""
         return super().request(header, arrays, timeout_s=self.limit_s(timeout_s))
 
 
@@ -89,7 +89,8 @@ class TimedSession(ProfilerSession):
         self._deadline, self._clock, self._check = deadline, job.clock, check
 
     def measure(
-        self, subject: Subject, position: int, candidate_id: str, artifact: KernelArtifact, best_s: float | None,
+        self, subject: CheckedExpression, position: int, candidate_id: str, artifact: KernelArtifact,
+        best_s: float | None,
         timed: bool = True,
     ) -> Record:  # fmt: skip
         """Check one candidate, and time it where that is asked.
@@ -240,7 +241,7 @@ class Kernels:
         session = TimedSession(job, options, deadline, check)
         try:
             _open(session, check)
-            opened(session, self._bundle)
+            open_device_for_bundle(session, self._bundle)
             for ranks in (wanted.most,) if wanted.most else wanted.rounds:
                 left = replace(options, budget_s=max(0.0, deadline - job.clock()))
                 run = OperatorRun(self._bundle, self._entries, self._records, keep, left, job.say, ranks)

@@ -10,7 +10,7 @@ if __name__ == "__main__":
 
 from benchmarks.gpu.child import answering
 from roller.errors import RollerError
-from roller.models.session.bundle_run import phases
+from roller.models.session.bundle_run import run_phases
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.models.session.gpu_device import open_device
 
@@ -21,7 +21,7 @@ def main() -> None:
     try:
         bundle = ModelBundle(Path(work["bundle"]))
         device = open_device(work["device"].partition("?")[0], bundle.arch)
-        for row in phases(bundle, device, work["samples"], work["known"]):
+        for row in run_phases(bundle, device, work["samples"], work["known"]):
             say(event="row", row=row)
     except RollerError as err:
         say(event="refused", reason=str(err))

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.gpu.cards import CardBundle
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
-from roller.backends.cuda.memory import Buffer
+from roller.backends.cuda.cupy_runtime import import_cupy
+from roller.backends.cuda.guarded_buffer import Buffer
 from roller.backends.cuda.module import Module
-from roller.backends.cuda.runtime import cupy
-from roller.backends.periodic import periodic_inputs
+from roller.backends.periodic_inputs import periodic_inputs
 from roller.core.dtypes import storage_dtype
 from roller.errors import ArtifactError, RollerError
 from roller.runtime.bundle_format import Bundle
@@ -54,7 +54,7 @@ def run(artifact: KernelArtifact, runs: int) -> None:
     RollerError
         Where CuPy, a device or a compiler that is needed is missing.
     """
-    cp = cupy()
+    cp = import_cupy()
     module = Module(cp, artifact if artifact.binary is not None else build(artifact))
     data = {a.name: Buffer(cp, math.prod(a.shape) * storage_dtype(a.dtype).itemsize) for a in artifact.arguments}
     for argument, values in zip(artifact.inputs, periodic_inputs(artifact.expression, 0), strict=True):

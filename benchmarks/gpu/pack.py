@@ -20,7 +20,7 @@ from roller.compiler.autotune.proving import PROVE_ALL_S
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec
 from roller.probing.gpu.bundle import create_bundle as create_probes
-from roller.runtime.container import copy_package, filled
+from roller.runtime.container import copy_package, write_container
 
 #: Parts in the order they are made.
 PARTS = (VARIANTS, OPERATORS, PROBES, MODELS)
@@ -108,7 +108,7 @@ def make_pack(devices: Sequence[str], out: Path, options: Options, say: Callable
     unknown = set(options.parts) - set(PARTS)
     if unknown:
         raise ArtifactError(f"--parts: expected some of {', '.join(PARTS)}, got '{min(unknown)}'.")
-    with filled(out) as filling:
+    with write_container(out) as filling:
         work = filling.folder
         made = _Packing(specs, work, options, say)
         for part in PARTS:
@@ -202,7 +202,7 @@ class _Packing:
         """Add whole models, with what ONNX Runtime makes of random inputs where it is installed."""
         from benchmarks.models import build as build_model
         from roller.models.compile import compile_model
-        from roller.models.expected import expected_of
+        from roller.models.reference_outputs import expected_of
 
         prove_s = PROVE_ALL_S if self._options.prove_s else 0.0
         for name, sizes in self._options.networks:

@@ -11,8 +11,8 @@ from typing import Any, cast
 import roller
 from benchmarks.gpu.cards import write_order
 from benchmarks.gpu.variants import variants
-from roller.cli.bundle import build_operators, bundle_header, operator_of
-from roller.compiler.autotune.proving import Share
+from roller.cli.bundle import build_operators, bundle_header, lower_and_build_operator
+from roller.compiler.autotune.proving import ProofBudget
 from roller.compiler.pipeline import lower
 from roller.core.processor import usable_processors
 from roller.errors import ArtifactError
@@ -186,9 +186,9 @@ def _built(job: _Job) -> tuple[OperatorEntry, bytes, list[Order]]:
         given = [tuple((c.id, c.program, c.estimate.to_dict()) for c in candidates) for candidates in found]
     assert expression is not None
     shared, orders = merged(given)
-    prove = Share(job.prove_s, partial(lower, spec=specs[0])) if job.prove_s else None
+    prove = ProofBudget(job.prove_s, partial(lower, spec=specs[0])) if job.prove_s else None
     flops = job.row.get("flops") if job.row is not None else None
-    entry, data = operator_of(job.id, expression, shared, specs[0], job.making.binaries, flops, prove)
+    entry, data = lower_and_build_operator(job.id, expression, shared, specs[0], job.making.binaries, flops, prove)
     kept = set(entry.candidates)
     return entry, data, [[x for x in order if x[1] in kept] for order in orders]
 

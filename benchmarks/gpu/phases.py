@@ -20,7 +20,7 @@ from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, chose
 from benchmarks.gpu.ranking import winners, worst
 from benchmarks.gpu.schedule import Clock, Phase, Unit
 from roller.backends.devices import DeviceHandle
-from roller.models.session.bundle_run import PHASES, line_of
+from roller.models.session.bundle_run import PHASES, describe_phase
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.runtime.probe_bundle import ProbeBundle, run_plans
 from roller.runtime.probe_run import PlanRunner
@@ -246,7 +246,7 @@ class Models:
 
     def _keep(self, name: str, row: dict[str, Any]) -> None:
         self._job.journal.write(self.name, model=name, row=row)
-        told = f"{row['phase']}: {row['reason']}" if row.get("reason") else line_of(row)
+        told = f"{row['phase']}: {row['reason']}" if row.get("reason") else describe_phase(row)
         self._job.say(f"{name}: {told}")
 
 

@@ -23,7 +23,7 @@ from benchmarks.gpu.plan import Pack, read_pack
 from benchmarks.gpu.schedule import run_all
 from benchmarks.gpu.summary import FILE as SUMMARY
 from benchmarks.gpu.summary import summary
-from roller.backends.child import DeviceProcess
+from roller.backends.device_process import DeviceProcess
 from roller.backends.devices import DeviceHandle, DeviceProperties, parse
 from roller.errors import ArtifactError, LaunchError, RollerError
 

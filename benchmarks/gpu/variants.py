@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from roller import ops
-from roller.construction.constructor import construct_candidates, program_of
+from roller.construction.constructor import construct_candidates, program_from_row
 from roller.core.fragment import Fragment
 from roller.errors import RollerError
 from roller.expr import TensorExpr
@@ -171,7 +171,7 @@ def _as_wide(f: Fragment, n: int) -> Fragment:
 
 def _warps(spec: DeviceSpec, f: Fragment) -> Iterator[Wanted]:
     """Yield what an instruction of one warp is tried with."""
-    stages = (1, 2, 3, 4) if f.knows_lanes else (1, 2)
+    stages = (1, 2, 3, 4) if f.has_defined_lanes else (1, 2)
     for ta, tb in _TRANSPOSED:
         tiles = [_Tiles((2 * f.m, 4 * f.n), (2, 2), 2, s) for s in stages]
         tiles += [_Tiles((f.m, 2 * f.n), (2, 2), d, 2) for d in (1, 4)]
@@ -209,7 +209,7 @@ def _program(spec: DeviceSpec, expression: TensorExpr, f: Fragment, t: _Tiles, a
     staged = tuple(dict.fromkeys(x.tensor for x in form.anchor.loads))
     made = RProgram(form, "gpu", "matrix", tiles, staged=staged, split_k=t.split_k, stages=t.stages, raster=t.raster,
                     fragment=f, matrix_axes=tuple(axes))  # fmt: skip
-    return program_of(batch_of([made]).chosen_anew(), 0, spec)
+    return program_from_row(batch_of([made]).without_vectors(), 0, spec)
 
 
 def _priced(name: str, program: RProgram, spec: DeviceSpec) -> Variant:

@@ -26,8 +26,8 @@ from benchmarks.gpu.paired import Stopwatches, compare
 from benchmarks.gpu.peers import Peer, functional
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
+from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.backends.cuda.module import Module
-from roller.backends.cuda.runtime import cupy
 from roller.errors import RollerError
 
 #: Largest difference from the peer's result, relative to its largest element, that is one of rounding.
@@ -83,7 +83,7 @@ class Bench:
     def __init__(self, index: int, seed: int, budget_s: float) -> None:
         import torch
 
-        self._torch, self._cp = torch, cupy()
+        self._torch, self._cp = torch, import_cupy()
         self._budget_s = budget_s
         if not torch.cuda.is_available():
             raise ImportError("PyTorch without a usable GPU; install its CUDA or ROCm build")

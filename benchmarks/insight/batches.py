@@ -16,7 +16,7 @@ import typer
 from benchmarks.insight.models import SUITE, loss
 from roller.errors import NoCandidateError
 from roller.hardware import load_spec
-from roller.insight.memory.largest_batch import capacity_of
+from roller.insight.memory.largest_batch import device_capacity_bytes
 from roller.insight.memory.simulate import Library
 from roller.insight.trace.trace import AllocEvent, Trace
 from roller.insight.traced_step import TracedStep
@@ -27,9 +27,9 @@ MODELS = (
 DEVICES = ("t4", "v100", "rtx3090", "a100", "h100")
 PAGE = """# Largest batches
 
-Predicted by `python -m benchmarks.insight batches --write`: training with AdamW and mixed precision (float16), steps of
-the suite in `benchmarks/insight/models.py`. Each batch fits the device in the simulated allocator, one more does not,
-and both were traced; `traced` counts the batches that the search tried.
+Predicted by `python -m benchmarks.insight batches --write`: training with AdamW and mixed precision (float16), with the
+steps of the suite in `benchmarks/insight/models.py`. In the simulated allocator, each batch in the table fits the
+device and a batch of one more sample does not; both were traced. `traced` counts the batches that the search traced.
 
 """
 RESULT = Path(__file__).parents[1] / "results" / "insight_batches.md"
@@ -73,7 +73,7 @@ def main(write: Annotated[bool, typer.Option(help="Write the page.")] = False) -
                 row = f"| {name} | {device} | not even 1 | - | - | {time.process_time() - begin:.1f} |"
             else:
                 at = step.at(batch=found.batch, device=spec)
-                room = (capacity_of(spec) or 0) - Library.of(spec, at.options).context_bytes
+                room = (device_capacity_bytes(spec) or 0) - Library.of(spec, at.options).context_bytes
                 holds = found.memory.fits and not found.over.fits and most_requested(at) <= room
                 wrong += not holds
                 said, shown = "" if holds else " WRONG", found.memory.total_bytes >> 20

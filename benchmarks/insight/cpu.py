@@ -131,14 +131,14 @@ def measured(name: str, threads: int) -> Seen:
     """Time and profile a model in this process."""
     import torch
 
-    from roller.runtime.timing import measure
+    from roller.runtime.timing import measure_median
 
     torch.set_num_threads(threads)
     found = Seen()
     for mode, run in steps(name).items():
         for _ in range(_WARM):
             run()
-        timing = measure(run, budget_s=1.5, min_samples=5)
+        timing = measure_median(run, budget_s=1.5, min_samples=5)
         found.seconds[mode].append(timing.median_s)
         if timing.doubt:
             found.doubts.append(f"{name}, {mode}: {timing.doubt}")
@@ -161,7 +161,7 @@ def profiled(run: Callable[[], None]) -> Counter[str]:
     """Return seconds of a step by class of operators: of an operator, all that runs below it."""
     from torch.profiler import ProfilerActivity, profile
 
-    from roller.insight.cost.cpu.operator_table import has_row, operator_class
+    from roller.insight.cost.cpu.operator_table import has_table_row, operator_class
 
     with profile(activities=[ProfilerActivity.CPU]) as found:
         run()
@@ -170,7 +170,7 @@ def profiled(run: Callable[[], None]) -> Counter[str]:
     def walk(event: Any, updating: bool) -> None:
         updating = updating or event.name.startswith("Optimizer.step")
         packet = event.name.replace("::", ".")
-        if packet.startswith("aten.") and has_row(packet):
+        if packet.startswith("aten.") and has_table_row(packet):
             total["optimizer" if updating else operator_class(packet)] += event.time_range.elapsed_us() / 1e6
             return
         for child in event.cpu_children:
@@ -271,8 +271,9 @@ def page(rows: list[Row], device: str, threads: int, rounds: int) -> str:
     lines = [
         "# Steps of PyTorch on a processor, predicted beside measured", "",
         f"- device: {device}", f"- threads: {threads}, rounds: {rounds}", "",
-        "`python -m benchmarks.insight cpu --write`; measured is the median of the rounds, each in its own process,",
-        "predicted is `policy=\"library\"` on the probed profile. `lstm` and `unet` were held back at first.",
+        "`python -m benchmarks.insight cpu --write` writes this page. Measured times are medians of the rounds, each",
+        "of which runs in its own process. Predicted times are those of `policy=\"library\"` on the probed profile.",
+        "`lstm` and `unet` were held back until the prices were final.",
         "", *(f"- {line}" for line in summary(rows)), "",
         "| model | step | measured ms | spread of rounds | predicted ms | error | share off most |",
         "|---|---|---|---|---|---|---|",

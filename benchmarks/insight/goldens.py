@@ -58,7 +58,7 @@ def of_step(name: str, step: TracedStep) -> Iterator[tuple[str, Any]]:
                     answer = str(error)
                 yield f"{name} {devices}x{device} {amp}", answer
     for one in search(step.graph("a100")):
-        yield f"{name} a100 {one.name}", one.answer.iteration_us if one.answer else one.said
+        yield f"{name} a100 {one.name}", one.answer.iteration_us if one.answer else one.reason
 
 
 def of_forecast(found: Forecast) -> Mapping[str, Any]:
@@ -74,7 +74,7 @@ def of_profile(path: Path) -> Iterator[tuple[str, Any]]:
         replayed = replay(graph)
         yield f"{path.name} replay", [replayed.iteration_us, replayed.measured_us]
         for one in search(graph):
-            yield f"{path.name} {one.name}", one.answer.iteration_us if one.answer else one.said
+            yield f"{path.name} {one.name}", one.answer.iteration_us if one.answer else one.reason
     except RollerError as error:
         yield f"{path.name}", str(error)
 

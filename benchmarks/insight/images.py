@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from roller.suite.models.blocks import Block, FeedForward, Sizes
+from roller.suite.models.transformer_blocks import Block, FeedForward, Sizes
 
 VIT_BASE = Sizes(12, 768, 12, 3072, 1000, 197, dropout=0.0)
 

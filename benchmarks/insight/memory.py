@@ -16,7 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from roller.insight.memory.allocator import CachingAllocator
-from roller.insight.memory.profiler_events import AddressCheck, MemoryEvent, check_addresses, read_memory_events
+from roller.insight.memory.profiler_events import (
+    AddressCheck,
+    MemoryEvent,
+    check_simulated_addresses,
+    read_memory_events,
+)
 
 #: Shares of addresses that must be right, and events per second.
 SMALL_SHARE, LARGE_SHARE, EVENTS_PER_S = 1.0, 0.99, 1e5
@@ -66,15 +71,16 @@ def _page(streams: list[Stream]) -> str:
     lines = [
         "# The simulated allocator against recorded allocations",
         "",
-        "Memory events of the caching allocator in Kineto traces of an H100 (TraceLens, MIT licence), replayed:",
-        "addresses that equal the recorded ones, of those whose start state is known. What the recording does not say",
-        "of the start is inferred from addresses, and each that teaches something counts as unknown (last column).",
+        "Memory events of the caching allocator in Kineto traces of an H100 (TraceLens, MIT licence) are replayed. For",
+        "each pool, the table counts the simulated addresses that equal the recorded ones, among allocations whose",
+        "initial state is known. What the recording does not say about the initial state is inferred from addresses;",
+        "an allocation from which something was inferred counts as unknown (last column).",
         "",
         "| stream | events | small pool | large pool | learnt from |",
         "|---|---|---|---|---|",
         *rows,
         "",
-        "Limits: all of the small pool, 99 % of the large one.",
+        "Limits: all addresses in the small pool and 99 % of those in the large pool must be equal.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -89,7 +95,7 @@ def stream(path: Path) -> Stream | None:
     events = read_memory_events(path)
     if not events:
         return None
-    small, large = check_addresses(events)
+    small, large = check_simulated_addresses(events)
     return Stream(path.name.partition(".")[0], len(events), small, large, speed(events))
 
 

@@ -146,13 +146,13 @@ def summary(found: list[Result]) -> list[str]:
     counted = [r for r in found if r.counts]
     within = sum(abs(r.predicted_bytes - r.value_bytes) <= r.error_bytes for r in counted)
     lines.append(
-        f"{within} of {len(counted)} published figures lie in the predicted interval, whose {100 * MODEL_ERROR:.0f} % "
-        "of the reserved bytes are the mean error of these very figures"
+        f"{within} of {len(counted)} published figures lie in the predicted interval; the {100 * MODEL_ERROR:.0f} % "
+        "of the reserved bytes that it allows are the mean error of these very figures"
     )
     within, judged = left_out_coverage(found)
     return [
         *lines,
-        f"{within} of {judged} lie in the interval whose share is the mean error of the other models' figures",
+        f"{within} of {judged} lie in the interval that allows the mean error of the other models' figures",
     ]
 
 
@@ -177,9 +177,9 @@ def page(found: list[Result]) -> str:
     lines = [
         "# Published memory measurements, and what is predicted",
         "",
-        "Figures from public issue threads and documentation of models' repositories, beside the memory that",
-        "`python -m benchmarks.insight memory-published FILE` predicts for the same step, with the release of PyTorch",
-        "that the report names or its date implies. Nothing is fitted to a row.",
+        "The table compares figures from public issue threads and from the documentation of models' repositories with",
+        "the memory that `python -m benchmarks.insight memory-published FILE` predicts for the same step, with the",
+        "release of PyTorch that the report names or its date implies. No parameter is fitted to a row.",
         "",
         "| model | setup | figure | release | published GB | predicted GB | error | taken where the report is silent |",
         "|---|---|---|---|---|---|---|---|",

@@ -21,8 +21,8 @@ import roller
 from roller.hardware import DeviceSpec
 from roller.insight.traced_step import TracedStep
 from roller.suite.models.bert import BERT_BASE, BERT_LARGE, LENGTH, Body
-from roller.suite.models.blocks import Sizes
 from roller.suite.models.residual import ResNet50
+from roller.suite.models.transformer_blocks import Sizes
 
 CLASSES, SIDE = 1000, 224
 #: Channels of the convolutions of VGG-19 between its pools (Simonyan and Zisserman 2015, table 1, column E).

@@ -51,8 +51,8 @@ def main(
     """Profile the examples; exit with 1 where parts do not sum to the whole."""
     lines = [
         "# Profiles of training steps", "",
-        "Predicted, by `python -m benchmarks.insight profiles --write`. CPU seconds are of one process on two cores of",
-        "an AMD EPYC (Zen 3).", "",
+        "All figures are predicted, by `python -m benchmarks.insight profiles --write`. CPU seconds are those of one",
+        "process on two cores of an AMD EPYC (Zen 3).", "",
     ]  # fmt: skip
     lines += ["## Sums and seconds", "", *_sums(), "", "## The line through three batches", "", *_fits(), ""]
     lines += ["## Memory at the total's peak", "", *_memory(models), ""]

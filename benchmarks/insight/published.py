@@ -27,9 +27,9 @@ import typer
 
 import roller
 from benchmarks.insight import models
-from roller.core.files import whole_file
-from roller.insight.cost.step_cost import HOST_OP_S, cached_pricer, price_step
-from roller.insight.step.from_trace import graph_of_priced_step
+from roller.core.files import write_atomically
+from roller.insight.cost.step_cost import HOST_OP_S, price_step, pricer_with_disk_cache
+from roller.insight.step.from_trace import build_priced_step_graph
 from roller.insight.step.simulate import simulate
 from roller.insight.trace.trace import Trace
 
@@ -148,7 +148,7 @@ def kept_trace(folder: Path | None, name: str, make: Callable[[], Trace]) -> Tra
         return Trace.from_json(gzip.decompress(path.read_bytes()).decode(), path.name)
     step = make()
     folder.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as out:
+    with write_atomically(path) as out:
         out.write(gzip.compress(replace(step, registered={}).to_json().encode(), 1))
     return step
 
@@ -164,9 +164,9 @@ def predicted(found: Iterable[Case], folder: Path | None) -> Iterator[tuple[Case
             continue
         spec = roller.load_spec(case.device)
         if case.device not in kernels:
-            kernels[case.device] = cached_pricer(spec).kernels
+            kernels[case.device] = pricer_with_disk_cache(spec).kernels
         priced = price_step(step, spec, kernels=kernels[case.device])
-        yield case, simulate(graph_of_priced_step(priced, HOST_OP_S)).makespan_us / 1e6
+        yield case, simulate(build_priced_step_graph(priced, HOST_OP_S)).makespan_us / 1e6
 
 
 def reason_of(error: Exception) -> str:
@@ -261,9 +261,9 @@ def page(times: dict[Case, float], untraced: Mapping[Case, str]) -> str:
         "# Steps that others published, and what is predicted",
         "",
         f"`python -m benchmarks.insight published FOLDER --keep TRACES --both --write`, {date.today().isoformat()}.",
-        "Of every table of timm the 60 models that `random.Random(3)` draws; of a model with several sizes of image,",
-        "every one. NVIDIA's ResNet-50, and whole models in FP32 on a die of an MI250 (the specification of an MI210).",
-        "Nothing is fitted to a row.",
+        "From every table of timm, the page compares the 60 models that `random.Random(3)` draws, with all image sizes",
+        "of models that have several. It adds NVIDIA's ResNet-50, and whole models in FP32 on one die of an MI250",
+        "(predicted with the specification of an MI210). No parameter is fitted to a row.",
         "",
         "| group | figures | mean absolute error | signed | median absolute |",
         "|---|---|---|---|---|",

@@ -33,9 +33,9 @@ from benchmarks.insight.published import (
     reason_of,
     step_of,
 )
-from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.step_cost import HOST_OP_S, cached_pricer, price_step
-from roller.insight.step.from_trace import graph_of_priced_step
+from roller.insight.cost.kernel_prices import KernelPricer
+from roller.insight.cost.step_cost import HOST_OP_S, price_step, pricer_with_disk_cache
+from roller.insight.step.from_trace import build_priced_step_graph
 from roller.insight.step.simulate import simulate
 from roller.insight.trace.trace import Trace
 
@@ -43,10 +43,11 @@ RESULTS = Path(__file__).parents[1] / "results" / "insight_compiled.md"
 #: Begin of the page of results, and of its table.
 HEAD = """# Compiled steps, predicted beside published times
 
-Steps that `torch.compile` runs (default mode), by `policy="compiled"`: timm's throughputs of inference under AMP on an
-RTX 4090 with PyTorch 2.4, the models of `random.Random(3).sample(sorted names, 60)`; and transformers in FP32, of which
-NeuSight published both times. *Fused over eager* is the published eager time, times the predicted ratio of compiled to
-eager, beside the published compiled time. No number is fitted to a row.
+Steps that `torch.compile` runs in its default mode, predicted with `policy="compiled"`: timm's inference throughputs
+under AMP on an RTX 4090 with PyTorch 2.4, for the models of `random.Random(3).sample(sorted names, 60)`, and
+transformers in FP32, for which NeuSight published both times. *Fused over eager* is the error against the published
+compiled time if the published eager time is multiplied by the predicted ratio of compiled to eager time. No parameter
+is fitted to a row.
 `python -m benchmarks.insight published-compiled FOLDER --write`, {day}.
 """
 TABLE = (
@@ -123,7 +124,7 @@ def kept_step(case: Case, folder: Path | None) -> Trace:
 
 def rows_of(found: Sequence[tuple[Case, dict[str, float]]], folder: Path | None) -> Iterator[Row | tuple[Case, str]]:
     """Yield predictions; of a case that does not trace, it and the reason."""
-    kernels: dict[str, Kernels] = {}
+    kernels: dict[str, KernelPricer] = {}
     for case, eager in found:
         named = replace(case, group="fusion fp32") if case.precision == "fp32" else case
         try:
@@ -133,14 +134,14 @@ def rows_of(found: Sequence[tuple[Case, dict[str, float]]], folder: Path | None)
             continue
         step = replace(step, options={**step.options, "torch_release": RELEASES["infer"]})
         spec = roller.load_spec(case.device)
-        own = kernels.setdefault(case.device, cached_pricer(spec).kernels)
+        own = kernels.setdefault(case.device, pricer_with_disk_cache(spec).kernels)
         seconds = []
         for policy in ("compiled", "library"):
             priced = price_step(step, spec, policy, kernels=own)
             if case.precision == "fp32":  # published as the sum over kernels, without the host
                 seconds.append(sum(p.seconds for _, p in priced.operators))
             else:
-                seconds.append(simulate(graph_of_priced_step(priced, HOST_OP_S)).makespan_us / 1e6)
+                seconds.append(simulate(build_priced_step_graph(priced, HOST_OP_S)).makespan_us / 1e6)
         own.save()
         yield Row(named, eager.get(case.layout), *seconds)
 

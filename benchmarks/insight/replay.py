@@ -37,6 +37,6 @@ def main(
         times = f"{found.measured_us / 1e3:.3f} | {found.replayed_us / 1e3:.3f} | {100 * found.error:+.2f} %"
         share = f"{100 * found.unexplained_share:.2f} %{said}"
         print(f"| {found.name} | {len(found.graph.tasks)} | {times} | {share} | {spent:.1f} |")
-    print(f"{len(groups)} replays, {missed} off by more than {100 * LIMIT:.0f} % with at most "
-          f"{100 * MOST_UNEXPLAINED:.0f} % unexplained")  # fmt: skip
+    print(f"Of {len(groups)} replays, {missed} are off by more than {100 * LIMIT:.0f} % with at most "
+          f"{100 * MOST_UNEXPLAINED:.0f} % unexplained.")  # fmt: skip
     raise typer.Exit(1 if missed else 0)

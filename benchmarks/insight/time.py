@@ -20,8 +20,8 @@ from rich.table import Table
 
 import roller
 from benchmarks.insight import models
-from roller.insight.cost.cache_residency import cached_shares
-from roller.insight.cost.operator_price import Pricer, price_all
+from roller.insight.cost.cache_residency import cached_byte_shares
+from roller.insight.cost.operator_price import Pricer, price_operators
 from roller.insight.trace.trace import Operator
 
 #: Names of devices in the table, and of their specifications.
@@ -79,8 +79,8 @@ def predicted(found: list[Case]) -> dict[Case, float]:
         operators = operators_of(alike[0])
         for case in alike:
             pricer = pricers[case.device]
-            cached = cached_shares(operators, pricer.spec)
-            times[case] = sum(p.seconds for p in price_all(pricer, operators, cached))
+            cached = cached_byte_shares(operators, pricer.spec)
+            times[case] = sum(p.seconds for p in price_operators(pricer, operators, cached))
     return times
 
 
@@ -104,9 +104,10 @@ def page(found: list[Case], times: dict[Case, float], rows: list[tuple[str, int,
     lines = [
         "# Whole models, predicted beside published times",
         "",
-        "FP32, kernels of libraries, at the clock that lasts; predicted without a device from a trace of each model by",
-        "its published configuration. Training is forward and backward. No number is fitted to a model. The one of",
-        "`switchxl4` is not published with its times: it is shown, and counts for no limit.",
+        "FP32 times with the kernels of libraries at the sustained clock, predicted without a device from a trace of",
+        "each model in its published configuration. Training is a forward and a backward pass. No parameter is fitted",
+        "to a model. The configuration of `switchxl4` is not published with its times: it is shown but counts for no",
+        "limit.",
         "",
         "| device | cases | mean error | worst | limits |",
         "|---|---|---|---|---|",

@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.insight.models import SUITE, trace
 from roller.hardware import load_spec
-from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.forecast import forecast
 from roller.insight.trace.trace import AllocEvent, Trace
 
@@ -72,9 +72,9 @@ class CpuTime:
         return f"{self.seconds:.1f}"
 
 
-def fresh(device: str) -> Kernels:
+def fresh(device: str) -> KernelPricer:
     """Return no prices kept from before."""
-    return Kernels(load_spec(device).sustained, "library")
+    return KernelPricer(load_spec(device).sustained, "library")
 
 
 def peak_bytes(found: Trace) -> int:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.models.bert import Body
-from roller.suite.models.blocks import Block, FeedForward, Sizes, Tanh
+from roller.suite.models.transformer_blocks import Block, FeedForward, Sizes, Tanh
 
 GPT2_LARGE = Sizes(36, 1280, 20, 5120, 50257, 1024)
 OPT_13 = Sizes(24, 2048, 32, 8192, 50272, 2050)

@@ -98,8 +98,9 @@ def _markdown(
 
 
 _ACCURACY_TEXT = (
-    "Root mean square of ln(published / predicted), by what bounds a kernel and by its family; `--write-accuracy` puts "
-    "the former into the specifications. Ours against a library's kernels (no tile, no policy) are left out."
+    "Root mean square of ln(published / predicted), by the bottleneck and the family of a kernel; `--write-accuracy` "
+    "writes the errors by bottleneck into the specifications. Comparisons of Roller's own kernels with those of a "
+    "library (no tile, no policy) are left out."
 )
 
 
@@ -107,10 +108,12 @@ def _left_out_parts(others: Sequence[LeftOut]) -> list[str]:
     if not others:
         return []
     text = (
-        f"Free constants are {', '.join(f'`{n}`' for n in FREE)}: assumed, and the same on all devices (the last was\n"
-        f"found on these). Every {_LEFT_OUT_EVERY}th float32 kernel; mean errors with the constants as stated, and as\n"
-        "the other devices alone would choose them; the limit is 1.5 times the table's. All other numbers are each\n"
-        "device's own, from datasheets and micro-benchmarks, or carried over from a V100."
+        f"The free constants are {', '.join(f'`{n}`' for n in FREE)}. They are assumed and the same on all devices\n"
+        f"(the last was found on these devices). The table covers every {_LEFT_OUT_EVERY}th float32 kernel. It gives "
+        "mean errors with\n"
+        "the constants as stated and with the constants that the other devices alone would choose; the limit is 1.5\n"
+        "times that of the table above. All other parameters are each device's own, from datasheets and\n"
+        "micro-benchmarks, or carried over from a V100."
     )
     return ["## One device left out", text, markdown(_LEFT_OUT_COLUMNS, map(_left_out_cells, others))]
 

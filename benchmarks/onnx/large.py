@@ -14,9 +14,9 @@ import onnx
 from benchmarks.common import screen, table, write_json
 from onnx import TensorProto, helper
 from roller.models.compile import compile_model
-from roller.models.graph import memory
-from roller.models.onnx import folding, reader
-from roller.models.onnx.partition import partition
+from roller.models.graph import memory_plan
+from roller.models.onnx import fold_graph, read_model
+from roller.models.onnx.partition_graph import partition_graph
 
 #: A model of 10^5 nodes is read, folded, partitioned and planned within this, on two cores that do nothing else.
 LIMIT_S = 20.0
@@ -123,16 +123,16 @@ def stages(model: onnx.ModelProto) -> Iterator[tuple[str, float]]:
     """Yield the stages that come before and after kernels, with the seconds each takes."""
     data = model.SerializeToString()
     before = time.perf_counter()
-    graph = reader.read(data)
+    graph = read_model.read_onnx_graph(data)
     yield "read", time.perf_counter() - before
     before = time.perf_counter()
-    graph = folding.fold(graph)
+    graph = fold_graph.fold_graph(graph)
     yield "fold", time.perf_counter() - before
     before = time.perf_counter()
-    program = partition(graph)
+    program = partition_graph(graph)
     yield "partition", time.perf_counter() - before
     before = time.perf_counter()
-    memory.plan(program)
+    memory_plan.plan_memory(program)
     yield "plan", time.perf_counter() - before
 
 

@@ -76,8 +76,8 @@ def to_markdown(records: Sequence[Record], head: dict[str, Any]) -> str:
     parts = [
         "# Whole models against ONNX Runtime\n",
         "; ".join(f"{k} {v}" for k, v in head.items()) + ".",
-        "\nSpeed: ONNX Runtime's time over Roller's, above 1 Roller is faster; median of paired ratios. Memory: peak "
-        "of a process that loads the model and runs it, over ONNX Runtime's.\n",
+        "\nSpeed: ONNX Runtime's time over Roller's (above 1, Roller is faster), as the median of paired ratios. "
+        "Memory: peak memory of a process that loads the model and runs it, over ONNX Runtime's.\n",
         markdown(("limit", "must be", "is", ""), [(v.name, v.limit, v.value, v.word) for v in verdicts(records)]),
         "\n## Geometric mean of speed per batch\n",
         markdown(("batch", "speed"), means),

@@ -18,7 +18,7 @@ import roller.models.onnx.operators
 from benchmarks.onnx_audit.cases import cases_of, versions
 from benchmarks.onnx_audit.judging import DIFFERS, OUTCOMES, SAME, judged
 from benchmarks.onnx_audit.report import PATH, document
-from roller.models.onnx.lowering import LOWERINGS
+from roller.models.onnx.lowering_registry import LOWERINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What was judged so far, a line per version of an operator.

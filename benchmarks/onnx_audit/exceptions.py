@@ -62,14 +62,15 @@ EXCEPTIONS: tuple[ReferenceError_, ...] = (
     ),
     ReferenceError_(
         ("AveragePool",), lambda c: c.version == 1,
-        "an average is 'on all values of a subset of the input tensor': padding is no value of it, and "
-        "count_include_pad is 0 by default since it exists; the reference counts the padding where the "
-        "attribute does not exist",
+        "an average is 'on all values of a subset of the input tensor': padding is not such a value, and "
+        "count_include_pad is 0 by default in the versions that have it; the reference counts the padding in the "
+        "version without the attribute",
     ),
     ReferenceError_(
         ("MaxPool",), lambda c: _pads(c),
         "pads are '[x1_begin, x2_begin...x1_end, x2_end,...]', SAME_LOWER makes ceil(input / strides) elements, and "
-        "Indices count 'in the flatten tensor'; the reference has others for some paddings of images",
+        "Indices count 'in the flatten tensor'; the reference computes other sizes or indices for some paddings of "
+        "images",
     ),
     ReferenceError_(
         ("LpPool",), lambda c: str(_said(c, "auto_pad")).startswith("SAME") and "dilations" in c.attributes(),
@@ -79,8 +80,8 @@ EXCEPTIONS: tuple[ReferenceError_, ...] = (
     ),
     ReferenceError_(
         ("BatchNormalization",), lambda c: c.version < 15,
-        "Y is (X - mean) / sqrt(var + epsilon) * scale + B with the attribute epsilon; the reference forgets "
-        "what the node says in these versions",
+        "Y is (X - mean) / sqrt(var + epsilon) * scale + B with the attribute epsilon; the reference ignores "
+        "the node's attribute in these versions",
     ),
     ReferenceError_(
         ("LayerNormalization",), lambda c: any(a is not None and a.dtype.itemsize != 4 for a in c.feeds),
@@ -89,7 +90,7 @@ EXCEPTIONS: tuple[ReferenceError_, ...] = (
     ),
     ReferenceError_(
         ("ReduceSumSquare", "ReduceSum", "ReduceProd", "ReduceL1"), lambda c: True,
-        "the result has the type of the data, T; the reference sums integers of 32 bits and less to 64",
+        "the result has the type of the data, T; the reference sums integers of 32 bits and less in 64 bits",
     ),
     ReferenceError_(
         ("QuantizeLinear",), lambda c: any(a is not None and a.dtype.name == "float16" for a in c.feeds),
@@ -97,14 +98,14 @@ EXCEPTIONS: tuple[ReferenceError_, ...] = (
     ),
     ReferenceError_(
         ("DynamicQuantizeLinear",), lambda c: c.feeds[0] is not None and not c.feeds[0].any(),
-        "y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin), which is 0 for zeros and for "
-        "nothing; the reference and ONNX Runtime put another number in its place, each its own",
+        "y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin), which is 0 for an input of "
+        "zeros and for an empty input; the reference and ONNX Runtime each substitute a different number",
         alone=True,
     ),
     ReferenceError_(
         ("ConvTranspose",), lambda c: c.version == 1 and _said(c, "output_shape") is not None,
         "version 1 has 'If (auto_pads != SAME_UPPER): pads[start_i] = total_padding[i]/2', the odd element at "
-        "the end; the reference and ONNX Runtime do as version 11 says",
+        "the end; the reference and ONNX Runtime follow version 11",
         alone=True,
     ),
     ReferenceError_(
@@ -117,7 +118,7 @@ EXCEPTIONS: tuple[ReferenceError_, ...] = (
     ReferenceError_(
         ("AffineGrid",), lambda c: c.feeds[0] is not None and c.feeds[0].dtype.name != "float32",
         "the grid has the type of theta, T1; the reference returns float32, and the definition that ONNX Runtime "
-        "runs rounds between",
+        "runs rounds intermediate results",
         alone=True,
     ),
     ReferenceError_(

@@ -17,11 +17,11 @@ PATH = Path(__file__).resolve().parents[2] / "docs" / "results" / "onnx-operator
 HEAD = """# ONNX operators against their specification
 
 `python -m benchmarks.onnx_audit`, which is resumable, writes this page. It tries every operator of ONNX's own domain
-that Roller reads, in every version: onnx's node tests in the form of that version, and variations of their
+that Roller reads, in every version, on onnx's node tests in the form of that version and on variations of their
 attributes, dtypes and shapes. It reads and lowers each case, computes it by the definition of its kernels, and
-compares it with onnx's reference, or with ONNX Runtime if the reference has no result; for the newest version, one
-case is compiled and run. In *excepted* cases the reference contradicts the specification; the page lists them with
-the text of the specification. *Unjudged* are random results, and results that neither of the two computes.
+compares it with onnx's reference, or with ONNX Runtime if the reference has no result. For the newest version, it
+also compiles and runs one case. In *excepted* cases, the reference contradicts the specification; the page lists these
+cases with the text of the specification. *Unjudged* are random results, and results that neither of the two computes.
 
 """
 

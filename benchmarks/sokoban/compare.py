@@ -17,7 +17,7 @@ from roller.hardware import DeviceSpec
 from roller.templates import pricing
 from roller.templates.common.forms import canonical_forms
 from roller.templates.cpu.registry import pool as cpu_pool
-from roller.templates.gpu import pool as gpu_pool
+from roller.templates.gpu import programs_of_form as gpu_pool
 from roller.tile.geometry import Geometry
 
 #: From this ratio on the report says what excluded the better program.

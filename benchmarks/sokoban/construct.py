@@ -19,11 +19,11 @@ from benchmarks.sokoban.gpu import gpu_batches, gpu_contains
 from benchmarks.sokoban.space import Tally
 from roller.construction.constructor import (
     Candidate,
-    candidates_of,
     construct_candidates,
-    nothing_fits,
-    program_of,
-    target_units,
+    make_candidates,
+    nothing_fits_error,
+    program_from_row,
+    share_of_device,
 )
 from roller.errors import NoCandidateError, RollerError
 from roller.expr import TensorExpr
@@ -34,7 +34,7 @@ from roller.targets import CPU, GPU
 from roller.templates import pricing
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.tiled.variants import program_variants
+from roller.templates.gpu.tiled.variants import pipeline_variants_of_program
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
 
@@ -80,21 +80,21 @@ def sokoban_candidates(
     NoCandidateError
         Where no program fits the device (or the padding allowed).
     """
-    target = target_units(spec, options)
+    target = share_of_device(spec, options)
     best = Best(target, options.count)
     with contextlib.suppress(NoCandidateError):  # construction may find none where enumeration does
         best.add(_constructed(expr, spec, replace(options, pipelining=False)))
     tally = search(expr, target, options, best)
     if options.pipelining and spec.traits.blocks:  # a choice per program found, not another space
-        varied = [v for p, _ in best.programs() for v in program_variants(p, target)]
+        varied = [v for p, _ in best.programs() for v in pipeline_variants_of_program(p, target)]
         best.add(list(zip(varied, pricing.estimate_programs(varied, target), strict=True)))
         with contextlib.suppress(NoCandidateError):
             best.add(_constructed(expr, spec, options))
     found = best.programs()
     if not found:
-        raise nothing_fits(expr, spec, options)
+        raise nothing_fits_error(expr, spec, options)
     report = SokobanReport(tally.tilings, tally.bounded, tally.priced, best.laid_out)
-    return candidates_of(found, expr, spec, options), report
+    return make_candidates(found, expr, spec, options), report
 
 
 def _constructed(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[tuple[RProgram, Estimate]]:
@@ -199,7 +199,7 @@ class Best:
             some = self._waiting[start : start + self.count]
             if some[0][:2] >= self._last():
                 break
-            programs = [program_of(b, i, self.spec) for _, _, b, i in some]
+            programs = [program_from_row(b, i, self.spec) for _, _, b, i in some]
             self.laid_out += len(programs)
             self.add(list(zip(programs, pricing.estimate_programs(programs, self.spec), strict=True)))
         self._waiting = []

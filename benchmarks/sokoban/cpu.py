@@ -22,13 +22,13 @@ from benchmarks.sokoban.space import (
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import padding_allowed
-from roller.templates.cpu import decided, lane_count, price
+from roller.templates.common.padding import allowed_padding_mask
+from roller.templates.cpu import decisions_for_device, lane_count, price
 from roller.templates.cpu.common.tasks import vector_axes
 from roller.templates.cpu.dots.candidates import dot_axes
 from roller.templates.cpu.streaming.candidates import store_choices
-from roller.templates.cpu.tiled.candidates import staged_choices
-from roller.templates.cpu.tiled.split import split_batches
+from roller.templates.cpu.tiled.candidates import packed_input_choices
+from roller.templates.cpu.tiled.split_candidates import split_batches
 from roller.templates.cpu.winograd.winograd_choice import winograd_programs
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
@@ -75,7 +75,7 @@ def cpu_batches(
         yield from _programs(family, kernels, chunks, limit_s, tally)
     for batch in winograd_programs(geometry, spec, options):
         tally.tilings += len(batch)
-        yield replace(batch.take(padding_allowed(geometry, batch.block, options)), constants=options.constants)
+        yield replace(batch.take(allowed_padding_mask(geometry, batch.block, options)), constants=options.constants)
 
 
 def families(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[_Family]:
@@ -83,7 +83,7 @@ def families(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
     structure = structure_of(geometry)
     found = []
     for v in vector_axes(geometry, structure):
-        for staged in staged_choices(geometry, v, options.constants) if structure.reuses else [()]:
+        for staged in packed_input_choices(geometry, v, options.constants) if structure.reuses else [()]:
             found.append(_Family(geometry, structure, v, staged, spec, options))
     if structure.reuses:
         found += [_Family(geometry, structure, v, (), spec, options) for v in dot_axes(geometry, spec)]
@@ -184,8 +184,8 @@ def _programs(family: _Family, register: Ints, chunk: Ints, limit_s: Limit, tall
 def _promising(family: _Family, batch: TileBatch, bound_s: float, limit_s: Limit, tally: Tally) -> Iterator[TileBatch]:
     """Yield the programs of one micro-kernel whose tasks keep the cores busy enough, and with split reductions."""
     spec = family.spec
-    batch = batch.take(padding_allowed(family.geometry, batch.block, family.options))
-    tasks = decided(batch, spec).task_count
+    batch = batch.take(allowed_padding_mask(family.geometry, batch.block, family.options))
+    tasks = decisions_for_device(batch, spec).task_count
     tally.bounded += len(batch)
     idle = -(-tasks // spec.units) * spec.units / tasks
     busy = batch.take(bound_s * idle <= limit_s())

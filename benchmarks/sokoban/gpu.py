@@ -25,10 +25,16 @@ from benchmarks.sokoban.space import (
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import padding_allowed
-from roller.templates.gpu import arithmetic_bound_s, lower_bound_s, pool, register_words, scratchpad_bytes
-from roller.templates.gpu.tiled.candidates import split_variants, splits
-from roller.templates.gpu.winograd.candidates import winograd_gpu_pool
+from roller.templates.common.padding import allowed_padding_mask
+from roller.templates.gpu import (
+    arithmetic_bound_s,
+    lower_bound_s,
+    operand_registers,
+    programs_of_form,
+    scratchpad_bytes,
+)
+from roller.templates.gpu.tiled.candidates import split_counts, with_split_reductions
+from roller.templates.gpu.winograd.candidates import winograd_candidates
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.structures import Structure, structure_of
@@ -85,7 +91,7 @@ def gpu_batches(
 ) -> Iterator[TileBatch]:
     """Yield all programs of a form that may take at most ``limit_s()`` seconds, in batches of bounded size."""
     space = _Space(geometry, structure_of(geometry), spec, options)
-    for batch in [*winograd_gpu_pool(geometry, spec, options), *_constructed(space)]:
+    for batch in [*winograd_candidates(geometry, spec, options), *_constructed(space)]:
         tally.tilings += len(batch)
         yield replace(batch, constants=options.constants)
     registers = register_tiles(space)
@@ -124,7 +130,7 @@ def register_tiles(space: _Space) -> Ints:
         wide = rows.copy()
         wide[:, space.steps[-1]] = g.extents[space.steps[-1]]
         rows = np.concatenate([rows, wide])
-    return rows[register_words(space.batch(rows, rows)) <= usable]
+    return rows[operand_registers(space.batch(rows, rows)) <= usable]
 
 
 def _whole_steps(space: _Space) -> list[tuple[Ints, float]]:
@@ -208,7 +214,7 @@ def _blocks(space: _Space, register: Ints, bound_s: float, limit_s: float, tally
     used = threads.prod(axis=1)
     padded = tiles / useful[space.axes].astype(np.float64).prod() * (-(-used // lanes) * lanes / used)
     block = np.asarray(block[bound_s * padded <= limit_s])
-    return np.asarray(block[padding_allowed(g, block, space.options)])
+    return np.asarray(block[allowed_padding_mask(g, block, space.options)])
 
 
 def _step_choices(space: _Space, register: Ints) -> list[Ints]:
@@ -225,7 +231,7 @@ def _programs(space: _Space, blocks: list[tuple[Ints, Ints]], limit_s: Limit, ta
     bound = _bound_over_steps(space, register, block, _without_limits(space.spec))
     if space.options.split_k:  # a split program is at most as many times faster as it has parts
         few = space.geometry.blocks(block) < space.spec.units
-        bound = np.where(few, bound / max(splits(space.spec)), bound)
+        bound = np.where(few, bound / max(split_counts(space.spec)), bound)
     tally.bounded += len(block)
     keep = bound <= limit_s()
     register, block = register[keep], block[keep]
@@ -240,9 +246,9 @@ def _programs(space: _Space, blocks: list[tuple[Ints, Ints]], limit_s: Limit, ta
             wide[:, space.steps] = np.tile(steps, (len(rows), 1))
             batch = space.batch(np.repeat(register[rows], len(steps), axis=0), wide)
             keep = scratchpad_bytes(batch) <= space.spec.layer("shared").budget_bytes
-            keep &= padding_allowed(space.geometry, wide, space.options)
+            keep &= allowed_padding_mask(space.geometry, wide, space.options)
             batch = batch.take(np.flatnonzero(keep))
-            variants = split_variants(batch, space.spec) if space.options.split_k else []
+            variants = with_split_reductions(batch, space.spec) if space.options.split_k else []
             yield from _promising(space, [batch, *variants], limit_s, tally)
 
 
@@ -255,7 +261,7 @@ def _promising(space: _Space, batches: list[TileBatch], limit_s: Limit, tally: T
 
 def _constructed(space: _Space) -> list[TileBatch]:
     """Return construction's programs without reuse: tiles of a whole row, and reductions split over blocks."""
-    return [] if space.structure.reuses else pool(space.geometry, space.spec, space.options)
+    return [] if space.structure.reuses else programs_of_form(space.geometry, space.spec, space.options)
 
 
 def gpu_contains(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> bool:
@@ -263,7 +269,7 @@ def gpu_contains(program: RProgram, spec: DeviceSpec, options: ConstructOptions)
     geometry = Geometry.of(program.expr)
     space = _Space(geometry, structure_of(geometry), spec, options)
     register, block = (np.array(program.tiles[n][1], np.int64) for n in (0, -1))
-    pools = [*winograd_gpu_pool(geometry, spec, options), *_constructed(space)]
+    pools = [*winograd_candidates(geometry, spec, options), *_constructed(space)]
     for b in pools:
         same = ((b.register == register) & (b.block == block)).all(axis=1) & (b.split_k == program.split_k)
         if b.traits == program.traits and same.any():
@@ -273,7 +279,7 @@ def gpu_contains(program: RProgram, spec: DeviceSpec, options: ConstructOptions)
     threads = block[space.axes] // register[space.axes]
     return (
         program.traits == space.structure
-        and program.split_k in (1, *splits(spec))
+        and program.split_k in (1, *split_counts(spec))
         and bool((register_tiles(space) == register).all(axis=1).any())
         and int(threads.prod()) <= space.threads
         and all(n in c for n, c in zip(threads, _thread_counts(space, register), strict=True))

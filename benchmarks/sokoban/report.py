@@ -120,15 +120,15 @@ def as_markdown(devices: Mapping[str, tuple[str, Sequence[Compared]]]) -> str:
     """Return the report over devices, ``{name: (kind, records)}``."""
     lines = [
         "# Construction against Sokoban", "",
-        "Written by `python -m benchmarks.sokoban`. Tilings are compared: both policies do without what Sokoban's "
-        "space does not hold (walks along windows, pipelines, matrix units and, on GPUs, Winograd's algorithm). Both "
-        "rank by the same model: *ratio* is construction's "
-        "predicted best over Sokoban's (geometric mean). *Considered* are the programs of construction's pool and the "
-        "tilings of Sokoban's space (threads and registers fit; scratchpad not asked yet); *priced* those priced in "
-        "full. Sokoban starts from construction's best program and skips what its bounds exclude, so *priced* says how "
-        "tight the bounds are. The limit is on programs priced; both are judged: against the whole space (considered), "
-        "which a Sokoban without bounds would price, and against this one, which prunes (priced in full). "
-        "Times are of one processor; medians.",
+        "Written by `python -m benchmarks.sokoban`. The page compares tilings: both policies exclude what Sokoban's "
+        "space does not contain (traversal of windows, pipelines, matrix units and, on GPUs, Winograd's algorithm). "
+        "Both rank by the same model: *ratio* is the time of construction's predicted best program over that of "
+        "Sokoban's (geometric mean). *Considered* counts the programs of construction's pool and the tilings of "
+        "Sokoban's space (threads and registers fit; the scratchpad is not checked yet); *priced* counts those priced "
+        "in full. Sokoban starts from construction's best program and skips what its bounds exclude, so *priced* shows "
+        "how tight the bounds are. The limit is on the number of programs priced, and is judged twice: against the "
+        "whole space (considered), which a Sokoban without bounds would price, and against this Sokoban, which prunes "
+        "(priced in full). Times are medians, on one processor.",
     ]  # fmt: skip
     for name, (kind, records) in devices.items():
         lines += ["", f"## {name}", "", markdown(COLUMNS, class_rows(records)), ""]

@@ -13,7 +13,7 @@ from roller.templates.cpu.common import tasks
 from roller.templates.cpu.dots.candidates import dots_batch
 from roller.templates.cpu.registry import pool as cpu_programs
 from roller.templates.cpu.tiled import candidates as cpu_candidates
-from roller.templates.gpu.registry import pool as gpu_programs
+from roller.templates.gpu.registry import programs_of_form as gpu_programs
 from roller.templates.gpu.tiled import candidates as gpu_candidates
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
@@ -50,7 +50,7 @@ def _gpu(
     offered = zip(register[g.spatial], g.extents[g.spatial], strict=True)
     if not all(int(r) in aligned_extents(int(e), REGISTER_EXTENT) for r, e in offered):
         return (*misaligned, f"register tile: sizes (powers of two, divisors, at most {REGISTER_EXTENT})")
-    registers = gpu_candidates.kernels(g, spec)
+    registers = gpu_candidates.grow_register_tiles(g, spec)
     if not _known(registers, register):
         return (*misaligned, "register tile: the best of each size by products per operand")
     threads = np.where(g.spatial, block // register, 1)
@@ -59,12 +59,12 @@ def _gpu(
         return misaligned
     if not _known(visited, register, threads):
         return ("block: seeds and growth order (reuse score, best branches)",)
-    steps = gpu_candidates.step_tables(g, registers)
+    steps = gpu_candidates.reduction_steps_by_register_tile(g, registers)
     table = steps[tuple(int(x) for x in np.where(g.spatial, 1, register))]
     if not _known(table, np.where(g.spatial, 1, block)):
         return ("reduction step: sizes",)
     count = -(-options.pool // max(len(t) for t in steps.values()))
-    kept = gpu_candidates.most_promising(g, spec, visited, steps, count)
+    kept = gpu_candidates.least_bound_states(g, spec, visited, steps, count)
     return () if _known(kept, register, threads) else ("pool: most promising blocks",)
 
 
@@ -91,7 +91,7 @@ def _cpu(
         return ("micro-kernel: numbers of vectors",)
     if tuple(register[others].tolist()) not in cpu_candidates.row_choices(g, others, max(1, usable // vectors)):
         return ("micro-kernel: numbers of rows",)
-    found = cpu_candidates.micro_kernels(g, spec, program.constants)
+    found = cpu_candidates.promising_register_tiles(g, spec, program.constants)
     if v not in found or not _known(found[v], register):
         return ("micro-kernel: the best few as one task",)
     pieces = [np.where(g.spatial, 1, g.extents), *cpu_candidates.reduction_chunks(g, spec)]

@@ -17,7 +17,7 @@ from roller import __version__
 from roller.errors import RollerError, printable
 from roller.hardware import DeviceSpec, list_specs, load_spec
 from roller.hardware.detect import is_this_machine
-from roller.suite.run_file import head_of
+from roller.suite.run_file import run_header
 
 #: Changes that are printed.
 _MOST_CHANGES = 20
@@ -45,7 +45,7 @@ def run_suite(suite: Suite, request: Request) -> Results:
     values = tuple(find(request))
     if all(value.kind == PUBLISHED for value in values):
         raise RollerError(f"{suite.name}: expected cases, got none that match '{request.pattern}'. See --filter.")
-    head = head_of(
+    head = run_header(
         __version__, suite=suite.name, device=request.spec.name, quick=request.quick, filter=request.pattern,
         seed=request.seed, revision=revision(),
     )  # fmt: skip

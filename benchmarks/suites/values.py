@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roller.core.files import whole_file
+from roller.core.files import write_atomically
 from roller.errors import RollerError
 from roller.suite.run_file import read_json
 
@@ -104,7 +104,7 @@ def write(path: Path, results: Results) -> None:
     data = results.to_dict()
     lines = ",\n".join(json.dumps(value) for value in data.pop("values"))
     text = f'{json.dumps(data, indent=1)[:-2]},\n "values": [\n{lines}\n]}}\n'
-    with whole_file(path) as file:
+    with write_atomically(path) as file:
         file.write(text.encode())
 
 

@@ -17,7 +17,7 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.predict import what_if
-from roller.insight.whatif.select import compute_tasks
+from roller.insight.whatif.task_selection import compute_tasks
 from roller.insight.whatif.whatifs import AMP, DDP, FusedOptimizer, ParameterServer, RestructuredNorm
 
 MODEL, FACTORS = "price of the model", "published factors"

@@ -17,7 +17,7 @@ import typer
 
 from benchmarks.torch_audit import judge, report
 from benchmarks.torch_audit.samples import DTYPES, dtypes_of, name_of, operators
-from roller.core.files import whole_file
+from roller.core.files import write_atomically
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -65,7 +65,7 @@ def _done(verdict: dict[str, Any] | None, compiling: bool) -> bool:
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
-    with whole_file(path) as file:
+    with write_atomically(path) as file:
         file.write((json.dumps(state, indent=0, sort_keys=True) + "\n").encode())
 
 

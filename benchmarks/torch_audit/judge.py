@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from benchmarks.torch_audit.samples import Sample, graph_of, samples
-from roller.models.onnx.partition import partition
-from roller.models.onnx.reader import read
-from roller.models.torch.backend import REFUSALS, _reason, roller_backend
-from roller.models.torch.call import in_memory, maker
-from roller.models.torch.compare import FirstCall
-from roller.models.torch.export import Exported, export
-from roller.models.torch.judge import difference
+from roller.models.onnx.partition_graph import partition_graph
+from roller.models.onnx.read_model import read_onnx_graph
+from roller.models.torch.backend import REFUSALS, _root_cause_text, roller_backend
+from roller.models.torch.export import ExportedGraph, export_graph
+from roller.models.torch.first_call_check import CheckedFirstCall
+from roller.models.torch.graph_call import array_to_tensor_converter, materialise
+from roller.models.torch.result_difference import describe_difference
 from tests.models.session.reference import evaluate_program
 
 #: Samples in one graph, of an operator and dtype, and seconds for them all.
@@ -104,8 +104,8 @@ def _judge(function: Any, some: Sequence[Sample], verdict: Verdict, left: Counte
     """Try samples in one graph; where it is refused, in smaller ones, so that others do not hide a sample."""
     graph, arguments = graph_of(function, some), [t for s in some for t in s.tensors]
     try:
-        exported = export(graph, arguments)
-        program = partition(read(exported.model))
+        exported = export_graph(graph, arguments)
+        program = partition_graph(read_onnx_graph(exported.model))
     except _TooLongError:
         raise
     except Exception as why:  # noqa: BLE001 - exporters raise what they like
@@ -152,19 +152,21 @@ def _judge(function: Any, some: Sequence[Sample], verdict: Verdict, left: Counte
 
 def _difference(function: Any, sample: Sample, mine: Sequence[Any]) -> str | None:
     graph = graph_of(function, [sample])
-    return difference(mine, sample.results, graph.forward, sample.tensors, pointwise=False)
+    return describe_difference(mine, sample.results, graph.forward, sample.tensors, pointwise=False)
 
 
-def _evaluated(exported: Exported, program: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def _evaluated(exported: ExportedGraph, program: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """Return what an exported graph computes, by the definition of its program's kernels."""
     places = dict(zip(exported.names, exported.positions, strict=True))
     tensors = [*arguments, *(h.tensors[h.name] for h in exported.held)]
-    feeds = {n: in_memory(tensors[places[n]]).numpy() for n in program.inputs}
+    feeds = {n: materialise(tensors[places[n]]).numpy() for n in program.inputs}
     with np.errstate(all="ignore"):
         made = list(evaluate_program(program, feeds).values())
     found = []
     for number, dtype in zip(exported.outputs, exported.dtypes, strict=True):
-        result = None if number is None else maker(made[number].dtype)(np.array(made[number], order="C"))
+        result = (
+            None if number is None else array_to_tensor_converter(made[number].dtype)(np.array(made[number], order="C"))
+        )
         found.append(result if result is None or dtype is None else result.to(dtype))
     return found
 
@@ -179,7 +181,7 @@ def _compiled(function: Any, some: Sequence[Sample], verdict: Verdict) -> str:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             run = roller_backend(graph, sample.tensors, options)
-            if not isinstance(run, FirstCall):
+            if not isinstance(run, CheckedFirstCall):
                 continue
             run(*[t.clone() for t in sample.tensors])
         words = [str(w.message) for w in told if "runs in PyTorch" in str(w.message)]
@@ -191,7 +193,7 @@ def cut_reason(why: BaseException) -> str:
     """Return why a graph is left to PyTorch, without what is of one sample only."""
     import re
 
-    text = re.sub(r"'[^']*\d[^']*'", "'...'", _reason(why))
+    text = re.sub(r"'[^']*\d[^']*'", "'...'", _root_cause_text(why))
     text = re.sub(r"\ba\d+_\d+\b|\bnode_\w+", "...", text)
     return f"{text[:140]}" if str(why) else type(why).__name__
 

@@ -31,13 +31,14 @@ def page(state: Mapping[str, Any]) -> str:
         "# Operators of PyTorch",
         "",
         f"PyTorch {state['torch']} has {len(state['operators'])} entries in its own database of operators (OpInfo). "
-        f"{len(names)} of them were audited: {tried} samples of {samples}, at most {state['most']} of an operator and "
-        "dtype, exported as the backend does it, evaluated by the definition of its kernels, and held to PyTorch with "
-        f"float64 as the judge. **{differing} samples differ.** {_of_compiled(len(compiled), len(unlike))}",
+        f"{len(names)} of them were audited: {tried} samples of {samples}, at most {state['most']} per operator and "
+        "dtype. Each was exported as the backend does it, evaluated by the definition of its kernels, and compared "
+        f"with PyTorch, with float64 as the judge. **{differing} samples differ.** "
+        f"{_of_compiled(len(compiled), len(unlike))}",
         "",
-        "Numbers that are complex, in bfloat16, sparse or quantised, and graphs that write into their arguments, draw "
-        "random numbers or want gradients, stay with PyTorch for that alone. What is left to PyTorch runs there, with "
-        "a warning that says why.",
+        "Samples with complex, bfloat16, sparse or quantised tensors, and graphs that write into their arguments, draw "
+        "random numbers or need gradients, are left to PyTorch for that reason alone. What is left to PyTorch runs "
+        "there, with a warning that gives the reason.",
         "",
         "| dtype | operators | taken | taken in part | left to PyTorch | not finished | samples taken | differ |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

@@ -1,8 +1,8 @@
 /* Bandwidth of a memory layer.
  *
  * Measures: bandwidth_bytes_per_s of l1, l2, l3 and dram (loads, all cores at once), bandwidth_per_teu_bytes_per_s (one
- *   core alone) and compute.ops_per_cycle_per_unit.load_store (loads from L1 per cycle); stores and copies beside them.
- *   A core sweeps a block that fits the layer and not the one before it.
+ *   core alone) and compute.ops_per_cycle_per_unit.load_store (loads from L1 per cycle); for information, also the
+ *   bandwidth of stores and copies. A core sweeps a block that fits in the layer but not in the layer before it.
  * Spoiled by: TLB misses (blocks lie in large pages where the system has them), a block that partly fits the layer before
  *   (at least three times its size, except next to a small L3), memory of another node (each thread touches its own first).
  * Proof: loads go to registers and are used by nothing, one instruction per vector and a loop of eight: there is nothing

@@ -1,8 +1,8 @@
 /* Rate of dot products of bytes, and of pairs of 16 bits.
  *
  * Measures: compute.ops_per_cycle_per_unit.dot.int8 (AVX-512 VNNI, AVX-VNNI), .dot.int16 (vpmaddwd and the addition
- *   after it) and .matrix.int8 (AMX), products of two bytes (16 bits) per cycle and core, all cores at once, registers
- *   only; of what the processor does not have, nothing.
+ *   after it) and .matrix.int8 (AMX): products of two bytes (for .dot.int16, of 16-bit numbers) per cycle and core, on
+ *   all cores at once, with operands in registers only. Instructions that the processor lacks are not measured.
  * Spoiled by: too few independent sums (of tiles eight registers allow four), a compiler that merges (every sum is
  *   pinned), a sibling thread on the same core (the tile unit is shared), clocks that fall under wide vectors.
  * Proof: there is no memory access, and half the sums of the dot products reach the same rate.

@@ -1,7 +1,7 @@
 /* Clock of a core under load.
  *
- * Measures: clock_hz, the cycles per second of a busy core while all cores are busy: 1024 dependent integer
- *   additions take 1024 cycles on every processor, whatever else it can do at once.
+ * Measures: clock_hz, the cycles per second of a busy core while all cores are busy: 1024 dependent integer additions
+ *   take 1024 cycles on every processor, however many instructions it can run in parallel.
  * Spoiled by: additions of constants, which some cores do while renaming (the operand is a register here); a clock
  *   that is still rising (the first window warms up); another process on the core (the fastest windows count).
  * Proof: two independent chains in one loop take the same time as one, so neither issue nor the loop bounds it.

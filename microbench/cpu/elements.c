@@ -1,8 +1,9 @@
 /* Copies of single elements, as packing and scattered results make them.
  *
- * Measures: execution.element_gather_s (elements far apart in the source, collected one by one into a row),
- *   .element_copy_s (rows of 28 elements into rows of 30 whose borders are zero) and .element_scatter_s (vectors whose
- *   elements are stored far apart); seconds per element, one core, source and target in L1 and L2.
+ * Measures: execution.element_gather_s (elements that lie far apart in the source are collected one by one into a row),
+ *   .element_copy_s (rows of 28 elements are copied into rows of 30 whose borders are zero) and .element_scatter_s (the
+ *   elements of vectors are stored far apart), in seconds per element, on one core, with source and target in L1 and
+ *   L2.
  * Spoiled by: vectorised gathers (elements pass through a pin one by one), misses (64 KiB at most), rows that meet in one
  *   set of the cache (the pitch is odd in lines).
  * Proof: an element is one load and one store through a pinned register, and thirty of them share the start of a loop; the

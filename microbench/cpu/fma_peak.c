@@ -1,7 +1,8 @@
 /* Peak rate of fused multiply-adds.
  *
- * Measures: compute.ops_per_cycle_per_unit.fma and .fma.float64, multiply-adds of lanes per cycle and core, all cores at
- *   once, at the vector width of the code generator (and at the narrower ones, for people), registers only.
+ * Measures: compute.ops_per_cycle_per_unit.fma and .fma.float64: multiply-adds per cycle and core, counted by lane, on
+ *   all cores at once, at the vector width of the code generator (for information, also at narrower ones), with
+ *   operands in registers only.
  * Spoiled by: too few independent chains (more than latency times ports of any core), a compiler that merges or
  *   vectorises (every result is pinned), clocks that fall under wide vectors (then the rate falls, against clock_hz).
  * Proof: half the accumulators reach the same rate, so no latency is waited for; there is no memory access at all.

@@ -1,8 +1,8 @@
 /* Instructions a core issues per cycle when they are of the kinds a micro-kernel mixes.
  *
- * Measures: compute.ops_per_cycle_per_unit.issue, instructions per cycle and core times the lanes of a vector (the model
- *   counts lanes): multiply-adds, vector loads that hit L1 and integer additions in turn, so that no single kind of port is
- *   the limit before the front end is. The best of three mixes counts.
+ * Measures: compute.ops_per_cycle_per_unit.issue: instructions per cycle and core, times the lanes of a vector (because
+ *   the model counts lanes). Multiply-adds, vector loads that hit L1 and integer additions alternate, so that no kind
+ *   of port limits the rate before the front end does. The best of three mixes counts.
  * Spoiled by: instructions that are fused or removed while decoding (none of these are), loop branches (one in 48).
  * Proof: the rate is above what multiply-adds, or loads, reach alone; no mix waits for a result (independent chains).
  */

@@ -1,8 +1,8 @@
 /* Latency of the memory layers, and what fits a cache.
  *
- * Measures: latency_s of l1, l2, l3 and dram: the time from one load to the next that needs its result as an address, at
- *   random places of a block that fits the layer; capacity_bytes of l1 and l2: the largest block whose latency is still
- *   nearer to the layer's own than to the next one's.
+ * Measures: latency_s of l1, l2, l3 and dram: the time from one load to the next load that needs its result as an
+ *   address, at random positions in a block that fits in the layer; capacity_bytes of l1 and l2: the size of the
+ *   largest block whose latency is closer to the layer's own latency than to the next layer's.
  * Spoiled by: prefetching (the order is random, no distance repeats), TLB misses (large pages where the system has them),
  *   other users of a shared cache.
  * Proof: two chases in one loop take the time of one, so neither ports nor bandwidth are the limit.

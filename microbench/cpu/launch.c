@@ -1,9 +1,9 @@
 /* What starting a kernel costs.
  *
- * Measures: execution.launch_s, the time of a call of a kernel with three arrays through roller's own launcher when the
- *   kernel does nothing but look at its arguments as generated ones do; execution.fork_s, by how much longer it takes when
- *   the kernel hands a task to every worker of the launcher's pool and waits for the last one. Calls follow each other, so
- *   the workers still look for work.
+ * Measures: execution.launch_s, the time to call a kernel with three arrays through Roller's own launcher if the kernel
+ *   only inspects its arguments, as generated kernels do; execution.fork_s, the additional time if the kernel hands a
+ *   task to every worker of the launcher's pool and waits for the last one. Calls follow each other, so the workers are
+ *   still looking for work.
  * Spoiled by: a worker on the caller's processor (the launcher keeps them apart), sleeping workers (the first calls are
  *   thrown away), other processes on the workers' processors (the fastest windows count).
  * Proof: the kernel reads and writes no element; the fork is a difference of two calls that differ in nothing else.

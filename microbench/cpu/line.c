@@ -1,7 +1,7 @@
 /* Bytes of a cache line.
  *
- * Measures: line_bytes of the caches: a chase through blocks of 512 bytes beyond L2 that reads two words of each, a
- *   distance apart. The second word is in L1 as long as the first one's line brought it.
+ * Measures: line_bytes of the caches: a pointer chase through blocks of 512 bytes beyond L2 reads two words of each
+ *   block, a given distance apart. The second word is in L1 if it lies in the line of the first word.
  * Spoiled by: prefetchers that bring the neighbouring line (into L2: that latency is seen all the same).
  * Proof: at 8 bytes the second word costs the latency of L1; the first distance that costs more is the line.
  */

@@ -1,8 +1,9 @@
 /* Micro-kernels of matrix products: rows by vectors of accumulators, operands from panels in L1.
  *
- * Measures: execution.step_issue_s, what a reduction step takes beside its multiply-adds, and how the rate depends on the
- *   accumulators in flight (limits.usable_vector_registers: how many there may be before operands spill). A step loads the
- *   vectors of one panel and one broadcast element per row of the other, as the templates do.
+ * Measures: execution.step_issue_s, the time that a reduction step takes in addition to its multiply-adds, and how the
+ *   rate depends on the number of accumulators in flight (limits.usable_vector_registers: how many there may be before
+ *   operands spill). A step loads the vectors of one panel and, for each row of the other panel, one broadcast element,
+ *   as the templates do.
  * Spoiled by: panels that leave L1 (16 KiB at most), alignment (panels start at a line), the compiler's own spills,
  *   which are the point: the template's loop meets them too.
  * Proof: tiles of few accumulators take the latency of a multiply-add per step, those of many its multiply-adds over the

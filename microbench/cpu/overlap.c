@@ -1,9 +1,10 @@
 /* How far a core's memory traffic hides behind its arithmetic.
  *
- * Measures: execution.misses_in_flight, the `b` of the model's law for two stations that work at once: with memory time
- *   M and arithmetic time C alone, both together take max(M, C) * (1 - rho^(b+1)) / (1 - rho^b), rho = min / max. Vectors
- *   come from L2, each goes through some multiply-adds; C is the same code on a block in L1, M the loads alone.
- *   Beside it, for people: how many independent chases through memory a core keeps going.
+ * Measures: execution.misses_in_flight, the `b` in the model's law for two stations that work at once: if memory alone
+ *   takes M and arithmetic alone takes C, both together take max(M, C) * (1 - rho^(b+1)) / (1 - rho^b), with rho = min
+ *   / max. Vectors come from L2, and each goes through several multiply-adds. C is the time of the same code on a block
+ *   in L1, and M is the time of the loads alone. For information, the probe also finds how many independent pointer
+ *   chases through memory a core sustains.
  * Spoiled by: M and C far apart (then any b fits: the multiply-adds per vector are chosen to make them nearly equal).
  * Proof: M, C and both together are timed one after the other, again and again, and differ in the block or in the
  *   multiply-adds alone; where nothing hides b is 1, where everything does its spread keeps it out.

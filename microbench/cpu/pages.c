@@ -1,7 +1,7 @@
 /* First touch of memory.
  *
- * Measures: execution.fault_s, the time of the first touch of a page that the system hands out, with taking it back: a
- *   block is mapped, one byte of every page written, and unmapped.
+ * Measures: execution.fault_s, the time of the first touch of a page, including the time to release the page: a block
+ *   is mapped, one byte of every page is written, and the block is unmapped.
  * Spoiled by: large pages, which are handed out for many touches at once (what is found is then the share of one).
  * Proof: pages that were touched before take less than a tenth.
  */

@@ -1,7 +1,8 @@
 /* Rates of additions and of conversions.
  *
- * Measures: compute.ops_per_cycle_per_unit.add (additions, maxima; the slower of both), .add.float64, and .convert
- *   (float32 to int32 and back), lanes per cycle and core, registers only, all cores at once.
+ * Measures: compute.ops_per_cycle_per_unit.add (additions and maxima; the slower of the two), .add.float64, and
+ *   .convert (float32 to int32 and back), in lanes per cycle and core, with operands in registers only, on all cores at
+ *   once.
  * Spoiled by: too few independent chains, a compiler that folds repeated additions (every result is pinned).
  * Proof: no memory access, and as many independent chains as for the peak of multiply-adds.
  */

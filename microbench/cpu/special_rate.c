@@ -1,8 +1,8 @@
 /* Rate of exponentials as the code generator prints them.
  *
- * Measures: compute.ops_per_cycle_per_unit.special, lanes per cycle and core, all cores at once: the arithmetic of
- *   roller/templates/cpu/emit/mathlib.py (clipping, Cody and Waite, a polynomial of degree five, two powers of two) over 4 KiB in
- *   L1; divisions and square roots beside it, for people.
+ * Measures: compute.ops_per_cycle_per_unit.special, in lanes per cycle and core, on all cores at once: the arithmetic
+ *   of roller/templates/cpu/emit/mathlib.py (clipping, Cody-Waite reduction, a polynomial of degree five, two powers of
+ *   two) over 4 KiB in L1; for information, also divisions and square roots.
  * Spoiled by: a compiler that does not vectorise the loop (its rate then is that of one lane, and the probe withdraws
  *   it), another polynomial.
  * Proof: arithmetic is 25 vector operations per load and store of L1, far beyond what L1 bounds.

@@ -1,7 +1,8 @@
 /* Vector loads that touch two cache lines.
  *
- * Measures: execution.split_load_slots, the load slots such a load takes beyond its own: time of loads that lie half in one
- *   line of L1 and half in the next, over that of loads that lie in one, minus one.
+ * Measures: execution.split_load_slots, the additional load slots that a load takes if it crosses a line: the time of
+ *   loads that lie half in one line of L1 and half in the next, divided by the time of loads within one line, minus
+ *   one.
  * Spoiled by: loads that cross a page (one in 64, which is left as it is), a block that leaves L1 (8 KiB).
  * Proof: both kernels differ in the offset alone, and the whole loads reach the rate of load_store.
  */

@@ -1,8 +1,8 @@
 /* What a task costs beside its elements.
  *
- * Measures: execution.barrier_s, on a CPU the loop overhead of a task of an element-wise program: finding its rows from its
- *   number, starting and leaving the inner loop (the mispredicted exit among it). A task is a short row in L1; the time per
- *   task over the length of the row is a line whose intercept this is.
+ * Measures: execution.barrier_s, on a CPU the loop overhead of a task of an element-wise program: computing its rows
+ *   from its index, and entering and leaving the inner loop (including the mispredicted exit). A task is a short row in
+ *   L1; the time per task is a linear function of the row length, and its intercept is this overhead.
  * Spoiled by: a compiler that merges the rows of neighbouring tasks (their number passes a pin), a predictor that learns
  *   where the rows end (their lengths vary by up to three vectors).
  * Proof: the slope is that of long rows in L1, so what is left of a short one is not its elements.

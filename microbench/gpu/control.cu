@@ -1,7 +1,7 @@
 /*
- * Measures: execution.launch_s, the time one more kernel adds to a queue of them (`empty`; in a graph, as kernels are
- * timed, where there are graphs), and
- * execution.barrier_s, what a block of eight warps loses at a barrier (`barrier`).
+ * Measures: execution.launch_s, the time that one more kernel adds to a queue of kernels (`empty`; in a graph, as
+ * kernels are timed, where there are graphs), and execution.barrier_s, the time that a block of eight warps loses at a
+ * barrier (`barrier`).
  *
  * Spoiled by: the host falling behind (a graph holds n or 2n launches; without graphs the host's pace is measured); work between the barriers
  * (there is none, and a loop turn holds sixteen); other blocks on the unit (one block per unit).

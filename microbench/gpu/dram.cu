@@ -1,8 +1,10 @@
 /*
- * Measures: bytes per second from global memory against loads in flight. `walk_N` keeps N loads of 4 bytes per thread
- * in flight: warps times N on one axis gives memory_layers.global.bandwidth_per_teu_bytes_per_s (the slope of few
- * warps) and saturation_exponent (the knee); `copy` reads and writes with everything in flight, the
- * memory_layers.global.bandwidth_bytes_per_s that kernels reach. One warp's load covers whole transactions, next to those of its neighbours.
+ * Measures: the bandwidth from global memory as a function of the loads in flight. `walk_N` keeps N loads of 4 bytes
+ * per thread in flight. The bandwidth as a function of warps times N gives
+ * memory_layers.global.bandwidth_per_teu_bytes_per_s (the slope for few warps) and saturation_exponent (the knee).
+ * `copy` reads and writes with as many accesses in flight as possible and gives
+ * memory_layers.global.bandwidth_bytes_per_s, the bandwidth that kernels reach. The load of a warp covers whole
+ * transactions, next to those of neighbouring warps.
  *
  * Spoiled by: data that is still in L2 (every run goes on where the last one stopped, over a buffer many times the
  * cache); launch and start-up (the time of 2n steps minus that of n); fewer resident warps than launched (blocks of two

@@ -1,7 +1,7 @@
 /*
- * Measures: multiply-adds per second of the matrix unit, per dtype (compute.ops_per_cycle_per_unit.group_matrix.*, with the
- * clock), through the instruction of four warps that reads its operands from scratchpad by itself: 64x256x16 (wgmma), its
- * tiles in lines of 128 bytes, two groups of warps per block. Built for sm_90a alone.
+ * Measures: multiply-adds per second of the matrix unit, per dtype (compute.ops_per_cycle_per_unit.group_matrix.*, with
+ * the clock), with the instruction of four warps that reads its operands from the scratchpad by itself: 64x256x16
+ * (wgmma), operand tiles in lines of 128 bytes, two groups of warps per block. Built only for sm_90a.
  *
  * Spoiled by: waits (products of one step still run as the next ones start, and the other group's beside them); the
  * scratchpad, where operands were read slower than multiplied (B is read once per group, as kernels do).

@@ -1,7 +1,7 @@
 /*
- * Measures: bytes per second from the shared cache while all its data stay in it (memory_layers.l2
- * .bandwidth_bytes_per_s), and, over regions from a half to four times the size the device states, where the time per
- * byte has come half the way (in logarithms) to that of global memory (memory_layers.l2.capacity_bytes).
+ * Measures: bytes per second from the shared cache while all data stay in it (memory_layers.l2.bandwidth_bytes_per_s).
+ * Regions of a half to four times the stated size of the cache also show the size at which the time per byte is halfway
+ * (in logarithms) to that of global memory (memory_layers.l2.capacity_bytes).
  *
  * Spoiled by: hits in L1 (loads go around it; where they cannot, every block walks over a region that is far larger
  * than L1); launch and start-up (2n steps minus n).

@@ -1,6 +1,7 @@
 /*
- * Measures: seconds from a load to the next that needs its value: memory_layers.shared.latency_s (`near`),
- * memory_layers.l2.latency_s (`far` over a quarter of L2) and memory_layers.global.latency_s (`far` over four times L2).
+ * Measures: the time from a load to the next load that needs its value: memory_layers.shared.latency_s (`near`),
+ * memory_layers.l2.latency_s (`far` over a quarter of L2) and memory_layers.global.latency_s (`far` over four times
+ * L2).
  *
  * Spoiled by: hits in a faster layer (`far` goes around L1, a random cycle visits every line before it comes back);
  * prefetching (the order is random); a cold address translation (the footprint is a few large pages); loop overhead

@@ -1,6 +1,7 @@
 /*
  * Measures: multiply-adds per second of the matrix unit, per dtype (compute.ops_per_cycle_per_unit.matrix.*, with the
- * clock), through the interface that generated kernels use: 16x16x16 fragments of a warp (wmma). An instruction set that gets more out of the unit asynchronously is not counted on.
+ * clock), through the interface that generated kernels use: 16x16x16 fragments of a warp (wmma). Asynchronous
+ * instructions that get more out of the unit are not measured.
  *
  * Spoiled by: the dependence of an accumulator on itself (four independent ones per warp, two warps and more per
  * scheduler); loads of fragments (once, before the loop).

@@ -1,10 +1,11 @@
 /*
- * Measures: instructions of one class per second of a unit full of warps (compute.ops_per_cycle_per_unit, with the
- * clock): add (float32 addition), special (the exponential's own instruction), convert.float16 (float16 to float32),
- * convert_to.float16 (float32 to float16: what a conversion there, one back and an addition take longer than the other
- * two), fma.float16 (two per lane and instruction) and fma.float64; integer (additions and exclusive-ors), where
- * they run beside multiply-adds and do not take turns with them; issue: the most instructions of mixed pipes per
- * cycle, floating point beside integer, or beside scratchpad loads.
+ * Measures: the rates of classes of instructions on a unit that is full of warps (compute.ops_per_cycle_per_unit, with
+ * the clock). add is float32 addition, special is the exponential's own instruction, and convert.float16 is the
+ * conversion of float16 to float32. convert_to.float16 (float32 to float16) follows from the time by which a conversion
+ * there, one back and an addition exceed the latter two. fma.float16 counts two operations per lane and instruction;
+ * fma.float64 is measured, too. integer (additions and exclusive-ors) is given where these instructions run beside
+ * multiply-adds and do not take turns with them. issue is the largest number of instructions per cycle in a mix for
+ * different pipes: floating point beside integer, or beside scratchpad loads.
  *
  * Spoiled by: dependent chains (eight independent values per thread, and all warps that fit); loop overhead (64 or
  * more instructions per turn); a compiler that folds repeated steps (no step can be merged with the next: rounding,

@@ -1,8 +1,9 @@
 /*
  * Measures: the scratchpad of one unit. `vectors`: bytes per second of conflict-free 16-byte loads
- * (memory_layers.shared.bandwidth_bytes_per_s). `strided`: 4-byte loads whose lanes lie `stride` words apart; at
- * stride 1 their rate is compute.ops_per_cycle_per_unit.load_store, and how many times longer each stride takes gives
- * memory_layers.shared.banks and bank_width_bytes: lanes that meet in one bank are served one after the other.
+ * (memory_layers.shared.bandwidth_bytes_per_s). `strided`: 4-byte loads whose lanes read words `stride` apart. Their
+ * rate at stride 1 is compute.ops_per_cycle_per_unit.load_store. The factors by which larger strides take longer give
+ * memory_layers.shared.banks and bank_width_bytes, because accesses of several lanes to one bank are served one after
+ * the other.
  *
  * Spoiled by: address arithmetic (constant offsets, one addition per 8 or 16 loads); loads the compiler drops or keeps
  * in registers (the address moves with a number only `p` knows); too few warps to hide the latency (all that fit).

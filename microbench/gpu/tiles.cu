@@ -1,9 +1,10 @@
 /*
- * Measures: a reduction step of a register tile, as a matrix multiplication runs it: a thread loads RY + RX operands from
- * scratchpad and does RY*RX multiply-adds. Over tile sizes and warps per unit the time of a step is
- * step_latency + max(1, warps/schedulers) * RY*RX * t_fma + warps/schedulers * step_issue; a fit gives
+ * Measures: a reduction step of a register tile, as a matrix multiplication runs it: a thread loads RY + RX operands
+ * from the scratchpad and does RY*RX multiply-adds. As a function of the tile size and the warps per unit, the time of
+ * a step is step_latency + max(1, warps/schedulers) * RY*RX * t_fma + warps/schedulers * step_issue. A fit gives
  * execution.step_latency_s, execution.step_issue_s and, with the clock, compute.ops_per_cycle_per_unit.fma. The clock
- * is cycles counted by the unit over elapsed seconds under that load (clock_hz: sustained, not boost).
+ * is the number of cycles that the unit counts under that load, divided by the elapsed seconds (clock_hz: sustained,
+ * not boost).
  *
  * Spoiled by: several blocks on one unit while others are idle (one block per unit, as many as units); bank conflicts
  * (lanes read neighbouring vectors or the same one); loads moved ahead by the compiler (the loop is not unrolled).

@@ -1,9 +1,9 @@
 /*
- * Measures: what a short contiguous run costs. Lanes read runs of 4 to 128 bytes, one run per 256 bytes, at several
- * offsets; a run that touches k transactions costs k times one. The size that explains all runs and offsets is the
- * transaction: over a region in L2 memory_layers.l2.transaction_bytes (of global memory, too:
- * what L2 is asked for is what a load moves at least), over fresh global memory
- * memory_layers.global.fetch_bytes (what one access brings at least from behind the cache).
+ * Measures: the cost of short contiguous runs. Lanes read runs of 4 to 128 bytes, one run per 256 bytes, at several
+ * offsets; a run that touches k transactions costs k times as much as a run that touches one. The size that explains
+ * all runs and offsets is the transaction. Over a region in L2, it is memory_layers.l2.transaction_bytes (also the
+ * value for global memory, because a load requests at least that much from L2). Over global memory that is not cached,
+ * it is memory_layers.global.fetch_bytes (the minimum that one access fetches from behind the cache).
  *
  * Spoiled by: a bound other than bytes (four loads per step are independent, and all warps are resident; where short
  * runs are bound by the number of lines a unit looks up, the times fit no size and nothing is reported); neighbours

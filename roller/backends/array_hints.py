@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def host_remedy(value: Any) -> str:
+def host_copy_hint(value: Any) -> str:
     """Return advice for an array from another library that NumPy cannot view."""
     if str(getattr(value, "dtype", "")).endswith("bfloat16"):
         # The only dtype of models that NumPy cannot view; other libraries store the same two bytes.
@@ -13,15 +13,15 @@ def host_remedy(value: Any) -> str:
     return "Move it to the CPU and detach it."
 
 
-def check_memory(value: Any) -> None:
+def check_tensor_has_values(value: Any) -> None:
     """Raise an error if the memory of a tensor does not contain its values."""
     # PyTorch has lazy negation and conjugation, and zeros without memory (forward-mode differentiation).
-    if _says(value, "is_neg") or _says(value, "is_conj"):
+    if _calls_true(value, "is_neg") or _calls_true(value, "is_conj"):
         raise BufferError("its negation or conjugation is lazy: pass x.resolve_conj().resolve_neg()")
-    if _says(value, "_is_zerotensor"):
+    if _calls_true(value, "_is_zerotensor"):
         raise BufferError("it is zero and has no memory: pass torch.zeros(x.shape, dtype=x.dtype)")
 
 
-def _says(value: Any, name: str) -> bool:
+def _calls_true(value: Any, name: str) -> bool:
     method = getattr(value, name, None)
     return callable(method) and bool(method())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roller.errors import LaunchError, SpecError, did_you_mean
-from roller.targets import DEVICES, Target, device_name
+from roller.targets import DEVICES, Target, canonical_device_name
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
@@ -102,7 +102,7 @@ def is_reachable(device: object) -> bool:
     """
     if not isinstance(device, str):
         return False
-    kind, colon, _ = device_name(device).partition(":")
+    kind, colon, _ = canonical_device_name(device).partition(":")
     return kind in KINDS and (bool(colon) or DEVICES[kind].numbered)
 
 
@@ -114,7 +114,7 @@ def parse(device: str) -> DeviceHandle:
     >>> parse("cuda").index, parse("rocm:1").index, parse("null:h200").spec
     (0, 1, 'h200')
     """
-    kind, colon, rest = device_name(device).partition(":")
+    kind, colon, rest = canonical_device_name(device).partition(":")
     numbered = kind in KINDS and DEVICES[kind].numbered
     if numbered and re.fullmatch(r"(:\d+)?", colon + rest):
         return DeviceHandle(kind, int(rest or 0))
@@ -134,7 +134,7 @@ def parse(device: str) -> DeviceHandle:
     )
 
 
-def match(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSpec:
+def match_spec(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSpec:
     """Return the specification with the same architecture and the closest number of units and memory size."""
     known = list(specs)
     fitting = [s for s in known if same_arch(s.target.get("arch", ""), properties.arch)]

@@ -20,13 +20,13 @@ from roller.cli.common import (
     TopKOption,
     WorkersOption,
     console,
-    device_of,
     first_line,
-    operator_rows,
+    load_device_spec,
     print_json,
+    read_operator_rows,
 )
-from roller.cli.progress import counted_steps
-from roller.compiler.autotune.proving import PROVE_ALL_S, Share, proved_of
+from roller.cli.progress import track_progress
+from roller.compiler.autotune.proving import PROVE_ALL_S, ProofBudget, stored_proof
 from roller.compiler.pipeline import lower
 from roller.core.processor import usable_processors
 from roller.errors import ArtifactError, BuildError, RollerError, counted
@@ -36,7 +36,7 @@ from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.bundle_format import OperatorEntry, pack, unpack, write_bundle
 from roller.runtime.bundle_import import import_results
 from roller.runtime.cache_key import code_digest
-from roller.runtime.container import check_target
+from roller.runtime.container import check_output_folder
 from roller.runtime.records import grouped_reasons
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 from roller.tile import RProgram
@@ -72,7 +72,7 @@ ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="JSON o
 
 
 @dataclass(frozen=True)
-class _Job:
+class _OperatorJob:
     """Operator to construct, lower and build."""
 
     row: Mapping[str, Any]
@@ -104,16 +104,16 @@ def create_command(
     kernels are left out; unproved ones are listed. Run the folder on a machine with a GPU:
     ``python -m roller.runtime.bundle run FOLDER --json r.json``.
     """
-    rows, spec = operator_rows(ops, pattern), device_of(device, settings)
+    rows, spec = read_operator_rows(ops, pattern), load_device_spec(device, settings)
     done = create_bundle(
         rows, spec, out, top_k=top_k, batch=batch, limit_bytes=limit_bytes, workers=workers, binaries=not sources,
         prove_s=prove_s,
     )  # fmt: skip
-    _report(done, out, as_json)
+    _print_created_bundle(done, out, as_json)
 
 
 @dataclass(frozen=True)
-class Created:
+class CreatedBundle:
     """The bundle that was written: its manifest, each operator's build result, and the number of binaries left out."""
 
     manifest: Mapping[str, Any]
@@ -125,19 +125,19 @@ def create_bundle(
     rows: Sequence[Mapping[str, Any]], spec: DeviceSpec, out: Path, *, top_k: int | Literal["auto"] = 10,
     batch: int | None = None, limit_bytes: int = LIMIT_BYTES, workers: int | None = None, binaries: bool = True,
     prove_s: float = 0.0,
-) -> Created:  # fmt: skip
+) -> CreatedBundle:  # fmt: skip
     """Construct, lower and build the best candidates of operators, and write them as one folder."""
-    check_target(out)
+    check_output_folder(out)
     if not spec.traits.discrete:
         raise ArtifactError(
             f"--device: expected the spec of a GPU, got '{spec.name}'. CPU kernels compile where they run."
         )
     options = ConstructOptions(top_k=top_k)
     share_s = prove_s * (workers or usable_processors()) / max(1, len(rows))
-    jobs = {str(row["id"]): _Job(row, spec, options, batch, binaries, share_s) for row in rows}
-    built = build_operators(jobs, _built, workers)
-    operators, left_out = _within([r.value for r in built.values() if r.value is not None], limit_bytes)
-    return Created(write_bundle(out, bundle_header(spec, options, batch), operators), built, left_out)
+    jobs = {str(row["id"]): _OperatorJob(row, spec, options, batch, binaries, share_s) for row in rows}
+    built = build_operators(jobs, _build_operator, workers)
+    operators, left_out = _drop_binaries_to_limit([r.value for r in built.values() if r.value is not None], limit_bytes)
+    return CreatedBundle(write_bundle(out, bundle_header(spec, options, batch), operators), built, left_out)
 
 
 def build_operators(
@@ -146,7 +146,7 @@ def build_operators(
     """Build all jobs in parallel; return the result of each by id."""
     import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
 
-    with counted_steps("operators", len(jobs)) as told:
+    with track_progress("operators", len(jobs)) as told:
         built = build_all(
             jobs, build_one, workers=workers, timeout_s=900.0, on_result=lambda record: told(record.candidate_id)
         )
@@ -171,17 +171,17 @@ def import_command(results: ResultsArgument, as_json: JsonOption = False) -> Non
         screen.print("the kernels were built by other sources of roller than these, which will build their own")
 
 
-def _built(job: _Job) -> tuple[OperatorEntry, bytes]:
+def _build_operator(job: _OperatorJob) -> tuple[OperatorEntry, bytes]:
     """Construct, lower and build one operator."""
     expr = roller.ops.from_spec(job.row, batch=job.batch)
     found = roller.construct(expr, job.spec.emitted, options=job.options)
     candidates = [(c.id, c.program, c.estimate.to_dict()) for c in found]
     flops = job.row.get("flops") if job.batch is None else None
-    prove = Share(job.prove_s, partial(lower, spec=job.spec)) if job.prove_s else None
-    return operator_of(str(job.row["id"]), expr, candidates, job.spec, job.binaries, flops, prove)
+    prove = ProofBudget(job.prove_s, partial(lower, spec=job.spec)) if job.prove_s else None
+    return lower_and_build_operator(str(job.row["id"]), expr, candidates, job.spec, job.binaries, flops, prove)
 
 
-def operator_of(
+def lower_and_build_operator(
     name: str, expr: TensorExpr, candidates: Sequence[tuple[str, RProgram, Mapping[str, Any]]], spec: DeviceSpec,
     binaries: bool = True, flops: float | None = None, prove: Prove | None = None,
 ) -> tuple[OperatorEntry, bytes]:  # fmt: skip
@@ -205,12 +205,12 @@ def operator_of(
     entry = OperatorEntry(
         name, str(expr), "", "", 0, tuple(name for name, _ in good),
         tuple(a.estimate["seconds"] for _, a in good), len(good) if binaries else 0, tuple(failed), flops,
-        tuple(proved_of(a) for _, a in good) if prove is not None else (),
+        tuple(stored_proof(a) for _, a in good) if prove is not None else (),
     )  # fmt: skip
     return entry, pack(good)
 
 
-def _within(
+def _drop_binaries_to_limit(
     operators: list[tuple[OperatorEntry, bytes]], limit_bytes: int
 ) -> tuple[list[tuple[OperatorEntry, bytes]], int]:
     """Drop binaries, worst ranks first, until the bundle fits; return the operators and the number dropped."""
@@ -243,7 +243,7 @@ def bundle_header(spec: DeviceSpec, options: ConstructOptions, batch: int | None
     }
 
 
-def _report(done: Created, out: Path, as_json: bool) -> None:
+def _print_created_bundle(done: CreatedBundle, out: Path, as_json: bool) -> None:
     failed = {name: r.record.reason for name, r in done.built.items() if r.value is None}
     rows = done.manifest["operators"]
     summary = {
@@ -255,7 +255,7 @@ def _report(done: Created, out: Path, as_json: bool) -> None:
         "size_bytes": sum(p.stat().st_size for p in out.rglob("*") if p.is_file()),
         "build_s": sum(r.record.build_s or 0.0 for r in done.built.values()),
         "failed": failed,
-        "proofs": _proofs(rows),
+        "proofs": _group_candidates_by_proof(rows),
     }
     if as_json:
         print_json(summary)
@@ -265,14 +265,14 @@ def _report(done: Created, out: Path, as_json: bool) -> None:
         f"{out}: {summary['operators']} operators, {summary['candidates']} candidates ({summary['binaries']} with a "
         f"binary), {summary['size_bytes'] / 1e6:.2f} MB", soft_wrap=True,
     )  # fmt: skip
-    for line, ids in _proofs(rows).items():
+    for line, ids in _group_candidates_by_proof(rows).items():
         screen.print(f"{line}: {counted(len(ids), 'candidate')}: {first_line(', '.join(ids))}", soft_wrap=True)
     for name, reason in failed.items():
         screen.print(f"{name}: left out: {reason}", soft_wrap=True)
     screen.print(f"run it there: python -m roller.runtime.bundle run {out.name} --json results.json", soft_wrap=True)
 
 
-def _proofs(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def _group_candidates_by_proof(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Group candidates ("operator #rank") by proof status, and operators with wrong candidates by reason."""
     found: dict[str, list[str]] = {}
     for row in rows:

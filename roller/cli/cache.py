@@ -14,8 +14,8 @@ from rich.table import Table
 
 from roller.cli.common import JsonOption, check_writable, console, print_json, seconds
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_holdings import KEY_CHARACTERS, drop, holdings
-from roller.runtime.cache_limit import limit_of, set_limit, size_of
+from roller.runtime.cache_limit import parse_size, read_limit, set_limit
+from roller.runtime.cache_listing import KEY_CHARACTERS, drop, list_cached_kernels
 from roller.runtime.cache_transfer import export_cache, import_cache
 
 cache_app = typer.Typer(
@@ -54,9 +54,9 @@ def info_command(as_json: JsonOption = False) -> None:
     screen = console()
     screen.print(f"folder:       {info['folder']}", soft_wrap=True)
     screen.print(f"kernels:      {info['entries']}, of which {info['entries_measured']} ran on their device")
-    screen.print(f"artifacts:    {info['artifacts']} files, {size(info['artifact_bytes'])}")
+    screen.print(f"artifacts:    {info['artifacts']} files, {bytes_text(info['artifact_bytes'])}")
     screen.print(f"limit:        {_limit_text(info['limit_bytes'])} of artifacts ({info['limit_from']}): {_LIMIT_RULE}")
-    screen.print(f"index:        {size(info['database_bytes'])}")
+    screen.print(f"index:        {bytes_text(info['database_bytes'])}")
     screen.print(f"measurements: {info['measurements']}")
     for name in info["damaged_databases"]:
         screen.print(f"set aside:    {name} (damaged; remove it when you have looked at it)")
@@ -66,7 +66,7 @@ def info_command(as_json: JsonOption = False) -> None:
 def list_command(device: DeviceFilter = None, as_json: JsonOption = False) -> None:
     """Print every kernel, last used first: operator, device, when it was stored, how it was chosen, and its size."""
     cache = KernelCache()
-    found = [h for h in holdings(cache) if device is None or device.lower() == h.device.lower()]
+    found = [h for h in list_cached_kernels(cache) if device is None or device.lower() == h.device.lower()]
     if as_json:
         print_json([h.to_dict() for h in found])
         return
@@ -82,13 +82,15 @@ def list_command(device: DeviceFilter = None, as_json: JsonOption = False) -> No
     for h in found:
         operator = f"{h.operator}({h.arguments})"
         table.add_row(
-            h.key[:KEY_CHARACTERS], operator, h.device, date(h.stored_at), h.status, seconds(h.measured_s),
-            size(h.size_bytes),
+            h.key[:KEY_CHARACTERS], operator, h.device, local_time_text(h.stored_at), h.status, seconds(h.measured_s),
+            bytes_text(h.size_bytes),
         )  # fmt: skip
     screen.print(table)
     for status in dict.fromkeys(h.status for h in found):
         screen.print(f"{status}: {_STATUSES[status]}", soft_wrap=True)
-    screen.print(f"{len(found)} kernels, {size(sum(h.size_bytes for h in found))}; `roller cache drop KEY` removes one")
+    screen.print(
+        f"{len(found)} kernels, {bytes_text(sum(h.size_bytes for h in found))}; `roller cache drop KEY` removes one"
+    )
 
 
 @cache_app.command("drop")
@@ -99,7 +101,7 @@ def drop_command(key: KeyArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"folder": str(cache.folder), **found.to_dict()})
         return
-    console().print(f"removed {found.operator}({found.arguments}) for {found.device}, {size(found.size_bytes)}",
+    console().print(f"removed {found.operator}({found.arguments}) for {found.device}, {bytes_text(found.size_bytes)}",
                     soft_wrap=True)  # fmt: skip
 
 
@@ -111,19 +113,19 @@ def limit_command(limit: SizeArgument = None, as_json: JsonOption = False) -> No
     """
     cache, removed, freed = KernelCache(), 0, 0
     if limit is not None:
-        set_limit(cache.folder, size_of(limit, "limit"))
+        set_limit(cache.folder, parse_size(limit, "limit"))
         try:
             removed, freed = cache.trim()
         except (OSError, sqlite3.Error) as err:
             raise cache.refusal(err) from err
-    limit_bytes, source = limit_of(cache.folder)
+    limit_bytes, source = read_limit(cache.folder)
     if as_json:
         print_json({"folder": str(cache.folder), "limit_bytes": limit_bytes, "limit_from": source, "removed": removed,
                     "removed_bytes": freed})  # fmt: skip
         return
     console().print(f"{_limit_text(limit_bytes)} ({source}): {_LIMIT_RULE}", soft_wrap=True)
     if limit is not None:
-        console().print(f"removed {removed} artifacts, {size(freed)}, from {cache.folder}", soft_wrap=True)
+        console().print(f"removed {removed} artifacts, {bytes_text(freed)}, from {cache.folder}", soft_wrap=True)
 
 
 @cache_app.command("clear")
@@ -147,7 +149,7 @@ def export_command(file: FileArgument, as_json: JsonOption = False) -> None:
         return
     skipped = f"; {done['skipped']} damaged entries were left out" if done["skipped"] else ""
     console().print(f"wrote {done['entries']} kernels and {done['measurements']} measurements to {file} "
-                    f"({size(done['bytes'])}){skipped}", soft_wrap=True)  # fmt: skip
+                    f"({bytes_text(done['bytes'])}){skipped}", soft_wrap=True)  # fmt: skip
 
 
 @cache_app.command("import")
@@ -162,21 +164,21 @@ def import_command(file: FileArgument, as_json: JsonOption = False) -> None:
                     f"into {cache.folder}", soft_wrap=True)  # fmt: skip
 
 
-def date(at: float | None) -> str:
+def local_time_text(at: float | None) -> str:
     """Format a Unix time in this machine's time zone; return ``"-"`` for ``None``."""
     return "-" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _limit_text(limit_bytes: float) -> str:
-    return "none" if math.isinf(limit_bytes) else size(limit_bytes)
+    return "none" if math.isinf(limit_bytes) else bytes_text(limit_bytes)
 
 
-def size(count_bytes: float) -> str:
+def bytes_text(count_bytes: float) -> str:
     """Format a number of bytes with a binary unit.
 
     Examples
     --------
-    >>> size(512), size(2048), size(3.5e6)
+    >>> bytes_text(512), bytes_text(2048), bytes_text(3.5e6)
     ('512 B', '2 KiB', '3.338 MiB')
     """
     value, units = float(count_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from roller.arguments import target_of
-from roller.cli.common import JsonOption, console, one_of, print_json
+from roller.cli.common import JsonOption, check_choice, console, print_json
 from roller.cli.compile_model import (
     RUNTIMES,
     BatchOption,
@@ -21,13 +21,13 @@ from roller.cli.compile_model import (
     ModelArgument,
     ShapeOption,
     ThreadsOption,
-    compiled_or_listed,
+    compile_or_list_unsupported,
 )
 from roller.errors import LaunchError
 from roller.hardware.detect import is_this_machine
 
 if TYPE_CHECKING:
-    from roller.models.compare import Comparison
+    from roller.models.compare_onnxruntime import Comparison
 
 SetsOption = Annotated[int, typer.Option("--sets", min=1, help="Sets of random inputs.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")]
@@ -60,15 +60,15 @@ def check_command(
     package onnxruntime. Exits with code 1 if an output is too far off.
     """
     if fallback is not None:
-        one_of("--fallback", fallback, RUNTIMES)
-    _need_peer(model)
+        check_choice("--fallback", fallback, RUNTIMES)
+    _require_onnxruntime(model)
     spec, handle = target_of(device)
     if handle is None and not is_this_machine(spec):
         raise LaunchError(f"--device: expected one of this machine to run on, got '{device}'. Write cpu or cuda:0.")
-    from roller.models.compare import compare
+    from roller.models.compare_onnxruntime import compare_with_onnxruntime
 
-    made = compiled_or_listed(model, device, batch, shapes, fallback, as_json, threads=threads, cache=cache)
-    found = compare(made, model, sets=sets, seed=seed, tolerance=tolerance)
+    made = compile_or_list_unsupported(model, device, batch, shapes, fallback, as_json, threads=threads, cache=cache)
+    found = compare_with_onnxruntime(made, model, sets=sets, seed=seed, tolerance=tolerance)
     if as_json:
         print_json(_summary(found))
     else:
@@ -77,7 +77,7 @@ def check_command(
         raise typer.Exit(1)
 
 
-def _need_peer(model: Path) -> None:
+def _require_onnxruntime(model: Path) -> None:
     """Raise if ONNX Runtime is not installed, before anything is compiled."""
     import importlib.util
 

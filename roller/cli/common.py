@@ -13,16 +13,16 @@ from rich import box
 from rich.table import Table
 
 from roller.backends.devices import is_reachable
-from roller.cli.first_use import tell_suspicious, tell_unprobed
 from roller.cli.screen import console as console
+from roller.cli.spec_notes import note_unprobed_processor, warn_of_suspicious_spec
 from roller.cli.usage import UsageError as UsageError
 from roller.core.display import seconds_text
-from roller.core.files import read_text, try_folder
+from roller.core.files import check_folder_writable, read_text
 from roller.errors import ArtifactError, ExprError, did_you_mean, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.hardware import DeviceSpec, load_spec
-from roller.hardware.capacity import capacity_of
-from roller.runtime.id_filter import matching
+from roller.hardware.capacity import device_memory_capacity
+from roller.runtime.id_filter import filter_ids
 from roller.runtime.records import STATUSES
 from roller.tile.winograd import ACCURACY
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from roller.tile import RProgram
 
 
-def top_k_of(text: str | int) -> int | str:
+def parse_top_k(text: str | int) -> int | str:
     """Parse ``--top-k``: a number of candidates, or ``"auto"``."""
     if text == "auto":
         return "auto"
@@ -48,12 +48,12 @@ def top_k_of(text: str | int) -> int | str:
 seconds = seconds_text
 
 
-def one_of(option: str, value: str, known: Iterable[str]) -> str:
+def check_choice(option: str, value: str, known: Iterable[str]) -> str:
     """Return the value of an option after checking that it is one of the known words.
 
     Examples
     --------
-    >>> one_of("--kind", "gpuu", ("cpu", "gpu"))
+    >>> check_choice("--kind", "gpuu", ("cpu", "gpu"))
     Traceback (most recent call last):
     roller.cli.usage.UsageError: --kind: expected 'cpu' or 'gpu', got 'gpuu'; did you mean 'gpu'?
     """
@@ -80,7 +80,7 @@ TopKOption = Annotated[
         "--top-k",
         "-k",
         metavar="K|auto",
-        parser=top_k_of,
+        parser=parse_top_k,
         help="Best candidates to keep; auto: those worth timing.",
     ),
 ]
@@ -95,7 +95,7 @@ SetOption = Annotated[
 ]
 
 
-def overrides_of(settings: Sequence[str] | None) -> dict[str, float]:
+def parse_overrides(settings: Sequence[str] | None) -> dict[str, float]:
     """Parse ``FIELD=VALUE`` settings into numbers by dotted path."""
     overrides: dict[str, float] = {}
     for text in settings or ():
@@ -108,26 +108,26 @@ def overrides_of(settings: Sequence[str] | None) -> dict[str, float]:
     return overrides
 
 
-def device_of(name: str, settings: Sequence[str] | None, *, tells: bool = True) -> DeviceSpec:
+def load_device_spec(name: str, settings: Sequence[str] | None, *, tells: bool = True) -> DeviceSpec:
     """Load a device spec with overrides; if ``tells``, warn about suspicious numbers in the user's own YAML file."""
-    overrides = overrides_of(settings)
+    overrides = parse_overrides(settings)
     if is_reachable(name):
         from roller.arguments import target_of  # reaches drivers
 
         return target_of(name)[0].with_overrides(overrides)
     spec = load_spec(name, overrides)
-    tell_unprobed(name, spec)
+    note_unprobed_processor(name, spec)
     if tells:
-        tell_suspicious(name)
+        warn_of_suspicious_spec(name)
     return spec
 
 
-def tiles_of(settings: Sequence[str] | None, option: str = "--tile") -> dict[str, dict[str, int] | tuple[int, ...]]:
+def parse_tiles(settings: Sequence[str] | None, option: str = "--tile") -> dict[str, dict[str, int] | tuple[int, ...]]:
     """Parse tiles by layer from ``LAYER=AXIS:EXTENT,...`` or ``LAYER=EXTENT,...``.
 
     Examples
     --------
-    >>> tiles_of(["shared=i:64,j:64,k:8", "register=4,4,1"])
+    >>> parse_tiles(["shared=i:64,j:64,k:8", "register=4,4,1"])
     {'shared': {'i': 64, 'j': 64, 'k': 8}, 'register': (4, 4, 1)}
     """
     tiles: dict[str, dict[str, int] | tuple[int, ...]] = {}
@@ -152,7 +152,7 @@ def tiles_of(settings: Sequence[str] | None, option: str = "--tile") -> dict[str
 OPERATORS_EXAMPLE = "operators:\n  - {id: projection, op: matmul, M: 4096, N: 4096, K: 1024, dtype: float16}"
 
 
-def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
+def read_operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
     """Return the operators of a YAML file whose id matches the pattern."""
     import yaml
 
@@ -168,7 +168,7 @@ def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
         )
     if not rows:
         raise ExprError(f"{path}: expected at least one operator, got none. Add rows such as\n{OPERATORS_EXAMPLE}")
-    wanted = set(matching([str(r["id"]) for r in rows], pattern, str(path), ExprError))
+    wanted = set(filter_ids([str(r["id"]) for r in rows], pattern, str(path), ExprError))
     return [r for r in rows if str(r["id"]) in wanted]
 
 
@@ -182,7 +182,7 @@ def check_writable(path: Path) -> None:
         raise ArtifactError(f"{path}: the folder {path.absolute().parent} does not exist. Create it first.")
     if not path.exists():
         try:
-            try_folder(path.absolute().parent)
+            check_folder_writable(path.absolute().parent)
         except OSError as err:
             raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable folder.") from err
 
@@ -270,7 +270,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
     return table
 
 
-def legend(candidates: Sequence[Any]) -> list[str]:
+def status_legend(candidates: Sequence[Any]) -> list[str]:
     """Return a line that explains the candidates' statuses, or nothing if none needs explaining."""
     meanings = {"constructed": "not built", **STATUSES}
     found = {c.status for c in candidates}
@@ -292,7 +292,7 @@ def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
         for t in expr.tensors.values()
         if t.elements >= OFFSET_ELEMENTS
     ]
-    size = capacity_of(spec).bytes
+    size = device_memory_capacity(spec).bytes
     if expr.compulsory_bytes > size:
         notes.append(
             f"inputs and outputs take {expr.compulsory_bytes:,} bytes, {spec.memory_layers[-1].name} memory of "
@@ -325,12 +325,12 @@ def first_line(text: str, width: int = 100) -> str:
 
 def print_json(data: Any) -> None:
     """Print data as indented JSON, with non-finite numbers replaced by null."""
-    typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False))
+    typer.echo(json.dumps(_replace_nonfinite(data), indent=2, allow_nan=False))
 
 
-def _finite(data: Any) -> Any:
+def _replace_nonfinite(data: Any) -> Any:
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, Mapping):
-        return {k: _finite(v) for k, v in data.items()}
-    return [_finite(v) for v in data] if isinstance(data, (list, tuple)) else data
+        return {k: _replace_nonfinite(v) for k, v in data.items()}
+    return [_replace_nonfinite(v) for v in data] if isinstance(data, (list, tuple)) else data

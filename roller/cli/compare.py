@@ -10,12 +10,12 @@ from rich import box
 from rich.table import Table
 
 import roller
-from roller.cli.common import JsonOption, SetOption, console, one_of, operator_rows, print_json, seconds
-from roller.cli.outputs import check_outputs
-from roller.cli.progress import counted_steps
+from roller.cli.common import JsonOption, SetOption, check_choice, console, print_json, read_operator_rows, seconds
+from roller.cli.output_files import check_outputs
+from roller.cli.progress import track_progress
 from roller.cli.sensitivity import BatchOption, FilterOption, OperatorsArgument
 from roller.cli.sweep import PolicyOption, PricesOption
-from roller.cli.training import devices_of
+from roller.cli.training_options import parse_devices
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
@@ -52,17 +52,17 @@ def compare_command(
     from roller.insight.rate_card import read_rate_card
     from roller.insight.sweep import check_picture_path
 
-    specs = devices_of(devices, settings)
+    specs = parse_devices(devices, settings)
     if any(count > 1 for _, count in specs):
         raise UsageError("--device: expected one of each, got several: an operator runs on one. Name it alone.")
-    one_of("--policy", policy, ("library", "roller"))
-    one_of("--theme", theme, tuple(device_comparison.THEMES))
+    check_choice("--policy", policy, ("library", "roller"))
+    check_choice("--theme", theme, tuple(device_comparison.THEMES))
     known = None if prices is None else read_rate_card(prices)
     check_outputs([Path(operators), *filter(None, [prices])], {"--csv": csv, "--picture": picture})
     if picture is not None:
         check_picture_path(picture)
     if operators.endswith((".yaml", ".yml")):
-        rows = operator_rows(Path(operators), pattern)
+        rows = read_operator_rows(Path(operators), pattern)
         expressions = {str(row["id"]): roller.ops.from_spec(row, batch=batch) for row in rows}
     else:
         if batch is not None or pattern != "*":
@@ -70,12 +70,12 @@ def compare_command(
             raise UsageError(f"{option}: expected a file of operators, got one. Leave it out, and write its sizes.")
         parsed = roller.ops.parse(operators)
         expressions = {parsed.name: parsed}
-    with counted_steps("compare", len(specs)) as done:
+    with track_progress("compare", len(specs)) as done:
         found = device_comparison.compare(expressions, [s for s, _ in specs], policy=policy, prices=known, done=done)
     if csv is not None:
-        from roller.core.files import whole_file
+        from roller.core.files import write_atomically
 
-        with whole_file(csv) as out:
+        with write_atomically(csv) as out:
             out.write(found.to_csv().encode())
     if picture is not None:
         device_comparison.draw_comparison(found, picture, theme=theme, width=width)
@@ -86,7 +86,7 @@ def compare_command(
     whose = "kernels of libraries" if policy == "library" else "constructed kernels"
     screen.say(f"{operators}: predicted, {whose}, at the clock that lasts")
     screen.print(_table(found))
-    for note in (*found.notes, *(known.old_prices(found.devices) if known is not None else ())):
+    for note in (*found.notes, *(known.old_rate_notes(found.devices) if known is not None else ())):
         screen.say(note)
 
 

@@ -9,7 +9,7 @@ import typer
 
 import roller
 from roller.backends.devices import is_reachable
-from roller.cli.cache import date
+from roller.cli.cache import local_time_text
 from roller.cli.common import (
     DeterministicOption,
     DeviceOption,
@@ -22,14 +22,14 @@ from roller.cli.common import (
     candidates_table,
     check_writable,
     console,
-    device_of,
-    legend,
+    load_device_spec,
     prediction_text,
     print_json,
     seconds,
+    status_legend,
 )
 from roller.compiler.compiled_kernel import CompiledKernel
-from roller.targets import pretends, target_for
+from roller.targets import is_simulated_device, target_for
 
 #: Treatment of a doubtful time.
 DOUBTFUL_RULE = "It is not kept as final: the next compile measures again, better on a quieter machine"
@@ -76,7 +76,7 @@ def compile_command(
     if out is not None:
         check_writable(out)
     expr = roller.ops.parse(expression)
-    spec = device_of(device, settings)
+    spec = load_device_spec(device, settings)
     kernel = roller.compile(
         expr,
         device=device if is_reachable(device) else spec,
@@ -109,16 +109,16 @@ def compile_command(
         return
     screen = console()
     screen.print(candidates_table(kernel.candidates, f"{expr} on {spec.title}", best.id if best else None))
-    for line in legend(kernel.candidates):
+    for line in status_legend(kernel.candidates):
         screen.print(line)
     if best is not None and best.status == "checked":
         screen.print(f"{prediction_text(kernel.estimate)}; built and checked, not timed: it was not in question")
     elif best is None or best.measured_s is None:
         screen.print(f"predicted {seconds(kernel.estimate.seconds)}; not measured: this device was not run")
     else:
-        how = "pretended" if pretends(device) else "measured"
+        how = "pretended" if is_simulated_device(device) else "measured"
         screen.print(f"{how} {seconds(best.measured_s)}, predicted {seconds(kernel.estimate.seconds)}")
-    for note in _clock_notes(kernel):
+    for note in _timing_notes(kernel):
         screen.print(note, soft_wrap=True)
     if best is not None and best.proved:
         screen.print(f"proof: {best.proved}", soft_wrap=True)
@@ -133,12 +133,12 @@ def compile_command(
         typer.echo(kernel.source)
 
 
-def _clock_notes(kernel: CompiledKernel) -> list[str]:
+def _timing_notes(kernel: CompiledKernel) -> list[str]:
     """Return notes on the origin and reliability of the times."""
     notes = []
     if kernel.cached_at is not None:
         ran = any(c.status in ("measured", "checked") for c in kernel.candidates)
-        notes.append(f"from the cache, {'measured' if ran else 'stored'} on {date(kernel.cached_at)}"
+        notes.append(f"from the cache, {'measured' if ran else 'stored'} on {local_time_text(kernel.cached_at)}"
                      f"{' (--remeasure measures again)' if ran else ''}")  # fmt: skip
     if kernel.doubt:
         notes += [f"doubtful: {kernel.doubt}.", f"{DOUBTFUL_RULE}."]

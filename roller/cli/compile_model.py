@@ -22,32 +22,32 @@ from roller.cli.common import (
     TopKOption,
     UsageError,
     WorkersOption,
+    check_choice,
     console,
-    device_of,
     first_line,
-    one_of,
+    load_device_spec,
     print_json,
     seconds,
 )
 from roller.cli.compile import DOUBTFUL_RULE
-from roller.cli.first_use import tell_unprobed
+from roller.cli.spec_notes import note_unprobed_processor
 from roller.cli.verbosity import is_quiet
 from roller.compiler.autotune.proving import PROVE_ALL_S
 from roller.errors import LaunchError, ModelError, UnsupportedError, counted
 from roller.hardware import THIS_MACHINE, load_spec
 from roller.models.arguments import FALLBACKS
 from roller.models.batch.progress import GOES_ON
-from roller.models.graph.steps import Foreign
-from roller.runtime.disturbance import grouped
-from roller.runtime.own_folder import check_replaceable, replaced
-from roller.targets import device_name
+from roller.models.graph.program_steps import Foreign
+from roller.runtime.disturbance import count_alike_texts
+from roller.runtime.replace_model import check_replaceable, replace_model_folder
+from roller.targets import canonical_device_name
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
     from roller.models.compiled_model import CompiledModel
     from roller.models.graph.nodes import Graph
     from roller.models.graph.parts import Refused
-    from roller.models.graph.steps import Program
+    from roller.models.graph.program_steps import Program
     from roller.models.session.gpu_bundle import Expected
 
 _LOG = logging.getLogger(__name__)
@@ -126,20 +126,21 @@ def compile_model_command(
     Exits with code 2 if some nodes cannot be compiled: all of them are listed, and nothing is compiled.
     """
     if fallback is not None:
-        one_of("--fallback", fallback, RUNTIMES)
+        check_choice("--fallback", fallback, RUNTIMES)
     if out is not None:
         check_replaceable(out, force)
     try:
         if list_unsupported:
-            return _list(_read(model, batch, shapes, as_json, fallback), as_json)
-        made = compiled_or_listed(
-            model, _device(device, settings), batch, shapes, fallback, as_json, top_k=top_k, budget_s=budget,
+            return _list_unsupported(_read_graph(model, batch, shapes, as_json, fallback), as_json)
+        made = compile_or_list_unsupported(
+            model, _device_or_changed_spec(device, settings), batch, shapes, fallback, as_json, top_k=top_k,
+            budget_s=budget,
             scheduler=scheduler, workers=workers, threads=threads, cache=cache, deterministic=deterministic,
             prove_s=0.0 if out is None else prove_s, remeasure=remeasure,
         )  # fmt: skip
         if out is not None:
-            expected = _expected(made, model) if made.spec.traits.discrete else ()
-            with replaced(out, force) as target:
+            expected = _expected_results(made, model) if made.spec.traits.discrete else ()
+            with replace_model_folder(out, force) as target:
                 made.save(target, expected)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(*(stop.args or (f"interrupted.{f' {GOES_ON}' if cache else ''}",))) from None
@@ -149,7 +150,7 @@ def compile_model_command(
         _print(made, out)
 
 
-def compiled_or_listed(
+def compile_or_list_unsupported(
     model: Path, device: str | DeviceSpec, batch: int | None, shapes: Sequence[str] | None, fallback: str | None,
     as_json: bool, **options: Any,
 ) -> CompiledModel:  # fmt: skip
@@ -161,43 +162,47 @@ def compiled_or_listed(
     if model.is_file():
         _LOG.info("reading %s", model)
 
-    def make() -> Program:
-        return _partitioned(_read(model, batch, shapes, as_json, fallback), fallback, as_json)
+    def read_and_partition() -> Program:
+        return _partition_or_exit(_read_graph(model, batch, shapes, as_json, fallback), fallback, as_json)
 
     # Read before the compilation starts, so that no progress bar is printed above the list of unsupported nodes.
-    program = stages.program_of(make, model, batch, shapes_of(shapes), noted=how.cache and fallback is None)
-    return stages.compile_partitioned(program, device, how)
+    program = stages.load_or_make_program(
+        read_and_partition, model, batch, parse_shapes(shapes), noted=how.cache and fallback is None
+    )
+    return stages.compile_for_device(program, device, how)
 
 
-def _device(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
+def _device_or_changed_spec(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
     """Return the name of a device, or its specification if settings override its numbers."""
     if settings and is_reachable(name):
         raise UsageError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
     if settings:
-        return device_of(name, settings)
-    if device_name(name) == THIS_MACHINE:
-        tell_unprobed(name, load_spec(name))
+        return load_device_spec(name, settings)
+    if canonical_device_name(name) == THIS_MACHINE:
+        note_unprobed_processor(name, load_spec(name))
     return name
 
 
-def _read(
+def _read_graph(
     model: Path, batch: int | None, shapes: Sequence[str] | None, as_json: bool, fallback: str | None = None
 ) -> Graph:
     """Return the graph; if shapes of nodes are unknown, list all unsupported nodes and exit with code 2."""
-    from roller.models.compile import read
+    from roller.models.compile import read_folded_graph
 
     try:
-        return read(model, batch=batch, shapes=shapes_of(shapes), fallback=fallback)
+        return read_folded_graph(model, batch=batch, shapes=parse_shapes(shapes), fallback=fallback)
     except UnsupportedError as err:
         typer.echo(f"roller: error: {err}", err=True)
         if as_json:
-            print_json({"model": err.model, "nodes": None, "unsupported": [_row(node) for node in err.nodes]})
+            print_json(
+                {"model": err.model, "nodes": None, "unsupported": [_parse_refused_node(node) for node in err.nodes]}
+            )
         raise typer.Exit(2) from None
 
 
-def _expected(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
+def _expected_results(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
     """Return ONNX Runtime's results for checking a GPU bundle; if there are none, print why and return nothing."""
-    from roller.models.expected import expected_of
+    from roller.models.reference_outputs import expected_of
 
     try:
         return (expected_of(model, made.plan.program),)
@@ -206,12 +211,12 @@ def _expected(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
         return ()
 
 
-def shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+def parse_shapes(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     """Parse shapes by input from ``NAME=1x3x224x224`` or ``NAME=1,3,224,224``.
 
     Examples
     --------
-    >>> shapes_of(["image=1x3x224x224", "scale=", "audio=1,8,500"])
+    >>> parse_shapes(["image=1x3x224x224", "scale=", "audio=1,8,500"])
     {'image': (1, 3, 224, 224), 'scale': (), 'audio': (1, 8, 500)}
     """
     shapes = {}
@@ -225,27 +230,27 @@ def shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _partitioned(graph: Graph, fallback: str | None, as_json: bool) -> Program:
+def _partition_or_exit(graph: Graph, fallback: str | None, as_json: bool) -> Program:
     """Partition the graph; if nodes cannot be compiled, list them all and exit with code 2."""
-    from roller.models.compile import partitioned
-    from roller.models.onnx.lowered import lower_graph
+    from roller.models.compile import partition_graph
+    from roller.models.onnx.lower_graph import lower_graph
 
     try:
-        return partitioned(graph, fallback=fallback)
+        return partition_graph(graph, fallback=fallback)
     except ModelError:
         refused = lower_graph(graph).refused
         if not refused:
             raise
-    _print_refused(graph, refused, as_json)
+    _print_unsupported_nodes(graph, refused, as_json)
     raise typer.Exit(2)
 
 
-def _row(refused: str) -> dict[str, str]:
+def _parse_refused_node(refused: str) -> dict[str, str]:
     """Parse the node, operator and reason from a line of the ONNX reader's output.
 
     Examples
     --------
-    >>> _row("NonZero 'nz': it depends on data")
+    >>> _parse_refused_node("NonZero 'nz': it depends on data")
     {'node': 'nz', 'operator': 'NonZero', 'reason': 'it depends on data'}
     """
     operator, _, rest = refused.partition(" '")
@@ -253,16 +258,16 @@ def _row(refused: str) -> dict[str, str]:
     return {"node": node, "operator": operator, "reason": reason}
 
 
-def _list(graph: Graph, as_json: bool) -> None:
-    from roller.models.onnx.lowered import lower_graph
+def _list_unsupported(graph: Graph, as_json: bool) -> None:
+    from roller.models.onnx.lower_graph import lower_graph
 
     refused = lower_graph(graph).refused
-    _print_refused(graph, refused, as_json)
+    _print_unsupported_nodes(graph, refused, as_json)
     if refused:
         raise typer.Exit(2)
 
 
-def _print_refused(graph: Graph, refused: Sequence[Refused], as_json: bool) -> None:
+def _print_unsupported_nodes(graph: Graph, refused: Sequence[Refused], as_json: bool) -> None:
     rows = [{"node": r.node.name or r.node.outputs[0], "operator": r.node.op, "reason": r.reason} for r in refused]
     if as_json:
         print_json({"model": graph.name, "nodes": len(graph.nodes), "unsupported": rows})
@@ -293,7 +298,7 @@ def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
         "seconds": dict(made.seconds),
         "layouts": made.layouts,
         "kernel_rows": list(made.rows),
-        "doubtful": _doubts(made),
+        "doubtful": _count_disturbances(made),
         "out": str(out) if out is not None else None,
     }
 
@@ -318,7 +323,7 @@ def _print(made: CompiledModel, out: Path | None) -> None:
         screen.print(table)
     if len(rows) > _SHOWN:
         more = counted(len(rows) - _SHOWN, "more kernel")
-        screen.print(f"and {more} with {_rest(rows, total):.1f} % of the predicted time")
+        screen.print(f"and {more} with {_percent_not_shown(rows, total):.1f} % of the predicted time")
     origins = ", ".join(f"{made.batch.count(o)} {o}" for o in sorted(set(made.batch.origins.values())))
     meant = "; ".join(f"{o} = {ORIGINS[o]}" for o in sorted(set(made.batch.origins.values())))
     if rows:
@@ -334,9 +339,9 @@ def _print(made: CompiledModel, out: Path | None) -> None:
         forecast = made.launches
         predicted = seconds(forecast.predicted_s)
         screen.print(f"{forecast.name}: {forecast.launches} launches a call, predicted {predicted}")
-    for why, count in _doubts(made).items():
+    for why, count in _count_disturbances(made).items():
         screen.print(f"doubtful: {counted(count, 'kernel')}: {why}", soft_wrap=True)
-    if _doubts(made):
+    if _count_disturbances(made):
         screen.print(f"{DOUBTFUL_RULE}.", soft_wrap=True)
     for known, count in sorted(Counter(str(row["proved"]) for row in rows if row["proved"]).items()):
         screen.print(f"{known}: {counted(count, 'kernel')}", soft_wrap=True)
@@ -351,10 +356,10 @@ def _print(made: CompiledModel, out: Path | None) -> None:
         screen.print(f"{out}: written. Run it{where}: {run}", soft_wrap=True)
 
 
-def _doubts(made: CompiledModel) -> dict[str, int]:
+def _count_disturbances(made: CompiledModel) -> dict[str, int]:
     """Count kernels by what disturbed their timing; texts that differ only in numbers count as one."""
-    return dict(grouped([a.doubt.rpartition(": ")[0] or a.doubt for a in made.artifacts.values() if a.doubt]))
+    return dict(count_alike_texts([a.doubt.rpartition(": ")[0] or a.doubt for a in made.artifacts.values() if a.doubt]))
 
 
-def _rest(rows: Sequence[Mapping[str, Any]], total: float) -> float:
+def _percent_not_shown(rows: Sequence[Mapping[str, Any]], total: float) -> float:
     return float(100 * sum(row["share_s"] for row in rows[_SHOWN:]) / total)

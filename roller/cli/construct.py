@@ -18,12 +18,12 @@ from roller.cli.common import (
     candidate_json,
     candidates_table,
     console,
-    device_of,
-    legend,
+    load_device_spec,
     print_json,
     size_notes,
+    status_legend,
 )
-from roller.perf.unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import unit_notes
 
 StatsOption = Annotated[bool, typer.Option("--stats", help="Also print the time that construction took.")]
 
@@ -37,7 +37,7 @@ def construct_command(
     stats: StatsOption = False,
 ) -> None:
     """Construct aligned programs for a device and print them by predicted time; nothing is built or run."""
-    spec = device_of(device, settings)
+    spec = load_device_spec(device, settings)
     expr = roller.ops.parse(expression)
     start = time.process_time()
     candidates = roller.construct(expr, device=spec, options=roller.ConstructOptions(top_k=top_k))
@@ -50,7 +50,7 @@ def construct_command(
         return
     screen = console()
     screen.print(candidates_table(candidates, f"{expr} on {spec.title}: predicted, not measured"))
-    for line in legend(candidates):
+    for line in status_legend(candidates):
         screen.print(line)
     screen.print("names, for `roller predict --program` and `roller explain --why-not`, in single quotes:")
     for rank, c in enumerate(candidates, 1):

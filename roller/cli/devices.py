@@ -11,17 +11,17 @@ from rich import box
 from rich.table import Table
 
 from roller.backends.devices import is_reachable
-from roller.cli.common import JsonOption, SetOption, UsageError, console, device_of, print_json
-from roller.cli.first_use import unprobed_note
+from roller.cli.common import JsonOption, SetOption, UsageError, console, load_device_spec, print_json
+from roller.cli.spec_notes import unprobed_note
 from roller.errors import counted
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec
-from roller.hardware.capacity import capacity_of
-from roller.hardware.consistency import suspicions
-from roller.hardware.detect import files_of
-from roller.hardware.peaks import peak_flops_per_s, peak_lines
+from roller.hardware.capacity import device_memory_capacity
+from roller.hardware.consistency import spec_warnings
+from roller.hardware.detect import profile_files
+from roller.hardware.peaks import peak_flops_per_s, peak_report_lines
 from roller.hardware.reader import spec_path
-from roller.hardware.spec import settable
-from roller.targets import device_name
+from roller.hardware.spec import settable_fields
+from roller.targets import canonical_device_name
 
 ShowOption = Annotated[str | None, typer.Option("--show", metavar="DEVICE", help="Print every number of one device.")]
 
@@ -29,8 +29,8 @@ ShowOption = Annotated[str | None, typer.Option("--show", metavar="DEVICE", help
 def devices_command(show: ShowOption = None, as_json: JsonOption = False, settings: SetOption = None) -> None:
     """List the devices, or show one with the source of every number."""
     if show is not None:
-        spec = device_of(show, settings, tells=False)
-        files = [str(path.absolute()) for path in _files(show, spec)]
+        spec = load_device_spec(show, settings, tells=False)
+        files = [str(path.absolute()) for path in _spec_files(show, spec)]
         if as_json:
             print_json({**spec.to_dict(), "files": files})
         else:
@@ -48,10 +48,10 @@ def devices_command(show: ShowOption = None, as_json: JsonOption = False, settin
             console().say(note)
 
 
-def _files(name: str, spec: DeviceSpec) -> tuple[Path, ...]:
+def _spec_files(name: str, spec: DeviceSpec) -> tuple[Path, ...]:
     """Return the files that contain a device's numbers."""
-    if device_name(name) == THIS_MACHINE:
-        return files_of(spec)
+    if canonical_device_name(name) == THIS_MACHINE:
+        return profile_files(spec)
     return (spec_path(spec.name if is_reachable(name) else name),)
 
 
@@ -62,10 +62,10 @@ def _show(spec: DeviceSpec, files: list[str]) -> None:
     for path in files:
         screen.print(f"from {path}", soft_wrap=True)
     screen.say("What follows from these numbers; hold it against the datasheet:")
-    for line in peak_lines(spec):
+    for line in peak_report_lines(spec):
         screen.print(f"  {line}", soft_wrap=True)
-    screen.print(f"  what a step has to fit: {capacity_of(spec).text}", soft_wrap=True)
-    doubts = suspicions(spec)
+    screen.print(f"  what a step has to fit: {device_memory_capacity(spec).text}", soft_wrap=True)
+    doubts = spec_warnings(spec)
     for line in doubts:
         screen.say(f"suspicious: {line}.")
     screen.say(f"{spec.name}: valid" + (f", with {counted(len(doubts), 'suspicion')}" if doubts else ""))
@@ -115,7 +115,7 @@ def _numbers_table(spec: DeviceSpec) -> Table:
     table.add_column("value", justify="right")
     table.add_column("unit")
     table.add_column("source")
-    known = settable(spec)
+    known = settable_fields(spec)
     for path, value in spec.values().items():
         table.add_row(path, f"{value:.6g}" if isinstance(value, float) else str(value), known[path].unit,
                       spec.sources.get(path, "override"))  # fmt: skip

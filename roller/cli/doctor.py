@@ -8,14 +8,14 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.cli.common import DeviceOption, JsonOption, SetOption, console, device_of, print_json
+from roller.cli.common import DeviceOption, JsonOption, SetOption, console, load_device_spec, print_json
 from roller.errors import counted
 from roller.hardware.detect import is_this_machine
-from roller.probing.doctor import diagnose
-from roller.probing.evidence import evidence_of
+from roller.probing.cached_measurements import cached_evidence
+from roller.probing.diagnosis import diagnose
 from roller.runtime.cache import KernelCache
 from roller.runtime.clock import SystemClock
-from roller.runtime.disturbance import look
+from roller.runtime.disturbance import observe_machine
 
 OutdatedOption = Annotated[
     bool, typer.Option("--outdated", help="Also take kernels that other versions of roller built.")
@@ -32,10 +32,10 @@ def doctor_command(
 
     If no field explains it, print why: too few records, no pattern, or several fields that explain it equally well.
     """
-    spec = device_of(device, settings)
-    evidence = evidence_of(KernelCache(), spec.name, outdated=outdated)
+    spec = load_device_spec(device, settings)
+    evidence = cached_evidence(KernelCache(), spec.name, outdated=outdated)
     found = diagnose(evidence.observations, spec)
-    now = str(look(SystemClock())) if is_this_machine(spec) else ""
+    now = str(observe_machine(SystemClock())) if is_this_machine(spec) else ""
     if as_json:
         doubtful = [{"disturbance": why, "times": count} for why, count in evidence.doubtful]
         more = {"outdated_kernels": 0 if outdated else evidence.outdated, "doubtful": doubtful, "now": now or None}

@@ -6,13 +6,13 @@ import typer
 
 from roller import __version__
 from roller.cli.common import JsonOption, print_json
-from roller.probing.environment import environment, text_of
+from roller.probing.environment import collect_environment, environment_text
 
 
 def env_command(as_json: JsonOption = False) -> None:
     """Print what a bug report needs: versions, compilers, processor, GPUs, cache. Your home folder is written ~."""
-    found = environment(__version__)
+    found = collect_environment(__version__)
     if as_json:
         print_json(found)
     else:
-        typer.echo(text_of(found))
+        typer.echo(environment_text(found))

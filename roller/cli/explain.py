@@ -15,14 +15,14 @@ from roller.cli.common import (
     JsonOption,
     SetOption,
     console,
-    device_of,
+    load_device_spec,
+    parse_tiles,
     print_json,
-    tiles_of,
 )
 from roller.errors import TileError
-from roller.explanation.explanation import sections
-from roller.explanation.text import WIDTH, Section, lines_of
-from roller.explanation.why_not import why_sections
+from roller.explanation.explanation import ordered_sections
+from roller.explanation.render_sections import WIDTH, Section, section_lines
+from roller.explanation.why_not import comparison_sections
 
 if TYPE_CHECKING:
     from roller.explanation.why_not import WhyNot
@@ -55,19 +55,19 @@ def explain_command(
 
     With --why-not, name the capacity or term that makes another program worse. Nothing is built or run.
     """
-    spec = device_of(device, settings)
+    spec = load_device_spec(device, settings)
     expr = roller.ops.parse(expression)
     if why_not is not None:
         if program is not None:
             raise typer.BadParameter("expected --program or --why-not, which compares with the best program; got both.")
-        against = _why_not(expr, spec, why_not)
-        _show(why_sections(against), against.to_dict(), as_json)
+        against = _explain_why_not(expr, spec, why_not)
+        _show(comparison_sections(against), against.to_dict(), as_json)
         return
     found = roller.explain(expr, spec, program)
-    _show(sections(found), found.to_dict(), as_json)
+    _show(ordered_sections(found), found.to_dict(), as_json)
 
 
-def _why_not(expr: roller.TensorExpr, spec: DeviceSpec, text: str) -> WhyNot:
+def _explain_why_not(expr: roller.TensorExpr, spec: DeviceSpec, text: str) -> WhyNot:
     """Explain why the program with a given name or given tiles was not chosen."""
     words = text.split()
     if "/" in words[0] if words else True:
@@ -80,7 +80,7 @@ def _why_not(expr: roller.TensorExpr, spec: DeviceSpec, text: str) -> WhyNot:
                 raise TileError(f"--why-not: {name}: expected a whole number, got '{given[name]}'.")
             how[name] = int(given[name])
     tiles = [w for w in words if w.partition("=")[0] not in (*_NUMBERS, "fragment")]
-    return roller.why_not(expr, spec, tiles_of(tiles, "--why-not"), fragment=given.get("fragment"), **how)
+    return roller.why_not(expr, spec, parse_tiles(tiles, "--why-not"), fragment=given.get("fragment"), **how)
 
 
 def _show(found: Sequence[Section], data: dict[str, Any], as_json: bool) -> None:
@@ -92,5 +92,5 @@ def _show(found: Sequence[Section], data: dict[str, Any], as_json: bool) -> None
     for section in found:
         title = textwrap.fill(section.title, width, break_on_hyphens=False)
         screen.print(f"\n{title}", style="bold", soft_wrap=True)
-        for line in lines_of(section, width):
+        for line in section_lines(section, width):
             screen.print(line, soft_wrap=True)

@@ -11,11 +11,11 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.compile_model import ShapeOption, shapes_of
-from roller.cli.progress import counted_steps
+from roller.cli.compile_model import ShapeOption, parse_shapes
+from roller.cli.progress import track_progress
 from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
-from roller.cli.terminal import prints_aside
-from roller.cli.training import (
+from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.training_options import (
     MIB,
     AmpOption,
     BatchesOption,
@@ -24,13 +24,13 @@ from roller.cli.training import (
     DevicesOption,
     Tf32Option,
     TorchReleaseOption,
-    amps_of,
-    batches_of,
-    checkpoints_of,
-    combinations,
-    devices_of,
     memory_text,
-    step_of,
+    parse_amps,
+    parse_batches,
+    parse_checkpoints,
+    parse_devices,
+    trace_step_of_file,
+    training_combinations,
 )
 from roller.cli.usage import UsageError
 from roller.hardware import DeviceSpec
@@ -48,7 +48,7 @@ TopOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Asked:
+class ForecastOptions:
     """Parsed options of the verb."""
 
     devices: list[tuple[DeviceSpec, int]]
@@ -86,18 +86,19 @@ def forecast_command(
     An entry file has `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`. A training
     script without them runs until its steps repeat, as in `roller profile`; its own arguments follow `--`.
     """
-    asked = Asked(
-        devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,
-        shapes_of(shapes), calls, ScriptRun(given or [], yes, patience), tf32, torch_release,
+    asked = ForecastOptions(
+        parse_devices(devices, settings), parse_batches(batches), parse_amps(amp), parse_checkpoints(checkpoint),
+        policy,
+        parse_shapes(shapes), calls, ScriptRun(given or [], yes, patience), tf32, torch_release,
     )  # fmt: skip
     from roller.insight.trace.progress import listening
     from roller.insight.trace.providers import is_script
 
     asked.script.check(file, file.suffix != ".onnx" and is_script(file))
-    forecasts = _of_models if file.suffix == ".onnx" else _of_steps
+    forecasts = _forecast_models if file.suffix == ".onnx" else _forecast_steps
     total = len(asked.devices) * len(asked.batches) * len(asked.amps) * len(asked.checkpoints)
     found = []
-    with counted_steps("forecast", total) as done, listening(done.within), prints_aside():
+    with track_progress("forecast", total) as done, listening(done.within), redirect_stdout_to_stderr():
         for x in forecasts(file, asked):
             found.append(x)
             done(f"{x.device}, batch {x.batch}")
@@ -108,17 +109,17 @@ def forecast_command(
     screen.say(f"{file.name}: {', '.join(dict.fromkeys(x.kind for x in found))}, at the clock that lasts")
     screen.print(_table(found))
     for x in found if top else ():
-        screen.print(_parts(x, top))
+        screen.print(_breakdown_table(x, top))
     for note in dict.fromkeys(n for x in found for n in getattr(x, "notes", ())):
         screen.say(note)
 
 
-def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
+def _forecast_steps(file: Path, asked: ForecastOptions) -> Iterator[Any]:
     if asked.shapes:
         raise UsageError(f"{file.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
-    first = step_of(file, asked.calls, asked.script, torch_release=asked.torch_release)
+    first = trace_step_of_file(file, asked.calls, asked.script, torch_release=asked.torch_release)
     for batch in asked.batches:
-        for amp, checkpoint in combinations(asked.amps, asked.checkpoints):
+        for amp, checkpoint in training_combinations(asked.amps, asked.checkpoints):
             for spec, count in asked.devices:
                 size = None if batch is None else int(batch)
                 yield first.forecast(
@@ -127,7 +128,7 @@ def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
                 )  # fmt: skip
 
 
-def _of_models(file: Path, asked: Asked) -> Iterator[Any]:
+def _forecast_models(file: Path, asked: ForecastOptions) -> Iterator[Any]:
     from roller.insight.onnx_models import forecast_onnx
 
     if asked.torch_release:
@@ -172,7 +173,7 @@ def _memory_text(x: Any) -> str:
     return f"{(x.weights_bytes + x.arena_bytes) / MIB:.0f} MiB"
 
 
-def _parts(x: Any, top: int) -> Table:
+def _breakdown_table(x: Any, top: int) -> Table:
     table = Table("part", "runs", "time", "share", "bound", title=f"{x.device}, batch {x.batch or '?'}", box=None)
     if hasattr(x, "kernels"):
         rows = [(k.name, k.runs, k.seconds, k.share, k.resource) for k in x.kernels[:top]]

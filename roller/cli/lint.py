@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.common import DeviceOption, JsonOption, SetOption, console, device_of, print_json
-from roller.cli.compile_model import ShapeOption, shapes_of
+from roller.cli.common import DeviceOption, JsonOption, SetOption, console, load_device_spec, print_json
+from roller.cli.compile_model import ShapeOption, parse_shapes
 from roller.errors import counted
 from roller.insight.cost.padding import LEAST_GAIN, LEAST_SHARE
 from roller.insight.lint import Lint, lint
@@ -41,7 +41,12 @@ def lint_command(
 ) -> None:
     """Find sizes that leave part of a device idle, and the smallest padding that helps, by prediction only."""
     found = lint(
-        model, device_of(device, settings), batch=batch, shapes=shapes_of(shapes), policy=policy, least_gain=least_gain
+        model,
+        load_device_spec(device, settings),
+        batch=batch,
+        shapes=parse_shapes(shapes),
+        policy=policy,
+        least_gain=least_gain,
     )
     if as_json:
         print_json(found.to_dict())

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from roller import __version__
-from roller.cli.terminal import printable_streams
+from roller.cli.terminal import escape_terminal_output
 from roller.cli.usage import UsageError
-from roller.cli.verbosity import QuietOption, VerboseOption, is_verbose, set_verbosity, start_telling
+from roller.cli.verbosity import QuietOption, VerboseOption, attach_progress_handler, is_verbose, set_verbosity
 from roller.cli.verbs import Verbs
 from roller.errors import RollerError, RollerWarning, bounded
 
@@ -45,16 +45,16 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _operators(wanted: bool) -> None:
+def _print_operator_list(wanted: bool) -> None:
     if wanted:
-        from roller.cli.operators import list_operators  # the registry of operators, for this alone
+        from roller.cli.operator_listing import print_operators  # the registry of operators, for this alone
 
-        list_operators()
+        print_operators()
         raise typer.Exit
 
 
 @app.callback()
-def _options(
+def _apply_global_options(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
     version: Annotated[
@@ -62,7 +62,9 @@ def _options(
     ] = False,
     operators: Annotated[
         bool,
-        typer.Option("--list-operators", callback=_operators, is_eager=True, help="Operators, arguments, epilogues."),
+        typer.Option(
+            "--list-operators", callback=_print_operator_list, is_eager=True, help="Operators, arguments, epilogues."
+        ),
     ] = False,
 ) -> None:
     del version, operators  # handled by their callbacks
@@ -82,12 +84,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
     warnings.formatwarning = _warning
-    start_telling()
-    with printable_streams():
-        _run(arguments)
+    attach_progress_handler()
+    with escape_terminal_output():
+        _run_and_print_errors(arguments)
 
 
-def _run(arguments: list[str] | None) -> None:
+def _run_and_print_errors(arguments: list[str] | None) -> None:
     try:
         app(args=arguments, prog_name="roller")
     except RollerError as err:

@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.outputs import check_outputs
-from roller.cli.progress import counted_steps
+from roller.cli.output_files import check_outputs
+from roller.cli.progress import track_progress
 from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
-from roller.cli.terminal import prints_aside
-from roller.cli.training import (
+from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.training_options import (
     LARGEST,
     MIB,
     AmpOption,
@@ -23,13 +23,13 @@ from roller.cli.training import (
     DevicesOption,
     EntryArgument,
     TorchReleaseOption,
-    amps_of,
-    batches_of,
-    checkpoints_of,
-    combinations,
-    devices_of,
     memory_text,
-    step_of,
+    parse_amps,
+    parse_batches,
+    parse_checkpoints,
+    parse_devices,
+    trace_step_of_file,
+    training_combinations,
     write_memory_snapshot,
 )
 from roller.cli.usage import UsageError
@@ -75,8 +75,8 @@ def memory_command(
     from roller.insight.memory.settings import AllocatorSettings
     from roller.insight.trace.providers import is_script
 
-    specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
-    ways = list(combinations(amps_of(amp), checkpoints_of(checkpoint)))
+    specs, sizes = parse_devices(devices, settings), parse_batches(batches, largest=True)
+    ways = list(training_combinations(parse_amps(amp), parse_checkpoints(checkpoint)))
     conf = AllocatorSettings.parse(allocator) if allocator else None  # otherwise, the entry file's settings
     if any(count > 1 for _, count in specs):
         raise UsageError(
@@ -87,18 +87,18 @@ def memory_command(
     check_outputs([file], {"--snapshot": snapshot})
     script = ScriptRun(given or [], yes, patience)
     script.check(file, is_script(file))
-    step = step_of(file, calls, script, torch_release=torch_release)
-    rows: list[Row] = []
+    step = trace_step_of_file(file, calls, script, torch_release=torch_release)
+    rows: list[MemoryRow] = []
     failed: list[ModelError] = []
-    with counted_steps("memory", len(specs) * len(sizes) * len(ways)) as done, prints_aside():
+    with track_progress("memory", len(specs) * len(sizes) * len(ways)) as done, redirect_stdout_to_stderr():
         for spec, _ in specs:
             for way in ways:
                 for size in sizes:
                     try:
-                        rows.append(Row.of(step, spec, size, *way, conf))
+                        rows.append(MemoryRow.of(step, spec, size, *way, conf))
                     except ModelError as error:  # e.g. a device without bfloat16; other rows continue
                         failed.append(error)
-                        rows.append(Row(spec, size if isinstance(size, int) else 0, *way, None, str(error)))
+                        rows.append(MemoryRow(spec, size if isinstance(size, int) else 0, *way, None, str(error)))
                     done(rows[-1].device)
     if len(failed) == len(rows):
         raise failed[0]
@@ -114,13 +114,13 @@ def memory_command(
     for row in rows:
         if row.memory is not None and top:
             screen.print(_holders(row, top))
-        for line in (*row.advice(step, conf), *row.errors_apart(), *row.notes):
+        for line in (*row.advice(step, conf), *row.split_monitor_error(), *row.notes):
             if line not in said:
                 said[line] = None
                 screen.say(line)
 
 
-class Row:
+class MemoryRow:
     """Memory of a step on a device, at one batch size, precision and checkpointing option."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Row:
     def of(
         cls, step: TracedStep, spec: DeviceSpec, batch: int | str | None, amp: str, checkpoint: bool,
         conf: AllocatorSettings | None,
-    ) -> Row:  # fmt: skip
+    ) -> MemoryRow:  # fmt: skip
         """Return the row for a batch, or for the largest batch that fits."""
         from roller.insight.memory.largest_batch import fit_uncertainty_note
 
@@ -189,7 +189,7 @@ class Row:
             lines.append("  not even one sample fits as it is")
         return lines
 
-    def errors_apart(self) -> list[str]:
+    def split_monitor_error(self) -> list[str]:
         """Split the error of the monitor's figure into the errors of the model and of the environment."""
         memory = self.memory
         if memory is None or not memory.fits or not memory.context_most_bytes:
@@ -205,13 +205,13 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; every number is predicted."""
-        from roller.insight.memory.largest_batch import capacity_of
+        from roller.insight.memory.largest_batch import device_capacity_bytes
 
         memory = self.memory
         base = {
             "device": self.device, "batch": self.batch, "amp": self.amp, "checkpoint": self.checkpoint,
             "kind": "predicted", "fits": memory is not None and memory.fits, "said": self.said, "border": self.near,
-            "capacity_bytes": capacity_of(self.spec), "notes": list(self.notes),
+            "capacity_bytes": device_capacity_bytes(self.spec), "notes": list(self.notes),
         }  # fmt: skip
         if memory is None:
             return base
@@ -239,8 +239,8 @@ class Row:
         }  # fmt: skip
 
 
-def _table(rows: list[Row]) -> Table:
-    from roller.insight.memory.largest_batch import capacity_of
+def _table(rows: list[MemoryRow]) -> Table:
+    from roller.insight.memory.largest_batch import device_capacity_bytes
 
     columns = (
         "device", "batch", "amp", "checkpoint", "requested", "allocated", "reserved", "as the monitor shows it", "of",
@@ -248,7 +248,7 @@ def _table(rows: list[Row]) -> Table:
     table = Table(*columns, box=None)
     for row in rows:
         first = [row.device, str(row.batch or "-"), row.amp, "yes" if row.checkpoint else "no"]
-        capacity = f"{capacity_of(row.spec) / MIB:.0f} MiB"
+        capacity = f"{device_capacity_bytes(row.spec) / MIB:.0f} MiB"
         if row.memory is None:
             table.add_row(*first, "-", "-", "-", "no such step", capacity)
             continue
@@ -258,7 +258,7 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-def _holders(row: Row, top: int) -> Table:
+def _holders(row: MemoryRow, top: int) -> Table:
     assert row.memory is not None
     title = f"{row.device}, batch {row.batch}: who holds the bytes at the peak"
     table = Table("kind", "module", "line", "tensors", "MiB", title=title, box=None)
@@ -273,6 +273,6 @@ def _holders(row: Row, top: int) -> Table:
     return table
 
 
-def _write(step: TracedStep, row: Row, spec: DeviceSpec, conf: AllocatorSettings | None, path: Path) -> None:
+def _write(step: TracedStep, row: MemoryRow, spec: DeviceSpec, conf: AllocatorSettings | None, path: Path) -> None:
     traced = step.at(batch=row.batch or None, device=spec, amp=row.amp, checkpoint=row.checkpoint)
     write_memory_snapshot(traced.as_run(spec), spec, path, conf)

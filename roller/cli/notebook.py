@@ -10,10 +10,10 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
-from roller.cli.training import devices_of
+from roller.cli.training_options import parse_devices
 from roller.errors import ModelError, RollerError
 from roller.insight.capture.cell_tracer import trace_cell
-from roller.insight.capture.patience import PATIENCE_S
+from roller.insight.capture.idle_timeout import PATIENCE_S
 from roller.insight.step_profile.profiling import DEVICE, profile
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.tracing import require_torch
@@ -41,7 +41,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 )
 
 #: Wording of a tracer message about a script -> its wording about a cell.
-WORDS_OF_CELL = {
+SCRIPT_TO_CELL_WORDS = {
     "expected a script that ": "expected a cell that ",
     "Pass the arguments with which it trains after --, or give it more time": (
         "Let the cell itself train (loss.backward(), optimizer.step()), or give it more time"
@@ -60,15 +60,15 @@ WORDS_OF_CELL = {
 }
 
 
-def words_of_cell(text: str) -> str:
+def reword_for_cell(text: str) -> str:
     """Adapt a tracer message about a script to a notebook cell.
 
     Examples
     --------
-    >>> words_of_cell("In[2]: expected a script that trains, got its end.")
+    >>> reword_for_cell("In[2]: expected a script that trains, got its end.")
     'In[2]: expected a cell that trains, got its end.'
     """
-    for of_script, of_cell in WORDS_OF_CELL.items():
+    for of_script, of_cell in SCRIPT_TO_CELL_WORDS.items():
         text = text.replace(of_script, of_cell)
     return text
 
@@ -105,8 +105,8 @@ def _profile_magic(shell: Any) -> Callable[..., StepProfile | None]:
         try:
             found = _profile_cell(shell, cell, asked)
         except RollerError as error:
-            raise UsageError(words_of_cell(str(error))) from error
-        return replace(found, notes=tuple(map(words_of_cell, found.notes)))
+            raise UsageError(reword_for_cell(str(error))) from error
+        return replace(found, notes=tuple(map(reword_for_cell, found.notes)))
 
     magic: Callable[..., StepProfile | None] = roller_profile
     for names, options in reversed(_OPTIONS):
@@ -116,17 +116,17 @@ def _profile_magic(shell: Any) -> Callable[..., StepProfile | None]:
 
 def _profile_cell(shell: Any, cell: str, asked: Any) -> StepProfile:
     require_torch("profile")
-    specs = devices_of(asked.device, None)
+    specs = parse_devices(asked.device, None)
     if len(specs) != 1:
         raise ModelError(f"--device: expected one device, got {len(specs)}. Name one in each cell.")
     spec, count = specs[0]
-    code, name = _code_of_cell(shell, cell)
+    code, name = _compile_cell(shell, cell)
 
     step = trace_cell(
         code,
         shell.user_ns,
         name,
-        partial(_cell_of, shell),
+        partial(_cell_name_of_file, shell),
         batch=asked.batch,
         device=spec,
         calls=asked.calls,
@@ -135,7 +135,7 @@ def _profile_cell(shell: Any, cell: str, asked: Any) -> StepProfile:
     return profile(step, spec, devices=count)
 
 
-def _cell_of(shell: Any, file: str) -> str:
+def _cell_name_of_file(shell: Any, file: str) -> str:
     """Return the name of the cell whose code has this file name, e.g. ``"In[3]"``; ``""`` for other code."""
     found = shell.compile.format_code_name(file)
     return str(found[1]) if found else ""
@@ -145,13 +145,13 @@ def _running_cell(shell: Any) -> str:
     """Return the name of the running cell; in some IPython releases, the shell's counter is already one ahead."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if name := _cell_of(shell, frame.f_code.co_filename):
+        if name := _cell_name_of_file(shell, frame.f_code.co_filename):
             return name
         frame = frame.f_back
     return f"In[{shell.execution_count}]"
 
 
-def _code_of_cell(shell: Any, cell: str) -> tuple[CodeType, str]:
+def _compile_cell(shell: Any, cell: str) -> tuple[CodeType, str]:
     """Compile a cell; return its code and its name."""
     # IPython drops the magic's line and blank ones after it; add them back, so that line numbers are the notebook's.
     blank = next((n for n, line in enumerate(cell.splitlines()) if line.strip()), 0)

@@ -13,14 +13,14 @@ from roller.cli.common import (
     JsonOption,
     SetOption,
     console,
-    device_of,
+    load_device_spec,
+    parse_tiles,
     prediction_json,
     prediction_text,
     print_json,
     terms_table,
-    tiles_of,
 )
-from roller.perf.unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import unit_notes
 
 TileOption = Annotated[
     list[str] | None,
@@ -61,12 +61,12 @@ def predict_command(
     if (program is not None) == (bool(tiles) or policy is not None):
         expected = "the name of a program (--program), or tiles (--tile) or a policy (--policy) or both, one of the two"
         raise typer.BadParameter(f"expected {expected}.")
-    spec = device_of(device, settings)
+    spec = load_device_spec(device, settings)
     expr = roller.ops.parse(expression)
     estimate = roller.predict(
         expr,
         spec,
-        program or (tiles_of(tiles) if tiles else None),
+        program or (parse_tiles(tiles) if tiles else None),
         fragment=fragment,
         stages=stages,
         split_k=split_k,

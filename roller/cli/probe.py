@@ -14,16 +14,16 @@ from rich.table import Table
 
 from roller.backends.devices import is_reachable
 from roller.cli.common import JsonOption, SetOption, UsageError, console, print_json
-from roller.cli.probe_checks import QUICK_MARK, check_options, check_out, check_quick
-from roller.cli.progress import counted_steps
+from roller.cli.probe_checks import QUICK_MARK, check_options, check_spec_output, refuse_quick_over_full
+from roller.cli.progress import track_progress
 from roller.hardware import THIS_MACHINE, DeviceSpec
 from roller.hardware.detect import detect_unprobed
-from roller.hardware.machine import profile_path
-from roller.hardware.spec import settable
-from roller.probing import Probe, probes, revalidated, save, spec_text, with_measured
+from roller.hardware.profile_location import profile_path
+from roller.hardware.spec import settable_fields
+from roller.probing import Probe, insert_measured_values, mark_errors_validated, probes, save_spec, spec_to_yaml
 from roller.probing.run import QUICK_ROUNDS, ROUNDS, Report, run_probes
 from roller.runtime.clock import SystemClock
-from roller.targets import device_name
+from roller.targets import canonical_device_name
 
 DeviceArgument = Annotated[
     str | None,
@@ -62,7 +62,7 @@ def probe_command(
     Without --out, this machine's profile is stored for this user, and device 'cpu' uses it from then on. For a GPU
     elsewhere: --bundle here, ``python -m roller.runtime.bundle run`` there, --import here.
     """
-    device = None if device is None else device_name(device)
+    device = None if device is None else canonical_device_name(device)
     check_options(device, out, quick, bundle, nearest, results, settings)
     device = device or THIS_MACHINE
     if bundle is not None or results is not None or is_reachable(device):
@@ -72,14 +72,14 @@ def probe_command(
         raise UsageError("--set: expected a GPU. This processor's facts come from the operating system.")
     base = detect_unprobed()
     if out is not None:
-        check_out(out, base.kind, base.machine)
+        check_spec_output(out, base.kind, base.machine)
     path = out or profile_path(base.machine)
     if quick:
-        check_quick(path)
+        refuse_quick_over_full(path)
     report = _measure(base, QUICK_ROUNDS if quick else ROUNDS)
     if out is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-    save(path, profile_text(base, report, path.stem, quick))
+    save_spec(path, probed_spec_yaml(base, report, path.stem, quick))
     if as_json:
         print_json(_as_json(path, report))
     else:
@@ -106,22 +106,22 @@ def _probe_gpu(
         probe_gpu.probe_device(device, settings, out, quick, show)
 
 
-def profile_text(base: DeviceSpec, report: Report, name: str, quick: bool = False) -> str:
+def probed_spec_yaml(base: DeviceSpec, report: Report, name: str, quick: bool = False) -> str:
     """Return the YAML for a probed processor: detected and assumed values, overridden by measured ones."""
     now = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     mark = f" {QUICK_MARK}" if quick else ""
     named = replace(base, description=f"{base.description}, probed {now}{mark}")
     if name == THIS_MACHINE:
         name = f"{name}-probed"
-    text = with_measured(spec_text(named, name), report.values, f"probed {now} by roller probe{mark}", name)
-    return revalidated(text, name)
+    text = insert_measured_values(spec_to_yaml(named, name), report.values, f"probed {now} by roller probe{mark}", name)
+    return mark_errors_validated(text, name)
 
 
 def _measure(base: DeviceSpec, rounds: int) -> Report:
     from roller.probing.cpu import CpuSession
 
     chosen: tuple[Probe, ...] = probes("cpu")
-    with counted_steps("probes", rounds * len(chosen)) as progress, CpuSession(base) as session:
+    with track_progress("probes", rounds * len(chosen)) as progress, CpuSession(base) as session:
         return run_probes(chosen, session, base, rounds, progress, SystemClock().load)
 
 
@@ -131,7 +131,7 @@ def _show(screen: Console, base: DeviceSpec, report: Report, path: Path | None) 
     for name in ("measured", "spread", "windows", "before"):
         table.add_column(name, justify="right")
     table.add_column("unit")
-    known, before = settable(base), base.values()
+    known, before = settable_fields(base), base.values()
     for field, m in report.values.items():
         old = f"{before[field]:.4g} {base.sources.get(field, '')}" if field in before else "-"
         table.add_row(field, f"{m.value:.4g}", f"{m.spread:.1%}", str(m.samples), old, known[field].unit)

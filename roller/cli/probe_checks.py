@@ -23,8 +23,8 @@ def check_options(
         raise UsageError("--import: expected no --bundle beside it. Write a bundle first, then import its results.")
     if nearest is not None and bundle is None:
         raise UsageError(f"--device: expected --bundle DIR beside it, got '{nearest}' alone. Leave it out.")
-    _refuse("--bundle", bundle, {"--out": out is not None, "--quick": quick})
-    _refuse("--import", results, {"--set": bool(settings), "--quick": quick})
+    _refuse_other_options("--bundle", bundle, {"--out": out is not None, "--quick": quick})
+    _refuse_other_options("--import", results, {"--set": bool(settings), "--quick": quick})
     if device == THIS_MACHINE and (bundle is not None or results is not None):
         option = "--bundle" if bundle is not None else "--import"
         raise UsageError(f"{option}: expected a GPU, got '{device}'. Probe a processor on the machine it is in.")
@@ -34,7 +34,7 @@ def check_options(
         _check_device(device)
 
 
-def _refuse(option: str, given: Path | None, others: dict[str, bool]) -> None:
+def _refuse_other_options(option: str, given: Path | None, others: dict[str, bool]) -> None:
     wrong = [name for name, there in others.items() if there]
     if given is not None and wrong:
         raise UsageError(f"{option}: expected no {' and no '.join(wrong)} beside it: it has no effect. Leave it out.")
@@ -77,7 +77,7 @@ def _check_nearest(device: str | None, nearest: str | None) -> None:
         )
 
 
-def check_out(path: Path, kind: str, machine: str | None = None) -> None:
+def check_spec_output(path: Path, kind: str, machine: str | None = None) -> None:
     """Raise an error if a specification cannot or must not be written to this path."""
     if path.is_dir():
         raise ArtifactError(f"--out: {path}: expected a file, got a folder. Name the file, e.g. {path / 'mine.yaml'}.")
@@ -99,19 +99,19 @@ def check_out(path: Path, kind: str, machine: str | None = None) -> None:
         raise ArtifactError(f"--out: {path}: expected a specification of this device, got one of another. {remedy}")
 
 
-def check_quick(path: Path) -> None:
+def refuse_quick_over_full(path: Path) -> None:
     """Raise an error if a one-round measurement would replace a full profile."""
     try:
         found = parse_spec(read_text(path), str(path))
     except (SpecError, OSError, UnicodeDecodeError):
         return
-    if not is_quick(found):
+    if not was_measured_in_one_round(found):
         raise ArtifactError(
             f"--quick: {path}: expected no profile or a quick one, got a full one, which one round would spoil. Leave "
             "--quick out, give another --out FILE.yaml, or delete the file."
         )
 
 
-def is_quick(spec: DeviceSpec) -> bool:
+def was_measured_in_one_round(spec: DeviceSpec) -> bool:
     """Return whether a specification was measured in one round."""
     return spec.description.endswith(QUICK_MARK)

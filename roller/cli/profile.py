@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.outputs import check_outputs
-from roller.cli.profile_checks import budget_of, check_budget_of, print_difference
-from roller.cli.profile_hints import hints_of, print_hints, read_prices
-from roller.cli.profile_sources import Asked, profile_before, profiles_of
+from roller.cli.output_files import check_outputs
+from roller.cli.profile_difference import check_budget_and_exit, print_difference, read_budget_option
+from roller.cli.profile_hints import hints_with_costs, print_hints, read_rate_card_option
+from roller.cli.profile_sources import ProfileOptionsGiven, make_baseline_profile, make_profiles
 from roller.cli.profile_tables import print_profile
 from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.sweep import PricesOption
-from roller.cli.terminal import prints_aside
-from roller.cli.training import (
+from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.training_options import (
     BatchesOption,
     CallsOption,
     CheckpointOption,
     Tf32Option,
     TorchReleaseOption,
-    batches_of,
-    checkpoints_of,
-    devices_of,
-    words_of,
+    parse_batches,
+    parse_checkpoints,
+    parse_devices,
+    parse_words,
 )
 from roller.cli.usage import UsageError
 
@@ -136,11 +136,11 @@ def profile_command(
     A training script without these functions runs unchanged until its steps repeat; its own arguments follow `--`. It
     computes shapes only, so nothing is trained, in a process that can neither change files nor use the network.
     """
-    order = words_of("--sort", sort, ("time", "memory"))[0]
-    precisions, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
-    sizes = [None if n is None else int(n) for n in batches_of(batches)]
-    asked = Asked(
-        devices_of(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure,
+    order = parse_words("--sort", sort, ("time", "memory"))[0]
+    precisions, again = parse_words("--amp", amp, ("fp32", "fp16", "bf16")), parse_checkpoints(checkpoint)
+    sizes = [None if n is None else int(n) for n in parse_batches(batches)]
+    asked = ProfileOptionsGiven(
+        parse_devices(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure,
         MEASURE_S if measure_s is None else measure_s, trace, snapshot, ScriptRun(given or [], yes, patience),
         torch_release, tf32,
     )  # fmt: skip
@@ -158,9 +158,9 @@ def profile_command(
     if sarif is not None and budget is None:
         raise UsageError("--sarif: expected a --budget, got none. Name one.")
     check_outputs([file, *filter(None, [budget, prices])], outputs)
-    card, limits = read_prices(prices, hints), budget_of(budget)
-    with prints_aside():
-        found = profiles_of(file, asked, devices)
+    card, limits = read_rate_card_option(prices, hints), read_budget_option(budget)
+    with redirect_stdout_to_stderr():
+        found = make_profiles(file, asked, devices)
     if out is not None:
         from roller.insight.step_profile.profile_json import save_profile
 
@@ -169,18 +169,18 @@ def profile_command(
         from roller.insight.step_profile.budget import write_budget as write
 
         write(found[0], write_budget)
-    with prints_aside():
-        parts = [_parts_of(file, profile, asked, devices, against, hints, card) for profile in found]
+    with redirect_stdout_to_stderr():
+        parts = [_compare_and_add_hints(file, profile, asked, devices, against, hints, card) for profile in found]
     if as_json:
         print_json([part.to_data() for part in parts])
     for part in parts if not as_json else ():
         _print(part, depth, top, order, file)
     if limits is not None:
-        check_budget_of(found[0], limits, sarif)
+        check_budget_and_exit(found[0], limits, sarif)
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _ProfileOutput:
     """A profile with the requested difference and hints."""
 
     profile: StepProfile
@@ -190,28 +190,34 @@ class _Parts:
 
     def to_data(self) -> dict[str, Any]:
         """Return the profile as JSON-ready data, under the key ``profile`` if there are hints or a difference."""
-        from roller.insight.step_profile.hints_difference_json import beside_profile
+        from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
         from roller.insight.step_profile.profile_json import to_data
 
         profile, card = to_data(self.profile), self.prices
         rate = None if card is None else card.devices.get(self.profile.device)
-        more = beside_profile(self.profile, self.hints, self.difference, card.currency if card else "", rate)
+        more = hints_and_difference_data(self.profile, self.hints, self.difference, card.currency if card else "", rate)
         return {"profile": profile, **more} if more else profile
 
 
-def _parts_of(
-    file: Path, profile: StepProfile, asked: Asked, devices: str, against: str, hints: bool, card: RateCard | None
-) -> _Parts:
+def _compare_and_add_hints(
+    file: Path,
+    profile: StepProfile,
+    asked: ProfileOptionsGiven,
+    devices: str,
+    against: str,
+    hints: bool,
+    card: RateCard | None,
+) -> _ProfileOutput:
     compared = None
     if against:
         from roller.insight.step_profile.difference import difference
 
-        before, moved = profile_before(file, against, asked, devices)
+        before, moved = make_baseline_profile(file, against, asked, devices)
         compared = difference(before, profile, moved)
-    return _Parts(profile, compared, hints_of(profile, card) if hints else None, card)
+    return _ProfileOutput(profile, compared, hints_with_costs(profile, card) if hints else None, card)
 
 
-def _print(parts: _Parts, depth: int, top: int, order: str, file: Path) -> None:
+def _print(parts: _ProfileOutput, depth: int, top: int, order: str, file: Path) -> None:
     screen = console()
     if parts.difference is not None:
         print_difference(screen, parts.difference, top)

@@ -10,7 +10,7 @@ from rich.table import Table
 from roller.cli.change_text import LONGEST_NAME, memory_text
 from roller.cli.sweep import price_text
 from roller.cli.usage import UsageError
-from roller.core.display import cut
+from roller.core.display import truncate_text
 from roller.errors import printable
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from roller.insight.step_profile.step_profile import StepProfile
 
 
-def read_prices(path: Path | None, with_hints: bool) -> RateCard | None:
+def read_rate_card_option(path: Path | None, with_hints: bool) -> RateCard | None:
     """Read the rate card given by ``--prices``, which needs ``--hints``; return ``None`` without the option."""
     from roller.insight.rate_card import read_rate_card
 
@@ -31,7 +31,7 @@ def read_prices(path: Path | None, with_hints: bool) -> RateCard | None:
     return read_rate_card(path)
 
 
-def hints_of(profile: StepProfile, prices: RateCard | None) -> tuple[Hint, ...]:
+def hints_with_costs(profile: StepProfile, prices: RateCard | None) -> tuple[Hint, ...]:
     """Return the hints for a profile, with costs if the rate card has the device."""
     return profile.hints(None if prices is None else prices.per_hour(profile.device))
 
@@ -46,7 +46,7 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
         column.justify = "right"
     for hint in answered:
         table.add_row(
-            ("at most: " if hint.is_bound else "") + cut(printable(hint.change), LONGEST_NAME),
+            ("at most: " if hint.is_bound else "") + truncate_text(printable(hint.change), LONGEST_NAME),
             f"{1e3 * hint.iteration_s:.3f} ms", _change_text(hint), memory_text(hint.memory),
             *("" if hint.price_after is None else price_text(hint.price_after) for _ in money),
             printable(hint.line), "" if hint.is_in_place else hint.rests_on,
@@ -67,7 +67,7 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
 def _memory_reasons(hints: list[Hint]) -> list[str]:
     """Return a sentence for each change whose memory effect is unknown for a specific reason."""
     effects = [(hint.change, hint.memory) for hint in hints]
-    return [f"{change}: memory: {effect.reason}" for change, effect in effects if effect.says_more]
+    return [f"{change}: memory: {effect.reason}" for change, effect in effects if effect.has_specific_reason]
 
 
 def _change_text(hint: Hint) -> str:
@@ -81,4 +81,4 @@ def _price_notes(profile: StepProfile, prices: RateCard | None) -> tuple[str, ..
     if prices is None:
         return ()
     unfit = "" if profile.fits else "The step does not fit: its cost is not shown."
-    return (*filter(None, [prices.missing(profile.device), unfit]), *prices.old_prices([profile.device]))
+    return (*filter(None, [prices.missing_rate_note(profile.device), unfit]), *prices.old_rate_notes([profile.device]))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roller.cli.common import device_of
-from roller.cli.progress import counted_steps
+from roller.cli.common import load_device_spec
+from roller.cli.progress import track_progress
 from roller.cli.script_options import ScriptRun
-from roller.cli.training import step_of, write_memory_snapshot
+from roller.cli.training_options import trace_step_of_file, write_memory_snapshot
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _REVISION, _OTHER_DEVICE = "git:", "device:"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProfileOptionsGiven:
     """Parsed options of the verb."""
 
     specs: list[tuple[DeviceSpec, int]]
@@ -41,7 +41,7 @@ class Asked:
     tf32: bool | None = None
 
 
-def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
+def make_profiles(file: Path, asked: ProfileOptionsGiven, devices: str) -> list[StepProfile]:
     """Return the profiles of a file, one for each device and batch."""
     from roller.insight.step_profile.profiling import kind_of_file
 
@@ -64,25 +64,29 @@ def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
         raise UsageError(f"--device: expected none beside {where}. Leave it out.")
     if kind == "script" and is_traced:
         asked.script.check(file, is_script=True)
-    return _of_step(file, asked) if is_traced else _of_file(file, kind, asked, devices)
+    return _profile_traced_step(file, asked) if is_traced else _profile_untraced_file(file, kind, asked, devices)
 
 
-def profile_before(file: Path, against: str, asked: Asked, devices: str) -> tuple[StepProfile, Mapping[str, str]]:
+def make_baseline_profile(
+    file: Path, against: str, asked: ProfileOptionsGiven, devices: str
+) -> tuple[StepProfile, Mapping[str, str]]:
     """Return the baseline profile, made with the same options, and a map of lines that have moved since."""
     alone = replace(asked, curve=False, trace=None, snapshot=None)
     if against.startswith(_REVISION):  # the script of that revision is another program and needs its own permission
-        return _at_revision(file, against.removeprefix(_REVISION), alone)
+        return _profile_at_revision(file, against.removeprefix(_REVISION), alone)
     alone = replace(alone, script=replace(asked.script, yes=True))
     if against.startswith(_OTHER_DEVICE):
         name = against.removeprefix(_OTHER_DEVICE)
-        specs = [(device_of(name, None), count) for _, count in asked.specs]
-        return profiles_of(file, replace(alone, specs=specs, measure=False), name)[0], {}
-    return _of_other_file(Path(against), alone, devices), {}
+        specs = [(load_device_spec(name, None), count) for _, count in asked.specs]
+        return make_profiles(file, replace(alone, specs=specs, measure=False), name)[0], {}
+    return _profile_of_baseline_file(Path(against), alone, devices), {}
 
 
-def _at_revision(file: Path, revision: str, asked: Asked) -> tuple[StepProfile, Mapping[str, str]]:
+def _profile_at_revision(
+    file: Path, revision: str, asked: ProfileOptionsGiven
+) -> tuple[StepProfile, Mapping[str, str]]:
+    from roller.insight.step_profile.git_revision import checkout_revision
     from roller.insight.step_profile.profiling import kind_of_file, profile
-    from roller.insight.step_profile.revision import checked_out
     from roller.insight.trace.options import TraceOptions
 
     kind = kind_of_file(file)
@@ -93,7 +97,7 @@ def _at_revision(file: Path, revision: str, asked: Asked) -> tuple[StepProfile, 
         )
     (spec, count), size, script = asked.specs[0], asked.sizes[0], asked.script
     options = TraceOptions(size, spec, asked.amp, asked.checkpoint, asked.torch_release)
-    with checked_out(file, revision) as then:
+    with checkout_revision(file, revision) as then:
         was_script = kind_of_file(then.entry) == "script"
         if was_script:  # if the file was an entry file at that revision, the arguments are for today's script
             script.check(then.entry, is_script=True, name=f"{file.name} at {revision}")
@@ -102,7 +106,7 @@ def _at_revision(file: Path, revision: str, asked: Asked) -> tuple[StepProfile, 
             return profile(step, spec, devices=count), then.moved_lines()
 
 
-def _of_other_file(path: Path, asked: Asked, devices: str) -> StepProfile:
+def _profile_of_baseline_file(path: Path, asked: ProfileOptionsGiven, devices: str) -> StepProfile:
     from roller.insight.step_profile.profiling import kind_of_file, profile
 
     kind = kind_of_file(path)
@@ -110,17 +114,17 @@ def _of_other_file(path: Path, asked: Asked, devices: str) -> StepProfile:
         raise UsageError(
             f"--against: expected a profile of {path.name}, got the script. Profile it with --out, and name that."
         )
-    return profile(path) if kind in ("profile", "recording") else profiles_of(path, asked, devices)[0]
+    return profile(path) if kind in ("profile", "recording") else make_profiles(path, asked, devices)[0]
 
 
-def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProfile]:
+def _profile_untraced_file(file: Path, kind: str, asked: ProfileOptionsGiven, devices: str) -> list[StepProfile]:
     """Return the profiles from a file that is not traced; recordings, saved profiles and runs name their device."""
     from roller.insight.step_profile.profiling import profile
     from roller.insight.trace.progress import listening
 
     specs: list[DeviceSpec | None] = [spec for spec, _ in asked.specs] if devices or kind == "model" else [None]
     found = []
-    with counted_steps("profile", len(specs) * len(asked.sizes)) as done, listening(done.within):
+    with track_progress("profile", len(specs) * len(asked.sizes)) as done, listening(done.within):
         for spec in specs:
             for size in asked.sizes:
                 found.append(
@@ -133,13 +137,13 @@ def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProf
     return found
 
 
-def _of_step(file: Path, asked: Asked) -> list[StepProfile]:
+def _profile_traced_step(file: Path, asked: ProfileOptionsGiven) -> list[StepProfile]:
     from roller.insight.step_profile.profiling import profile
     from roller.insight.trace.progress import listening
 
     found = []
-    with counted_steps("profile", len(asked.specs) * len(asked.sizes)) as done, listening(done.within):
-        step = _traced(file, asked)
+    with track_progress("profile", len(asked.specs) * len(asked.sizes)) as done, listening(done.within):
+        step = _trace_step_of_file(file, asked)
         for spec, count in asked.specs:
             for size in asked.sizes:
                 found.append(profile(step, spec, batch=size, devices=count, curve=asked.curve))
@@ -151,16 +155,16 @@ def _of_step(file: Path, asked: Asked) -> list[StepProfile]:
     return found
 
 
-def _traced(file: Path, asked: Asked) -> TracedStep:
+def _trace_step_of_file(file: Path, asked: ProfileOptionsGiven) -> TracedStep:
     (spec, _), batch = asked.specs[0], asked.sizes[0]
-    step = step_of(
+    step = trace_step_of_file(
         file, asked.calls, asked.script, batch=batch, device=spec, torch_release=asked.torch_release, tf32=asked.tf32
     )
     return step.at(amp=asked.amp, checkpoint=asked.checkpoint)
 
 
 def _write_trace(step: TracedStep, spec: DeviceSpec, count: int, path: Path) -> None:
-    from roller.insight.step.trace_events import write_trace_events
+    from roller.insight.step.trace_event_writer import write_trace_events
 
     found = step.forecast(spec, devices=count)
     write_trace_events(path, [(f"predicted on {spec.name}", found.graph, found.timeline)])

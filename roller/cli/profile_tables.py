@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
-from roller.cli.training import MIB
+from roller.cli.training_options import MIB
 from roller.errors import printable
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, or
         screen.say(printable(note))
 
 
-class _Row(NamedTuple):
+class _TreeRow(NamedTuple):
     """Tree row for one node or several similar ones; ``modules`` are the module instances around the nodes."""
 
     nodes: Sequence[Node]
@@ -71,8 +71,8 @@ def _tree(profile: StepProfile, depth: int, top: int, order: str, width: int) ->
     for column in table.columns[1:-1]:
         column.justify = "right"
     most = max(_LEAST, width - (_REST if wide else _REST_NARROW))
-    for row in _rows(profile, depth, top, order):
-        time, share, memory = _numbers(
+    for row in _visible_tree_rows(profile, depth, top, order):
+        time, share, memory = _time_share_memory_texts(
             profile, sum(n.wall_s for n in row.nodes), sum(n.total_held_bytes for n in row.nodes)
         )
         indent, calls, bound = (2 if wide else 1) * row.level * " ", "", ""
@@ -80,7 +80,7 @@ def _tree(profile: StepProfile, depth: int, top: int, order: str, width: int) ->
             name = f"{row.rest} other{'s' * (row.rest > 1)}"
         else:
             alike = f" and {row.alike - 1} alike" if row.alike > 1 else ""
-            shortened = _shortened_line if row.nodes[0].kind == "line" else _shortened
+            shortened = _truncate_start if row.nodes[0].kind == "line" else _truncate_end
             name = shortened(_name(row.nodes[0], row.modules[0]), most - len(indent) - len(alike)) + alike
             calls, bound = str(sum(n.calls for n in row.nodes) or ""), _bound(row.nodes[0], wide)
         cells = (time, share, memory, calls, bound) if wide else (time, memory, bound)
@@ -103,16 +103,16 @@ def _name(node: Node, parent: str) -> str:
     return f"host: {name}" if node.kind == "call" else name.removeprefix("aten.").removeprefix("aten::")
 
 
-def _shortened(name: str, most: int) -> str:
+def _truncate_end(name: str, most: int) -> str:
     return name if len(name) <= most else name[: max(1, most - 3)] + "..."
 
 
-def _shortened_line(name: str, most: int) -> str:
+def _truncate_start(name: str, most: int) -> str:
     """Truncate ``file:line`` at the start, since the end distinguishes lines."""
     return name if len(name) <= most else "..." + name[-max(1, most - 3) :]
 
 
-def _numbers(profile: StepProfile, wall_s: float, held_bytes: int) -> tuple[str, str, str]:
+def _time_share_memory_texts(profile: StepProfile, wall_s: float, held_bytes: int) -> tuple[str, str, str]:
     share = 100 * wall_s / profile.iteration_s if profile.iteration_s else 0.0
     time = (_time(wall_s, profile.iteration_s), f"{share:.1f} %") if wall_s else ("", "")
     return *time, _memory_text(held_bytes)
@@ -127,7 +127,7 @@ def _time(seconds: float, longest_s: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if longest_s >= _SHORT_S else f"{seconds * 1e6:.2f} us"
 
 
-def _rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_Row]:
+def _visible_tree_rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_TreeRow]:
     """Yield rows in preorder; small nodes share one row, and so do modules of equal cost."""
 
     def share(nodes: Sequence[Node]) -> float:
@@ -135,30 +135,32 @@ def _rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_R
         held = sum(n.total_held_bytes for n in nodes) / (profile.total_bytes or 1)
         return max(wall, held)
 
-    todo = [_Row([profile.root], [""], 0)]
+    todo = [_TreeRow([profile.root], [""], 0)]
     while todo:
         row = todo.pop()
         yield row
         if row.rest or row.level == depth or share(row.nodes) < _EXPANDED:
             continue
-        groups = sorted(_groups(row), key=lambda group: _weight(group.nodes, order), reverse=True)
-        own = [g for g in groups if g.nodes[0].kind == "overhead" and any(_weight(g.nodes, order))]  # may be negative
+        groups = sorted(_group_children(row), key=lambda group: _sort_weight(group.nodes, order), reverse=True)
+        own = [
+            g for g in groups if g.nodes[0].kind == "overhead" and any(_sort_weight(g.nodes, order))
+        ]  # may be negative
         others = [g for g in groups if g.nodes[0].kind != "overhead"]
         shown = [g for g in others if share(g.nodes) >= _PRINTED][:top]
         rest = [g for g in others if not any(g is one for one in shown)]
         nodes = [n for g in rest for n in g.nodes]
-        wall, held = _weight(nodes, "time")
+        wall, held = _sort_weight(nodes, "time")
         if wall or held >= _PRINTED_BYTES:
-            shown.append(_Row(nodes, [""] * len(nodes), row.level + 1, rest=len(rest)))
+            shown.append(_TreeRow(nodes, [""] * len(nodes), row.level + 1, rest=len(rest)))
         todo += reversed([*shown, *own])  # time outside operators keeps its own row
 
 
-def _weight(nodes: Sequence[Node], order: str) -> tuple[float, float]:
+def _sort_weight(nodes: Sequence[Node], order: str) -> tuple[float, float]:
     wall, held = sum(n.wall_s for n in nodes), float(sum(n.total_held_bytes for n in nodes))
     return (held, wall) if order == "memory" else (wall, held)
 
 
-def _groups(row: _Row) -> list[_Row]:
+def _group_children(row: _TreeRow) -> list[_TreeRow]:
     """Return a row's children, with similar modules and several nodes' equally named children merged."""
     named: dict[tuple[str, str], list[tuple[Node, str]]] = {}
     groups: list[list[tuple[Node, str]]] = []
@@ -176,7 +178,7 @@ def _groups(row: _Row) -> list[_Row]:
         if not named and len(group) > 1:
             group.sort(key=lambda pair: (len(pair[0].name), pair[0].name))
         alike = 0 if named else len(group)
-        found.append(_Row([node for node, _ in group], [module for _, module in group], row.level + 1, alike))
+        found.append(_TreeRow([node for node, _ in group], [module for _, module in group], row.level + 1, alike))
     return found
 
 
@@ -186,13 +188,13 @@ def _is_alike(node: Node, other: Node) -> bool:
 
 
 def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -> Table:
-    from roller.insight.step_profile.line_texts import line_texts
+    from roller.insight.step_profile.source_line_reader import source_line_reader
 
     lines = sorted(profile.lines, key=lambda line: _line_weight(line, order), reverse=True)
     shown = sorted(lines[: 2 * top], key=lambda x: (x.file, x.line))
     wide = width >= _WIDE
     most = max(_LEAST_TEXT, width - max((len(line.name) for line in shown), default=0) - _REST_OF_LINES)
-    text_of = line_texts(file)
+    text_of = source_line_reader(file)
     texts = {line.name: text_of(line.name) for line in shown if wide}
     columns = ("time", "share", "memory", "weights made here") if wide else ("time", "memory", "weights")
     has_text = any(texts.values())  # a saved profile may be far from its sources
@@ -201,10 +203,10 @@ def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -
         column.justify = "right"
     for line in shown:
         made = _memory_text(line.registered_bytes)
-        time, share, memory = _numbers(profile, line.wall_s, line.total_held_bytes)
+        time, share, memory = _time_share_memory_texts(profile, line.wall_s, line.total_held_bytes)
         cells: tuple[str, ...] = (time, memory, made)
         if wide:
-            cells = (time, share, memory, made, *([_shortened(printable(texts[line.name]), most)] * has_text))
+            cells = (time, share, memory, made, *([_truncate_end(printable(texts[line.name]), most)] * has_text))
         table.add_row(printable(line.name), *cells)
     if len(lines) > len(shown):
         left_out = len(lines) - len(shown)

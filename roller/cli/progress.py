@@ -16,12 +16,12 @@ from roller.errors import printable
 _LOG = logging.getLogger(__name__)
 
 
-def watched() -> bool:
+def shows_progress_bar() -> bool:
     """Return whether to draw a bar: whether standard error is a terminal and progress is wanted."""
     return sys.stderr is not None and sys.stderr.isatty() and not is_quiet()
 
 
-class Steps:
+class StepProgress:
     """Progress callback for finished steps and for the finished share of the current step."""
 
     def __init__(self, done: Callable[[str], None], within: Callable[[float], None] = lambda share: None) -> None:
@@ -38,18 +38,18 @@ class Steps:
 
 
 @contextmanager
-def counted_steps(what: str, total: int) -> Iterator[Steps]:
+def track_progress(what: str, total: int) -> Iterator[StepProgress]:
     """Yield the callback to be called with the name of each finished step."""
-    if not watched():
+    if not shows_progress_bar():
         done = 0
 
-        def tell(name: str) -> None:
+        def log_tenths(name: str) -> None:
             nonlocal done
             done += 1
             if done == 1 or done * 10 // total > (done - 1) * 10 // total:
                 _LOG.info("%s: %d of %d (%s)", what, done, total, name)
 
-        yield Steps(tell)
+        yield StepProgress(log_tenths)
         return
     columns = (TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -62,4 +62,4 @@ def counted_steps(what: str, total: int) -> Iterator[Steps]:
             bar.update(task, completed=done, description=printable(name))
 
         # Never a whole step: its end is reported separately.
-        yield Steps(step, lambda share: bar.update(task, completed=done + min(share, 0.99)))
+        yield StepProgress(step, lambda share: bar.update(task, completed=done + min(share, 0.99)))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from roller.cli.common import console
-from roller.cli.outputs import check_outputs
+from roller.cli.output_files import check_outputs
 from roller.cli.usage import UsageError
 
 ScriptArgument = Annotated[Path, typer.Argument(metavar="SCRIPT", help="A program that trains with PyTorch.")]
@@ -25,7 +25,7 @@ TimedOption = Annotated[
 StepsOption = Annotated[int, typer.Option("--steps", help="Steps that are recorded.")]
 
 
-class _Enough(BaseException):
+class _RecordingDone(BaseException):
     """Raised after the last recorded step to stop the script."""
 
 
@@ -42,20 +42,20 @@ def record_command(
     Modules are marked by their paths, and the overhead of recording is written into the profile. The script's output
     and exceptions are its own.
     """
-    from roller.insight.step.recording import Recorder, script_arguments
+    from roller.insight.step.recording import Recorder, argv_of_script
 
     if not script.is_file():
         raise UsageError(f"{script}: expected a program, got no such file. Name one.")
     check_outputs([script], {"--out": out})
     recorder = Recorder(out, warmup=warmup, timed=timed, steps=steps)
-    recorder.when_done = _enough
+    recorder.when_done = _stop_script
     try:
-        with script_arguments(str(script), given or []), recorder:
+        with argv_of_script(str(script), given or []), recorder:
             runpy.run_path(str(script), run_name="__main__")
-    except _Enough:
+    except _RecordingDone:
         pass
     console().say(f"{out}: {steps} steps of {script.name}; ask: roller whatif {out} --all")
 
 
-def _enough() -> None:
-    raise _Enough
+def _stop_script() -> None:
+    raise _RecordingDone

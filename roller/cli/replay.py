@@ -46,11 +46,11 @@ def replay_command(files: FilesArgument, joint: JointOption = False, as_json: Js
     screen.print(table)
     for x in found:
         screen.say(f"{x.name}:")
-        for line in _said(x):
+        for line in _replay_notes(x):
             screen.say(f"  {line}")
 
 
-def _said(x: Replay) -> Iterator[str]:
+def _replay_notes(x: Replay) -> Iterator[str]:
     """Yield notes on a replay, one per line."""
     from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roller.cli.common import SetOption, console, device_of
-from roller.cli.outputs import check_outputs
+from roller.cli.common import SetOption, console, load_device_spec
+from roller.cli.output_files import check_outputs
 from roller.cli.profile import MEASURE_S, AgainstOption, HintsOption
-from roller.cli.profile_hints import read_prices
-from roller.cli.profile_sources import Asked, profile_before
-from roller.cli.progress import counted_steps
+from roller.cli.profile_hints import read_rate_card_option
+from roller.cli.profile_sources import ProfileOptionsGiven, make_baseline_profile
+from roller.cli.progress import track_progress
 from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.sweep import PricesOption
-from roller.cli.terminal import prints_aside
+from roller.cli.terminal import redirect_stdout_to_stderr
 from roller.cli.usage import UsageError
-from roller.core.files import whole_file
+from roller.core.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +95,7 @@ def report_command(
     wrong = next((name for name, is_given in given.items() if is_given and name not in allowed), None)
     if wrong is not None:
         raise UsageError(
-            f"{path.name}: expected no {wrong} for {_words(kind)}, which has its own or none. Leave it out."
+            f"{path.name}: expected no {wrong} for {_kind_text(kind)}, which has its own or none. Leave it out."
         )
     if measure and (device or settings):
         raise UsageError("--device: expected none beside --measure, which runs on this processor. Leave it out.")
@@ -107,52 +107,52 @@ def report_command(
     if kind != "script":
         script.check(path, is_script=False)
     check_outputs([*([] if path.is_dir() else [path]), *filter(None, [prices])], {"--out": out})
-    card = read_prices(prices, hints)
+    card = read_rate_card_option(prices, hints)
     if kind == "script":
         script.check(path, is_script=True)
         script = replace(script, yes=True)  # permission for the same script is asked once
-    spec = device_of(device or _DEVICE, settings) if device or settings else None
-    with prints_aside(), counted_steps("report", 1) as done, listening(done.within):
-        before, moved = _before(path, against, spec, batch, measure, script) if against else (None, None)
+    spec = load_device_spec(device or _DEVICE, settings) if device or settings else None
+    with redirect_stdout_to_stderr(), track_progress("report", 1) as done, listening(done.within):
+        before, moved = _baseline_profile(path, against, spec, batch, measure, script) if against else (None, None)
         page = html_report(
             path, spec, batch=batch, curve=curve, measure=measure, anonymous=anonymous, explain_s=explain_s,
             hints=hints, prices=card, before=before, moved_lines=moved, arguments=script.arguments,
             patience_s=script.patience_s,
         )  # fmt: skip
         done(path.name)
-    with whole_file(out) as file:
+    with write_atomically(out) as file:
         file.write(page.encode())
     size = len(page.encode())
-    console().say(f"{out}: report of {_words(kind)}, {size:,} bytes. Open it in a browser; it needs no network.")
+    console().say(f"{out}: report of {_kind_text(kind)}, {size:,} bytes. Open it in a browser; it needs no network.")
 
 
-def _before(
+def _baseline_profile(
     path: Path, against: str, spec: DeviceSpec | None, batch: int | None, measure: bool, script: ScriptRun
 ) -> tuple[StepProfile, Mapping[str, str]]:
     """Return the baseline profile, made with the same options, and a map of lines that have moved since."""
-    made_on = [(spec or device_of(_DEVICE, None), 1)]
-    asked = Asked(
+    made_on = [(spec or load_device_spec(_DEVICE, None), 1)]
+    asked = ProfileOptionsGiven(
         made_on, [batch], amp="fp32", checkpoint=False, calls=None, curve=False, measure=measure, budget_s=MEASURE_S,
         trace=None, snapshot=None, script=script,
     )  # fmt: skip
-    return profile_before(path, against, asked, made_on[0][0].name if spec else "")
+    return make_baseline_profile(path, against, asked, made_on[0][0].name if spec else "")
 
 
 def _check_saved(path: Path, hints: bool, prices: Path | None) -> None:
     """Raise an error if an option needs the step itself but only a saved profile is available."""
-    from roller.insight.step_profile.saved_parts import load_with_parts
+    from roller.insight.step_profile.profile_with_parts import load_profile_with_parts
 
     if hints and prices is not None:
         raise UsageError(
             "--prices: expected none for a saved profile, whose hints have the prices that they were written with. "
             "Pass --prices to roller profile --json --hints."
         )
-    if hints and "hints" not in load_with_parts(path).parts:
+    if hints and "hints" not in load_profile_with_parts(path).parts:
         raise UsageError(
             f"{path.name}: --hints: a saved profile has no hints: write them with roller profile train.py --json "
             f"--hints > profile.json, or name the entry file."
         )
 
 
-def _words(kind: str) -> str:
+def _kind_text(kind: str) -> str:
     return {"entry": "an entry file", "model": "an ONNX model"}.get(kind, f"a {kind}")

@@ -22,8 +22,8 @@ from roller.core.dtypes import DTYPES, numpy_dtype
 from roller.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from roller.models.session.calls import ModelCalls
     from roller.models.session.profile import Profile
+    from roller.models.session.session_interface import ModelCalls
 
 #: Number of steps printed, the longest first.
 _SHOWN = 20
@@ -64,12 +64,16 @@ def run_model_command(
     start = time.perf_counter()
     session = roller.load_model(folder, device=device, threads=threads)
     loaded_s = time.perf_counter() - start
-    feeds = _typed(_read(inputs, session), session) if inputs is not None else _random(session)
+    feeds = (
+        _restore_dtypes(_read_model_inputs(inputs, session), session)
+        if inputs is not None
+        else _random_model_inputs(session)
+    )
     results = session.run(feeds)
     if outputs is not None:
-        _write(outputs, results)
+        _write_npz(outputs, results)
     found = session.profile(feeds, repeats=repeats) if profile else None
-    timed = _Times.of(found) if found is not None else _timed(session, feeds, repeats)
+    timed = _CallTimes.of(found) if found is not None else _time_model_calls(session, feeds, repeats)
     if as_json:
         made = [{"name": n, "dtype": a.dtype.name, "shape": list(a.shape)} for n, a in results.items()]
         data: dict[str, Any] = {"model": session.name, "load_s": loaded_s, **asdict(timed), "outputs": made}
@@ -86,7 +90,7 @@ def run_model_command(
 
 
 @dataclass(frozen=True)
-class _Times:
+class _CallTimes:
     """Seconds of whole calls, the number of calls, and any disturbances."""
 
     median_s: float
@@ -95,7 +99,7 @@ class _Times:
     doubt: str
 
     @classmethod
-    def of(cls, found: Profile) -> _Times:
+    def of(cls, found: Profile) -> _CallTimes:
         return cls(found.measured_s, found.best_s, found.repeats, found.doubt)
 
     @property
@@ -103,35 +107,35 @@ class _Times:
         return f"measured {seconds(self.median_s)} a call, median of {self.calls} (best {seconds(self.best_s)})"
 
 
-def _timed(session: ModelCalls, feeds: Mapping[str, np.ndarray], repeats: int) -> _Times:
+def _time_model_calls(session: ModelCalls, feeds: Mapping[str, np.ndarray], repeats: int) -> _CallTimes:
     from roller.models.session.profile import time_calls
 
     found = time_calls(session, feeds, repeats)
-    return _Times(found.median_s, found.best_s, found.samples * found.calls, found.doubt)
+    return _CallTimes(found.median_s, found.best_s, found.samples * found.calls, found.doubt)
 
 
-def _random(session: ModelCalls) -> Mapping[str, np.ndarray]:
+def _random_model_inputs(session: ModelCalls) -> Mapping[str, np.ndarray]:
     from roller.models.session.profile import random_feeds
 
     program = session.plan.program
     return random_feeds([program.values[n] for n in program.inputs])
 
 
-def _read(path: Path, session: ModelCalls) -> dict[str, np.ndarray]:
+def _read_model_inputs(path: Path, session: ModelCalls) -> dict[str, np.ndarray]:
     """Return the input arrays of an ``.npz`` file."""
-    from roller.cli.arrays import read_arrays
+    from roller.cli.npz_arrays import read_arrays
 
     return read_arrays(path, [d.name for d in session.inputs])
 
 
-def _typed(arrays: Mapping[str, np.ndarray], session: ModelCalls) -> dict[str, np.ndarray]:
+def _restore_dtypes(arrays: Mapping[str, np.ndarray], session: ModelCalls) -> dict[str, np.ndarray]:
     """View raw bytes as a dtype that NumPy's file format cannot name, e.g. bfloat16."""
     named = {d.name: d.dtype for d in session.inputs}
     return {n: a.view(numpy_dtype(named[n])) if n in named and DTYPES[named[n]].bits and a.dtype.kind in "Vu" else a
             for n, a in arrays.items()}  # fmt: skip
 
 
-def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
+def _write_npz(path: Path, results: Mapping[str, np.ndarray]) -> None:
     """Write named arrays to an ``.npz`` file atomically; any name is allowed."""
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:

@@ -25,17 +25,17 @@ class Screen(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as Rich does, but rearrange a table whose cells would have to be broken."""
-        super().print(*(self._fitted(o) if isinstance(o, Table) else o for o in objects), **options)
+        super().print(*(self._fit_table(o) if isinstance(o, Table) else o for o in objects), **options)
 
     def say(self, text: str) -> None:
         """Print sentences wrapped between words; never break a name or a command without spaces."""
         for line in textwrap.wrap(text, self.width, break_long_words=False, break_on_hyphens=False):
             self.print(line, soft_wrap=True)
 
-    def _fitted(self, table: Table) -> Table | Text:
+    def _fit_table(self, table: Table) -> Table | Text:
         options = self.options.update(max_width=10_000)
         wanted = Measurement.get(self, options, table).maximum
-        return table if wanted <= self.width else Text(narrow(table, self.width), no_wrap=True)
+        return table if wanted <= self.width else Text(stack_wide_columns(table, self.width), no_wrap=True)
 
 
 def console() -> Screen:
@@ -44,14 +44,14 @@ def console() -> Screen:
     return Screen(width=None if limited else PIPED_COLUMNS, highlight=False, markup=False)
 
 
-def narrow(table: Table, width: int) -> str:
+def stack_wide_columns(table: Table, width: int) -> str:
     """Format a table in at most ``width`` columns; print cells that do not fit below their rows.
 
     Examples
     --------
     >>> table = Table("name", "about")
     >>> table.add_row("a", "a long tale of many words")
-    >>> print(narrow(table, 20).rstrip())
+    >>> print(stack_wide_columns(table, 20).rstrip())
      name
      a
         about: a long
@@ -60,7 +60,7 @@ def narrow(table: Table, width: int) -> str:
     """
     columns = [(str(c.header), [str(cell) for cell in c.cells], c.justify) for c in table.columns]
     widths = [max(map(cell_len, (header, *cells))) for header, cells, _ in columns]
-    kept = _kept(widths, [c[2] == "right" for c in columns], width)
+    kept = _columns_side_by_side(widths, [c[2] == "right" for c in columns], width)
     lines = textwrap.wrap(str(table.title or ""), width) + [""] * bool(table.title)
     lines.append(_row([columns[n][0] for n in kept], [widths[n] for n in kept], [columns[n][2] for n in kept]))
     for row in range(table.row_count):
@@ -75,7 +75,7 @@ def narrow(table: Table, width: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def _kept(widths: Sequence[int], numbers: Sequence[bool], width: int) -> list[int]:
+def _columns_side_by_side(widths: Sequence[int], numbers: Sequence[bool], width: int) -> list[int]:
     """Return the columns to print side by side: drop the widest texts, then the widest numbers; keep the first one."""
     kept = list(range(len(widths)))
     while len(kept) > 1 and sum(widths[n] for n in kept) + len(_GAP) * (len(kept) - 1) >= width:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from roller.cli.usage import UsageError
-from roller.insight.capture.patience import PATIENCE_S as PATIENCE_S
+from roller.insight.capture.idle_timeout import PATIENCE_S as PATIENCE_S
 
 GivenArgument = Annotated[
     list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Arguments of a training script, after --.")

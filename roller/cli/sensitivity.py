@@ -18,21 +18,21 @@ from roller.cli.common import (
     JsonOption,
     SetOption,
     console,
-    device_of,
-    operator_rows,
+    load_device_spec,
     print_json,
+    read_operator_rows,
     seconds,
 )
-from roller.cli.compile_model import ShapeOption, shapes_of
+from roller.cli.compile_model import ShapeOption, parse_shapes
 from roller.cli.forecast import PolicyOption
-from roller.cli.terminal import prints_aside
-from roller.cli.training import AmpOption, amps_of, step_of
+from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.training_options import AmpOption, parse_amps, trace_step_of_file
 from roller.cli.usage import UsageError
 from roller.errors import counted
 from roller.explanation.sensitivity import Sensitivity
-from roller.explanation.spec_changes import Change, Effect, written
+from roller.explanation.spec_changes import Change, Effect, shortest_number_text
 from roller.hardware.sections import DTYPES
-from roller.perf.unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import unit_notes
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
@@ -79,18 +79,18 @@ def sensitivity_command(
     same time. A file of operators is judged by the geometric mean of their times, a model or a step by its total time.
     Nothing is built or run.
     """
-    spec = device_of(device, settings)
+    spec = load_device_spec(device, settings)
     if operators.endswith((".onnx", ".py")):
         if reconstruct:
             raise UsageError("--reconstruct: expected operators, got a model: its programs stay as they are. Drop it.")
-        _show_model(Path(operators), spec, Asked(policy, batch, amp, shapes), as_json=as_json)
+        _print_model_sensitivity(Path(operators), spec, WorkOptions(policy, batch, amp, shapes), as_json=as_json)
         return
     if policy is not None or amp != "fp32" or shapes:
         raise UsageError(
             "--policy, --amp, --shape: expected beside a model or an entry file, got operators. Drop them."
         )
     if operators.endswith((".yaml", ".yml")):
-        rows = operator_rows(Path(operators), pattern)
+        rows = read_operator_rows(Path(operators), pattern)
         expressions = [roller.ops.from_spec(row, batch=batch) for row in rows]
         what = f"{counted(len(rows), 'operator')} of {operators}"
     else:
@@ -105,7 +105,7 @@ def sensitivity_command(
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkOptions:
     """Parsed options for a model or a step."""
 
     policy: str | None
@@ -114,22 +114,22 @@ class Asked:
     shapes: list[str] | None
 
 
-def _show_model(path: Path, spec: DeviceSpec, asked: Asked, *, as_json: bool) -> None:
+def _print_model_sensitivity(path: Path, spec: DeviceSpec, asked: WorkOptions, *, as_json: bool) -> None:
     """Print the effect of a device's numbers on the time of a model or a training step."""
     from roller.insight import sensitivity as whole
 
     if path.suffix == ".onnx":
         if asked.amp != "fp32":
             raise UsageError(f"{path.name}: expected no --amp for a model, got one. Leave it out.")
-        shapes = shapes_of(asked.shapes)
+        shapes = parse_shapes(asked.shapes)
         work = whole.sensitivity_of_model(path, spec, batch=asked.batch, shapes=shapes, policy=asked.policy or "roller")
     else:
         if asked.shapes:
             raise UsageError(f"{path.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
-        (amp,) = amps_of(asked.amp)[:1]
-        with prints_aside():
+        (amp,) = parse_amps(asked.amp)[:1]
+        with redirect_stdout_to_stderr():
             work = whole.sensitivity_of_step(
-                step_of(path), spec, batch=asked.batch, amp=amp, policy=asked.policy or "library"
+                trace_step_of_file(path), spec, batch=asked.batch, amp=amp, policy=asked.policy or "library"
             )
     if as_json:
         print_json({**work.sensitivity.to_dict(), "notes": list(work.notes)})
@@ -146,27 +146,29 @@ def _show(found: Sensitivity, what: str, spec: DeviceSpec, notes: Sequence[str],
     for note in notes:
         screen.say(note)
     if found.enlarge is not None:
-        for line in _advice(found.enlarge, shown):
+        for line in _advice_lines(found.enlarge, shown):
             screen.say(line)
     else:
         screen.print("no single number of the device, changed by a quarter (or doubled), makes it faster")
     plain = [x for x in found.reducible if x.field.rpartition(".")[2] not in DTYPES]
     if plain:
-        named = ", ".join(f"{x.field}={written(x.change.value)} ({x.change.percent:+.2f} %)" for x in plain[:_NAMED])
+        named = ", ".join(
+            f"{x.field}={shortest_number_text(x.change.value)} ({x.change.percent:+.2f} %)" for x in plain[:_NAMED]
+        )
         more = f" and {len(found.reducible) - _NAMED} more (--json)" if len(plain) > _NAMED else ""
         screen.say(f"could be smaller, each alone: {named}{more}")
 
 
-def _advice(effect: Effect, shown: str) -> tuple[str, ...]:
+def _advice_lines(effect: Effect, shown: str) -> tuple[str, ...]:
     """Return lines with the number to change first, the time it saves, and a command that shows it."""
     best = effect.best
     assert best is not None  # it would not be recommended
     verb = "shorten" if effect.unit == "s" else "enlarge"
     times = f"{seconds(effect.seconds[0])} -> {seconds(best.seconds[0])}, " if len(best.seconds) == 1 else ""
-    setting = f"--set {effect.field}={written(best.value)}"
-    guess = f"; that it is {written(effect.value)} now is assumed, not measured" if effect.assumed else ""
+    setting = f"--set {effect.field}={shortest_number_text(best.value)}"
+    guess = f"; that it is {shortest_number_text(effect.value)} now is assumed, not measured" if effect.assumed else ""
     time = f"{times}{best.percent:+.2f} % of the time"
-    first = f"{verb} first: {effect.field} to {written(best.value)} ({time}){guess}"
+    first = f"{verb} first: {effect.field} to {shortest_number_text(best.value)} ({time}){guess}"
     return first, f"roller {shown} {setting} shows it"
 
 
@@ -181,7 +183,9 @@ def _table(found: Sensitivity) -> Table:
         shown = (*shown[:-1], found.enlarge)
     for e in shown:
         mark = " *" if e.assumed else ""
-        table.add_row(e.field, written(e.value) + mark, *(_cell(e.beside(larger)) for larger in (False, True)))
+        table.add_row(
+            e.field, shortest_number_text(e.value) + mark, *(_change_text(e.beside(larger)) for larger in (False, True))
+        )
     left = len(found.effects) - _ROWS
     said = [f"{left} weaker ones in --json"] if left > 0 else []
     if len(found.operators) == 1:
@@ -192,8 +196,9 @@ def _table(found: Sensitivity) -> Table:
     return table
 
 
-def _cell(change: Change | None) -> str:
+def _change_text(change: Change | None) -> str:
     """Format a value and the resulting change in time as one cell."""
     if change is None:
         return "-"
-    return f"{written(change.value)}: {'does not fit' if math.isinf(change.percent) else f'{change.percent:+.1f} %'}"
+    effect = "does not fit" if math.isinf(change.percent) else f"{change.percent:+.1f} %"
+    return f"{shortest_number_text(change.value)}: {effect}"

@@ -13,15 +13,15 @@ import typer
 
 from roller.cli.common import console
 from roller.cli.script_options import GivenArgument, ScriptRun, YesOption
-from roller.cli.training import (
+from roller.cli.training_options import (
     AmpOption,
     BatchesOption,
     CheckpointOption,
-    batches_of,
-    checkpoints_of,
-    devices_of,
-    names_of_devices,
-    words_of,
+    parse_batches,
+    parse_checkpoints,
+    parse_devices,
+    parse_words,
+    split_device_names,
 )
 from roller.cli.usage import UsageError
 from roller.errors import RollerError
@@ -105,14 +105,14 @@ def serve_command(
         )
     require_torch("serve")
     ScriptRun(given or [], yes, patience).check(file, kind == "script")
-    sizes = batches_of(batches)
-    precisions, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
+    sizes = parse_batches(batches)
+    precisions, again = parse_words("--amp", amp, ("fp32", "fp16", "bf16")), parse_checkpoints(checkpoint)
     if len(sizes) > 1 or len(precisions) > 1 or len(again) > 1:
         raise UsageError(
             "--batch, --amp, --checkpoint: expected one value each, got several. Give one; the page can change it."
         )
-    chosen = devices_of(devices, None)
-    files = _files_of([name for name, _ in names_of_devices(devices)], [spec.name for spec, _ in chosen])
+    chosen = parse_devices(devices, None)
+    files = _spec_files_by_name([name for name, _ in split_device_names(devices)], [spec.name for spec, _ in chosen])
     options = StepOptions(
         tuple((spec.name, count) for spec, count in chosen), None if sizes[0] is None else int(sizes[0]),
         precisions[0], again[0],
@@ -120,7 +120,7 @@ def serve_command(
     card = None if prices is None else read_rate_card(prices)
     screen = console()
 
-    def ready(address: str) -> None:
+    def open_page(address: str) -> None:
         screen.say(f"{file.name}: {address}")
         screen.say("Ctrl-C ends it. Whoever has this address can read and write the project's Python files.")
         if not is_local(host):
@@ -130,7 +130,7 @@ def serve_command(
 
     serve(
         file, _offered_devices([spec for spec, _ in chosen]), options, host=host, port=port, prices=card,
-        arguments=given or (), patience_s=patience, is_live=live, specs=files, ready=ready,
+        arguments=given or (), patience_s=patience, is_live=live, specs=files, ready=open_page,
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def _offered_devices(chosen: Sequence[DeviceSpec]) -> list[DeviceSpec]:
     return list({**offered, **{spec.name: spec for spec in chosen}}.values())
 
 
-def _files_of(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+def _spec_files_by_name(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     """Map device names to specification files, for devices given as files; raise an error if two files share a name."""
     found: dict[str, str] = {}
     for word, name in zip(words, names, strict=True):

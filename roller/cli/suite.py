@@ -10,16 +10,16 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.outputs import check_outputs
-from roller.cli.progress import counted_steps
+from roller.cli.output_files import check_outputs
+from roller.cli.progress import track_progress
 from roller.cli.suite_observe import observe_command
 from roller.cli.suite_run import ModelsArgument, OutOption, compare_command, diff_command, run_command
 from roller.cli.suite_tables import kernels_table, memory_table, throughput_table
-from roller.cli.training import batches_of, devices_of
+from roller.cli.training_options import parse_batches, parse_devices
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from roller.suite.digest import Digest
+    from roller.suite.model_digest import Digest
 
 suite_app = typer.Typer(
     name="suite",
@@ -77,14 +77,14 @@ def digest_command(
 
     With --against, exit with code 1 if a model differs from the file's digest.
     """
-    from roller.suite.digest import digest, read_digests
+    from roller.suite.model_digest import digest_model, read_digests
     from roller.suite.registry import models_of
     from roller.suite.run_file import write_json
 
     asked = models_of(models or ())
     check_outputs([] if against is None else [against], {"--out": out})
     known = None if against is None else read_digests(against)
-    found = [digest(model, reduced=reduced) for model in asked]
+    found = [digest_model(model, reduced=reduced) for model in asked]
     if out is not None:
         write_json(out, [one.to_dict() for one in found])
     if as_json:
@@ -97,11 +97,11 @@ def digest_command(
                 one.model, str(one.batch), f"{one.parameters:,}", one.modules_key, one.operators_key, lines
             )  # fmt: skip
         console().print(table)
-    if known is not None and _tell_differences(found, known, tells=not as_json):
+    if known is not None and _print_digest_differences(found, known, tells=not as_json):
         raise typer.Exit(1)
 
 
-def _tell_differences(found: Sequence[Digest], known: Mapping[str, Digest], *, tells: bool) -> bool:
+def _print_digest_differences(found: Sequence[Digest], known: Mapping[str, Digest], *, tells: bool) -> bool:
     """Print the differences from known digests; return whether a model differs or is unknown."""
     screen, differs = console(), False
     for one in found:
@@ -131,20 +131,20 @@ def predict_command(
     from roller.insight.trace.progress import listening
     from roller.suite.prediction import predict
     from roller.suite.registry import models_of
-    from roller.suite.run_file import SuiteRun, head_of, write_run
+    from roller.suite.run_file import SuiteRun, run_header, write_run
 
     check_outputs((), {"--out": out})
     asked = models_of(models or ())
-    specs = devices_of(devices, settings)
+    specs = parse_devices(devices, settings)
     if any(count > 1 for _, count in specs):
         raise UsageError("--device: expected one of each, got several: the suite trains on one. Name it alone.")
-    sizes = [None if size is None else int(size) for size in batches_of(batches)]
+    sizes = [None if size is None else int(size) for size in parse_batches(batches)]
     total = len(asked) * len(specs) * len(sizes)
-    with counted_steps("suite", total) as done, listening(done.within):
+    with track_progress("suite", total) as done, listening(done.within):
         found = list(predict(asked, [spec for spec, _ in specs], sizes, reduced=reduced, done=done))
     rows = [one.to_dict() for one in found]
     if out is not None:
-        write_run(out, SuiteRun(head_of(__version__, sizes="reduced" if reduced else "published"), rows))
+        write_run(out, SuiteRun(run_header(__version__, sizes="reduced" if reduced else "published"), rows))
     if as_json:
         print_json(rows)
         return

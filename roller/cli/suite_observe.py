@@ -10,12 +10,12 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.outputs import check_outputs
-from roller.cli.progress import counted_steps
+from roller.cli.output_files import check_outputs
+from roller.cli.progress import track_progress
 from roller.cli.suite_run import ModelsArgument
-from roller.cli.suite_tables import number, percent
+from roller.cli.suite_tables import number_text, percent_text
 from roller.cli.sweep import PricesOption
-from roller.cli.training import devices_of
+from roller.cli.training_options import parse_devices
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def observe_command(
 
     if saved is not None and (models or most or reduced):
         raise UsageError("--from: expected no models, --most or --reduced beside a file, got some. Leave them out.")
-    asked, specs = models_of(models or ()), devices_of(devices, settings)
+    asked, specs = models_of(models or ()), parse_devices(devices, settings)
     if any(count > 1 or not spec.traits.discrete for spec, count in specs):
         raise UsageError("--device: expected GPUs, one of each, got others. Name each alone, e.g. p4000,titanxp.")
     check_outputs([path for path in (prices, saved) if path is not None], {"--out": out})
@@ -69,7 +69,7 @@ def observe_command(
     if saved is not None:
         found = Studies.from_dict(read_json(saved, "studies"))
     else:
-        with counted_steps("suite", len(asked) * len(specs)) as done, listening(done.within):
+        with track_progress("suite", len(asked) * len(specs)) as done, listening(done.within):
             found = run_studies(asked, [spec for spec, _ in specs], reduced=reduced, most=most, done=done)
     verdicts, costs = check_observations(found), list(device_costs(found, rates))
     data = {
@@ -93,22 +93,25 @@ def observe_command(
     screen.say(_choice_title(costs, rates))
     screen.print(_choice_table(costs, rates))
     if rates is not None:
-        for sentence in (*filter(None, map(rates.missing, found.devices)), *rates.old_prices(found.devices)):
+        for sentence in (
+            *filter(None, map(rates.missing_rate_note, found.devices)),
+            *rates.old_rate_notes(found.devices),
+        ):
             screen.say(sentence)
 
 
 def _sweep_table(found: Studies) -> Table:
-    from roller.suite.studies import saturation
+    from roller.suite.studies import saturation_batch
 
     table = Table("model", "device", "batch", "throughput", "unit", "active", "of peak", "memory", "", box=None)
     for model in found.models:
         for device in found.devices:
             rows = found.sweep_of(model, device)
-            knee = saturation(rows)
+            knee = saturation_batch(rows)
             for row in rows:
                 table.add_row(
-                    model, device, str(row["batch"]), number(row["throughput_per_s"]), f"{row['unit']}/s",
-                    percent(row["compute_utilisation"]), percent(row["peak_share"]),
+                    model, device, str(row["batch"]), number_text(row["throughput_per_s"]), f"{row['unit']}/s",
+                    percent_text(row["compute_utilisation"]), percent_text(row["peak_share"]),
                     f"{row['total_bytes'] / 2**30:.2f} GiB", "saturates" if row["batch"] == knee else "",
                 )  # fmt: skip
     return table
@@ -124,7 +127,7 @@ def _cluster_table(found: Studies) -> Table:
         else:
             alone = one.get(row.model)
             ratio = "-" if alone is None else f"{row.throughput / alone:.2f}"
-            cells += [number(row.throughput), ratio, percent(row.compute_utilisation)]
+            cells += [number_text(row.throughput), ratio, percent_text(row.compute_utilisation)]
         table.add_row(*cells)
     return table
 
@@ -164,7 +167,7 @@ def _choice_table(costs: Sequence[DeviceCost], rates: RateCard | None) -> Table:
         relative = "-" if one.relative is None else f"{one.relative:.2f}"
         price = "-" if one.cost is None else f"{one.cost:.3g}"
         table.add_row(
-            one.model, one.device, str(one.batch), number(one.throughput), f"{one.unit}/s", relative, price,
+            one.model, one.device, str(one.batch), number_text(one.throughput), f"{one.unit}/s", relative, price,
             "*" if one.cheapest else "",
         )  # fmt: skip
     return table

@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, console, print_json
-from roller.cli.outputs import check_outputs
-from roller.cli.progress import counted_steps
+from roller.cli.output_files import check_outputs
+from roller.cli.progress import track_progress
 from roller.cli.suite_tables import kernels_table, memory_table, throughput_table
 from roller.cli.usage import UsageError
 
@@ -47,7 +47,7 @@ def run_command(
     from roller.insight.trace.progress import listening
     from roller.suite.measuring import measure
     from roller.suite.registry import models_of
-    from roller.suite.run_file import SuiteRun, head_of, write_run
+    from roller.suite.run_file import SuiteRun, run_header, write_run
     from roller.suite.sampling import QUICK, SamplingRule
 
     asked = models_of(models or ())
@@ -55,13 +55,13 @@ def run_command(
     rule = QUICK if quick else SamplingRule()
     failures: list[str] = []
     budget = budget_s or (540.0 if quick else 3600.0)
-    with counted_steps("suite", len(asked)) as done, listening(done.within):
+    with track_progress("suite", len(asked)) as done, listening(done.within):
         found = list(measure(
             asked, reduced=not published, rule=rule, budget_s=budget, repeat=repeat, seed=seed, done=done,
             failed=lambda name, error: failures.append(f"{name}: {error}"),
         ))  # fmt: skip
     rows = [one.to_dict() for one in found]
-    head = head_of(
+    head = run_header(
         __version__, seed=seed, rule=vars(rule), budget_s=budget, sizes="published" if published else "reduced",
         failed=failures,
     )  # fmt: skip
@@ -127,14 +127,14 @@ def compare_command(
     from roller.suite.difference import difference
     from roller.suite.pairs import measure_pairs
     from roller.suite.registry import models_of
-    from roller.suite.run_file import SuiteRun, head_of, write_run
+    from roller.suite.run_file import SuiteRun, run_header, write_run
 
     asked = models_of(models or ())
     check_outputs((), {"--out": out, "--out-with": out_with})
     if python is not None and not (python.is_file() and os.access(python, os.X_OK)):
         raise UsageError("--with: expected an interpreter, got a file that cannot be run. Name its python.")
     failures: list[str] = []
-    with counted_steps("suite", len(asked)) as done, listening(done.within):
+    with track_progress("suite", len(asked)) as done, listening(done.within):
         pairs = list(measure_pairs(
             asked, python=None if python is None else str(python), budget_s=budget_s, repeat=repeat, seed=seed,
             done=done, failed=lambda name, error: failures.append(f"{name}: {error}"),
@@ -150,7 +150,7 @@ def compare_command(
     runs = []
     for n in (0, 1):  # each process has its own environment, since another interpreter has other packages
         own: dict[str, Any] = {"environment": parts[0][n]} if parts else {}
-        runs.append(SuiteRun(head_of(__version__, **more, **own), [both[n] for both in rows]))
+        runs.append(SuiteRun(run_header(__version__, **more, **own), [both[n] for both in rows]))
     for path, run in zip((out, out_with), runs, strict=True):
         if path is not None:
             write_run(path, run)
@@ -180,7 +180,7 @@ def diff_command(before: RunFile, after: RunFile, as_json: JsonOption = False) -
 
 
 def _print_difference(found: RunDifference, as_json: bool) -> None:
-    from roller.suite.difference import sentences
+    from roller.suite.difference import difference_notes
 
     if as_json:
         print_json(found.to_dict())
@@ -190,7 +190,7 @@ def _print_difference(found: RunDifference, as_json: bool) -> None:
     for row in found.rows:
         if row.reason:
             screen.say(f"{row.model}: not compared: {row.reason}")
-    for sentence in sentences(found):
+    for sentence in difference_notes(found):
         screen.say(sentence)
 
 
@@ -199,10 +199,13 @@ def _difference_table(found: RunDifference) -> Table:
     for row in found.rows:
         cells: list[Any] = ["-", "-"]
         if row.ratio is not None:
-            cells = [_change(row.ratio.mean), f"{_change(row.ratio.lower)} to {_change(row.ratio.upper)}"]
+            cells = [
+                _percent_change_text(row.ratio.mean),
+                f"{_percent_change_text(row.ratio.lower)} to {_percent_change_text(row.ratio.upper)}",
+            ]
         table.add_row(row.model, row.device or "here", str(row.batch), *cells, row.verdict, row.kind)
     return table
 
 
-def _change(ratio: float) -> str:
+def _percent_change_text(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from roller.cli.training import MIB
+from roller.cli.training_options import MIB
 
 Row = Mapping[str, Any]
 
@@ -24,9 +24,9 @@ def throughput_table(rows: Sequence[Row]) -> Table:
         if row["throughput_per_s"] is None:
             cells += ["unstable" if row["fits"] else "does not fit", "-", f"{row['unit']}/s", "-", "-", "-", "-"]
         else:
-            between = "-" if low is None or high is None else f"{number(low)} to {number(high)}"
-            cells += [number(row["throughput_per_s"]), between, f"{row['unit']}/s"]
-            cells += [percent(row[name]) for name in ("compute_utilisation", "peak_share", "cpu_utilisation")]
+            between = "-" if low is None or high is None else f"{number_text(low)} to {number_text(high)}"
+            cells += [number_text(row["throughput_per_s"]), between, f"{row['unit']}/s"]
+            cells += [percent_text(row[name]) for name in ("compute_utilisation", "peak_share", "cpu_utilisation")]
             cells.append(row.get("bound", "-"))
         table.add_row(*cells, row["kind"])
     return table
@@ -51,19 +51,19 @@ def kernels_table(rows: Sequence[Row]) -> Table:
     table = Table("model", "device", "operator", "calls", "share of time", "of peak", box=None)
     for row in rows:
         for use in row["kernels"]:
-            share = "not counted" if use["peak_share"] is None else percent(use["peak_share"])
+            share = "not counted" if use["peak_share"] is None else percent_text(use["peak_share"])
             table.add_row(
-                row["model"], _device(row), use["name"], str(use["calls"]), percent(use["share"]), share
+                row["model"], _device(row), use["name"], str(use["calls"]), percent_text(use["share"]), share
             )  # fmt: skip
     return table
 
 
-def number(value: float) -> str:
+def number_text(value: float) -> str:
     """Format a number with three significant digits, or with its whole integer part if that is longer."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def percent(share: float | None) -> str:
+def percent_text(share: float | None) -> str:
     """Format a share in percent; return ``"unknown"`` for ``None``."""
     if share is None:
         return "unknown"

@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.outputs import check_outputs
-from roller.cli.progress import counted_steps
+from roller.cli.output_files import check_outputs
+from roller.cli.progress import track_progress
 from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
-from roller.cli.terminal import prints_aside
-from roller.cli.training import (
+from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.training_options import (
     AmpOption,
     BatchesOption,
     CallsOption,
@@ -22,18 +22,18 @@ from roller.cli.training import (
     EntryArgument,
     Tf32Option,
     TorchReleaseOption,
-    amps_of,
-    batches_of,
-    checkpoints_of,
-    devices_of,
     memory_text,
-    step_of,
-    words_of,
+    parse_amps,
+    parse_batches,
+    parse_checkpoints,
+    parse_devices,
+    parse_words,
+    trace_step_of_file,
 )
 
 if TYPE_CHECKING:
     from roller.insight.rate_card import RateCard
-    from roller.insight.sweep import Choice
+    from roller.insight.sweep import SweepRow
 
 PricesOption = Annotated[
     Path | None,
@@ -77,26 +77,26 @@ def sweep_command(
     from roller.insight.trace.progress import listening
     from roller.insight.trace.providers import is_script
 
-    specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
-    amps, checkpoints = amps_of(amp), checkpoints_of(checkpoint)
-    (policy,) = words_of("--policy", policy, ("library", "compiled", "roller"))[:1]
+    specs, sizes = parse_devices(devices, settings), parse_batches(batches, largest=True)
+    amps, checkpoints = parse_amps(amp), parse_checkpoints(checkpoint)
+    (policy,) = parse_words("--policy", policy, ("library", "compiled", "roller"))[:1]
     known = None if prices is None else read_rate_card(prices)
     check_outputs([file, *filter(None, [prices])], {"--csv": csv, "--picture": picture})
     if picture is not None:
         sweeps.check_picture_path(picture)
     script = ScriptRun(given or [], yes, patience)
     script.check(file, is_script(file))
-    step = step_of(file, calls, script, torch_release=torch_release, tf32=tf32)
+    step = trace_step_of_file(file, calls, script, torch_release=torch_release, tf32=tf32)
     total = len(specs) * len(sizes) * len(amps) * len(checkpoints)
-    with counted_steps("sweep", total) as done, listening(done.within), prints_aside():
+    with track_progress("sweep", total) as done, listening(done.within), redirect_stdout_to_stderr():
         rows = sweeps.sweep(
             step, specs, batches=sizes, amps=amps, checkpoints=checkpoints, policy=policy, prices=known, done=done
         )
     if csv is not None:
-        from roller.core.files import whole_file
+        from roller.core.files import write_atomically
 
-        with whole_file(csv) as out:
-            out.write(sweeps.to_csv(rows).encode())
+        with write_atomically(csv) as out:
+            out.write(sweeps.rows_to_csv(rows).encode())
     if picture is not None:
         sweeps.draw_sweep(rows, picture, known)
     if as_json:
@@ -109,7 +109,7 @@ def sweep_command(
     unpriced = sorted({row.device for row in rows if known is not None and known.per_hour(row.device) is None})
     if unpriced:
         screen.say(f"{prices} has no price for {', '.join(unpriced)}: not on the front.")
-    for note in known.old_prices(row.device for row in rows) if known is not None else ():
+    for note in known.old_rate_notes(row.device for row in rows) if known is not None else ():
         screen.say(note)
     for row in rows:
         if row.said:
@@ -123,7 +123,7 @@ def price_text(price: float) -> str:
     return f"{price:.2f}" if price >= 0.1 else f"{price:.3g}"
 
 
-def _table(rows: list[Choice], prices: RateCard | None) -> Table:
+def _table(rows: list[SweepRow], prices: RateCard | None) -> Table:
     columns = ["", "device", "batch", "amp", "checkpoint", "time", "between", "samples/s", "memory", "bound"]
     columns += [] if prices is None else [f"{prices.currency} a million samples"]
     table = Table(*columns, box=None)

@@ -47,7 +47,7 @@ class PrintableStream:
 
 
 @contextlib.contextmanager
-def printable_streams() -> Iterator[None]:
+def escape_terminal_output() -> Iterator[None]:
     """Escape control characters in everything printed in this context."""
     out, err = sys.stdout, sys.stderr
     if out is not None:
@@ -61,7 +61,7 @@ def printable_streams() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def prints_aside() -> Iterator[None]:
+def redirect_stdout_to_stderr() -> Iterator[None]:
     """Redirect standard output of the user's code to standard error; only results go to standard output."""
     if sys.stdout is not None:
         sys.stdout.flush()

@@ -33,11 +33,11 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> None:
         _LOG.setLevel(logging.DEBUG)
 
 
-def start_telling() -> None:
+def attach_progress_handler() -> None:
     """Print progress to standard error from now on, one line each; reset the options of an earlier command."""
-    for handler in [h for h in _LOG.handlers if isinstance(h, _Lines)]:
+    for handler in [h for h in _LOG.handlers if isinstance(h, _StderrLineHandler)]:
         _LOG.removeHandler(handler)
-    _LOG.addHandler(_Lines())
+    _LOG.addHandler(_StderrLineHandler())
     _LOG.setLevel(logging.INFO)
 
 
@@ -70,7 +70,7 @@ def with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class _Lines(logging.Handler):
+class _StderrLineHandler(logging.Handler):
     """Handler that writes to the current standard error, even if it was replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:

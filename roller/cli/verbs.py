@@ -58,7 +58,7 @@ class LazyCommands(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Return a command; build it at most once per process."""
         home = self._homes[name]
-        return command_at(name, home) if isinstance(home, str) else home
+        return load_command(name, home) if isinstance(home, str) else home
 
     def __setitem__(self, name: str, command: Any) -> None:
         """Add a command that is already built."""
@@ -98,7 +98,7 @@ class Verbs(TyperGroup):
 
 
 @functools.cache
-def command_at(name: str, home: str) -> Any:
+def load_command(name: str, home: str) -> Any:
     """Build the command for a function or a Typer group; add ``--quiet`` and ``--verbose`` to each verb."""
     module, _, attribute = home.partition(":")
     target = getattr(importlib.import_module(module), attribute)

@@ -12,18 +12,18 @@ from rich.table import Table
 
 from roller.cli.change_text import LONGEST_NAME, memory_text
 from roller.cli.common import JsonOption, console, print_json
-from roller.cli.outputs import check_outputs
-from roller.cli.progress import counted_steps
-from roller.cli.terminal import prints_aside
-from roller.cli.training import Tf32Option
+from roller.cli.output_files import check_outputs
+from roller.cli.progress import track_progress
+from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.training_options import Tf32Option
 from roller.cli.usage import UsageError
-from roller.core.display import cut
+from roller.core.display import truncate_text
 
 if TYPE_CHECKING:
     from roller.insight.step.graph import StepGraph
     from roller.insight.whatif.memory_effect import MemoryEffect, MemoryOf
     from roller.insight.whatif.predict import Answer
-    from roller.insight.whatif.search import Found
+    from roller.insight.whatif.search import SearchResult
     from roller.insight.whatif.what_if import WhatIf
 
 FilesArgument = Annotated[
@@ -70,7 +70,7 @@ def whatif_command(
     from roller.insight.whatif import scenario as scenarios
 
     if list_changes:
-        _list()
+        _print_change_list()
         return
     if not files:
         raise UsageError("FILE: expected a profile of PyTorch, got none. Name one, or ask for --list.")
@@ -87,16 +87,16 @@ def whatif_command(
     check_outputs(files or (), {"--perfetto": perfetto})
     if perfetto is not None and (search_all or len(asked) != 1):
         raise UsageError("--perfetto: expected one scenario, got several. Name one with --do or --scenario.")
-    graph, memory_of = _graph(files, device, tf32)
+    graph, memory_of = _graph_and_memory(files, device, tf32)
     graph = replace(graph, measured_kernels_us=measured_us)
     if search_all:
-        _tell_search(graph, memory_of, force, as_json)
+        _search_and_print(graph, memory_of, force, as_json)
         return
     from roller.insight.whatif.predict import what_if
 
     answers = {name: what_if(graph, *changes, force=force) for name, changes in asked.items()}
     if perfetto is not None:
-        from roller.insight.step.trace_events import write_trace_events
+        from roller.insight.step.trace_event_writer import write_trace_events
 
         # Process 1 of the file is the profile, process 2 the prediction.
         first, titles = next(iter(answers.values())), ("before (replayed)", "after (predicted)")
@@ -104,29 +104,29 @@ def whatif_command(
     if as_json:
         print_json([{"scenario": name} | answer.to_dict() for name, answer in answers.items()])
         return
-    _tell(answers)
+    _print_answers(answers)
 
 
-def _graph(files: list[Path], device: str | None, tf32: bool | None) -> tuple[StepGraph, MemoryOf | None]:
+def _graph_and_memory(files: list[Path], device: str | None, tf32: bool | None) -> tuple[StepGraph, MemoryOf | None]:
     """Return the graph for profiles or an entry file's step, and a memory function, which only an entry file has."""
     from roller.insight.step.replay import from_kineto
 
     if len(files) == 1 and files[0].suffix == ".py":
-        from roller.cli.training import step_of
+        from roller.cli.training_options import trace_step_of_file
 
         if device is None:
             raise UsageError(
                 f"{files[0]}: --device: expected the device to run it on, got none. Name one, such as a100."
             )
-        with prints_aside():
-            step = step_of(files[0], tf32=tf32)
+        with redirect_stdout_to_stderr():
+            step = trace_step_of_file(files[0], tf32=tf32)
             return step.graph(device), cache(lambda change: step.memory_with(change, device))
     if tf32 is not None:
         raise UsageError(f"{files[0]}: expected no --tf32 for a recording, which has its kernels. Leave it out.")
     return from_kineto([str(f) for f in files], device=device), None
 
 
-def _tell(answers: dict[str, Answer]) -> None:
+def _print_answers(answers: dict[str, Answer]) -> None:
     from roller.insight.step.unexplained_waits import describe_longest_waits
 
     screen = console()
@@ -171,14 +171,14 @@ def _ms(us: float) -> str:
     return f"{us / 1e3:.3f} ms"
 
 
-def _tell_search(graph: StepGraph, memory_of: MemoryOf | None, force: bool, as_json: bool) -> None:
+def _search_and_print(graph: StepGraph, memory_of: MemoryOf | None, force: bool, as_json: bool) -> None:
     from roller.insight.whatif.search import MOST_ASKED, search
 
-    with counted_steps("what-ifs", MOST_ASKED) as done:
+    with track_progress("what-ifs", MOST_ASKED) as done:
         found = search(graph, force=force, seen=lambda one: done(one.name))
     effects = {x.name: x.memory_effect(graph, memory_of) for x in found if x.answer is not None}
     if as_json:
-        print_json([_row(x, effects.get(x.name)) for x in found])
+        print_json([_found_json(x, effects.get(x.name)) for x in found])
         return
     screen = console()
     answered = [x for x in found if x.answer is not None]
@@ -191,7 +191,7 @@ def _tell_search(graph: StepGraph, memory_of: MemoryOf | None, force: bool, as_j
         is_there = bool(a.in_place) and not a.is_changed
         times = (_ms(us) for us in (a.iteration_us, a.lower_us, a.upper_us))
         table.add_row(
-            ("at most: " if x.is_bound else "") + cut(x.name, LONGEST_NAME), *times,
+            ("at most: " if x.is_bound else "") + truncate_text(x.name, LONGEST_NAME), *times,
             "already in place" if is_there else gain,
             *(memory_text(effects[x.name]) for _ in of_memory), "" if is_there else a.rests_on,
         )  # fmt: skip
@@ -201,7 +201,7 @@ def _tell_search(graph: StepGraph, memory_of: MemoryOf | None, force: bool, as_j
     if any(x.answer is not None and x.answer.rests_on == "assumed" for x in answered):
         screen.say("assumed: some times of it rest on a factor or a number that the profile does not hold; --do tells.")
     for name, effect in effects.items() if of_memory else ():
-        if effect.says_more:
+        if effect.has_specific_reason:
             screen.say(f"{name}: memory: {effect.reason}")
     for sentence in answered[0].answer.notes if answered and answered[0].answer is not None else ():
         screen.say(sentence)
@@ -212,14 +212,14 @@ def _tell_search(graph: StepGraph, memory_of: MemoryOf | None, force: bool, as_j
             screen.say(f"{x.name}: not asked: {x.reason}")
 
 
-def _row(x: Found, effect: MemoryEffect | None) -> dict[str, object]:
+def _found_json(x: SearchResult, effect: MemoryEffect | None) -> dict[str, object]:
     row: dict[str, object] = {"changes": x.name, "upper_bound": x.is_bound, "not_asked": x.reason or None}
     if x.answer is None or effect is None:
         return row
     return row | x.answer.to_dict() | {"memory_delta_bytes": effect.delta_bytes, "memory_note": effect.reason}
 
 
-def _list() -> None:
+def _print_change_list() -> None:
     from dataclasses import MISSING, fields
 
     from roller.insight.whatif.whatifs import WHATIFS

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roller.artifact import Constant, KernelArtifact
-from roller.core.display import html_table, one_line, seconds_text
+from roller.core.display import html_table, one_line_repr, seconds_text
 from roller.errors import LaunchError, RollerError
 from roller.targets import target_of_language
 from roller.tile import RProgram
@@ -149,7 +149,7 @@ class CompiledKernel:
         TileError
             If the program does not fit the device.
         """
-        from roller.explanation.kernels import explain_kernel
+        from roller.explanation.kernel_explanations import explain_kernel
 
         return explain_kernel(self, device, options)
 
@@ -172,7 +172,7 @@ class CompiledKernel:
         device
             See :meth:`explain`.
         """
-        from roller.explanation.kernels import why_not_for_kernel
+        from roller.explanation.kernel_explanations import why_not_for_kernel
 
         return why_not_for_kernel(self, tiles, device, fragment, (stages, split_k, raster))
 
@@ -227,7 +227,7 @@ class CompiledKernel:
         if self._make is not None:
             return self._make(self.artifact)
         self.expect_reachable()
-        return loaded(self.artifact)
+        return load_launcher(self.artifact)
 
     def expect_reachable(self) -> None:
         """Refuse to run if the device is absent.
@@ -249,7 +249,7 @@ class CompiledKernel:
         a = self.artifact
         doubtful = " (doubtful)" if a.doubt else ""
         measured = "" if a.measured_s is None else f"measured {seconds_text(a.measured_s)}{doubtful}"
-        return one_line("CompiledKernel", f"{a.expression.name} on {a.device}: {self.estimate}", measured)
+        return one_line_repr("CompiledKernel", f"{a.expression.name} on {a.device}: {self.estimate}", measured)
 
     def _repr_html_(self) -> str:
         rows = (
@@ -260,7 +260,7 @@ class CompiledKernel:
         return html_table(title, ("#", "predicted", "measured", "status", "program"), rows)
 
 
-def loaded(artifact: KernelArtifact) -> Any:
+def load_launcher(artifact: KernelArtifact) -> Any:
     """Return a callable that runs a kernel on its device."""
     target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
     # A kernel compiled for an absent device has source only and is built here.

@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from roller.arguments import constants_of, expression_of, options_of, target_of
-from roller.core.c_compiler import need_compiler
-from roller.core.validation import flag
+from roller.arguments import check_constants, parse_expression, resolve_options, target_of
+from roller.core.c_compiler import require_compiler
+from roller.core.validation import validate_flag
 from roller.errors import RollerError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from roller.artifact import KernelArtifact
     from roller.backends.devices import DeviceHandle
     from roller.compiler.autotune import Selection
-    from roller.compiler.autotune.proving import Verdict
+    from roller.compiler.autotune.proving import ProofVerdict
     from roller.compiler.compiled_kernel import CompiledKernel
     from roller.construction.constructor import Candidate
     from roller.construction.explicit_tiles import Tile
@@ -87,8 +87,8 @@ def construct(
     """
     from roller.construction.constructor import construct_candidates
 
-    spec, chosen = target_of(device)[0], options_of(options, top_k)
-    found = construct_candidates(chosen.meant(expression_of(expr)), spec, chosen)
+    spec, chosen = target_of(device)[0], resolve_options(options, top_k)
+    found = construct_candidates(chosen.meant(parse_expression(expr)), spec, chosen)
     if chosen.top_k != "auto":
         return list(found)
     from roller.construction.worth_timing import worth_timing
@@ -149,31 +149,31 @@ def predict(
     >>> roller.predict(matmul, "v100", str(best.program)) == best.estimate
     True
     """
-    from roller.construction.cached_inputs import warm_inputs
-    from roller.construction.explicit_tiles import Mechanisms, priced_tiles
-    from roller.construction.program_names import estimate_named, program_from_name
+    from roller.construction.cached_inputs import check_cached_inputs
+    from roller.construction.explicit_tiles import Mechanisms, price_named_tiles
+    from roller.construction.program_names import estimate_named_program, program_from_name
 
-    expression, spec, how = expression_of(expr), target_of(device)[0], Mechanisms(stages, split_k, raster)
-    kept = warm_inputs(expression, spec, warm)
+    expression, spec, how = parse_expression(expr), target_of(device)[0], Mechanisms(stages, split_k, raster)
+    kept = check_cached_inputs(expression, spec, warm)
     if policy is None and tiles is None:
         raise TileError("tiles: expected a mapping from layer to extents, got NoneType. Name tiles, or a policy.")
     if policy is not None and isinstance(tiles, (str, RProgram)):
         raise TileError("predict: expected a program, which is ours, or a policy, one of the two. Leave one out.")
     if tiles is None:
-        from roller.construction.library import library_estimate
+        from roller.construction.library_pricing import library_estimate
 
         if fragment is not None or how != Mechanisms():
             raise TileError("predict: a policy says fragment, stages, split_k and raster. Leave them out.")
         return library_estimate(expression, spec, str(policy), kept)
     if not isinstance(tiles, (str, RProgram)):
         if policy is not None:
-            from roller.construction.library import called
+            from roller.construction.library_pricing import with_call_overhead
 
-            spec = called(expression, spec, policy)
-        return priced_tiles(expression, spec, tiles, fragment, how, kept).estimate
+            spec = with_call_overhead(expression, spec, policy)
+        return price_named_tiles(expression, spec, tiles, fragment, how, kept).estimate
     if fragment is not None or how != Mechanisms():
         raise TileError("predict: a program's name says fragment, stages, split_k and raster. Write them into it.")
-    return estimate_named(program_from_name(expression, spec, str(tiles)), spec, kept)
+    return estimate_named_program(program_from_name(expression, spec, str(tiles)), spec, kept)
 
 
 def compile(
@@ -263,14 +263,14 @@ def compile(
         If ``prove`` is given and g++ is missing.
     """
     from roller.compiler.autotune import Selection
-    from roller.compiler.autotune.proving import is_proved, seconds_of
+    from roller.compiler.autotune.proving import is_proved, proof_budget_s
     from roller.compiler.compiled_kernel import CompiledKernel
     from roller.runtime.inputs import checked_seed
 
-    (spec, handle), expression = target_of(device, spec), expression_of(expr)
-    chosen, values = constants_of(constants, expression, options_of(options, top_k))
+    (spec, handle), expression = target_of(device, spec), parse_expression(expr)
+    chosen, values = check_constants(constants, expression, resolve_options(options, top_k))
     expression = chosen.meant(expression)
-    seed, cache, remeasure = checked_seed(seed), flag(cache, "cache"), flag(remeasure, "remeasure")
+    seed, cache, remeasure = checked_seed(seed), validate_flag(cache, "cache"), validate_flag(remeasure, "remeasure")
     how = Selection(deterministic, 0.0 if refine_s is None else refine_s)
     here = is_this_machine(spec) or handle is not None
     if how.refine_s and not here:
@@ -280,18 +280,18 @@ def compile(
 
         beside = {"prove": prove, "prove_s": prove_s is not None, "remeasure": remeasure, "top_k": top_k is not None}
         return compile_varying(expression, spec, shapes, chosen, seed, how, here, beside, handle).holding(values)
-    prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
+    prove_for_s = proof_budget_s(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
     if not cache or (handle is not None and handle.target.pretends):
-        return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)
+        return _compile_uncached(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)
     from roller.runtime.cache import CacheKey, KernelCache
-    from roller.runtime.cache_entry import entry_of, for_expression
-    from roller.runtime.cache_holdings import forgetting
+    from roller.runtime.cache_entry import make_cache_entry, with_expression
+    from roller.runtime.cache_listing import remove_wrong_kernel_on_failure
 
     fresh: list[CompiledKernel] = []
 
     def build() -> CacheEntry:
-        fresh.append(_compile(expression, spec, chosen, seed, handle, how, prove_for_s))
-        return entry_of(fresh[0].artifact, fresh[0].candidates)
+        fresh.append(_compile_uncached(expression, spec, chosen, seed, handle, how, prove_for_s))
+        return make_cache_entry(fresh[0].artifact, fresh[0].candidates)
 
     key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, chosen.identity(expression) | how.identity())
     # A kernel for a local device must have been checked here, and timed unless excluded; for others a prediction
@@ -299,12 +299,12 @@ def compile(
     kept = KernelCache()
     entry = kept.load_or_build(key, build, measured=here, anew=remeasure)
     if prove_for_s and not fresh and not is_proved(entry.artifact, prove_for_s):
-        with forgetting(kept, key):
+        with remove_wrong_kernel_on_failure(kept, key):
             entry = build()
         kept.store(key, entry)
     if fresh:
         return fresh[0].holding(values)
-    found = for_expression(entry, expression)
+    found = with_expression(entry, expression)
 
     def candidates() -> tuple[Candidate, ...]:  # when they are looked at
         from roller.construction.constructor import Candidate
@@ -338,7 +338,7 @@ def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Kernel
     return made
 
 
-def _compile(
+def _compile_uncached(
     expression: TensorExpr,
     spec: DeviceSpec,
     options: ConstructOptions,
@@ -348,49 +348,53 @@ def _compile(
     prove_s: float = 0.0,
 ) -> CompiledKernel:
     """Construct candidates; choose on a local device, or lower the best and prove it for up to ``prove_s`` seconds."""
-    from roller.compiler.autotune import Selection, first_lowered, proving
-    from roller.compiler.autotune.priced_only import compiled_spec
-    from roller.construction.constructor import construct_candidates, target_units
+    from roller.compiler.autotune import Selection, choose_first_lowered, proving
+    from roller.compiler.autotune.unemitted_instructions import spec_with_emitted_instructions
+    from roller.construction.constructor import construct_candidates, share_of_device
 
-    spec = compiled_spec(expression, spec)
+    spec = spec_with_emitted_instructions(expression, spec)
     candidates = construct_candidates(expression, spec, options)
     if handle is not None or is_this_machine(spec):
-        return _compile_here(handle, expression, spec, candidates, options, seed, how or Selection())
-    share = target_units(spec, options)
+        return _compile_on_local_device(handle, expression, spec, candidates, options, seed, how or Selection())
+    share = share_of_device(spec, options)
 
-    def proved(candidate: Candidate, artifact: KernelArtifact) -> tuple[KernelArtifact, Verdict]:
+    def proved(candidate: Candidate, artifact: KernelArtifact) -> tuple[KernelArtifact, ProofVerdict]:
         del candidate
         verdict = proving.prove(artifact, prove_s, lower=partial(lower, spec=share), seed=seed)
-        return proving.noted(artifact, verdict, prove_s), verdict
+        return proving.with_verdict(artifact, verdict, prove_s), verdict
 
-    return first_lowered(
+    return choose_first_lowered(
         expression, spec, candidates, lambda c: lower(c.program, expression, share), proved if prove_s else None
     )
 
 
-def _compile_here(
+def _compile_on_local_device(
     handle: DeviceHandle | None, expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...],
     options: ConstructOptions, seed: int, how: Selection,
 ) -> CompiledKernel:  # fmt: skip
     """Choose among candidates on a local device; without ``handle``, it is the CPU."""
     from roller.backends.build import build
-    from roller.compiler.autotune import TuningContext, choose
+    from roller.compiler.autotune import TuningContext, choose_kernel
     from roller.compiler.compiled_kernel import CompiledKernel
-    from roller.construction.constructor import target_units
+    from roller.construction.constructor import share_of_device
     from roller.runtime import cpu_profile, profiler
 
     if handle is None:
-        need_compiler("compiling for this processor")
+        require_compiler("compiling for this processor")
     target_for(spec).prepare()
-    share = target_units(spec, options)  # a kernel for a share of the units runs on that share
+    share = share_of_device(spec, options)  # a kernel for a share of the units runs on that share
     pretends = handle is not None and handle.target.pretends
 
     def make(candidate: Candidate) -> KernelArtifact:
         artifact = replace(lower(candidate.program, expression, share), estimate=candidate.estimate.to_dict())
         return artifact if pretends else build(artifact)
 
-    opened = profiler.Bench(expression, handle, seed) if handle else nullcontext(cpu_profile.Bench(expression, seed))
+    opened = (
+        profiler.DeviceBench(expression, handle, seed)
+        if handle
+        else nullcontext(cpu_profile.CpuBench(expression, seed))
+    )
     with opened as bench:
-        kernel = choose(TuningContext(expression, spec, options, make, bench.profile), candidates, how)
+        kernel = choose_kernel(TuningContext(expression, spec, options, make, bench.profile), candidates, how)
     launcher = handle.target.load if handle is not None and pretends else None
     return CompiledKernel(kernel.artifact, kernel.candidates, launcher=launcher)

@@ -9,7 +9,7 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 
 
-def warm_inputs(expr: TensorExpr, spec: DeviceSpec, names: Sequence[str]) -> tuple[str, ...]:
+def check_cached_inputs(expr: TensorExpr, spec: DeviceSpec, names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of inputs in the shared cache after checking them."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TileError(f"warm: expected a sequence of names of inputs, got {shown(names)}. Write for example ('A',).")

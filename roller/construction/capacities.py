@@ -8,11 +8,11 @@ from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates import pricing
-from roller.templates.gpu import register_words
+from roller.templates.gpu import operand_registers
 from roller.tile.program import RProgram
 
 
-def check_block(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
+def check_block_capacities(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
     """Raise the error that names the capacity a block exceeds, if any."""
     lim, threads = spec.limits, program.threads_per_block
     if lim.threads_per_block is not None and threads > lim.threads_per_block:
@@ -20,13 +20,13 @@ def check_block(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
             f"tiles: the block has {threads} threads ({program.threads}), {spec.name} allows {lim.threads_per_block}. "
             "Enlarge the register tile or shrink the shared tile."
         )
-    words = int(register_words(batch)[0])
+    words = int(operand_registers(batch)[0])
     if lim.registers_per_thread is not None and words > lim.registers_per_thread:
         raise TileError(
             f"tiles: the register tile needs {words} registers per thread, {spec.name} has {lim.registers_per_thread}. "
             "Shrink the register tile."
         )
-    terms = pricing.estimate_program(program, replace_budget(spec)).terms
+    terms = pricing.estimate_program(program, with_hard_limits(spec)).terms
     used = int(terms["scratchpad_bytes"])
     limit = spec.layer("shared").capacity_bytes
     if used > limit:
@@ -42,7 +42,7 @@ def check_block(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
         )
 
 
-def replace_budget(spec: DeviceSpec) -> DeviceSpec:
+def with_hard_limits(spec: DeviceSpec) -> DeviceSpec:
     """Return ``spec`` with usable budgets raised to the hard limits, as named tiles may use."""
     if spec.traits.simd:
         limits = replace(spec.limits, usable_vector_registers=spec.limits.vector_registers)

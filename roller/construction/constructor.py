@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from roller.construction.ranking import best_programs
-from roller.core.display import one_line, seconds_text
+from roller.core.display import one_line_repr, seconds_text
 from roller.errors import NoCandidateError, RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -18,13 +18,13 @@ from roller.perf.estimate import Estimate
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 from roller.templates.common.policy import POLICIES
-from roller.templates.gpu import inner_batch, products_of
-from roller.templates.gpu.common.vectors import vectors
+from roller.templates.gpu import matrix_product_batch, matrix_product_of_batch
+from roller.templates.gpu.common.vector_widths import vector_elements_per_axis
 from roller.templates.registry import programs_of
-from roller.tile.alignment import broken_rules, find_transactions
+from roller.tile.alignment import broken_rules, precompute_transactions
 from roller.tile.fragments import fragment_padding, program_operands
 from roller.tile.geometry import Ints
-from roller.tile.layout import fragment_spread, lane_reads, storage_padding
+from roller.tile.layout import lane_reads, storage_padding, thread_read_ratio
 from roller.tile.program import RProgram
 
 
@@ -62,25 +62,25 @@ class Candidate:
         measured = "" if self.measured_s is None else f"measured {seconds_text(self.measured_s)}"
         times = ", ".join(t for t in (measured, f"predicted {seconds_text(self.estimate.seconds)}") if t)
         status = self.status if self.program.emitted else f"{self.status}, not emitted"
-        return one_line("Candidate", f"{status}: {times}", str(self.program))
+        return one_line_repr("Candidate", f"{status}: {times}", str(self.program))
 
 
 def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[Candidate, ...]:
     """Construct ``options.count`` distinct programs (or fewer if there are no more) by growing tiles, best first."""
     if POLICIES[options.policy] is not None and not spec.traits.blocks:
         raise RollerError(f"ConstructOptions.policy: expected 'roller' on {spec.name}, which is no GPU. Leave it out.")
-    target = target_units(spec, options)
+    target = share_of_device(spec, options)
     constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
     share = replace(options, pool=max(options.count, options.pool // len(canonical_forms(expr, options))))
     batches = list(programs_of(expr, target, share))
     batches = [replace(b, constants=constants) for b in batches] if constants else batches
-    best = best_programs([b for b in batches if len(b)], target, options.count, partial(program_of, spec=target))
+    best = best_programs([b for b in batches if len(b)], target, options.count, partial(program_from_row, spec=target))
     if not best:
-        raise nothing_fits(expr, spec, options)
-    return candidates_of(best, expr, spec, options)
+        raise nothing_fits_error(expr, spec, options)
+    return make_candidates(best, expr, spec, options)
 
 
-def nothing_fits(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> NoCandidateError:
+def nothing_fits_error(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> NoCandidateError:
     """Return the error for an expression without a program that fits the device."""
     fixed = "" if expr.allow_padding else ", or replace the expression by one with allow_padding=True"
     return NoCandidateError(
@@ -90,59 +90,62 @@ def nothing_fits(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) 
     )
 
 
-def candidates_of(
+def make_candidates(
     programs: Sequence[tuple[RProgram, Estimate]], expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions
 ) -> tuple[Candidate, ...]:
     """Return programs as candidates, with the alignment rules they relax and their identities."""
     parts = [expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)]
     identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    target = target_units(spec, options)
-    find_transactions([p for p, _ in programs], target)
-    return tuple(_candidate(identity, p, e, target, options.epsilon) for p, e in programs)
+    target = share_of_device(spec, options)
+    precompute_transactions([p for p, _ in programs], target)
+    return tuple(_make_candidate(identity, p, e, target, options.epsilon) for p, e in programs)
 
 
-def target_units(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
+def share_of_device(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
     """Return the share of the device that ``options.units`` selects."""
     return spec if options.units is None else spec.share(options.units)
 
 
-def _candidate(identity: str, program: RProgram, estimate: Estimate, spec: DeviceSpec, epsilon: float) -> Candidate:
+def _make_candidate(
+    identity: str, program: RProgram, estimate: Estimate, spec: DeviceSpec, epsilon: float
+) -> Candidate:
     named = replace(program, relaxed=broken_rules(program, spec, epsilon))
     return Candidate(hashlib.sha256(f"{identity}/{named}".encode()).hexdigest()[:16], named, estimate)
 
 
-def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
+def program_from_row(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
     """Return row ``i`` of a batch as a program, with its vectors and storage padding."""
-    g, product = batch.geometry, products_of(batch)
+    g, product = batch.geometry, matrix_product_of_batch(batch)
     if product is not None:
-        return product.outer(program_of(inner_batch(batch, product), i, spec), g.expr, batch.structure)
+        return product.outer(program_from_row(matrix_product_batch(batch, product), i, spec), g.expr, batch.structure)
     fast, slow = [layer.name for layer in spec.memory_layers if layer.tiled][:: 1 if batch.panel is None else 2][:2]
-    tiles = [(fast, _ints(batch.register[i])), (slow, _ints(batch.block[i]))]
+    tiles = [(fast, _int_tuple(batch.register[i])), (slow, _int_tuple(batch.block[i]))]
     if batch.panel is not None:
-        tiles.insert(1, (spec.memory_layers[1].name, _ints(batch.panel[i])))
+        tiles.insert(1, (spec.memory_layers[1].name, _int_tuple(batch.panel[i])))
     rowwise = spec.traits.blocks and batch.traits.spreads_reductions
-    axis, elements = _vector(batch, i, spec)
+    axis, elements = _choose_vector(batch, i, spec)
     # Neighbouring threads take neighbouring vectors; staged programs choose by the cost of their reads.
     apart = rowwise or (spec.traits.blocks and not batch.traits.reduces)
     program = RProgram(
         g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, apart,
-        int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal, stages=_at(batch.stages, i),
-        raster=_at(batch.raster, i), fragment=batch.fragment, matrix_axes=batch.matrix_axes,
+        int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal,
+        stages=_value_at(batch.stages, i),
+        raster=_value_at(batch.raster, i), fragment=batch.fragment, matrix_axes=batch.matrix_axes,
     )  # fmt: skip
     if spec.traits.blocks and batch.staged and not rowwise:  # rowwise threads read only their own data
-        program = _lay_out(program, spec)
+        program = _choose_layout(program, spec)
     return program
 
 
-def _at(values: int | Ints, i: int) -> int:
+def _value_at(values: int | Ints, i: int) -> int:
     return values if isinstance(values, int) else int(values[i])
 
 
-def _ints(row: Ints) -> tuple[int, ...]:
+def _int_tuple(row: Ints) -> tuple[int, ...]:
     return tuple(int(x) for x in row)
 
 
-def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int]:
+def _choose_vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int]:
     """Return the vector axis and elements, taken from the batch on a CPU and from its template on a GPU."""
     g = batch.geometry
     if batch.vector_axis is not None:
@@ -150,12 +153,12 @@ def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int
         return g.names[batch.vector_axis], lanes
     if not spec.traits.blocks:
         return None, 1
-    elements = vectors(batch)[i]
+    elements = vector_elements_per_axis(batch)[i]
     axis = int(elements.argmax())
     return (g.names[axis], int(elements[axis])) if elements[axis] > 1 else (None, 1)
 
 
-def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
+def _choose_layout(program: RProgram, spec: DeviceSpec) -> RProgram:
     """Choose interleaved or contiguous thread rows, and the storage padding, by the cost of one TEU's reads."""
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
@@ -166,13 +169,13 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
         parted = [(x.tensor.name, fragment_padding(x, program.fragment, banks, width)[0]) for x in read]
         return replace(program, storage_padding=tuple((t, pad) for t, pad in parted if pad))
     options = []
-    vectors = program.traits.reduces  # column reads avoid conflicts only with rows of odd length
+    vector_elements_per_axis = program.traits.reduces  # column reads avoid conflicts only with rows of odd length
     for interleaved in (False,) if program.traits.slides_windows else (True, False):  # strips are contiguous
         trial = replace(program, interleaved=interleaved)
         reads = lane_reads(trial, spec.teu.lanes)
-        chosen = {t: storage_padding(r, banks, width, vectors) for t, r in reads.items()}
+        chosen = {t: storage_padding(r, banks, width, vector_elements_per_axis) for t, r in reads.items()}
         pads = {t: pad for t, (pad, _) in chosen.items()}
-        spread = fragment_spread(trial)
+        spread = thread_read_ratio(trial)
         cost = sum(degree * spread[t] for t, (_, degree) in chosen.items())
         options.append((cost, sum(pads.values()), not interleaved, pads, reads))
         if cost == len(reads) and not any(pads.values()):

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from roller.construction.capacities import check_block, replace_budget
-from roller.construction.constructor import program_of
-from roller.construction.named_forms import axis_of, fits_form, named_forms
-from roller.construction.named_layouts import layouts
+from roller.construction.capacities import check_block_capacities, with_hard_limits
+from roller.construction.constructor import program_from_row
+from roller.construction.named_forms import find_axis, fits_form, forms_for_named_tiles
+from roller.construction.named_layouts import scratchpad_layouts
 from roller.construction.program_checks import check_program
 from roller.core.fragment import Fragment
-from roller.core.validation import is_integer, whole_number
+from roller.core.validation import is_integer, validate_integer
 from roller.errors import TileError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.expr.canonical import inline_unit_reduction
@@ -56,7 +56,7 @@ class Mechanisms:
     def __post_init__(self) -> None:
         """Reject values that are not positive integers."""
         for name, n in vars(self).items():
-            object.__setattr__(self, name, whole_number(n, name, 1, MAX_EXTENT, error=TileError))
+            object.__setattr__(self, name, validate_integer(n, name, 1, MAX_EXTENT, error=TileError))
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class ExplicitTiles:
 
 
 def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> RProgram:
-    """Return the program of aligned tiles named by layer; see :func:`named_tiles`."""
-    named = named_tiles(expr, spec, tiles).inlined
+    """Return the program of aligned tiles named by layer; see :func:`parse_named_tiles`."""
+    named = parse_named_tiles(expr, spec, tiles).inlined
     layers = [layer.name for layer in spec.memory_layers if layer.tiled]
     for layer, row, above in zip(layers[1:], named.rows[1:], named.rows, strict=False):
         for n, v, a in zip(named.geometry.names, row, above, strict=True):
@@ -95,7 +95,7 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
                     f"tiles: layer '{layer}', axis '{n}': expected a multiple of the layer above ({a}), got {v}. "
                     "Every tile of a program holds whole tiles of the faster layer; predict() prices others."
                 )
-    return _program(named, spec, structure_of(named.geometry))
+    return _program_from_extents(named, spec, structure_of(named.geometry))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class PricedTiles:
     block: tuple[int, ...] | None = None
 
 
-def _check_derived(program: RProgram, named: ExplicitTiles, tiles: Mapping[str, Tile]) -> None:
+def _check_intermediate_tiles(program: RProgram, named: ExplicitTiles, tiles: Mapping[str, Tile]) -> None:
     """Refuse named tiles of intermediate layers that differ from those that the other layers imply."""
     for (layer, extents), row in list(zip(program.tiles, named.rows, strict=True))[1:-1]:
         if layer in tiles and extents != row:
@@ -116,7 +116,7 @@ def _check_derived(program: RProgram, named: ExplicitTiles, tiles: Mapping[str, 
             )
 
 
-def _fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | None]:
+def _parse_fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | None]:
     """Return a device's fragment by name, and the axes named after a colon, as in program names."""
     names = [f.name for f in spec.fragments]
     name, _, axes = text.partition(":") if isinstance(text, str) else (None, "", "")
@@ -126,7 +126,7 @@ def _fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | 
     return spec.fragments[names.index(name)], tuple(axes.split(",")) if axes else None
 
 
-def priced_tiles(
+def price_named_tiles(
     expr: TensorExpr,
     spec: DeviceSpec,
     tiles: Mapping[str, Tile],
@@ -134,38 +134,38 @@ def priced_tiles(
     how: Mechanisms = Mechanisms(),
     warm: tuple[str, ...] = (),
 ) -> PricedTiles:
-    """Return the price of tiles named by layer, aligned or not; see :func:`named_tiles`."""
-    named = named_tiles(expr, spec, tiles)
+    """Return the price of tiles named by layer, aligned or not; see :func:`parse_named_tiles`."""
+    named = parse_named_tiles(expr, spec, tiles)
     if fragment is not None:
-        found_fragment, along = _fragment(fragment, spec)
+        found_fragment, along = _parse_fragment(fragment, spec)
         fragments = cpu_fragments if spec.traits.simd else gpu_fragments
-        batch = _with(fragments.matrix_batch(named.geometry, named.rows, spec, found_fragment, along), how)
-        program = program_of(batch, 0, spec)
+        batch = _with_mechanisms(fragments.matrix_batch(named.geometry, named.rows, spec, found_fragment, along), how)
+        program = program_from_row(batch, 0, spec)
         check_program(program, spec)
         if spec.traits.simd:
-            _check_derived(program, named, tiles)
+            _check_intermediate_tiles(program, named, tiles)
         else:
-            check_block(program, batch, spec)
-        return PricedTiles(pricing.estimate_program(program, replace_budget(spec), warm), program)
+            check_block_capacities(program, batch, spec)
+        return PricedTiles(pricing.estimate_program(program, with_hard_limits(spec), warm), program)
     named = named.inlined
     if spec.traits.simd:
-        budget = replace_budget(spec)
-        program = _program(named.whole, budget, structure_of(named.geometry), how=how)
+        budget = with_hard_limits(spec)
+        program = _program_from_extents(named.whole, budget, structure_of(named.geometry), how=how)
         return PricedTiles(pricing.estimate_program(program, budget), program)
     # Threads at the edge of a block compute points that are not stored. A reduction without reuse is priced with its
     # points spread over threads and, as published tiles mean it, staged with threads over outputs: the faster of the
     # two counts.
     found: list[PricedTiles] = []
     errors: list[TileError] = []
-    for structure, staged in _kinds(named):
+    for structure, staged in _possible_structures(named):
         try:
-            program = _program(named.whole, spec, structure, staged, how)
+            program = _program_from_extents(named.whole, spec, structure, staged, how)
         except TileError as error:
             errors.append(error)
         else:
-            block, budget = named.rows[-1], replace_budget(spec)
-            laid = layouts(program, spec) if structure is TILED else (program,)
-            found += [PricedTiles(pricing.estimate_block(p, budget, block, warm), p, block) for p in laid]
+            block, budget = named.rows[-1], with_hard_limits(spec)
+            laid = scratchpad_layouts(program, spec) if structure is TILED else (program,)
+            found += [PricedTiles(pricing.estimate_with_block(p, budget, block, warm), p, block) for p in laid]
     found = [x for x in found if math.isfinite(x.estimate.seconds)]
     if not found and not errors:
         raise TileError(
@@ -177,7 +177,7 @@ def priced_tiles(
     return min(found, key=lambda x: x.estimate.seconds)
 
 
-def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> ExplicitTiles:
+def parse_named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> ExplicitTiles:
     """Return user-named tiles as rows of extents over the first form of the expression that fits them."""
     layers = [layer.name for layer in spec.memory_layers if layer.tiled]
     own = Geometry.of(expr)
@@ -194,23 +194,23 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
     # The reduction step may be given separately, next to a ``shared`` tile of the spatial axes. Omitted axes are 1 in
     # the fastest layer and the extent of the layer above in the others; extents beyond the tensor are padding.
     steps = tiles.get(STEP)
-    named = _by_layer({n: t for n, t in tiles.items() if n != STEP or steps is None}, spec, layers)
-    geometry, by_layer = own, _with_steps(named, steps, own)
-    for form in named_forms(expr):
-        found = _with_steps(named, steps, form)
+    named = _with_canonical_layer_names({n: t for n, t in tiles.items() if n != STEP or steps is None}, spec, layers)
+    geometry, by_layer = own, _merge_reduction_step(named, steps, own)
+    for form in forms_for_named_tiles(expr):
+        found = _merge_reduction_step(named, steps, form)
         if all(fits_form(t, form, n == layers[0]) for n, t in found.items()):
             geometry, by_layer = form, found
             break
     rows: list[tuple[int, ...]] = []
     above = tuple(1 for _ in geometry.names)
     for name in layers:
-        above = _extents(name, by_layer.get(name, {}), geometry, above, name == layers[0])
+        above = _layer_extents(name, by_layer.get(name, {}), geometry, above, name == layers[0])
         rows.append(above)
-    _check_steps(steps, geometry, rows[-1])
+    _check_reduction_step(steps, geometry, rows[-1])
     return ExplicitTiles(geometry, tuple(rows))
 
 
-def _by_layer(tiles: Mapping[str, Tile], spec: DeviceSpec, layers: Sequence[str]) -> dict[str, Tile]:
+def _with_canonical_layer_names(tiles: Mapping[str, Tile], spec: DeviceSpec, layers: Sequence[str]) -> dict[str, Tile]:
     found: dict[str, Tile] = {}
     for given, tile in tiles.items():
         name = LAYER_ALIASES.get(given, given) if spec.traits.blocks else given
@@ -226,7 +226,7 @@ def _by_layer(tiles: Mapping[str, Tile], spec: DeviceSpec, layers: Sequence[str]
     return found
 
 
-def _with_steps(tiles: Mapping[str, Tile], steps: Any, geometry: Geometry) -> dict[str, Tile]:
+def _merge_reduction_step(tiles: Mapping[str, Tile], steps: Any, geometry: Geometry) -> dict[str, Tile]:
     """Return the tiles with the reduction step merged into the scratchpad's tile if it fits this form."""
     reductions = [n for n, spatial in zip(geometry.names, geometry.spatial, strict=True) if not spatial]
     extents = list(steps) if isinstance(steps, Sequence) and not isinstance(steps, str) else [steps]
@@ -241,7 +241,7 @@ def _with_steps(tiles: Mapping[str, Tile], steps: Any, geometry: Geometry) -> di
     return {**tiles, "shared": [next(spatial) if s else next(step) for s in geometry.spatial]}
 
 
-def _check_steps(steps: Any, geometry: Geometry, shared: tuple[int, ...]) -> None:
+def _check_reduction_step(steps: Any, geometry: Geometry, shared: tuple[int, ...]) -> None:
     """Raise if the reduction step contradicts the scratchpad's tile."""
     if steps is None:
         return
@@ -259,7 +259,7 @@ def _check_steps(steps: Any, geometry: Geometry, shared: tuple[int, ...]) -> Non
         )
 
 
-def _kinds(named: ExplicitTiles) -> list[tuple[Structure, tuple[str, ...]]]:
+def _possible_structures(named: ExplicitTiles) -> list[tuple[Structure, tuple[str, ...]]]:
     """Return the possible structures of a GPU block of named tiles, each with its staged tensors."""
     geometry = named.geometry
     expr, structure = geometry.expr, structure_of(geometry)
@@ -273,11 +273,11 @@ def _kinds(named: ExplicitTiles) -> list[tuple[Structure, tuple[str, ...]]]:
     return found
 
 
-def _with(batch: TileBatch, how: Mechanisms) -> TileBatch:
+def _with_mechanisms(batch: TileBatch, how: Mechanisms) -> TileBatch:
     return replace(batch, split_k=batch.split_k * how.split_k, stages=how.stages, raster=how.raster)
 
 
-def _program(
+def _program_from_extents(
     named: ExplicitTiles,
     spec: DeviceSpec,
     structure: Structure,
@@ -286,7 +286,7 @@ def _program(
 ) -> RProgram:
     geometry, rows = named.geometry, named.rows
     if spec.traits.simd:
-        return _vector_program(geometry, spec, structure, rows, how)
+        return _fastest_vector_program(geometry, spec, structure, rows, how)
     if staged is None:
         staged = geometry.load_names if structure.reuses else ()
     reductions = ~geometry.spatial
@@ -294,24 +294,28 @@ def _program(
         # A thread visits the reduction step point by point and keeps nothing in registers between points.
         rows = (tuple(1 if r else n for n, r in zip(rows[0], reductions, strict=True)), *rows[1:])
     ones = np.ones(1, np.int64)
-    batch = _with(TileBatch(geometry, structure.name, _row(rows[0]), _row(rows[-1]), ones, staged), how)
-    program = program_of(batch, 0, spec)
+    batch = _with_mechanisms(
+        TileBatch(geometry, structure.name, _batch_row(rows[0]), _batch_row(rows[-1]), ones, staged), how
+    )
+    program = program_from_row(batch, 0, spec)
     if how != Mechanisms():
         check_program(program, spec)
-    check_block(program, batch, spec)
+    check_block_capacities(program, batch, spec)
     return replace(program, relaxed=broken_rules(program, spec))
 
 
-def _row(extents: tuple[int, ...]) -> Ints:
+def _batch_row(extents: tuple[int, ...]) -> Ints:
     return np.array([extents], np.int64)
 
 
-def _vector_program(
+def _fastest_vector_program(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...], how: Mechanisms
 ) -> RProgram:
     """Return the tiles with the fastest vector axis, packing and stores."""
     room = spec.traits.module_for("templates", "checks")
-    programs = [program_of(_with(b, how), 0, spec) for b in room.named_batches(geometry, spec, structure, rows)]
+    programs = [
+        program_from_row(_with_mechanisms(b, how), 0, spec) for b in room.named_batches(geometry, spec, structure, rows)
+    ]
     for program in programs if how != Mechanisms() or spec.traits.discrete else ():
         check_program(program, spec)
     priced = [(e.seconds, str(p), p) for p, e in zip(programs, pricing.estimate_programs(programs, spec), strict=True)]
@@ -324,13 +328,15 @@ def _vector_program(
     return replace(best, relaxed=broken_rules(best, spec))
 
 
-def _extents(layer: str, tile: Tile, geometry: Geometry, above: tuple[int, ...], fastest: bool) -> tuple[int, ...]:
+def _layer_extents(
+    layer: str, tile: Tile, geometry: Geometry, above: tuple[int, ...], fastest: bool
+) -> tuple[int, ...]:
     """Return one layer's extents over all axes of a form; ``above`` holds the extents of the faster layer."""
     names = geometry.names
     if isinstance(tile, Mapping):
-        given = {axis_of(axis, names): v for axis, v in tile.items()}
+        given = {find_axis(axis, names): v for axis, v in tile.items()}
         for axis in tile:
-            if axis_of(axis, names) is None:
+            if find_axis(axis, names) is None:
                 hint = (did_you_mean(axis, names) if isinstance(axis, str) else "") or "."
                 raise TileError(f"tiles: layer '{layer}': unknown axis {shown(axis)}{hint} Use {names}.")
         values = [given.get(n, a) for n, a in zip(names, above, strict=True)]

@@ -9,7 +9,7 @@ from roller.expr.canonical import fuse_axes, group_axes
 from roller.tile.geometry import Geometry
 
 
-def named_forms(expr: TensorExpr) -> Iterator[Geometry]:
+def forms_for_named_tiles(expr: TensorExpr) -> Iterator[Geometry]:
     """Yield the forms for user-named tiles: the expression, the fused expression, and both grouped in two ways."""
     fused = fuse_axes(expr)
     grouped = (group_axes(x, reductions=r) for r in (True, False) for x in (expr, fused))
@@ -21,12 +21,12 @@ def named_forms(expr: TensorExpr) -> Iterator[Geometry]:
 def fits_form(tile: Mapping[str, int] | Sequence[int], geometry: Geometry, fastest: bool) -> bool:
     """Return whether a layer's tile names axes of this form, or has as many extents."""
     if isinstance(tile, Mapping):
-        return all(axis_of(a, geometry.names) is not None for a in tile)
+        return all(find_axis(a, geometry.names) is not None for a in tile)
     ranks = (len(geometry.names), int(geometry.spatial.sum())) if fastest else (len(geometry.names),)
     return len(tile) in ranks
 
 
-def axis_of(given: object, names: Sequence[str]) -> str | None:
+def find_axis(given: object, names: Sequence[str]) -> str | None:
     """Return the axis with that name; the parts of a group may be in any order."""
     if not isinstance(given, str):
         return None

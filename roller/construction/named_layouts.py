@@ -14,13 +14,16 @@ from roller.tile.layout import lane_reads, storage_padding
 from roller.tile.program import RProgram
 
 
-def layouts(program: RProgram, spec: DeviceSpec) -> Iterator[RProgram]:
+def scratchpad_layouts(program: RProgram, spec: DeviceSpec) -> Iterator[RProgram]:
     """Yield a laid-out program and, if its reads have conflicts, the variants with rows of any pitch."""
     yield program
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
     padding = dict(program.storage_padding)
-    if all(r.degree(padding.get(t, 0), banks, width) == 1 for t, r in lane_reads(program, spec.teu.lanes).items()):
+    if all(
+        r.worst_conflict_degree(padding.get(t, 0), banks, width) == 1
+        for t, r in lane_reads(program, spec.teu.lanes).items()
+    ):
         return
     for axis, elements in dict.fromkeys(((program.vector_axis, program.vector_elements), (None, 1))):
         apart = replace(program, interleaved=True, vector_axis=axis, vector_elements=elements, storage_padding=())

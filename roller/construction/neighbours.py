@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.construction.constructor import Candidate, candidates_of, program_of, target_units
+from roller.construction.constructor import Candidate, make_candidates, program_from_row, share_of_device
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import batch_of
 from roller.templates import pricing
-from roller.templates.common.moves import Place
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import padding_allowed
-from roller.templates.registry import writer_of
+from roller.templates.common.padding import allowed_padding_mask
+from roller.templates.common.tile_neighbours import NeighbourContext
+from roller.templates.registry import template_writing
 from roller.tile.program import RProgram
 from roller.tile.winograd_products import ELEMENT, product_of
 
 
-def neighbours(
+def neighbour_programs(
     program: RProgram, expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions
 ) -> tuple[Candidate, ...]:
     """Return the programs one step away from ``program`` that fit the device, best estimate first.
@@ -27,18 +27,18 @@ def neighbours(
     >>> import roller
     >>> expr, spec = roller.ops.matmul(256, 256, 256), roller.load_spec("cpu-avx512")
     >>> best = roller.construct(expr, spec, top_k=1)[0].program
-    >>> found = neighbours(best, expr, spec, roller.ConstructOptions())
+    >>> found = neighbour_programs(best, expr, spec, roller.ConstructOptions())
     >>> len(found) > 10, best in [c.program for c in found]
     (True, False)
     """
-    target = target_units(spec, options)
+    target = share_of_device(spec, options)
     product = product_of(program)
-    batch = batch_of([program if product is None else product.inner(program)]).chosen_anew()
-    place, template = Place.of(batch, target, options), writer_of(target.kind, batch)
+    batch = batch_of([program if product is None else product.inner(program)]).without_vectors()
+    place, template = NeighbourContext.of(batch, target, options), template_writing(target.kind, batch)
     batches = [b for b in (*place.tiles(), *template.neighbours(place)) if len(b)]
-    allowed = [padding_allowed(b.geometry, b.block, options) & template.limits(b, target) for b in batches]
+    allowed = [allowed_padding_mask(b.geometry, b.block, options) & template.limits(b, target) for b in batches]
     kept = [(b, int(n)) for b, keep in zip(batches, allowed, strict=True) for n in np.flatnonzero(keep)]
-    rows = [program_of(b, n, target) for b, n in kept]
+    rows = [program_from_row(b, n, target) for b, n in kept]
     if product is not None:
         rows = [product.outer(p, program.expr, program.structure) for p in rows if p.block_tile[ELEMENT] == 1]
     found = {str(p): p for p in rows}
@@ -46,4 +46,4 @@ def neighbours(
     programs = list(found.values())
     priced = zip(programs, pricing.estimate_programs(programs, target), strict=True)
     fitting = sorted((e.seconds, str(p), p, e) for p, e in priced if np.isfinite(e.seconds))
-    return candidates_of([(p, e) for _, _, p, e in fitting], expr, spec, options)
+    return make_candidates([(p, e) for _, _, p, e in fitting], expr, spec, options)

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from roller import perf
-from roller.construction.capacities import check_block, replace_budget
+from roller.construction.capacities import check_block_capacities, with_hard_limits
 from roller.construction.program_checks import check_program
 from roller.core.fragment import Fragment
 from roller.errors import TileError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes, inline_unit_reduction
 from roller.expr.joining import join_digits
-from roller.expr.splitting import plain_axes
+from roller.expr.splitting import rename_reserved_axes
 from roller.hardware import DeviceSpec
 from roller.perf.estimate import Estimate
 from roller.templates import pricing
@@ -29,7 +29,7 @@ from roller.tile.winograd_products import products_program
 _MOST = 2**31 - 1
 
 
-def name_of(program: object) -> str:
+def program_name_text(program: object) -> str:
     """Return the name of a program, or return a text unchanged."""
     if isinstance(program, (str, RProgram)):
         return str(program)
@@ -44,10 +44,10 @@ def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram
             f"program: expected one for a device of kind '{spec.kind}' ({spec.name}), got a program for '{said.kind}'. "
             "Name a device of that kind."
         )
-    form = _form(expr, said)
+    form = _find_form(expr, said)
     geometry = Geometry.of(form)
     _check_layers(said, spec)
-    fragment = _fragment(said, geometry, spec)
+    fragment = _find_fragment(said, geometry, spec)
     _check_names(said, form)
     _check_numbers(said)
     axis, elements = said.vector or (None, 1)
@@ -60,19 +60,19 @@ def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram
     return replace(program, relaxed=broken_rules(program, spec))
 
 
-def estimate_named(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
+def estimate_named_program(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
     """Return the estimate of a program, bit-equal to the estimate of ``construct``."""
     estimate = pricing.estimate_program(program, spec, warm)
     if not math.isfinite(estimate.seconds):  # budgets reserved for the compiler bind construction, not the device
-        estimate = pricing.estimate_program(program, replace_budget(spec), warm)
+        estimate = pricing.estimate_program(program, with_hard_limits(spec), warm)
     if not math.isfinite(estimate.seconds):
-        raise _exceeded(program, spec)
+        raise _exceeded_capacity_error(program, spec)
     return estimate
 
 
-def forms_of(expr: TensorExpr) -> Iterator[TensorExpr]:
+def constructed_forms(expr: TensorExpr) -> Iterator[TensorExpr]:
     """Yield every form of an expression that construction uses, each once, starting with the usual forms."""
-    fused, plain = fuse_axes(expr), plain_axes(expr)
+    fused, plain = fuse_axes(expr), rename_reserved_axes(expr)
     made = [fused, group_axes(fused), group_axes(fused, reductions=False), join_digits(fused)]
     made += [plain, group_axes(plain), group_axes(plain, reductions=False), join_digits(plain), expr]
     made.append(inline_unit_reduction(expr))
@@ -83,9 +83,9 @@ def forms_of(expr: TensorExpr) -> Iterator[TensorExpr]:
             yield form
 
 
-def _form(expr: TensorExpr, said: ProgramName) -> TensorExpr:
+def _find_form(expr: TensorExpr, said: ProgramName) -> TensorExpr:
     known: list[tuple[str, ...]] = []
-    for form in forms_of(expr):
+    for form in constructed_forms(expr):
         known.append(tuple(a.name for a in form.axes))
         if known[-1] == said.axes:
             return form
@@ -105,7 +105,7 @@ def _check_layers(said: ProgramName, spec: DeviceSpec) -> None:
             raise TileError(f"program: '{rule}' is no alignment rule; they are {list(RULES)}.")
 
 
-def _fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragment | None:
+def _find_fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragment | None:
     """Return the matrix instruction with a given name, checked to compute the expression along the named axes."""
     if (said.fragment is None) == structure_named(said.structure).on_matrix_unit:
         raise TileError(
@@ -154,11 +154,11 @@ def _check_numbers(said: ProgramName) -> None:
             raise TileError(f"program: layer '{layer}': expected at most {2**53} points in all, got {dict(tile)}.")
 
 
-def _exceeded(program: RProgram, spec: DeviceSpec) -> TileError:
+def _exceeded_capacity_error(program: RProgram, spec: DeviceSpec) -> TileError:
     if spec.traits.blocks:
         inner = products_program(program) or program
         try:
-            check_block(inner, perf.batch_of([inner]), spec)
+            check_block_capacities(inner, perf.batch_of([inner]), spec)
         except TileError as error:
             return error
         return TileError(

@@ -55,17 +55,17 @@ def best_programs(
     tiles = count >= _FAMILY_COUNT and any(b.fragment is not None for b in batches)
     if tiles or (count > 1 and any(b.panel is not None for b in batches)):
         wanted *= _PER_KERNEL_ROWS
-    search = _Search(spec, count, lay_out)
+    search = _LayoutSearch(spec, count, lay_out)
     while True:
-        pool = _cheapest(batches, spec, wanted, count, search.limit_s)
-        search.run(_spread(pool, count))
+        pool = _cheapest_rows(batches, spec, wanted, count, search.limit_s)
+        search.run(_spread_over_kernels(pool, count))
         known_s = pool[wanted - 1][0] if len(pool) >= wanted else float("inf")
         if not search.wants_rows_above(known_s) or wanted >= max((len(b) for b in batches), default=0):
             return search.best()
         wanted *= 8
 
 
-def _cheapest(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, count: int, most_s: float) -> list[Row]:
+def _cheapest_rows(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, count: int, most_s: float) -> list[Row]:
     """Return about ``wanted`` rows in order of price, none above ``most_s`` except one per compared structure."""
     pool: list[Row] = []
     # Rows that another batch already beats need no pricing, so rows that are already priced come first.
@@ -77,7 +77,7 @@ def _cheapest(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, count
     return pool
 
 
-def _spread(pool: list[Row], count: int) -> list[Row]:
+def _spread_over_kernels(pool: list[Row], count: int) -> list[Row]:
     """Return the rows, putting at most ``sqrt(count)`` rows per micro-kernel first, then the others."""
     if count >= _FAMILY_COUNT and any(b.fragment is not None for _, b, _ in pool):
         return _tiles_first(pool)
@@ -102,20 +102,20 @@ def _tiles_first(pool: list[Row]) -> list[Row]:
     for entry in pool:
         seconds, batch, row = entry
         f = batch.fragment
-        tile = None if f is None else _family(f, batch.geometry.names, batch.matrix_axes, batch.block[row])
+        tile = None if f is None else _family_key(f, batch.geometry.names, batch.matrix_axes, batch.block[row])
         new = tile is not None and tile not in tiles and seconds <= _DOUBTED * pool[0][0]
         (first if new else later).append(entry)
         tiles |= set() if tile is None else {tile}
     return first + later
 
 
-def _family(fragment: Fragment, names: Sequence[str], axes: Sequence[str], block: Sequence[int]) -> Family:
+def _family_key(fragment: Fragment, names: Sequence[str], axes: Sequence[str], block: Sequence[int]) -> Family:
     m, n = (int(block[names.index(a)]) for a in axes[:2])
     return fragment.family, m, n
 
 
 @dataclass
-class _Search:
+class _LayoutSearch:
     """State of the search: laid-out programs, and the choice of the next rows."""
 
     spec: DeviceSpec
@@ -143,14 +143,14 @@ class _Search:
                 chosen = left[: max(least, self.count - len(self.found) + _SPARE)]
             elif len(self.tried) < _MOST:
                 cheaper = [row for row in left if row[0] < self.limit_s * (1 - _SAME)]
-                chosen = cheaper[:_TOGETHER] or self._of_missing_structures(left)
+                chosen = cheaper[:_TOGETHER] or self._rows_of_missing_structures(left)
             else:
                 chosen = []
             if not chosen:
                 return
-            self._lay_out(chosen)
+            self._lay_out_rows(chosen)
 
-    def _of_missing_structures(self, rows: Sequence[Row]) -> list[Row]:
+    def _rows_of_missing_structures(self, rows: Sequence[Row]) -> list[Row]:
         """Return the cheapest competitive row of every structure without a program."""
         if self.count < _FAMILY_COUNT:
             return []
@@ -161,7 +161,7 @@ class _Search:
                 firsts.setdefault(row[1].structure, row)
         return list(firsts.values())
 
-    def _lay_out(self, rows: Sequence[Row]) -> None:
+    def _lay_out_rows(self, rows: Sequence[Row]) -> None:
         known = {str(p) for p, _ in self.found}
         laid = {str(p): p for p in (self.lay_out(batch, i) for _, batch, i in rows)}  # rows may coincide
         programs = [p for text, p in laid.items() if text not in known]
@@ -179,15 +179,15 @@ class _Search:
         near = [n for n, (_, e) in enumerate(self.found) if e.seconds <= _DOUBTED * self.limit_s]
         first = {self.found[n][0].structure: n for n in reversed(near)}
         kept = sorted(first.values())[: self.count]
-        kept += [n for n in self._tiles(near) if n not in kept][: self.count - len(kept)]
+        kept += [n for n in self._best_of_each_tile(near) if n not in kept][: self.count - len(kept)]
         others = [n for n in range(len(self.found)) if n not in kept]
         return [self.found[n] for n in sorted([*kept, *others[: self.count - len(kept)]])]
 
-    def _tiles(self, near: Sequence[int]) -> list[int]:
+    def _best_of_each_tile(self, near: Sequence[int]) -> list[int]:
         best: dict[Family, int] = {}
         for n in near:
             p = self.found[n][0]
             if p.fragment is not None:
                 block = [p.block_tile[a] for a in p.axis_names]
-                best.setdefault(_family(p.fragment, p.axis_names, p.matrix_axes, block), n)
+                best.setdefault(_family_key(p.fragment, p.axis_names, p.matrix_axes, block), n)
         return list(best.values())

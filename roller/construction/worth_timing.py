@@ -33,7 +33,7 @@ def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int
     # Among candidates that share a kernel, only the best is timed, because their ratio is predicted well.
     seconds = [c.estimate.seconds for c in candidates]
     families = [kernel_family(c.program) for c in candidates]
-    return uncertain(seconds, families, ranking_error(spec), [c.program.structure for c in candidates])
+    return positions_worth_timing(seconds, families, ranking_error(spec), [c.program.structure for c in candidates])
 
 
 def expected_seconds(seconds: Sequence[float], spec: DeviceSpec, forms: Sequence[Hashable] = ()) -> float:
@@ -53,11 +53,11 @@ def expected_seconds(seconds: Sequence[float], spec: DeviceSpec, forms: Sequence
     for n, s in enumerate(seconds):
         behind.setdefault(forms[n] if forms else n, []).append(math.log(s / first))
     inner = min(error, FORM_ERROR)
-    least = [m[0] if len(m) == 1 else _expected_least(m, inner) for m in behind.values()]
-    return first * math.exp(least[0] if len(least) == 1 else _expected_least(least, error))
+    least = [m[0] if len(m) == 1 else _expected_minimum(m, inner) for m in behind.values()]
+    return first * math.exp(least[0] if len(least) == 1 else _expected_minimum(least, error))
 
 
-def uncertain(
+def positions_worth_timing(
     seconds: Sequence[float],
     families: Sequence[Hashable],
     error: float,
@@ -65,13 +65,13 @@ def uncertain(
 ) -> tuple[int, ...]:
     """Return the positions of the best candidates of each family that may be faster than the first.
 
-    >>> uncertain([1.0, 1.01, 1.05, 1.2], ["a", "a", "b", "c"], 0.1)
+    >>> positions_worth_timing([1.0, 1.01, 1.05, 1.2], ["a", "a", "b", "c"], 0.1)
     (0, 2)
-    >>> uncertain([1.0] * 10, range(10), 0.1)
+    >>> positions_worth_timing([1.0] * 10, range(10), 0.1)
     (0, 1)
-    >>> uncertain([1.0] * 10, range(10), 0.03)
+    >>> positions_worth_timing([1.0] * 10, range(10), 0.03)
     (0,)
-    >>> uncertain([1.0, 1.0, 1.0], "abc", 0.1, ["tiled", "tiled", "winograd4"])
+    >>> positions_worth_timing([1.0, 1.0, 1.0], "abc", 0.1, ["tiled", "tiled", "winograd4"])
     (0, 2)
     """
     # All kernels of an algorithm share its errors, so the best kernel of each algorithm comes before the second of any.
@@ -82,7 +82,7 @@ def uncertain(
         if families[n] in known or gap >= error:
             continue
         # The expected gain of the minimum of independent normal errors of ``error / sqrt(2)`` each.
-        if _expected_least(behind, error) - _expected_least([*behind, gap], error) < GAIN:
+        if _expected_minimum(behind, error) - _expected_minimum([*behind, gap], error) < GAIN:
             if n in firsts:
                 continue
             break  # all following candidates are predicted to be even slower
@@ -92,7 +92,7 @@ def uncertain(
     return tuple(sorted(kept))
 
 
-def _expected_least(means: Sequence[float], error: float) -> float:
+def _expected_minimum(means: Sequence[float], error: float) -> float:
     """Return the expected minimum of normal variables whose pairwise differences deviate by ``error``."""
     sigma = error / math.sqrt(2)
     x = np.linspace(min(means) - _SIGMAS * sigma, min(means) + _SIGMAS * sigma, _POINTS)

@@ -16,7 +16,7 @@ class MismatchError(RollerError):
 
 
 @dataclass(frozen=True)
-class General:
+class GeneralizedData:
     """Nested dictionaries, lists and leaves; size-dependent numbers are ``Formula`` or ``Inverse`` objects."""
 
     data: Any
@@ -35,7 +35,7 @@ class General:
                 if found is None:
                     found = known[node] = node.at(sizes)
                 return found
-            if isinstance(node, _Fixed):
+            if isinstance(node, _SizeIndependent):
                 return node.data
             if isinstance(node, dict):
                 return {k: at(v) for k, v in node.items()}
@@ -50,35 +50,35 @@ class General:
         """All distinct formulas in the data, in order of appearance."""
         found: dict[Formula, None] = {}
 
-        def note(node: Any) -> None:
+        def collect_formulas(node: Any) -> None:
             if isinstance(node, (Formula, Inverse)):
                 found.setdefault(node if isinstance(node, Formula) else node.formula)
             for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-                note(part)
+                collect_formulas(part)
 
-        note(self.data)
+        collect_formulas(self.data)
         return tuple(found)
 
 
 @dataclass(frozen=True)
-class _Fixed:
+class _SizeIndependent:
     """A branch that does not depend on any size and is returned unchanged."""
 
     data: Any
 
 
-def general(several: Sequence[Any], fitter: Fitter) -> General:
+def general(several: Sequence[Any], fitter: Fitter) -> GeneralizedData:
     """Return one nested structure with formulas that represents the structures for several sizes."""
-    return General(_general(list(several), fitter, ""))
+    return GeneralizedData(_anti_unify_nodes(list(several), fitter, ""))
 
 
-def _general(nodes: list[Any], fitter: Fitter, path: str) -> Any:
+def _anti_unify_nodes(nodes: list[Any], fitter: Fitter, path: str) -> Any:
     first = nodes[0]
     if isinstance(first, dict):
         if any(not isinstance(n, dict) or list(n) != list(first) for n in nodes):
             raise MismatchError(f"{path or 'the data'}: expected the same entries for all sizes, got others for some.")
-        made: Any = {k: _general([n[k] for n in nodes], fitter, f"{path}.{k}") for k in first}
-        return _Fixed(first) if all(_is_fixed(v) for v in made.values()) else made
+        made: Any = {k: _anti_unify_nodes([n[k] for n in nodes], fitter, f"{path}.{k}") for k in first}
+        return _SizeIndependent(first) if all(_is_fixed(v) for v in made.values()) else made
     if isinstance(first, (list, tuple)):
         if any(not isinstance(n, (list, tuple)) or len(n) != len(first) for n in nodes):
             counts = sorted({len(n) if isinstance(n, (list, tuple)) else 0 for n in nodes})
@@ -86,8 +86,8 @@ def _general(nodes: list[Any], fitter: Fitter, path: str) -> Any:
                 f"{path or 'the data'}: expected as many entries for all sizes, got {shown(counts)}: some are there at "
                 "some sizes only."
             )
-        made = [_general([n[k] for n in nodes], fitter, f"{path}[{k}]") for k in range(len(first))]
-        return _Fixed(list(first)) if all(_is_fixed(v) for v in made) else made
+        made = [_anti_unify_nodes([n[k] for n in nodes], fitter, f"{path}[{k}]") for k in range(len(first))]
+        return _SizeIndependent(list(first)) if all(_is_fixed(v) for v in made) else made
     if all(type(n) is type(first) and n == first for n in nodes):
         return first
     inverses = [Inverse.of(n) if isinstance(n, float) else None for n in nodes]

@@ -18,7 +18,7 @@ def find_compiler() -> str | None:
     return next((path for path in map(shutil.which, (*words[:1], *COMPILERS)) if path), None)
 
 
-def need_compiler(what: str) -> str:
+def require_compiler(what: str) -> str:
     """Return the path of a C compiler, or raise ``BuildError``."""
     found = find_compiler()
     if found is None:

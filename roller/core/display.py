@@ -14,36 +14,36 @@ from roller.errors import printable
 MOST_CHARACTERS = 118
 
 
-def one_line(kind: str, *parts: str) -> str:
+def one_line_repr(kind: str, *parts: str) -> str:
     """Return ``<kind part, part>`` on one line of bounded length, cut with an ellipsis.
 
-    >>> one_line("RProgram", "cpu/tiled", "")
+    >>> one_line_repr("RProgram", "cpu/tiled", "")
     '<RProgram cpu/tiled>'
-    >>> len(one_line("Plan", "x" * 500))
+    >>> len(one_line_repr("Plan", "x" * 500))
     118
     """
     text = printable(" ".join(", ".join(p for p in parts if p).split()))
-    return f"<{cut(f'{kind} {text}', MOST_CHARACTERS - 2)}>"
+    return f"<{truncate_text(f'{kind} {text}', MOST_CHARACTERS - 2)}>"
 
 
-def cut(text: str, most: int) -> str:
+def truncate_text(text: str, most: int) -> str:
     """Return the text cut to at most ``most`` characters.
 
-    >>> cut("abcdef", 6), cut("abcdefg", 6)
+    >>> truncate_text("abcdef", 6), truncate_text("abcdefg", 6)
     ('abcdef', 'abcde…')
     """
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def non_defaults(value: Any) -> str:
+def non_default_repr(value: Any) -> str:
     """Return ``Name(field=value, ...)`` for a dataclass, with only the fields that differ from their defaults.
 
     >>> from roller import ConstructOptions
-    >>> non_defaults(ConstructOptions(top_k=3))
+    >>> non_default_repr(ConstructOptions(top_k=3))
     'ConstructOptions(top_k=3)'
     """
     given = (f"{f.name}={getattr(value, f.name)!r}" for f in fields(value) if not _is_default(value, f))
-    return f"{type(value).__name__}({cut(', '.join(given), MOST_CHARACTERS - len(type(value).__name__) - 2)})"
+    return f"{type(value).__name__}({truncate_text(', '.join(given), MOST_CHARACTERS - len(type(value).__name__) - 2)})"
 
 
 def _is_default(value: Any, field: Field[Any]) -> bool:
@@ -53,25 +53,25 @@ def _is_default(value: Any, field: Field[Any]) -> bool:
     return found is field.default or bool(found == field.default)
 
 
-def structure(value: Any) -> str:
+def exact_repr(value: Any) -> str:
     """Return a text that is equal only for identical nested dataclasses: it distinguishes 1 from 1.0 and 0.0 from -0.0.
 
     >>> from roller.expr import Axis
-    >>> structure((Axis("i", 2), -0.0))
+    >>> exact_repr((Axis("i", 2), -0.0))
     "(Axis('i', 2, 'spatial'), -0.0)"
     """
     if is_dataclass(value) and not isinstance(value, type):
-        inner = ", ".join(structure(getattr(value, name)) for name in _told(type(value)))
+        inner = ", ".join(exact_repr(getattr(value, name)) for name in _repr_field_names(type(value)))
         return f"{type(value).__name__}({inner})"
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(structure, value))})"
+        return f"({', '.join(map(exact_repr, value))})"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{structure(k)}: {structure(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{exact_repr(k)}: {exact_repr(v)}" for k, v in value.items()) + "}"
     return repr(value)
 
 
 @cache
-def _told(kind: type) -> tuple[str, ...]:
+def _repr_field_names(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind) if f.repr)
 
 

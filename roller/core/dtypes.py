@@ -61,14 +61,14 @@ class DType:
         return float(2.0 ** self.exponents[0])
 
     @property
-    def smallest(self) -> float:
+    def smallest_subnormal(self) -> float:
         """Smallest positive number: the spacing below :attr:`smallest_normal`."""
         return self.smallest_normal * self.epsilon
 
     @property
-    def flushed(self) -> float:
+    def flush_threshold(self) -> float:
         """Threshold below which numbers may be stored as zero."""
-        return self.smallest if self.keeps_small else self.smallest_normal
+        return self.smallest_subnormal if self.keeps_small else self.smallest_normal
 
     @property
     def storage(self) -> np.dtype[Any]:
@@ -76,12 +76,12 @@ class DType:
         return np.dtype(self.bits or self.name)
 
     @property
-    def spare_bits(self) -> int:
+    def missing_significand_bits(self) -> int:
         """Significand bits of float32 that this dtype lacks."""
         return 24 - self.digits
 
     @property
-    def shifted_exponent(self) -> int:
+    def exponent_shift_bits(self) -> int:
         """Difference between the exponent biases of float32 and this dtype, as bits of a float32."""
         return (127 - (1 - self.exponents[0])) << 23
 
@@ -91,7 +91,7 @@ class DType:
         return (127 + self.exponents[0]) << 23
 
     @property
-    def steps_bits(self) -> int:
+    def subnormal_rounding_bits(self) -> int:
         """Bits of the float32 whose last digit equals :attr:`smallest`."""
         return (127 + self.exponents[0] - (self.digits - 1) + 23) << 23
 
@@ -101,7 +101,7 @@ class DType:
         return 0x7E if not self.has_infinity else 0x80 - (1 << (self.digits - 1)) - 1
 
     @property
-    def beyond_byte(self) -> int:
+    def overflow_byte(self) -> int:
         """Byte for values beyond :attr:`largest`: infinity or NaN."""
         return self.largest_byte + 1
 
@@ -111,13 +111,13 @@ class DType:
         return 0x7E if self.has_infinity else 0x7F
 
     @cached_property
-    def of_bytes(self) -> np.ndarray:
+    def byte_float_values(self) -> np.ndarray:
         """Values of all bit patterns of an 8-bit float, as float32 of shape ``(256,)``."""
         pattern = np.arange(128)
         places = self.digits - 1
         field, fraction = pattern >> places, pattern & ((1 << places) - 1)
         normal = np.ldexp(1.0 + np.ldexp(fraction.astype(np.float64), -places), field + self.exponents[0] - 1)
-        found = np.where(field == 0, fraction * self.smallest, normal)
+        found = np.where(field == 0, fraction * self.smallest_subnormal, normal)
         beyond = np.inf if self.has_infinity else np.nan
         found = np.where(found > self.largest, np.where(fraction > 0, np.nan, beyond), found)
         return np.concatenate((found, -found)).astype(np.float32)
@@ -154,10 +154,10 @@ BYTE_FLOATS = tuple(name for name, row in DTYPES.items() if row.is_byte_float)
 _ALIASES = {alias: name for name, row in DTYPES.items() for alias in row.aliases}
 
 
-def canonical(name: Any) -> Any:
+def canonical_dtype_name(name: Any) -> Any:
     """Return the canonical name of a dtype alias; any other value is returned unchanged.
 
-    >>> canonical("float8_e4m3"), canonical("float32")
+    >>> canonical_dtype_name("float8_e4m3"), canonical_dtype_name("float32")
     ('float8_e4m3fn', 'float32')
     """
     return _ALIASES.get(name, name) if isinstance(name, str) else name
@@ -202,58 +202,58 @@ def storage_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name) if row is None else row.storage
 
 
-def bits_of(array: Any) -> np.ndarray:
+def as_numpy_bits(array: Any) -> np.ndarray:
     """Return an array in one of NumPy's own dtypes: its bits if its dtype extends NumPy."""
     found = np.asarray(array)
     row = DTYPES.get(found.dtype.name)
     return found if row is None or not row.bits else np.ascontiguousarray(found).view(row.storage)
 
 
-def values_of(bits: np.ndarray, dtype: str) -> np.ndarray:
+def decode_stored_values(bits: np.ndarray, dtype: str) -> np.ndarray:
     """Return stored elements as numbers: bit patterns become float32, other arrays are returned unchanged.
 
-    >>> float(values_of(np.array([0x3FC0], np.uint16), "bfloat16")[0])
+    >>> float(decode_stored_values(np.array([0x3FC0], np.uint16), "bfloat16")[0])
     1.5
     """
     row = DTYPES.get(dtype)
     if row is None or not row.bits:
         return bits
     if row.is_byte_float:
-        return np.asarray(row.of_bytes[bits])
+        return np.asarray(row.byte_float_values[bits])
     return np.left_shift(bits.astype(np.uint32), np.uint32(16)).view(np.float32)
 
 
-def stored_of(values: Any, dtype: str) -> np.ndarray:
-    """Return numbers in storage form, rounded to nearest even; the inverse of :func:`values_of`.
+def encode_stored_values(values: Any, dtype: str) -> np.ndarray:
+    """Return numbers in storage form, rounded to nearest even; the inverse of :func:`decode_stored_values`.
 
-    >>> hex(int(stored_of(np.array([1.5]), "bfloat16")[0]))
+    >>> hex(int(encode_stored_values(np.array([1.5]), "bfloat16")[0]))
     '0x3fc0'
-    >>> [hex(int(b)) for b in stored_of(np.array([448.0, 464.0, 465.0, -0.0]), "float8_e4m3fn")]
+    >>> [hex(int(b)) for b in encode_stored_values(np.array([448.0, 464.0, 465.0, -0.0]), "float8_e4m3fn")]
     ['0x7e', '0x7e', '0x7f', '0x80']
     """
     row = DTYPES.get(dtype)
     if row is None or not row.bits:
         return np.asarray(values).astype(dtype)
     if row.is_byte_float:
-        found = stored(values, dtype)
-        finite = row.of_bytes[: row.largest_byte + 1]
+        found = round_to_dtype(values, dtype)
+        finite = row.byte_float_values[: row.largest_byte + 1]
         place = np.searchsorted(finite, np.abs(found))  # one past the last: infinity, where there is one
         place = np.where(np.isnan(found), row.nan_byte, place)
         return (place | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
-    bits = bfloat16_in_float32(np.asarray(values, np.float32)) >> np.uint64(16)
+    bits = round_float32_bits_to_bfloat16(np.asarray(values, np.float32)) >> np.uint64(16)
     return np.where(np.isnan(values), np.uint64(0x7FC0), bits).astype(np.uint16)
 
 
-def bfloat16_in_float32(single: np.ndarray) -> np.ndarray:
+def round_float32_bits_to_bfloat16(single: np.ndarray) -> np.ndarray:
     """Return the bits (uint64) of non-NaN float32 numbers rounded to bfloat16; only the upper half is valid."""
     bits = np.asarray(single).view(np.uint32).astype(np.uint64)
     return np.asarray(bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1)))
 
 
-def stored(value: Any, dtype: str) -> np.ndarray:
+def round_to_dtype(value: Any, dtype: str) -> np.ndarray:
     """Return float64 numbers rounded to a float dtype, to nearest even; overflow gives infinity or NaN.
 
-    >>> stored(np.array([1 / 3, 1e6, 57345.0]), "float8_e5m2").tolist()
+    >>> round_to_dtype(np.array([1 / 3, 1e6, 57345.0]), "float8_e5m2").tolist()
     [0.3125, inf, 57344.0]
     """
     with np.errstate(invalid="ignore"):  # signalling NaN
@@ -269,5 +269,5 @@ def stored(value: Any, dtype: str) -> np.ndarray:
         single: np.ndarray = value.astype(np.float32 if row.bits else dtype)
     if not row.bits:
         return np.asarray(single, np.float64)
-    bits = bfloat16_in_float32(single) & np.uint64(0xFFFF0000)
+    bits = round_float32_bits_to_bfloat16(single) & np.uint64(0xFFFF0000)
     return np.asarray(np.where(np.isfinite(value), bits.astype(np.uint32).view(np.float32), value), np.float64)

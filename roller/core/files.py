@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def try_folder(folder: Path) -> None:
+def check_folder_writable(folder: Path) -> None:
     """Create and remove a subfolder, to detect an unwritable folder before any work is done."""
     # Permission bits are not enough: a file system can be read-only or refuse files, for root too.
     os.rmdir(tempfile.mkdtemp(prefix=".", dir=folder))
 
 
-def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading; refuse a pipe or a device, which may block forever."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
     kind = os.fstat(descriptor).st_mode
@@ -32,7 +32,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the contents of a regular file."""
-    with open_file(path) as file:
+    with open_regular_file(path) as file:
         return file.read()
 
 
@@ -41,17 +41,17 @@ def read_text(path: str | os.PathLike[str]) -> str:
     return read_file(path).decode("utf-8").replace("\r\n", "\n")
 
 
-def private_folder(folder: Path) -> None:
+def make_private_folder(folder: Path) -> None:
     """Create a folder and its missing parents with mode 0700."""
     if folder.is_dir():
         return
     if folder.parent != folder:
-        private_folder(folder.parent)
+        make_private_folder(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager
-def whole_file(
+def write_atomically(
     path: Path, *, durable: bool = False, beside: Path | None = None, mode: int = 0o666
 ) -> Iterator[BinaryIO]:
     """Yield a temporary file that replaces ``path`` when the block succeeds and is removed when it fails."""

@@ -28,7 +28,7 @@ _MOST_RIVALS = 40
 _TO_SPARE = 2
 
 
-class _Terms(Sequence[tuple[Atom, ...]]):
+class _AtomProducts(Sequence[tuple[Atom, ...]]):
     """Products of atoms, stored as positions ``at`` (products, factors): of tens of thousands, few become objects."""
 
     def __init__(self, atoms: Sequence[Atom], at: np.ndarray) -> None:
@@ -42,7 +42,7 @@ class _Terms(Sequence[tuple[Atom, ...]]):
         self._how = {how: np.array([a.how == how for a in self.atoms], bool) for how in ways}
 
     @classmethod
-    def lone(cls, atoms: Sequence[Atom]) -> _Terms:
+    def lone(cls, atoms: Sequence[Atom]) -> _AtomProducts:
         """Return the products that consist of one atom."""
         return cls(atoms, np.arange(len(atoms))[:, None])
 
@@ -58,10 +58,10 @@ class _Terms(Sequence[tuple[Atom, ...]]):
     def __len__(self) -> int:
         return len(self.at)
 
-    def where(self, wanted: Callable[[Atom], bool]) -> _Terms:
+    def where(self, wanted: Callable[[Atom], bool]) -> _AtomProducts:
         """Return the products whose first atom satisfies ``wanted``."""
         held = np.array([wanted(a) for a in self.atoms], bool)
-        return _Terms(self.atoms, self.at[held[self.at[:, 0]]])
+        return _AtomProducts(self.atoms, self.at[held[self.at[:, 0]]])
 
     def values(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the products at several sizes, as ``(products, points)``; each name maps to an array of sizes."""
@@ -80,7 +80,7 @@ class _Terms(Sequence[tuple[Atom, ...]]):
         return np.asarray(found[self.at].prod(axis=1))
 
 
-class _Space:
+class _CandidateTerms:
     """Cached lists of candidate products for formulas in the given sizes."""
 
     def __init__(
@@ -89,72 +89,72 @@ class _Space:
         self.names, self.divisors, self.dividends = names, divisors, dividends
 
     @cached_property
-    def monomials(self) -> _Terms:
+    def monomials(self) -> _AtomProducts:
         """Products of up to :data:`_DEGREE` sizes."""
         names = self.names
         every = [c for n in range(1, _DEGREE + 1) for c in itertools.combinations_with_replacement(names, n)]
-        return _Terms.lone([Atom(c) for c in every])
+        return _AtomProducts.lone([Atom(c) for c in every])
 
     @cached_property
-    def short(self) -> list[tuple[int, tuple[str, ...]]]:
+    def low_degree_monomials(self) -> list[tuple[int, tuple[str, ...]]]:
         """Monomials below the maximum degree, each with the factor 1."""
         return [(1, a.sizes) for a in self.monomials.atoms if len(a.sizes) < _DEGREE]
 
     @cached_property
-    def parted(self) -> _Terms:
+    def quotients_and_remainders(self) -> _AtomProducts:
         """Quotients and remainders, those of short monomials first."""
-        parted = [*self.short, *dict.fromkeys(self.dividends)]
+        parted = [*self.low_degree_monomials, *dict.fromkeys(self.dividends)]
         ways = ("ceil", "floor", "mod")
-        return _Terms.lone([Atom(m, how, d, f) for f, m in parted for d in self.divisors for how in ways])
+        return _AtomProducts.lone([Atom(m, how, d, f) for f, m in parted for d in self.divisors for how in ways])
 
     @cached_property
-    def products(self) -> _Terms:
+    def products(self) -> _AtomProducts:
         """Products of a quotient and a monomial, and of two quotients."""
-        parted, alone = self.parted.atoms, self.monomials.atoms
+        parted, alone = self.quotients_and_remainders.atoms, self.monomials.atoms
         ratios = np.array([n for n, a in enumerate(parted) if a.how != "mod"], np.intp)
         counts = np.array([n for n, a in enumerate(parted) if a.how == "ceil"], np.intp)
         whole = np.arange(len(parted), len(parted) + len(alone))
         pairs = np.stack([np.repeat(ratios, len(whole)), np.tile(whole, len(ratios))], axis=1)
         one, other = np.triu_indices(len(counts), 1)
-        return _Terms((*parted, *alone), np.concatenate([pairs, np.stack([counts[one], counts[other]], axis=1)]))
+        return _AtomProducts((*parted, *alone), np.concatenate([pairs, np.stack([counts[one], counts[other]], axis=1)]))
 
     @cached_property
-    def triples(self) -> _Terms:
+    def three_axis_products(self) -> _AtomProducts:
         """Products of three different sizes, each whole or as a rounded-up quotient: task counts over three axes."""
         alone: dict[str, list[Atom]] = {n: [Atom((n,))] for n in self.names}
-        for a in self.parted.atoms:
+        for a in self.quotients_and_remainders.atoms:
             if a.how == "ceil" and len(a.sizes) == 1 and a.factor == 1:
                 alone[a.sizes[0]].append(a)
         atoms = [a for several in alone.values() for a in several]
         places = iter(range(len(atoms)))
         numbers = [[next(places) for _ in several] for several in alone.values()]
         rows = (c for three in itertools.combinations(numbers, 3) for c in itertools.product(*three))
-        return _Terms(atoms, np.array(list(itertools.islice(rows, _MOST_TRIPLES)), np.intp).reshape(-1, 3))
+        return _AtomProducts(atoms, np.array(list(itertools.islice(rows, _MOST_TRIPLES)), np.intp).reshape(-1, 3))
 
     @cached_property
-    def shares(self) -> _Terms:
+    def shares(self) -> _AtomProducts:
         """Numbers divided by a quotient."""
-        counts = [a for a in self.parted.atoms if a.how == "ceil"]
-        lone = [Atom(sizes, "ceil", 1) for _, sizes in self.short]  # tiles of one element
+        counts = [a for a in self.quotients_and_remainders.atoms if a.how == "ceil"]
+        lone = [Atom(sizes, "ceil", 1) for _, sizes in self.low_degree_monomials]  # tiles of one element
         several = [replace(a, how="share", whole=n) for a in (*lone, *counts) for n in self.divisors if n > a.by]
-        return _Terms.lone(several)
+        return _AtomProducts.lone(several)
 
     @cached_property
-    def both(self) -> _Terms:
+    def monomials_and_quotients(self) -> _AtomProducts:
         """Monomials and quotients."""
-        return _Terms.lone([*self.monomials.atoms, *self.parted.atoms])
+        return _AtomProducts.lone([*self.monomials.atoms, *self.quotients_and_remainders.atoms])
 
     @cached_property
-    def lone(self) -> _Terms:
+    def lone(self) -> _AtomProducts:
         """Products whose first quotient has a single size."""
         return self.products.where(lambda a: len(a.sizes) == 1)
 
 
 @functools.lru_cache(maxsize=16)
-def _space(
+def _cached_candidate_terms(
     names: tuple[str, ...], divisors: tuple[int, ...], dividends: tuple[tuple[int, tuple[str, ...]], ...]
-) -> _Space:
-    return _Space(names, divisors, dividends)
+) -> _CandidateTerms:
+    return _CandidateTerms(names, divisors, dividends)
 
 
 class Fitter:
@@ -185,9 +185,9 @@ class Fitter:
             for factor, atoms in f.terms
             if len(atoms) == 1 and atoms[0].how == "*" and factor > 1
         )
-        self._space = _space(tuple(sorted(self.points[0])), several, tuple(dict.fromkeys(parts)))
+        self._space = _cached_candidate_terms(tuple(sorted(self.points[0])), several, tuple(dict.fromkeys(parts)))
         self._found: dict[tuple[int, ...], Formula | None] = {}
-        self._known: dict[int, tuple[_Terms, np.ndarray]] = {}
+        self._known: dict[int, tuple[_AtomProducts, np.ndarray]] = {}
         #: Groups of formulas that agree at all points; other sizes may tell them apart.
         self.rivals: list[tuple[Formula, ...]] = []
         #: Requests of the caller, in order.
@@ -197,7 +197,7 @@ class Fitter:
         """Return the simplest formula that yields all values, or ``None``."""
         key = tuple(values)
         if key not in self._found:
-            self._found[key] = Formula(key[0]) if len(set(key)) == 1 else self._searched(key)
+            self._found[key] = Formula(key[0]) if len(set(key)) == 1 else self._search_formula(key)
         return self._found[key]
 
     def product(self, values: Sequence[int]) -> Formula | None:
@@ -205,17 +205,17 @@ class Fitter:
         found = self._one(tuple(values), self._space.monomials)
         return found if found is not None and found.product is not None else None
 
-    def _searched(self, values: tuple[int, ...]) -> Formula | None:
+    def _search_formula(self, values: tuple[int, ...]) -> Formula | None:
         s = self._space
         return (
             self._one(values, s.monomials)
-            or self._one(values, s.parted)
+            or self._one(values, s.quotients_and_remainders)
             or self._one(values, s.products)
-            or self._one(values, s.triples)
+            or self._one(values, s.three_axis_products)
             or self._one(values, s.shares)
             or self._two(values, s.monomials, s.monomials)
-            or self._polynomial(values)
-            or self._two(values, s.parted, s.both)
+            or self._fit_polynomial(values)
+            or self._two(values, s.quotients_and_remainders, s.monomials_and_quotients)
             or self._two(values, s.lone, s.monomials)
             or self._boxes(values)
             or self._box(values)
@@ -233,27 +233,27 @@ class Fitter:
                 return found
         return None
 
-    def _columns(self, several: _Terms) -> np.ndarray:
+    def _columns(self, several: _AtomProducts) -> np.ndarray:
         if id(several) not in self._known:  # the lists live as long as their space, or as the fitter keeps them
             self._known[id(several)] = several, several.values(self._at)
         return self._known[id(several)][1]
 
     @cached_property
     def _at(self) -> dict[str, np.ndarray]:
-        return _by_name(self.points)
+        return _arrays_by_name(self.points)
 
     def doubtful(self, several: Sequence[Mapping[str, int]]) -> list[bool]:
         """Return, for each set of sizes, whether rival formulas differ there, so that a value there decides."""
         if not several:
             return []
-        found, at = np.zeros(len(several), bool), _by_name(several)
+        found, at = np.zeros(len(several), bool), _arrays_by_name(several)
         for alike in dict.fromkeys(self.rivals):
             first, *others = (f.of_many(at) for f in alike)
             for values in others:
                 found |= values != first
         return [bool(x) for x in found]
 
-    def _one(self, values: tuple[int, ...], several: _Terms) -> Formula | None:
+    def _one(self, values: tuple[int, ...], several: _AtomProducts) -> Formula | None:
         if not several:
             return None
         columns, wanted = self._columns(several), np.array(values, np.int64)
@@ -271,7 +271,7 @@ class Fitter:
             self.rivals.append(found)
         return found[0] if found else None
 
-    def _polynomial(self, values: tuple[int, ...]) -> Formula | None:
+    def _fit_polynomial(self, values: tuple[int, ...]) -> Formula | None:
         """Return a sum of many monomials, as needed for ``(2h - 1) * (2w - 1)``."""
         return self._sum(values, self._low_monomials)
 
@@ -289,7 +289,7 @@ class Fitter:
 
     def _boxes(self, values: tuple[int, ...]) -> Formula | None:
         """Return a product of two sums, each of a constant and a size or quotient, as in ``(4 * c + 2) * (w + 2)``."""
-        counts = [a for a in self._space.both.atoms if a.how in ("*", "ceil") and a.factor == 1]
+        counts = [a for a in self._space.monomials_and_quotients.atoms if a.how in ("*", "ceil") and a.factor == 1]
         lone = [a for a in counts if len(a.sizes) == 1]
         pairs = [(a, b) for a, b in itertools.combinations(lone, 2) if a.sizes != b.sizes]
         found = [f for a, b in pairs if (f := self._sum(values, [(a,), (b,), (a, b)])) is not None and len(f.terms) > 1]
@@ -302,7 +302,7 @@ class Fitter:
         """Monomials without repeated sizes."""
         return [m for m in self._space.monomials if len(set(m[0].sizes)) == len(m[0].sizes)]
 
-    def _two(self, values: tuple[int, ...], several: _Terms, others: _Terms) -> Formula | None:
+    def _two(self, values: tuple[int, ...], several: _AtomProducts, others: _AtomProducts) -> Formula | None:
         if len(self.points) < 5 or not several:  # three unknowns need further values as a check
             return None
         wanted = np.array(values, np.float64)
@@ -334,5 +334,5 @@ class Fitter:
         return alike[0] if alike else None
 
 
-def _by_name(points: Sequence[Mapping[str, int]]) -> dict[str, np.ndarray]:
+def _arrays_by_name(points: Sequence[Mapping[str, int]]) -> dict[str, np.ndarray]:
     return {n: np.array([p[n] for p in points], np.int64) for n in points[0]}

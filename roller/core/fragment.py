@@ -78,7 +78,7 @@ class Fragment:
         return self.family == "wgmma"
 
     @property
-    def knows_lanes(self) -> bool:
+    def has_defined_lanes(self) -> bool:
         """Whether lanes address operand rows themselves and the lane of each result is defined (not ``wmma``)."""
         return self.family in ("mma", "mfma")
 
@@ -87,27 +87,27 @@ class Fragment:
         """Required alignment in bytes of an operand's rows in the scratchpad."""
         # wmma: a row starts at a multiple of a lane's share of the fragment, eight registers or 32 bytes (PTX ISA,
         # Warp-level matrix storage: strides); CUDA's own ldm of eight halves is less.
-        return 16 if self.knows_lanes else 32
+        return 16 if self.has_defined_lanes else 32
 
     @property
     def takes_any_signs(self) -> bool:
         """Whether the instruction is exact for every combination of signed and unsigned bytes."""
-        return self.family == "amx" or self.widens
+        return self.family == "amx" or self.widens_operands
 
     @property
-    def widens(self) -> bool:
+    def widens_operands(self) -> bool:
         """Whether packing widens bytes to the operand's dtype."""
         return self.family == "madd"
 
-    def held_dtype(self, stored: str) -> str:
+    def packed_dtype(self, stored: str) -> str:
         """Return the dtype of CPU panels and boxes for an operand that is stored as ``stored``.
 
         >>> vnni = Fragment("vnni.m1n8k4.i8.i32", 1, 8, 4, "int8", "int32", 1)
         >>> madd = Fragment("madd.m1n8k2.i16.i32", 1, 8, 2, "int16", "int32", 1)
-        >>> vnni.held_dtype("uint8"), madd.held_dtype("uint8")
+        >>> vnni.packed_dtype("uint8"), madd.packed_dtype("uint8")
         ('uint8', 'int16')
         """
-        return self.operand if self.widens else stored
+        return self.operand if self.widens_operands else stored
 
     def depth(self, extent: int) -> int:
         """Return the elements along k per instruction for ``extent``: fewer than ``k`` if that leaves no remainder.

@@ -17,7 +17,7 @@ class _Lock:
     held = threading.Lock()
 
 
-def _in_child() -> None:
+def _resume_in_forked_child() -> None:
     """Resume collection in a forked child, without collecting inherited objects."""
     # Inherited garbage may own threads that the child does not have: a destructor that waits for them (a session of
     # ONNX Runtime) would wait for ever.
@@ -30,7 +30,7 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_resume_in_forked_child)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-class _Refusing(MetaPathFinder):
+class _PackageHider(MetaPathFinder):
     """Import finder that hides one package from the thread that created it."""
 
     def __init__(self, package: str) -> None:
@@ -27,10 +27,10 @@ class _Refusing(MetaPathFinder):
 
 
 @contextmanager
-def left_out(package: str) -> Iterator[None]:
+def import_without_package(package: str) -> Iterator[None]:
     """Import modules without an optional dependency; other threads, later imports and a loaded package are unaffected.
 
-    >>> with left_out("this"):
+    >>> with import_without_package("this"):
     ...     import this
     Traceback (most recent call last):
     ModuleNotFoundError: this is left out of this import
@@ -38,7 +38,7 @@ def left_out(package: str) -> Iterator[None]:
     if package in sys.modules:
         yield
         return
-    refusing = _Refusing(package)
+    refusing = _PackageHider(package)
     sys.meta_path.insert(0, refusing)
     try:
         yield

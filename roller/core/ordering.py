@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def cheapest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
+def smallest_positions(values: NDArray[Any], count: int) -> NDArray[np.int64]:
     """Return the ascending positions of the ``count`` smallest values, the first of equal ones, in linear time.
 
-    >>> cheapest(np.array([3.0, 1.0, 2.0, 1.0, 2.0]), 3).tolist()
+    >>> smallest_positions(np.array([3.0, 1.0, 2.0, 1.0, 2.0]), 3).tolist()
     [1, 2, 3]
     """
     if count >= len(values):

@@ -39,20 +39,20 @@ _KNOWN = (
 )  # fmt: skip
 
 
-def used_by(llvm_features: Iterable[str]) -> tuple[str, ...]:
+def linux_feature_names(llvm_features: Iterable[str]) -> tuple[str, ...]:
     """Return, by Linux's names, the features that kernels may use among a processor's LLVM features.
 
-    >>> used_by(["avx2", "fma", "sse4.2", "xsave", "fast-lzcnt"])
+    >>> linux_feature_names(["avx2", "fma", "sse4.2", "xsave", "fast-lzcnt"])
     ('avx2', 'fma', 'sse4_2')
     """
     listed = set(llvm_features)
     return tuple(sorted(linux for llvm, linux, _ in _KNOWN if llvm in listed))
 
 
-def linux_name(llvm_feature: str) -> str:
+def linux_feature_name(llvm_feature: str) -> str:
     """Return Linux's name for an LLVM feature, or an empty string for a feature that kernels do not list.
 
-    >>> linux_name("avx512vnni")
+    >>> linux_feature_name("avx512vnni")
     'avx512_vnni'
     """
     return next((linux for llvm, linux, _ in _KNOWN if llvm == llvm_feature), "")
@@ -63,32 +63,32 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
-def tiles_permitted() -> bool:
+def tile_registers_permitted() -> bool:
     """Whether the system lets this process use tile registers (AMX); requested once for all threads."""
     # Linux saves their 8 KiB only for processes that requested them (Documentation/arch/x86/xstate.rst).
-    if platform.machine() != "x86_64" or not {"amx_tile"} <= _flags(Path("/proc/cpuinfo")):
+    if platform.machine() != "x86_64" or not {"amx_tile"} <= _common_cpuinfo_flags(Path("/proc/cpuinfo")):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     arguments = (ctypes.c_long(x) for x in (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))
     return int(libc.syscall(*arguments)) == 0
 
 
-def missing(needed: Iterable[str]) -> tuple[str, ...]:
+def missing_features(needed: Iterable[str]) -> tuple[str, ...]:
     """Return the features among ``needed`` that this machine is known to lack.
 
-    >>> missing(["a feature of tomorrow"])
+    >>> missing_features(["a feature of tomorrow"])
     ()
     """
-    flags = _flags(Path("/proc/cpuinfo"))
+    flags = _common_cpuinfo_flags(Path("/proc/cpuinfo"))
     if flags:
         known = {linux for _, linux, _ in _KNOWN}
         return tuple(f for f in needed if f in known and f not in flags)
-    found = _of_numpy()
+    found = _numpy_detected_features()
     return tuple(f for f in needed if found.get(f) is False)
 
 
 @functools.cache
-def _flags(cpuinfo: Path) -> frozenset[str]:
+def _common_cpuinfo_flags(cpuinfo: Path) -> frozenset[str]:
     """Return the features common to all processors in ``/proc/cpuinfo``; empty if that file is missing."""
     try:
         lines = cpuinfo.read_text().splitlines()
@@ -99,7 +99,7 @@ def _flags(cpuinfo: Path) -> frozenset[str]:
 
 
 @functools.cache
-def _of_numpy() -> dict[str, bool]:
+def _numpy_detected_features() -> dict[str, bool]:
     try:
         found = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
     except (ImportError, AttributeError):  # a NumPy that keeps it elsewhere
@@ -116,17 +116,24 @@ def usable_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def granted(processors: int, root: Path = Path("/")) -> int:
+def affinity_processors() -> tuple[int, ...]:
+    """Return the processors that the calling thread may run on, in ascending order."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def processors_granted_by_cgroup(processors: int, root: Path = Path("/")) -> int:
     """Return how many of the processors the control group allows the process to keep busy.
 
-    >>> granted(4, Path("/no/such/folder"))
+    >>> processors_granted_by_cgroup(4, Path("/no/such/folder"))
     4
     """
     # With one thread more than granted, the group stops all threads for the rest of each period.
     group = root / "sys/fs/cgroup"
-    limit = _words(group / "cpu.max") or [
-        *_words(group / "cpu/cpu.cfs_quota_us"),
-        *_words(group / "cpu/cpu.cfs_period_us"),
+    limit = _read_words(group / "cpu.max") or [
+        *_read_words(group / "cpu/cpu.cfs_quota_us"),
+        *_read_words(group / "cpu/cpu.cfs_period_us"),
     ]
     try:
         quota, period = float(limit[0]), float(limit[1])
@@ -135,14 +142,14 @@ def granted(processors: int, root: Path = Path("/")) -> int:
     return max(1, min(processors, int(quota / period))) if quota > 0 and period > 0 else processors
 
 
-def _words(path: Path) -> list[str]:
+def _read_words(path: Path) -> list[str]:
     try:
         return path.read_text().split()
     except (OSError, ValueError):
         return []
 
 
-def processor_times(processors: Iterable[int], root: Path = Path("/")) -> tuple[float, float] | None:
+def busy_and_stolen_seconds(processors: Iterable[int], root: Path = Path("/")) -> tuple[float, float] | None:
     """Return the busy seconds and the stolen seconds of the processors since boot."""
     names = {f"cpu{n}" for n in processors}
     try:
@@ -156,14 +163,14 @@ def processor_times(processors: Iterable[int], root: Path = Path("/")) -> tuple[
 
 
 @functools.cache
-def shares_cores(processors: tuple[int, ...], root: Path = Path("/")) -> bool:
+def may_share_cores(processors: tuple[int, ...], root: Path = Path("/")) -> bool:
     """Whether two of the processors may share a core, judging by their siblings or because a hypervisor hides them.
 
-    >>> shares_cores((0,), Path("/no/such/folder"))
+    >>> may_share_cores((0,), Path("/no/such/folder"))
     False
     """
     folder = root / "sys/devices/system/cpu"
-    siblings = [_words(folder / f"cpu{n}/topology/thread_siblings_list") for n in processors]
+    siblings = [_read_words(folder / f"cpu{n}/topology/thread_siblings_list") for n in processors]
     if any("," in word or "-" in word for words in siblings for word in words):
         return True
-    return len(siblings) > 1 and "hypervisor" in _flags(root / "proc/cpuinfo")
+    return len(siblings) > 1 and "hypervisor" in _common_cpuinfo_flags(root / "proc/cpuinfo")

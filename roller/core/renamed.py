@@ -23,10 +23,10 @@ MODULES = {
         "explaining.why_not": "explanation.why_not",
         "insight.html_report": "report.report_of_path",
         "model.bundle": "models.session.bundle",
-        "model.gpu_runner": "models.session.gpu_runner",
+        "model.gpu_runner": "models.session.gpu_session",
         "model.range_session": "models.session.range_session",
         "model.saved": "models.session.saved",
-        "model.session": "models.session.session",
+        "model.session": "models.session.cpu_session",
         "notebook": "cli.notebook",
         "onnx.compile": "models.compile",
         "onnx.compiled_model": "models.compiled_model",
@@ -53,7 +53,7 @@ MODULES = {
         "whatif.traced": "step.from_trace",
         "whatif.ask": "whatif.predict",
         "whatif.change": "whatif.what_if",
-        "whatif.pick": "whatif.select",
+        "whatif.pick": "whatif.task_selection",
     }.items()
 }
 #: Old name -> new one, in the modules above.
@@ -72,8 +72,8 @@ NAMES = {
         "whatif.ask.Change": "GraphTransform",
         "whatif.primitives.launched_by": "move_launches",
         "whatif.primitives.named": "annotate",
-        "whatif.change.one_of": "allowed_values",
-        "whatif.change.at_least": "minimum_value",
+        "whatif.change.one_of": "allowed_values_metadata",
+        "whatif.change.at_least": "minimum_value_metadata",
         "whatif.pick.work": "compute_tasks",
         "whatif.pick.copies": "copy_tasks",
         "whatif.pick.transfers": "network_tasks",
@@ -115,7 +115,7 @@ def getattr_for_moved_names(old: str, homes: Sequence[str]) -> Callable[[str], A
     return find_moved_name
 
 
-def replacement_of_method(old: str, module: str, name: str) -> Any:
+def deprecated_method_replacement(old: str, module: str, name: str) -> Any:
     """Return the function that replaces the method ``old``, imported late: its package is above the caller's."""
     warn_renamed(old, f"{module}.{name}", 4)
     return getattr(import_module(module), name)

@@ -20,7 +20,7 @@ _YOUNG_S = 60.0
 @contextlib.contextmanager
 def scratch_folder(purpose: str = "") -> Iterator[str]:
     """Yield a new temporary folder, which is removed at the end."""
-    remove_abandoned(tempfile.gettempdir())
+    remove_abandoned_folders(tempfile.gettempdir())
     with tempfile.TemporaryDirectory(prefix=_PREFIX + purpose, ignore_cleanup_errors=True) as folder:
         held = os.open(Path(folder, _LOCK), os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -32,15 +32,15 @@ def scratch_folder(purpose: str = "") -> Iterator[str]:
 
 
 @functools.cache
-def remove_abandoned(where: str) -> None:
+def remove_abandoned_folders(where: str) -> None:
     """Remove this user's unlocked scratch folders, once per process."""
     with contextlib.suppress(OSError):
         for path in Path(where).glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError):
-                _remove(path)
+                _remove_if_unlocked(path)
 
 
-def _remove(path: Path) -> None:
+def _remove_if_unlocked(path: Path) -> None:
     state = path.lstat()
     if path.is_symlink() or state.st_uid != os.getuid() or time.time() - state.st_mtime < _YOUNG_S:
         return

@@ -27,10 +27,12 @@ def is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def flag(value: Any, where: str, *, error: type[RollerError] = RollerError, remedy: str = "Write either.") -> bool:
+def validate_flag(
+    value: Any, where: str, *, error: type[RollerError] = RollerError, remedy: str = "Write either."
+) -> bool:
     """Return a boolean, or raise an error.
 
-    >>> flag(3, "cache")
+    >>> validate_flag(3, "cache")
     Traceback (most recent call last):
     roller.errors.RollerError: cache: expected True or False, got 3. Write either.
     """
@@ -39,13 +41,13 @@ def flag(value: Any, where: str, *, error: type[RollerError] = RollerError, reme
     raise error(f"{where}: expected True or False, got {shown(value)}. {remedy}")
 
 
-def whole_number(
+def validate_integer(
     value: Any, where: str, least: int = 0, most: int = MOST, *, expected: str = "", remedy: str = "",
     error: type[RollerError] = RollerError,
 ) -> int:  # fmt: skip
     """Return an integer from ``least`` to ``most``, or raise an error; ``expected`` overrides its wording.
 
-    >>> whole_number(np.int32(7), "seed"), whole_number(10**5000, "top_k", 1, 9)
+    >>> validate_integer(np.int32(7), "seed"), validate_integer(10**5000, "top_k", 1, 9)
     Traceback (most recent call last):
     roller.errors.RollerError: top_k: expected an integer of at least 1 and at most 9, got an integer of 16610 bits.
     """
@@ -56,15 +58,15 @@ def whole_number(
     raise error(f"{where}: expected {wanted}{limit}, got {shown(value)}.{remedy and ' '}{remedy}")
 
 
-def number(
+def validate_number(
     value: Any, where: str, *, above: float | None = None, infinite: bool = False, expected: str, remedy: str = "",
     error: type[RollerError] = RollerError,
 ) -> float:  # fmt: skip
     """Return a non-negative float, or one greater than ``above``, or raise an error; infinity requires ``infinite``.
 
-    >>> number(np.float32(0.5), "refine_s", expected="seconds of at least 0")
+    >>> validate_number(np.float32(0.5), "refine_s", expected="seconds of at least 0")
     0.5
-    >>> number(10**5000, "refine_s", expected="seconds of at least 0")
+    >>> validate_number(10**5000, "refine_s", expected="seconds of at least 0")
     Traceback (most recent call last):
     roller.errors.RollerError: refine_s: expected seconds of at least 0, got an integer of 16610 bits.
     """
@@ -79,10 +81,10 @@ def number(
     raise error(f"{where}: expected {expected}, got {shown(value)}.{remedy and ' '}{remedy}")
 
 
-def one_of(value: Any, where: str, known: Iterable[str]) -> str:
+def validate_choice(value: Any, where: str, known: Iterable[str]) -> str:
     """Return a word from ``known``, or raise an error.
 
-    >>> one_of("gpuu", "kind", ("cpu", "gpu"))
+    >>> validate_choice("gpuu", "kind", ("cpu", "gpu"))
     Traceback (most recent call last):
     roller.errors.RollerError: kind: expected one of ('cpu', 'gpu'), got 'gpuu'; did you mean 'gpu'?
     """
@@ -93,31 +95,31 @@ def one_of(value: Any, where: str, known: Iterable[str]) -> str:
     raise RollerError(f"{where}: expected one of {words}, got {shown(value)}{hint}")
 
 
-def path(value: Any, where: str, *, error: type[RollerError] = RollerError, what: str = "a path") -> Path:
+def validate_path(value: Any, where: str, *, error: type[RollerError] = RollerError, what: str = "a path") -> Path:
     """Return a valid path, existing or not, or raise an error.
 
-    >>> path("a/b", "path").name
+    >>> validate_path("a/b", "path").name
     'b'
-    >>> path(None, "path")
+    >>> validate_path(None, "path")
     Traceback (most recent call last):
     roller.errors.RollerError: path: expected a path (text or pathlib.Path), got None.
     """
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise error(f"{where}: expected {what} (text or pathlib.Path), got {shown(value)}.")
-    if not _nameable(text):
+    if not _is_valid_file_name(text):
         raise error(f"{where}: expected {what} that a file system can name, got {shown(text)}.")
     return Path(text)
 
 
-def sizes_of_call(
+def parse_call_sizes(
     where: str, ends: Mapping[str, tuple[int, int]], values: Sequence[Any], named: Mapping[str, Any]
 ) -> dict[str, int]:
     """Return the sizes, by name, that ``at(*values, **named)`` gives; do not check ranges.
 
-    >>> sizes_of_call("matmul", {"i": (1, 9), "j": (1, 9)}, (3,), {"j": 4})
+    >>> parse_call_sizes("matmul", {"i": (1, 9), "j": (1, 9)}, (3,), {"j": 4})
     {'i': 3, 'j': 4}
-    >>> sizes_of_call("matmul", {"i": (1, 9)}, (3,), {"i": 4})
+    >>> parse_call_sizes("matmul", {"i": (1, 9)}, (3,), {"i": 4})
     Traceback (most recent call last):
     roller.errors.LaunchError: matmul: expected one whole number for each of ['i'], got at(3, i=4). Say at(i=1).
     """
@@ -134,7 +136,7 @@ def sizes_of_call(
     return {n: int(found[n]) for n in names}
 
 
-def _nameable(text: str) -> bool:
+def _is_valid_file_name(text: str) -> bool:
     """Whether the file system can represent the name at all, given its length and encoding."""
     try:
         name = os.fsencode(text)

@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from roller.artifact import Argument, KernelArtifact, Launch
-from roller.core.dtypes import DTYPES, storage_dtype, stored_of, values_of
+from roller.core.dtypes import DTYPES, decode_stored_values, encode_stored_values, storage_dtype
 from roller.core.processor import usable_processors
-from roller.emulator import library
-from roller.emulator.allowance import Allowance
+from roller.emulator import build_library
+from roller.emulator.time_allowance import Allowance
 from roller.emulator.translate import TranslatedKernel, translate
 from roller.errors import EmulationError, EmulationTimeout, shown
-from roller.targets import TARGETS, expect_language
-from roller.targets.lazy import loaded
+from roller.targets import TARGETS, check_language
+from roller.targets.lazy import import_object
 
 #: Languages of artifacts that can be emulated.
 LANGUAGES = tuple(t.language for t in TARGETS if t.kind.blocks and t.emulated)
@@ -68,9 +68,9 @@ class Emulated:
         cache_dir: str | os.PathLike[str] | None = None,
         keep: bool = True,
     ) -> None:
-        expect_language(artifact.language, LANGUAGES, "emulator", EmulationError, "Lower it for a GPU.")
+        check_language(artifact.language, LANGUAGES, "emulator", EmulationError, "Lower it for a GPU.")
         self.artifact = artifact
-        architecture = architecture_of(str(artifact.target.get("arch", "")))
+        architecture = cuda_arch_macro(str(artifact.target.get("arch", "")))
         self._launches = []
         self._first = [artifact.prepare] if artifact.prepare else []
         for launch in (*self._first, *artifact.launches):
@@ -80,7 +80,7 @@ class Emulated:
                 known = ", ".join(k.entry for k in kernels)
                 raise EmulationError(f"emulator: expected kernel '{launch.entry}' in the source, found {known}.")
             self._check_launch(launch, kernel)
-            built = library.load(text, check, cache_dir, keep=keep)
+            built = build_library.load(text, check, cache_dir, keep=keep)
             self._launches.append((launch, kernel, getattr(built, f"emul_{kernel.entry}")))
 
     def _check_launch(self, launch: Launch, kernel: TranslatedKernel) -> None:
@@ -159,8 +159,10 @@ class Emulated:
 
     def launch_at(self, addresses: Mapping[str, int], *, prepare: bool, order: str) -> None:
         """Run a launch on the caller's memory, as a device does, without copies, fills or comparisons."""
-        places: dict[str, Buffer | _Place] = {
-            a.name: _Place(addresses[a.name], element_bytes(a)) for a in self.artifact.arguments if a.name in addresses
+        places: dict[str, Buffer | _CallerMemory] = {
+            a.name: _CallerMemory(addresses[a.name], element_bytes(a))
+            for a in self.artifact.arguments
+            if a.name in addresses
         }
         first = len(self._first)
         for launch, kernel, function in self._launches[:first] if prepare else self._launches[first:]:
@@ -185,7 +187,7 @@ def emulate(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _CallerMemory:
     """Caller's memory for an argument."""
 
     address: int
@@ -237,7 +239,7 @@ class Buffer:
             raise EmulationError(f"emulator: no array for argument '{a.name}' of role {a.role}.")
         value = np.asarray(array)
         if value.dtype != self.dtype and DTYPES[a.dtype].bits:
-            value = stored_of(value, a.dtype)
+            value = encode_stored_values(value, a.dtype)
         if value.size != self.elements or value.dtype != self.dtype:
             raise EmulationError(
                 f"emulator: argument '{a.name}': expected {self.elements} elements of {a.dtype}, got {value.size} of "
@@ -257,14 +259,15 @@ class Buffer:
 
     def value(self, shape: tuple[int, ...]) -> np.ndarray:
         """Return a copy of the contents in the shape of the expression."""
-        return values_of(self.data.view(self.dtype).reshape(shape).copy(), self.argument.dtype)
+        return decode_stored_values(self.data.view(self.dtype).reshape(shape).copy(), self.argument.dtype)
 
 
 def _launch(
-    launch: Launch, kernel: TranslatedKernel, function: Callable[..., int], buffers: Mapping[str, Buffer | _Place],
+    launch: Launch, kernel: TranslatedKernel, function: Callable[..., int], buffers: Mapping[str,
+                                                                                             Buffer | _CallerMemory],
     order: int, seed: int, workers: int | None, chosen: Sequence[int] | None = None, allowance: Allowance | None = None,
 ) -> None:  # fmt: skip
-    regions = (library.Region * max(1, len(launch.arguments)))()
+    regions = (build_library.Region * max(1, len(launch.arguments)))()
     for region, name, (parameter, _) in zip(regions, launch.arguments, kernel.parameters, strict=False):
         label = name if parameter.removesuffix("_ptr") == name else f"{name} (parameter {parameter})"
         b = buffers[name]
@@ -272,7 +275,7 @@ def _launch(
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     blocks = launch.grid[0] * launch.grid[1] * launch.grid[2] if chosen is None else len(chosen)
     numbers = (ctypes.c_uint32 * len(chosen or ()))(*(chosen or ()))
-    described = library.LaunchStruct(
+    described = build_library.LaunchStruct(
         (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block), launch.dynamic_shared_bytes, order,
         _workers(workers, blocks), int(kernel.converges), len(launch.arguments), seed % 2**64, regions,
         ctypes.cast(message, ctypes.c_char_p), _MESSAGE_BYTES,
@@ -296,28 +299,28 @@ def _workers(wanted: int | None, blocks: int) -> int:
     return max(1, min(wanted or available, blocks))
 
 
-def emulated_by(artifact: KernelArtifact) -> Any:
+def emulator_of_artifact(artifact: KernelArtifact) -> Any:
     """Return the emulator class for an artifact's language."""
     known = {t.language: t.emulator for t in TARGETS if t.language and t.emulated}
-    expect_language(artifact.language, known, "emulator", EmulationError, "Lower it for a device that is emulated.")
-    return loaded(known[artifact.language])
+    check_language(artifact.language, known, "emulator", EmulationError, "Lower it for a device that is emulated.")
+    return import_object(known[artifact.language])
 
 
-def architecture_of(arch: str) -> int:
+def cuda_arch_macro(arch: str) -> int:
     """Return ``__CUDA_ARCH__``: 900 for ``"sm_90"``; 800 for AMD architectures."""
     m = re.match(r"sm_(\d+)", arch)
     return int(m[1]) * 10 if m else 800
 
 
-def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+def round_to_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return the values that a kernel sees: float32 values rounded to a dtype that NumPy lacks.
 
     Examples
     --------
-    >>> rounded(np.float32([1.001, 3.14159]), "bfloat16")
+    >>> round_to_dtype(np.float32([1.001, 3.14159]), "bfloat16")
     array([1.      , 3.140625], dtype=float32)
     """
     row = DTYPES[dtype]
     if not row.bits:
         return array
-    return values_of(array if array.dtype == row.storage else stored_of(array, dtype), dtype)
+    return decode_stored_values(array if array.dtype == row.storage else encode_stored_values(array, dtype), dtype)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roller.emulator.coverage import summary
 from roller.emulator.emulate import ORDERS
+from roller.emulator.output_coverage import blocks_run_text
 from roller.expr import TensorExpr
-from roller.expr.enclosure import Enclosure
-from roller.expr.rounding import ratios
+from roller.expr.error_bounds import Enclosure
+from roller.expr.rounding import error_to_bound_ratios
 from roller.tile.winograd import only_reorders
 
 #: Describes errors in outputs, or returns ``""``: ``(expression, inputs, outputs) -> text``.
@@ -77,7 +77,7 @@ class Proof:
             return "not proved (" + "; ".join(f"{order} order: {text}" for order, text in self.failures[:1]) + ")"
         if self.scope == NOTHING or not self.orders:
             return f"not proved ({self.note})"
-        parts = [summary(self.run, self.blocks)] if self.scope == BLOCKS else []
+        parts = [blocks_run_text(self.run, self.blocks)] if self.scope == BLOCKS else []
         if 0 < len(self.orders) < len(ORDERS):
             parts.append(f"{' and '.join(self.orders)} order only")
         return f"emulated: {', '.join(parts)}" if parts else "emulated"
@@ -88,11 +88,11 @@ class Proof:
 
 
 def within_bound(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
-    """Compare outputs with the range of correct results computed by :mod:`roller.expr.enclosure`."""
-    return everywhere(within_bound_at)(expression, arrays, outputs)
+    """Compare outputs with the range of correct results computed by :mod:`roller.expr.error_bounds`."""
+    return compare_all_elements(within_bound_at)(expression, arrays, outputs)
 
 
-def everywhere(compare: PointComparator) -> Comparator:
+def compare_all_elements(compare: PointComparator) -> Comparator:
     """Turn a comparator for chosen elements into one for all elements."""
 
     def whole(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
@@ -119,7 +119,7 @@ def within_bound_at(
             continue
         with np.errstate(all="ignore"):
             expected = run.at(t.name, where)
-            ratio = ratios(got, expected)
+            ratio = error_to_bound_ratios(got, expected)
         if (ratio > 1).any():
             n = int(np.flatnonzero(ratio > 1)[0])
             place = tuple(int(x) for x in where[n])

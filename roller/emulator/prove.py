@@ -10,22 +10,22 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.core.dtypes import DTYPES
-from roller.emulator.budget import within_budget
-from roller.emulator.emulate import ORDERS, emulated_by, rounded
+from roller.emulator.budgeted_proof import within_budget
+from roller.emulator.emulate import ORDERS, emulator_of_artifact, round_to_dtype
 from roller.emulator.proof import (
     NOTHING,
     WHOLE,
     Comparator,
     PointComparator,
     Proof,
-    everywhere,
+    compare_all_elements,
     within_bound,
     within_bound_at,
 )
 from roller.errors import EmulationError, EmulationTimeout
 from roller.expr import Tensor, TensorExpr
-from roller.expr.exact_inputs import digits_of_inputs
-from roller.expr.factors import Drawing
+from roller.expr.exact_inputs import choose_exact_inputs
+from roller.expr.product_inputs import Drawing
 
 #: Maximum number of distinct random numbers of an input, a prime; longer inputs repeat them.
 _DISTINCT = 4_194_301
@@ -51,16 +51,16 @@ def prove(
     if not orders or len(set(orders)) < len(orders) or not set(orders) <= set(ORDERS):
         raise EmulationError(f"orders: expected some of {', '.join(ORDERS)}, each once, got {list(orders)}.")
     expression, start = artifact.expression, time.monotonic()
-    emulator = emulated_by(artifact)
+    emulator = emulator_of_artifact(artifact)
     if budget_s is not None and not emulator.runs_blocks:
         needed_s = len(orders) * emulator.expected_s(artifact)
         if needed_s > budget_s:
             note = f"it runs whole or not at all: about {needed_s:.0f} s here, {budget_s:g} s are given"
             return Proof(True, (), NOTHING, note=note)
-        budget_s, compare = None, everywhere(compare_at or within_bound_at)
+        budget_s, compare = None, compare_all_elements(compare_at or within_bound_at)
     emulated = None if budget_s is not None else emulator(artifact, check=check, cache_dir=cache_dir)
     inputs = [
-        rounded(np.asarray(a), t.dtype)
+        round_to_dtype(np.asarray(a), t.dtype)
         for a, t in zip(arrays if arrays is not None else _inputs(expression, seed), expression.inputs, strict=True)
     ]
     if emulated is None:
@@ -97,7 +97,7 @@ def prove(
 
 
 def _inputs(expression: TensorExpr, seed: int) -> list[np.ndarray]:
-    rng, digits = np.random.default_rng(seed), digits_of_inputs(expression)
+    rng, digits = np.random.default_rng(seed), choose_exact_inputs(expression)
     return [_random(t, rng, digits.get(t.name)) for t in expression.inputs]
 
 

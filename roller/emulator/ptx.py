@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller.emulator.balanced import closing, split
+from roller.emulator.bracket_matching import end_of_bracket, split_outside_brackets
 from roller.errors import EmulationError
 
 _ASM = re.compile(r"\b(?:asm|__asm__)\b\s*(?:volatile|__volatile__)?\s*\(")
@@ -36,12 +36,12 @@ class Instruction:
 def _mma(m: re.Match[str], o: Operands) -> str:
     k, d_type, a, b, c_type = int(m["k"]), m["d"], m["a"], m["b"], m["c"]
     if d_type != c_type:
-        raise _unknown(m[0], "accumulators of two types")
+        raise _unknown_instruction_error(m[0], "accumulators of two types")
     arrays = _bits(("e_a", "e_b", "e_c"), o[1:])
     packed = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}[a]
     expected = [2 if d_type == "f16" else 4, k // 2 // packed, k // 4 // packed, 2 if d_type == "f16" else 4]
     if [len(x) for x in o] != expected:
-        raise _unknown(m[0], f"{[len(x) for x in o]} registers instead of {expected}")
+        raise _unknown_instruction_error(m[0], f"{[len(x) for x in o]} registers instead of {expected}")
     puts = "".join(f" emul::ptx::put({x}, e_d[{i}]);" for i, x in enumerate(o[0]))
     types = f"{k}, emul::ptx::{a}, emul::ptx::{b}, emul::ptx::{c_type}_sum"
     return f"{arrays} uint32_t e_d[4] = {{}}; emul::ptx::mma_m16n8<{types}>(e_d, e_a, e_b, e_c);{puts}"
@@ -50,7 +50,7 @@ def _mma(m: re.Match[str], o: Operands) -> str:
 def _ldmatrix(m: re.Match[str], o: Operands) -> str:
     count = int(m["n"])
     if len(o[0]) != count:
-        raise _unknown(m[0], f"{len(o[0])} registers instead of {count}")
+        raise _unknown_instruction_error(m[0], f"{len(o[0])} registers instead of {count}")
     puts = "".join(f" emul::ptx::put({x}, e_m[{i}]);" for i, x in enumerate(o[0]))
     transposed = "true" if m["trans"] else "false"
     return f"uint32_t e_m[4]; emul::ptx::ldmatrix(e_m, {count}, {transposed}, {o[1][0]});{puts}"
@@ -58,7 +58,7 @@ def _ldmatrix(m: re.Match[str], o: Operands) -> str:
 
 def _wmma_load(m: re.Match[str], o: Operands) -> str:
     if len(o[0]) != 8:
-        raise _unknown(m[0], f"{len(o[0])} registers instead of 8")
+        raise _unknown_instruction_error(m[0], f"{len(o[0])} registers instead of 8")
     puts = "".join(f" emul::ptx::put({x}, e_w[{i}]);" for i, x in enumerate(o[0]))
     by_columns = "true" if m["layout"] == "col" else "false"
     return f"uint32_t e_w[8]; emul::ptx::wmma_load(e_w, {by_columns}, {o[1][0]}, {o[2][0]});{puts}"
@@ -67,7 +67,7 @@ def _wmma_load(m: re.Match[str], o: Operands) -> str:
 def _wmma_mma(m: re.Match[str], o: Operands) -> str:
     sums = {"f32": 8, "f16": 4}[m["d"]]
     if m["d"] != m["c"] or [len(x) for x in o] != [sums, 8, 8, sums]:
-        raise _unknown(m[0], f"{[len(x) for x in o]} registers instead of {[sums, 8, 8, sums]}")
+        raise _unknown_instruction_error(m[0], f"{[len(x) for x in o]} registers instead of {[sums, 8, 8, sums]}")
     puts = "".join(f" emul::ptx::put({x}, e_d[{i}]);" for i, x in enumerate(o[0]))
     return (
         f"{_bits(('e_a', 'e_b', 'e_d'), o[1:])} emul::ptx::wmma_mma<emul::ptx::{m['d']}_sum>(e_d, e_a, e_b, e_d);{puts}"
@@ -76,7 +76,7 @@ def _wmma_mma(m: re.Match[str], o: Operands) -> str:
 
 def _wmma_store(m: re.Match[str], o: Operands) -> str:
     if len(o[1]) != {"f32": 8, "f16": 4}[m["d"]]:
-        raise _unknown(m[0], f"{len(o[1])} registers")
+        raise _unknown_instruction_error(m[0], f"{len(o[1])} registers")
     return f"{_bits(('e_d',), o[1:2])} emul::ptx::wmma_store<emul::ptx::{m['d']}_sum>({o[0][0]}, e_d, {o[2][0]});"
 
 
@@ -102,7 +102,9 @@ def _load(m: re.Match[str], o: Operands) -> str:
 def _wgmma(m: re.Match[str], o: Operands) -> str:
     n = int(m["n"])
     if n % 8 or not 8 <= n <= 256 or len(o[0]) != n // 2 or len(o[1]) != 1:
-        raise _unknown(m[0], f"{len(o[0])} registers of D and {len(o[1])} of A, expected {n // 2} and a descriptor")
+        raise _unknown_instruction_error(
+            m[0], f"{len(o[0])} registers of D and {len(o[1])} of A, expected {n // 2} and a descriptor"
+        )
     d = ", ".join(f"emul::ptx::place({x})" for x in o[0])
     a, b, adds, scale_a, scale_b, trans_a, trans_b = (x[0] for x in o[1:])
     given = f"{a}, {b}, {adds}, {scale_a}, {scale_b}, {trans_a}, {trans_b}"
@@ -198,7 +200,7 @@ def translate_asm(text: str) -> str:
     """
     out, at = [], 0
     for m in _ASM.finditer(text):
-        end = closing(text, m.end() - 1)
+        end = end_of_bracket(text, m.end() - 1)
         semicolon = text.index(";", end)
         whole = text[m.end() : end - 1]
         out.append(text[at : m.start()])
@@ -209,11 +211,11 @@ def translate_asm(text: str) -> str:
 
 def _statement(inside: str) -> str:
     """Translate the contents of ``asm(...)``: template, outputs, and inputs."""
-    sections = split(inside, ":")
+    sections = split_outside_brackets(inside, ":")
     template = "".join(s.encode().decode("unicode_escape") for s in _STRING.findall(sections[0]))
     values = []
     for section in sections[1:3]:
-        for operand in split(section, ","):
+        for operand in split_outside_brackets(section, ","):
             if operand.strip():
                 values.append("(" + operand[operand.index("(") + 1 : operand.rindex(")")].strip() + ")")
     return " ".join(_instructions(template, values))
@@ -235,28 +237,28 @@ def _instruction(text: str, values: list[str]) -> str:
     declared = re.fullmatch(r"\.reg\s*\.(\w+)\s+(.+)", text)
     if declared:
         if declared[1] not in _REGISTER_TYPES:
-            raise _unknown(text, f"a register of type {declared[1]}")
+            raise _unknown_instruction_error(text, f"a register of type {declared[1]}")
         return f"{_REGISTER_TYPES[declared[1]]} {declared[2]};"
     guard = re.match(r"@(!?)(\w+)\s+", text)
     rest = text[guard.end() :] if guard else text
     opcode = re.match(r"[^\s{\[%]*", rest)[0]  # type: ignore[index]  # the pattern matches any text
     operands = rest[len(opcode) :]
-    parsed = [_operand(o, values) for o in split(operands, ",") if o.strip()]
+    parsed = [_substitute_operand(o, values) for o in split_outside_brackets(operands, ",") if o.strip()]
     for entry in INSTRUCTIONS:
         m = re.fullmatch(entry.pattern, opcode)
         if m and len(parsed) in entry.operands:
             call = entry.translate(m, parsed)
             return f"if ({guard[1]}{guard[2]}) {{ {call} }}" if guard else call
-    raise _unknown(rest, "no translation of this instruction")
+    raise _unknown_instruction_error(rest, "no translation of this instruction")
 
 
-def _operand(text: str, values: list[str]) -> list[str]:
+def _substitute_operand(text: str, values: list[str]) -> list[str]:
     inner = text.strip().strip("{}[]")
-    parts = [re.sub(r"%(\d+)", lambda m: values[int(m[1])], p.strip()) for p in split(inner, ",")]
+    parts = [re.sub(r"%(\d+)", lambda m: values[int(m[1])], p.strip()) for p in split_outside_brackets(inner, ",")]
     return [re.sub(r"^0f([0-9A-Fa-f]{8})$", r"0x\1u", p) for p in parts if p]
 
 
-def _unknown(text: str, what: str) -> EmulationError:
+def _unknown_instruction_error(text: str, what: str) -> EmulationError:
     return EmulationError(
         f"emulator: inline PTX '{text}': {what}. Add the instruction to roller/emulator/ptx.py and cxx/ptx.h."
     )

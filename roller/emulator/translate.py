@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from roller.emulator.balanced import closing
+from roller.emulator.bracket_matching import end_of_bracket
 from roller.emulator.ptx import translate_asm
 from roller.errors import EmulationError
 
@@ -85,11 +85,11 @@ def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Translat
     >>> "emul::Ptr<float> A_ptr" in text
     True
     """
-    text = _ATTRIBUTE.sub(r"alignas(\1)", _without_comments(source))
+    text = _ATTRIBUTE.sub(r"alignas(\1)", _remove_comments(source))
     kernels = _kernels(text)
     text = translate_asm(text)
-    text = _addresses(text)
-    text = _local_arrays(_shared_arrays(text))
+    text = _translate_addresses(text)
+    text = _translate_local_arrays(_translate_shared_arrays(text))
     text = _KERNEL.sub(lambda m: m[0] + _INDICES, text)
     text = _POINTER.sub(lambda m: f"emul::Ptr<{' '.join(m[1].split())}> ", text)
     first, last = (_CONTAINERS, '#include "wgmma.h"\n') if "wgmma" in text else ("", "")
@@ -139,14 +139,14 @@ def _entry(kernel: TranslatedKernel) -> str:
     )
 
 
-def _without_comments(text: str) -> str:
+def _remove_comments(text: str) -> str:
     def blank(m: re.Match[str]) -> str:
         return m[0] if m[0].startswith('"') else " " + "\n" * m[0].count("\n")
 
     return re.sub(r'"(?:\\.|[^"\\])*"|/\*.*?\*/|//[^\n]*', blank, text, flags=re.S)
 
 
-def _shared_arrays(text: str) -> str:
+def _translate_shared_arrays(text: str) -> str:
     number = iter(range(10**6))
 
     def static(m: re.Match[str]) -> str:
@@ -163,7 +163,7 @@ def _shared_arrays(text: str) -> str:
     return _SHARED.sub(static, text)
 
 
-def _local_arrays(text: str) -> str:
+def _translate_local_arrays(text: str) -> str:
     """Replace a thread's arrays (its registers) by arrays with checked indices."""
 
     def local(m: re.Match[str]) -> str:
@@ -175,7 +175,7 @@ def _local_arrays(text: str) -> str:
     return text[:at] + _LOCAL.sub(local, text[at:])
 
 
-def _addresses(text: str) -> str:
+def _translate_addresses(text: str) -> str:
     """Rewrite ``&a[i]`` and ``&(a[i])`` as ``(a + (i))``, so that the pointer keeps its buffer."""
     out: list[str] = []
     at = 0
@@ -189,7 +189,7 @@ def _addresses(text: str) -> str:
             at = i + 1
         else:
             base, index, end = found
-            out.append(f"{text[at:i]}({_addresses(base)} + ({_addresses(index)}))")
+            out.append(f"{text[at:i]}({_translate_addresses(base)} + ({_translate_addresses(index)}))")
             at = end
 
 
@@ -199,15 +199,15 @@ def _element(text: str, i: int) -> tuple[str, str, int] | None:
     if before and before not in "(,=;{}[?:":
         return None
     start = i + 1 + len(text[i + 1 :]) - len(text[i + 1 :].lstrip())
-    wrapped = text[start] == "(" and closing(text, start)
+    wrapped = text[start] == "(" and end_of_bracket(text, start)
     inner = start + 1 if wrapped else start
     m = re.compile(r"\s*(?:(\w+)|(?=\())\s*").match(text, inner)
     if m is None:
         return None
-    base_end = m.end() if m[1] else closing(text, m.end())
+    base_end = m.end() if m[1] else end_of_bracket(text, m.end())
     if text[base_end : base_end + 1] != "[":
         return None
-    end = closing(text, base_end)
+    end = end_of_bracket(text, base_end)
     index = text[base_end + 1 : end - 1]
     if wrapped:
         if text[end:wrapped].strip() != ")":

@@ -6,7 +6,7 @@ from roller.hardware import DeviceSpec
 from roller.tile.program import RProgram
 
 
-def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
+def exceeded_budget(program: RProgram, spec: DeviceSpec) -> str | None:
     """Return the construction budget (``usable_*``, below the hard limits) that a program exceeds, or ``None``."""
     reason: str | None = spec.traits.module_for("templates", "checks").exceeded(program, spec)
     return reason

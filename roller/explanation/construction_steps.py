@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.templates.common.growth import Enlarged, Growth
+from roller.templates.common.growth_trace import GrowthStep, GrowthTrace
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.matrix.candidates import grown, matrix_forms
-from roller.templates.gpu.tiled.candidates import blocks, kernels
+from roller.templates.gpu.matrix.candidates import grow_matrix_blocks, matrix_forms
+from roller.templates.gpu.tiled.candidates import blocks, grow_register_tiles
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
 from roller.tile.winograd_products import products_program
@@ -52,43 +52,43 @@ def construction_path(program: RProgram, spec: DeviceSpec, options: ConstructOpt
     if inner is not program:
         words.append(f"It multiplies transformed tiles: the steps are those of the batched product {inner.expr}.")
     if spec.traits.blocks and inner.traits.reuses and inner.fragment is None:
-        return _tiled(inner, spec, options, words)
+        return _tiled_path(inner, spec, options, words)
     if spec.traits.blocks and inner.fragment is not None:
-        return _matrix(inner, spec, options, words)
+        return _matrix_path(inner, spec, options, words)
     known = spec.traits.module_for("templates", "construction_steps").ENUMERATED
     words.append(_WINOGRAD if inner.traits.output_side else known[inner.structure])
     return ConstructionPath((), tuple(words))
 
 
-def _tiled(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> ConstructionPath:
+def _tiled_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> ConstructionPath:
     g, names = Geometry.of(program.expr), program.axis_names
     register, block = (np.array(t) for t in (program.tiles[0][1], program.tiles[-1][1]))
-    seen, of_blocks = Growth(), Growth()
-    found = kernels(g, spec, seen)
+    seen, of_blocks = GrowthTrace(), GrowthTrace()
+    found = grow_register_tiles(g, spec, seen)
     blocks(g, spec, found, options, of_blocks)
     first = seen.road(register.tolist())
     threads = np.where(g.spatial, block // register, 1)
-    second = _nearest(of_blocks, register, threads)
+    second = _state_before_rounding(of_blocks, register, threads)
     if first is None or second is None:
         return ConstructionPath(
             (), (*words, "Construction did not come by these tiles: its growth visits few of all there are.")
         )
     state, more = second
-    steps = _named("register", first, names, 0) + _named("shared", more, names, len(names))
+    steps = _name_axes("register", first, names, 0) + _name_axes("shared", more, names, len(names))
     start = state if not more else more[0].before
     seed = dict(zip(names, start[len(names) :], strict=True))
     lanes = f"Blocks start from one TEU's {spec.teu.lanes} lanes"
-    words.append(f"{lanes}, spread over the axes in every way; here {_spread(seed)}.")
+    words.append(f"{lanes}, spread over the axes in every way; here {_format_thread_spread(seed)}.")
     last = np.array(more[-1].after if more else start)[len(names) :]
     if (last != threads).any():
         whole = dict(zip(names, threads.tolist(), strict=True))
-        words.append(f"Threads were rounded up to whole TEUs: {_spread(whole)}.")
-    return ConstructionPath(steps, (*words, *_by_price(program)))
+        words.append(f"Threads were rounded up to whole TEUs: {_format_thread_spread(whole)}.")
+    return ConstructionPath(steps, (*words, *_choices_by_price(program)))
 
 
-def _nearest(
-    growth: Growth, register: np.ndarray, threads: np.ndarray
-) -> tuple[tuple[int, ...], tuple[Enlarged, ...]] | None:
+def _state_before_rounding(
+    growth: GrowthTrace, register: np.ndarray, threads: np.ndarray
+) -> tuple[tuple[int, ...], tuple[GrowthStep, ...]] | None:
     """Return the state before threads were rounded up to whole TEUs, and the steps to it."""
     rows = np.unique(np.concatenate([np.concatenate([r.states, r.table.reshape(-1, r.states.shape[1])])
                                      for r in growth.rounds]), axis=0)  # fmt: skip
@@ -102,15 +102,15 @@ def _nearest(
     return None
 
 
-def _matrix(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> ConstructionPath:
+def _matrix_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> ConstructionPath:
     g, names = Geometry.of(program.expr), program.axis_names
     register, block = (np.array(t) for t in (program.tiles[0][1], program.tiles[-1][1]))
     f = program.fragment
     assert f is not None
     axes = tuple(names.index(a) for a in program.matrix_axes)
     form = next(x for x in matrix_forms(g, spec) if x.fragment == f and x.axes == axes)
-    seen = Growth()
-    grown(g, spec, form, options, seen)
+    seen = GrowthTrace()
+    grow_matrix_blocks(g, spec, form, options, seen)
     groups = np.ones_like(block)
     groups[list(axes[:2])] = (block // register)[list(axes[:2])]
     road = seen.road([*register, *groups])
@@ -119,11 +119,13 @@ def _matrix(program: RProgram, spec: DeviceSpec, options: ConstructOptions, word
         "number of them along m and n that fits the registers is tried."
     )
     if road is None:
-        return ConstructionPath((), (*words, "Growth by groups did not come by this block.", *_by_price(program)))
-    return ConstructionPath(_named("shared", road, names, len(names)), (*words, *_by_price(program)))
+        return ConstructionPath(
+            (), (*words, "Growth by groups did not come by this block.", *_choices_by_price(program))
+        )
+    return ConstructionPath(_name_axes("shared", road, names, len(names)), (*words, *_choices_by_price(program)))
 
 
-def _by_price(program: RProgram) -> list[str]:
+def _choices_by_price(program: RProgram) -> list[str]:
     step = ", ".join(f"{a}={program.block_tile[a]}" for a in program.reduction_steps)
     found = [f"The reduction step ({step}) is a branch, not a score: it saves almost no traffic; the price chose it."]
     every = (("stages", program.stages), ("split_k", program.split_k), ("raster", program.raster))
@@ -133,7 +135,7 @@ def _by_price(program: RProgram) -> list[str]:
     return found
 
 
-def _named(layer: str, road: Sequence[Enlarged], names: Sequence[str], first: int) -> tuple[Step, ...]:
+def _name_axes(layer: str, road: Sequence[GrowthStep], names: Sequence[str], first: int) -> tuple[Step, ...]:
     """Return growth steps with axis names; the layer's columns start at ``first``."""
 
     def axis(column: int) -> str:
@@ -146,5 +148,5 @@ def _named(layer: str, road: Sequence[Enlarged], names: Sequence[str], first: in
     )  # fmt: skip
 
 
-def _spread(threads: dict[str, int]) -> str:
+def _format_thread_spread(threads: dict[str, int]) -> str:
     return " x ".join(f"{n} along {a}" for a, n in threads.items() if n > 1) or "one"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from roller.arguments import expression_of, options_of, target_of
-from roller.construction.constructor import construct_candidates, target_units
+from roller.arguments import parse_expression, resolve_options, target_of
+from roller.construction.constructor import construct_candidates, share_of_device
 from roller.explanation import explanation
 from roller.explanation.explanation import Explanation
 from roller.explanation.why_not import WhyNot
-from roller.explanation.why_not import why_not as held_against
+from roller.explanation.why_not import compare_with_chosen as held_against
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
@@ -55,12 +55,16 @@ def explain(
     >>> why.rank, why.roof.bound, why.time.value == why.estimate.seconds
     (1, 'arithmetic', True)
     """
-    from roller.construction.program_names import name_of, program_from_name
+    from roller.construction.program_names import program_from_name, program_name_text
 
-    spec, chosen = target_of(device)[0], options_of(options, None)
-    expression = chosen.meant(expression_of(expr))
-    named = None if program is None else program_from_name(expression, target_units(spec, chosen), name_of(program))
-    return explanation.explain(expression, spec, chosen, named)
+    spec, chosen = target_of(device)[0], resolve_options(options, None)
+    expression = chosen.meant(parse_expression(expr))
+    named = (
+        None
+        if program is None
+        else program_from_name(expression, share_of_device(spec, chosen), program_name_text(program))
+    )
+    return explanation.explain_program(expression, spec, chosen, named)
 
 
 def why_not(
@@ -95,8 +99,8 @@ def why_not(
     """
     from roller.construction.explicit_tiles import Mechanisms
 
-    spec, chosen = target_of(device)[0], options_of(options, None)
-    expression = chosen.meant(expression_of(expr))
+    spec, chosen = target_of(device)[0], resolve_options(options, None)
+    expression = chosen.meant(parse_expression(expr))
     how = Mechanisms(stages, split_k, raster)
     best = construct_candidates(expression, spec, chosen)[0].program
-    return held_against(expression, target_units(spec, chosen), best, tiles, fragment, how)
+    return held_against(expression, share_of_device(spec, chosen), best, tiles, fragment, how)

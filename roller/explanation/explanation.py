@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller import perf
-from roller.construction.constructor import construct_candidates, target_units
-from roller.construction.program_names import estimate_named
+from roller.construction.constructor import construct_candidates, share_of_device
+from roller.construction.program_names import estimate_named_program
 from roller.errors import NoCandidateError
 from roller.explanation import explanation_sections as part
 from roller.explanation import spec_changes
-from roller.explanation.compare import quantity, road_of_time
 from roller.explanation.construction_steps import ConstructionPath, construction_path
-from roller.explanation.facts import Fact, Layer, facts_of, layers_of
-from roller.explanation.larger import Stop, stops
+from roller.explanation.price_comparison import dominant_terms, format_quantity
+from roller.explanation.program_facts import Fact, Layer, device_facts, layer_facts
+from roller.explanation.render_sections import Section, render_html, render_text, rule_text
 from roller.explanation.roofline import Roofline, roofline
-from roller.explanation.text import Section, html, plain, rule_text
-from roller.explanation.why_not import WhyNot, why_not
+from roller.explanation.why_not import WhyNot, compare_with_chosen
+from roller.explanation.why_not_larger import EnlargementStop, stops
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
-from roller.perf.unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import unit_notes
 from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
@@ -76,7 +76,7 @@ class Explanation:
     rank: int | None
     candidates: int
     road: ConstructionPath
-    stops: tuple[Stop, ...]
+    stops: tuple[EnlargementStop, ...]
     time: Term
     layers: tuple[Layer, ...]
     facts: tuple[Fact, ...]
@@ -100,42 +100,42 @@ class Explanation:
             "time": self.time.to_dict(), "rules": dict(perf.RULES), "layers": [x.to_dict() for x in self.layers],
             "facts": [f.to_dict() for f in self.facts], "roofline": self.roof.to_dict(),
             "limits": [{"name": t.name, "value": t.value, "unit": t.unit} for t in self.limits],
-            "lifts": [_lift(e) for e in self.lifts], "rivals": [r.to_dict() for r in self.rivals],
+            "lifts": [_lift_to_dict(e) for e in self.lifts], "rivals": [r.to_dict() for r in self.rivals],
             "relaxed": list(self.program.relaxed), "notes": list(self.notes),
         }  # fmt: skip
 
     def __str__(self) -> str:
-        return plain(sections(self))
+        return render_text(ordered_sections(self))
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.expression.name} on {self.device}: {self.estimate}>"
 
     def _repr_html_(self) -> str:
-        return html(sections(self))
+        return render_html(ordered_sections(self))
 
 
-def sections(e: Explanation) -> tuple[Section, ...]:
+def ordered_sections(e: Explanation) -> tuple[Section, ...]:
     """Return the sections of an explanation in order."""
     found = (
-        _head(e), part.road_section(e.road), part.stops_section(e.stops), part.time_section(e.time),
-        part.layers_section(e.layers), part.device_section(e.facts), part.roof_section(e.roof),
+        _head_section(e), part.construction_section(e.road), part.stops_section(e.stops), part.time_section(e.time),
+        part.layers_section(e.layers), part.occupancy_section(e.facts), part.roof_section(e.roof),
         part.limits_section(e.limits, e.lifts), part.rivals_section(e.rivals),
     )  # fmt: skip
     return tuple(s for s in found if s.sentences or s.rows)
 
 
-def _head(e: Explanation) -> Section:
+def _head_section(e: Explanation) -> Section:
     place = f"number {e.rank} of {e.candidates} candidates" if e.rank else "not among the constructed candidates"
-    measured = f" Measured {quantity(e.measured_s, 's')}." if e.measured_s is not None else ""
+    measured = f" Measured {format_quantity(e.measured_s, 's')}." if e.measured_s is not None else ""
     bound = e.estimate.bottleneck + "".join(f" (its {field} is assumed, not measured)" for field in e.bound_assumed)
-    predicted = f"Predicted {quantity(e.estimate.seconds, 's')}{e.estimate.spread}, bound by {bound}.{measured}"
+    predicted = f"Predicted {format_quantity(e.estimate.seconds, 's')}{e.estimate.spread}, bound by {bound}.{measured}"
     relaxed = [f"It relaxes {rule_text(r)}" for r in e.program.relaxed]
-    priced = [] if e.program.emitted else [_not_emitted(e.program)]
+    priced = [] if e.program.emitted else [_not_emitted_sentence(e.program)]
     sentences = (f"{e.program} ({place})", predicted, *priced, *relaxed, *e.notes)
     return Section(f"{e.expression} on {e.description}", sentences)
 
 
-def _not_emitted(program: RProgram) -> str:
+def _not_emitted_sentence(program: RProgram) -> str:
     assert program.fragment is not None
     return (
         f"It is priced alone: no template has code for '{program.fragment.name}'. `compile` makes a kernel without the "
@@ -143,14 +143,14 @@ def _not_emitted(program: RProgram) -> str:
     )
 
 
-def _lift(effect: spec_changes.Effect) -> dict[str, Any]:
+def _lift_to_dict(effect: spec_changes.Effect) -> dict[str, Any]:
     best = effect.best
     assert best is not None  # by _lifts
     return {"field": effect.field, "value": effect.value, "unit": effect.unit, "assumed": effect.assumed,
             "to": best.value, "predicted_s": best.seconds[0], "percent": best.percent}  # fmt: skip
 
 
-def explain(
+def explain_program(
     expr: TensorExpr,
     spec: DeviceSpec,
     options: ConstructOptions,
@@ -158,32 +158,36 @@ def explain(
     measured_s: float | None = None,
 ) -> Explanation:
     """Return the explanation of a program, by default of the first constructed one."""
-    target = target_units(spec, options)
-    found = _candidates(expr, spec, options, needed=program is None)
+    target = share_of_device(spec, options)
+    found = _construct_candidates_if_any(expr, spec, options, needed=program is None)
     chosen = found[0].program if program is None else program
     alike = next((n for n, c in enumerate(found) if c.program == chosen), None)
     rank = None if alike is None else alike + 1
-    estimate_named(chosen, target)  # raises with the exceeded capacity
-    estimate, time = pricing.estimate_explained(chosen, target)
+    estimate_named_program(chosen, target)  # raises with the exceeded capacity
+    estimate, time = pricing.estimate_with_terms(chosen, target)
     others = [c.program for c in found if c.program != chosen][:_RIVALS]
     roof = roofline(expr, chosen, target, estimate.seconds)
     return Explanation(
         expr, spec.name, spec.title, chosen, estimate, rank, len(found), construction_path(chosen, target, options),
-        stops(chosen, target, options, time), time, layers_of(chosen, target, estimate),
-        facts_of(chosen, target, estimate), roof, road_of_time(time),
-        _lifts(expr, spec, options, chosen), tuple(why_not(expr, target, chosen, p) for p in others), measured_s,
-        bound_assumed=_assumed(estimate.bottleneck, roof.pipe, spec), notes=unit_notes([expr], target),
+        stops(chosen, target, options, time), time, layer_facts(chosen, target, estimate),
+        device_facts(chosen, target, estimate), roof, dominant_terms(time),
+        _strongest_lifts(expr, spec, options, chosen), tuple(compare_with_chosen(expr, target, chosen,
+                                                                                 p) for p in others), measured_s,
+        bound_assumed=_assumed_bottleneck_numbers(estimate.bottleneck, roof.pipe, spec), notes=unit_notes([expr],
+                                                                                                          target),
     )  # fmt: skip
 
 
-def _assumed(bottleneck: str, pipe: str, spec: DeviceSpec) -> tuple[str, ...]:
+def _assumed_bottleneck_numbers(bottleneck: str, pipe: str, spec: DeviceSpec) -> tuple[str, ...]:
     layer = spec.home.name if bottleneck == "dram" else bottleneck
     rate = pipe if bottleneck == "compute" else ""
     fields = (f"memory_layers.{layer}.bandwidth_bytes_per_s", f"compute.ops_per_cycle_per_unit.{rate}")
     return tuple(f for f in fields if spec.sources.get(f) == "assumed")
 
 
-def _candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, needed: bool) -> tuple[Any, ...]:
+def _construct_candidates_if_any(
+    expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, needed: bool
+) -> tuple[Any, ...]:
     try:
         return construct_candidates(expr, spec, options)
     except NoCandidateError:
@@ -192,13 +196,13 @@ def _candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, n
         return ()
 
 
-def _lifts(
+def _strongest_lifts(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, program: RProgram
 ) -> tuple[spec_changes.Effect, ...]:
     """Return the device numbers whose improvement makes a newly constructed program faster."""
     # Only the fields with the most effect on this program: construction for every field would take seconds.
-    own = [e for e in spec_changes.effects(spec, spec_changes.of_programs([program])) if e.best is not None]
+    own = [e for e in spec_changes.effects(spec, spec_changes.fixed_program_pricer([program])) if e.best is not None]
     fields = [e.field for e in sorted(own, key=lambda e: -e.weight)[:_LIFTS]]
-    anew = spec_changes.effects(spec, spec_changes.constructed([expr], options), fields)
+    anew = spec_changes.effects(spec, spec_changes.constructing_pricer([expr], options), fields)
     gaining = [e for e in anew if e.best is not None]
     return tuple(sorted(gaining, key=lambda e: e.best.percent if e.best else 0.0))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.explanation.compare import quantity, told
 from roller.explanation.construction_steps import ConstructionPath
-from roller.explanation.facts import Fact, Layer
-from roller.explanation.larger import Stop
+from roller.explanation.price_comparison import format_quantity, told
+from roller.explanation.program_facts import Fact, Layer
+from roller.explanation.render_sections import Section
 from roller.explanation.roofline import Roofline
-from roller.explanation.spec_changes import Effect, written
-from roller.explanation.text import Section
+from roller.explanation.spec_changes import Effect, shortest_number_text
 from roller.explanation.why_not import UNTRIED, WhyNot
+from roller.explanation.why_not_larger import EnlargementStop
 from roller.perf import Term
 
 #: Maximum printed depth of the term tree, and minimum printed share of the total.
@@ -23,25 +23,31 @@ _GROWTH = (
 )
 
 
-def road_section(road: ConstructionPath) -> Section:
+def construction_section(road: ConstructionPath) -> Section:
     """Return the section on construction steps."""
-    rows = tuple((s.layer, s.axis, f"{s.before} -> {s.after}", f"{s.score:.4g}", _scores(s.others)) for s in road.steps)
+    rows = tuple(
+        (s.layer, s.axis, f"{s.before} -> {s.after}", f"{s.score:.4g}", _format_scores(s.others)) for s in road.steps
+    )
     header = ("layer", "axis", "step", "score", "scores of others") if rows else ()
     return Section("Construction", (*([_GROWTH] if rows else []), *road.words), header, rows)
 
 
-def _scores(others: Sequence[tuple[str, float]]) -> str:
+def _format_scores(others: Sequence[tuple[str, float]]) -> str:
     return ", ".join(f"{axis} {score:.4g}" for axis, score in others)
 
 
-def stops_section(found: Sequence[Stop]) -> Section:
+def stops_section(found: Sequence[EnlargementStop]) -> Section:
     """Return the section on why no tile is larger."""
     rows, faster = [], list[str]()
     for s in found:
         step = f"{s.now}" if s.why == "covered" else f"{s.now} -> {s.larger}"
         why = s.detail
         if s.percent is not None and s.seconds is not None:
-            why = f"{quantity(s.seconds, 's')} ({s.percent:+.1f} %): {s.detail}" if s.percent else "predicted alike"
+            why = (
+                f"{format_quantity(s.seconds, 's')} ({s.percent:+.1f} %): {s.detail}"
+                if s.percent
+                else "predicted alike"
+            )
             if s.percent < 0:
                 faster.append(s.axis)
                 why = f"faster, {why}"
@@ -54,23 +60,23 @@ def stops_section(found: Sequence[Stop]) -> Section:
 def time_section(time: Term) -> Section:
     """Return the predicted time as a tree of terms."""
     rows: list[tuple[str, ...]] = []
-    _tree(time, time.value, 0, rows)
+    _append_term_rows(time, time.value, 0, rows)
     return Section("The predicted time, term by term", ("Parts of less than 1 % are in --json, as all digits are.",),
                    ("term", "value", "made of its parts as"), tuple(rows))  # fmt: skip
 
 
-def _tree(term: Term, whole: float, depth: int, rows: list[tuple[str, ...]]) -> None:
+def _append_term_rows(term: Term, whole: float, depth: int, rows: list[tuple[str, ...]]) -> None:
     """Append a term and its significant parts; a term with one dominant part is skipped in favour of that part."""
     parts = [p for p in term.parts if p.unit != "s" or abs(p.value) >= _SMALL * whole]
     rule = "" if term.rule == "given" else term.rule
-    rows.append(("  " * depth + term.name, quantity(term.value, term.unit), rule))
+    rows.append(("  " * depth + term.name, format_quantity(term.value, term.unit), rule))
     for p in parts if depth < _DEPTH else ():
         while len(p.parts) == 1 or (p.rule == "largest" and p.value == max(x.value for x in p.parts)):
             inner = max(p.parts, key=lambda x: x.value)
             if not inner.parts:
                 break
             p = inner
-        _tree(p, whole, depth + 1, rows)
+        _append_term_rows(p, whole, depth + 1, rows)
 
 
 def layers_section(layers: Sequence[Layer]) -> Section:
@@ -79,13 +85,15 @@ def layers_section(layers: Sequence[Layer]) -> Section:
     for x in layers:
         tile = " ".join(f"{a}={n}" for a, n in x.tile.items() if n > 1) or "1" if x.tile is not None else "-"
         held = "-" if x.held is None else f"{x.held:.6g} of {x.capacity:.6g} {x.unit}"
-        moved = "-" if x.moved_bytes is None else quantity(x.moved_bytes, "bytes")
-        bandwidth = "-" if x.bandwidth_bytes_per_s is None else quantity(x.bandwidth_bytes_per_s, "bytes/s")
-        rows.append((x.name, tile, held, moved, bandwidth, "-" if x.seconds is None else quantity(x.seconds, "s")))
+        moved = "-" if x.moved_bytes is None else format_quantity(x.moved_bytes, "bytes")
+        bandwidth = "-" if x.bandwidth_bytes_per_s is None else format_quantity(x.bandwidth_bytes_per_s, "bytes/s")
+        rows.append(
+            (x.name, tile, held, moved, bandwidth, "-" if x.seconds is None else format_quantity(x.seconds, "s"))
+        )
     return Section("Memory, layer by layer", (), ("layer", "tile", "holds", "bytes", "bandwidth", "time"), tuple(rows))
 
 
-def device_section(facts: Sequence[Fact]) -> Section:
+def occupancy_section(facts: Sequence[Fact]) -> Section:
     """Return the section on occupancy, waves and padding."""
     rows = []
     for f in facts:
@@ -99,8 +107,13 @@ def device_section(facts: Sequence[Fact]) -> Section:
 def roof_section(r: Roofline) -> Section:
     """Return the section on the roofline."""
     where = f"{r.intensity:.4g} operations per byte, the ridge is at {r.ridge:.4g}: under the roof of {r.bound}."
-    peak, bandwidth = quantity(r.peak_flops_per_s, "flops/s"), quantity(r.bandwidth_bytes_per_s, "bytes/s")
-    stands = f"No direct program beats {quantity(r.roof_s, 's')}; predicted is {100 * r.share:.3g} % of that roof."
+    peak, bandwidth = (
+        format_quantity(r.peak_flops_per_s, "flops/s"),
+        format_quantity(r.bandwidth_bytes_per_s, "bytes/s"),
+    )
+    stands = (
+        f"No direct program beats {format_quantity(r.roof_s, 's')}; predicted is {100 * r.share:.3g} % of that roof."
+    )
     above = []
     if r.share > 1.0:
         above.append(
@@ -113,12 +126,12 @@ def roof_section(r: Roofline) -> Section:
 
 def limits_section(limits: Sequence[Term], effects: Sequence[Effect]) -> Section:
     """Return the section on dominant terms and possible improvements."""
-    road = " <- ".join(f"{t.name} {quantity(t.value, t.unit)}" for t in told(limits))
+    road = " <- ".join(f"{t.name} {format_quantity(t.value, t.unit)}" for t in told(limits))
     rows = tuple(
         (
             x.field,
-            f"{written(x.value)}{' (assumed)' if x.assumed else ''} -> {written(c.value)}",
-            quantity(c.seconds[0], "s"),
+            f"{shortest_number_text(x.value)}{' (assumed)' if x.assumed else ''} -> {shortest_number_text(c.value)}",
+            format_quantity(c.seconds[0], "s"),
             f"{c.percent:+.1f} %",
         )
         for x in effects
@@ -136,7 +149,11 @@ def rivals_section(rivals: Sequence[WhyNot]) -> Section:
     rows = []
     for w in rivals:
         last = w.road[-1] if w.road else None
-        why = "" if last is None else f"{last.name} {quantity(last.own, last.unit)} / {quantity(last.other, last.unit)}"
+        why = (
+            ""
+            if last is None
+            else f"{last.name} {format_quantity(last.own, last.unit)} / {format_quantity(last.other, last.unit)}"
+        )
         why = "predicted alike" if w.verdict == "equal" else why
         percent = f"{w.percent:+.2f} %" if w.percent is not None else "-"
         rows.append((w.asked, percent, why))

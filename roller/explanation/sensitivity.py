@@ -7,12 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.arguments import expression_of, options_of, target_of
+from roller.arguments import parse_expression, resolve_options, target_of
 from roller.construction.constructor import construct_candidates
-from roller.core.display import one_line
-from roller.core.validation import flag
+from roller.core.display import one_line_repr
+from roller.core.validation import validate_flag
 from roller.errors import NoCandidateError, counted
-from roller.explanation.spec_changes import Change, Effect, Pricer, constructed, effects, is_resource, of_programs
+from roller.explanation.spec_changes import (
+    Change,
+    Effect,
+    Pricer,
+    constructing_pricer,
+    effects,
+    fixed_program_pricer,
+    is_resource,
+)
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
@@ -47,7 +55,9 @@ class Sensitivity:
 
     def __repr__(self) -> str:
         most = " ".join(f"{e.field} {e.percent:+.2g} %" for e in self.effects[:3])
-        return one_line("Sensitivity", f"{self.device}: {most} per percent", counted(len(self.operators), "operator"))
+        return one_line_repr(
+            "Sensitivity", f"{self.device}: {most} per percent", counted(len(self.operators), "operator")
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
@@ -56,7 +66,7 @@ class Sensitivity:
             "operators": list(self.operators),
             "predicted_s": list(self.seconds),
             "reconstructed": self.reconstructed,
-            "effects": [_effect_data(e) for e in self.effects],
+            "effects": [_effect_to_dict(e) for e in self.effects],
             "enlarge": None if self.enlarge is None else self.enlarge.field,
             "enlarge_to": None if self.enlarge is None or self.enlarge.best is None else self.enlarge.best.value,
             "reducible": [
@@ -65,7 +75,7 @@ class Sensitivity:
         }
 
 
-def _effect_data(effect: Effect) -> dict[str, Any]:
+def _effect_to_dict(effect: Effect) -> dict[str, Any]:
     changes = [{"value": c.value, "predicted_s": list(c.seconds), "percent": c.percent} for c in effect.changes]
     return {"field": effect.field, "value": effect.value, "unit": effect.unit, "assumed": effect.assumed,
             "changes": changes, "percent_per_percent": effect.percent,
@@ -111,17 +121,17 @@ def sensitivity(
     ('memory_layers.global.bandwidth_bytes_per_s', -1.0)
     """
     several = isinstance(expr, Sequence) and len(expr) > 0 and all(isinstance(e, TensorExpr) for e in expr)
-    spec, chosen = target_of(device)[0], options_of(options, None)
-    expressions = [chosen.meant(expression_of(e)) for e in (expr if several else [expr])]
-    anew = len(expressions) == 1 if reconstruct is None else flag(reconstruct, "reconstruct")
+    spec, chosen = target_of(device)[0], resolve_options(options, None)
+    expressions = [chosen.meant(parse_expression(e)) for e in (expr if several else [expr])]
+    anew = len(expressions) == 1 if reconstruct is None else validate_flag(reconstruct, "reconstruct")
     if anew:
-        price = constructed(expressions, chosen)
+        price = constructing_pricer(expressions, chosen)
     else:
-        price = of_programs([construct_candidates(e, spec, chosen)[0].program for e in expressions])
-    return of_price(spec, tuple(e.name for e in expressions), price, anew=anew)
+        price = fixed_program_pricer([construct_candidates(e, spec, chosen)[0].program for e in expressions])
+    return sensitivity_of_pricer(spec, tuple(e.name for e in expressions), price, anew=anew)
 
 
-def of_price(
+def sensitivity_of_pricer(
     spec: DeviceSpec, names: tuple[str, ...], price: Pricer, *, anew: bool, fields: Sequence[str] | None = None
 ) -> Sensitivity:
     """Return the sensitivity of the times computed by ``price`` to a device's numbers."""
@@ -131,10 +141,10 @@ def of_price(
         raise NoCandidateError(f"{names[before.index(math.inf)]}: no program fits {spec.name}.")
     deciding = sorted((e for e in found if e.decides), key=lambda e: (-e.weight, e.field))
     best = max((e for e in deciding if e.best), key=lambda e: e.rate(e.best) if e.best else 0.0, default=None)
-    return Sensitivity(spec.name, names, before, anew, tuple(deciding), best, _reducible(found, anew))
+    return Sensitivity(spec.name, names, before, anew, tuple(deciding), best, _reducible_components(found, anew))
 
 
-def _reducible(found: Sequence[Effect], capacities: bool) -> tuple[Spare, ...]:
+def _reducible_components(found: Sequence[Effect], capacities: bool) -> tuple[Spare, ...]:
     # Without reconstruction, capacities are not reducible: the fixed program uses what it has.
     spares = []
     for e in found:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from roller.construction.constructor import construct_candidates
 from roller.construction.program_checks import check_program
-from roller.construction.program_names import estimate_named
+from roller.construction.program_names import estimate_named_program
 from roller.errors import NoCandidateError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -102,14 +102,14 @@ class Effect:
 def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None) -> Iterator[Effect]:
     """Yield the effect of every numeric field that the model may read, in the order of the YAML."""
     seconds = price(spec)
-    for step in field_steps(spec, other_values):
+    for step in field_steps(spec, changed_values):
         if fields is None or step.field in fields:
-            changes = tuple(change_of(other, price(changed), seconds) for other, changed in step.sides)
+            changes = tuple(relative_change(other, price(changed), seconds) for other, changed in step.sides)
             assumed = spec.sources.get(step.field) == "assumed"
             yield Effect(step.field, step.value, step.quantity.unit, seconds, changes, assumed)
 
 
-def change_of(value: float, after: tuple[float, ...], before: tuple[float, ...]) -> Change:
+def relative_change(value: float, after: tuple[float, ...], before: tuple[float, ...]) -> Change:
     """Return the change in times between two values of a field."""
     if not all(map(math.isfinite, after)):
         return Change(value, after, math.inf)
@@ -119,12 +119,12 @@ def change_of(value: float, after: tuple[float, ...], before: tuple[float, ...])
     return Change(value, after, 100 * math.expm1(sum(ratios) / len(ratios)))
 
 
-def other_values(value: float, quantity: Quantity) -> tuple[float, ...]:
+def changed_values(value: float, quantity: Quantity) -> tuple[float, ...]:
     """Return the other values for a field, ascending, rounded as printed.
 
-    >>> other_values(80, Quantity("units", 1, 1000, integer=True))
+    >>> changed_values(80, Quantity("units", 1, 1000, integer=True))
     (64, 72, 88, 100)
-    >>> other_values(1.38e9, Quantity("Hz", 1, 1e12))
+    >>> changed_values(1.38e9, Quantity("Hz", 1, 1e12))
     (1104000000.0, 1725000000.0)
     """
     if quantity.integer:
@@ -132,10 +132,11 @@ def other_values(value: float, quantity: Quantity) -> tuple[float, ...]:
     return tuple(float(f"{value * f:.4g}") for f in FACTORS)
 
 
-def written(value: float) -> str:
+def shortest_number_text(value: float) -> str:
     """Return the shortest text from which ``--set`` reads exactly this value.
 
-    >>> written(660800000000.0), written(88), written(2**40), written(0.8), written(1 / 3)
+    >>> (shortest_number_text(660800000000.0), shortest_number_text(88), shortest_number_text(2**40),
+    ...  shortest_number_text(0.8), shortest_number_text(1 / 3))
     ('6.608e+11', '88', '1099511627776', '0.8', '0.3333333333333333')
     """
     short = f"{value:.4g}"
@@ -149,29 +150,29 @@ def is_resource(field: str, unit: str, capacities: bool) -> bool:
     return not field.endswith(_GRAINS) and unit in (_THROUGHPUT + _CAPACITY if capacities else _THROUGHPUT)
 
 
-def of_programs(programs: Sequence[RProgram]) -> Pricer:
+def fixed_program_pricer(programs: Sequence[RProgram]) -> Pricer:
     """Return a pricer of fixed programs, as ``predict --program NAME --set FIELD=VALUE`` does."""
-    return lambda spec: tuple(_named_s(p, spec) for p in programs)
+    return lambda spec: tuple(_program_seconds(p, spec) for p in programs)
 
 
-def _named_s(program: RProgram, spec: DeviceSpec) -> float:
+def _program_seconds(program: RProgram, spec: DeviceSpec) -> float:
     try:
         check_program(program, spec)
-        return estimate_named(program, spec).seconds
+        return estimate_named_program(program, spec).seconds
     except TileError:
         return math.inf
 
 
-def constructed(expressions: Sequence[TensorExpr], options: ConstructOptions) -> Pricer:
+def constructing_pricer(expressions: Sequence[TensorExpr], options: ConstructOptions) -> Pricer:
     """Return a pricer that reconstructs programs, as ``construct --set FIELD=VALUE`` does."""
 
     def price(spec: DeviceSpec) -> tuple[float, ...]:
-        return tuple(_best_s(e, spec, options) for e in expressions)
+        return tuple(_best_seconds(e, spec, options) for e in expressions)
 
     return price
 
 
-def _best_s(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> float:
+def _best_seconds(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> float:
     try:
         return construct_candidates(expr, spec, options)[0].estimate.seconds
     except NoCandidateError:

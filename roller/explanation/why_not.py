@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roller.construction.capacities import replace_budget
-from roller.construction.explicit_tiles import Mechanisms, Tile, priced_tiles
-from roller.construction.program_names import estimate_named, program_from_name
+from roller.construction.capacities import with_hard_limits
+from roller.construction.explicit_tiles import Mechanisms, Tile, price_named_tiles
+from roller.construction.program_names import estimate_named_program, program_from_name
 from roller.errors import TileError, bounded, shown
-from roller.explanation.capacity import exceeded
-from roller.explanation.compare import Difference, quantity, road_of_difference, sentence
-from roller.explanation.text import Section, html, rule_text
+from roller.explanation.capacity import exceeded_budget
+from roller.explanation.price_comparison import Difference, difference_sentence, dominant_differences, format_quantity
+from roller.explanation.render_sections import Section, render_html, rule_text
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
@@ -85,24 +85,24 @@ class WhyNot:
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
-        return html(why_sections(self))
+        return render_html(comparison_sections(self))
 
     def __str__(self) -> str:
         if self.seconds is None or self.chosen_s is None:
             return f"illegal: {self.reason}"
-        times = f"{quantity(self.seconds, 's')} against {quantity(self.chosen_s, 's')} ({self.percent:+.2f} %)"
-        return f"{self.verdict}: predicted {times}\n{self.reason}"
+        own, chosen = format_quantity(self.seconds, "s"), format_quantity(self.chosen_s, "s")
+        return f"{self.verdict}: predicted {own} against {chosen} ({self.percent:+.2f} %)\n{self.reason}"
 
 
-def why_sections(w: WhyNot) -> tuple[Section, ...]:
+def comparison_sections(w: WhyNot) -> tuple[Section, ...]:
     """Return the sections of a comparison in order."""
     sentences = [f"asked: {w.asked}", *([f"program: {w.program}"] if w.program not in (None, w.asked) else [])]
     sentences += [f"chosen: {w.chosen}", *str(w).splitlines()]
     if w.budget:
         sentences.append(f"It runs, but exceeds a budget that construction keeps to: {w.budget}.")
     sentences += [f"It relaxes {rule_text(r)}" for r in w.relaxed]
-    road = tuple((d.name, quantity(d.own, d.unit), quantity(d.other, d.unit)) for d in w.road)
-    terms = tuple((d.name, quantity(d.own, d.unit), quantity(d.other, d.unit)) for d in w.terms)
+    road = tuple((d.name, format_quantity(d.own, d.unit), format_quantity(d.other, d.unit)) for d in w.road)
+    terms = tuple((d.name, format_quantity(d.own, d.unit), format_quantity(d.other, d.unit)) for d in w.terms)
     found = [Section("Why not", tuple(sentences))]
     if road:
         found.append(Section("Down to the cause", (), ("term", "asked", "chosen"), road))
@@ -110,7 +110,7 @@ def why_sections(w: WhyNot) -> tuple[Section, ...]:
     return tuple(found)
 
 
-def why_not(
+def compare_with_chosen(
     expr: TensorExpr,
     spec: DeviceSpec,
     chosen: RProgram,
@@ -120,30 +120,31 @@ def why_not(
     measured: bool = False,
 ) -> WhyNot:
     """Return the comparison of a program or tiles with the ``chosen`` program."""
-    asked = _asked(tiles, fragment, how)
+    asked = _format_request(tiles, fragment, how)
     try:
-        estimate, program, time = _priced(expr, spec, tiles, fragment, how)
+        estimate, program, time = _price_named_program(expr, spec, tiles, fragment, how)
     except TileError as error:
         hint = ""
         if chosen.fragment is not None and fragment is None and isinstance(tiles, Mapping):
             hint = f" No fragment was named: the chosen program is of the matrix unit, fragment={chosen.fragment.name}."
         return WhyNot(asked, str(chosen), "illegal", f"{error}{hint}")
-    own, of_chosen = pricing.estimate_explained(chosen, spec)
+    own, of_chosen = pricing.estimate_with_terms(chosen, spec)
     name, relaxed = str(program), program.relaxed
     if program == chosen:
         reason = "it is the program that was chosen"
         return WhyNot(asked, name, "chosen", reason, estimate.seconds, own.seconds, (), (), name, relaxed, None, time)
-    road = road_of_difference(time, of_chosen)
+    road = dominant_differences(time, of_chosen)
     verdict = "slower" if estimate.seconds > own.seconds else "equal" if estimate.seconds == own.seconds else "faster"
-    budget, reason = exceeded(program, spec), sentence(road)
+    budget, reason = exceeded_budget(program, spec), difference_sentence(road)
     if verdict == "faster":
         came_by = "what it is held against was measured to be faster" if measured else UNTRIED
         reason = f"{reason}; {f'construction keeps to its budgets: {budget}' if budget else came_by}"
-    return WhyNot(asked, str(chosen), verdict, reason, estimate.seconds, own.seconds, road, _differences(estimate, own),
+    return WhyNot(asked, str(chosen), verdict, reason, estimate.seconds, own.seconds, road,
+                  _term_differences(estimate, own),
                   name, relaxed, budget, time)  # fmt: skip
 
 
-def _priced(
+def _price_named_program(
     expr: TensorExpr,
     spec: DeviceSpec,
     tiles: Mapping[str, Tile] | str | RProgram,
@@ -153,42 +154,42 @@ def _priced(
     """Return the estimate, the program and the terms of a named program or tiles."""
     if isinstance(tiles, (str, RProgram)):
         program = program_from_name(expr, spec, str(tiles))
-        estimate, block = estimate_named(program, spec), None
+        estimate, block = estimate_named_program(program, spec), None
     else:
-        found = priced_tiles(expr, spec, tiles, fragment, how)
+        found = price_named_tiles(expr, spec, tiles, fragment, how)
         estimate, program, block = found.estimate, found.program, found.block
-    same, time = pricing.estimate_explained(program, spec, block)
+    same, time = pricing.estimate_with_terms(program, spec, block)
     if same.seconds != estimate.seconds:  # within the hard limits but above construction budgets
-        _, time = pricing.estimate_explained(program, replace_budget(spec), block)
+        _, time = pricing.estimate_with_terms(program, with_hard_limits(spec), block)
     return estimate, program, time
 
 
-def _differences(own: Estimate, other: Estimate) -> tuple[Difference, ...]:
+def _term_differences(own: Estimate, other: Estimate) -> tuple[Difference, ...]:
     names = list(dict.fromkeys([*own.terms, *other.terms]))
-    found = [Difference(n, own.terms.get(n, 0.0), other.terms.get(n, 0.0), _unit(n)) for n in names]
+    found = [Difference(n, own.terms.get(n, 0.0), other.terms.get(n, 0.0), _term_unit(n)) for n in names]
     found = [d for d in found if d.own != d.other]
     return tuple(sorted(found, key=lambda d: (d.unit != "s", -abs(d.own - d.other) if d.unit == "s" else 0.0)))
 
 
-def _unit(name: str) -> str:
+def _term_unit(name: str) -> str:
     return "s" if name.endswith("_s") else "bytes" if name.endswith("_bytes") else ""
 
 
-def _asked(tiles: object, fragment: str | None = None, how: Mechanisms = Mechanisms()) -> str:  # noqa: B008 - frozen
+def _format_request(tiles: object, fragment: str | None = None, how: Mechanisms = Mechanisms()) -> str:  # noqa: B008 - frozen
     """Return a program's name, or tiles and mechanisms as given, on one line of bounded length."""
     if isinstance(tiles, (str, RProgram)):
         return bounded(str(tiles))
     if not isinstance(tiles, Mapping):
         return shown(tiles)
 
-    def word(x: object) -> str:
+    def format_word(x: object) -> str:
         return x if isinstance(x, str) else shown(x)
 
-    def one(tile: object) -> str:
+    def format_tile(tile: object) -> str:
         if isinstance(tile, Mapping):
-            return ",".join(f"{word(a)}:{word(n)}" for a, n in tile.items())
-        return ",".join(map(word, tile)) if isinstance(tile, (tuple, list)) else word(tile)
+            return ",".join(f"{format_word(a)}:{format_word(n)}" for a, n in tile.items())
+        return ",".join(map(format_word, tile)) if isinstance(tile, (tuple, list)) else format_word(tile)
 
-    said = [f"{word(layer)}={one(tile)}" for layer, tile in tiles.items()]
-    said += [f"{name}={word(n)}" for name, n in vars(how).items() if n != getattr(Mechanisms(), name)]
-    return bounded(" ".join([*said, *([f"fragment={word(fragment)}"] if fragment is not None else [])]))
+    said = [f"{format_word(layer)}={format_tile(tile)}" for layer, tile in tiles.items()]
+    said += [f"{name}={format_word(n)}" for name, n in vars(how).items() if n != getattr(Mechanisms(), name)]
+    return bounded(" ".join([*said, *([f"fragment={format_word(fragment)}"] if fragment is not None else [])]))

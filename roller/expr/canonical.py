@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from roller.expr.index_arithmetic import digit_of
+from roller.expr.index_arithmetic import term_of_merged_axis
 from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform
-from roller.expr.splitting import fresh_axis, names_of_axes, plain_axes, split_axes
+from roller.expr.splitting import names_of_axes, rename_reserved_axes, split_axes, unique_axis_name
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
-from roller.expr.trimming import trimmed_reductions
+from roller.expr.trimming import trim_reductions
 
 
 def fuse_axes(expr: TensorExpr) -> TensorExpr:
@@ -25,18 +25,18 @@ def fuse_axes(expr: TensorExpr) -> TensorExpr:
     ['d0*d1*d2']
     """
     if "fused" not in expr._memo:
-        expr._memo["fused"] = _fused(expr)
+        expr._memo["fused"] = _fuse_until_stable(expr)
     fused: TensorExpr = expr._memo["fused"]
     return fused
 
 
-def _fused(expr: TensorExpr) -> TensorExpr:
-    expr = inline_unit_reduction(_drop_unit_axes(split_axes(trimmed_reductions(plain_axes(expr)))))
+def _fuse_until_stable(expr: TensorExpr) -> TensorExpr:
+    expr = inline_unit_reduction(_drop_unit_axes(split_axes(trim_reductions(rename_reserved_axes(expr)))))
     while True:
-        found = next((f for f in (_fusion(expr, p) for p in _neighbours(expr)) if f), None)
+        found = next((f for f in (_find_fusion(expr, p) for p in _neighbouring_axis_pairs(expr)) if f), None)
         if found is None:
             return expr
-        expr = _merge(expr, found)
+        expr = _apply_fusion(expr, found)
 
 
 def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | None:
@@ -56,12 +56,12 @@ def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | Non
         return None
     grouped: TensorExpr | None = expr
     for g in wide:
-        grouped = as_one_axis(grouped, tuple(g)) if grouped else None
+        grouped = merge_axes(grouped, tuple(g)) if grouped else None
     # Without grouped reductions, a window is stepped through point by point: addresses within a step differ by
     # constants.
     reduction = expr.anchor.reduction_axes
     if grouped and reductions and len(reduction) > 1 and len({seen[a.name] for a in reduction}) == 1:
-        return as_one_axis(grouped, reduction) or grouped
+        return merge_axes(grouped, reduction) or grouped
     return grouped
 
 
@@ -146,10 +146,10 @@ def _reshape(expr: TensorExpr, dims: dict[str, list[list[int]]]) -> TensorExpr:
     stages = tuple(
         replace(s, output=tensor(s.output), store=pick(s.name, s.store), body=scalar(s.body)) for s in expr.stages
     )
-    return _unchecked(expr, tuple(tensor(t) for t in expr.inputs), stages)
+    return _assemble_unchecked(expr, tuple(tensor(t) for t in expr.inputs), stages)
 
 
-def _unchecked(expr: TensorExpr, inputs: tuple[Tensor, ...], stages: tuple[Stage, ...]) -> TensorExpr:
+def _assemble_unchecked(expr: TensorExpr, inputs: tuple[Tensor, ...], stages: tuple[Stage, ...]) -> TensorExpr:
     """Assemble an expression without its checks: intermediate states of a rewrite are not valid yet."""
     shell = object.__new__(TensorExpr)
     for key, value in (
@@ -160,7 +160,7 @@ def _unchecked(expr: TensorExpr, inputs: tuple[Tensor, ...], stages: tuple[Stage
     return shell
 
 
-def _neighbours(expr: TensorExpr) -> list[tuple[Axis, Axis]]:
+def _neighbouring_axis_pairs(expr: TensorExpr) -> list[tuple[Axis, Axis]]:
     out: dict[tuple[str, str], tuple[Axis, Axis]] = {}
     for s in expr.stages:
         for a, b in zip(s.axes, s.axes[1:], strict=False):
@@ -169,11 +169,11 @@ def _neighbours(expr: TensorExpr) -> list[tuple[Axis, Axis]]:
     return list(out.values())
 
 
-def _uses(s: Stage) -> list[tuple[str, tuple[Index, ...], tuple[Bound, ...]]]:
+def _stage_accesses(s: Stage) -> list[tuple[str, tuple[Index, ...], tuple[Bound, ...]]]:
     return [(s.name, s.store, ()), *((ld.tensor, ld.index, ld.guard) for ld in s.loads)]
 
 
-def _fusable(expr: TensorExpr, a: Axis, b: Axis) -> bool:
+def _can_fuse(expr: TensorExpr, a: Axis, b: Axis) -> bool:
     from roller.expr.scalar import walk
 
     pair = {a.name, b.name}
@@ -188,13 +188,13 @@ def _fusable(expr: TensorExpr, a: Axis, b: Axis) -> bool:
         for n in walk(s.body):
             if isinstance(n, IndexValue) and pair & set(n.index.axes):
                 return False
-        for name, index, guard in _uses(s):
-            if any(pair & set(g.index.axes) for g in guard) or not _adjacent(expr, name, index, a, b):
+        for name, index, guard in _stage_accesses(s):
+            if any(pair & set(g.index.axes) for g in guard) or not _indexes_adjacent_dims(expr, name, index, a, b):
                 return False
     return True
 
 
-def _adjacent(expr: TensorExpr, tensor: str, index: tuple[Index, ...], a: Axis, b: Axis) -> bool:
+def _indexes_adjacent_dims(expr: TensorExpr, tensor: str, index: tuple[Index, ...], a: Axis, b: Axis) -> bool:
     pair = {a.name, b.name}
     where = [d for d, i in enumerate(index) if pair & set(i.axes)]
     if not where:
@@ -218,21 +218,21 @@ class _Fusion:
     dims: dict[str, int]
 
 
-def _fusion(expr: TensorExpr, pair: tuple[Axis, Axis]) -> _Fusion | None:
+def _find_fusion(expr: TensorExpr, pair: tuple[Axis, Axis]) -> _Fusion | None:
     """Return the axis pairs that must merge together with ``pair``, or ``None`` if one of them cannot."""
     # A tensor has one shape in all stages. If another stage indexes the same two dimensions by other axes (a sum over
     # ``k1 k2`` that is subtracted from the points ``d1 d2``), both pairs must merge.
     pairs, dims = [pair], dict[str, int]()
     for first, second in pairs:
-        if not _fusable(expr, first, second):
+        if not _can_fuse(expr, first, second):
             return None
         for s in expr.stages:
-            for name, index, _ in _uses(s):
+            for name, index, _ in _stage_accesses(s):
                 at = next((d for d, i in enumerate(index) if i.is_axis(first.name)), None)
                 if at is not None and dims.setdefault(name, at) != at:
                     return None
         for s in expr.stages:
-            others = _pairs_at(s, dims)
+            others = _axis_pairs_of_dims(s, dims)
             if others is None:
                 return None
             pairs += [p for p in others if p not in pairs]
@@ -240,11 +240,11 @@ def _fusion(expr: TensorExpr, pair: tuple[Axis, Axis]) -> _Fusion | None:
     return _Fusion(tuple(pairs), dims) if len(set(names)) == len(names) else None
 
 
-def _pairs_at(s: Stage, dims: dict[str, int]) -> list[tuple[Axis, Axis]] | None:
+def _axis_pairs_of_dims(s: Stage, dims: dict[str, int]) -> list[tuple[Axis, Axis]] | None:
     """Return the axis pairs that index the merging dimensions in a stage, or ``None`` if a pair is missing."""
     by_name = {a.name: a for a in s.axes}
     out = []
-    for name, index, guard in _uses(s):
+    for name, index, guard in _stage_accesses(s):
         at = dims.get(name)
         if at is None or (index[at] == index[at + 1] == Index() and not guard):
             continue
@@ -255,10 +255,10 @@ def _pairs_at(s: Stage, dims: dict[str, int]) -> list[tuple[Axis, Axis]] | None:
     return out
 
 
-def _merge(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
+def _apply_fusion(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
     fused, taken = dict[str, Axis](), names_of_axes(expr)
     for a, b in fusion.pairs:
-        fused[a.name] = Axis(fresh_axis(f"{a.name}*{b.name}", taken), a.extent * b.extent, a.kind)
+        fused[a.name] = Axis(unique_axis_name(f"{a.name}*{b.name}", taken), a.extent * b.extent, a.kind)
         taken.add(fused[a.name].name)
     gone = {b.name for _, b in fusion.pairs}
     dims: dict[str, list[list[int]]] = {}
@@ -280,13 +280,13 @@ def _merge(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
         for s in expr.stages
     )
     # The merged dimension keeps the index of the outer axis, which `rename` has already replaced.
-    return _reshape(_unchecked(expr, expr.inputs, stages), dims)
+    return _reshape(_assemble_unchecked(expr, expr.inputs, stages), dims)
 
 
-def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
+def merge_axes(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
     """Replace ``axes`` by one axis with quasi-affine indices, or return ``None`` if an index does not allow it."""
-    name = fresh_axis("*".join(a.name for a in axes), names_of_axes(expr))
-    run = fresh_axis(f"run:{name}", names_of_axes(expr))  # temporarily marks a merged run of dimensions
+    name = unique_axis_name("*".join(a.name for a in axes), names_of_axes(expr))
+    run = unique_axis_name(f"run:{name}", names_of_axes(expr))  # temporarily marks a merged run of dimensions
     total = 1
     parts: dict[str, Term] = {}
     for a in reversed(axes):
@@ -300,7 +300,7 @@ def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
     refused = []  # dividing an inner axis of extent 5 by 2 does not yield a digit of the whole
 
     def term(t: Term) -> Term:
-        found = digit_of(parts[t.axis], t) if t.axis in parts else t
+        found = term_of_merged_axis(parts[t.axis], t) if t.axis in parts else t
         refused.extend([t] if found is None else [])
         return found or t
 
@@ -329,7 +329,7 @@ def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> Ten
     tensors = expr.tensors
     starts: dict[str, int | None] = {}
     for s in expr.stages:
-        for tensor, index, guard in _uses(s):
+        for tensor, index, guard in _stage_accesses(s):
             at = _run_start(tensors[tensor], index, axes)
             if any(set(b.index.axes) & set(names) for b in guard):
                 at = None
@@ -354,7 +354,7 @@ def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> Ten
         return replace(n, index=mark(n.tensor, n.index)) if isinstance(n, Load) else n
 
     stages = tuple(replace(s, store=mark(s.name, s.store), body=transform(s.body, leaf)) for s in expr.stages)
-    return _reshape(_unchecked(expr, expr.inputs, stages), dims)
+    return _reshape(_assemble_unchecked(expr, expr.inputs, stages), dims)
 
 
 def _run_start(tensor: Tensor, index: tuple[Index, ...], axes: tuple[Axis, ...]) -> int | None:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from roller.core.dtypes import stored
-from roller.expr.index_arithmetic import composed, inverted, reshaped, simplified
+from roller.core.dtypes import round_to_dtype
+from roller.expr.index_arithmetic import compose_index, invert_store, reshape_access, simplify_index
 from roller.expr.scalar import (
     Bound,
     Call,
@@ -39,7 +39,7 @@ _WRAPPING = ("add", "sub", "mul", "neg", "abs", "shl")
 _WIDE = ("int32", "int64")
 
 
-def dtype_of(node: Scalar, tensors: Mapping[str, str]) -> str | None:
+def scalar_dtype(node: Scalar, tensors: Mapping[str, str]) -> str | None:
     """Return the dtype in which a scalar is computed, or ``None`` if the dtypes of its operands differ."""
     if isinstance(node, (Const, IndexValue, Cast)):
         return node.dtype
@@ -47,18 +47,18 @@ def dtype_of(node: Scalar, tensors: Mapping[str, str]) -> str | None:
         return tensors[node.tensor]
     if node.fn in LOGICAL:
         return "bool"
-    kinds = {dtype_of(a, tensors) for a in (node.args[1:] if node.fn == "select" else node.args)}
+    kinds = {scalar_dtype(a, tensors) for a in (node.args[1:] if node.fn == "select" else node.args)}
     only = next(iter(kinds)) if len(kinds) == 1 else None
     return "float32" if node.fn in _REAL and only is not None and "float" not in only else only
 
 
-def substituted(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int]) -> Scalar | None:
+def substitute_axes(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int]) -> Scalar | None:
     """Replace axes of ``body`` by indices in every access, guard and index value, or ``None``."""
     possible = True
 
     def index(i: Index) -> Index:
         nonlocal possible
-        new = composed(i, at, extents)
+        new = compose_index(i, at, extents)
         possible &= new is not None
         return i if new is None else new
 
@@ -66,25 +66,29 @@ def substituted(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int
     return out if possible else None
 
 
-def read_through(
+def inline_producer(
     load: Load, shape: Sequence[int], extents: Mapping[str, int], producer: Stage, tensors: Mapping[str, str]
 ) -> Scalar | None:
     """Return, as a scalar over the reader's axes, the value that ``load`` reads from an element-wise stage."""
-    index = reshaped(load.index, shape, producer.output.shape, extents)
-    at = None if index is None else inverted(producer.store, producer.extents, index, extents)
-    value = None if at is None else substituted(producer.body, at, extents)
+    index = reshape_access(load.index, shape, producer.output.shape, extents)
+    at = None if index is None else invert_store(producer.store, producer.extents, index, extents)
+    value = None if at is None else substitute_axes(producer.body, at, extents)
     if value is None:
         return None
-    value = None if may_wrap(value, producer.output.dtype) else _as_stored(value, producer.output.dtype, tensors)
+    value = (
+        None
+        if may_wrap(value, producer.output.dtype)
+        else _convert_to_stored_dtype(value, producer.output.dtype, tensors)
+    )
     if value is None or not load.guard:
         return value
-    guard = tuple(Bound(simplified(b.index, extents), b.low, b.high) for b in load.guard)
-    if not _survives(load.outside, value, tensors):
+    guard = tuple(Bound(simplify_index(b.index, extents), b.low, b.high) for b in load.guard)
+    if not _survives_conversions(load.outside, value, tensors):
         return None  # the value outside the guard already has the dtype after conversion
-    return guarded(value, guard, load.outside)
+    return add_guard(value, guard, load.outside)
 
 
-def _survives(number: float, value: Scalar, tensors: Mapping[str, str]) -> bool:
+def _survives_conversions(number: float, value: Scalar, tensors: Mapping[str, str]) -> bool:
     """Return whether a value outside a guard stays the same through the conversions of the load."""
     dtypes = list[str]()
     while isinstance(value, Cast):
@@ -94,13 +98,13 @@ def _survives(number: float, value: Scalar, tensors: Mapping[str, str]) -> bool:
         return True
     met = number
     for dtype in (tensors[value.tensor], *reversed(dtypes)):
-        if not _holds(dtype, met):
+        if not _dtype_represents(dtype, met):
             return False
-        met = float(stored(met, dtype))
-    return met == float(stored(number, dtypes[0])) or (math.isnan(met) and math.isnan(number))
+        met = float(round_to_dtype(met, dtype))
+    return met == float(round_to_dtype(number, dtypes[0])) or (math.isnan(met) and math.isnan(number))
 
 
-def _holds(dtype: str, number: float) -> bool:
+def _dtype_represents(dtype: str, number: float) -> bool:
     """Return whether a dtype represents a number, apart from rounding."""
     if "float" in dtype:
         return True
@@ -121,9 +125,9 @@ def may_wrap(value: Scalar, dtype: str) -> bool:
     return any(isinstance(n, Call) and n.fn in _WRAPPING and any(True for _ in loads(n)) for n in walk(value))
 
 
-def _as_stored(value: Scalar, dtype: str, tensors: Mapping[str, str]) -> Scalar | None:
+def _convert_to_stored_dtype(value: Scalar, dtype: str, tensors: Mapping[str, str]) -> Scalar | None:
     """Return a value in the dtype of the tensor that would have stored it, or ``None`` if it must be stored."""
-    kind = dtype_of(value, tensors)
+    kind = scalar_dtype(value, tensors)
     if kind == dtype:
         moved = value.arg if isinstance(value, Cast) else value
         return None if dtype in _NARROW and isinstance(moved, Call) else value
@@ -132,18 +136,18 @@ def _as_stored(value: Scalar, dtype: str, tensors: Mapping[str, str]) -> Scalar 
     return Cast(dtype, value)
 
 
-def guarded(value: Scalar, guard: tuple[Bound, ...], outside: float) -> Scalar | None:
+def add_guard(value: Scalar, guard: tuple[Bound, ...], outside: float) -> Scalar | None:
     """Return ``value`` inside ``guard`` and ``outside`` elsewhere; ``None`` unless it is a (converted) load."""
     if isinstance(value, Cast):
-        inner = guarded(value.arg, guard, outside)
+        inner = add_guard(value.arg, guard, outside)
         return None if inner is None else Cast(value.dtype, inner)
     if not isinstance(value, Load) or (value.guard and value.outside != outside):
         return None
-    bounds = (_along(b, value.index) for b in (*guard, *value.guard))
+    bounds = (_bound_on_loaded_index(b, value.index) for b in (*guard, *value.guard))
     return replace(value, guard=tuple(dict.fromkeys(bounds)), outside=outside)
 
 
-def _along(bound: Bound, index: tuple[Index, ...]) -> Bound:
+def _bound_on_loaded_index(bound: Bound, index: tuple[Index, ...]) -> Bound:
     """Express a bound by a loaded index that differs from the bounded index by a constant (a padded slice)."""
     for i in index:
         if i.terms and i.terms == bound.index.terms:

@@ -20,14 +20,15 @@ WIDENING, NARROWING = "convert", "convert_to"
 _WIDE_BYTES = 8
 
 
-def conversion(source: str, target: str) -> tuple[str, str] | None:
+def conversion_rate_key(source: str, target: str) -> tuple[str, str] | None:
     """Return the instruction class and dtype whose rate applies to a conversion, or ``None`` if it is free.
 
     Examples
     --------
-    >>> conversion("float16", "float32"), conversion("float32", "float16")
+    >>> conversion_rate_key("float16", "float32"), conversion_rate_key("float32", "float16")
     (('convert', 'float16'), ('convert_to', 'float16'))
-    >>> conversion("int64", "float32"), conversion("uint8", "float32"), conversion("float32", "int32")
+    >>> (conversion_rate_key("int64", "float32"), conversion_rate_key("uint8", "float32"),
+    ...  conversion_rate_key("float32", "int32"))
     (('convert', 'float64'), ('convert', 'int8'), ('convert_to', 'int32'))
     """
     one, other = DTYPES[source], DTYPES[target]
@@ -44,11 +45,11 @@ def conversion(source: str, target: str) -> tuple[str, str] | None:
     return (NARROWING if narrows else WIDENING), named
 
 
-def conversions(body: Scalar, dtypes: Mapping[str, str], computed: str) -> Counter[tuple[str, str]]:
+def count_conversions(body: Scalar, dtypes: Mapping[str, str], computed: str) -> Counter[tuple[str, str]]:
     """Count the conversions for one point by class and dtype; equal subtrees are converted once."""
     found: Counter[tuple[str, str]] = Counter()
     for node in dict.fromkeys(n for n in walk(body) if isinstance(n, Cast)):
-        rate = conversion(_dtype(node.arg, dtypes, computed), node.dtype)
+        rate = conversion_rate_key(_operand_dtype(node.arg, dtypes, computed), node.dtype)
         if rate is not None:
             found[rate] += 1
     return found
@@ -58,7 +59,7 @@ def stored_conversion(stage: Stage) -> tuple[str, str] | None:
     """Return the conversion of a stage's result to the dtype of its output, or ``None`` if it is free."""
     body = stage.body
     made = body.dtype if isinstance(body, Cast) and stage.combiner is None else stage.acc_dtype
-    return conversion(made, stage.output.dtype)
+    return conversion_rate_key(made, stage.output.dtype)
 
 
 def dtypes_of(expr: TensorExpr) -> dict[str, str]:
@@ -69,7 +70,7 @@ def dtypes_of(expr: TensorExpr) -> dict[str, str]:
     return found
 
 
-def priced_mix(
+def instruction_mix_by_dtype(
     body: Scalar, combiner: str | None, dtypes: Mapping[str, str], computed: str
 ) -> dict[tuple[str, str], float]:
     """Return the instruction counts for one point by instruction class and the dtype whose rate applies.
@@ -77,20 +78,20 @@ def priced_mix(
     Examples
     --------
     >>> half = Cast("float32", Load("X", ()))
-    >>> priced_mix(half, "sum", {"X": "float16"}, "float32")
+    >>> instruction_mix_by_dtype(half, "sum", {"X": "float16"}, "float32")
     {('fma', 'float32'): 1.0, ('convert', 'float16'): 1.0}
     """
     mix = {(name, computed): n for name, n in instruction_mix(body, combiner).items() if name != WIDENING}
-    return mix | {rate: float(n) for rate, n in conversions(body, dtypes, computed).items()}
+    return mix | {rate: float(n) for rate, n in count_conversions(body, dtypes, computed).items()}
 
 
-def rate_of(rates: Mapping[str, float], instruction: str, dtype: str) -> float:
+def ops_per_cycle(rates: Mapping[str, float], instruction: str, dtype: str) -> float:
     """Return operations per cycle and unit for the dtype, or else for its class; narrowing defaults to widening.
 
     Examples
     --------
     >>> rates = {"fma": 128.0, "convert": 16.0, "convert.float16": 64.0, "convert_to.float16": 16.0}
-    >>> [rate_of(rates, *x) for x in (("convert", "float16"), ("convert_to", "float16"), ("convert_to", "int8"))]
+    >>> [ops_per_cycle(rates, *x) for x in (("convert", "float16"), ("convert_to", "float16"), ("convert_to", "int8"))]
     [64.0, 16.0, 16.0]
     """
     classes = (instruction, WIDENING) if instruction == NARROWING else (instruction,)
@@ -98,7 +99,7 @@ def rate_of(rates: Mapping[str, float], instruction: str, dtype: str) -> float:
     return next((rates[x] for x in names if x in rates), rates["fma"])
 
 
-def _dtype(node: Scalar, dtypes: Mapping[str, str], computed: str) -> str:
+def _operand_dtype(node: Scalar, dtypes: Mapping[str, str], computed: str) -> str:
     if isinstance(node, Load):
         return dtypes.get(node.tensor, computed)
     return node.dtype if isinstance(node, Cast | Const | IndexValue) else computed

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import is_float, stored
+from roller.core.dtypes import is_float, round_to_dtype
 from roller.errors import ExprError, counted
 from roller.expr.combiners import COMBINERS
 from roller.expr.rounding import dtype_of_call
@@ -54,7 +54,9 @@ def evaluate(
     return tuple(values[name] for name in expr.outputs)
 
 
-def terms_at(expr: TensorExpr, values: Mapping[str, Any], stage: Stage, at: Mapping[str, np.ndarray]) -> np.ndarray:
+def reduction_terms(
+    expr: TensorExpr, values: Mapping[str, Any], stage: Stage, at: Mapping[str, np.ndarray]
+) -> np.ndarray:
     """Return the terms that a stage reduces, at the given positions of all its axes."""
     found = _Evaluation(expr, dict(values), False)._scalar(stage.body, at)
     return np.broadcast_to(found, next(iter(at.values())).shape)
@@ -98,7 +100,7 @@ class _Evaluation:
             for i in range(0, len(points), step)
         ]
         out = np.concatenate(parts) if parts else np.zeros(0)
-        return out if self.magnitude else converted_values(out, s.output.dtype)
+        return out if self.magnitude else convert_values(out, s.output.dtype)
 
     def _chunk(self, s: Stage, env: dict[str, np.ndarray], rows: int, extents: list[int]) -> np.ndarray:
         if s.combiner is None:
@@ -114,35 +116,35 @@ class _Evaluation:
             n = min(step, grid.shape[1] - i)
             body = np.broadcast_to(self._scalar(s.body, wide), (rows, n))
             if not is_float(s.acc_dtype) and not self.magnitude:
-                body = converted_values(body, s.acc_dtype)
+                body = convert_values(body, s.acc_dtype)
             part = combine.reduce(np.abs(body) if self.magnitude else body, axis=1)
             total = part if total is None else combine(total, part)
-        return np.asarray(total) if self.magnitude else wrapped(np.asarray(total), s.acc_dtype)
+        return np.asarray(total) if self.magnitude else wrap_integers(np.asarray(total), s.acc_dtype)
 
     def _scalar(self, node: Scalar, env: Mapping[str, np.ndarray]) -> Any:
-        return self._typed(node, env)[0]
+        return self._evaluate_with_dtype(node, env)[0]
 
-    def _typed(self, node: Scalar, env: Mapping[str, np.ndarray]) -> tuple[Any, str]:
+    def _evaluate_with_dtype(self, node: Scalar, env: Mapping[str, np.ndarray]) -> tuple[Any, str]:
         """Return the value of a scalar tree and the dtype in which it is computed."""
         if isinstance(node, Const):
-            return literal(node.value, node.dtype), node.dtype
+            return constant_in_dtype(node.value, node.dtype), node.dtype
         if isinstance(node, IndexValue):
-            return _as_converted(np.asarray(node.index(env)), node.dtype), node.dtype
+            return _convert_and_round(np.asarray(node.index(env)), node.dtype), node.dtype
         if isinstance(node, Load):
             return self._load(node, env), self.tensors[node.tensor].dtype
         if isinstance(node, Cast):
-            return _as_converted(np.asarray(self._scalar(node.arg, env)), node.dtype), node.dtype
-        args, kinds = zip(*(self._typed(a, env) for a in node.args), strict=True)
+            return _convert_and_round(np.asarray(self._scalar(node.arg, env)), node.dtype), node.dtype
+        args, kinds = zip(*(self._evaluate_with_dtype(a, env) for a in node.args), strict=True)
         dtype = dtype_of_call(node.fn, kinds)
         if self.magnitude and node.fn in ("add", "sub") and loads(node):  # index arithmetic keeps its signs
             return np.abs(args[0]) + np.abs(args[1]), dtype
         value = FUNCTIONS[node.fn].numpy(*args)
-        return (wrapped(np.asarray(value), dtype) if node.fn in _GROWING and not self.magnitude else value), dtype
+        return (wrap_integers(np.asarray(value), dtype) if node.fn in _GROWING and not self.magnitude else value), dtype
 
     def _load(self, node: Load, env: Mapping[str, np.ndarray]) -> Any:
         within: Any = True
         for b in node.guard:
-            within = within & inside(b, env)
+            within = within & guard_mask(b, env)
         shape = self.tensors[node.tensor].shape
         index = [np.asarray(i(env)) for i in node.index]
         index = [np.clip(i, 0, n - 1) if node.guard else i for i, n in zip(index, shape, strict=True)]
@@ -154,15 +156,20 @@ class _Evaluation:
             full = np.broadcast_arrays(*index)
             out = self.at(node.tensor, np.stack([i.ravel() for i in full], axis=1)).reshape(full[0].shape)
         out = out.astype(np.int64) if np.issubdtype(out.dtype, np.integer) else out.astype(np.float64)
-        return np.where(within, out, literal(node.outside, self.tensors[node.tensor].dtype)) if node.guard else out
+        return (
+            np.where(within, out, constant_in_dtype(node.outside, self.tensors[node.tensor].dtype))
+            if node.guard
+            else out
+        )
 
 
-def literal(value: float, dtype: str) -> Any:
+def constant_in_dtype(value: float, dtype: str) -> Any:
     """Return a constant in the dtype that evaluation uses; integers saturate.
 
     Examples
     --------
-    >>> int(literal(float("-inf"), "int8")), int(literal(300, "uint8")), float(literal(1, "float32"))
+    >>> (int(constant_in_dtype(float("-inf"), "int8")), int(constant_in_dtype(300, "uint8")),
+    ...  float(constant_in_dtype(1, "float32")))
     (-128, 255, 1.0)
     """
     if is_float(dtype):
@@ -173,12 +180,12 @@ def literal(value: float, dtype: str) -> Any:
     return np.int64(info.min if value <= info.min else info.max if value >= info.max else int(value))
 
 
-def converted_values(value: np.ndarray, dtype: str) -> np.ndarray:
+def convert_values(value: np.ndarray, dtype: str) -> np.ndarray:
     """Convert values to ``dtype`` as C does; floats are not rounded.
 
     Examples
     --------
-    >>> [converted_values(np.array([-1.75, 0.5]), dtype).tolist() for dtype in ("int8", "bool", "float32")]
+    >>> [convert_values(np.array([-1.75, 0.5]), dtype).tolist() for dtype in ("int8", "bool", "float32")]
     [[-1, 0], [1, 1], [-1.75, 0.5]]
     """
     if is_float(dtype):
@@ -186,24 +193,24 @@ def converted_values(value: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bool":
         return np.asarray(value != 0).astype(np.int64)
     if value.dtype == np.int64:
-        return wrapped(value, dtype)
+        return wrap_integers(value, dtype)
     with np.errstate(invalid="ignore"):  # beyond the range the result is undefined
-        return wrapped(value.astype(np.int64), dtype)
+        return wrap_integers(value.astype(np.int64), dtype)
 
 
-def _as_converted(value: np.ndarray, dtype: str) -> Any:
+def _convert_and_round(value: np.ndarray, dtype: str) -> Any:
     """Convert values to ``dtype``: integers wrap, and floats are rounded, because later nodes may depend on it."""
-    made = converted_values(value, dtype)
-    return stored(made, dtype) if is_float(dtype) else made
+    made = convert_values(value, dtype)
+    return round_to_dtype(made, dtype) if is_float(dtype) else made
 
 
-def wrapped(value: np.ndarray, dtype: str) -> np.ndarray:
+def wrap_integers(value: np.ndarray, dtype: str) -> np.ndarray:
     """Wrap integers to the range of ``dtype``."""
     narrow = "int" in dtype and dtype != "int64" and np.issubdtype(value.dtype, np.integer)
     return value.astype(dtype).astype(np.int64) if narrow else value
 
 
-def inside(b: Bound, env: Mapping[str, np.ndarray]) -> Any:
+def guard_mask(b: Bound, env: Mapping[str, np.ndarray]) -> Any:
     """Return the mask of positions where a guard holds."""
     value = b.index(env)
     return (value >= b.low) & (value < b.high)

@@ -14,8 +14,8 @@ from statistics import NormalDist
 import numpy as np
 
 from roller.core.dtypes import is_float
-from roller.expr.factors import Drawing, Factors, factors_of_inputs
-from roller.expr.rounding import EPS, computed_in
+from roller.expr.product_inputs import Drawing, Factors, choose_product_inputs
+from roller.expr.rounding import EPS, computation_dtype
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
@@ -23,7 +23,7 @@ from roller.expr.tensor_expr import Stage, TensorExpr
 #: precision, it exceeds one term from a few hundred terms on, and in half precision from the first term on. From 1 / (4
 #: eps) terms on, it exceeds the whole sum, so that a result of all zeros would pass.
 _HIDING = 2.0**-8
-#: Mean and root mean square of the magnitudes of :func:`coarse` normal numbers.
+#: Mean and root mean square of the magnitudes of :func:`round_to_odd_quarters` normal numbers.
 _COARSE_MEAN, _COARSE_RMS = 0.82, 1.03
 #: Number of standard deviations between a sum and zero, and between its parts and their limit.
 _FROM_ZERO, _FROM_LIMIT = 4.0, 3.0
@@ -36,7 +36,7 @@ _INTEGERS = {"u": 9.0, "i": 5.0, "b": 1.0}
 
 
 @dataclass(frozen=True)
-class Digits:
+class FewDigits:
     """Random choice of the float values of one input.
 
     Parameters
@@ -62,14 +62,14 @@ class Digits:
         Examples
         --------
         >>> x = np.array([0.01, -0.6, 1.9], np.float32)
-        >>> Digits().of(x, np.random.default_rng(0)).tolist()
+        >>> FewDigits().of(x, np.random.default_rng(0)).tolist()
         [0.25, -0.75, 1.75]
-        >>> Digits(ones=True, bias=0.5).of(x, np.random.default_rng(0)).tolist()
+        >>> FewDigits(ones=True, bias=0.5).of(x, np.random.default_rng(0)).tolist()
         [1.0, 1.0, 1.0]
-        >>> Digits(True, 0.5, 0.0, (0,)).of(np.ones((4, 5)), np.random.default_rng(0)).sum(axis=0).tolist()
+        >>> FewDigits(True, 0.5, 0.0, (0,)).of(np.ones((4, 5)), np.random.default_rng(0)).sum(axis=0).tolist()
         [2.0, 2.0, 2.0, 2.0, 2.0]
         """
-        out = np.asarray(np.copysign(1, values).astype(values.dtype) if self.ones else coarse(values))
+        out = np.asarray(np.copysign(1, values).astype(values.dtype) if self.ones else round_to_odd_quarters(values))
         if self.bias:  # negative normal numbers near zero become positive
             np.abs(out, out=out, where=values > -NormalDist().inv_cdf((1 + self.bias) / 2))
         if self.density < 1:
@@ -85,58 +85,58 @@ class Digits:
         return np.asarray((first + np.arange(math.prod(along)).reshape(along) * self.density) % 1)
 
 
-def coarse(values: np.ndarray) -> np.ndarray:
+def round_to_odd_quarters(values: np.ndarray) -> np.ndarray:
     """Return odd multiples of a quarter near ``values``; sums of 10**5 products of two of them are exact.
 
     Examples
     --------
-    >>> coarse(np.array([0.01, -0.6, 1.9], np.float32)).tolist()
+    >>> round_to_odd_quarters(np.array([0.01, -0.6, 1.9], np.float32)).tolist()
     [0.25, -0.75, 1.75]
     """
     out: np.ndarray = ((np.floor(values * 2) + 0.5) / 2).astype(values.dtype)
     return out
 
 
-def digits_of_inputs(expr: TensorExpr) -> dict[str, Drawing]:
+def choose_exact_inputs(expr: TensorExpr) -> dict[str, Drawing]:
     """Choose the values of inputs whose usual random values would hide a term of a sum or a factor of a product.
 
     Examples
     --------
     >>> import roller
-    >>> digits_of_inputs(roller.ops.matmul(8, 8, 64))
+    >>> choose_exact_inputs(roller.ops.matmul(8, 8, 64))
     {}
-    >>> digits_of_inputs(roller.ops.matmul(8, 8, 4096))["A"].density
+    >>> choose_exact_inputs(roller.ops.matmul(8, 8, 4096))["A"].density
     1.0
     >>> half = roller.ops.matmul(8, 8, 4096, dtype="float16", acc_dtype="float16")
-    >>> 0.5 < digits_of_inputs(half)["A"].density < 0.7
+    >>> 0.5 < choose_exact_inputs(half)["A"].density < 0.7
     True
     """
-    sums, factors = _digits_of_sums(expr), factors_of_inputs(expr)
+    sums, factors = _choose_inputs_of_sums(expr), choose_product_inputs(expr)
     # Powers of two and ones are exact in sums too.
     exact = {n: d.exact() for n, d in factors.items() if n in sums and isinstance(d, Factors)}
     return {**sums, **factors, **exact}
 
 
-def _digits_of_sums(expr: TensorExpr) -> dict[str, Digits]:
-    sums = [x for s in expr.stages if s.combiner == "sum" and (x := _Sum.of(expr, s)) is not None]
-    chosen: dict[str, Digits] = {}
+def _choose_inputs_of_sums(expr: TensorExpr) -> dict[str, FewDigits]:
+    sums = [x for s in expr.stages if s.combiner == "sum" and (x := _ExactSum.of(expr, s)) is not None]
+    chosen: dict[str, FewDigits] = {}
     for x in (x for x in sums if x.hides):
         for name, d in x.digits().items():
-            chosen[name] = _sparser(chosen.get(name, d), d)
+            chosen[name] = _pick_sparser(chosen.get(name, d), d)
     if not chosen:
         return {}
-    elsewhere = _read_elsewhere(expr, {x.stage.name for x in sums})
+    elsewhere = _tensors_read_outside_sums(expr, {x.stage.name for x in sums})
     floats = [t.name for t in expr.inputs if is_float(t.dtype)]
     # An input that is also read outside of sums (as a divisor, say) keeps its usual values, with fewer digits.
-    return {n: Digits() if n in elsewhere else chosen.get(n, Digits()) for n in floats}
+    return {n: FewDigits() if n in elsewhere else chosen.get(n, FewDigits()) for n in floats}
 
 
-def _sparser(one: Digits, other: Digits) -> Digits:
+def _pick_sparser(one: FewDigits, other: FewDigits) -> FewDigits:
     """Return the choice that is exact in the sums of both."""
     return max(one, other, key=lambda d: (d.ones, -d.density))
 
 
-def _read_elsewhere(expr: TensorExpr, sums: set[str]) -> set[str]:
+def _tensors_read_outside_sums(expr: TensorExpr, sums: set[str]) -> set[str]:
     """Return the tensors that stages other than ``sums`` read, directly or through element-wise stages."""
     found: set[str] = set()
     for s in reversed(expr.stages):
@@ -156,7 +156,7 @@ class _Leaf:
 
 
 @dataclass(frozen=True)
-class _Sum:
+class _ExactSum:
     """A sum of exact terms, with the inputs of its terms."""
 
     expr: TensorExpr
@@ -164,7 +164,7 @@ class _Sum:
     leaves: tuple[_Leaf, ...]
 
     @classmethod
-    def of(cls, expr: TensorExpr, stage: Stage) -> _Sum | None:
+    def of(cls, expr: TensorExpr, stage: Stage) -> _ExactSum | None:
         """Return the sum that a stage computes, or ``None`` if its terms are rounded themselves."""
         if not is_float(stage.acc_dtype):
             return None
@@ -204,32 +204,32 @@ class _Sum:
     def hides(self) -> bool:
         """Whether the bound of the sum of usual random terms exceeds a small term."""
         dtypes = {name: t.dtype for name, t in self.expr.tensors.items()}
-        each = EPS.get(computed_in(self.stage.body, dtypes), 0.0)
+        each = EPS.get(computation_dtype(self.stage.body, dtypes), 0.0)
         return bool(max(4 * EPS[self.stage.acc_dtype] * self.terms**1.5, each * self.terms) >= _HIDING)
 
-    def digits(self) -> dict[str, Digits]:
+    def digits(self) -> dict[str, FewDigits]:
         """Choose the values of the inputs."""
         names = {x.load.tensor for x in self.leaves}
-        unit = 4.0 ** self._degree(self.stage.body)
+        unit = 4.0 ** self._multiplied_input_count(self.stage.body)
         mean, rms = (unit * self._size(self.stage.body, x) for x in (_COARSE_MEAN, _COARSE_RMS))
         if self._fits(self.terms, mean, rms):
-            return dict.fromkeys(names, Digits(bias=self._bias(self.terms)))
+            return dict.fromkeys(names, FewDigits(bias=self._bias_of_inputs(self.terms)))
         size = self._size(self.stage.body, 1.0)
         terms = float(self.terms)
         while terms > 1 and not self._fits(terms, size, size):
             terms *= 0.97
-        bias = self._bias(terms)
+        bias = self._bias_of_inputs(terms)
         if terms == self.terms:
-            return dict.fromkeys(names, Digits(True, 1.0, bias))
+            return dict.fromkeys(names, FewDigits(True, 1.0, bias))
         distinct = {x.load: x for x in self.leaves}
         widths = [x.width for x in distinct.values()]
         # An operand of which few elements meet a reduction position gets fewer zeros: each position should count.
         share = terms / self.terms
         shares = _shares(widths, share) if self._product(self.stage.body) else [share] * len(widths)
-        out: dict[str, Digits] = {}
+        out: dict[str, FewDigits] = {}
         for x, p in zip(distinct.values(), shares, strict=True):
-            d = Digits(True, p, bias, x.spread)
-            out[x.load.tensor] = _sparser(out.get(x.load.tensor, d), d)
+            d = FewDigits(True, p, bias, x.spread)
+            out[x.load.tensor] = _pick_sparser(out.get(x.load.tensor, d), d)
         return out
 
     def _fits(self, terms: float, mean: float, rms: float) -> bool:
@@ -242,9 +242,12 @@ class _Sum:
         of_one_sign = len({x.load for x in self.leaves}) < len(self.leaves) or not self._product(self.stage.body)
         return 1.0 if of_one_sign else min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms))
 
-    def _bias(self, terms: float) -> float:
+    def _bias_of_inputs(self, terms: float) -> float:
         """Return the share by which positive values outnumber negative ones in each multiplied input."""
-        return float(min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms)) ** (1 / max(1, self._degree(self.stage.body))))
+        return float(
+            min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms))
+            ** (1 / max(1, self._multiplied_input_count(self.stage.body)))
+        )
 
     def _product(self, node: Scalar) -> bool:
         """Return whether terms are zero if one of their inputs is, and have either sign."""
@@ -254,15 +257,19 @@ class _Sum:
             return self._product(made)
         return self._product(node.arg) if isinstance(node, Cast) else True
 
-    def _degree(self, node: Scalar) -> int:
+    def _multiplied_input_count(self, node: Scalar) -> int:
         """Return the largest number of float inputs that are multiplied together."""
         if isinstance(node, Call):
-            found = [self._degree(a) for a in node.args]
+            found = [self._multiplied_input_count(a) for a in node.args]
             return sum(found) if node.fn == "mul" else max(found)
         if isinstance(node, Load):
             made = self._made(node)
-            return self._degree(made) if made is not None else int(is_float(self.expr.tensors[node.tensor].dtype))
-        return self._degree(node.arg) if isinstance(node, Cast) else 0
+            return (
+                self._multiplied_input_count(made)
+                if made is not None
+                else int(is_float(self.expr.tensors[node.tensor].dtype))
+            )
+        return self._multiplied_input_count(node.arg) if isinstance(node, Cast) else 0
 
     def _size(self, node: Scalar, leaf: float) -> float:
         """Return the usual magnitude of a term whose float inputs have magnitude ``leaf``."""

@@ -8,17 +8,17 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from roller.core.dtypes import is_float
-from roller.expr.rounding import EPS, computed_in
+from roller.expr.rounding import EPS, computation_dtype
 from roller.expr.scalar import Call, Cast, Load, walk
 from roller.expr.tensor_expr import Stage
 
 
-def is_product(s: Stage, inputs: Collection[str], dtypes: Mapping[str, str]) -> bool:
+def sums_input_products(s: Stage, inputs: Collection[str], dtypes: Mapping[str, str]) -> bool:
     """Return whether a stage sums products of inputs: exact operands, and roundings proportional to the product."""
     return s.combiner == "sum" and is_float(s.acc_dtype) and all(
         (isinstance(n, Load) and n.tensor in inputs and not math.isinf(n.outside))
         or (isinstance(n, Cast) and isinstance(n.arg, Load) and _widens(dtypes[n.arg.tensor], n.dtype))
-        or (isinstance(n, Call) and n.fn == "mul" and is_float(computed_in(n, dtypes)))
+        or (isinstance(n, Call) and n.fn == "mul" and is_float(computation_dtype(n, dtypes)))
         for n in walk(s.body)
     )  # fmt: skip
 
@@ -28,28 +28,28 @@ def steps_per_one(values: np.ndarray) -> float:
     for some in (values[:1, :64], values):
         if not np.all(np.isfinite(some)):
             return np.inf
-        steps = next((2.0**n for n in range(0, 17, 2) if not np.any(_rest(some * 2.0**n))), np.inf)
+        steps = next((2.0**n for n in range(0, 17, 2) if not np.any(_distance_to_integer(some * 2.0**n))), np.inf)
         if steps == np.inf:
             break
     return steps
 
 
-def equal_pairs(values: np.ndarray) -> np.ndarray:
+def count_equal_pairs(values: np.ndarray) -> np.ndarray:
     """Count the ordered pairs of equal elements in each row, minus the pairs of opposite elements; may use a sample.
 
     Examples
     --------
-    >>> equal_pairs(np.array([[1.0, 2.0, 1.0, 1.0, 0.0, 0.0], [1.0, 2.0, 1.0, -1.0, -1.0, 3.0]]))
+    >>> count_equal_pairs(np.array([[1.0, 2.0, 1.0, 1.0, 0.0, 0.0], [1.0, 2.0, 1.0, -1.0, -1.0, 3.0]]))
     array([6, 0])
     """
     # The roundings of equal terms add up, the roundings of opposite terms cancel, and zeros do not round.
     some = values[[0, len(values) // 2, -1]] if len(values) > 3 else values
-    if np.max(_equal_pairs(some), initial=0) * 8 < values.shape[1]:  # too few to affect a bound
+    if np.max(_count_equal_pairs(some), initial=0) * 8 < values.shape[1]:  # too few to affect a bound
         return np.zeros(len(values), np.int64)
-    return _equal_pairs(values)
+    return _count_equal_pairs(values)
 
 
-def _equal_pairs(values: np.ndarray) -> np.ndarray:
+def _count_equal_pairs(values: np.ndarray) -> np.ndarray:
     rows, terms = values.shape
     order = np.argsort(np.abs(values), axis=1)
     signed = np.take_along_axis(values, order, axis=1).ravel()
@@ -63,13 +63,13 @@ def _equal_pairs(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(pairs, 0), np.int64)
 
 
-def _rest(values: np.ndarray) -> np.ndarray:
+def _distance_to_integer(values: np.ndarray) -> np.ndarray:
     """Return the distance of values to the nearest integer, which takes a tenth of the time of a remainder."""
     found: np.ndarray = values - np.rint(values)
     return found
 
 
-def different(s: Stage, axis: str, extent: int) -> int:
+def distinct_elements_read(s: Stage, axis: str, extent: int) -> int:
     """Return the largest number of distinct elements that one load reads along a reduction axis."""
     found = 1
     for ld in s.loads:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from roller.expr.scalar import Index, Term
 
 
-def composed(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] | None = None) -> Index | None:
+def compose_index(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] | None = None) -> Index | None:
     """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` if the result is not an index.
 
     Examples
     --------
     >>> from roller.expr import axis_index
-    >>> composed(axis_index("i", 2, 1), {"i": axis_index("k", 3)})
+    >>> compose_index(axis_index("i", 2, 1), {"i": axis_index("k", 3)})
     Index(terms=(Term(axis='k', coef=6, div=1, mod=0),), const=1)
     """
     terms: list[Term] = []
@@ -33,33 +33,33 @@ def composed(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] |
             if inner.const == 0 and len(inner.terms) == 1 and inner.is_axis(inner.terms[0].axis):
                 inner = Index((replace(t, axis=inner.terms[0].axis, coef=1),))
             else:
-                found = _digit(inner, t.div, t.mod, extents) if extents is not None else None
+                found = _extract_digit(inner, t.div, t.mod, extents) if extents is not None else None
                 if found is None:
                     return None
                 inner = found
         terms += [replace(u, coef=u.coef * t.coef) for u in inner.terms]
         const += t.coef * inner.const
     out = Index(tuple(terms), const)
-    return out if extents is None else simplified(out, extents)
+    return out if extents is None else simplify_index(out, extents)
 
 
-def _digit(index: Index, div: int, mod: int, extents: Mapping[str, int]) -> Index | None:
+def _extract_digit(index: Index, div: int, mod: int, extents: Mapping[str, int]) -> Index | None:
     """Return ``(index // div) % mod``, or ``None`` if it is not an index."""
-    split = divided(index, div, extents)
+    split = divide_index(index, div, extents)
     if split is None or not mod:
         return None if split is None else split[0]
-    again = divided(split[0], mod, extents)
+    again = divide_index(split[0], mod, extents)
     return None if again is None else again[1]
 
 
-def digit_of(part: Term, t: Term) -> Term | None:
+def term_of_merged_axis(part: Term, t: Term) -> Term | None:
     """Return term ``t`` of an axis that is ``part`` of another axis as a term of the latter, or ``None``.
 
     Examples
     --------
-    >>> digit_of(Term("k", 1, 6, 12), Term("i", 5, 2, 3))
+    >>> term_of_merged_axis(Term("k", 1, 6, 12), Term("i", 5, 2, 3))
     Term(axis='k', coef=5, div=12, mod=3)
-    >>> digit_of(Term("k", 1, 6, 5), Term("i", 1, 2)) is None
+    >>> term_of_merged_axis(Term("k", 1, 6, 5), Term("i", 1, 2)) is None
     True
     """
     if part.mod % t.div:
@@ -70,12 +70,12 @@ def digit_of(part: Term, t: Term) -> Term | None:
     return Term(part.axis, t.coef, part.div * t.div, min(t.mod, size) or max(t.mod, size))
 
 
-def simplified(index: Index, extents: Mapping[str, int]) -> Index:
+def simplify_index(index: Index, extents: Mapping[str, int]) -> Index:
     """Return an equal index with fewer terms: unit axes are dropped, and digits of one axis are joined.
 
     Examples
     --------
-    >>> simplified(Index((Term("k", 64, 64), Term("k", 1, 1, 64))), {"k": 768})
+    >>> simplify_index(Index((Term("k", 64, 64), Term("k", 1, 1, 64))), {"k": 768})
     Index(terms=(Term(axis='k', coef=1, div=1, mod=0),), const=0)
     """
     sums: dict[tuple[str, int, int], int] = {}
@@ -105,17 +105,17 @@ def simplified(index: Index, extents: Mapping[str, int]) -> Index:
     return Index(tuple(terms), index.const)
 
 
-def divided(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Index, Index] | None:
+def divide_index(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Index, Index] | None:
     """Return the quotient and remainder of an index divided by ``n``, or ``None`` if either is not an index.
 
     Examples
     --------
-    >>> divided(Index((Term("h", 64), Term("d"))), 64, {"h": 12, "d": 64})
+    >>> divide_index(Index((Term("h", 64), Term("d"))), 64, {"h": 12, "d": 64})
     (Index(terms=(Term(axis='h', coef=1, div=1, mod=0),), const=0), Index(terms=(Term(axis='d', coef=1, div=1, mod=0),), const=0))
-    >>> divided(Index((Term("k"),)), 64, {"k": 768})[0]
+    >>> divide_index(Index((Term("k"),)), 64, {"k": 768})[0]
     Index(terms=(Term(axis='k', coef=1, div=64, mod=0),), const=0)
     """  # noqa: E501 - two indices on one line
-    index = simplified(index, extents)
+    index = simplify_index(index, extents)
     if n == 1:
         return index, Index()
     high = [replace(t, coef=t.coef // n) for t in index.terms if t.coef % n == 0]
@@ -137,7 +137,7 @@ def divided(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Index, In
         if first < 0 or last >= n:
             continue
         above = Term(t.axis, 1, t.div * part, t.mod // part if t.mod else 0)
-        return simplified(Index((*high, above), quotient), extents), simplified(inner, extents)
+        return simplify_index(Index((*high, above), quotient), extents), simplify_index(inner, extents)
     return None
 
 
@@ -152,12 +152,12 @@ def address(index: Sequence[Index], shape: Sequence[int]) -> Index:
     return Index(tuple(terms), const)
 
 
-def position(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> tuple[Index, ...] | None:
+def access_at_address(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> tuple[Index, ...] | None:
     """Return the access at a position in memory, the inverse of :func:`address`, or ``None``."""
     out: list[Index] = []
-    left = simplified(place, extents)
+    left = simplify_index(place, extents)
     for n in reversed(shape[1:]):
-        split = divided(left, n, extents)
+        split = divide_index(left, n, extents)
         if split is None:
             return None
         left = split[0]
@@ -167,7 +167,7 @@ def position(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> 
     return tuple(out[::-1])
 
 
-def reshaped(
+def reshape_access(
     index: Sequence[Index], old: Sequence[int], new: Sequence[int], extents: Mapping[str, int]
 ) -> tuple[Index, ...] | None:
     """Return the access to shape ``new`` that reads the elements that ``index`` reads in shape ``old``.
@@ -176,7 +176,7 @@ def reshaped(
     --------
     >>> from roller.expr import axis_index
     >>> heads = (axis_index("s"), axis_index("h"), axis_index("d"))
-    >>> [len(i.terms) for i in reshaped(heads, (128, 12, 64), (128, 768), {"s": 128, "h": 12, "d": 64})]
+    >>> [len(i.terms) for i in reshape_access(heads, (128, 12, 64), (128, 768), {"s": 128, "h": 12, "d": 64})]
     [1, 2]
     """
     if tuple(old) == tuple(new):
@@ -185,7 +185,7 @@ def reshaped(
     out = [Index() for _ in new]
     for before, after in _groups(old, new):
         place = address([index[d] for d in before], [old[d] for d in before])
-        found = (place,) if len(after) == 1 else position(place, [new[d] for d in after], extents)
+        found = (place,) if len(after) == 1 else access_at_address(place, [new[d] for d in after], extents)
         if found is None:
             return None
         for d, i in zip(after, found, strict=True):
@@ -211,7 +211,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     return out
 
 
-def inverted(
+def invert_store(
     store: Sequence[Index], axes: Mapping[str, int], at: Sequence[Index], extents: Mapping[str, int]
 ) -> dict[str, Index] | None:
     """Return the axes of a store at an access to the stored tensor, or ``None`` if one of them is not an index.
@@ -219,7 +219,7 @@ def inverted(
     Examples
     --------
     >>> from roller.expr import axis_index
-    >>> inverted((axis_index("i"), axis_index("j")), {"i": 4, "j": 6}, (axis_index("b"), Index((), 5)), {"b": 4})
+    >>> invert_store((axis_index("i"), axis_index("j")), {"i": 4, "j": 6}, (axis_index("b"), Index((), 5)), {"b": 4})
     {'i': Index(terms=(Term(axis='b', coef=1, div=1, mod=0),), const=0), 'j': Index(terms=(), const=5)}
     """
     found: dict[str, Index] = {a: Index() for a, n in axes.items() if n == 1}
@@ -234,7 +234,7 @@ def inverted(
             if n + 1 == len(terms):
                 found[t.axis] = left
                 break
-            split = divided(left, axes[t.axis], extents)
+            split = divide_index(left, axes[t.axis], extents)
             if split is None:
                 return None
             left, found[t.axis] = split

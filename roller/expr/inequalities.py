@@ -31,7 +31,9 @@ class HalfBound:
     high: int | None = None
 
 
-def closed(load: Load, shape: Sequence[int], facts: Sequence[Sequence[HalfBound]], extents: Mapping[str, int]) -> Load:
+def add_provable_guards(
+    load: Load, shape: Sequence[int], facts: Sequence[Sequence[HalfBound]], extents: Mapping[str, int]
+) -> Load:
     """Return a load with a guard on every index that seems to leave its tensor but provably never does.
 
     Examples
@@ -39,9 +41,9 @@ def closed(load: Load, shape: Sequence[int], facts: Sequence[Sequence[HalfBound]
     >>> from roller.expr import axis_index
     >>> i, before = axis_index("i"), axis_index("i", 1, -3)
     >>> diagonal = Load("W", (before, i), (Bound(before, 0, 30),))
-    >>> [(b.low, b.high) for b in closed(diagonal, (30, 40), (), {"i": 100}).guard]
+    >>> [(b.low, b.high) for b in add_provable_guards(diagonal, (30, 40), (), {"i": 100}).guard]
     [(0, 30), (0, 40)]
-    >>> closed(diagonal, (30, 32), (), {"i": 100}) == diagonal
+    >>> add_provable_guards(diagonal, (30, 32), (), {"i": 100}) == diagonal
     True
     """
     # Code generation may then bound each index on its own.
@@ -76,29 +78,29 @@ def never_leaves(index: Index, size: int, facts: Iterable[HalfBound], extents: M
     """
     known = list(facts)
     beyond = HalfBound(index, None, 0), HalfBound(index, size)
-    return not any(_possible([*known, contrary], extents) for contrary in beyond)
+    return not any(_may_be_satisfiable([*known, contrary], extents) for contrary in beyond)
 
 
-def _possible(facts: Sequence[HalfBound], extents: Mapping[str, int]) -> bool:
+def _may_be_satisfiable(facts: Sequence[HalfBound], extents: Mapping[str, int]) -> bool:
     """Return whether integer axes within their extents may satisfy all facts; ``True`` if undecided."""
     rows: dict[_Sum, int] = {}
     fits = True
     for fact in facts:
-        terms, constant = _linear(fact.index)
+        terms, constant = _linear_form(fact.index)
         if fact.low is not None:
-            fits &= _add(rows, terms, constant - fact.low)
+            fits &= _add_constraint(rows, terms, constant - fact.low)
         if fact.high is not None:
-            fits &= _add(rows, {v: -c for v, c in terms.items()}, fact.high - 1 - constant)
-    for terms, constant in _ranges({v for row in rows for v, _ in row}, extents):
-        fits &= _add(rows, terms, constant)
+            fits &= _add_constraint(rows, {v: -c for v, c in terms.items()}, fact.high - 1 - constant)
+    for terms, constant in _range_constraints({v for row in rows for v, _ in row}, extents):
+        fits &= _add_constraint(rows, terms, constant)
     while fits and rows:
         if len(rows) > _MOST_ROWS:
             return True
-        rows, fits = _without(_cheapest(rows), rows)
+        rows, fits = _eliminate_unknown(_cheapest_unknown_to_eliminate(rows), rows)
     return fits
 
 
-def _linear(index: Index) -> tuple[dict[_Unknown, int], int]:
+def _linear_form(index: Index) -> tuple[dict[_Unknown, int], int]:
     """Return the coefficients of the unknowns of an index, and its constant."""
     out: dict[_Unknown, int] = {}
     for t in index.terms:
@@ -109,7 +111,9 @@ def _linear(index: Index) -> tuple[dict[_Unknown, int], int]:
     return out, index.const
 
 
-def _ranges(unknowns: Iterable[_Unknown], extents: Mapping[str, int]) -> list[tuple[dict[_Unknown, int], int]]:
+def _range_constraints(
+    unknowns: Iterable[_Unknown], extents: Mapping[str, int]
+) -> list[tuple[dict[_Unknown, int], int]]:
     """Return the rows that hold for any axes: ranges of the unknowns, and relations between quotients of an axis."""
     divisors: dict[str, set[int]] = {}
     for axis, d in unknowns:
@@ -126,7 +130,7 @@ def _ranges(unknowns: Iterable[_Unknown], extents: Mapping[str, int]) -> list[tu
     return out
 
 
-def _add(rows: dict[_Sum, int], terms: Mapping[_Unknown, int], constant: int) -> bool:
+def _add_constraint(rows: dict[_Sum, int], terms: Mapping[_Unknown, int], constant: int) -> bool:
     """Add ``sum(terms) + constant >= 0``, keeping the tighter of two rows; return ``False`` if it cannot hold."""
     kept = tuple(sorted((v, c) for v, c in terms.items() if c))
     if not kept:
@@ -138,7 +142,7 @@ def _add(rows: dict[_Sum, int], terms: Mapping[_Unknown, int], constant: int) ->
     return True
 
 
-def _cheapest(rows: Mapping[_Sum, int]) -> _Unknown:
+def _cheapest_unknown_to_eliminate(rows: Mapping[_Sum, int]) -> _Unknown:
     """Return the unknown whose elimination adds the fewest rows."""
     above: dict[_Unknown, int] = {}
     below: dict[_Unknown, int] = {}
@@ -150,7 +154,7 @@ def _cheapest(rows: Mapping[_Sum, int]) -> _Unknown:
     return min(above, key=lambda v: (above[v] * below[v] - above[v] - below[v], v))
 
 
-def _without(unknown: _Unknown, rows: Mapping[_Sum, int]) -> tuple[dict[_Sum, int], bool]:
+def _eliminate_unknown(unknown: _Unknown, rows: Mapping[_Sum, int]) -> tuple[dict[_Sum, int], bool]:
     """Eliminate an unknown from a system; return the remaining rows and whether they may hold."""
     out: dict[_Sum, int] = {}
     lower: list[tuple[_Sum, int, int]] = []
@@ -159,7 +163,7 @@ def _without(unknown: _Unknown, rows: Mapping[_Sum, int]) -> tuple[dict[_Sum, in
     for row, constant in rows.items():
         c = dict(row).get(unknown, 0)
         if not c:
-            fits &= _add(out, dict(row), constant)
+            fits &= _add_constraint(out, dict(row), constant)
         else:
             (lower if c > 0 else upper).append((row, constant, abs(c)))
     for one, constant, c in lower:
@@ -169,7 +173,7 @@ def _without(unknown: _Unknown, rows: Mapping[_Sum, int]) -> tuple[dict[_Sum, in
             total = {v: times * k for v, k in one}
             for v, k in other:
                 total[v] = total.get(v, 0) + times2 * k
-            fits &= _add(out, total, times * constant + times2 * constant2)
+            fits &= _add_constraint(out, total, times * constant + times2 * constant2)
             if not fits:
                 return out, False
     return out, fits

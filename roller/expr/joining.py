@@ -6,7 +6,7 @@ Algorithms over channels need the whole axis: ``W[f, c, kh, kw]``, and images re
 
 from __future__ import annotations
 
-from roller.expr.canonical import as_one_axis
+from roller.expr.canonical import merge_axes
 from roller.expr.scalar import Index
 from roller.expr.tensor_expr import Axis, TensorExpr
 
@@ -32,8 +32,12 @@ def join_digits(expr: TensorExpr) -> TensorExpr | None:
     for shape, index in places:
         for d in range(len(index) - 1):
             pair = tuple(by_name[i.terms[0].axis] for i in index[d : d + 2] if _axis(i) is not None)
-            if len(pair) == 2 and shape[d : d + 2] == tuple(a.extent for a in pair) and _apart(places, *pair):
-                found = as_one_axis(found or expr, pair) or found
+            if (
+                len(pair) == 2
+                and shape[d : d + 2] == tuple(a.extent for a in pair)
+                and _are_separate_dims(places, *pair)
+            ):
+                found = merge_axes(found or expr, pair) or found
     return found
 
 
@@ -47,7 +51,7 @@ def _axis(index: Index) -> str | None:
     return only if only is not None and index.is_axis(only) else None
 
 
-def _apart(places: list[tuple[tuple[int, ...], tuple[Index, ...]]], outer: Axis, inner: Axis) -> bool:
+def _are_separate_dims(places: list[tuple[tuple[int, ...], tuple[Index, ...]]], outer: Axis, inner: Axis) -> bool:
     """Return whether some tensor has ``inner`` as its last dimension and ``outer`` as a non-adjacent one."""
     alone = all(_axis(i) is not None for _, index in places for i in index if {outer.name, inner.name} & set(i.axes))
     return outer.kind == inner.kind and alone and any(

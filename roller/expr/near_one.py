@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from roller.core.dtypes import is_float
-from roller.expr.evaluate import terms_at
+from roller.expr.evaluate import reduction_terms
 from roller.expr.scalar import loads
 from roller.expr.tensor_expr import Stage, TensorExpr
 
@@ -76,19 +76,19 @@ def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[st
         return None
     count = math.prod(a.extent for a in stage.reduction_axes)
     usual = dict.fromkeys(trial.floats, Near())
-    if _within(trial(usual), count, exponents):
+    if _product_stays_in_range(trial(usual), count, exponents):
         return None
     best: tuple[float, dict[str, Near]] = (0.0, {})
-    for centres, spread in itertools.product(_centres(trial), _SPREADS):
+    for centres, spread in itertools.product(_candidate_centres(trial), _SPREADS):
         chosen = {n: Near(c, spread) for n, c in centres.items()}
         found = trial(chosen)
-        if _within(found, count, exponents):
+        if _product_stays_in_range(found, count, exponents):
             shown = float(np.median(np.abs(found)))
             best = max(best, (shown, chosen), key=lambda x: x[0])
     return best[1] or None
 
 
-def _within(logarithms: np.ndarray, count: int, exponents: float) -> bool:
+def _product_stays_in_range(logarithms: np.ndarray, count: int, exponents: float) -> bool:
     """Return whether the product of ``count`` such factors, and the product on each side of one, stay in range."""
     if not np.all(np.isfinite(logarithms)):
         return False
@@ -117,12 +117,12 @@ class _Trial:
                 block: np.ndarray = drawn.centre + drawn.spread * self._normal
             else:
                 block = self._small[{"b": 0, "i": 1, "u": 2}[t.dtype[0]]]
-            values[t.name] = _Repeated(np.roll(block, 101 * n), t.shape)
+            values[t.name] = _RepeatedBlock(np.roll(block, 101 * n), t.shape)
         with np.errstate(all="ignore"):
-            return np.asarray(np.log2(np.abs(terms_at(self.expr, values, self.stage, self._at))))
+            return np.asarray(np.log2(np.abs(reduction_terms(self.expr, values, self.stage, self._at))))
 
 
-class _Repeated:
+class _RepeatedBlock:
     """An input that repeats a block of numbers; indexed like an array."""
 
     def __init__(self, block: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -158,16 +158,17 @@ def _points_of_one(expr: TensorExpr, stage: Stage) -> int:
     return math.prod(math.prod(a.extent for a in s.reduction_axes) for s in before)
 
 
-def _centres(trial: _Trial) -> Iterator[dict[str, float]]:
+def _candidate_centres(trial: _Trial) -> Iterator[dict[str, float]]:
     """Yield the centres worth a trial: the listed centres, and points between them where the factors cross one."""
     names = trial.floats
-    yield from _along(trial, lambda c: dict.fromkeys(names, c))
+    yield from _centres_along_path(trial, lambda c: dict.fromkeys(names, c))
     if 1 < len(names) <= _MOST_APART:
         for name, rest in itertools.product(names, (0.0, 1.0)):
-            yield from _along(trial, lambda c, name=name, rest=rest: {**dict.fromkeys(names, rest), name: c})  # type: ignore[misc]
+            others = dict.fromkeys(names, rest)
+            yield from _centres_along_path(trial, lambda c, name=name, others=others: {**others, name: c})  # type: ignore[misc]
 
 
-def _along(trial: _Trial, path: Callable[[float], dict[str, float]]) -> Iterator[dict[str, float]]:
+def _centres_along_path(trial: _Trial, path: Callable[[float], dict[str, float]]) -> Iterator[dict[str, float]]:
     """Yield the centres along a path that maps one number to the centres of all inputs."""
 
     def mean(c: float) -> float:

@@ -47,10 +47,10 @@ class Size:
 
 def growing_sizes(expr: TensorExpr) -> tuple[Size, ...]:
     """Return the sizes of an expression that may grow by zero padding, in the order of their axes."""
-    ties, stuck = _Ties(), set[_Node]()
+    ties, stuck = _UnionFind(), set[_Node]()
     given = {t.name for t in expr.inputs}
     for stage in expr.stages:
-        _tie(stage, expr, ties, stuck)
+        _tie_axes_to_dims(stage, expr, ties, stuck)
         stuck |= {(stage.name, a.name) for a in stage.reduction_axes if not _adds_zeros(stage, a.name, given)}
     fixed = {ties.root(n) for n in stuck}
     groups: dict[_Node, list[_Node]] = defaultdict(list)
@@ -60,7 +60,7 @@ def growing_sizes(expr: TensorExpr) -> tuple[Size, ...]:
     return tuple(s for s in found if s is not None)
 
 
-def resized(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
+def grow_size(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
     """Return the expression with one of its :func:`growing_sizes` enlarged to ``extent``."""
     # With zeros in the new elements of the inputs, the old elements of the results do not change, provided that the
     # factors of these zeros are finite.
@@ -68,10 +68,10 @@ def resized(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
         raise ExprError(
             f"{expr.name}: {size.name}: expected an extent of at least {size.extent}, got {extent}. Sizes only grow."
         )
-    return of_extent(expr, size, extent)
+    return with_size(expr, size, extent)
 
 
-def of_extent(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
+def with_size(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
     """Return the expression with one of its :func:`growing_sizes` set to another extent."""
     axes, dims = set(size.axes), set(size.dims)
 
@@ -85,7 +85,7 @@ def of_extent(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
     return replace(expr, inputs=tuple(tensor(t) for t in expr.inputs), stages=stages)
 
 
-def is_open(expr: TensorExpr, size: Size) -> bool:
+def is_leading_dimension(expr: TensorExpr, size: Size) -> bool:
     """Return whether a size is the first dimension of its tensors, including an input, and one axis per stage."""
     # In that case, the position of an element does not depend on the extent, and no loop nest iterates over it twice.
     stages, inputs = [stage for stage, _ in size.axes], {t.name for t in expr.inputs}
@@ -93,7 +93,7 @@ def is_open(expr: TensorExpr, size: Size) -> bool:
     return first and not size.reduced and len(set(stages)) == len(stages) and any(t in inputs for t, _ in size.dims)
 
 
-class _Ties:
+class _UnionFind:
     """Union-find of the nodes that have the same size."""
 
     def __init__(self) -> None:
@@ -116,32 +116,32 @@ def _nodes(expr: TensorExpr) -> Iterator[_Node]:
         yield from ((t.name, n) for n in range(len(t.shape)))
 
 
-def _tie(stage: Stage, expr: TensorExpr, ties: _Ties, stuck: set[_Node]) -> None:
+def _tie_axes_to_dims(stage: Stage, expr: TensorExpr, ties: _UnionFind, stuck: set[_Node]) -> None:
     """Tie the axes of a stage to the dimensions they index; nodes indexed otherwise become stuck."""
     reads = [(n.tensor, n.index) for n in walk(stage.body) if isinstance(n, Load)]
     for tensor, index in (*reads, (stage.output.name, stage.store)):
         shape = expr.tensors[tensor].shape
         for position, i in enumerate(index):
-            axis = _alone(i, stage)
-            stuck |= {n for n in _moving(stage, i) if n[1] != axis}
+            axis = _only_axis(i, stage)
+            stuck |= {n for n in _axes_in_index(stage, i) if n[1] != axis}
             if axis is not None and shape[position] == stage.extents[axis]:
                 ties.tie((tensor, position), (stage.name, axis))
             else:
-                stuck |= {(tensor, position), *_moving(stage, i)}
+                stuck |= {(tensor, position), *_axes_in_index(stage, i)}
     for node in walk(stage.body):
         if isinstance(node, Load):
-            stuck.update(n for b in node.guard for n in _moving(stage, b.index))
+            stuck.update(n for b in node.guard for n in _axes_in_index(stage, b.index))
         elif isinstance(node, IndexValue):
-            stuck |= _moving(stage, node.index)
+            stuck |= _axes_in_index(stage, node.index)
 
 
-def _alone(index: Index, stage: Stage) -> str | None:
+def _only_axis(index: Index, stage: Stage) -> str | None:
     """Return the axis that an index equals, apart from unit axes, or ``None``."""
     moving = Index(tuple(t for t in index.terms if stage.extents[t.axis] > 1) or index.terms, index.const)
     return next((a for a in moving.axes if moving.is_axis(a)), None)
 
 
-def _moving(stage: Stage, index: Index) -> set[_Node]:
+def _axes_in_index(stage: Stage, index: Index) -> set[_Node]:
     return {(stage.name, a) for a in index.axes}
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import DTYPES, FLOATS, NARROW_FLOATS, is_float, stored
+from roller.core.dtypes import DTYPES, FLOATS, NARROW_FLOATS, is_float, round_to_dtype
 from roller.expr.scalar import Call, Load, Scalar
 
 #: Distance from one to the next number.
 EPS = {name: DTYPES[name].epsilon for name in FLOATS}
 #: Magnitudes below this value may be stored as zero.
-FLUSHED = {name: DTYPES[name].flushed for name in FLOATS}
+FLUSHED = {name: DTYPES[name].flush_threshold for name in FLOATS}
 #: Smallest normal number.
 NORMAL = {name: DTYPES[name].smallest_normal for name in FLOATS}
 #: Dtypes whose conversions always round, in whatever dtype the kernel computes.
@@ -65,7 +65,7 @@ class Enclosed:
         Examples
         --------
         >>> value = np.array([1.0, np.nan, 1e6, 1e-9])
-        >>> rounded(Enclosed.point(value), "float16").decides("float16").tolist()
+        >>> round_enclosure(Enclosed.point(value), "float16").decides("float16").tolist()
         [True, False, False, False]
         """
         # NaN, possible overflow, results so small that zero is correct, and unknown results decide nothing.
@@ -90,7 +90,7 @@ class Enclosed:
         return Enclosed(fn(self.value), fn(self.low), fn(self.high))
 
 
-def settled(value: Any, low: Any, high: Any) -> Enclosed:
+def enclosure_with_nan(value: Any, low: Any, high: Any) -> Enclosed:
     """Return an enclosure from ends that may be NaN: unbounded there, unless value and both ends are NaN."""
     odd = (np.isnan(low) | np.isnan(high)) & ~(np.isnan(low) & np.isnan(high) & np.isnan(value))
     if np.any(odd):
@@ -98,12 +98,12 @@ def settled(value: Any, low: Any, high: Any) -> Enclosed:
     return Enclosed(value, low, high)
 
 
-def wider(one: str, other: str) -> str:
+def promote_dtypes(one: str, other: str) -> str:
     """Return the dtype in which an operation on both dtypes is computed, as TVM promotes operands.
 
     Examples
     --------
-    >>> wider("int32", "float16"), wider("float16", "float32"), wider("int8", "int32")
+    >>> promote_dtypes("int32", "float16"), promote_dtypes("float16", "float32"), promote_dtypes("int8", "int32")
     ('float16', 'float32', 'int32')
     """
     if one == other:
@@ -113,13 +113,13 @@ def wider(one: str, other: str) -> str:
     return max(one, other, key=lambda d: DTYPES[d].rank)
 
 
-def computed_in(node: Scalar, dtypes: Mapping[str, str]) -> str:
+def computation_dtype(node: Scalar, dtypes: Mapping[str, str]) -> str:
     """Return the dtype in which a scalar is computed."""
     if isinstance(node, Load):
         return dtypes[node.tensor]
     if not isinstance(node, Call):
         return node.dtype
-    return dtype_of_call(node.fn, [computed_in(a, dtypes) for a in node.args])
+    return dtype_of_call(node.fn, [computation_dtype(a, dtypes) for a in node.args])
 
 
 def dtype_of_call(fn: str, kinds: Sequence[str]) -> str:
@@ -138,44 +138,55 @@ def dtype_of_call(fn: str, kinds: Sequence[str]) -> str:
         kinds = [k if is_float(k) else "float32" for k in kinds]
     out = kinds[0]
     for k in kinds[1:]:
-        out = wider(out, k)
+        out = promote_dtypes(out, k)
     return out
 
 
-def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
+def round_enclosure(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
     """Return the bounds on an operation in ``dtype`` whose exact result is ``e``; integers are exact."""
     if not is_float(dtype):
         return e
     if e.is_point and not ulps:
         value = np.asarray(e.value, np.float64)
-        if dtype != "float64" and np.array_equal(stored(value, dtype), value, equal_nan=True) and _normal(value, dtype):
+        if (
+            dtype != "float64"
+            and np.array_equal(round_to_dtype(value, dtype), value, equal_nan=True)
+            and _has_no_subnormals(value, dtype)
+        ):
             return Enclosed.point(value)
     low, high = np.asarray(e.low, np.float64), np.asarray(e.high, np.float64)
     slack = ulps * EPS[dtype] + (_REFERENCE_ULPS * EPS["float64"] if dtype == "float64" else 0.0)
     if slack:
-        low, high = _apart(low, high, slack)
+        low, high = _widen_relatively(low, high, slack)
     twice = _TWICE if dtype in NARROW else 0.0
-    down, up = _apart(low, high, twice) if twice else (low, high)
-    return settled(e.value, *_flushed(np.minimum(low, stored(down, dtype)), np.maximum(high, stored(up, dtype)), dtype))
+    down, up = _widen_relatively(low, high, twice) if twice else (low, high)
+    return enclosure_with_nan(
+        e.value,
+        *_widen_for_flush_to_zero(
+            np.minimum(low, round_to_dtype(down, dtype)), np.maximum(high, round_to_dtype(up, dtype)), dtype
+        ),
+    )
 
 
-def narrowed(e: Enclosed, source: str, to: str) -> Enclosed:
+def convert_to_narrow_float(e: Enclosed, source: str, to: str) -> Enclosed:
     """Return the bounds on ``e`` after conversion to a narrow float, which always rounds.
 
     Examples
     --------
-    >>> float(narrowed(Enclosed.point(np.array(1.001)), "float32", "bfloat16").high)
+    >>> float(convert_to_narrow_float(Enclosed.point(np.array(1.001)), "float32", "bfloat16").high)
     1.0
     """
     value, low, high = (np.asarray(a, np.float64) for a in (e.value, e.low, e.high))
     twice = source in ("float64", "int32", "uint32", "int64", "uint64")  # the conversion may go through float32
-    if e.is_point and not twice and _normal(value, to):
-        return Enclosed.point(stored(value, to))
-    low, high = _apart(low, high, _TWICE) if twice else (low, high)
-    return settled(stored(value, to), *_flushed(stored(low, to), stored(high, to), to))
+    if e.is_point and not twice and _has_no_subnormals(value, to):
+        return Enclosed.point(round_to_dtype(value, to))
+    low, high = _widen_relatively(low, high, _TWICE) if twice else (low, high)
+    return enclosure_with_nan(
+        round_to_dtype(value, to), *_widen_for_flush_to_zero(round_to_dtype(low, to), round_to_dtype(high, to), to)
+    )
 
 
-def _flushed(low: Any, high: Any, dtype: str) -> tuple[Any, Any]:
+def _widen_for_flush_to_zero(low: Any, high: Any, dtype: str) -> tuple[Any, Any]:
     """Return both ends widened where numbers may be flushed to zero."""
     flushed = FLUSHED[dtype]
     small = (low < flushed) & (high > -flushed) & ((low != 0) | (high != 0))
@@ -184,25 +195,25 @@ def _flushed(low: Any, high: Any, dtype: str) -> tuple[Any, Any]:
     return np.where(small, low - flushed, low), np.where(small, high + flushed, high)
 
 
-def _normal(value: Any, dtype: str) -> bool:
+def _has_no_subnormals(value: Any, dtype: str) -> bool:
     """Return whether no number in an array may be flushed to zero."""
     return bool(np.all((value == 0) | (np.abs(value) >= FLUSHED[dtype]) | np.isnan(value)))
 
 
-def _apart(low: Any, high: Any, relative: float) -> tuple[Any, Any]:
+def _widen_relatively(low: Any, high: Any, relative: float) -> tuple[Any, Any]:
     """Return both ends moved outwards by ``relative`` of their magnitudes; infinite ends stay."""
     down = np.where(np.isfinite(low), low - relative * np.abs(low), low)
     return down, np.where(np.isfinite(high), high + relative * np.abs(high), high)
 
 
-def holds(dtype: str, e: Enclosed) -> Any:
+def integers_represent(dtype: str, e: Enclosed) -> Any:
     """Return whether integers of ``dtype`` represent everything from ``e.low`` to ``e.high``."""
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     # The float64 nearest to the largest int64 is 2**63, which does not fit.
     return (e.low > low - 1.0) & (e.high < high + 1.0) & (e.low >= float(low)) & (e.high < float(high) + 1.0)
 
 
-def ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
+def error_to_bound_ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
     """Return the ratio of error to bound for each element: at most 1 inside the enclosure, 0 for the reference."""
     reference = np.asarray(e.value)
     whole_numbers = np.issubdtype(got.dtype, np.integer) or got.dtype == np.bool_
@@ -222,7 +233,7 @@ def ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
     return np.where(np.isnan(ratio), np.inf, ratio)
 
 
-def widest(found: Any) -> np.ndarray:
+def widen_for_reference(found: Any) -> np.ndarray:
     """Return elements in the dtype in which the reference computes."""
     array = np.asarray(found)
     return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller.expr.index_arithmetic import address, simplified
+from roller.expr.index_arithmetic import address, simplify_index
 from roller.expr.scalar import Index
 
 
@@ -39,7 +39,7 @@ def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
     place = address(index, shape)
     if axis not in place.axes:
         return None
-    terms = simplified(Index(tuple(t for t in place.terms if t.axis == axis)), {axis: extent}).terms
+    terms = simplify_index(Index(tuple(t for t in place.terms if t.axis == axis)), {axis: extent}).terms
     # A quotient is constant between multiples of its divisor, and a remainder is affine between multiples of its
     # modulus, so the address is affine between multiples of their greatest common divisor: in ``a//6 - a//9``, both
     # terms jump.

@@ -9,26 +9,26 @@ from roller.expr.scalar import Bound, Call, Cast, Const, Index, IndexValue, Load
 from roller.expr.tensor_expr import Axis, Stage, Tensor, TensorExpr
 
 
-def _index(i: Index) -> list[Any]:
+def _index_to_list(i: Index) -> list[Any]:
     return [i.const, [[t.axis, t.coef, t.div, t.mod] for t in i.terms]]
 
 
-def _scalar(n: Scalar) -> list[Any]:
+def _scalar_to_list(n: Scalar) -> list[Any]:
     if isinstance(n, Const):
         value = n.value if abs(n.value) != float("inf") else ("inf" if n.value > 0 else "-inf")
         return ["const", value, n.dtype]
     if isinstance(n, Load):
-        guard = [[_index(b.index), b.low, b.high] for b in n.guard]
+        guard = [[_index_to_list(b.index), b.low, b.high] for b in n.guard]
         outside = n.outside if abs(n.outside) != float("inf") else ("inf" if n.outside > 0 else "-inf")
-        return ["load", n.tensor, [_index(i) for i in n.index], guard, outside]
+        return ["load", n.tensor, [_index_to_list(i) for i in n.index], guard, outside]
     if isinstance(n, IndexValue):
-        return ["index", _index(n.index), n.dtype]
+        return ["index", _index_to_list(n.index), n.dtype]
     if isinstance(n, Cast):
-        return ["cast", n.dtype, _scalar(n.arg)]
-    return ["call", n.fn, [_scalar(a) for a in n.args]]
+        return ["cast", n.dtype, _scalar_to_list(n.arg)]
+    return ["call", n.fn, [_scalar_to_list(a) for a in n.args]]
 
 
-def _tensor(t: Tensor) -> list[Any]:
+def _tensor_to_list(t: Tensor) -> list[Any]:
     return [t.name, list(t.shape), t.dtype]
 
 
@@ -36,13 +36,13 @@ def expr_to_dict(expr: TensorExpr) -> dict[str, Any]:
     """Return ``expr`` as JSON-ready data; :func:`expr_from_dict` is the inverse."""
     return {
         "name": expr.name,
-        "inputs": [_tensor(t) for t in expr.inputs],
+        "inputs": [_tensor_to_list(t) for t in expr.inputs],
         "stages": [
             {
-                "output": _tensor(s.output),
+                "output": _tensor_to_list(s.output),
                 "axes": [[a.name, int(a.extent), a.kind] for a in s.axes],
-                "store": [_index(i) for i in s.store],
-                "body": _scalar(s.body),
+                "store": [_index_to_list(i) for i in s.store],
+                "body": _scalar_to_list(s.body),
                 "combiner": s.combiner,
                 "acc_dtype": s.acc_dtype,
             }

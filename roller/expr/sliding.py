@@ -32,15 +32,15 @@ def sliding_axes(index: Index, spatial: Mapping[str, int], reduced: Mapping[str,
     # position only if they share every digit, so a reduction axis slides only with spatial axes of its own digit.
     extents = {**spatial, **reduced}
     found: list[str] = []
-    for digit in _digits(index, extents):
+    for digit in _group_terms_by_digit(index, extents):
         over = [t for t in digit if t.axis in spatial]
         taps = [t for t in digit if t.axis in reduced]
-        if over and taps and (len(digit) > 2 or _meet(over[0], taps[0], extents)):
+        if over and taps and (len(digit) > 2 or _axes_overlap(over[0], taps[0], extents)):
             found += [t.axis for t in digit]
     return tuple(a for a in index.axes if a in found)
 
 
-def _digits(index: Index, extents: Mapping[str, int]) -> list[list[Term]]:
+def _group_terms_by_digit(index: Index, extents: Mapping[str, int]) -> list[list[Term]]:
     """Return the terms of non-unit axes grouped by digit, least significant first."""
     coefs: dict[str, int] = {}
     for t in index.terms:
@@ -56,7 +56,7 @@ def _digits(index: Index, extents: Mapping[str, int]) -> list[list[Term]]:
     return digits
 
 
-def _meet(out: Term, tap: Term, extents: Mapping[str, int]) -> bool:
+def _axes_overlap(out: Term, tap: Term, extents: Mapping[str, int]) -> bool:
     """Return whether two different points of both axes share a position: the axes reach ``lcm(s, d)``."""
     # ``s * out + d * k`` repeats if ``out`` has more than ``lcm(s, d) / s`` points and ``k`` more than ``lcm(s, d) /
     # d``.

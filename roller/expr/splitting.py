@@ -29,7 +29,7 @@ def split_axes(expr: TensorExpr) -> TensorExpr:
     [('f/3', 4), ('f%3', 3)]
     """
     for axis in expr.axes:
-        by = _divisor(expr, axis)
+        by = _common_divisor(expr, axis)
         split = _split(expr, axis, by) if by else None
         if split is not None:
             return split_axes(split)
@@ -40,7 +40,7 @@ def split_axes(expr: TensorExpr) -> TensorExpr:
 _MARKS = re.compile(r"[.@]|//")
 
 
-def plain_axes(expr: TensorExpr) -> TensorExpr:
+def rename_reserved_axes(expr: TensorExpr) -> TensorExpr:
     """Rename axes whose names code generation would derive from another axis (``i.inner`` next to ``i``).
 
     Examples
@@ -48,12 +48,12 @@ def plain_axes(expr: TensorExpr) -> TensorExpr:
     >>> from roller.expr import Axis, Load, Stage, Tensor, TensorExpr, axis_index
     >>> at, axes = (axis_index("i"), axis_index("i.inner")), (Axis("i", 2), Axis("i.inner", 3))
     >>> copy = Stage(Tensor("Y", (2, 3)), axes, at, Load("X", at))
-    >>> [a.name for a in plain_axes(TensorExpr("copy", (Tensor("X", (2, 3)),), (copy,), ("Y",))).axes]
+    >>> [a.name for a in rename_reserved_axes(TensorExpr("copy", (Tensor("X", (2, 3)),), (copy,), ("Y",))).axes]
     ['i', 'i_inner']
     """
     taken, names = names_of_axes(expr), dict[str, str]()
     for name in sorted(n for n in taken if _MARKS.search(n)):
-        names[name] = fresh_axis(_MARKS.sub("_", name), taken)
+        names[name] = unique_axis_name(_MARKS.sub("_", name), taken)
         taken.add(names[name])
     if not names:
         return expr
@@ -73,12 +73,12 @@ def names_of_axes(expr: TensorExpr) -> set[str]:
     return {a.name for s in expr.stages for a in s.axes}
 
 
-def fresh_axis(name: str, taken: Container[str]) -> str:
+def unique_axis_name(name: str, taken: Container[str]) -> str:
     """Return a name for a new axis: ``name``, with primes appended while it is taken.
 
     Examples
     --------
-    >>> fresh_axis("i*j", {"i", "j", "k"}), fresh_axis("i*j", {"i", "j", "i*j"})
+    >>> unique_axis_name("i*j", {"i", "j", "k"}), unique_axis_name("i*j", {"i", "j", "i*j"})
     ('i*j', "i*j'")
     """
     while name in taken:
@@ -86,7 +86,7 @@ def fresh_axis(name: str, taken: Container[str]) -> str:
     return name
 
 
-def _divisor(expr: TensorExpr, axis: Axis) -> int:
+def _common_divisor(expr: TensorExpr, axis: Axis) -> int:
     """Return the single divisor of an axis in all accesses, or 0 if the axis cannot be split by it."""
     indices = [i for s in expr.stages for i in (*s.store, *(i for ld in s.loads for i in ld.index))]
     terms = [t for i in indices for t in i.terms if t.axis == axis.name and not t.is_affine]
@@ -100,8 +100,8 @@ def _divisor(expr: TensorExpr, axis: Axis) -> int:
 
 def _split(expr: TensorExpr, axis: Axis, by: int) -> TensorExpr | None:
     """Return the expression with one axis split, or ``None`` if an index value or guard reads the axis."""
-    outer = Axis(fresh_axis(f"{axis.name}/{by}", names_of_axes(expr)), axis.extent // by, axis.kind)
-    inner = Axis(fresh_axis(f"{axis.name}%{by}", names_of_axes(expr)), by, axis.kind)
+    outer = Axis(unique_axis_name(f"{axis.name}/{by}", names_of_axes(expr)), axis.extent // by, axis.kind)
+    inner = Axis(unique_axis_name(f"{axis.name}%{by}", names_of_axes(expr)), by, axis.kind)
     if any(isinstance(n, IndexValue) and axis.name in n.index.axes for s in expr.stages for n in walk(s.body)):
         return None
     if any(axis.name in b.index.axes for s in expr.stages for ld in s.loads for b in ld.guard):
@@ -122,10 +122,10 @@ def _split(expr: TensorExpr, axis: Axis, by: int) -> TensorExpr | None:
         return replace(s, axes=axes, store=tuple(index(i) for i in s.store), body=map_indices(s.body, index))
 
     stages = tuple(stage(s) for s in expr.stages)
-    return _reshaped(expr, stages, _dimensions(expr, stages, outer.name), outer.name)
+    return _split_tensor_dims(expr, stages, _splittable_dims(expr, stages, outer.name), outer.name)
 
 
-def _dimensions(expr: TensorExpr, stages: tuple[Stage, ...], outer: str) -> _Dimensions:
+def _splittable_dims(expr: TensorExpr, stages: tuple[Stage, ...], outer: str) -> _Dimensions:
     """Return the dimensions that every access reads as ``rest + pitch * outer`` with ``rest < pitch``."""
     found: dict[tuple[str, int], tuple[int, ...] | None] = {}
     for s in stages:
@@ -152,7 +152,7 @@ def _pitch(index: Index, outer: str, extents: Mapping[str, int], size: int) -> t
     return (size // pitch, pitch) if reach < pitch and size == extents[outer] * pitch else None
 
 
-def _reshaped(expr: TensorExpr, stages: tuple[Stage, ...], dims: _Dimensions, outer: str) -> TensorExpr:
+def _split_tensor_dims(expr: TensorExpr, stages: tuple[Stage, ...], dims: _Dimensions, outer: str) -> TensorExpr:
     """Return the expression made of ``stages`` with the dimensions split."""
 
     def tensor(t: Tensor) -> Tensor:

@@ -60,19 +60,23 @@ def stretch_of(expr: TensorExpr, axis: str) -> Stretch:
     if axis not in known:
         raise ExprError(f"{expr.name}: expected an axis of {known}, got '{axis}'.")
     if len({s.extents[axis] for s in expr.stages if axis in s.extents}) > 1:
-        raise _unclear(expr, axis, "stages have different extents of it")
+        raise _undetermined_extent_error(expr, axis, "stages have different extents of it")
     rates: dict[_Node, int] = {(s.name, axis): 1 for s in expr.stages if axis in s.extents}
-    while _spread(expr, axis, rates):
+    while _propagate_growth_once(expr, axis, rates):
         pass
     for stage, tensor, position, index in _accesses(expr):
-        if _rate(expr, axis, stage, index, rates) != rates.get((tensor, position), 0):
-            raise _unclear(expr, axis, f"dimension {position} of '{tensor}' may move with other indices")
+        if _growth_rate(expr, axis, stage, index, rates) != rates.get((tensor, position), 0):
+            raise _undetermined_extent_error(
+                expr, axis, f"dimension {position} of '{tensor}' may move with other indices"
+            )
     for stage in expr.stages:
-        _check(expr, axis, stage, rates)
+        _check_guards_and_constants(expr, axis, stage, rates)
     return Stretch(expr, axis, rates)
 
 
-def at_extents(expr: TensorExpr, moves: list[Stretch] | tuple[Stretch, ...], extents: Mapping[str, int]) -> TensorExpr:
+def apply_stretches(
+    expr: TensorExpr, moves: list[Stretch] | tuple[Stretch, ...], extents: Mapping[str, int]
+) -> TensorExpr:
     """Return the expression with other extents of axes, given the stretch of each."""
     more: dict[_Node, int] = {}
     for move in moves:
@@ -86,7 +90,7 @@ def at_extents(expr: TensorExpr, moves: list[Stretch] | tuple[Stretch, ...], ext
         return replace(t, shape=shape)
 
     def load(node: Scalar) -> Scalar:
-        return _moved(node, expr, more) if isinstance(node, Load) else node
+        return _move_guard_ends(node, expr, more) if isinstance(node, Load) else node
 
     def stage(s: Stage) -> Stage:
         axes = tuple(Axis(a.name, a.extent + more.get((s.name, a.name), 0), a.kind) for a in s.axes)
@@ -95,7 +99,7 @@ def at_extents(expr: TensorExpr, moves: list[Stretch] | tuple[Stretch, ...], ext
     return replace(expr, inputs=tuple(map(tensor, expr.inputs)), stages=tuple(map(stage, expr.stages)))
 
 
-def _moved(load: Load, expr: TensorExpr, more: Mapping[_Node, int]) -> Load:
+def _move_guard_ends(load: Load, expr: TensorExpr, more: Mapping[_Node, int]) -> Load:
     """Return a load whose guards end at the same dimensions as before."""
 
     def bound(b: Bound) -> Bound:
@@ -120,18 +124,18 @@ def _accesses(expr: TensorExpr) -> Iterator[tuple[Stage, str, int, Index]]:
         yield from ((s, s.output.name, n, i) for n, i in enumerate(s.store))
 
 
-def _rate(expr: TensorExpr, axis: str, stage: Stage, index: Index, rates: Mapping[_Node, int]) -> int:
+def _growth_rate(expr: TensorExpr, axis: str, stage: Stage, index: Index, rates: Mapping[_Node, int]) -> int:
     """Return the number of elements by which an index reaches further."""
     moving = [t for t in index.terms if (stage.name, t.axis) in rates]
     if any(not t.is_affine or t.coef < 0 for t in moving):
-        raise _unclear(expr, axis, f"stage '{stage.name}' divides it, or counts it backwards")
+        raise _undetermined_extent_error(expr, axis, f"stage '{stage.name}' divides it, or counts it backwards")
     return sum(t.coef * rates[stage.name, t.axis] for t in moving)
 
 
-def _spread(expr: TensorExpr, axis: str, rates: dict[_Node, int]) -> bool:
+def _propagate_growth_once(expr: TensorExpr, axis: str, rates: dict[_Node, int]) -> bool:
     """Add one more axis or dimension that grows; return whether there was one."""
     for stage, tensor, position, index in _accesses(expr):
-        rate, known = _rate(expr, axis, stage, index, rates), rates.get((tensor, position), 0)
+        rate, known = _growth_rate(expr, axis, stage, index, rates), rates.get((tensor, position), 0)
         if rate and not known:
             rates[tensor, position] = rate
             return True
@@ -142,31 +146,37 @@ def _spread(expr: TensorExpr, axis: str, rates: dict[_Node, int]) -> bool:
     return False
 
 
-def _check(expr: TensorExpr, axis: str, stage: Stage, rates: Mapping[_Node, int]) -> None:
+def _check_guards_and_constants(expr: TensorExpr, axis: str, stage: Stage, rates: Mapping[_Node, int]) -> None:
     """Check that guards, and constants in reductions, mean the same at all extents."""
     for load in stage.loads:
         for b in load.guard:
             moves = any((stage.name, t.axis) in rates for t in b.index.terms)
             if moves and (b.low > 0 or _dimension(b, load, expr) is None):
-                raise _unclear(expr, axis, f"'{load.tensor}' is guarded by more than its ends")
+                raise _undetermined_extent_error(expr, axis, f"'{load.tensor}' is guarded by more than its ends")
     summed = [a for a in stage.axes if a.kind == REDUCTION and (stage.name, a.name) in rates]
     if any(a.extent == 1 for a in summed):  # the factor of a mean is 1 then, and was left out
-        raise _unclear(expr, axis, "it is summed over, and of one element a sum and a mean are the same")
+        raise _undetermined_extent_error(
+            expr, axis, "it is summed over, and of one element a sum and a mean are the same"
+        )
     if summed:
         for s in expr.stages:
             if _has_constant(s):
-                raise _unclear(expr, axis, f"it is summed over, and a constant of stage '{s.name}' may depend on it")
+                raise _undetermined_extent_error(
+                    expr, axis, f"it is summed over, and a constant of stage '{s.name}' may depend on it"
+                )
     nodes = list(walk(stage.body))
     told = any(isinstance(n, IndexValue) and any((stage.name, a) in rates for a in n.index.axes) for n in nodes)
     if told and (any(isinstance(n, IndexValue) and n.index.const for n in nodes) or _has_constant(stage)):
-        raise _unclear(expr, axis, f"stage '{stage.name}' computes with positions, and its constants may depend on it")
+        raise _undetermined_extent_error(
+            expr, axis, f"stage '{stage.name}' computes with positions, and its constants may depend on it"
+        )
 
 
 def _has_constant(stage: Stage) -> bool:
     return any(isinstance(n, Const) and abs(n.value) not in (*_NEUTRAL, float("inf")) for n in walk(stage.body))
 
 
-def _unclear(expr: TensorExpr, axis: str, why: str) -> ExprError:
+def _undetermined_extent_error(expr: TensorExpr, axis: str, why: str) -> ExprError:
     return ExprError(
         f"{expr.name}: expected an axis whose extent says those of all tensors, '{axis}' does not: {why}. "
         "Name another axis, or compile for each extent."

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.display import one_line
-from roller.core.dtypes import DTYPE_BYTES, canonical
+from roller.core.display import one_line_repr
+from roller.core.dtypes import DTYPE_BYTES, canonical_dtype_name
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr.combiners import COMBINERS
 from roller.expr.scalar import Index, Load, Scalar, loads
@@ -57,7 +57,7 @@ class Tensor:
 
     def __post_init__(self) -> None:
         """Reject invalid shapes and unknown dtypes, and replace an alias of a dtype by its name."""
-        object.__setattr__(self, "dtype", canonical(self.dtype))
+        object.__setattr__(self, "dtype", canonical_dtype_name(self.dtype))
         if self.dtype not in DTYPE_BYTES:
             raise ExprError(
                 f"tensor '{self.name}': unknown dtype '{self.dtype}'{did_you_mean(self.dtype, DTYPE_BYTES) or '.'} "
@@ -104,7 +104,7 @@ class Stage:
         """Return the computation on one line."""
         from roller.expr.text import stage_text
 
-        return one_line("Stage", stage_text(self))
+        return one_line_repr("Stage", stage_text(self))
 
     @property
     def name(self) -> str:
@@ -301,4 +301,4 @@ class TensorExpr:
 
     def __repr__(self) -> str:
         """Return a shortened form of :meth:`__str__`."""
-        return one_line("TensorExpr", str(self))
+        return one_line_repr("TensorExpr", str(self))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roller.core.display import cut
+from roller.core.display import truncate_text
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def expr_text(expr: TensorExpr) -> str:
     last = expr.stages[-1]
     ending = ""
     if len(expr.stages) > 1 and last.combiner is None and expr.anchor is not last:
-        ending = f", {'then' if expr.epilogue is None else 'epilogue'} {cut(scalar_text(last.body), _MOST)}"
+        ending = f", {'then' if expr.epilogue is None else 'epilogue'} {truncate_text(scalar_text(last.body), _MOST)}"
     return f"{expr.name}[{axes}] {_dtypes(expr)}{ending}"
 
 

@@ -14,7 +14,7 @@ from roller.expr.scalar import Bound, Call, Cast, Index, Load, Scalar, Term, map
 from roller.expr.tensor_expr import Axis, Stage, TensorExpr
 
 
-def trimmed_reductions(expr: TensorExpr) -> TensorExpr:
+def trim_reductions(expr: TensorExpr) -> TensorExpr:
     """Return ``expr`` with reductions cut to the points that add to some output, and without guards that always hold.
 
     Examples
@@ -23,7 +23,7 @@ def trimmed_reductions(expr: TensorExpr) -> TensorExpr:
     >>> wide = ops.conv2d(1, 8, 17, 17, 4, 3, 3, padding=24, dilation=24)
     >>> [a.extent for a in wide.anchor.reduction_axes]
     [8, 3, 3]
-    >>> [a.extent for a in trimmed_reductions(wide).anchor.reduction_axes]
+    >>> [a.extent for a in trim_reductions(wide).anchor.reduction_axes]
     [8, 1, 1]
     """
     # The points left out are zero times a finite weight: an infinity or NaN among the weights of such a tap no longer
@@ -40,7 +40,7 @@ def trimmed_reductions(expr: TensorExpr) -> TensorExpr:
 
     axes = tuple(replace(a, extent=kept[a.name][1] - kept[a.name][0]) if a.name in kept else a for a in s.axes)
     extents = {a.name: a.extent for a in axes}
-    body = transform(map_indices(s.body, index), lambda n: _unguarded(n, extents) if isinstance(n, Load) else n)
+    body = transform(map_indices(s.body, index), lambda n: _drop_true_guards(n, extents) if isinstance(n, Load) else n)
     stage = replace(s, axes=axes, body=body)
     return replace(expr, stages=tuple(stage if x is s else x for x in expr.stages))
 
@@ -53,7 +53,7 @@ def live_span(stage: Stage, axis: Axis) -> tuple[int, int]:
     for load in stage.loads:
         if load.guard and adds_nothing_outside(stage, load):
             for b in load.guard:
-                low, high = _span(b, axis, stage.extents)
+                low, high = _points_within_bound(b, axis, stage.extents)
                 first, end = max(first, low), min(end, high)
     return (first, end) if first < end else (0, axis.extent)
 
@@ -78,18 +78,18 @@ def _indices(load: Load) -> tuple[Index, ...]:
     return (*load.index, *(b.index for b in load.guard))
 
 
-def _span(b: Bound, axis: Axis, extents: Mapping[str, int]) -> tuple[int, int]:
+def _points_within_bound(b: Bound, axis: Axis, extents: Mapping[str, int]) -> tuple[int, int]:
     """Return the points of ``axis`` at which a bound may hold, as ``(first, end)``."""
     step = sum(t.coef for t in b.index.terms if t.axis == axis.name)
     if step == 0:
         return 0, axis.extent
-    least, most = _range(replace(b.index, terms=tuple(t for t in b.index.terms if t.axis != axis.name)), extents)
+    least, most = _index_range(replace(b.index, terms=tuple(t for t in b.index.terms if t.axis != axis.name)), extents)
     ends = b.low - most, b.high - 1 - least  # of step * point
     first, last = (-(-ends[0] // step), ends[1] // step) if step > 0 else (-(ends[1] // -step), -ends[0] // -step)
     return max(0, first), min(axis.extent, last + 1)
 
 
-def _range(index: Index, extents: Mapping[str, int]) -> tuple[int, int]:
+def _index_range(index: Index, extents: Mapping[str, int]) -> tuple[int, int]:
     """Return bounds on the smallest and the largest value of an index."""
     ends = [_ends(t, extents[t.axis]) for t in index.terms]
     return index.const + sum(low for low, _ in ends), index.const + sum(high for _, high in ends)
@@ -101,11 +101,11 @@ def _ends(t: Term, extent: int) -> tuple[int, int]:
     return min(0, t.coef * largest), max(0, t.coef * largest)
 
 
-def _unguarded(load: Load, extents: Mapping[str, int]) -> Load:
+def _drop_true_guards(load: Load, extents: Mapping[str, int]) -> Load:
     """Return a load without the guards that always hold."""
 
     def may_fail(b: Bound) -> bool:
-        least, most = _range(b.index, extents)
+        least, most = _index_range(b.index, extents)
         return least < b.low or most >= b.high
 
     return replace(load, guard=tuple(b for b in load.guard if may_fail(b)))

@@ -14,7 +14,7 @@ _OF_THIS = ("detected", "override")
 
 
 @dataclass(frozen=True)
-class Capacity:
+class MemoryCapacity:
     """Memory that a process, including its context, may use."""
 
     bytes: int  #: Smallest capacity that drivers were seen to report
@@ -28,7 +28,7 @@ class Capacity:
         """The capacity and its origin, in words.
 
         >>> from roller.hardware import load_spec
-        >>> capacity_of(load_spec("rtx3090")).text
+        >>> device_memory_capacity(load_spec("rtx3090")).text
         'drivers report 23.69 to 23.7 GiB'
         """
         least, most = bytes_text(self.bytes, 4), bytes_text(self.most_bytes, 4)
@@ -42,13 +42,13 @@ class Capacity:
         return f"{span} are the data sheet's, of which drivers report up to {1 - _LEAST_OF_DATASHEET:.0%} less"
 
 
-def capacity_of(spec: DeviceSpec) -> Capacity:
+def device_memory_capacity(spec: DeviceSpec) -> MemoryCapacity:
     """Return the capacity of the device memory that stores tensors between kernels.
 
     >>> from roller.hardware import load_spec
-    >>> f"{capacity_of(load_spec('h100')).bytes / 2**30:.2f} GiB"
+    >>> f"{device_memory_capacity(load_spec('h100')).bytes / 2**30:.2f} GiB"
     '79.11 GiB'
-    >>> capacity_of(load_spec("h100", {"memory_layers.global.capacity_bytes": 10**11})).bytes
+    >>> device_memory_capacity(load_spec("h100", {"memory_layers.global.capacity_bytes": 10**11})).bytes
     100000000000
     """
     layer = spec.layer("global" if spec.traits.discrete else spec.traits.home)
@@ -57,6 +57,6 @@ def capacity_of(spec: DeviceSpec) -> Capacity:
     told = spec.sources.get(f"{path}.reported_bytes", "override")
     if layer.reported_bytes is None or (source in _OF_THIS and told not in _OF_THIS):
         doubtful = int(size * (1 - _LEAST_OF_DATASHEET)) if spec.traits.discrete and source not in _OF_THIS else 0
-        return Capacity(size, size, doubtful, source if source in _OF_THIS else "datasheet")
+        return MemoryCapacity(size, size, doubtful, source if source in _OF_THIS else "datasheet")
     least = int(layer.reported_bytes)
-    return Capacity(least, max(least, int(layer.reported_most_bytes or 0)), 0, told)
+    return MemoryCapacity(least, max(least, int(layer.reported_most_bytes or 0)), 0, told)

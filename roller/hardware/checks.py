@@ -49,7 +49,7 @@ _PLAIN = {
 _PARTS = ("teu", "compute", "ops_per_cycle_per_unit", "execution", "limits", "memory_layers")
 
 
-def fail(where: str, path: str, problem: str) -> SpecError:
+def spec_error(where: str, path: str, problem: str) -> SpecError:
     """Return the error for one path in a specification."""
     return SpecError(f"{where}: {path}: {problem}" if path else f"{where}: {problem}")
 
@@ -59,25 +59,25 @@ def check_keys(where: str, path: str, found: Iterable[Any], known: Iterable[str]
     known, found = tuple(known), tuple(found)
     for key in found:
         if key not in known:
-            raise fail(where, join_path(path, str(key)), _unknown(str(key), known, found))
+            raise spec_error(where, join_path(path, str(key)), _unknown_key_problem(str(key), known, found))
     for key in required:
         if key not in found:
             form = _PLAIN.get(key)
             remedy = f"Add it, e.g. {key}: {form}." if form else "Add it with its source, e.g. {datasheet: ...}."
             if key in _PARTS:
                 remedy = "Copy this section from the nearest file of hardware_specs."
-            raise fail(where, join_path(path, key), f"missing. {remedy}")
+            raise spec_error(where, join_path(path, key), f"missing. {remedy}")
 
 
-def _unknown(key: str, known: tuple[str, ...], found: tuple[Any, ...]) -> str:
-    stem = _stem(key)
+def _unknown_key_problem(key: str, known: tuple[str, ...], found: tuple[Any, ...]) -> str:
+    stem = _without_unit_suffix(key)
     for name in known:
-        if _stem(name) == stem and stem != name and name not in found:
+        if _without_unit_suffix(name) == stem and stem != name and name not in found:
             return f"wrong unit; expected '{name}' (SI base units), got '{key}'. Convert the value and rename the key."
     return f"unknown key{did_you_mean(key, known) or f'; expected one of {list(known)}.'}"
 
 
-def _stem(key: str) -> str:
+def _without_unit_suffix(key: str) -> str:
     for ending in sorted(_UNIT_ENDINGS, key=len, reverse=True):
         if key.endswith(ending):
             return key.removesuffix(ending)
@@ -88,19 +88,21 @@ def check_number(where: str, path: str, value: object, quantity: Quantity) -> fl
     """Return a number with the field's type and in its range, or raise an error."""
     unit = f" {quantity.unit}" if quantity.unit else ""
     if isinstance(value, str):
-        raise fail(where, path, _text_problem(value))
+        raise spec_error(where, path, _text_problem(value))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise fail(where, path, f"expected a number{unit and f' in{unit}'}, got {shown(value)}. Write a plain number.")
+        raise spec_error(
+            where, path, f"expected a number{unit and f' in{unit}'}, got {shown(value)}. Write a plain number."
+        )
     if not -sys.float_info.max <= value <= sys.float_info.max:  # of an integer too: it may be too large for any float
-        raise fail(
+        raise spec_error(
             where, path, f"expected a finite number, got {shown(value)}. Leave the field out where it is unknown."
         )
     if quantity.integer and value != int(value):
-        raise fail(where, path, f"expected a whole number of {quantity.unit}, got {shown(value)}.")
+        raise spec_error(where, path, f"expected a whole number of {quantity.unit}, got {shown(value)}.")
     if value < 0:
-        raise fail(where, path, f"expected a value of at least {quantity.minimum:g}{unit}, got {shown(value)}.")
+        raise spec_error(where, path, f"expected a value of at least {quantity.minimum:g}{unit}, got {shown(value)}.")
     if not quantity.minimum <= value <= quantity.maximum:
-        raise fail(
+        raise spec_error(
             where,
             path,
             f"expected a value from {quantity.minimum:g} to {quantity.maximum:g}{unit}, got {shown(value)}. "
@@ -118,31 +120,33 @@ def _text_problem(text: str) -> str:
         return f"expected a finite number, got the text {shown(text)}. Leave the field out where it is unknown."
     return (
         f"expected a number, got the text {shown(text)} (YAML 1.1, as PyYAML reads it, wants a dot and a signed "
-        f"exponent, and no quotes). Write {_yaml_float(number)}."
+        f"exponent, and no quotes). Write {_format_yaml_float(number)}."
     )
 
 
-def _yaml_float(number: float) -> str:
+def _format_yaml_float(number: float) -> str:
     mantissa, _, exponent = f"{number:.15e}".partition("e")
     mantissa = mantissa.rstrip("0")
     return f"{mantissa}{'0' if mantissa.endswith('.') else ''}e{int(exponent):+d}"
 
 
-def read_sourced(where: str, path: str, data: object, quantity: Quantity) -> tuple[float, str]:
+def read_sourced_number(where: str, path: str, data: object, quantity: Quantity) -> tuple[float, str]:
     """Return the effective value of ``{datasheet: ..., measured: ..., note: ..., spread: ...}`` and its source."""
     if isinstance(data, str):
-        raise fail(where, path, _text_problem(data))
+        raise spec_error(where, path, _text_problem(data))
     if not isinstance(data, Mapping):
         got = shown(data)
-        raise fail(where, path, f"expected a mapping with the source, e.g. {{datasheet: {got}}}, got {got}.")
+        raise spec_error(where, path, f"expected a mapping with the source, e.g. {{datasheet: {got}}}, got {got}.")
     check_keys(where, path, data, (*SOURCES, "spread", "note"))
     values = {s: check_number(where, f"{path}.{s}", data[s], quantity) for s in SOURCES if s in data}
     if not values:
-        raise fail(where, path, f"expected a value from one of {list(SOURCES)}, got none. Add e.g. {{datasheet: ...}}.")
+        raise spec_error(
+            where, path, f"expected a value from one of {list(SOURCES)}, got none. Add e.g. {{datasheet: ...}}."
+        )
     if "spread" in data:
         check_number(where, f"{path}.spread", data["spread"], _SPREAD)
     if not isinstance(data.get("note", ""), str):
-        raise fail(where, f"{path}.note", f"expected text, got {shown(data['note'])}. Quote it.")
+        raise spec_error(where, f"{path}.note", f"expected text, got {shown(data['note'])}. Quote it.")
     source = next(s for s in SOURCES if s in values)
     return values[source], source
 
@@ -152,7 +156,7 @@ def join_path(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def nearest_fields(path: str, known: Mapping[str, Quantity]) -> str:
+def unknown_path_hint(path: str, known: Mapping[str, Quantity]) -> str:
     """Return a hint for an unknown path: the closest known path, otherwise the fields of its section."""
     section, _, last = path.rpartition(".")
     begun = [name for name in known if len(path) > 2 and name.rpartition(".")[2].startswith(path)]
@@ -168,7 +172,7 @@ def nearest_fields(path: str, known: Mapping[str, Quantity]) -> str:
         if field and head != part:  # a layer's name that is misspelt comes before its field
             hint = join_path(section, head)
             full = f"{hint}.{field}"
-            nested = nearest_fields(full, known)
+            nested = unknown_path_hint(full, known)
             return nested if "did you mean" in nested else f"; did you mean '{full if full in known else hint}'?"
     ends: dict[str, str] = {}
     for name in under:  # of several layers that have the field, the first is shown

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from roller.hardware.architectures import cuda_architecture, has_async_copies
-from roller.hardware.checks import fail
-from roller.hardware.plausibility import implausible
+from roller.hardware.checks import spec_error
+from roller.hardware.plausibility import plausibility_warnings
 from roller.hardware.spec import DeviceSpec
 from roller.targets import LANGUAGES
 
@@ -23,7 +23,7 @@ def check_consistency(where: str, spec: DeviceSpec) -> None:
     """Refuse numbers that contradict each other."""
     limits, arch = spec.limits, spec.target.get("arch", "")
     if spec.execution.async_copy_bytes is not None and not has_async_copies(arch):
-        raise fail(
+        raise spec_error(
             where,
             "execution.async_copy_bytes",
             f"expected a target with asynchronous copies (sm_80 or later), got '{arch or spec.kind}'. Leave it out.",
@@ -39,91 +39,93 @@ def check_consistency(where: str, spec: DeviceSpec) -> None:
         path = f"memory_layers.{layer.name}"
         pairs.append((f"{path}.usable_bytes", layer.usable_bytes, f"{path}.capacity_bytes", layer.capacity_bytes))
         if (layer.banks is None) != (layer.bank_width_bytes is None):
-            raise fail(where, f"{path}.banks", "expected banks and bank_width_bytes together. Add the other one.")
+            raise spec_error(where, f"{path}.banks", "expected banks and bank_width_bytes together. Add the other one.")
         if (layer.bandwidth_per_teu_bytes_per_s is None) != (layer.saturation_exponent is None):
             problem = "expected bandwidth_per_teu_bytes_per_s and saturation_exponent together. Add the other one."
-            raise fail(where, f"{path}.saturation_exponent", problem)
+            raise spec_error(where, f"{path}.saturation_exponent", problem)
         if layer.byte_j is not None and spec.power_w is None:
-            raise fail(where, f"{path}.byte_j", "expected beside power_w: alone it limits nothing. Add power_w.")
+            raise spec_error(where, f"{path}.byte_j", "expected beside power_w: alone it limits nothing. Add power_w.")
         if (layer.read_bandwidth_bytes_per_s is None) != (layer.triad_bandwidth_bytes_per_s is None):
             problem = "expected read_bandwidth_bytes_per_s and triad_bandwidth_bytes_per_s together. Add the other one."
-            raise fail(where, f"{path}.triad_bandwidth_bytes_per_s", problem)
+            raise spec_error(where, f"{path}.triad_bandwidth_bytes_per_s", problem)
     if (spec.power_w is None) != (spec.execution.busy_cycle_j is None and spec.execution.matrix_cycle_j is None):
         problem = "expected beside execution.busy_cycle_j or matrix_cycle_j: one alone limits nothing. Add the other."
-        raise fail(where, "power_w", problem)
+        raise spec_error(where, "power_w", problem)
     if spec.execution.standing_w is not None and not spec.execution.standing_w < (spec.power_w or 0.0):
         problem = f"expected less than power_w = {spec.power_w}, got {spec.execution.standing_w}. Lower it."
-        raise fail(where, "execution.standing_w", problem)
+        raise spec_error(where, "execution.standing_w", problem)
     for path, value, bound_path, bound in pairs:
         if value is not None and bound is not None and value > bound:
-            raise fail(where, path, f"expected at most {bound_path} = {bound}, got {value}. Lower it.")
+            raise spec_error(where, path, f"expected at most {bound_path} = {bound}, got {value}. Lower it.")
     lanes = spec.teu.lanes
     if lanes & (lanes - 1):
-        raise fail(where, "teu.lanes", f"expected a power of two, got {lanes}. Write the lanes of one {spec.teu.name}.")
-    _check_powers(where, spec)
+        raise spec_error(
+            where, "teu.lanes", f"expected a power of two, got {lanes}. Write the lanes of one {spec.teu.name}."
+        )
+    _check_powers_of_two(where, spec)
     if spec.traits.blocks:
-        _check_gpu(where, spec)
+        _check_gpu_limits(where, spec)
 
 
-def _check_powers(where: str, spec: DeviceSpec) -> None:
+def _check_powers_of_two(where: str, spec: DeviceSpec) -> None:
     """Refuse sizes that are not powers of two where addresses require that, and transactions below one element."""
     for layer in spec.memory_layers:
         path = f"memory_layers.{layer.name}"
         for name in ("transaction_bytes", "line_bytes", "banks", "bank_width_bytes"):
             value = getattr(layer, name)
             if value is not None and value & (value - 1):
-                raise fail(where, f"{path}.{name}", f"expected a power of two, got {value}. Correct the value.")
+                raise spec_error(where, f"{path}.{name}", f"expected a power of two, got {value}. Correct the value.")
         loads = layer.scope == "device" and not spec.traits.exchanges
         if loads and layer.transaction_bytes < _ELEMENT_BYTES:
             problem = f"expected at least the {_ELEMENT_BYTES} bytes of one element, got {layer.transaction_bytes}."
-            raise fail(where, f"{path}.transaction_bytes", f"{problem} Correct the value.")
+            raise spec_error(where, f"{path}.transaction_bytes", f"{problem} Correct the value.")
 
 
-def _check_gpu(where: str, spec: DeviceSpec) -> None:
+def _check_gpu_limits(where: str, spec: DeviceSpec) -> None:
     rates = spec.compute.ops_per_cycle_per_unit
     threads = spec.limits.threads_per_block
     least, most = _GPU_LANES
     if not least <= spec.teu.lanes <= most:
         problem = f"expected from {least} to {most}, as GPUs have, got {spec.teu.lanes}. Correct them."
-        raise fail(where, "teu.lanes", problem)
+        raise spec_error(where, "teu.lanes", problem)
     if threads is not None and threads < spec.teu.lanes:
         problem = f"expected at least the {spec.teu.lanes} lanes of one {spec.teu.name}, got {threads}. Raise it."
-        raise fail(where, "limits.threads_per_block", problem)
+        raise spec_error(where, "limits.threads_per_block", problem)
     for f in spec.fragments:
         if f.threads % spec.teu.lanes:
             problem = f"expected lanes that divide the {f.threads} threads of '{f.name}', got {spec.teu.lanes}."
-            raise fail(where, "teu.lanes", f"{problem} Correct the lanes, or remove the fragment.")
+            raise spec_error(where, "teu.lanes", f"{problem} Correct the lanes, or remove the fragment.")
         if f"{f.rate}.{f.operand}" not in rates and f.rate not in rates:
             path = f"compute.ops_per_cycle_per_unit.{f.rate}.{f.operand}"
-            raise fail(where, path, f"missing: fragment '{f.name}' needs it. Add it, or remove the fragment.")
+            raise spec_error(where, path, f"missing: fragment '{f.name}' needs it. Add it, or remove the fragment.")
 
 
-def check_file(where: str, spec: DeviceSpec) -> None:
+def check_spec_file(where: str, spec: DeviceSpec) -> None:
     """Refuse a file in which a slower layer is smaller than a faster one, or the sustained clock exceeds boost."""
     # Checked for files only: what-if overrides may describe such a device.
     lasting, boost = spec.sustained_clock_hz, spec.clock_hz
     if lasting is not None and lasting > boost:
         problem = f"expected at most clock_hz.boost = {boost:g} Hz, got {lasting:g}. Exchange them, or correct one."
-        raise fail(where, "clock_hz.sustained", problem)
+        raise spec_error(where, "clock_hz.sustained", problem)
     for fast, slow in pairwise(spec.memory_layers) if spec.traits.blocks else ():
         if slow.capacity_bytes < fast.capacity_bytes:
             path, least = f"memory_layers.{slow.name}.capacity_bytes", f"{fast.capacity_bytes} bytes of {fast.name}"
             problem = f"expected at least the {least}, got {slow.capacity_bytes}. Values are bytes: check the unit."
-            raise fail(where, path, problem)
+            raise spec_error(where, path, problem)
 
 
-def suspicions(spec: DeviceSpec) -> tuple[str, ...]:
+def spec_warnings(spec: DeviceSpec) -> tuple[str, ...]:
     """Return warnings about possible but rare values, path first; most such values are in a wrong unit.
 
     >>> from roller.hardware import load_spec
-    >>> suspicions(load_spec("v100"))
+    >>> spec_warnings(load_spec("v100"))
     ()
-    >>> suspicions(load_spec("v100", {"memory_layers.global.bandwidth_bytes_per_s": 8.64e9}))[0].split(': ')[1]
+    >>> spec_warnings(load_spec("v100", {"memory_layers.global.bandwidth_bytes_per_s": 8.64e9}))[0].split(': ')[1]
     '8.64 GB/s is 312 times below the 2700 GB/s of l2'
     """
-    found = [*_of_layers(spec), *_of_rates(spec), *_of_target(spec)]
+    found = [*_layer_warnings(spec), *_rate_warnings(spec), *_target_warnings(spec)]
     accused = {line.partition(": ")[0] for line in found}
-    for line in implausible(spec, accused):
+    for line in plausibility_warnings(spec, accused):
         path = line.partition(": ")[0]
         if path not in accused:
             accused.add(path)
@@ -136,7 +138,7 @@ _MOST_STEP, _MOST_SPARED = 50, 16
 _CLOCKS_HZ = (3e8, 6.5e9)
 
 
-def _of_layers(spec: DeviceSpec) -> Iterator[str]:
+def _layer_warnings(spec: DeviceSpec) -> Iterator[str]:
     for layer in spec.memory_layers:
         if layer.usable_bytes is not None and layer.usable_bytes * _MOST_SPARED < layer.capacity_bytes:
             yield (f"memory_layers.{layer.name}.usable_bytes: {layer.usable_bytes} of {layer.capacity_bytes} bytes is "
@@ -157,7 +159,7 @@ def _of_layers(spec: DeviceSpec) -> Iterator[str]:
             yield f"{path}.capacity_bytes: {sizes}: check both"
 
 
-def _of_rates(spec: DeviceSpec) -> Iterator[str]:
+def _rate_warnings(spec: DeviceSpec) -> Iterator[str]:
     low, high = _CLOCKS_HZ
     if not low <= spec.clock_hz <= high:
         usual = f"{low / 1e9:g} to {high / 1e9:g} GHz are usual"
@@ -173,7 +175,7 @@ def _of_rates(spec: DeviceSpec) -> Iterator[str]:
             yield f"fragments: none of rate '{family}', though compute gives one: that unit is never used"
 
 
-def _of_target(spec: DeviceSpec) -> Iterator[str]:
+def _target_warnings(spec: DeviceSpec) -> Iterator[str]:
     arch = spec.target.get("arch", "")
     first, last = LANGUAGES[spec.target["language"]].architectures
     known = cuda_architecture(arch)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from roller.core.processor import granted, linux_name, tiles_permitted
+from roller.core.processor import (
+    affinity_processors,
+    linux_feature_name,
+    processors_granted_by_cgroup,
+    tile_registers_permitted,
+)
 from roller.errors import SpecError
-from roller.hardware.generic import generic_profile
-from roller.hardware.machine import profile_path
+from roller.hardware.generic_cpu import generic_profile
+from roller.hardware.profile_location import profile_path
 from roller.hardware.reader import read_spec, spec_folder
-from roller.hardware.spec import DeviceSpec, settable
+from roller.hardware.spec import DeviceSpec, settable_fields
 
 _AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AVX2 = {"abm", "avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}
@@ -65,21 +69,23 @@ def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSp
     >>> detect_cpu().kind
     'cpu'
     """
-    found = _detect(root or Path("/"), (machine or platform.machine()).lower(), _affinity())
-    return assumed(found) if root is not None else with_profile(found)
+    found = _detect_cpu_spec(root or Path("/"), (machine or platform.machine()).lower(), affinity_processors())
+    return with_assumed_errors(found) if root is not None else with_probed_profile(found)
 
 
 def detect_unprobed() -> DeviceSpec:
     """Return this machine as detected, without probed values: the starting point of a probe."""
-    return _detect(Path("/"), platform.machine().lower(), _affinity())
+    return _detect_cpu_spec(Path("/"), platform.machine().lower(), affinity_processors())
 
 
 def is_this_machine(spec: DeviceSpec) -> bool:
     """Whether a specification describes this machine: detected or measured here."""
-    return not spec.traits.discrete and (spec.name == "cpu" or (spec.machine != "" and spec.machine == _here()))
+    return not spec.traits.discrete and (
+        spec.name == "cpu" or (spec.machine != "" and spec.machine == _this_machine_fingerprint())
+    )
 
 
-def check_units(spec: DeviceSpec) -> None:
+def check_core_count(spec: DeviceSpec) -> None:
     """Refuse a specification of this machine with a changed number of cores, for which kernels could not be timed."""
     there = detect_unprobed().units
     if spec.units != there:
@@ -89,7 +95,7 @@ def check_units(spec: DeviceSpec) -> None:
         )
 
 
-def _here() -> str:
+def _this_machine_fingerprint() -> str:
     return detect_unprobed().machine
 
 
@@ -98,13 +104,13 @@ def is_probed(spec: DeviceSpec) -> bool:
     return profile_path(spec.machine).is_file()
 
 
-def assumed(detected: DeviceSpec) -> DeviceSpec:
+def with_assumed_errors(detected: DeviceSpec) -> DeviceSpec:
     """Return an unprobed machine with prediction errors that reflect the uncertainty of its assumed rates."""
     fields = {p: UNPROBED_ERROR for p in detected.values() if p in _SECONDS_ERRORS}
     return detected.with_overrides(fields, "assumed")
 
 
-def files_of(spec: DeviceSpec) -> tuple[Path, ...]:
+def profile_files(spec: DeviceSpec) -> tuple[Path, ...]:
     """Return the files with a detected machine's numbers: the similar shipped profile and the probed profile."""
     probed = profile_path(spec.machine)
     shipped = spec_folder() / f"{spec.description.rpartition('(profile ')[2].partition(')')[0]}.yaml"
@@ -112,21 +118,21 @@ def files_of(spec: DeviceSpec) -> tuple[Path, ...]:
     return (*found, *([probed] if is_probed(spec) and probed.is_file() else []))
 
 
-def with_profile(detected: DeviceSpec) -> DeviceSpec:
+def with_probed_profile(detected: DeviceSpec) -> DeviceSpec:
     """Return a detected machine overlaid with the measured values of its probed profile, if any."""
     path = profile_path(detected.machine)
     if not path.is_file():
-        return assumed(detected)
+        return with_assumed_errors(detected)
     try:
         profile = read_spec(str(path))
     except SpecError as err:
         raise SpecError(f"{err} It is what `roller probe cpu` wrote: run it again, or delete the file.") from err
     if profile.machine != detected.machine:
-        return assumed(detected)
-    return _overlaid(detected, profile)
+        return with_assumed_errors(detected)
+    return _overlay_measured_values(detected, profile)
 
 
-def _memory_of_all(detected: DeviceSpec, measured: Mapping[str, float]) -> dict[str, float]:
+def _assumed_all_core_bandwidth(detected: DeviceSpec, measured: Mapping[str, float]) -> dict[str, float]:
     """Return an assumed all-core memory bandwidth if only the bandwidth of one core was measured."""
     path = f"memory_layers.{detected.memory_layers[-1].name}."
     alone = measured.get(f"{path}bandwidth_per_teu_bytes_per_s")
@@ -136,29 +142,31 @@ def _memory_of_all(detected: DeviceSpec, measured: Mapping[str, float]) -> dict[
 
 
 @lru_cache(maxsize=8)
-def _overlaid(detected: DeviceSpec, profile: DeviceSpec) -> DeviceSpec:
-    values, known = profile.values(), settable(detected)
+def _overlay_measured_values(detected: DeviceSpec, profile: DeviceSpec) -> DeviceSpec:
+    values, known = profile.values(), settable_fields(detected)
     measured = {p: v for p, v in values.items() if profile.sources.get(p) == "measured" and p in known}
     for path in list(measured):  # a bandwidth of one core and the way to that of all belong together
         layer, _, field = path.rpartition(".")
         bend = f"{layer}.saturation_exponent"
         if field == "bandwidth_per_teu_bytes_per_s" and bend not in detected.values() and bend not in measured:
             measured[bend] = values[bend]
-    found = detected.with_overrides(measured, "measured").with_overrides(_memory_of_all(detected, measured), "assumed")
+    found = detected.with_overrides(measured, "measured").with_overrides(
+        _assumed_all_core_bandwidth(detected, measured), "assumed"
+    )
     if profile.doubt:  # somebody changed what the probe wrote
         found = found.with_unvalidated_accuracy()
     return replace(found, description=f"{detected.description}, probed")
 
 
 @lru_cache(maxsize=8)
-def _detect(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
+def _detect_cpu_spec(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
     info = read_cpuinfo(root)
     profile, mcpu = match_profile(machine, info)
     shipped = (spec_folder() / f"{profile}.yaml").is_file()
     spec = read_spec(profile) if shipped else generic_profile(profile)
     target = {k: v for k, v in spec.target.items() if k not in ("mtriple", "features")} | {"mcpu": mcpu}
-    has = [llvm for llvm in sorted({f.arch for f in spec.fragments}) if linux_name(llvm) in info.flags]
-    if root == Path("/") and not tiles_permitted():
+    has = [llvm for llvm in sorted({f.arch for f in spec.fragments}) if linux_feature_name(llvm) in info.flags]
+    if root == Path("/") and not tile_registers_permitted():
         has = [llvm for llvm in has if not llvm.startswith("amx")]
     target |= {"features": " ".join(has)} if has else {}
     spec = replace(
@@ -168,15 +176,15 @@ def _detect(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
         target_items=tuple(sorted(target.items())),
     )
     cores = count_cores(root, affinity)
-    detected: dict[str, float] = {"units": cores, **_caches(root, spec)}
-    clock = _clock_hz(root, info)
+    detected: dict[str, float] = {"units": cores, **_detect_caches(root, spec)}
+    clock = _detect_clock_hz(root, info)
     if clock is not None:
         clock = round(clock / _CLOCK_STEP_HZ) * _CLOCK_STEP_HZ
         detected["clock_hz"] = clock
-    memory = _memory_bytes(root)
+    memory = _detect_memory_bytes(root)
     if memory is not None:
         detected["memory_layers.dram.capacity_bytes"] = memory
-    scaled = _scaled(spec, cores, clock or spec.clock_hz)
+    scaled = _scale_to_cores_and_clock(spec, cores, clock or spec.clock_hz)
     found = spec.with_overrides(scaled, "assumed").with_overrides(detected, "detected")
     return replace(found, machine=_fingerprint(info, machine, found))
 
@@ -189,7 +197,7 @@ def _fingerprint(info: CpuInfo, machine: str, spec: DeviceSpec) -> str:
 def read_cpuinfo(root: Path) -> CpuInfo:
     """Return the first processor in ``proc/cpuinfo`` under ``root``; an empty record if that file is missing."""
     fields: dict[str, str] = {}
-    for line in _read(root / "proc/cpuinfo").splitlines():
+    for line in _read_text_or_empty(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
         if colon:
             fields.setdefault(key.strip(), value.strip())
@@ -226,16 +234,17 @@ def match_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
 def count_cores(root: Path, affinity: tuple[int, ...]) -> int:
     """Return the usable physical cores, according to affinity, control group and SMT siblings."""
     siblings = {
-        _read(root / f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list").strip() or str(i) for i in affinity
+        _read_text_or_empty(root / f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list").strip() or str(i)
+        for i in affinity
     }
-    return granted(max(len(siblings), 1), root)
+    return processors_granted_by_cgroup(max(len(siblings), 1), root)
 
 
-def _caches(root: Path, spec: DeviceSpec) -> dict[str, float]:
+def _detect_caches(root: Path, spec: DeviceSpec) -> dict[str, float]:
     out: dict[str, float] = {}
     for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind = _read(folder / "level").strip(), _read(folder / "type").strip()
-        size = _size_bytes(_read(folder / "size").strip())
+        level, kind = _read_text_or_empty(folder / "level").strip(), _read_text_or_empty(folder / "type").strip()
+        size = _parse_size_bytes(_read_text_or_empty(folder / "size").strip())
         if kind == "Instruction" or size is None or level not in ("1", "2", "3"):
             continue
         layer = spec.layer(f"l{level}")
@@ -243,13 +252,13 @@ def _caches(root: Path, spec: DeviceSpec) -> dict[str, float]:
         out[f"{path}.capacity_bytes"] = size
         if layer.usable_bytes is not None:
             out[f"{path}.usable_bytes"] = int(size * layer.usable_bytes / layer.capacity_bytes)
-        line = _read(folder / "coherency_line_size").strip()
+        line = _read_text_or_empty(folder / "coherency_line_size").strip()
         if line.isdigit():
             out[f"{path}.line_bytes"] = int(line)
     return out
 
 
-def _size_bytes(text: str) -> int | None:
+def _parse_size_bytes(text: str) -> int | None:
     factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
     digits = text[:-1] if factor > 1 else text
     return int(digits) * factor if digits.isdigit() and int(digits) > 0 else None
@@ -259,22 +268,22 @@ def _size_bytes(text: str) -> int | None:
 _CLOCK_STEP_HZ = 5.0e7
 
 
-def _clock_hz(root: Path, info: CpuInfo) -> float | None:
+def _detect_clock_hz(root: Path, info: CpuInfo) -> float | None:
     """Return the maximum clock of the first core in Hz, or else its current clock."""
-    text = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
+    text = _read_text_or_empty(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
     if text.isdigit() and int(text) > 0:
         return int(text) * 1e3
     return info.mhz * 1e6 if info.mhz is not None and info.mhz >= 500 else None
 
 
-def _memory_bytes(root: Path) -> int | None:
-    for line in _read(root / "proc/meminfo").splitlines():
+def _detect_memory_bytes(root: Path) -> int | None:
+    for line in _read_text_or_empty(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
     return None
 
 
-def _scaled(spec: DeviceSpec, cores: int, clock_hz: float) -> dict[str, float]:
+def _scale_to_cores_and_clock(spec: DeviceSpec, cores: int, clock_hz: float) -> dict[str, float]:
     """Return the profile's totals and cycle times scaled to a number of cores and a clock."""
     out: dict[str, float] = {}
     # Private layers scale with cores and clock, the sliced L3 with cores, DRAM with cores up to an assumed total.
@@ -292,13 +301,7 @@ def _scaled(spec: DeviceSpec, cores: int, clock_hz: float) -> dict[str, float]:
     return out
 
 
-def _affinity() -> tuple[int, ...]:
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
-
-
-def _read(path: Path) -> str:
+def _read_text_or_empty(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

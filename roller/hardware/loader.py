@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from roller.core.validation import path
+from roller.core.validation import validate_path
 from roller.errors import SpecError
 from roller.hardware.detect import detect_cpu
 from roller.hardware.reader import read_spec
 from roller.hardware.spec import DeviceSpec
-from roller.targets import THIS_MACHINE, device_name
+from roller.targets import THIS_MACHINE, canonical_device_name
 
 
 def load_spec(name_or_path: str | os.PathLike[str], overrides: Mapping[str, float] | None = None) -> DeviceSpec:
@@ -40,6 +40,8 @@ def load_spec(name_or_path: str | os.PathLike[str], overrides: Mapping[str, floa
     >>> load_spec("v100", {"units": 40}).sources["units"]
     'override'
     """
-    name = str(path(name_or_path, "device", error=SpecError, what="the name of a device or the path of a YAML"))
-    spec = detect_cpu() if device_name(name) == THIS_MACHINE else read_spec(name)
+    name = str(
+        validate_path(name_or_path, "device", error=SpecError, what="the name of a device or the path of a YAML")
+    )
+    spec = detect_cpu() if canonical_device_name(name) == THIS_MACHINE else read_spec(name)
     return spec if overrides is None else spec.with_overrides(overrides)

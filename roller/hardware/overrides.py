@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from roller.errors import SpecError, shown
-from roller.hardware.checks import Quantity, check_number, fail, nearest_fields
+from roller.hardware.checks import Quantity, check_number, spec_error, unknown_path_hint
 from roller.hardware.consistency import check_consistency
 from roller.hardware.sections import NOT_OF_KERNELS, Compute
 from roller.hardware.spec import DeviceSpec
@@ -16,36 +16,36 @@ from roller.hardware.spec import DeviceSpec
 _BY_HAND = "override"
 
 
-def overridden(
+def apply_overrides(
     spec: DeviceSpec, overrides: Mapping[str, float], source: str, known: Mapping[str, Quantity]
 ) -> DeviceSpec:
     """Return a copy of a spec with numbers replaced; see ``DeviceSpec.with_overrides``."""
-    numbers = _checked(spec.name, overrides, known)
+    numbers = _check_overrides(spec.name, overrides, known)
     if not numbers:
         return spec
     if source != _BY_HAND:
-        return _with_sources(_with_numbers(spec, numbers), dict.fromkeys(numbers, source))
+        return _replace_sources(_replace_numbers(spec, numbers), dict.fromkeys(numbers, source))
     base = spec.base or spec
     by_hand = {p: v for p, v in spec.values().items() if spec.sources.get(p) == _BY_HAND} | numbers
     before = base.values()
-    is_validated = all(_is_error(p) or p in NOT_OF_KERNELS or before.get(p) == v for p, v in by_hand.items())
+    is_validated = all(_is_accuracy_path(p) or p in NOT_OF_KERNELS or before.get(p) == v for p, v in by_hand.items())
     errors = base if is_validated else base.with_unvalidated_accuracy()
     made = replace(spec, accuracy=errors.accuracy, doubt=errors.doubt)
     # An error set by hand stays, whatever the other numbers are.
-    kinds = _other_kinds(base, by_hand)
-    made = _with_numbers(made, kinds | numbers | {p: v for p, v in by_hand.items() if _is_error(p)})
-    before, sources = errors.values(), {p: s for p, s in spec.sources.items() if not _is_error(p)}
-    sources |= {p: s for p, s in errors.sources.items() if _is_error(p) or p in by_hand}
+    kinds = _scaled_traffic_bandwidths(base, by_hand)
+    made = _replace_numbers(made, kinds | numbers | {p: v for p, v in by_hand.items() if _is_accuracy_path(p)})
+    before, sources = errors.values(), {p: s for p, s in spec.sources.items() if not _is_accuracy_path(p)}
+    sources |= {p: s for p, s in errors.sources.items() if _is_accuracy_path(p) or p in by_hand}
     changed = {p: _BY_HAND for p, v in by_hand.items() if before.get(p) != v}
     made = replace(made, base=base if changed else None, source_items=tuple(sources.items()))
-    return _with_sources(made, changed)
+    return _replace_sources(made, changed)
 
 
-def _is_error(path: str) -> bool:
+def _is_accuracy_path(path: str) -> bool:
     return path.startswith("accuracy.")
 
 
-def _checked(where: str, overrides: Mapping[str, float], known: Mapping[str, Quantity]) -> dict[str, float]:
+def _check_overrides(where: str, overrides: Mapping[str, float], known: Mapping[str, Quantity]) -> dict[str, float]:
     if not isinstance(overrides, Mapping):
         raise SpecError(f"{where}: overrides: expected a mapping from paths to numbers, got {shown(overrides)}.")
     numbers = dict[str, float]()
@@ -53,12 +53,12 @@ def _checked(where: str, overrides: Mapping[str, float], known: Mapping[str, Qua
         if not isinstance(path, str):
             raise SpecError(f"{where}: overrides: expected dotted paths such as 'units', got {shown(path)}.")
         if path not in known:
-            raise fail(where, path, f"unknown field{nearest_fields(path, known)}")
+            raise spec_error(where, path, f"unknown field{unknown_path_hint(path, known)}")
         numbers[path] = check_number(where, path, value, known[path])
     return numbers
 
 
-def _other_kinds(base: DeviceSpec, by_hand: Mapping[str, float]) -> dict[str, float]:
+def _scaled_traffic_bandwidths(base: DeviceSpec, by_hand: Mapping[str, float]) -> dict[str, float]:
     """Return read and triad bandwidths scaled in proportion to an overridden copy bandwidth."""
     found = dict[str, float]()
     for layer in base.memory_layers:
@@ -73,27 +73,27 @@ def _other_kinds(base: DeviceSpec, by_hand: Mapping[str, float]) -> dict[str, fl
     return found
 
 
-def _with_numbers(spec: DeviceSpec, numbers: Mapping[str, float]) -> DeviceSpec:
+def _replace_numbers(spec: DeviceSpec, numbers: Mapping[str, float]) -> DeviceSpec:
     for path, given in numbers.items():
         head, _, rest = path.partition(".")
         if head == "memory_layers":
             name, _, key = rest.partition(".")
-            layers = tuple(_replaced(x, key, given) if x.name == name else x for x in spec.memory_layers)
+            layers = tuple(_replace_field(x, key, given) if x.name == name else x for x in spec.memory_layers)
             spec = replace(spec, memory_layers=layers)
         elif head == "compute":
             rates = spec.compute.ops_per_cycle_per_unit | {rest.partition(".")[2]: given}
             spec = replace(spec, compute=Compute(tuple(rates.items())))
         elif rest:
-            spec = _replaced(spec, head, _replaced(getattr(spec, head), rest, given))
+            spec = _replace_field(spec, head, _replace_field(getattr(spec, head), rest, given))
         else:
-            spec = _replaced(spec, head, given)
+            spec = _replace_field(spec, head, given)
     check_consistency(spec.name, spec)
     return spec
 
 
-def _with_sources(spec: DeviceSpec, sources: Mapping[str, str]) -> DeviceSpec:
+def _replace_sources(spec: DeviceSpec, sources: Mapping[str, str]) -> DeviceSpec:
     return replace(spec, source_items=tuple({**spec.sources, **sources}.items()))
 
 
-def _replaced(obj: Any, name: str, value: object) -> Any:
+def _replace_field(obj: Any, name: str, value: object) -> Any:
     return replace(obj, **{name: value})

@@ -28,7 +28,7 @@ def peak_flops_per_s(spec: DeviceSpec, dtype: str) -> tuple[float, str] | None:
     return 2 * rate * spec.units * spec.clock_hz, pipe
 
 
-def peak_lines(spec: DeviceSpec) -> list[str]:
+def peak_report_lines(spec: DeviceSpec) -> list[str]:
     """Return text lines with the peak operations per second for each dtype, and each layer's size and bandwidth."""
     clock = f"{spec.clock_hz / 1e9:.4g} GHz"
     lines = []

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 
 from roller.core.display import bytes_text
 from roller.hardware.sections import MemoryLayer
+from roller.hardware.sourced_numbers import SourcedNumber
 from roller.hardware.spec import DeviceSpec
-from roller.hardware.written import Written
 
 #: Load-to-use cycles of a layer of one unit and of one of the device: all shipped devices lie ten times
 #: within.
@@ -47,32 +47,32 @@ _BYTES = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([TGM])B/s")
 _POWERS = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
-def implausible(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
+def plausibility_warnings(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
     """Yield warnings about unusual numbers, path first, without comparisons with ``accused`` paths."""
     # The caller adds the path of each yielded line to ``accused`` before it takes the next.
     home = f"memory_layers.{spec.home.name}"
     if "clock_hz" not in accused:
-        yield from _latencies(spec)
-        yield from _times(spec)
-    yield from _sizes(spec)
+        yield from _latency_warnings(spec)
+        yield from _step_time_warnings(spec)
+    yield from _size_warnings(spec)
     if f"{home}.capacity_bytes" not in accused:
-        yield from _amounts(spec)
-    yield from _pipes(spec, accused)
+        yield from _memory_amount_warnings(spec)
+    yield from _issue_rate_warnings(spec, accused)
     if not {f"{home}.bandwidth_bytes_per_s", "compute.ops_per_cycle_per_unit.fma", "clock_hz"} & set(accused):
-        yield from _balance(spec)
+        yield from _compute_to_bandwidth_warnings(spec)
     if f"{home}.bandwidth_bytes_per_s" not in accused:
-        yield from _bandwidths(spec)
+        yield from _bandwidth_warnings(spec)
     for layer in spec.memory_layers:
         if f"memory_layers.{layer.name}.bandwidth_bytes_per_s" not in accused:
-            yield from _of_one_teu(spec, layer)
-    yield from _of_the_board(spec)
+            yield from _teu_bandwidth_warnings(spec, layer)
+    yield from _power_warnings(spec)
     for x in spec.written:
         if spec.sources.get(x.path) not in ("override", "detected"):
-            yield from _sources(x)
-            yield from _note(spec, x)
+            yield from _source_mismatch_warnings(x)
+            yield from _note_warnings(spec, x)
 
 
-def _latencies(spec: DeviceSpec) -> Iterator[str]:
+def _latency_warnings(spec: DeviceSpec) -> Iterator[str]:
     before: MemoryLayer | None = None
     for layer in spec.memory_layers:
         if not layer.latency_s:
@@ -88,7 +88,7 @@ def _latencies(spec: DeviceSpec) -> Iterator[str]:
         before = layer
 
 
-def _times(spec: DeviceSpec) -> Iterator[str]:
+def _step_time_warnings(spec: DeviceSpec) -> Iterator[str]:
     for name, (least, most) in _STEPS.items():
         value = getattr(spec.execution, name)
         cycles = value * spec.clock_hz
@@ -106,7 +106,7 @@ def _times(spec: DeviceSpec) -> Iterator[str]:
             yield f"{path}: {values[path]:.3g} s, where {least:g} to {most:g} s are usual: check the unit"
 
 
-def _amounts(spec: DeviceSpec) -> Iterator[str]:
+def _memory_amount_warnings(spec: DeviceSpec) -> Iterator[str]:
     home = spec.home
     caches = [x for x in spec.memory_layers if x.scope == "device" and x is not home]
     if spec.traits.blocks and caches and home.capacity_bytes < _LEAST_OF_CACHE * caches[-1].capacity_bytes:
@@ -131,7 +131,7 @@ def _amounts(spec: DeviceSpec) -> Iterator[str]:
                f"{limits.registers_per_thread} registers of 4 bytes: check both")  # fmt: skip
 
 
-def _sizes(spec: DeviceSpec) -> Iterator[str]:
+def _size_warnings(spec: DeviceSpec) -> Iterator[str]:
     home = spec.home
     if home.capacity_bytes > _MOST_MEMORY:
         most = bytes_text(_MOST_MEMORY)
@@ -160,27 +160,29 @@ def _sizes(spec: DeviceSpec) -> Iterator[str]:
                    f"{layer.capacity_bytes} of {layer.name}: check both")  # fmt: skip
 
 
-def _bandwidths(spec: DeviceSpec) -> Iterator[str]:
+def _bandwidth_warnings(spec: DeviceSpec) -> Iterator[str]:
     home = spec.home
     path, whole = f"memory_layers.{home.name}", home.bandwidth_bytes_per_s
     for name in ("read_bandwidth_bytes_per_s", "triad_bandwidth_bytes_per_s"):
         value = getattr(home, name)
         if value is not None and not 0.5 < value / whole < 2:
-            yield f"{path}.{name}: {_rate(value)} beside the {_rate(whole)} of copies: check both"
+            copies = _format_bandwidth(whole)
+            yield f"{path}.{name}: {_format_bandwidth(value)} beside the {copies} of copies: check both"
     if spec.link_bytes_per_s and not _LEAST_LINK <= spec.link_bytes_per_s <= whole:
-        yield (f"link_bytes_per_s: {_rate(spec.link_bytes_per_s)} beside {_rate(whole)} of its own memory, where at "
-               f"least {_rate(_LEAST_LINK)} are usual: check the unit")  # fmt: skip
+        link, own, least = (_format_bandwidth(b) for b in (spec.link_bytes_per_s, whole, _LEAST_LINK))
+        yield (f"link_bytes_per_s: {link} beside {own} of its own memory, where at least {least} are usual: "
+               "check the unit")  # fmt: skip
 
 
-def _balance(spec: DeviceSpec) -> Iterator[str]:
+def _compute_to_bandwidth_warnings(spec: DeviceSpec) -> Iterator[str]:
     peak, whole = 2 * spec.ops_per_s("fma"), spec.home.bandwidth_bytes_per_s
     if spec.traits.blocks and not _BALANCE[0] <= peak / whole <= _BALANCE[1]:
-        yield (f"memory_layers.{spec.home.name}.bandwidth_bytes_per_s: {_rate(whole)} beside {peak / 1e12:.3g} TFLOP/s "
-               f"are {peak / whole:.3g} operations a byte, where {_BALANCE[0]:g} to {_BALANCE[1]:g} are usual: check "
-               "the unit")  # fmt: skip
+        yield (f"memory_layers.{spec.home.name}.bandwidth_bytes_per_s: {_format_bandwidth(whole)} beside "
+               f"{peak / 1e12:.3g} TFLOP/s are {peak / whole:.3g} operations a byte, where {_BALANCE[0]:g} to "
+               f"{_BALANCE[1]:g} are usual: check the unit")  # fmt: skip
 
 
-def _of_one_teu(spec: DeviceSpec, layer: MemoryLayer) -> Iterator[str]:
+def _teu_bandwidth_warnings(spec: DeviceSpec, layer: MemoryLayer) -> Iterator[str]:
     each, whole, teu = layer.bandwidth_per_teu_bytes_per_s, layer.bandwidth_bytes_per_s, spec.teu.name
     if each is None:
         return
@@ -190,13 +192,15 @@ def _of_one_teu(spec: DeviceSpec, layer: MemoryLayer) -> Iterator[str]:
     threads = spec.limits.threads_per_unit if spec.traits.blocks else None
     teus = spec.units * (threads or spec.teu.lanes) / spec.teu.lanes
     if alone * each > whole * 1.05:
-        yield f"{name}: {_rate(each)} of each of {alone} {teu}s are more than all of {_rate(whole)}: check the unit"
+        yield (f"{name}: {_format_bandwidth(each)} of each of {alone} {teu}s are more than all of "
+               f"{_format_bandwidth(whole)}: check the unit")  # fmt: skip
     elif teus * each < whole / 8:
-        yield (f"{name}: {_rate(each)} of each of {teus:.0f} resident {teu}s are {_rate(each * teus)}, less than an "
-               f"eighth of {_rate(whole)}: check the unit")  # fmt: skip
+        yield (f"{name}: {_format_bandwidth(each)} of each of {teus:.0f} resident {teu}s are "
+               f"{_format_bandwidth(each * teus)}, less than an eighth of {_format_bandwidth(whole)}: "
+               "check the unit")  # fmt: skip
 
 
-def _of_the_board(spec: DeviceSpec) -> Iterator[str]:
+def _power_warnings(spec: DeviceSpec) -> Iterator[str]:
     power = spec.power_w
     if power is None:
         return
@@ -217,11 +221,11 @@ def _of_the_board(spec: DeviceSpec) -> Iterator[str]:
             continue
         rate, (low, high) = layer.bandwidth_bytes_per_s, _BYTES_DRAWN
         if not low <= layer.byte_j * rate / power <= high:
-            yield (f"memory_layers.{layer.name}.byte_j: {layer.byte_j:.3g} J at {_rate(rate)} are "
+            yield (f"memory_layers.{layer.name}.byte_j: {layer.byte_j:.3g} J at {_format_bandwidth(rate)} are "
                    f"{layer.byte_j * rate:.3g} W beside power_w = {power:g}: check the unit")  # fmt: skip
 
 
-def _pipes(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
+def _issue_rate_warnings(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
     """Yield warnings about rates above or far below the issue rate, and about matrix units slower than the pipes."""
     width = spec.teu.lanes * spec.teu.schedulers_per_unit
     rates = spec.compute.ops_per_cycle_per_unit
@@ -243,7 +247,7 @@ def _pipes(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
                    "TFLOP/s?")  # fmt: skip
 
 
-def _sources(x: Written) -> Iterator[str]:
+def _source_mismatch_warnings(x: SourcedNumber) -> Iterator[str]:
     values = [(s, v) for s, v in x.values if v > 0]
     if len(values) > 1:
         (high, most), (low, least) = max(values, key=lambda v: v[1]), min(values, key=lambda v: v[1])
@@ -251,17 +255,18 @@ def _sources(x: Written) -> Iterator[str]:
             yield f"{x.path}: {low} {least:g} is {most / least:.0f} times below {high} {most:g}: check both units"
 
 
-def _note(spec: DeviceSpec, x: Written) -> Iterator[str]:
+def _note_warnings(spec: DeviceSpec, x: SourcedNumber) -> Iterator[str]:
     family, value = x.path.rpartition("compute.ops_per_cycle_per_unit.")[2], x.values[0][1]
     if x.path.startswith("compute.") and family.partition(".")[0] in ("fma", "dot", "matrix", "group_matrix"):
-        yield from _note_of_rate(spec, x, value)
+        yield from _rate_note_warnings(spec, x, value)
     elif x.path.endswith("bandwidth_bytes_per_s"):
         told = [float(n) * _POWERS[p] for n, p in _BYTES.findall(x.note)]
         if len(told) == 1 and not 0.02 < value / told[0] < 50:
-            yield f"{x.path}: {_rate(value)} beside {_rate(told[0])} of its own note: check the unit"
+            noted = _format_bandwidth(told[0])
+            yield f"{x.path}: {_format_bandwidth(value)} beside {noted} of its own note: check the unit"
 
 
-def _note_of_rate(spec: DeviceSpec, x: Written, value: float) -> Iterator[str]:
+def _rate_note_warnings(spec: DeviceSpec, x: SourcedNumber, value: float) -> Iterator[str]:
     """Yield a warning if a rate contradicts the unit counts or the operations per second in its note."""
     clocks = [c for c in (spec.clock_hz, spec.sustained_clock_hz) if c]
     peaks = [2 * value * spec.units * c for c in clocks]
@@ -277,5 +282,5 @@ def _note_of_rate(spec: DeviceSpec, x: Written, value: float) -> Iterator[str]:
             yield f"{x.path}: {value:g} beside {count} times {each} of its own note"
 
 
-def _rate(bytes_per_s: float) -> str:
+def _format_bandwidth(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:,.3g} GB/s"

@@ -12,8 +12,8 @@ import yaml
 
 from roller.core.files import read_text
 from roller.errors import SpecError, did_you_mean, shown
-from roller.hardware.checks import check_keys, fail, join_path, read_sourced
-from roller.hardware.consistency import check_consistency, check_file
+from roller.hardware.checks import check_keys, join_path, read_sourced_number, spec_error
+from roller.hardware.consistency import check_consistency, check_spec_file
 from roller.hardware.fragments import read_fragments
 from roller.hardware.sections import (
     DTYPES,
@@ -26,10 +26,10 @@ from roller.hardware.sections import (
     Limits,
     MemoryLayer,
     Teu,
-    quantities,
+    numeric_fields,
 )
+from roller.hardware.sourced_numbers import collect_sourced_numbers
 from roller.hardware.spec import DeviceSpec
-from roller.hardware.written import written
 from roller.targets import KINDS, LANGUAGES, THIS_MACHINE
 
 SCOPES = ("thread", "unit", "device")
@@ -64,8 +64,8 @@ def list_specs() -> tuple[str, ...]:
 
 def read_spec(name_or_path: str) -> DeviceSpec:
     """Return the specification for a shipped name or YAML file, parsed once per version of the file."""
-    path = _find(name_or_path)
-    return _load_cached(path, _stamp(path))
+    path = _find_spec_file(name_or_path)
+    return _load_cached(path, _modification_time_ns(path))
 
 
 def spec_path(name_or_path: str) -> Path:
@@ -74,14 +74,14 @@ def spec_path(name_or_path: str) -> Path:
     >>> spec_path("V100").name
     'v100.yaml'
     """
-    return _find(name_or_path)
+    return _find_spec_file(name_or_path)
 
 
 #: Characters of a file name that every system accepts.
 _MOST_NAME = 200
 
 
-def _find(name: str) -> Path:
+def _find_spec_file(name: str) -> Path:
     if name.endswith((".yaml", ".yml")) or os.sep in name:
         return Path(name)
     small = name.lower()
@@ -93,7 +93,7 @@ def _find(name: str) -> Path:
     return path
 
 
-def _stamp(path: Path) -> int:
+def _modification_time_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError as err:
@@ -111,7 +111,7 @@ def _load_cached(path: Path, stamp: int) -> DeviceSpec:
     return parse_spec(text, where)
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C parser where it was built
+class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C parser where it was built
     """Safe YAML loader that refuses duplicate keys, which PyYAML would silently overwrite."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -129,7 +129,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 def parse_spec(text: str, where: str) -> DeviceSpec:
     """Return the specification in a YAML text; ``where`` names the file in error messages."""
     try:
-        data = yaml.load(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_UniqueKeyLoader)
     # Not only YAMLError: also a number with thousands of digits, an impossible date, or deep nesting.
     except (yaml.YAMLError, ValueError, RecursionError) as err:
         mark = getattr(err, "problem_mark", None)
@@ -145,40 +145,40 @@ def parse_spec(text: str, where: str) -> DeviceSpec:
         (*_SECTIONS, "machine", *_OF_THE_BOARD, "memory_layers", "accuracy", "fragments"),
         (*_SECTIONS, "memory_layers"),
     )
-    return _build(where, data)
+    return _build_spec(where, data)
 
 
-def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
+def _build_spec(where: str, data: Mapping[str, Any]) -> DeviceSpec:
     sources: dict[str, str] = {}
     kind = data["kind"]
     if kind not in KINDS:
-        raise fail(where, "kind", f"expected one of {sorted(KINDS)}, got {shown(kind)}.")
-    declared, given = quantities(DeviceSpec), _clocks_apart(where, data)
-    top = _numbers(where, "", given, {k: declared[k] for k in declared if k in given}, sources)
-    teu = _section(where, "teu", data["teu"], kind, sources, extra=("name",))
+        raise spec_error(where, "kind", f"expected one of {sorted(KINDS)}, got {shown(kind)}.")
+    declared, given = numeric_fields(DeviceSpec), _split_clocks(where, data)
+    top = _read_numbers(where, "", given, {k: declared[k] for k in declared if k in given}, sources)
+    teu = _read_section(where, "teu", data["teu"], kind, sources, extra=("name",))
     spec = DeviceSpec(
-        name=_text(where, "name", data["name"]),
+        name=_read_text_field(where, "name", data["name"]),
         kind=kind,
-        description=_text(where, "description", data["description"]),
-        target_items=_target(where, kind, data["target"]),
-        teu=Teu(name=_text(where, "teu.name", data["teu"].get("name")), **teu),
-        compute=_compute(where, data["compute"], sources),
-        execution=Execution(**_section(where, "execution", data["execution"], kind, sources)),
-        limits=Limits(**_section(where, "limits", data["limits"], kind, sources)),
-        memory_layers=_layers(where, data["memory_layers"], kind, sources),
-        machine=_text(where, "machine", data["machine"]) if "machine" in data else "",
-        accuracy=Accuracy(**_section(where, "accuracy", data.get("accuracy", {}), kind, sources)),
+        description=_read_text_field(where, "description", data["description"]),
+        target_items=_read_target(where, kind, data["target"]),
+        teu=Teu(name=_read_text_field(where, "teu.name", data["teu"].get("name")), **teu),
+        compute=_read_compute(where, data["compute"], sources),
+        execution=Execution(**_read_section(where, "execution", data["execution"], kind, sources)),
+        limits=Limits(**_read_section(where, "limits", data["limits"], kind, sources)),
+        memory_layers=_read_layers(where, data["memory_layers"], kind, sources),
+        machine=_read_text_field(where, "machine", data["machine"]) if "machine" in data else "",
+        accuracy=Accuracy(**_read_section(where, "accuracy", data.get("accuracy", {}), kind, sources)),
         fragments=read_fragments(where, data.get("fragments", [])),
         source_items=tuple(sources.items()),
-        written=written(data),
+        written=collect_sourced_numbers(data),
         **top,
     )
     check_consistency(where, spec)
-    check_file(where, spec)
-    return spec if _is_validated(where, spec, data.get("accuracy", {})) else spec.with_unvalidated_accuracy()
+    check_spec_file(where, spec)
+    return spec if _errors_are_validated(where, spec, data.get("accuracy", {})) else spec.with_unvalidated_accuracy()
 
 
-def _clocks_apart(where: str, data: Mapping[str, Any]) -> dict[str, Any]:
+def _split_clocks(where: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the top-level data with ``clock_hz: {boost, sustained}`` as two numbers; a single number is boost."""
     clocks = data["clock_hz"]
     if not isinstance(clocks, Mapping) or not {"boost", "sustained"} & set(clocks):
@@ -187,12 +187,12 @@ def _clocks_apart(where: str, data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, "clock_hz": clocks["boost"], "sustained_clock_hz": clocks["sustained"]}
 
 
-def _is_validated(where: str, spec: DeviceSpec, accuracy: Mapping[str, Any]) -> bool:
+def _errors_are_validated(where: str, spec: DeviceSpec, accuracy: Mapping[str, Any]) -> bool:
     """Whether the file's measured errors were validated with exactly the file's numbers."""
     # A copied file whose numbers were changed is not validated; unmeasured errors claim nothing.
     given = accuracy.get(VALIDATED_WITH)
     if given is not None:
-        given = _text(where, f"accuracy.{VALIDATED_WITH}", given)
+        given = _read_text_field(where, f"accuracy.{VALIDATED_WITH}", given)
     measured = any(p.startswith("accuracy.") and source == "measured" for p, source in spec.sources.items())
     return not measured or given == spec.numbers_key
 
@@ -202,88 +202,94 @@ VALIDATED_WITH = "validated_with"
 _CLASSES = {"teu": Teu, "execution": Execution, "limits": Limits, "accuracy": Accuracy}
 
 
-def _section(
+def _read_section(
     where: str, name: str, data: object, kind: str, sources: dict[str, str], extra: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     if not isinstance(data, Mapping):
-        raise fail(where, name, f"expected a mapping of fields, got {shown(data)}.")
-    declared = quantities(_CLASSES[name])
+        raise spec_error(where, name, f"expected a mapping of fields, got {shown(data)}.")
+    declared = numeric_fields(_CLASSES[name])
     required = [k for k, q in declared.items() if kind in q.kinds]
     texts = (VALIDATED_WITH,) if name == "accuracy" else ()
     check_keys(where, name, data, (*extra, *texts, *declared), (*extra, *required))
-    return _numbers(where, name, data, declared, sources)
+    return _read_numbers(where, name, data, declared, sources)
 
 
-def _numbers(
+def _read_numbers(
     where: str, path: str, data: Mapping[str, Any], declared: Mapping[str, Any], sources: dict[str, str]
 ) -> dict[str, Any]:
     out = {}
     for key, quantity in declared.items():
         if key in data:
             dotted = join_path(path, key)
-            out[key], sources[dotted] = read_sourced(where, dotted, data[key], quantity)
+            out[key], sources[dotted] = read_sourced_number(where, dotted, data[key], quantity)
     return out
 
 
-def _compute(where: str, data: object, sources: dict[str, str]) -> Compute:
+def _read_compute(where: str, data: object, sources: dict[str, str]) -> Compute:
     path = "compute.ops_per_cycle_per_unit"
     if not isinstance(data, Mapping):
-        raise fail(where, "compute", f"expected a mapping of fields, got {shown(data)}.")
+        raise spec_error(where, "compute", f"expected a mapping of fields, got {shown(data)}.")
     check_keys(where, "compute", data, ("ops_per_cycle_per_unit",), ("ops_per_cycle_per_unit",))
     rates = data["ops_per_cycle_per_unit"]
     if not isinstance(rates, Mapping):
-        raise fail(where, path, f"expected a mapping of rates, got {shown(rates)}.")
+        raise spec_error(where, path, f"expected a mapping of rates, got {shown(rates)}.")
     for name in rates:
         _check_rate_name(where, path, name)
     check_keys(where, path, rates, rates, OPERATION_CLASSES)
-    return Compute(tuple(_numbers(where, path, rates, dict.fromkeys(rates, RATE), sources).items()))
+    return Compute(tuple(_read_numbers(where, path, rates, dict.fromkeys(rates, RATE), sources).items()))
 
 
-def _layers(where: str, data: object, kind: str, sources: dict[str, str]) -> tuple[MemoryLayer, ...]:
+def _read_layers(where: str, data: object, kind: str, sources: dict[str, str]) -> tuple[MemoryLayer, ...]:
     names = KINDS[kind].layers
     if not isinstance(data, list) or not all(isinstance(x, Mapping) for x in data):
-        raise fail(where, "memory_layers", f"expected a list of layers {list(names)}, fastest first.")
+        raise spec_error(where, "memory_layers", f"expected a list of layers {list(names)}, fastest first.")
     found = [x.get("name") for x in data]
     for name in found:
         if name not in names:
             hint = did_you_mean(str(name), names)
-            raise fail(where, f"memory_layers.{name}", f"unknown layer{hint or '.'} A {kind} has {list(names)}.")
+            raise spec_error(where, f"memory_layers.{name}", f"unknown layer{hint or '.'} A {kind} has {list(names)}.")
     for name in names:
         if name not in found:
-            raise fail(where, f"memory_layers.{name}", f"missing layer; a {kind} has {list(names)}. Add it.")
+            raise spec_error(where, f"memory_layers.{name}", f"missing layer; a {kind} has {list(names)}. Add it.")
     if tuple(found) != names:
-        raise fail(where, "memory_layers", f"expected the order {list(names)}, fastest first, got {found}. Reorder.")
-    return tuple(_layer(where, x, kind, sources) for x in data)
+        raise spec_error(
+            where, "memory_layers", f"expected the order {list(names)}, fastest first, got {found}. Reorder."
+        )
+    return tuple(_read_layer(where, x, kind, sources) for x in data)
 
 
-def _layer(where: str, data: Mapping[str, Any], kind: str, sources: dict[str, str]) -> MemoryLayer:
+def _read_layer(where: str, data: Mapping[str, Any], kind: str, sources: dict[str, str]) -> MemoryLayer:
     path = f"memory_layers.{data['name']}"
-    declared = quantities(MemoryLayer)
+    declared = numeric_fields(MemoryLayer)
     plain = ("name", "scope", "tiled")
     required = [k for k, q in declared.items() if kind in q.kinds]
     check_keys(where, path, data, (*plain, *declared), (*plain, *required))
     if data["scope"] not in SCOPES:
-        raise fail(where, f"{path}.scope", f"expected one of {list(SCOPES)}, got {data['scope']!r}.")
+        raise spec_error(where, f"{path}.scope", f"expected one of {list(SCOPES)}, got {data['scope']!r}.")
     if not isinstance(data["tiled"], bool):
-        raise fail(where, f"{path}.tiled", f"expected true or false, got {data['tiled']!r}.")
+        raise spec_error(where, f"{path}.tiled", f"expected true or false, got {data['tiled']!r}.")
     return MemoryLayer(
         name=data["name"],
         scope=data["scope"],
         tiled=data["tiled"],
-        **_numbers(where, path, data, declared, sources),
+        **_read_numbers(where, path, data, declared, sources),
     )
 
 
-def _target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
+def _read_target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(data, Mapping) or not all(isinstance(v, str) for v in data.values()):
-        raise fail(where, "target", f"expected text values such as {{language: cuda, arch: sm_70}}, got {shown(data)}.")
+        raise spec_error(
+            where, "target", f"expected text values such as {{language: cuda, arch: sm_70}}, got {shown(data)}."
+        )
     language = data.get("language")
     if language not in LANGUAGES:
         hint = did_you_mean(str(language), LANGUAGES)
-        raise fail(where, "target.language", f"expected one of {sorted(LANGUAGES)}, got {shown(language)}{hint}")
+        raise spec_error(where, "target.language", f"expected one of {sorted(LANGUAGES)}, got {shown(language)}{hint}")
     found = LANGUAGES[language]
     if found.kind.name != kind:
-        raise fail(where, "target.language", f"expected a language of a {kind}, got {shown(language)}. Correct 'kind'.")
+        raise spec_error(
+            where, "target.language", f"expected a language of a {kind}, got {shown(language)}. Correct 'kind'."
+        )
     check_keys(where, "target", data, ("language", *found.required_keys, *found.optional_keys), found.required_keys)
     return tuple(sorted(data.items()))
 
@@ -293,12 +299,12 @@ def _check_rate_name(where: str, path: str, name: str) -> None:
     classes = (*OPERATION_CLASSES, *OPTIONAL_CLASSES)
     if operation not in classes:
         hint = did_you_mean(operation, classes) or f"; expected one of {list(classes)}."
-        raise fail(where, join_path(path, name), f"unknown key{hint}")
+        raise spec_error(where, join_path(path, name), f"unknown key{hint}")
     if dot and dtype not in DTYPES:
-        raise fail(where, join_path(path, name), f"unknown dtype '{dtype}'{did_you_mean(dtype, DTYPES) or '.'}")
+        raise spec_error(where, join_path(path, name), f"unknown dtype '{dtype}'{did_you_mean(dtype, DTYPES) or '.'}")
 
 
-def _text(where: str, path: str, value: object) -> str:
+def _read_text_field(where: str, path: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise fail(where, path, f"expected text, got {shown(value)}.")
+        raise spec_error(where, path, f"expected text, got {shown(value)}.")
     return value

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from roller.core.display import non_defaults
+from roller.core.display import non_default_repr
 from roller.hardware.checks import Quantity
 from roller.targets import KINDS
 
@@ -21,7 +21,7 @@ DTYPES = ("float16", "bfloat16", "tfloat32", "float32", "float64", "int8", "int1
 RATE = Quantity("operations/cycle/unit", 1e-3, 1e7)
 
 
-def number(
+def numeric_field(
     unit: str,
     minimum: float,
     maximum: float,
@@ -41,7 +41,7 @@ class Section:
     """Base class of the sections, whose ``repr`` shows only non-default fields."""
 
     def __repr__(self) -> str:
-        return non_defaults(self)
+        return non_default_repr(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,11 +49,13 @@ class Teu(Section):
     """Tile execution unit: threads or lanes that execute one instruction together."""
 
     name: str  #: ``"warp"``, ``"wavefront"`` or ``"vector"``
-    lanes: int = number("lanes", 1, 1024, integer=True)  #: Threads of a warp, or float32 lanes of a vector register
+    lanes: int = numeric_field(
+        "lanes", 1, 1024, integer=True
+    )  #: Threads of a warp, or float32 lanes of a vector register
     #: TEUs that a unit issues from per cycle; on a CPU, the FMA ports.
-    schedulers_per_unit: int = number("schedulers", 1, 64, integer=True)
+    schedulers_per_unit: int = numeric_field("schedulers", 1, 64, integer=True)
     #: CPU: float32 lanes per pass; wider vectors take several passes (Zen 1: 4 of 8 lanes, Zen 4: 8 of 16).
-    datapath_lanes: int | None = number("lanes", 1, 1024, integer=True, required=False)
+    datapath_lanes: int | None = numeric_field("lanes", 1, 1024, integer=True, required=False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,37 +79,37 @@ class Execution(Section):
     """Latencies and overheads, and the energy that arithmetic takes."""
 
     #: Dependent latency of one reduction step of a register tile (scratchpad load to FMA).
-    step_latency_s: float = number("s", 0, 1e-3)
+    step_latency_s: float = numeric_field("s", 0, 1e-3)
     #: Issue time per TEU and reduction step in addition to the FMAs (scratchpad loads, index arithmetic).
-    step_issue_s: float = number("s", 0, 1e-3)
+    step_issue_s: float = numeric_field("s", 0, 1e-3)
     #: Time that a block loses at a barrier; on a CPU, loop overhead per panel step.
-    barrier_s: float = number("s", 0, 1e-2)
-    launch_s: float = number("s", 0, 1.0)  #: Kernel launch time; on a CPU, the time of a call on one thread
+    barrier_s: float = numeric_field("s", 0, 1e-2)
+    launch_s: float = numeric_field("s", 0, 1.0)  #: Kernel launch time; on a CPU, the time of a call on one thread
     #: CPU: time to start a parallel loop on waiting workers and to join them.
-    fork_s: float | None = number("s", 0, 1e-2, kinds=("cpu",))
+    fork_s: float | None = numeric_field("s", 0, 1e-2, kinds=("cpu",))
     #: Groups of co-resident blocks that run out of step, so that loads of one overlap arithmetic of another.
-    overlap_blocks: float | None = number("blocks", 1, 64, required=False)
+    overlap_blocks: float | None = numeric_field("blocks", 1, 64, required=False)
     #: Widest asynchronous copy from global memory to the scratchpad; ``None``: not supported.
-    async_copy_bytes: int | None = number("bytes", 4, 1024, integer=True, required=False)
+    async_copy_bytes: int | None = numeric_field("bytes", 4, 1024, integer=True, required=False)
     #: CPU: time per element of a copy of single elements, of a copy of rows, and of a strided store.
-    element_gather_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
-    element_copy_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
-    element_scatter_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
+    element_gather_s: float | None = numeric_field("s", 0, 1e-6, kinds=("cpu",))
+    element_copy_s: float | None = numeric_field("s", 0, 1e-6, kinds=("cpu",))
+    element_scatter_s: float | None = numeric_field("s", 0, 1e-6, kinds=("cpu",))
     #: CPU: cache misses that a core overlaps with arithmetic.
-    misses_in_flight: float | None = number("misses", 1, 1024, kinds=("cpu",))
+    misses_in_flight: float | None = numeric_field("misses", 1, 1024, kinds=("cpu",))
     #: CPU: extra load slots of a vector load that crosses a cache line; 1 if unknown.
-    split_load_slots: float | None = number("slots", 0, 64, required=False)
+    split_load_slots: float | None = numeric_field("slots", 0, 64, required=False)
     #: CPU: lines before the prefetcher runs ahead of a stream; shorter runs partly wait.
-    prefetched_lines: float | None = number("lines", 1, 1 << 12, required=False)
+    prefetched_lines: float | None = numeric_field("lines", 1, 1 << 12, required=False)
     #: CPU: time of a first-touch page fault; no kernel here causes one.
-    fault_s: float | None = number("s", 0, 1e-3, required=False)
+    fault_s: float | None = numeric_field("s", 0, 1e-3, required=False)
     #: Energy of the board per unit and cycle with busy pipes, with a busy matrix unit, and in a kernel's other cycles;
     #: with ``power_w`` they limit the clock. Defaults: no limit; as ``busy_cycle_j``; 0.
-    busy_cycle_j: float | None = number("J", 1e-12, 1e-3, required=False)
-    matrix_cycle_j: float | None = number("J", 1e-12, 1e-3, required=False)
-    idle_cycle_j: float | None = number("J", 1e-13, 1e-3, required=False)
+    busy_cycle_j: float | None = numeric_field("J", 1e-12, 1e-3, required=False)
+    matrix_cycle_j: float | None = numeric_field("J", 1e-12, 1e-3, required=False)
+    idle_cycle_j: float | None = numeric_field("J", 1e-13, 1e-3, required=False)
     #: Power of the board at full clock without a kernel; ``None``: included in the energies of cycles.
-    standing_w: float | None = number("W", 0, 1e5, required=False)
+    standing_w: float | None = numeric_field("W", 0, 1e5, required=False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,22 +117,22 @@ class Limits(Section):
     """Hard limits, and smaller usable budgets for construction; GPU fields are ``None`` on a CPU and vice versa."""
 
     #: 32-bit registers of one unit.
-    registers_per_unit: int | None = number("registers", 1024, 1 << 24, integer=True, kinds=("gpu",))
+    registers_per_unit: int | None = numeric_field("registers", 1024, 1 << 24, integer=True, kinds=("gpu",))
     #: Hard limit of the instruction set.
-    registers_per_thread: int | None = number("registers", 8, 1024, integer=True, kinds=("gpu",))
+    registers_per_thread: int | None = numeric_field("registers", 8, 1024, integer=True, kinds=("gpu",))
     #: Budget of a register tile with its operands and addresses.
-    usable_registers_per_thread: int | None = number("registers", 8, 1024, integer=True, kinds=("gpu",))
+    usable_registers_per_thread: int | None = numeric_field("registers", 8, 1024, integer=True, kinds=("gpu",))
     #: Granularity of register allocation per TEU.
-    register_allocation_unit: int | None = number("registers", 1, 4096, integer=True, kinds=("gpu",))
+    register_allocation_unit: int | None = numeric_field("registers", 1, 4096, integer=True, kinds=("gpu",))
     #: Launch and residency limits.
-    threads_per_block: int | None = number("threads", 1, 1 << 16, integer=True, kinds=("gpu",))
-    threads_per_unit: int | None = number("threads", 1, 1 << 16, integer=True, kinds=("gpu", "bsp"))
-    blocks_per_unit: int | None = number("blocks", 1, 1 << 12, integer=True, kinds=("gpu",))
+    threads_per_block: int | None = numeric_field("threads", 1, 1 << 16, integer=True, kinds=("gpu",))
+    threads_per_unit: int | None = numeric_field("threads", 1, 1 << 16, integer=True, kinds=("gpu", "bsp"))
+    blocks_per_unit: int | None = numeric_field("blocks", 1, 1 << 12, integer=True, kinds=("gpu",))
     #: Static scratchpad limit of one block.
-    shared_bytes_per_block: int | None = number("bytes", 1024, 1 << 26, integer=True, kinds=("gpu",))
+    shared_bytes_per_block: int | None = numeric_field("bytes", 1024, 1 << 26, integer=True, kinds=("gpu",))
     #: CPU: architectural vector registers, and those available for accumulators.
-    vector_registers: int | None = number("registers", 4, 1024, integer=True, kinds=("cpu",))
-    usable_vector_registers: int | None = number("registers", 2, 1024, integer=True, kinds=("cpu",))
+    vector_registers: int | None = numeric_field("registers", 4, 1024, integer=True, kinds=("cpu",))
+    usable_vector_registers: int | None = numeric_field("registers", 2, 1024, integer=True, kinds=("cpu",))
 
 
 #: Numbers that no kernel's time depends on.
@@ -151,21 +153,21 @@ class Accuracy(Section):
     """
 
     #: Standard deviation of ``ln(measured / predicted)`` about zero, for predicted seconds.
-    prediction_error: float | None = number("relative", 1e-3, 5, required=False)
+    prediction_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
     #: The same for kernels bound by arithmetic, by a memory layer, or by latencies and launches.
-    compute_error: float | None = number("relative", 1e-3, 5, required=False)
-    memory_error: float | None = number("relative", 1e-3, 5, required=False)
-    overhead_error: float | None = number("relative", 1e-3, 5, required=False)
+    compute_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
+    memory_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
+    overhead_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
     #: The same for programs that use a matrix unit, whatever bounds them.
-    matrix_error: float | None = number("relative", 1e-3, 5, required=False)
+    matrix_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
     #: Added per mechanism that no validated kernel had (pipelining, Winograd, walks along windows).
-    mechanism_error: float | None = number("relative", 0, 5, required=False)
+    mechanism_error: float | None = numeric_field("relative", 0, 5, required=False)
     #: Error of the ratio of two candidates of one expression; most errors are common to both.
-    ranking_error: float | None = number("relative", 1e-3, 5, required=False)
+    ranking_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
     #: The same for two candidates that share structure, register tile and staging.
-    same_kernel_error: float | None = number("relative", 1e-3, 5, required=False)
+    same_kernel_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
 
-    def unvalidated(self) -> Accuracy:
+    def for_unvalidated_numbers(self) -> Accuracy:
         """Return the errors to expect for changed device numbers; keep errors of ratios, because these cancel out."""
         matrix = None if self.matrix_error is None else max(self.matrix_error, UNVALIDATED_ERROR)
         whole = max(self.prediction_error or UNVALIDATED_ERROR, UNVALIDATED_ERROR)
@@ -180,57 +182,57 @@ class MemoryLayer(Section):
     name: str
     scope: Literal["thread", "unit", "device"]  #: Owner of one instance: ``"thread"``, ``"unit"`` or ``"device"``
     tiled: bool  #: Whether an rTile is stored here
-    capacity_bytes: int = number("bytes", 64, 1 << 50, integer=True)  #: Bytes of one instance
+    capacity_bytes: int = numeric_field("bytes", 64, 1 << 50, integer=True)  #: Bytes of one instance
     #: Device-wide total over all instances; for copies (as many writes as reads) where the next two are given.
-    bandwidth_bytes_per_s: float = number("bytes/s", 1e8, 1e17)
-    transaction_bytes: int = number("bytes", 1, 1 << 16, integer=True)
+    bandwidth_bytes_per_s: float = numeric_field("bytes/s", 1e8, 1e17)
+    transaction_bytes: int = numeric_field("bytes", 1, 1 << 16, integer=True)
     #: GPU DRAM: total for read-only traffic, and for two reads per write; ``None``: the same for all traffic.
-    read_bandwidth_bytes_per_s: float | None = number("bytes/s", 1e8, 1e17, required=False)
-    triad_bandwidth_bytes_per_s: float | None = number("bytes/s", 1e8, 1e17, required=False)
+    read_bandwidth_bytes_per_s: float | None = numeric_field("bytes/s", 1e8, 1e17, required=False)
+    triad_bandwidth_bytes_per_s: float | None = numeric_field("bytes/s", 1e8, 1e17, required=False)
     #: GPU device memory: fewest and most bytes over drivers that programs see (``total_memory`` in PyTorch).
-    reported_bytes: int | None = number("bytes", 64, 1 << 50, integer=True, required=False)
-    reported_most_bytes: int | None = number("bytes", 64, 1 << 50, integer=True, required=False)
+    reported_bytes: int | None = numeric_field("bytes", 64, 1 << 50, integer=True, required=False)
+    reported_most_bytes: int | None = numeric_field("bytes", 64, 1 << 50, integer=True, required=False)
     #: CPU: page size, first-level TLB entries, time of a miss that the next level answers. GPU: page size and
     #: last-level TLB entries.
-    page_bytes: int | None = number("bytes", 256, 1 << 30, integer=True, required=False)
-    tlb_entries: int | None = number("pages", 1, 1 << 20, integer=True, required=False)
-    tlb_miss_s: float | None = number("s", 1e-11, 1e-4, required=False)
+    page_bytes: int | None = numeric_field("bytes", 256, 1 << 30, integer=True, required=False)
+    tlb_entries: int | None = numeric_field("pages", 1, 1 << 20, integer=True, required=False)
+    tlb_miss_s: float | None = numeric_field("s", 1e-11, 1e-4, required=False)
     #: Minimum bytes fetched from the next layer (the DRAM burst), where larger than a transaction.
-    fetch_bytes: int | None = number("bytes", 1, 1 << 16, integer=True, required=False)
+    fetch_bytes: int | None = numeric_field("bytes", 1, 1 << 16, integer=True, required=False)
     #: Budget in this layer for the tiles of one block (GPU) or one task (CPU).
-    usable_bytes: int | None = number("bytes", 16, 1 << 50, integer=True, required=False)
+    usable_bytes: int | None = numeric_field("bytes", 16, 1 << 50, integer=True, required=False)
     #: Share of a cache in which data survives other traffic until reuse.
-    kept_share: float | None = number("share", 0.01, 1, required=False)
+    kept_share: float | None = numeric_field("share", 0.01, 1, required=False)
     #: Scratchpad bytes that the system reserves per resident block.
-    reserved_bytes: int | None = number("bytes", 0, 1 << 20, integer=True, required=False)
-    banks: int | None = number("banks", 1, 1024, integer=True, required=False)
-    bank_width_bytes: int | None = number("bytes", 1, 1024, integer=True, required=False)
-    line_bytes: int | None = number("bytes", 8, 4096, integer=True, required=False)
-    latency_s: float | None = number("s", 1e-11, 1e-3, required=False)  #: Load-to-use latency
+    reserved_bytes: int | None = numeric_field("bytes", 0, 1 << 20, integer=True, required=False)
+    banks: int | None = numeric_field("banks", 1, 1024, integer=True, required=False)
+    bank_width_bytes: int | None = numeric_field("bytes", 1, 1024, integer=True, required=False)
+    line_bytes: int | None = numeric_field("bytes", 8, 4096, integer=True, required=False)
+    latency_s: float | None = numeric_field("s", 1e-11, 1e-3, required=False)  #: Load-to-use latency
     #: Bandwidth of one resident TEU alone on the device.
-    bandwidth_per_teu_bytes_per_s: float | None = number("bytes/s", 1e6, 1e14, required=False)
+    bandwidth_per_teu_bytes_per_s: float | None = numeric_field("bytes/s", 1e6, 1e14, required=False)
     #: ``p`` in ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)`` for W resident TEUs with ``b`` each.
-    saturation_exponent: float | None = number("", 0.1, 20, required=False)
+    saturation_exponent: float | None = numeric_field("", 0.1, 20, required=False)
     #: GPU with ``power_w``: energy of the board per byte that passes the layer; ``None``: included in cycles.
-    byte_j: float | None = number("J", 1e-14, 1e-6, required=False)
+    byte_j: float | None = numeric_field("J", 1e-14, 1e-6, required=False)
 
     @property
-    def most_bytes_per_s(self) -> float:
+    def peak_bytes_per_s(self) -> float:
         """Largest bandwidth over all kinds of traffic."""
         return max(
             self.bandwidth_bytes_per_s, self.read_bandwidth_bytes_per_s or 0.0, self.triad_bandwidth_bytes_per_s or 0.0
         )
 
-    def at_bandwidth(self, factor: float) -> MemoryLayer:
+    def with_bandwidth_factor(self, factor: float) -> MemoryLayer:
         """Return the layer with all bandwidths multiplied by ``factor``."""
         kinds = ("bandwidth_bytes_per_s", "read_bandwidth_bytes_per_s", "triad_bandwidth_bytes_per_s")
         given = {k: getattr(self, k) for k in kinds}
         return replace(self, **{k: v * factor for k, v in given.items() if v is not None})
 
-    def at_clock(self, factor: float) -> MemoryLayer:
+    def with_clock_factor(self, factor: float) -> MemoryLayer:
         """Return a layer in the units' clock domain for a clock multiplied by ``factor``."""
         latency = None if self.latency_s is None else self.latency_s / factor
-        return replace(self.at_bandwidth(factor), latency_s=latency)
+        return replace(self.with_bandwidth_factor(factor), latency_s=latency)
 
     @property
     def budget_bytes(self) -> int:
@@ -243,12 +245,12 @@ class MemoryLayer(Section):
         return self.capacity_bytes * (1.0 if self.kept_share is None else self.kept_share)
 
 
-def quantities(section: type) -> dict[str, Quantity]:
+def numeric_fields(section: type) -> dict[str, Quantity]:
     """Return the unit and range of each numeric field of a section class."""
     return {f.name: f.metadata["quantity"] for f in fields(section) if "quantity" in f.metadata}
 
 
-def numbers_of(section: object) -> dict[str, float]:
+def present_numbers(section: object) -> dict[str, float]:
     """Return the numbers present in a section."""
-    found = {name: getattr(section, name) for name in quantities(type(section))}
+    found = {name: getattr(section, name) for name in numeric_fields(type(section))}
     return {k: v for k, v in found.items() if v is not None}

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from roller.core.display import html_table, one_line
+from roller.core.display import html_table, one_line_repr
 from roller.core.fragment import Fragment
-from roller.core.validation import whole_number
+from roller.core.validation import validate_integer
 from roller.errors import SpecError, did_you_mean, shown
 from roller.hardware.checks import Quantity
 from roller.hardware.sections import (
@@ -26,11 +26,11 @@ from roller.hardware.sections import (
     Limits,
     MemoryLayer,
     Teu,
-    number,
-    numbers_of,
-    quantities,
+    numeric_field,
+    numeric_fields,
+    present_numbers,
 )
-from roller.hardware.written import Written
+from roller.hardware.sourced_numbers import SourcedNumber
 from roller.targets import KINDS, DeviceKind
 
 #: Note for a device whose errors were validated with other numbers.
@@ -75,7 +75,8 @@ class DeviceSpec:
     teu, compute, execution, limits, memory_layers
         See the classes; layers are ordered from fastest to slowest.
     machine
-        Fingerprint of the measured machine (:mod:`roller.hardware.machine`); empty for any device with this name.
+        Fingerprint of the measured machine (:mod:`roller.hardware.profile_location`); empty for any device with this
+        name.
     accuracy
         Expected errors of the model on this device.
     fragments
@@ -108,30 +109,30 @@ class DeviceSpec:
     execution: Execution
     limits: Limits
     memory_layers: tuple[MemoryLayer, ...]
-    units: int = number("units", 1, 1 << 16, integer=True)
-    clock_hz: float = number("Hz", 1e7, 1e10)
-    sustained_clock_hz: float | None = number("Hz", 1e7, 1e10, required=False)
-    power_w: float | None = number("W", 1, 1e5, required=False)
-    process_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
-    process_convolution_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
-    process_eager_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
-    process_least_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
-    process_most_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
-    link_bytes_per_s: float | None = number("bytes/s", 1e6, 1e14, required=False)
-    link_latency_s: float | None = number("s", 0, 1, required=False)
+    units: int = numeric_field("units", 1, 1 << 16, integer=True)
+    clock_hz: float = numeric_field("Hz", 1e7, 1e10)
+    sustained_clock_hz: float | None = numeric_field("Hz", 1e7, 1e10, required=False)
+    power_w: float | None = numeric_field("W", 1, 1e5, required=False)
+    process_bytes: int | None = numeric_field("bytes", 0, 1 << 36, integer=True, required=False)
+    process_convolution_bytes: int | None = numeric_field("bytes", 0, 1 << 36, integer=True, required=False)
+    process_eager_bytes: int | None = numeric_field("bytes", 0, 1 << 36, integer=True, required=False)
+    process_least_bytes: int | None = numeric_field("bytes", 0, 1 << 36, integer=True, required=False)
+    process_most_bytes: int | None = numeric_field("bytes", 0, 1 << 36, integer=True, required=False)
+    link_bytes_per_s: float | None = numeric_field("bytes/s", 1e6, 1e14, required=False)
+    link_latency_s: float | None = numeric_field("s", 0, 1, required=False)
     machine: str = field(default="", compare=False)
     accuracy: Accuracy = field(default_factory=Accuracy)
     fragments: tuple[Fragment, ...] = ()
     source_items: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
-    written: tuple[Written, ...] = field(default=(), compare=False, repr=False)
+    written: tuple[SourcedNumber, ...] = field(default=(), compare=False, repr=False)
     doubt: str = field(default="", compare=False, repr=False)
     base: DeviceSpec | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        return one_line("DeviceSpec", f"{self.name}: {self.units} {self.traits.unit}", self.description)
+        return one_line_repr("DeviceSpec", f"{self.name}: {self.units} {self.traits.unit}", self.description)
 
     def _repr_html_(self) -> str:
-        known = settable(self)
+        known = settable_fields(self)
         rows = ((k, f"{v:.6g}", known[k].unit, self.sources.get(k, "override")) for k, v in self.values().items())
         return html_table(f"{self.name}: {self.description}", ("field", "value", "unit", "source"), rows)
 
@@ -250,9 +251,9 @@ class DeviceSpec:
         >>> load_spec("v100").with_overrides({"units": 40}).units
         40
         """
-        from roller.hardware.overrides import overridden
+        from roller.hardware.overrides import apply_overrides
 
-        return overridden(self, overrides, source, settable(self))
+        return apply_overrides(self, overrides, source, settable_fields(self))
 
     def share(self, units: int) -> DeviceSpec:
         """Return the device as it appears to a program that uses at most ``units`` of its units.
@@ -266,14 +267,14 @@ class DeviceSpec:
         >>> load_spec("v100").share(20).layer("shared").bandwidth_bytes_per_s * 4
         12080000000000.0
         """
-        given = min(whole_number(units, "units", 1), self.units)
+        given = min(validate_integer(units, "units", 1), self.units)
         part, layers = given / self.units, []
         for layer in self.memory_layers:
             alone = layer.bandwidth_per_teu_bytes_per_s if self.traits.simd else None  # the unit is one TEU
             scale = part if layer.scope != "device" else 1.0
             if layer.scope == "device" and alone:
                 scale = min(1.0, given * alone / layer.bandwidth_bytes_per_s)
-            layers.append(layer.at_bandwidth(scale))
+            layers.append(layer.with_bandwidth_factor(scale))
         return replace(self, units=given, memory_layers=tuple(layers))
 
     @cached_property
@@ -306,19 +307,19 @@ class DeviceSpec:
             return self
         slower, ex = self.sustained_clock_hz / self.clock_hz, self.execution
         cycles = {k: getattr(ex, k) / slower for k in ("step_latency_s", "step_issue_s", "barrier_s")}
-        layers = tuple(x if x.scope == "device" else x.at_clock(slower) for x in self.memory_layers)
+        layers = tuple(x if x.scope == "device" else x.with_clock_factor(slower) for x in self.memory_layers)
         return replace(self, clock_hz=self.sustained_clock_hz, sustained_clock_hz=None, memory_layers=layers,
                        execution=replace(ex, **cycles))  # fmt: skip
 
     def values(self) -> dict[str, float]:
         """Return every number present, by dotted path, in the order of the YAML file."""
-        out: dict[str, float] = numbers_of(self)
+        out: dict[str, float] = present_numbers(self)
         for section in ("teu", "execution", "limits"):
-            out |= {f"{section}.{k}": v for k, v in numbers_of(getattr(self, section)).items()}
+            out |= {f"{section}.{k}": v for k, v in present_numbers(getattr(self, section)).items()}
         out |= {f"compute.ops_per_cycle_per_unit.{k}": v for k, v in self.compute.rates}
         for layer in self.memory_layers:
-            out |= {f"memory_layers.{layer.name}.{k}": v for k, v in numbers_of(layer).items()}
-        out |= {f"accuracy.{k}": v for k, v in numbers_of(self.accuracy).items()}
+            out |= {f"memory_layers.{layer.name}.{k}": v for k, v in present_numbers(layer).items()}
+        out |= {f"accuracy.{k}": v for k, v in present_numbers(self.accuracy).items()}
         return out
 
     def to_dict(self) -> dict[str, Any]:
@@ -338,14 +339,14 @@ class DeviceSpec:
     @cached_property
     def content_key(self) -> str:
         """SHA-256 of everything that affects the performance model and code generation, without sources and prose."""
-        return _digest({"name": self.name, **self._content()})
+        return _sha256_of_json({"name": self.name, **self._content()})
 
     @property
     def numbers_key(self) -> str:
         """Short :attr:`content_key` without the name and the errors; measured errors are valid for this key."""
         body = self._content()
         body["values"] = {k: v for k, v in body["values"].items() if not k.startswith("accuracy.")}
-        return _digest(body)[:16]
+        return _sha256_of_json(body)[:16]
 
     def _content(self) -> dict[str, Any]:
         return {
@@ -359,33 +360,35 @@ class DeviceSpec:
 
     def with_unvalidated_accuracy(self) -> DeviceSpec:
         """Return the device with the prediction errors for unvalidated numbers."""
-        accuracy = self.accuracy.unvalidated()
+        accuracy = self.accuracy.for_unvalidated_numbers()
         if accuracy == self.accuracy:
             return self
-        kept = {f"accuracy.{k}" for k, v in numbers_of(accuracy).items() if v == getattr(self.accuracy, k)}
+        kept = {f"accuracy.{k}" for k, v in present_numbers(accuracy).items() if v == getattr(self.accuracy, k)}
         sources = {k: v for k, v in self.sources.items() if not k.startswith("accuracy.") or k in kept}
-        sources |= {f"accuracy.{k}": "assumed" for k in numbers_of(accuracy) if f"accuracy.{k}" not in kept}
+        sources |= {f"accuracy.{k}": "assumed" for k in present_numbers(accuracy) if f"accuracy.{k}" not in kept}
         return replace(self, accuracy=accuracy, source_items=tuple(sources.items()), doubt=OTHER_NUMBERS)
 
 
-def _digest(body: Mapping[str, Any]) -> str:
+def _sha256_of_json(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 _SECTIONS: dict[str, type] = {"teu": Teu, "execution": Execution, "limits": Limits, "accuracy": Accuracy}
 
 
-def settable(spec: DeviceSpec) -> dict[str, Quantity]:
+def settable_fields(spec: DeviceSpec) -> dict[str, Quantity]:
     """Return the unit and range of every numeric path of a device, present or not."""
-    out = dict(quantities(DeviceSpec))
+    out = dict(numeric_fields(DeviceSpec))
     for name, section in _SECTIONS.items():
         out |= {
-            f"{name}.{k}": q for k, q in quantities(section).items() if section is not Limits or spec.kind in q.kinds
+            f"{name}.{k}": q
+            for k, q in numeric_fields(section).items()
+            if section is not Limits or spec.kind in q.kinds
         }
     prefix = "compute.ops_per_cycle_per_unit"
     names = {*OPERATION_CLASSES, *OPTIONAL_CLASSES, *spec.compute.ops_per_cycle_per_unit}
     names |= {f"{c}.{d}" for c in ("fma", "add", "matrix", "group_matrix", "convert", "convert_to") for d in DTYPES}
     out |= {f"{prefix}.{name}": RATE for name in sorted(names)}
     for layer in spec.traits.layers:
-        out |= {f"memory_layers.{layer}.{k}": q for k, q in quantities(MemoryLayer).items()}
+        out |= {f"memory_layers.{layer}.{k}": q for k, q in numeric_fields(MemoryLayer).items()}
     return out

@@ -13,11 +13,11 @@ from roller.core.cache_location import cache_folder
 from roller.core.display import seconds_text
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.operator_price import check_policy
 from roller.insight.rate_card import RateCard
 from roller.insight.sweep import check_picture_path
-from roller.perf.unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import unit_notes
 
 #: Name of the row in which every operator is called once.
 ALL = "all, once each"
@@ -136,7 +136,7 @@ def compare(
     cells: list[Cell] = []
     notes: dict[str, None] = {}
     for spec in devices:
-        kernels = Kernels(spec.sustained, policy, cache_folder() / "prices")
+        kernels = KernelPricer(spec.sustained, policy, cache_folder() / "prices")
         kernels.price_in_parallel(operators.values())
         mine = [_price_cell(name, expr, spec, kernels) for name, expr in operators.items()]
         kernels.save()
@@ -154,7 +154,7 @@ def compare(
     )  # fmt: skip
 
 
-def _price_cell(name: str, expr: TensorExpr, spec: DeviceSpec, kernels: Kernels) -> Cell:
+def _price_cell(name: str, expr: TensorExpr, spec: DeviceSpec, kernels: KernelPricer) -> Cell:
     found = kernels.price_expression(expr)
     return Cell(
         name, str(expr), spec.name, found.seconds, found.lower, found.upper, found.resource, found.provenance

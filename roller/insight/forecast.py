@@ -18,21 +18,21 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.hardware.calibration import is_calibrated
 from roller.insight.cost.host_copies import host_copy_notes
-from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.operator_price import Price
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
 from roller.insight.memory.largest_batch import fit_uncertainty_note, memory_on_device
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Memory
-from roller.insight.step.breakdown import BreakdownRow, Key, breakdown, exposed_us, thread_work_us
-from roller.insight.step.from_trace import graph_of_priced_step
+from roller.insight.step.breakdown import BreakdownRow, Key, breakdown, exposed_network_us, thread_work_us
+from roller.insight.step.from_trace import build_priced_step_graph
 from roller.insight.step.graph import Provenance, StepGraph, Task
 from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
 from roller.insight.trace.trace import Operator, Trace
-from roller.insight.whatif.data_parallel import data_parallel
-from roller.perf.unit_notes import unit_notes
+from roller.insight.whatif.data_parallel import add_data_parallelism
+from roller.perf.matrix_unit_notes import unit_notes
 
 #: Share of a step in waits for links from which on the step is bound by links.
 NOTABLE = 0.1
@@ -197,13 +197,13 @@ class Forecast:
                 "oom": oom,
                 "by_kind": dict(memory.by_kind()),
             },
-            "operators": [_row_data(x) for x in self.by_operator()],
-            "modules": [_row_data(x) for x in self.by_module()],
+            "operators": [_breakdown_row_data(x) for x in self.by_operator()],
+            "modules": [_breakdown_row_data(x) for x in self.by_module()],
             "notes": list(self.notes),
         }
 
 
-def _row_data(x: BreakdownRow) -> dict[str, Any]:
+def _breakdown_row_data(x: BreakdownRow) -> dict[str, Any]:
     seconds = x.compute_us / 1e6
     return {"name": x.name, "calls": x.kernels, "seconds": seconds, "share": x.share, "resource": x.resource}
 
@@ -216,7 +216,7 @@ def forecast(
     policy: str = "library",
     host_op_s: float = HOST_OP_S,
     settings: AllocatorSettings | None = None,
-    kernels: Kernels | None = None,
+    kernels: KernelPricer | None = None,
     devices: int = 1,
     tf32: bool | None = None,
 ) -> Forecast:
@@ -268,12 +268,12 @@ def forecast(
     last, *others = (
         _forecast_step(t, spec, policy, host_op_s, settings, kernels, devices, tf32) for t in trace.unlike()
     )
-    return _mean_of_steps(last, others) if others else last
+    return _mean_forecast(last, others) if others else last
 
 
 def _forecast_step(
     trace: Trace, spec: DeviceSpec, policy: str, host_op_s: float, settings: AllocatorSettings | None,
-    kernels: Kernels | None, devices: int, tf32: bool | None,
+    kernels: KernelPricer | None, devices: int, tf32: bool | None,
 ) -> Forecast:  # fmt: skip
     """Return the forecast for the last step of a trace."""
     step = price_step(trace, spec, policy, kernels=kernels, tf32=tf32)
@@ -287,7 +287,7 @@ def _forecast_step(
     lacks = unit_notes(step.kernels.priced_expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
     far = host_copy_notes(trace.steady(), end_s) if spec.traits.discrete else ()
     notes = (*trace.warnings, *far, *lacks, *filter(None, [near]))
-    exposed_s = exposed_us(graph, run) / 1e6
+    exposed_s = exposed_network_us(graph, run) / 1e6
     below, above = (sum(getattr(p, n) for _, p in step.operators) - device_s for n in ("lower", "upper"))
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
@@ -298,7 +298,7 @@ def _forecast_step(
     )  # fmt: skip
 
 
-def _mean_of_steps(last: Forecast, others: Sequence[Forecast]) -> Forecast:
+def _mean_forecast(last: Forecast, others: Sequence[Forecast]) -> Forecast:
     """Return one forecast for steps that differ: the means of their times, and the operators of the longest step."""
     steps = (last, *others)
     names = ("iteration_s", "lower_s", "upper_s", "device_s", "host_s", "links_s", "exposed_s", "unmapped_share")
@@ -310,7 +310,7 @@ def _mean_of_steps(last: Forecast, others: Sequence[Forecast]) -> Forecast:
 
 def _graph_on_devices(step: PricedStep, host_op_s: float, devices: int) -> tuple[StepGraph, Trace]:
     """Return a step's graph on one of ``devices`` devices, and the trace with the memory of its gradient buckets."""
-    graph = graph_of_priced_step(step, host_op_s)
+    graph = build_priced_step_graph(step, host_op_s)
     return (graph, step.trace) if devices == 1 else _graph_on_several_devices(step, graph, devices)
 
 
@@ -332,4 +332,4 @@ def _graph_on_several_devices(step: PricedStep, graph: StepGraph, devices: int) 
     def copy_us(size_bytes: int, gradients: int) -> tuple[float, Provenance]:
         return 1e6 * step.kernels.price_stream(size_bytes, size_bytes, gradients).seconds, "predicted"
 
-    return data_parallel(graph, ring, copy_us) if held else graph, add_bucket_storages(step.trace, held)
+    return add_data_parallelism(graph, ring, copy_us) if held else graph, add_bucket_storages(step.trace, held)

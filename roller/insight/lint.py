@@ -19,19 +19,19 @@ from roller.errors import RollerError, counted
 from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes
 from roller.hardware import DeviceSpec
-from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.operator_price import check_policy
 from roller.insight.cost.padding import (
     LEAST_GAIN,
     LEAST_SHARE,
-    enlarge,
+    enlarge_sizes,
     joint_paddings,
-    larger_multiples,
-    least_padding,
+    padded_extents,
+    smallest_worthwhile_padding,
 )
 
 if TYPE_CHECKING:
-    from roller.models.graph.steps import Program, Run
+    from roller.models.graph.program_steps import Program, Run
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def lint(
     the time to pad tensors other than weights is not priced.
     """
     from roller.arguments import target_of
-    from roller.models.compile import partitioned, read
+    from roller.models.compile import partition_graph, read_folded_graph
 
     if not (isinstance(least_gain, (int, float)) and 1 < least_gain < math.inf):
         raise RollerError(f"lint: least_gain: expected a factor above 1, got {least_gain!r}. Pass e.g. 1.05.")
@@ -202,12 +202,12 @@ def lint(
             f"lint: policy: expected 'roller' on {spec.name}, got 'library': those described run on GPUs."
         )
     source, name = _model_source(model, examples)
-    program = partitioned(read(source, batch=batch, shapes=shapes))
+    program = partition_graph(read_folded_graph(source, batch=batch, shapes=shapes))
     return _lint_program(program, name or program.name, spec, policy, least_gain)
 
 
 def _model_source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
-    """Return a model as an argument for :func:`read`, and a name if it has none of its own."""
+    """Return a model as an argument for :func:`read_folded_graph`, and a name if it has none of its own."""
     if not hasattr(model, "parameters") or isinstance(model, type):
         if examples:
             raise RollerError(f"lint: expected no examples beside an ONNX model, got {len(examples)}. Leave them out.")
@@ -219,37 +219,39 @@ def _model_source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
     from roller.insight.tracing import require_torch
 
     require_torch("lint")
-    from roller.models.torch.export import exported_module
+    from roller.models.torch.export import export_module
 
-    return exported_module(model, examples), type(model).__name__
+    return export_module(model, examples), type(model).__name__
 
 
 def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, least_gain: float) -> Lint:
-    from roller.models.graph.steps import runs_of
+    from roller.models.graph.program_steps import iterate_kernel_runs
 
-    runs = list(runs_of(program.steps))
+    runs = list(iterate_kernel_runs(program.steps))
     uses, first = Counter(r.kernel for r in runs), {r.kernel: r for r in reversed(runs)}
-    prices = Kernels(spec.sustained, policy)
+    prices = KernelPricer(spec.sustained, policy)
     expressions = {key: program.kernels[key].expression for key in uses}
     prices.price_in_parallel(expressions.values())
     found = {key: prices.price_expression(e) for key, e in expressions.items()}
     whole = sum(uses[key] * p.seconds for key, p in found.items())
     sizes = {
-        key: [s for s in growing_sizes(expressions[key]) if larger_multiples(s.extent)]
+        key: [s for s in growing_sizes(expressions[key]) if padded_extents(s.extent)]
         for key, price in found.items() if uses[key] * price.seconds >= LEAST_SHARE * whole
     }  # fmt: skip
-    prices.price_in_parallel(enlarge(expressions[key], c) for key, own in sizes.items() for c in joint_paddings(own))
+    prices.price_in_parallel(
+        enlarge_sizes(expressions[key], c) for key, own in sizes.items() for c in joint_paddings(own)
+    )
     advice = []
     for key, own in sizes.items():
-        best = least_padding(expressions[key], own, prices, least_gain)
+        best = smallest_worthwhile_padding(expressions[key], own, prices, least_gain)
         if not best:
             continue
-        before, padded = found[key], enlarge(expressions[key], best)
+        before, padded = found[key], enlarge_sizes(expressions[key], best)
         after = prices.price_expression(padded)
         advice.append(
             Advice(
                 first[key].label, uses[key],
-                tuple(_named_padding(s, e, expressions[key], first[key], program) for s, e in best.items()),
+                tuple(_pad_with_name(s, e, expressions[key], first[key], program) for s, e in best.items()),
                 before.seconds, after.seconds, uses[key] * before.seconds / whole,
                 padded.flops / expressions[key].flops - 1 if expressions[key].flops else 0.0,
                 whole / (whole - uses[key] * (before.seconds - after.seconds)),
@@ -260,7 +262,7 @@ def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, le
     return Lint(spec.name, name, whole, len(uses), sum(map(bool, sizes.values())), tuple(advice))
 
 
-def _named_padding(size: Size, padded: int, expr: TensorExpr, run: Run, program: Program) -> Pad:
+def _pad_with_name(size: Size, padded: int, expr: TensorExpr, run: Run, program: Program) -> Pad:
     """Return the padding of a size, named after a weight with that size, or else an input, or else an output."""
     names = dict(
         itertools.chain(

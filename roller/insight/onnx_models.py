@@ -11,8 +11,8 @@ from typing import Any, Literal
 from roller.core.display import html_table, seconds_text
 from roller.hardware import DeviceSpec
 from roller.hardware.calibration import is_calibrated
-from roller.insight.cost.kernels import KernelPrice, Kernels
-from roller.perf.unit_notes import unit_notes
+from roller.insight.cost.kernel_prices import KernelPrice, KernelPricer
+from roller.perf.matrix_unit_notes import unit_notes
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,10 @@ class ModelForecast:
     def _repr_html_(self) -> str:
         """Return an HTML table of the kernels for a notebook, headed by the inference time and its interval."""
         rows = (
-            (x.name, x.runs, seconds_text(x.seconds), _ends_text(x.lower, x.upper), x.resource) for x in self.kernels
+            (x.name, x.runs, seconds_text(x.seconds), _interval_text(x.lower, x.upper), x.resource)
+            for x in self.kernels
         )
-        spread = _ends_text(self.lower_s, self.upper_s)
+        spread = _interval_text(self.lower_s, self.upper_s)
         title = f"{self.model} on {self.device}, {self.kind}: {seconds_text(self.iteration_s)} ({spread})"
         return html_table(title, ("kernel", "runs", self.kind, "interval", "bound by"), rows)
 
@@ -87,7 +88,7 @@ class ModelForecast:
         return {**asdict(self), "throughput_per_s": self.throughput}
 
 
-def _ends_text(lower_s: float | None, upper_s: float | None) -> str:
+def _interval_text(lower_s: float | None, upper_s: float | None) -> str:
     return "" if lower_s is None or upper_s is None else f"{seconds_text(lower_s)} to {seconds_text(upper_s)}"
 
 
@@ -119,17 +120,19 @@ def forecast_onnx(
         If the file is not a model, or contains operators that cannot be lowered.
     """
     from roller.arguments import target_of
-    from roller.models.compile import partitioned, read
-    from roller.models.graph import memory
-    from roller.models.graph.steps import runs_of
+    from roller.models.compile import partition_graph, read_folded_graph
+    from roller.models.graph import memory_plan
+    from roller.models.graph.program_steps import iterate_kernel_runs
 
     spec = target_of(device)[0]
-    program = partitioned(read(model, batch=batch, shapes=shapes))
-    planned = memory.plan(program)
-    prices = Kernels(spec.sustained, policy)
-    uses = Counter(run.kernel for run in runs_of(program.steps))
+    program = partition_graph(read_folded_graph(model, batch=batch, shapes=shapes))
+    planned = memory_plan.plan_memory(program)
+    prices = KernelPricer(spec.sustained, policy)
+    uses = Counter(run.kernel for run in iterate_kernel_runs(program.steps))
     prices.price_in_parallel(program.kernels[key].expression for key in uses)
-    found = {key: prices.price_expression(program.kernels[key].expression).repeated(n) for key, n in uses.items()}
+    found = {
+        key: prices.price_expression(program.kernels[key].expression).multiply_by_count(n) for key, n in uses.items()
+    }
     whole = sum(p.seconds for p in found.values())
     first = [program.values[name].shape for name in program.inputs if name in program.values]
     return ModelForecast(

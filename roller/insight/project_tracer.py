@@ -14,12 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from roller.backends.channel import ChannelClosed, receive, send
-from roller.backends.child import end_process
+from roller.backends.device_process import end_process
+from roller.backends.message_channel import ChannelClosed, receive, send
 from roller.core.package_folders import environment_with_package
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import DeviceRules, TraceOptions, compute_capability_of
-from roller.insight.trace.progress import report
+from roller.insight.trace.progress import report_progress
 from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
@@ -76,7 +76,7 @@ class ProjectTracer:
         Cancelled
             If the caller cancelled the trace.
         """
-        return Retracer(self._locked, TraceOptions(), TracedStep.of)(options or TraceOptions())
+        return Retracer(self._trace_with_lock, TraceOptions(), TracedStep.of)(options or TraceOptions())
 
     def close(self) -> None:
         """Stop the process, if any, once any request from another thread has been answered."""
@@ -115,20 +115,20 @@ class ProjectTracer:
         with self._lock:
             self._stop()
             try:
-                reply, blobs = self._ask({**self._request(options), "budget_s": budget_s}, "runs")
+                reply, blobs = self._send_request({**self._request(options), "budget_s": budget_s}, "runs")
             finally:
                 self._stop()
         return Trace.from_json(blobs[0].decode(), str(self.entry)), reply["measured"]
 
-    def _locked(self, options: TraceOptions) -> Trace:
+    def _trace_with_lock(self, options: TraceOptions) -> Trace:
         with self._lock:
             return self._trace(options)
 
     def _trace(self, options: TraceOptions) -> Trace:
-        if any(_state(file) != known for file, known in self._files.items()):
+        if any(_file_signature(file) != known for file, known in self._files.items()):
             self.close()
-        reply, blobs = self._ask(self._request(options), "can be traced")
-        self._files = {file: _state(file) for file in reply["files"]}
+        reply, blobs = self._send_request(self._request(options), "can be traced")
+        self._files = {file: _file_signature(file) for file in reply["files"]}
         return Trace.from_json(blobs[0].decode(), str(self.entry))
 
     def _request(self, options: TraceOptions) -> dict[str, Any]:
@@ -141,15 +141,15 @@ class ProjectTracer:
             "checkpoint": checkpoint if isinstance(checkpoint, (bool, str)) else list(checkpoint or ()),
         }  # fmt: skip
 
-    def _ask(self, request: dict[str, Any], wanted: str) -> tuple[dict[str, Any], list[bytes]]:
+    def _send_request(self, request: dict[str, Any], wanted: str) -> tuple[dict[str, Any], list[bytes]]:
         """Return the answer to a request; ``wanted`` describes what a step is expected to do."""
-        process = self._started()
+        process = self._ensure_process()
         assert process.stdin is not None and process.stdout is not None
         try:
             send(process.stdin.fileno(), request)
-            reply, blobs = self._reply(process.stdout.fileno())
+            reply, blobs = self._receive_reply(process.stdout.fileno())
         except ChannelClosed:
-            raise self._ended() from None
+            raise self._process_ended_error() from None
         except BaseException:
             self.close()  # cancelled or interrupted: a later answer would not belong to any request
             raise
@@ -166,21 +166,21 @@ class ProjectTracer:
         """Return additional environment variables for the process."""
         return {}
 
-    def _reply(self, fd: int) -> tuple[dict[str, Any], list[bytes]]:
+    def _receive_reply(self, fd: int) -> tuple[dict[str, Any], list[bytes]]:
         """Return the answer; report progress to listeners before it arrives, who may cancel in the meantime."""
         last: tuple[str, int, int] = ("trace", 0, 0)
         while True:
             if not select.select([fd], [], [], _POLL_S)[0]:
-                report(*last)
+                report_progress(*last)
                 continue
             reply, blobs = receive(fd)
             if "progress" not in reply:
                 return reply, blobs
             stage, done, total = reply["progress"]
             last = (str(stage), int(done), int(total))
-            report(*last)
+            report_progress(*last)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _ensure_process(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
             try:
@@ -199,7 +199,7 @@ class ProjectTracer:
             self._files = {}
         return self._process
 
-    def _ended(self) -> ModelError:
+    def _process_ended_error(self) -> ModelError:
         """Return how the process ended, with the last line that it wrote."""
         process, stderr = self._process, self._stderr
         assert process is not None and stderr is not None
@@ -216,7 +216,7 @@ class ProjectTracer:
         )
 
 
-def _state(file: str) -> tuple[int, int]:
+def _file_signature(file: str) -> tuple[int, int]:
     """Return properties that change with a file's content: its modification time and size."""
     try:
         found = os.stat(file)

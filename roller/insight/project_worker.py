@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roller.backends.channel import ChannelClosed, receive, send
+from roller.backends.message_channel import ChannelClosed, receive, send
 from roller.errors import RollerError
 from roller.insight.trace.options import DeviceRules, TraceOptions
 from roller.insight.trace.progress import listening
@@ -34,18 +34,18 @@ def main(entry: str) -> None:
     """Answer requests until the other end closes."""
     again: Retracer[Trace] | None = None
 
-    def answer(request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
+    def answer_request(request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
         nonlocal again
         if "budget_s" in request:
-            return _measured(entry, request)
-        again = again or _retracer(entry, request["calls"])
-        trace = again(options_of(request))
-        return {"files": _files()}, trace
+            return _measure_entry(entry, request)
+        again = again or _make_retracer(entry, request["calls"])
+        trace = again(options_from_request(request))
+        return {"files": _loaded_project_files()}, trace
 
-    answer_requests(answer)
+    answer_requests(answer_request)
 
 
-def answer_requests(answer: Callable[[dict[str, Any]], tuple[dict[str, Any], Trace]]) -> None:
+def answer_requests(answer_request: Callable[[dict[str, Any]], tuple[dict[str, Any], Trace]]) -> None:
     """Answer each request with an answer and a trace until the other end closes; errors are answers, too."""
     requests, answers = take_pipes()
     own = os.getpid()
@@ -54,14 +54,14 @@ def answer_requests(answer: Callable[[dict[str, Any]], tuple[dict[str, Any], Tra
             request, _ = receive(requests)
             try:
                 with listening(progress_sender(answers)):
-                    found, trace = answer(request)
-                _end_unless(own)
+                    found, trace = answer_request(request)
+                _exit_if_forked(own)
             except RollerError as error:
-                _end_unless(own)
+                _exit_if_forked(own)
                 problems = error.rows() if isinstance(error, ProviderErrors) else []
                 send(answers, {"refused": str(error), "problems": problems})
             except BaseException as error:  # noqa: BLE001 - the other end says it; this process goes on or ends there
-                _end_unless(own)
+                _exit_if_forked(own)
                 send(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
             else:
                 send(answers, found, [trace.to_json().encode()])
@@ -79,11 +79,11 @@ def take_pipes() -> tuple[int, int]:
     # A process that the user's code forks answers nothing, and keeps no pipe open when this one is gone.
     for pipe in (requests, answers):
         os.register_at_fork(after_in_child=partial(os.close, pipe))
-    threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
+    threading.Thread(target=_exit_when_pipe_closes, args=(requests,), daemon=True).start()
     return requests, answers
 
 
-def _end_with(requests: int) -> None:
+def _exit_when_pipe_closes(requests: int) -> None:
     """End this process when the other end of a pipe closes, whatever the user's code is doing."""
     watch = select.poll()
     watch.register(requests, 0)  # its end is always reported
@@ -91,13 +91,13 @@ def _end_with(requests: int) -> None:
     os._exit(1)
 
 
-def _end_unless(own: int) -> None:
+def _exit_if_forked(own: int) -> None:
     """End a process that is not ``own``: one that the user's code forked and that left the code by an exception."""
     if os.getpid() != own:
         os._exit(0)
 
 
-def _retracer(entry: str, calls: int | None) -> Retracer[Trace]:
+def _make_retracer(entry: str, calls: int | None) -> Retracer[Trace]:
     from roller.insight.tracing import require_torch
 
     require_torch()
@@ -106,35 +106,39 @@ def _retracer(entry: str, calls: int | None) -> Retracer[Trace]:
     return entry_file.make_retracer(entry, lambda trace, _: trace, calls=calls)
 
 
-def _measured(entry: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
+def _measure_entry(entry: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
     from roller.insight.tracing import require_torch
 
     require_torch("measure")
     from roller.insight.trace.pytorch.timed_step import measure_entry, measurement_header
 
-    found = measure_entry(entry, options_of(request), request["budget_s"])
+    found = measure_entry(entry, options_from_request(request), request["budget_s"])
     return {"measured": measurement_header(found)}, found.trace
 
 
-def options_of(request: dict[str, Any]) -> TraceOptions:
+def options_from_request(request: dict[str, Any]) -> TraceOptions:
     """Return the options in a request."""
     device = request["device"]
     return TraceOptions(
-        request["batch"], device_rules(device), request["amp"], request["checkpoint"], request.get("release")
+        request["batch"],
+        device_rules_from_request(device),
+        request["amp"],
+        request["checkpoint"],
+        request.get("release"),
     )
 
 
-def device_rules(device: Any) -> DeviceRules | None:
+def device_rules_from_request(device: Any) -> DeviceRules | None:
     """Return the rules of a device in the format of requests."""
     return None if device is None else DeviceRules(device[0], (device[1][0], device[1][1]))
 
 
 def progress_sender(answers: int) -> Callable[[str, int, int], None]:
     """Return a listener that sends progress through a pipe at a limited rate."""
-    return every_so_often(lambda *progress: send(answers, {"progress": list(progress)}))
+    return rate_limited_listener(lambda *progress: send(answers, {"progress": list(progress)}))
 
 
-def every_so_often(tell: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
+def rate_limited_listener(tell: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
     """Return a listener that passes progress on at a limited rate."""
     told = time.monotonic()
 
@@ -147,7 +151,7 @@ def every_so_often(tell: Callable[[str, int, int], None]) -> Callable[[str, int,
     return listener
 
 
-def _files() -> list[str]:
+def _loaded_project_files() -> list[str]:
     """Return the project's loaded files; if one of them changes, another process has to trace."""
     from roller.insight.trace.pytorch.stacks import Stacks
 

@@ -40,14 +40,14 @@ class RateCard:
         found = self.devices.get(device)
         return None if found is None else found.per_hour
 
-    def missing(self, name: str) -> str:
+    def missing_rate_note(self, name: str) -> str:
         """Return a sentence if the card does not list a device; otherwise ``""``."""
         if name in self.devices:
             return ""
         known = f" (only for {', '.join(sorted(self.devices))})" if self.devices else ""
         return f"No price for {name or 'an unnamed device'}{known}: its cost is not shown."
 
-    def old_prices(self, names: Iterable[str], today: date_type | None = None) -> tuple[str, ...]:
+    def old_rate_notes(self, names: Iterable[str], today: date_type | None = None) -> tuple[str, ...]:
         """Return a sentence for each of the given devices whose price is old."""
         return tuple(
             f"The price of {name} is from {rate.date} ({rate.source}), more than {OLD_DAYS} days old: update it."

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roller.errors import RollerError
-from roller.explanation.sensitivity import Sensitivity, of_price
+from roller.explanation.sensitivity import Sensitivity, sensitivity_of_pricer
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.sections import NOT_OF_KERNELS
-from roller.insight.cost.cache_residency import cached_shares
-from roller.insight.cost.compiled import trace_as_run
+from roller.insight.cost.cache_residency import cached_byte_shares
+from roller.insight.cost.compiled import apply_policy_to_trace
 from roller.insight.cost.cpu import ProcessorPricer
-from roller.insight.cost.kernels import KernelPrice, Kernels
+from roller.insight.cost.kernel_prices import KernelPrice, KernelPricer
 from roller.insight.cost.library_settings import LibrarySettings
 from roller.insight.cost.operator_price import Pricer, check_policy
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 from roller.perf.estimate import Estimate
-from roller.perf.unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import unit_notes
 from roller.templates.common.options import ConstructOptions
 
 #: Function that estimates one kernel on any device.
@@ -38,7 +38,7 @@ class WholeSensitivity:
     notes: tuple[str, ...]
 
 
-class _Fixed(Kernels):
+class _FixedProgramKernels(KernelPricer):
     """Prices of kernels with the programs that were chosen for a base device."""
 
     def __init__(self, spec: DeviceSpec, policy: str, programs: Programs, base: DeviceSpec) -> None:
@@ -48,29 +48,29 @@ class _Fixed(Kernels):
     def _price_by_model(self, expr: TensorExpr, library: str) -> KernelPrice:
         key = expr, library
         if key not in self._programs:
-            self._programs[key] = _chosen_program(expr, self._base, self.policy, library)
+            self._programs[key] = _choose_program(expr, self._base, self.policy, library)
         program = self._programs[key]
         if program is None:  # priced by its bytes, on every device
             return super()._price_by_model(expr, library)
-        return self._from_estimate(program(self.spec), "library" if self.policy == "library" else "construct")
+        return self._price_from_estimate(program(self.spec), "library" if self.policy == "library" else "construct")
 
 
-def _chosen_program(expr: TensorExpr, spec: DeviceSpec, policy: str, library: str) -> Program | None:
+def _choose_program(expr: TensorExpr, spec: DeviceSpec, policy: str, library: str) -> Program | None:
     """Return the estimator for the program chosen on a device; ``None`` if no program fits the device."""
     from roller.construction.constructor import construct_candidates
-    from roller.construction.library import library_program
-    from roller.construction.program_names import estimate_named
+    from roller.construction.library_pricing import library_program_pricer
+    from roller.construction.program_names import estimate_named_program
 
     try:
         if policy == "library" and spec.traits.blocks:
-            return library_program(expr, spec, library)
+            return library_program_pricer(expr, spec, library)
         program = construct_candidates(expr, spec, ConstructOptions())[0].program
     except RollerError:
         return None
-    return lambda other: estimate_named(program, other)
+    return lambda other: estimate_named_program(program, other)
 
 
-def _varied_fields(spec: DeviceSpec) -> list[str]:
+def _fields_to_vary(spec: DeviceSpec) -> list[str]:
     return [path for path in spec.values() if path not in NOT_OF_KERNELS or not spec.traits.discrete]
 
 
@@ -85,7 +85,7 @@ def sensitivity_of_step(
     """Return the sensitivity of a training step's device time to the numbers of a device."""
     check_policy(policy)
     trace = step.at(batch=batch, device=device, amp=amp) if isinstance(step, TracedStep) else step
-    trace = trace_as_run(trace, policy, on_gpu=device.traits.blocks)
+    trace = apply_policy_to_trace(trace, policy, on_gpu=device.traits.blocks)
     operators, settings = list(trace.steady()), LibrarySettings.of(trace.options)
     if not device.traits.discrete and policy == "library":
 
@@ -93,29 +93,33 @@ def sensitivity_of_step(
             return (math.fsum(p.seconds for p in ProcessorPricer(spec.sustained).price_last_step(trace)),)
 
         return WholeSensitivity(
-            of_price(device, ("step",), step_seconds, anew=False, fields=_varied_fields(device)), ()
+            sensitivity_of_pricer(device, ("step",), step_seconds, anew=False, fields=_fields_to_vary(device)), ()
         )
-    shares = cached_shares(operators, device, trace.events)
+    shares = cached_byte_shares(operators, device, trace.events)
 
-    def seconds(kernels: Kernels) -> float:
+    def seconds_with_kernels(kernels: KernelPricer) -> float:
         pricer = Pricer(kernels.spec, kernels.policy, kernels, settings.tf32, settings.release)
         return math.fsum(pricer.price_operator(o, share).seconds for o, share in zip(operators, shares, strict=True))
 
-    return _with_fixed_kernels("step", device, policy, seconds, trace.warnings)
+    return _sensitivity_with_fixed_programs("step", device, policy, seconds_with_kernels, trace.warnings)
 
 
-def _with_fixed_kernels(
-    name: str, device: DeviceSpec, policy: str, seconds: Callable[[Kernels], float], warnings: Sequence[str] = ()
+def _sensitivity_with_fixed_programs(
+    name: str,
+    device: DeviceSpec,
+    policy: str,
+    seconds_with_kernels: Callable[[KernelPricer], float],
+    warnings: Sequence[str] = (),
 ) -> WholeSensitivity:
     programs: Programs = {}
 
     def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
         try:
-            return (seconds(_Fixed(spec.sustained, policy, programs, device.sustained)),)
+            return (seconds_with_kernels(_FixedProgramKernels(spec.sustained, policy, programs, device.sustained)),)
         except RollerError:  # a program that does not fit the changed device
             return (math.inf,)
 
-    found = of_price(device, (name,), total_seconds, anew=False, fields=_varied_fields(device))
+    found = sensitivity_of_pricer(device, (name,), total_seconds, anew=False, fields=_fields_to_vary(device))
     notes = unit_notes([expr for expr, _ in programs], device, ours=policy == "roller")
     return WholeSensitivity(found, (*warnings, *notes))
 
@@ -131,15 +135,15 @@ def sensitivity_of_model(
     """Return the sensitivity of the time of an ONNX model's kernels to the numbers of a device."""
     from collections import Counter
 
-    from roller.models.compile import partitioned, read
-    from roller.models.graph.steps import runs_of
+    from roller.models.compile import partition_graph, read_folded_graph
+    from roller.models.graph.program_steps import iterate_kernel_runs
 
     check_policy(policy)
-    program = partitioned(read(model, batch=batch, shapes=shapes))
-    runs = Counter(run.kernel for run in runs_of(program.steps))
+    program = partition_graph(read_folded_graph(model, batch=batch, shapes=shapes))
+    runs = Counter(run.kernel for run in iterate_kernel_runs(program.steps))
     uses = {key: (program.kernels[key].expression, n) for key, n in runs.items()}
 
-    def seconds(kernels: Kernels) -> float:
-        return math.fsum(kernels.price_expression(expr).repeated(n).seconds for expr, n in uses.values())
+    def seconds_with_kernels(kernels: KernelPricer) -> float:
+        return math.fsum(kernels.price_expression(expr).multiply_by_count(n).seconds for expr, n in uses.values())
 
-    return _with_fixed_kernels(program.name, device, policy, seconds)
+    return _sensitivity_with_fixed_programs(program.name, device, policy, seconds_with_kernels)

@@ -13,12 +13,12 @@ from typing import Any
 from roller.core.renamed import getattr_for_moved_names
 from roller.errors import ModelError, NoCandidateError, RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.cost.compiled import trace_as_run
+from roller.insight.cost.compiled import apply_policy_to_trace
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import largest_batch_on_device
 from roller.insight.rate_card import RateCard
 from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
-from roller.insight.trace.progress import report
+from roller.insight.trace.progress import report_progress
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
@@ -29,7 +29,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
-class Choice:
+class SweepRow:
     """One row of a sweep; every time is predicted.
 
     Parameters
@@ -93,7 +93,7 @@ def sweep(
     policy: str = "library",
     prices: RateCard | None = None,
     done: Callable[[str], None] = lambda name: None,
-) -> list[Choice]:
+) -> list[SweepRow]:
     """Return a row for every device, batch, precision and checkpointing option, with the Pareto front marked.
 
     Parameters
@@ -117,7 +117,7 @@ def sweep(
     RollerError
         If a batch cannot be divided evenly, or the step fails under the options.
     """
-    rows: list[Choice] = []
+    rows: list[SweepRow] = []
     failed: list[ModelError] = []
     whole = len(devices) * len(amps) * len(checkpoints) * len(batches)
     for spec, count in devices:
@@ -130,10 +130,10 @@ def sweep(
                         ModelError
                     ) as error:  # e.g. bfloat16 on a device without it: the other rows still have results
                         failed.append(error)
-                        row = Choice(spec.name, count, 0, amp, checkpoint, None, said=str(error))
+                        row = SweepRow(spec.name, count, 0, amp, checkpoint, None, said=str(error))
                     rows.append(row if prices is None else _add_cost(row, prices))
                     done(f"{row.device} {row.amp} {row.batch}")
-                    report("sweep", len(rows), whole)
+                    report_progress("sweep", len(rows), whole)
     if failed and len(failed) == len(rows):
         raise failed[0]
     return list(mark_pareto_front(rows))
@@ -141,17 +141,17 @@ def sweep(
 
 def _forecast_row(
     step: TracedStep, spec: DeviceSpec, count: int, batch: int | str | None, amp: str, checkpoint: bool, policy: str
-) -> Choice:
+) -> SweepRow:
     def trace_with_batch(part: int) -> Trace:
         traced = step.at(batch=part, device=spec, amp=amp, checkpoint=checkpoint)
-        trace = trace_as_run(traced, policy, on_gpu=spec.traits.blocks)
+        trace = apply_policy_to_trace(traced, policy, on_gpu=spec.traits.blocks)
         return trace if count == 1 else add_bucket_storages(trace, buckets(trace))
 
     if batch == LARGEST:
         try:
             part = largest_batch_on_device(trace_with_batch, spec).batch
         except NoCandidateError as error:
-            return Choice(spec.name, count, 0, amp, checkpoint, None, said=str(error))
+            return SweepRow(spec.name, count, 0, amp, checkpoint, None, said=str(error))
     else:
         whole = int(batch or step.options["batch"])
         if whole % count:
@@ -161,24 +161,24 @@ def _forecast_row(
             )
         part = whole // count
     found = step.forecast(spec, batch=part, amp=amp, checkpoint=checkpoint, policy=policy, devices=count)
-    return Choice(spec.name, count, part * count, amp, checkpoint, found)
+    return SweepRow(spec.name, count, part * count, amp, checkpoint, found)
 
 
-def _add_cost(row: Choice, prices: RateCard) -> Choice:
+def _add_cost(row: SweepRow, prices: RateCard) -> SweepRow:
     hour = prices.per_hour(row.device)
     if hour is None or not row.throughput:
         return row
     return replace(row, price_per_million=1e6 / row.throughput * row.devices * hour / 3600)
 
 
-def mark_pareto_front(rows: Sequence[Choice]) -> Iterator[Choice]:
+def mark_pareto_front(rows: Sequence[SweepRow]) -> Iterator[SweepRow]:
     """Yield the rows with the Pareto front marked: rows that no other row matches or beats in both cost and speed.
 
     A row without a cost is not compared; it is marked only if no row has a cost.
     """
     priced = any(row.price_per_million is not None for row in rows)
 
-    def cost_and_speed(row: Choice) -> tuple[float, float] | None:
+    def cost_and_speed(row: SweepRow) -> tuple[float, float] | None:
         if not row.throughput or (priced and row.price_per_million is None):
             return None
         return (row.price_per_million or 0.0, -row.throughput)
@@ -190,7 +190,7 @@ def mark_pareto_front(rows: Sequence[Choice]) -> Iterator[Choice]:
         yield replace(row, front=not beaten)
 
 
-def to_csv(rows: Sequence[Choice]) -> str:
+def rows_to_csv(rows: Sequence[SweepRow]) -> str:
     """Return the rows as CSV with a header."""
     out = io.StringIO()
     plain = [row.to_dict() for row in rows]
@@ -200,7 +200,7 @@ def to_csv(rows: Sequence[Choice]) -> str:
     return out.getvalue()
 
 
-def draw_sweep(rows: Sequence[Choice], path: str | Path, prices: RateCard | None = None) -> None:
+def draw_sweep(rows: Sequence[SweepRow], path: str | Path, prices: RateCard | None = None) -> None:
     """Draw throughput against cost (or memory, if there are no rates) to a file, with one point per row."""
     check_picture_path(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -232,12 +232,12 @@ def check_picture_path(path: str | Path) -> None:
         )
 
 
-def row_label(row: Choice) -> str:
+def row_label(row: SweepRow) -> str:
     """Return the label of a row: devices, batch, and options that differ from the defaults.
 
     Examples
     --------
-    >>> row_label(Choice("a100", 2, 64, "bf16", True, None))
+    >>> row_label(SweepRow("a100", 2, 64, "bf16", True, None))
     '2xa100, batch 64, bf16, checkpointing'
     """
     device = row.device if row.devices == 1 else f"{row.devices}x{row.device}"

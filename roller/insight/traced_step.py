@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.cost.compiled import trace_as_run
+from roller.insight.cost.compiled import apply_policy_to_trace
 from roller.insight.forecast import Forecast, forecast
 from roller.insight.memory.largest_batch import LargestBatch, largest_batch_on_device, memory_on_device
 from roller.insight.memory.settings import AllocatorSettings
@@ -99,7 +99,7 @@ class TracedStep(Trace):
         """
         from roller.arguments import target_of
 
-        return trace_as_run(self, policy, on_gpu=target_of(device)[0].traits.blocks)
+        return apply_policy_to_trace(self, policy, on_gpu=target_of(device)[0].traits.blocks)
 
     def forecast(
         self,

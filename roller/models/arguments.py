@@ -6,21 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roller.core.validation import is_integer, path, whole_number
+from roller.core.validation import is_integer, validate_integer, validate_path
 from roller.errors import ModelError, shown
 
 #: Runtimes that may compute nodes that cannot be compiled.
 FALLBACKS = (None, "onnxruntime")
 
 
-def batch_of(batch: Any) -> int | None:
+def validate_batch(batch: Any) -> int | None:
     """Return a validated batch size; ``None`` keeps the model's own."""
     if batch is None:
         return None
-    return whole_number(batch, "batch", 1, expected="a number of at least 1", error=ModelError)
+    return validate_integer(batch, "batch", 1, expected="a number of at least 1", error=ModelError)
 
 
-def shapes_of(shapes: Any) -> dict[str, tuple[int, ...]]:
+def validate_shapes(shapes: Any) -> dict[str, tuple[int, ...]]:
     """Return the validated shapes by input name."""
     if shapes is None:
         return {}
@@ -39,7 +39,7 @@ def shapes_of(shapes: Any) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def has_ranges(shapes: Any) -> bool:
+def has_dynamic_shapes(shapes: Any) -> bool:
     """Whether a dimension of an input is a range, whether well formed or not."""
     if not isinstance(shapes, Mapping):
         return False
@@ -49,7 +49,7 @@ def has_ranges(shapes: Any) -> bool:
     )
 
 
-def arrays_of(values: Any) -> dict[str, Any]:
+def validate_values(values: Any) -> dict[str, Any]:
     """Return validated arrays by input name."""
     if values is None:
         return {}
@@ -61,12 +61,12 @@ def arrays_of(values: Any) -> dict[str, Any]:
     return dict(values)
 
 
-def folder_of(base_dir: Any) -> Path | None:
+def validate_base_dir(base_dir: Any) -> Path | None:
     """Return the folder of external weights; ``None`` for the model's own folder."""
-    return None if base_dir is None else path(base_dir, "base_dir", error=ModelError)
+    return None if base_dir is None else validate_path(base_dir, "base_dir", error=ModelError)
 
 
-def fallback_of(fallback: Any, name: str = "") -> str | None:
+def validate_fallback(fallback: Any, name: str = "") -> str | None:
     """Return the runtime for nodes that cannot be compiled; ``None`` if there is none."""
     if fallback is None or (isinstance(fallback, str) and fallback in FALLBACKS):
         return fallback

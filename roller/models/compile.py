@@ -19,26 +19,33 @@ from roller.arguments import target_of
 from roller.artifact import KernelArtifact
 from roller.errors import RollerWarning, counted
 from roller.hardware import DeviceSpec
-from roller.hardware.detect import check_units, is_this_machine
-from roller.models.arguments import arrays_of, batch_of, fallback_of, folder_of, has_ranges, shapes_of
+from roller.hardware.detect import check_core_count, is_this_machine
+from roller.models.arguments import (
+    has_dynamic_shapes,
+    validate_base_dir,
+    validate_batch,
+    validate_fallback,
+    validate_shapes,
+    validate_values,
+)
+from roller.models.batch.batch_result import Batch
 from roller.models.batch.compile import compile_kernels
-from roller.models.batch.executors import Workers, crew_of
-from roller.models.batch.jobs import Settings, Target, construct
-from roller.models.batch.launch_forecast import launch_forecast
-from roller.models.batch.outcome import Batch
-from roller.models.batch.predictions import Predictions
-from roller.models.batch.progress import OnProgress, shown, silent, told_on_interrupt
-from roller.models.compiled_model import CompiledModel, uses_of
-from roller.models.graph.coschedule import coscheduled
-from roller.models.graph.layouts import ChosenLayouts, laid_out
-from roller.models.graph.memory import plan
-from roller.models.graph.steps import Program
-from roller.models.graph.weights import passing_bytes
-from roller.models.onnx.program_note import ProgramNote
+from roller.models.batch.executors import Workers, workers_for
+from roller.models.batch.jobs import Settings, Target, construct_jobs
+from roller.models.batch.kernel_predictions import Predictions
+from roller.models.batch.launch_forecast import forecast_launches
+from roller.models.batch.progress import OnProgress, count_kernels_on_interrupt, ignore_progress, progress_display
+from roller.models.compiled_model import CompiledModel, count_kernel_runs
+from roller.models.graph.coschedule import coschedule_program
+from roller.models.graph.layout_choice import ChosenLayouts, choose_layouts
+from roller.models.graph.memory_plan import plan_memory
+from roller.models.graph.program_steps import Program
+from roller.models.graph.weight_reuse import bytes_between_reads
+from roller.models.onnx.program_cache import ProgramNote
 from roller.models.options import TOP_K, ModelOptions
-from roller.models.session.constants import steps_of
-from roller.models.session.fallback import need_runtimes
-from roller.models.session.session import Session, checked_threads
+from roller.models.session.constants import flatten_lanes
+from roller.models.session.cpu_session import Session, validate_threads
+from roller.models.session.fallback import require_runtimes
 from roller.runtime.cache import KernelCache
 from roller.targets import target_for
 from roller.templates.common.options import ConstructOptions
@@ -47,7 +54,7 @@ if TYPE_CHECKING:
     import onnx
 
     from roller.models.graph.nodes import Graph
-    from roller.models.session.gpu_runner import GpuSession
+    from roller.models.session.gpu_session import GpuSession
     from roller.models.session.range_session import RangeSession
 
 
@@ -86,7 +93,7 @@ def compile_model(
         another device are lowered, built if a toolchain is installed, and never run.
     batch, shapes, values
         Batch size, shapes by input name, and inputs whose values are known now; see
-        :func:`roller.models.onnx.reader.read`. On this machine's processor, a dimension may be a range,
+        :func:`roller.models.onnx.read_model.read_onnx_graph`. On this machine's processor, a dimension may be a range,
         ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``: each call then chooses the size, within one session
         that compiles nothing further. A symbol with the same name in another input denotes the same size. With ranges,
         only ``options``, ``threads`` and ``deterministic`` may be given in addition.
@@ -143,7 +150,7 @@ def compile_model(
     NoCandidateError
         If kernels have no working candidate; the message gives the reasons, and all other kernels are in the cache.
     """
-    if has_ranges(shapes):
+    if has_dynamic_shapes(shapes):
         from roller.models.ranges import compile_for_ranges
 
         beside = {
@@ -153,32 +160,36 @@ def compile_model(
             "progress": progress or None,
         }  # fmt: skip
         how = ModelOptions(options=options, threads=threads, deterministic=deterministic)
-        asked, folder = {name: value is not None for name, value in beside.items()}, folder_of(base_dir)
+        asked, folder = {name: value is not None for name, value in beside.items()}, validate_base_dir(base_dir)
 
         def program_at(fixed: Mapping[str, Sequence[int]]) -> Program:
-            return partitioned(read(model, shapes=fixed, base_dir=folder))
+            return partition_graph(read_folded_graph(model, shapes=fixed, base_dir=folder))
 
         return compile_for_ranges(model, device, shapes or {}, how, folder, asked, program_at)
-    batch, shapes, values = batch_of(batch), shapes_of(shapes) or None, arrays_of(values) or None
-    base_dir, fallback = folder_of(base_dir), fallback_of(fallback)
+    batch, shapes, values = validate_batch(batch), validate_shapes(shapes) or None, validate_values(values) or None
+    base_dir, fallback = validate_base_dir(base_dir), validate_fallback(fallback)
 
     def program() -> Program:
         def make() -> Program:
-            graph = read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, fallback=fallback)
-            return partitioned(graph, fallback=fallback)
+            graph = read_folded_graph(
+                model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, fallback=fallback
+            )
+            return partition_graph(graph, fallback=fallback)
 
         # The warning about fallback nodes is repeated on every compile; caller-supplied values are not cached.
-        return program_of(make, model, batch, shapes, base_dir, noted=cache and fallback is None and not values)
+        return load_or_make_program(
+            make, model, batch, shapes, base_dir, noted=cache and fallback is None and not values
+        )
 
     how = ModelOptions(
         top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side, prove,
         prove_s, remeasure, threads,
     )  # fmt: skip
-    made = compile_partitioned(program, device, how)
+    made = compile_for_device(program, device, how)
     return made.session(consume=True) if made.runs_here else made
 
 
-def read(
+def read_folded_graph(
     model: str | Path | bytes | onnx.ModelProto,
     *,
     batch: int | None = None,
@@ -188,15 +199,15 @@ def read(
     fallback: str | None = None,
 ) -> Graph:
     """Return the graph of a model with constant subgraphs folded."""
-    from roller.models.onnx import folding, reader
+    from roller.models.onnx import fold_graph, read_model
 
     lenient = fallback is not None
-    return folding.fold(
-        reader.read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, lenient=lenient)
+    return fold_graph.fold_graph(
+        read_model.read_onnx_graph(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, lenient=lenient)
     )
 
 
-def program_of(
+def load_or_make_program(
     make: Callable[[], Program],
     model: str | Path | bytes | onnx.ModelProto,
     batch: int | None = None,
@@ -210,9 +221,9 @@ def program_of(
     return note.load_or_make(make) if noted else make()
 
 
-def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
+def partition_graph(graph: Graph, *, fallback: str | None = None) -> Program:
     """Return the steps and kernels of a graph; one :class:`RollerWarning` lists the nodes left to ``fallback``."""
-    from roller.models.onnx.partition import partition_with_report
+    from roller.models.onnx.partition_graph import partition_with_report
 
     report = partition_with_report(graph, fallback=fallback)
     if report.outside:
@@ -221,21 +232,21 @@ def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
     return report.program
 
 
-def compile_partitioned(
+def compile_for_device(
     program: Program | Callable[[], Program], device: str | DeviceSpec = "cpu", how: ModelOptions | None = None
 ) -> CompiledModel:
     """Compile a program, or the result of a function that is called once the other arguments are validated."""
     how = how or ModelOptions()
     settings = how.settings()
-    target, crew = hire(device, how.executor, how.scheduler, how.workers)
+    target, crew = resolve_target_and_workers(device, how.executor, how.scheduler, how.workers)
     if how.threads is not None:
-        settings = settings.on_threads(checked_threads(how.threads, target.spec.traits.discrete))
+        settings = settings.with_threads(validate_threads(how.threads, target.spec.traits.discrete))
     kept = KernelCache() if how.cache else None
     try:
-        with shown(how.progress) as show, told_on_interrupt(show, kept=kept is not None) as told:
+        with progress_display(how.progress) as show, count_kernels_on_interrupt(show, kept=kept is not None) as told:
             taken = program() if callable(program) else program
             if target.here:
-                need_runtimes(steps_of(taken.steps))
+                require_runtimes(flatten_lanes(taken.steps))
             made = compile_program(taken, target, settings, crew, kept, progress=told, side_by_side=how.side_by_side)
     finally:
         crew.close()
@@ -243,7 +254,10 @@ def compile_partitioned(
         return made
 
     def again(prove_s: float) -> CompiledModel:
-        with shown(how.progress) as show, contextlib.closing(hire(device, None, None, how.workers)[1]) as crew:
+        with (
+            progress_display(how.progress) as show,
+            contextlib.closing(resolve_target_and_workers(device, None, None, how.workers)[1]) as crew,
+        ):
             return compile_program(
                 taken, target, replace(settings, prove_s=prove_s), crew, kept, progress=show,
                 side_by_side=how.side_by_side, given=made.artifacts,
@@ -252,7 +266,7 @@ def compile_partitioned(
     return replace(made, unproved_s=how.prove_saved_s, again=again)
 
 
-def hire(
+def resolve_target_and_workers(
     device: str | DeviceSpec,
     executor: concurrent.futures.Executor | None = None,
     scheduler: Any = None,
@@ -262,8 +276,8 @@ def hire(
     spec, handle = target_of(device)
     here = handle is not None or is_this_machine(spec)
     if here and handle is None:
-        check_units(spec)
-    crew = crew_of(executor, scheduler, workers, spec.traits.resource)
+        check_core_count(spec)
+    crew = workers_for(executor, scheduler, workers, spec.traits.resource)
     # Kernels for an absent GPU are checked and timed on a scheduler's GPU worker, which verifies that it has this GPU.
     elsewhere = not here and spec.traits.discrete and crew.benches > 0
     remote = target_for(spec).first_device if elsewhere else ""
@@ -278,7 +292,7 @@ def compile_program(
     crew: Workers,
     cache: KernelCache | None,
     *,
-    progress: OnProgress = silent,
+    progress: OnProgress = ignore_progress,
     side_by_side: bool = True,
     given: Mapping[str, KernelArtifact] | None = None,
     blocks: bool = True,
@@ -286,21 +300,24 @@ def compile_program(
     """Choose layouts, schedule small kernels concurrently, compile all kernels and plan memory."""
     seconds, before = dict[str, float](), time.monotonic()
     spec = target.spec if settings.threads is None else target.spec.share(settings.threads)
-    predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target, crew)[0], cache)
+    predictions = Predictions(
+        program.kernels, target, settings, lambda jobs: construct_jobs(jobs, target, crew)[0], cache
+    )
     declared = program
-    laid = laid_out(program, spec, predictions) if blocks else ChosenLayouts(program)
+    laid = choose_layouts(program, spec, predictions) if blocks else ChosenLayouts(program)
     program = laid.program
     seconds["layouts"], before = time.monotonic() - before, time.monotonic()
     if side_by_side:
-        program = coscheduled(program, spec, predictions).program
+        program = coschedule_program(program, spec, predictions).program
         seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
     batch = compile_kernels(
-        program.kernels, target, settings, uses=uses_of(program.steps), passing=passing_bytes(program), crew=crew,
+        program.kernels, target, settings, uses=count_kernel_runs(program.steps),
+        passing=bytes_between_reads(program), crew=crew,
         cache=cache, progress=progress, constructed=predictions.constructed, given=given,
     )  # fmt: skip
     # Only kernels that layouts or sections created failed: compile again without channel blocks and sections.
     if batch.failures and not batch.failures.keys() & declared.kernels.keys():
-        warnings.warn(_without_rewriting(batch, program.name, target.spec.name), RollerWarning, stacklevel=2)
+        warnings.warn(_rewriting_failed_message(batch, program.name, target.spec.name), RollerWarning, stacklevel=2)
         return compile_program(
             declared, target, settings, crew, cache, progress=progress,
             side_by_side=side_by_side and bool(batch.failures.keys() & laid.program.kernels.keys()),
@@ -310,15 +327,15 @@ def compile_program(
     batch.raise_failures(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()
     predicted = {key: float(a.estimate["seconds"]) for key, a in batch.artifacts.items()}
-    made = plan(program, predicted_s=predicted, value_align_bytes=spec.traits.value_align_bytes)
-    launches = launch_forecast(program.steps, batch.artifacts, spec) if spec.traits.blocks else None
+    made = plan_memory(program, predicted_s=predicted, value_align_bytes=spec.traits.value_align_bytes)
+    launches = forecast_launches(program.steps, batch.artifacts, spec) if spec.traits.blocks else None
     seconds["plan"] = time.monotonic() - before
     return CompiledModel(made, batch.artifacts, spec, target, batch, seconds, str(laid), launches)
 
 
-def _without_rewriting(batch: Batch, name: str, device: str) -> str:
+def _rewriting_failed_message(batch: Batch, name: str, device: str) -> str:
     """Return the warning that lists rewritten kernels that failed."""
     return (
         f"{name} on {device}: {counted(len(batch.failures), 'kernel')} in blocks of channels or in sections failed: "
-        f"{batch.reasons}. The model is compiled without them."
+        f"{batch.grouped_failure_reasons}. The model is compiled without them."
     )

@@ -11,32 +11,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune.proving import proved_of
-from roller.core.display import cut, html_table, one_line, seconds_text
-from roller.core.held_here import HeldHere
-from roller.core.validation import number
-from roller.core.validation import path as path_of
+from roller.compiler.autotune.proving import stored_proof
+from roller.core.display import html_table, one_line_repr, seconds_text, truncate_text
+from roller.core.unpicklable import Unpicklable
+from roller.core.validation import validate_number
+from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
+from roller.models.batch.batch_result import Batch
 from roller.models.batch.jobs import Target
 from roller.models.batch.launch_forecast import LaunchForecast
-from roller.models.batch.outcome import Batch
 from roller.models.graph.plan import Plan
-from roller.models.graph.steps import Step, runs_of
+from roller.models.graph.program_steps import Step, iterate_kernel_runs
 from roller.models.options import SECONDS
-from roller.models.session.session import Session
-from roller.runtime.container import check_target
+from roller.models.session.cpu_session import Session
+from roller.runtime.container import check_output_folder
 
 if TYPE_CHECKING:
     from roller.models.session.gpu_bundle import Expected
-    from roller.models.session.gpu_runner import GpuSession
+    from roller.models.session.gpu_session import GpuSession
 
 #: Characters of a step's label in a table.
 MOST_LABEL = 70
 
 
 @dataclass(frozen=True)
-class CompiledModel(HeldHere):
+class CompiledModel(Unpicklable):
     """A model with all its kernels: :meth:`session` runs it here, :meth:`save` writes a folder for another machine.
 
     Parameters
@@ -83,13 +83,13 @@ class CompiledModel(HeldHere):
         name = self.plan.program.name or "model"
         kernels = counted(len(self.artifacts), "kernel")
         steps = counted(len(self.plan.program.steps), "step")
-        return one_line("CompiledModel", f"{name} for {self.spec.name}: {kernels} in {steps}")
+        return one_line_repr("CompiledModel", f"{name} for {self.spec.name}: {kernels} in {steps}")
 
     def _repr_html_(self) -> str:
         """Return a table of kernels for a notebook, the largest predicted share first."""
         rows = (
             (row["runs"], seconds_text(row["predicted_s"]), seconds_text(row["measured_s"]), row["origin"],
-             cut(row["label"], MOST_LABEL))
+             truncate_text(row["label"], MOST_LABEL))
             for row in self.rows
         )  # fmt: skip
         return html_table(repr(self)[1:-1], ("runs", "predicted", "measured", "origin", "kernel"), rows)
@@ -121,7 +121,7 @@ class CompiledModel(HeldHere):
         if not self.spec.traits.discrete:
             return Session(self.plan, self.artifacts, cores=self.spec.units, consume=consume)
         from roller.models.session.gpu_device import open_device
-        from roller.models.session.gpu_runner import GpuSession
+        from roller.models.session.gpu_session import GpuSession
 
         device = open_device(self.target.device, self.spec.target["arch"])
         return GpuSession(self.plan, self.artifacts, device, built_for=self.spec.name, target=self.spec.target)
@@ -171,7 +171,7 @@ class CompiledModel(HeldHere):
         folder
             Folder that does not exist or is empty.
         expected
-            Results that a GPU must reproduce; see :func:`roller.models.expected.expected_of`.
+            Results that a GPU must reproduce; see :func:`roller.models.reference_outputs.expected_of`.
         prove_s
             Seconds for running kernels for an absent GPU on the emulator before they are written; by default 120 if
             :func:`roller.compile_model` was given no setting for proofs, otherwise 0.
@@ -190,9 +190,9 @@ class CompiledModel(HeldHere):
             return session.save(target)
         from roller.models.session.gpu_bundle import write_bundle
 
-        check_target(target)  # before any work goes into it
+        check_output_folder(target)  # before any work goes into it
         given = prove_s is not None
-        made = self.proved(number(prove_s, "prove_s", expected=SECONDS) if given else self.unproved_s)
+        made = self.proved(validate_number(prove_s, "prove_s", expected=SECONDS) if given else self.unproved_s)
         write_bundle(
             target, made.plan, made.artifacts, device=self.spec.name, target=self.spec.target, expected=expected
         )
@@ -209,14 +209,14 @@ class CompiledModel(HeldHere):
         from roller.models.session.profile import distinct_labels
 
         labels: dict[str, str] = {}
-        told_apart = distinct_labels(runs_of(self.plan.program.steps))
-        for run in runs_of(self.plan.program.steps):
+        told_apart = distinct_labels(iterate_kernel_runs(self.plan.program.steps))
+        for run in iterate_kernel_runs(self.plan.program.steps):
             alone, parted = run.label, told_apart[run.outputs]
             if run.kernel in self.artifacts and alone != parted:  # a node of several kernels: which one this is
                 axes = " ".join(f"{a.name}={a.extent}" for a in self.artifacts[run.kernel].expression.axes)
                 parted = f"{alone} [{axes}]{parted.removeprefix(alone)}"
             labels.setdefault(run.kernel, parted)
-        uses = uses_of(self.plan.program.steps)
+        uses = count_kernel_runs(self.plan.program.steps)
         rows = [
             {
                 "key": key,
@@ -227,13 +227,13 @@ class CompiledModel(HeldHere):
                 "share_s": uses[key] * a.estimate["seconds"],
                 "bottleneck": a.estimate["bottleneck"],
                 "origin": self.batch.origins[key],
-                "proved": proved_of(a) or None,
+                "proved": stored_proof(a) or None,
             }
             for key, a in self.artifacts.items()
         ]
         return tuple(sorted(rows, key=lambda row: (-float(row["share_s"]), str(row["key"]))))
 
 
-def uses_of(steps: Iterable[Step]) -> Counter[str]:
+def count_kernel_runs(steps: Iterable[Step]) -> Counter[str]:
     """Return how often each kernel runs in a call."""
-    return Counter(run.kernel for run in runs_of(steps))
+    return Counter(run.kernel for run in iterate_kernel_runs(steps))

@@ -6,10 +6,10 @@ import concurrent.futures
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from roller.arguments import options_of
+from roller.arguments import resolve_options
 from roller.compiler.autotune.proving import PROVE_ALL_S
-from roller.core.display import non_defaults
-from roller.core.validation import flag, number
+from roller.core.display import non_default_repr
+from roller.core.validation import validate_flag, validate_number
 from roller.models.batch.jobs import Settings
 from roller.models.batch.progress import OnProgress
 from roller.templates.common.options import ConstructOptions
@@ -40,7 +40,7 @@ class ModelOptions:
     threads: int | None = None
 
     def __repr__(self) -> str:
-        return non_defaults(self)
+        return non_default_repr(self)
 
     @property
     def prove_saved_s(self) -> float:
@@ -50,22 +50,25 @@ class ModelOptions:
     def settings(self) -> Settings:
         """Return the validated settings for the compilation of each kernel."""
         for name in ("cache", "side_by_side"):
-            flag(getattr(self, name), name)
+            validate_flag(getattr(self, name), name)
         if not (self.progress is None or callable(self.progress)):
-            flag(
+            validate_flag(
                 self.progress, "progress", remedy="Or pass a function that takes roller.models.batch.progress.Progress."
             )
-        budget_s = None if self.budget_s is None else number(
+        budget_s = None if self.budget_s is None else validate_number(
             self.budget_s, "budget_s", infinite=True, expected=SECONDS
         )  # fmt: skip
-        options, deterministic = options_of(self.options, self.top_k), flag(self.deterministic, "deterministic")
-        remeasure = flag(self.remeasure, "remeasure")
+        options, deterministic = (
+            resolve_options(self.options, self.top_k),
+            validate_flag(self.deterministic, "deterministic"),
+        )
+        remeasure = validate_flag(self.remeasure, "remeasure")
         return Settings(options, deterministic, budget_s, prove_s=self.prove_now_s, remeasure=remeasure)
 
     @property
     def prove_now_s(self) -> float:
         """Seconds for proofs during compilation."""
-        prove = flag(self.prove, "prove", remedy="Give seconds as prove_s.")
+        prove = validate_flag(self.prove, "prove", remedy="Give seconds as prove_s.")
         if self.prove_s is not None:
-            return number(self.prove_s, "prove_s", expected=SECONDS)
+            return validate_number(self.prove_s, "prove_s", expected=SECONDS)
         return PROVE_ALL_S if prove else 0.0

@@ -13,7 +13,7 @@ import numpy as np
 
 from roller.arguments import target_of
 from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.ranges import nothing_beside
+from roller.compiler.dynamic.ranges import refuse_other_options
 from roller.compiler.dynamic.symbolic_choice import SymbolicKernels, compile_symbolic
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
@@ -21,22 +21,22 @@ from roller.core.fitting import Fitter
 from roller.core.validation import is_integer
 from roller.errors import ModelError, NoCandidateError, RollerError, counted, did_you_mean, shown
 from roller.hardware import DeviceSpec
-from roller.hardware.detect import check_units, is_this_machine
-from roller.models.batch.executors import Forks
-from roller.models.batch.jobs import Settings, Target, construct, rotation
-from roller.models.batch.predictions import Predictions
-from roller.models.graph.layouts import ChosenLayouts, laid_out, laid_out_as
-from roller.models.graph.memory import plan
+from roller.hardware.detect import check_core_count, is_this_machine
+from roller.models.batch.executors import ForkedWorkers
+from roller.models.batch.jobs import Settings, Target, construct_jobs, rotating_constant_bytes
+from roller.models.batch.kernel_predictions import Predictions
+from roller.models.graph.layout_choice import ChosenLayouts, apply_layouts, choose_layouts
+from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.plan import Plan
-from roller.models.graph.plan_data import plan_to_dict
-from roller.models.graph.steps import KernelSource, Program
-from roller.models.graph.weights import passing_bytes
-from roller.models.onnx.range_reading import Reading, read_ranges
+from roller.models.graph.plan_json import plan_to_dict
+from roller.models.graph.program_steps import KernelSource, Program
+from roller.models.graph.weight_reuse import bytes_between_reads
+from roller.models.onnx.read_dynamic_sizes import SampledModel, read_at_sample_sizes
 from roller.models.options import ModelOptions
-from roller.models.session.kernels import KernelCode
+from roller.models.session.cpu_session import validate_threads
+from roller.models.session.kernel_code import KernelCode
 from roller.models.session.range_plan import RangeKernel, RangePlan
 from roller.models.session.range_session import RangeSession
-from roller.models.session.session import checked_threads
 from roller.templates.common.options import ConstructOptions
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ class Ranges:
         return {n: tuple(sizes[d] if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
 
 
-def ranges_of(
+def parse_ranges(
     model: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, Any], base_dir: str | Path | None = None
 ) -> Ranges:
     """Return the ranges that ``shapes`` declares, validated against the model's inputs."""
-    from roller.models.onnx.loading import load
-    from roller.models.onnx.types import declared_shape
+    from roller.models.onnx.load_model_proto import load_onnx
+    from roller.models.onnx.onnx_types import declared_shape
 
-    loaded = load(model, base_dir)
+    loaded = load_onnx(model, base_dir)
     declared = {i.name: declared_shape(i.type) for i in loaded.graph.input if i.name not in loaded.initialisers}
     ends: dict[str, tuple[int, int]] = {}
     inputs: dict[str, tuple[int | str, ...]] = {}
@@ -87,7 +87,7 @@ def ranges_of(
                 f"shapes: expected {counted(len(meant), 'dimension')} of '{name}', which is declared as "
                 f"{shown(list(meant))}, got {len(dims)}: {shown(dims)}. Name each."
             )
-        inputs[name] = tuple(_dim(name, d, ends) for d in dims)
+        inputs[name] = tuple(_parse_dimension(name, d, ends) for d in dims)
     fixed = {n: low for n, (low, high) in ends.items() if low == high}
     for name, found in declared.items():
         known = inputs.get(name, found)
@@ -97,7 +97,7 @@ def ranges_of(
     return Ranges(Box({n: e for n, e in ends.items() if n not in fixed}), {n: inputs[n] for n in declared})
 
 
-def _dim(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
+def _parse_dimension(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
     """Return a dimension as a number or the name of its size, whose range is stored in ``ends``."""
     if is_integer(dim) and dim >= 0:
         return int(dim)
@@ -128,7 +128,7 @@ def compile_for_ranges(
     program_at: ProgramAt,
 ) -> RangeSession:
     """Validate the arguments of :func:`roller.compile_model`, and compile a model whose ``shapes`` contain ranges."""
-    from roller.models.onnx.loading import load
+    from roller.models.onnx.load_model_proto import load_onnx
 
     spec, handle = target_of(device)
     if handle is not None or not is_this_machine(spec):
@@ -136,20 +136,20 @@ def compile_for_ranges(
             f"shapes: expected this machine's processor (device='cpu') for ranges, got {spec.name}. "
             "Compile for fixed shapes."
         )
-    nothing_beside(beside)
-    check_units(spec)
+    refuse_other_options(beside)
+    check_core_count(spec)
     spec = spec.emitted.sustained
     if how.threads is not None:
-        spec = spec.share(checked_threads(how.threads, discrete=False))
-    ranges = ranges_of(model, shapes, base_dir)
+        spec = spec.share(validate_threads(how.threads, discrete=False))
+    ranges = parse_ranges(model, shapes, base_dir)
     if not ranges.box.ends:
         raise ModelError(f"shapes: expected a range of several sizes, got {shown(shapes)}. Compile for this shape.")
-    return compile_ranges(
-        load(model, base_dir).name, program_at, ranges, spec, how.settings().options, timed=not how.deterministic
+    return generalise_and_compile(
+        load_onnx(model, base_dir).name, program_at, ranges, spec, how.settings().options, timed=not how.deterministic
     )
 
 
-def compile_ranges(
+def generalise_and_compile(
     name: str, program_at: ProgramAt, ranges: Ranges, spec: DeviceSpec, options: ConstructOptions, timed: bool = True
 ) -> RangeSession:
     """Compile a model for all sizes of its ranges on this machine's processor."""
@@ -158,11 +158,11 @@ def compile_ranges(
         return program_at(ranges.at(sizes))
 
     def made(layouts: ChosenLayouts) -> RangeSession:
-        found = read_ranges(ranges.box, lambda p: laid_out_as(plain(p), spec, layouts))
-        return _session(found, ranges, spec, options, timed)
+        found = read_at_sample_sizes(ranges.box, lambda p: apply_layouts(plain(p), spec, layouts))
+        return _compile_range_session(found, ranges, spec, options, timed)
 
-    middle = plain(ranges.box.told.middle)
-    layouts = _layouts(middle, spec, Settings(options))
+    middle = plain(ranges.box.reading_box.middle)
+    layouts = _choose_layouts(middle, spec, Settings(options))
     with contextlib.suppress(MismatchError, KeyError, NoCandidateError):
         if layouts.written:  # channel blocks that some sizes do not allow are used for no size
             return made(layouts)
@@ -175,27 +175,29 @@ def compile_ranges(
         ) from err
 
 
-def _session(
-    found: Reading, ranges: Ranges, spec: DeviceSpec, options: ConstructOptions, timed: bool
+def _compile_range_session(
+    found: SampledModel, ranges: Ranges, spec: DeviceSpec, options: ConstructOptions, timed: bool
 ) -> RangeSession:  # fmt: skip
     """Generalize the programs for the sample sizes and compile their kernels."""
     points, largest = found.points, found.largest
-    sources = _sources(found.programs, points, options)
-    _same_constants([*found.programs, largest])
-    whole = plan(largest)
+    sources = _symbolic_expressions(found.programs, points, options)
+    _check_same_constants([*found.programs, largest])
+    whole = plan_memory(largest)
     # All sizes share a plan's constants; its kernel expressions are not part of the generalized data.
-    fixed = [plan(p, within=whole) for p in found.programs]
-    described = general([_described(f) for f in fixed], Fitter(points))
-    passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None
+    fixed = [plan_memory(p, within=whole) for p in found.programs]
+    described = general([_plan_without_predictions(f) for f in fixed], Fitter(points))
+    passing = (
+        {key: rotating_constant_bytes(spec, n) for key, n in bytes_between_reads(largest).items()} if timed else None
+    )
     kernels = compile_symbolic(sources, points, found.box, spec, options, passing_bytes=passing)
-    runs = {key: tuple(_range_kernel(k, n, points) for n in range(len(k.judged))) for key, k in kernels.items()}
+    runs = {key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.judged))) for key, k in kernels.items()}
     made = RangePlan(described, whole, dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
-                     _outputs(found), runs, lambda key, sizes: kernels[key].best(sizes),
+                     _output_dimensions(found), runs, lambda key, sizes: kernels[key].best(sizes),
                      lambda key, number, sizes: kernels[key].predicted(number, sizes))  # fmt: skip
-    return RangeSession(made, cores=spec.units, doubt=_doubt(kernels))
+    return RangeSession(made, cores=spec.units, doubt=_timing_disturbance(kernels))
 
 
-def _outputs(found: Reading) -> dict[str, tuple[int | str | None, ...]]:
+def _output_dimensions(found: SampledModel) -> dict[str, tuple[int | str | None, ...]]:
     """Return output dimensions as numbers or size names; ``None`` for any other function of the sizes."""
     programs, names = found.programs, list(found.box.ends)
 
@@ -208,21 +210,23 @@ def _outputs(found: Reading) -> dict[str, tuple[int | str | None, ...]]:
     return {name: tuple(map(dim, zip(*several, strict=True))) for name, several in shapes.items()}
 
 
-def _doubt(kernels: Mapping[str, SymbolicKernels]) -> str:
+def _timing_disturbance(kernels: Mapping[str, SymbolicKernels]) -> str:
     """Return the first disturbance of a timing and the number of affected kernels; empty if there was none."""
     several = [k.doubt for k in kernels.values() if k.doubt]
     return f"{several[0]} ({len(several)} of {counted(len(kernels), 'kernel')})" if several else ""
 
 
-def _layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLayouts:
+def _choose_layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLayouts:
     """Return the layouts predicted to be fastest for ``program``, which all other sizes share."""
-    target, crew = Target(spec, here=True), Forks()
-    return laid_out(
-        program, spec, Predictions(program.kernels, target, settings, lambda j: construct(j, target, crew)[0], None)
+    target, crew = Target(spec, here=True), ForkedWorkers()
+    return choose_layouts(
+        program,
+        spec,
+        Predictions(program.kernels, target, settings, lambda j: construct_jobs(j, target, crew)[0], None),
     )
 
 
-def _sources(
+def _symbolic_expressions(
     programs: Sequence[Program], points: Sequence[Sizes], options: ConstructOptions
 ) -> dict[str, tuple[SymbolicExpr, tuple[str, ...]]]:
     """Return each kernel's symbolic expression, and the names of its inputs that are constant for all sizes."""
@@ -238,18 +242,18 @@ def _sources(
     return found
 
 
-def _same_constants(programs: Sequence[Program]) -> None:
+def _check_same_constants(programs: Sequence[Program]) -> None:
     """Refuse constants that depend on sizes; a constant truncated to the sizes must be a prefix of the largest one."""
     largest = programs[-1].constants
     for program in programs[:-1]:
         if set(program.constants) != set(largest):
             raise MismatchError("constants differ")
         for name, array in program.constants.items():
-            if array.dtype != largest[name].dtype or not _begins_with(largest[name], array):
+            if array.dtype != largest[name].dtype or not _is_prefix(largest[name], array):
                 raise MismatchError(f"the constant '{name}' is computed from sizes")
 
 
-def _begins_with(whole: np.ndarray, part: np.ndarray) -> bool:
+def _is_prefix(whole: np.ndarray, part: np.ndarray) -> bool:
     """Whether an array begins with the bytes of another; an axis of stride 0 is compared only once."""
     if part.shape == whole.shape:
         once = tuple(slice(1) if x == y == 0 else slice(None) for x, y in zip(part.strides, whole.strides, strict=True))
@@ -258,23 +262,23 @@ def _begins_with(whole: np.ndarray, part: np.ndarray) -> bool:
     return np.array_equal(flat.view(np.uint8), held[: flat.size].view(np.uint8))
 
 
-def _described(made: Plan) -> dict[str, Any]:
+def _plan_without_predictions(made: Plan) -> dict[str, Any]:
     data = plan_to_dict(made)
     return {**data, "predicted_s": {}}
 
 
-def _range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
+def _make_range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
     kernel = kernels.kernels[number]
     own = [kernels.own.at(p) for p in points]
     codes = [KernelCode.of(kernel.at(p, kernels.own.expression.at(p))) for p in own]
     shapes = general([[list(t.shape) for t in c.taken] for c in codes], Fitter(points))
     pack = kernel.artifact.prepare
     return RangeKernel(
-        codes[-1], shapes, kernel.artifact.binary or b"", "" if pack is None else _unnumbered(pack.source)
+        codes[-1], shapes, kernel.artifact.binary or b"", "" if pack is None else _renumber_variables(pack.source)
     )
 
 
-def _unnumbered(source: str) -> str:
+def _renumber_variables(source: str) -> str:
     """Return a source with its variables renumbered in order of appearance."""
     numbers: dict[str, int] = {}
     return re.sub(r"\b[a-z]+_\d+\b", lambda m: f"v{numbers.setdefault(m[0], len(numbers))}", source)

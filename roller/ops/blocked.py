@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
-from roller.ops.build import Channel, dimensions, extent, indices, spatial, types
-from roller.ops.registry import operator
+from roller.ops.build import EpilogueChannel, check_shape, extent, identity_indices, make_spatial_axes, resolve_dtypes
+from roller.ops.registry import register_operator
 
 #: Maximum block size: 64 one-byte elements fill a cache line and the widest vector.
 _LARGEST = 64
@@ -40,12 +40,12 @@ class Blocks:
         """Return the bound that excludes the tail."""
         return (Bound(index, 0, self.channels),) if self.has_tail else ()
 
-    def channel(self, outer: str, inner: str) -> Channel:
+    def channel(self, outer: str, inner: str) -> EpilogueChannel:
         """Return the bias index over the channels for an epilogue."""
-        return Channel(self.channels, self.index(outer, inner), self.has_tail)
+        return EpilogueChannel(self.channels, self.index(outer, inner), self.has_tail)
 
 
-def block_of(where: str, layout: str, plain: tuple[str, ...]) -> int:
+def parse_block_layout(where: str, layout: str, plain: tuple[str, ...]) -> int:
     """Return the channels per block of ``layout``, or 0 for one of the ``plain`` layouts."""
     if isinstance(layout, str) and layout in plain:
         return 0
@@ -57,17 +57,17 @@ def block_of(where: str, layout: str, plain: tuple[str, ...]) -> int:
             f"{where}: argument 'layout': unknown layout {shown(layout)}{hint or '.'} "
             f"Use one of {list(plain)}, or 'NCHW<b>c' with b channels per block, such as 'NCHW16c'."
         )
-    return _size(where, "layout", int(match[1]))
+    return _check_block_size(where, "layout", int(match[1]))
 
 
-def _size(where: str, argument: str, size: int) -> int:
+def _check_block_size(where: str, argument: str, size: int) -> int:
     if size < 2 or size > _LARGEST or size & (size - 1):
         raise ExprError(f"{where}: argument '{argument}': expected a block of a power of two from 2 to {_LARGEST} "
                         f"channels, got {size}. Use the elements of one vector, for example 16.")  # fmt: skip
     return size
 
 
-@operator()
+@register_operator()
 def to_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = "float32") -> TensorExpr:
     """Return ``X (n, c, h, w)`` in the layout ``NCHW<block>c``; the tail of the last block is zero.
 
@@ -97,16 +97,16 @@ def to_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = 
     (1, 2, 7, 7, 16)
     """
     where = "to_blocked"
-    n, c, h, w = dimensions(where, (n, c, h, w))
-    blocks = Blocks(c, _size(where, "block", extent(where, "block", block)))
-    t = types(where, dtype, dtype, dtype)
-    axes = spatial(("n", n), ("co", blocks.count), ("h", h), ("w", w), ("ci", blocks.size))
+    n, c, h, w = check_shape(where, (n, c, h, w))
+    blocks = Blocks(c, _check_block_size(where, "block", extent(where, "block", block)))
+    t = resolve_dtypes(where, dtype, dtype, dtype)
+    axes = make_spatial_axes(("n", n), ("co", blocks.count), ("h", h), ("w", w), ("ci", blocks.size))
     channel = blocks.index("co", "ci")
-    body = t.load("X", (axis_index("n"), channel, *indices(("h", "w"))), blocks.guard(channel))
-    return _copy(where, Tensor("X", (n, c, h, w), dtype), axes, body)
+    body = t.load("X", (axis_index("n"), channel, *identity_indices(("h", "w"))), blocks.guard(channel))
+    return _copy_operator(where, Tensor("X", (n, c, h, w), dtype), axes, body)
 
 
-@operator()
+@register_operator()
 def from_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = "float32") -> TensorExpr:
     """Return ``X`` of the layout ``NCHW<block>c`` as ``(n, c, h, w)``; the tail of the last block is dropped.
 
@@ -132,19 +132,19 @@ def from_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str 
     (1, 2, 7, 7, 16)
     """
     where = "from_blocked"
-    n, c, h, w = dimensions(where, (n, c, h, w))
-    blocks = Blocks(c, _size(where, "block", extent(where, "block", block)))
-    t = types(where, dtype, dtype, dtype)
+    n, c, h, w = check_shape(where, (n, c, h, w))
+    blocks = Blocks(c, _check_block_size(where, "block", extent(where, "block", block)))
+    t = resolve_dtypes(where, dtype, dtype, dtype)
     outer, inner = Index((Term("c", 1, blocks.size),)), Index((Term("c", 1, 1, blocks.size),))
     if c <= blocks.size:
         outer, inner = Index(), axis_index("c")
-    body = t.load("X", (axis_index("n"), outer, *indices(("h", "w")), inner))
-    axes = spatial(("n", n), ("c", c), ("h", h), ("w", w))
-    return _copy(where, Tensor("X", (n, blocks.count, h, w, blocks.size), dtype), axes, body)
+    body = t.load("X", (axis_index("n"), outer, *identity_indices(("h", "w")), inner))
+    axes = make_spatial_axes(("n", n), ("c", c), ("h", h), ("w", w))
+    return _copy_operator(where, Tensor("X", (n, blocks.count, h, w, blocks.size), dtype), axes, body)
 
 
-def _copy(where: str, source: Tensor, axes: tuple[Axis, ...], body: object) -> TensorExpr:
+def _copy_operator(where: str, source: Tensor, axes: tuple[Axis, ...], body: object) -> TensorExpr:
     assert isinstance(body, Load)
     out = Tensor("Y", tuple(a.extent for a in axes), source.dtype)
-    stage = Stage(out, axes, indices(axes), body, None, source.dtype)
+    stage = Stage(out, axes, identity_indices(axes), body, None, source.dtype)
     return TensorExpr(where, (source,), (stage,), (out.name,))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import DTYPES, canonical, is_float
+from roller.core.dtypes import DTYPES, canonical_dtype_name, is_float
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import (
     REDUCTION,
@@ -29,11 +29,11 @@ from roller.expr import (
     axis_index,
 )
 from roller.expr.tensor_expr import MOST_POINTS
-from roller.ops.scalars import ALIASES, element_function
+from roller.ops.scalars import ALIASES, parse_element_function
 
 
 @dataclass(frozen=True)
-class Types:
+class OperatorDtypes:
     """Dtypes of an operator: input storage, arithmetic and accumulation, and output storage."""
 
     storage: str
@@ -69,7 +69,7 @@ class Types:
         info = np.iinfo(self.acc)
         return Const(min(max(int(value), info.min), info.max) if math.isfinite(value) else value, self.acc)
 
-    def lowest(self, sign: float) -> float:
+    def padding_value(self, sign: float) -> float:
         """Return the most negative (``sign`` -1) or most positive (+1) value for padding."""
         row = DTYPES[self.storage]
         if row.is_float:
@@ -80,13 +80,19 @@ class Types:
         return float(info.min if sign < 0 else info.max)
 
 
-def types(where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, *, widens: bool = False) -> Types:
+def resolve_dtypes(
+    where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, *, widens: bool = False
+) -> OperatorDtypes:
     """Resolve the dtypes of an operator; ``widens`` marks sums and products."""
-    dtype, acc_dtype, out_dtype = canonical(dtype), canonical(acc_dtype), canonical(out_dtype)
+    dtype, acc_dtype, out_dtype = (
+        canonical_dtype_name(dtype),
+        canonical_dtype_name(acc_dtype),
+        canonical_dtype_name(out_dtype),
+    )
     given = (("dtype", dtype), ("acc_dtype", acc_dtype), ("out_dtype", out_dtype))
     for argument, value in given:
         if argument == "dtype" or value is not None:
-            one_of(where, argument, value, sorted(DTYPES), "dtype")
+            check_choice(where, argument, value, sorted(DTYPES), "dtype")
     acc = acc_dtype or DTYPES[dtype].accumulator
     # Sums and products of small integers would overflow the storage dtype.
     narrow = widens and not is_float(dtype) and dtype != acc
@@ -97,10 +103,10 @@ def types(where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, 
     if acc == "bool" and dtype != "bool":
         raise ExprError(f"{where}: argument 'acc_dtype': expected a dtype of numbers beside dtype='{dtype}', got "
                         "'bool'. Compare with zero first where truth values are meant.")  # fmt: skip
-    return Types(dtype, acc, out)
+    return OperatorDtypes(dtype, acc, out)
 
 
-def one_of(where: str, argument: str, value: Any, known: Iterable[str], what: str) -> str:
+def check_choice(where: str, argument: str, value: Any, known: Iterable[str], what: str) -> str:
     """Return ``value`` if it is among the ``known`` names, or raise an ExprError with the argument's name."""
     names = list(known)
     if not isinstance(value, str) or value not in names:
@@ -110,14 +116,14 @@ def one_of(where: str, argument: str, value: Any, known: Iterable[str], what: st
     return value
 
 
-def flag(where: str, argument: str, value: Any) -> bool:
+def check_flag(where: str, argument: str, value: Any) -> bool:
     """Return a boolean, or raise an ExprError with the argument's name."""
     if not isinstance(value, (bool, int, np.bool_, np.integer)) or value not in (0, 1):
         raise ExprError(f"{where}: argument '{argument}': expected True or False, got {shown(value)}.")
     return bool(value)
 
 
-def function_names(where: str, argument: str, value: Any) -> tuple[str, ...]:
+def normalize_function_names(where: str, argument: str, value: Any) -> tuple[str, ...]:
     """Return one or several element-wise functions as a tuple of unparsed texts."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, (tuple, list)):
@@ -136,7 +142,7 @@ def extent(where: str, argument: str, value: Any, low: int = 1) -> int:
     return int(value)
 
 
-def number(where: str, argument: str, value: Any, low: float = 0.0) -> float:
+def check_finite_number(where: str, argument: str, value: Any, low: float = 0.0) -> float:
     """Return ``value`` as a finite float of at least ``low``, or raise an ExprError with the argument's name."""
     try:
         real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
@@ -148,7 +154,7 @@ def number(where: str, argument: str, value: Any, low: float = 0.0) -> float:
     return out
 
 
-def pair(where: str, argument: str, value: Any, low: int = 1) -> tuple[int, int]:
+def normalize_pair(where: str, argument: str, value: Any, low: int = 1) -> tuple[int, int]:
     """Return an int or a pair of ints as a pair."""
     if isinstance(value, (tuple, list)):
         if len(value) != 2:
@@ -167,11 +173,11 @@ def padding_sides(where: str, value: Any) -> tuple[int, int, int, int]:
         raise ExprError(
             f"{where}: argument 'padding': expected an int, a pair or (top, bottom, left, right), got {shown(value)}."
         )
-    h, w = pair(where, "padding", value, 0)
+    h, w = normalize_pair(where, "padding", value, 0)
     return h, h, w, w
 
 
-def dimensions(where: str, value: Any, argument: str = "shape") -> tuple[int, ...]:
+def check_shape(where: str, value: Any, argument: str = "shape") -> tuple[int, ...]:
     """Return a shape as a tuple of positive ints; a single int is a one-dimensional shape."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         value = (value,)
@@ -182,28 +188,28 @@ def dimensions(where: str, value: Any, argument: str = "shape") -> tuple[int, ..
     return tuple(extent(where, argument, v) for v in value)
 
 
-def spatial(*named: tuple[str, int]) -> tuple[Axis, ...]:
+def make_spatial_axes(*named: tuple[str, int]) -> tuple[Axis, ...]:
     """Return spatial axes from ``(name, extent)`` pairs."""
     return tuple(Axis(n, e, SPATIAL) for n, e in named)
 
 
-def reduction(*named: tuple[str, int]) -> tuple[Axis, ...]:
+def make_reduction_axes(*named: tuple[str, int]) -> tuple[Axis, ...]:
     """Return reduction axes from ``(name, extent)`` pairs."""
     return tuple(Axis(n, e, REDUCTION) for n, e in named)
 
 
-def indices(axes: Sequence[Axis | str]) -> tuple[Index, ...]:
+def identity_indices(axes: Sequence[Axis | str]) -> tuple[Index, ...]:
     """Return the identity indices of the axes."""
     return tuple(axis_index(a if isinstance(a, str) else a.name) for a in axes)
 
 
-def rows_of(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def ensure_spatial_axis(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """Return ``axes`` or, for a scalar, one axis of extent 1: every stage needs a spatial axis to tile."""
     return axes or (Axis("one", 1, SPATIAL),)
 
 
 @dataclass(frozen=True)
-class Channel:
+class EpilogueChannel:
     """The index of ``"bias"`` for blocked layouts, in which no output dimension is the channel."""
 
     extent: int
@@ -216,44 +222,44 @@ class Channel:
         return (Bound(self.index, 0, self.extent),) if self.has_tail else ()
 
 
-def finish(
+def finish_operator(
     name: str,
     inputs: Sequence[Tensor],
     stages: Sequence[Stage],
-    t: Types,
+    t: OperatorDtypes,
     *,
     epilogue: Sequence[str] | str = (),
-    channel: int | Channel = -1,
+    channel: int | EpilogueChannel = -1,
 ) -> TensorExpr:
     """Return the operator with the user's epilogue composed after the last stage."""
     # An element-wise last stage absorbs the epilogue. A reduction gets a further element-wise stage, which reads
     # the sum in accumulator precision, so that the result is converted once.
-    epilogue = function_names(name, "epilogue", epilogue)
+    epilogue = normalize_function_names(name, "epilogue", epilogue)
     last = stages[-1]
     if not epilogue:
         return TensorExpr(name, tuple(inputs), tuple(stages), (last.name,))
     operands: list[Tensor] = []
 
     def ending(value: Scalar) -> Scalar:
-        value, made = _compose(name, value, epilogue, last, t, channel, {x.name for x in inputs})
+        value, made = _compose_epilogue(name, value, epilogue, last, t, channel, {x.name for x in inputs})
         operands.extend(made)
         return value
 
     if last.combiner is not None:
-        tail = ended(last.output, last.axes, last.store, last.body, last.combiner, t, ending)
+        tail = reduction_with_ending(last.output, last.axes, last.store, last.body, last.combiner, t, ending)
     else:
         tail = (Stage(last.output, last.axes, last.store, ending(last.body), None, t.acc),)
     return TensorExpr(name, (*inputs, *operands), (*stages[:-1], *tail), (last.name,))
 
 
-def ended(
-    y: Tensor, axes: Sequence[Axis], store: Sequence[Index], body: Scalar, combiner: str, t: Types,
+def reduction_with_ending(
+    y: Tensor, axes: Sequence[Axis], store: Sequence[Index], body: Scalar, combiner: str, t: OperatorDtypes,
     ending: Callable[[Scalar], Scalar] | None = None, anchor: str = "",
 ) -> tuple[Stage, ...]:  # fmt: skip
     """Return a reduction to ``y``, with ``ending`` as an element-wise stage that reads accumulator precision."""
     axes, store = tuple(axes), tuple(store)
     if all(a.kind == REDUCTION for a in axes):
-        axes = (*rows_of(()), *axes)
+        axes = (*ensure_spatial_axis(()), *axes)
     if ending is None:
         return (Stage(y, axes, store, body, combiner, t.acc),)
     total = Tensor(anchor or f"{y.name}_acc", y.shape, t.acc)
@@ -261,8 +267,14 @@ def ended(
     return first, Stage(y, first.spatial_axes, store, ending(Load(total.name, store)), None, t.acc)
 
 
-def _compose(
-    name: str, value: Scalar, epilogue: tuple[str, ...], last: Stage, t: Types, channel: int | Channel, taken: set[str]
+def _compose_epilogue(
+    name: str,
+    value: Scalar,
+    epilogue: tuple[str, ...],
+    last: Stage,
+    t: OperatorDtypes,
+    channel: int | EpilogueChannel,
+    taken: set[str],
 ) -> tuple[Scalar, list[Tensor]]:
     where = f"{name}: argument 'epilogue'"
     operands: list[Tensor] = []
@@ -281,17 +293,17 @@ def _compose(
         if step == "bias":
             if not shape:
                 raise ExprError(f"{where}: 'bias' needs an output with at least one dimension. Use 'add'.")
-            if isinstance(channel, Channel):
+            if isinstance(channel, EpilogueChannel):
                 arg = operand("bias", (channel.extent,), (channel.index,), channel.guard)
             else:
                 arg = operand("bias", (shape[channel],), (store[channel],))
-            value = element_function("add", where, t.is_float)[0].build(t.const, value, arg)
+            value = parse_element_function("add", where, t.is_float)[0].build(t.const, value, arg)
             continue
-        function, parameters = element_function(step, where, t.is_float)
+        function, parameters = parse_element_function(step, where, t.is_float)
         base = "residual" if ALIASES.get(step, step) == "add" else "operand"
         args = [operand(base, shape, store)] if function.tensors == 2 else []
         value = function.build(t.const, value, *args, *parameters)
-    if epilogue and isinstance(channel, Channel) and channel.has_tail:
+    if epilogue and isinstance(channel, EpilogueChannel) and channel.has_tail:
         # As floats: readers interpret comparisons of indices as load guards, and an epilogue must have none.
         position = Cast("float32", IndexValue(channel.index))
         inside = Call("lt", (position, Const(float(channel.extent), "float32")))

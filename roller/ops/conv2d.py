@@ -6,14 +6,22 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError
 from roller.expr import Bound, Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
-from roller.ops.blocked import Blocks, block_of
-from roller.ops.build import Types, extent, finish, indices, reduction, spatial, types
-from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights
-from roller.ops.registry import operator
-from roller.ops.windows import Windows, correlation
+from roller.ops.blocked import Blocks, parse_block_layout
+from roller.ops.build import (
+    OperatorDtypes,
+    extent,
+    finish_operator,
+    identity_indices,
+    make_reduction_axes,
+    make_spatial_axes,
+    resolve_dtypes,
+)
+from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights_in_layout
+from roller.ops.registry import register_operator
+from roller.ops.windows import Windows, make_correlation
 
 
-@operator("Conv")
+@register_operator("Conv")
 def conv2d(
     n: int,
     c: int,
@@ -88,21 +96,23 @@ def conv2d(
     where = "conv2d"
     sizes = {"n": n, "c": c, "h": h, "w": w, "f": f, "kh": kh, "kw": kw, "groups": groups}
     n, c, h, w, f, kh, kw, groups = (extent(where, name, value) for name, value in sizes.items())
-    block = block_of(where, layout, IMAGES)
+    block = parse_block_layout(where, layout, IMAGES)
     for name, channels in (("c", c), ("f", f)):
         if channels % groups:
             raise ExprError(f"{where}: argument 'groups': expected a divisor of {name}={channels}, got {groups}. "
                             f"Change 'groups' or '{name}'.")  # fmt: skip
-    t = types(where, dtype, acc_dtype, out_dtype, widens=True)
+    t = resolve_dtypes(where, dtype, acc_dtype, out_dtype, widens=True)
     over = image_windows(where, (h, w), (kh, kw), stride, dilation, padding)
     if block:
-        return _blocked(where, Blocks(c, block), Blocks(f, block), groups, n, over, t, epilogue, kernel_layout)
-    form = correlation(n, f, c // groups, groups, over)
+        return _blocked_convolution(
+            where, Blocks(c, block), Blocks(f, block), groups, n, over, t, epilogue, kernel_layout
+        )
+    form = make_correlation(n, f, c // groups, groups, over)
     x = Tensor("X", (n, c, h, w), dtype)
     return plain_convolution(where, form, x, (f, c // groups, kh, kw), t, layout, kernel_layout, epilogue)
 
 
-def _blocked_source(where: str, source: Blocks, out: Blocks, groups: int) -> tuple[Index, Index, int, int]:
+def _blocked_input_indices(where: str, source: Blocks, out: Blocks, groups: int) -> tuple[Index, Index, int, int]:
     """Return the block index and position index of ``X``'s channels, and the extents of axes ``co`` and ``ci``."""
     b, cg, fg = source.size, source.channels // groups, out.channels // groups
     if groups == 1:  # a partly filled block is read only up to its channels
@@ -118,21 +128,23 @@ def _blocked_source(where: str, source: Blocks, out: Blocks, groups: int) -> tup
     )
 
 
-def _blocked(
-    where: str, source: Blocks, out: Blocks, groups: int, n: int, over: Windows, t: Types,
+def _blocked_convolution(
+    where: str, source: Blocks, out: Blocks, groups: int, n: int, over: Windows, t: OperatorDtypes,
     epilogue: Sequence[str] | str, kernel_layout: str,
 ) -> TensorExpr:  # fmt: skip
-    outer, inner, blocks, positions = _blocked_source(where, source, out, groups)
+    outer, inner, blocks, positions = _blocked_input_indices(where, source, out, groups)
     cg = source.channels // groups
     x = t.load("X", (axis_index("n"), outer, *over.index, inner), over.guard)
     f, c = out.index("fo", "fi"), Blocks(cg, source.size).index("co", "ci")
     beyond = (Bound(c, 0, cg),) if blocks * positions > cg else ()
     kernel = tuple(a.extent for a in over.kernels)
-    shape, at = weights(where, kernel_layout, (out.channels, cg, *kernel), (f, c, *indices(over.kernels)))
+    shape, at = weights_in_layout(
+        where, kernel_layout, (out.channels, cg, *kernel), (f, c, *identity_indices(over.kernels))
+    )
     weight = t.load("W", at, tuple(sorted(out.guard(f) + beyond, key=lambda b: at.index(b.index))))
-    axes = (*spatial(("n", n), ("fo", out.count)), *over.outs, *spatial(("fi", out.size)))
-    reduced = (*reduction(("co", blocks)), *over.kernels, *reduction(("ci", positions)))
+    axes = (*make_spatial_axes(("n", n), ("fo", out.count)), *over.outs, *make_spatial_axes(("fi", out.size)))
+    reduced = (*make_reduction_axes(("co", blocks)), *over.kernels, *make_reduction_axes(("ci", positions)))
     y = Tensor("Y", tuple(a.extent for a in axes), t.out)
-    stage = Stage(y, (*axes, *reduced), indices(axes), Call("mul", (x, weight)), "sum", t.acc)
+    stage = Stage(y, (*axes, *reduced), identity_indices(axes), Call("mul", (x, weight)), "sum", t.acc)
     inputs = Tensor("X", (n, source.count, *over.size, source.size), t.storage), Tensor("W", shape, t.storage)
-    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("fo", "fi"))
+    return finish_operator(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("fo", "fi"))

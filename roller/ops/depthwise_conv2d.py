@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError
 from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
-from roller.ops.blocked import Blocks, block_of
-from roller.ops.build import extent, finish, indices, spatial, types
-from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights
-from roller.ops.registry import operator
-from roller.ops.windows import correlation
+from roller.ops.blocked import Blocks, parse_block_layout
+from roller.ops.build import extent, finish_operator, identity_indices, make_spatial_axes, resolve_dtypes
+from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights_in_layout
+from roller.ops.registry import register_operator
+from roller.ops.windows import make_correlation
 
 
-@operator()
+@register_operator()
 def depthwise_conv2d(
     n: int,
     c: int,
@@ -72,27 +72,27 @@ def depthwise_conv2d(
     where = "depthwise_conv2d"
     sizes = {"n": n, "c": c, "h": h, "w": w, "kh": kh, "kw": kw, "multiplier": multiplier}
     n, c, h, w, kh, kw, multiplier = (extent(where, name, value) for name, value in sizes.items())
-    t = types(where, dtype, acc_dtype, out_dtype, widens=True)
+    t = resolve_dtypes(where, dtype, acc_dtype, out_dtype, widens=True)
     over = image_windows(where, (h, w), (kh, kw), stride, dilation, padding)
-    block = block_of(where, layout, IMAGES)
+    block = parse_block_layout(where, layout, IMAGES)
     out = Blocks(c * multiplier, block or 1)
-    form = correlation(n, out.channels, 1, c, over, depthwise=True, filter_axis="c")
+    form = make_correlation(n, out.channels, 1, c, over, depthwise=True, filter_axis="c")
     if not block:
         x = Tensor("X", (n, c, h, w), dtype)
         return plain_convolution(where, form, x, (out.channels, 1, kh, kw), t, layout, kernel_layout, epilogue)
-    axes = (*spatial(("n", n), ("co", out.count)), *over.outs, *spatial(("ci", block)))
-    outer, inner = _blocked_source(where, block, multiplier)
+    axes = (*make_spatial_axes(("n", n), ("co", out.count)), *over.outs, *make_spatial_axes(("ci", block)))
+    outer, inner = _blocked_input_indices(where, block, multiplier)
     channel = out.index("co", "ci")
     image = t.load("X", (axis_index("n"), outer, *over.index, inner), over.guard)
-    shape, at = weights(where, kernel_layout, (out.channels, 1, kh, kw), (channel, *form.weight[1:]))
+    shape, at = weights_in_layout(where, kernel_layout, (out.channels, 1, kh, kw), (channel, *form.weight[1:]))
     body = Call("mul", (image, t.load("W", at, out.guard(channel))))
     y = Tensor("Y", tuple(a.extent for a in axes), t.out)
-    stage = Stage(y, (*axes, *over.kernels), indices(axes), body, "sum", t.acc)
+    stage = Stage(y, (*axes, *over.kernels), identity_indices(axes), body, "sum", t.acc)
     inputs = Tensor("X", (n, Blocks(c, block).count, h, w, block), dtype), Tensor("W", shape, dtype)
-    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("co", "ci"))
+    return finish_operator(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("co", "ci"))
 
 
-def _blocked_source(where: str, block: int, multiplier: int) -> tuple[Index, Index]:
+def _blocked_input_indices(where: str, block: int, multiplier: int) -> tuple[Index, Index]:
     """Return the block and position of the input channel for output ``ci`` of block ``co``."""
     if block % multiplier:
         raise ExprError(f"{where}: argument 'multiplier': expected a divisor of the block of {block} channels, got "

@@ -8,13 +8,13 @@ import numpy as np
 
 from roller.errors import ExprError, shown
 from roller.expr import Scalar, Stage, Tensor, TensorExpr
-from roller.ops.build import dimensions, finish, function_names, indices, types
-from roller.ops.registry import operator
-from roller.ops.rows import axes_over, broadcast
-from roller.ops.scalars import element_function
+from roller.ops.build import check_shape, finish_operator, identity_indices, normalize_function_names, resolve_dtypes
+from roller.ops.registry import register_operator
+from roller.ops.rows import axes_of_shape, broadcast_index
+from roller.ops.scalars import parse_element_function
 
 
-@operator(
+@register_operator(
     "Relu", "Gelu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Neg", "Abs", "Add", "Sub", "Mul", "Div", "Max", "Min",
     "Pow", "Erf", "Floor", "Ceil", "Clip", "LeakyRelu", "HardSwish", "HardSigmoid", "Softplus", "Elu", "Reciprocal",
     "Identity",
@@ -62,18 +62,18 @@ def elementwise(
     'elementwise[d0=17 d1=11] float32'
     """
     where = "elementwise"
-    chain = function_names(where, "names", names)
+    chain = normalize_function_names(where, "names", names)
     if not chain:
         raise ExprError(f"{where}: argument 'names': expected at least one function, got none. Use for example 'relu'.")
-    first = dimensions(where, shape)
-    t = types(where, dtype, acc_dtype, out_dtype)
-    steps = [(n, *element_function("add" if n == "bias_add" else n, f"{where}: argument 'names'", t.is_float))
+    first = check_shape(where, shape)
+    t = resolve_dtypes(where, dtype, acc_dtype, out_dtype)
+    steps = [(n, *parse_element_function("add" if n == "bias_add" else n, f"{where}: argument 'names'", t.is_float))
              for n in chain]  # fmt: skip
     others: list[tuple[int, ...]] = []
     if not isinstance(other_shapes, (tuple, list)):
         raise ExprError(f"{where}: argument 'other_shapes': expected a list of shapes, got {shown(other_shapes)}. "
                         "Give one shape per further operand.")  # fmt: skip
-    given = [dimensions(where, s, "other_shapes") for s in other_shapes]
+    given = [check_shape(where, s, "other_shapes") for s in other_shapes]
     for name, function, _ in steps:
         if function.tensors == 2:
             default = first[-1:] if name == "bias_add" else first
@@ -88,14 +88,14 @@ def elementwise(
     except ValueError as err:
         raise ExprError(f"{where}: shapes {[first, *others]} do not broadcast to one shape. Make their trailing "
                         "dimensions equal or 1.") from err  # fmt: skip
-    axes = axes_over(out)
-    at = indices(axes)
+    axes = axes_of_shape(out)
+    at = identity_indices(axes)
     inputs = [Tensor("X", first, dtype), *(Tensor(f"X{i + 1}", s, dtype) for i, s in enumerate(others))]
-    value: Scalar = t.load("X", broadcast(first, at, out))
+    value: Scalar = t.load("X", broadcast_index(first, at, out))
     rest = iter(inputs[1:])
     for _, function, parameters in steps:
         operands = [next(rest) for _ in range(function.tensors - 1)]
-        loads = [t.load(x.name, broadcast(x.shape, at, out)) for x in operands]
+        loads = [t.load(x.name, broadcast_index(x.shape, at, out)) for x in operands]
         value = function.build(t.const, value, *loads, *parameters)
     stage = Stage(Tensor("Y", out, t.out), axes, at, value, None, t.acc)
-    return finish(where, inputs, (stage,), t, epilogue=epilogue)
+    return finish_operator(where, inputs, (stage,), t, epilogue=epilogue)

@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from roller.expr import Axis, Call, Index, Stage, Tensor, TensorExpr
-from roller.ops.build import Types, finish, indices, one_of, padding_sides, pair
-from roller.ops.windows import Correlation, Windows, windows
+from roller.ops.build import (
+    OperatorDtypes,
+    check_choice,
+    finish_operator,
+    identity_indices,
+    normalize_pair,
+    padding_sides,
+)
+from roller.ops.windows import Correlation, Windows, make_windows
 
 #: Plain layouts of images; all others have blocked channels.
 IMAGES = ("NCHW", "NHWC")
@@ -15,12 +22,12 @@ IMAGES = ("NCHW", "NHWC")
 KERNELS = ("OIHW", "OHWI", "HWIO")
 
 
-def channels_last(layout: str, dims: tuple[int, ...]) -> tuple[int, ...]:
+def dims_in_layout(layout: str, dims: tuple[int, ...]) -> tuple[int, ...]:
     """Return the dimensions of an NCHW image in the order of ``layout``."""
     return (dims[0], *dims[2:], dims[1]) if layout == "NHWC" else dims
 
 
-def channel_of(layout: str) -> int:
+def channel_dimension(layout: str) -> int:
     """Return the channel dimension of a two-dimensional image."""
     return 3 if layout == "NHWC" else 1
 
@@ -30,25 +37,25 @@ def image_windows(
 ) -> Windows:
     """Return the windows of a two-dimensional operator."""
     top, bottom, left, right = padding_sides(where, padding)
-    strides, dilations = pair(where, "stride", stride), pair(where, "dilation", dilation)
-    return windows(where, size, kernel, strides, dilations, ((top, bottom), (left, right)))
+    strides, dilations = normalize_pair(where, "stride", stride), normalize_pair(where, "dilation", dilation)
+    return make_windows(where, size, kernel, strides, dilations, ((top, bottom), (left, right)))
 
 
-def image_index(layout: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
+def image_indices_in_layout(layout: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
     """Return the indices of an NCHW image in the order of ``layout``."""
     return (index[0], *index[2:], index[1]) if layout == "NHWC" else index
 
 
-def image_axes(layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def image_axes_in_layout(layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """Return spatial axes ``n c h w`` in the output order of ``layout``."""
     return (axes[0], *axes[2:], axes[1]) if layout == "NHWC" else axes
 
 
-def weights(
+def weights_in_layout(
     where: str, kernel_layout: str, shape: tuple[int, ...], index: tuple[Index, ...]
 ) -> tuple[tuple[int, ...], tuple[Index, ...]]:
     """Return shape and indices of OIHW weights in the order of ``kernel_layout``."""
-    one_of(where, "kernel_layout", kernel_layout, KERNELS, "layout")
+    check_choice(where, "kernel_layout", kernel_layout, KERNELS, "layout")
     order = ["OIHW".index(letter) for letter in kernel_layout]
     return tuple(shape[d] for d in order), tuple(index[d] for d in order)
 
@@ -59,14 +66,15 @@ def reduced_axes(kernel_layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]
 
 
 def plain_convolution(
-    where: str, form: Correlation, x: Tensor, kernel: tuple[int, ...], t: Types, layout: str, kernel_layout: str,
+    where: str, form: Correlation, x: Tensor, kernel: tuple[int, ...], t: OperatorDtypes, layout: str,
+    kernel_layout: str,
     epilogue: Sequence[str] | str,
 ) -> TensorExpr:  # fmt: skip
     """Return a convolution in plain layouts."""
-    kernel, kernel_at = weights(where, kernel_layout, kernel, form.weight)
-    axes, reduced = image_axes(layout, form.points), reduced_axes(kernel_layout, form.reduced)
-    body = Call("mul", (t.load("X", image_index(layout, form.image), form.guard), t.load("W", kernel_at)))
+    kernel, kernel_at = weights_in_layout(where, kernel_layout, kernel, form.weight)
+    axes, reduced = image_axes_in_layout(layout, form.points), reduced_axes(kernel_layout, form.reduced)
+    body = Call("mul", (t.load("X", image_indices_in_layout(layout, form.image), form.guard), t.load("W", kernel_at)))
     out = Tensor("Y", tuple(a.extent for a in axes), t.out)
-    stage = Stage(out, (*axes, *reduced), indices(axes), body, "sum", t.acc)
-    inputs = Tensor("X", channels_last(layout, x.shape), t.storage), Tensor("W", kernel, t.storage)
-    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=channel_of(layout))
+    stage = Stage(out, (*axes, *reduced), identity_indices(axes), body, "sum", t.acc)
+    inputs = Tensor("X", dims_in_layout(layout, x.shape), t.storage), Tensor("W", kernel, t.storage)
+    return finish_operator(where, inputs, (stage,), t, epilogue=epilogue, channel=channel_dimension(layout))

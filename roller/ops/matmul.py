@@ -6,12 +6,20 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError
 from roller.expr import Axis, Call, Index, Stage, Tensor, TensorExpr
-from roller.ops.build import extent, finish, flag, indices, reduction, spatial, types
-from roller.ops.registry import operator
-from roller.ops.rows import broadcast
+from roller.ops.build import (
+    check_flag,
+    extent,
+    finish_operator,
+    identity_indices,
+    make_reduction_axes,
+    make_spatial_axes,
+    resolve_dtypes,
+)
+from roller.ops.registry import register_operator
+from roller.ops.rows import broadcast_index
 
 
-@operator("MatMul", "Gemm")
+@register_operator("MatMul", "Gemm")
 def matmul(
     m: int,
     n: int,
@@ -57,16 +65,21 @@ def matmul(
     'matmul[i=128 j=64 k=32] float32, epilogue relu(C_acc + bias)'
     """
     m, n, k = extent("matmul", "m", m), extent("matmul", "n", n), extent("matmul", "k", k)
-    transpose_a, transpose_b = flag("matmul", "transpose_a", transpose_a), flag("matmul", "transpose_b", transpose_b)
-    t = types("matmul", dtype, acc_dtype, out_dtype, widens=True)
-    b: tuple[Axis, ...] = () if batch is None else spatial(("b", extent("matmul", "batch", batch)))
+    transpose_a, transpose_b = (
+        check_flag("matmul", "transpose_a", transpose_a),
+        check_flag("matmul", "transpose_b", transpose_b),
+    )
+    t = resolve_dtypes("matmul", dtype, acc_dtype, out_dtype, widens=True)
+    b: tuple[Axis, ...] = () if batch is None else make_spatial_axes(("b", extent("matmul", "batch", batch)))
     lead = () if batch is None else (b[0].extent,)
     left, right = ((k, m) if transpose_a else (m, k)), ((n, k) if transpose_b else (k, n))
     inputs = Tensor("A", (*lead, *left), dtype), Tensor("B", (*lead, *right), dtype)
     axes, at_a, at_b = matrix_product(inputs[0].shape, inputs[1].shape, b, transpose_a, transpose_b)
     body = Call("mul", (t.load("A", at_a), t.load("B", at_b)))
     out = Tensor("C", tuple(a.extent for a in axes[:-1]), t.out)
-    return finish("matmul", inputs, (Stage(out, axes, indices(axes[:-1]), body, "sum", t.acc),), t, epilogue=epilogue)
+    return finish_operator(
+        "matmul", inputs, (Stage(out, axes, identity_indices(axes[:-1]), body, "sum", t.acc),), t, epilogue=epilogue
+    )
 
 
 def matrix_product(
@@ -80,10 +93,14 @@ def matrix_product(
     if depth != other:
         raise ExprError(f"matmul: expected equal inner extents, got shapes {tuple(a)} and {tuple(b)}, which do not "
                         "multiply. Transpose one, or change a shape.")  # fmt: skip
-    i, j, k = spatial(*(("i", e) for e in rows)), spatial(*(("j", e) for e in columns)), reduction(("k", depth))
+    i, j, k = (
+        make_spatial_axes(*(("i", e) for e in rows)),
+        make_spatial_axes(*(("j", e) for e in columns)),
+        make_reduction_axes(("k", depth)),
+    )
 
     def operand(shape: Sequence[int], inner: tuple[Axis, ...], transposed: bool) -> tuple[Index, ...]:
-        lead = broadcast(shape[:-2], indices(batch), [x.extent for x in batch])
-        return (*lead, *indices(inner[::-1] if transposed else inner))
+        lead = broadcast_index(shape[:-2], identity_indices(batch), [x.extent for x in batch])
+        return (*lead, *identity_indices(inner[::-1] if transposed else inner))
 
     return (*batch, *i, *j, *k), operand(a, (*i, *k), transpose_a), operand(b, (*k, *j), transpose_b)

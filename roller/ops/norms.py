@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.expr import Call, Scalar, Stage, Tensor, TensorExpr
-from roller.ops.build import dimensions, finish, number, types
-from roller.ops.registry import operator
-from roller.ops.rows import Rows, axes_over
+from roller.ops.build import check_finite_number, check_shape, finish_operator, resolve_dtypes
+from roller.ops.registry import register_operator
+from roller.ops.rows import Rows, axes_of_shape
 
 
-@operator("LayerNormalization")
+@register_operator("LayerNormalization")
 def layer_norm(
     shape: Sequence[int] | int,
     eps: float = 1e-5,
@@ -48,16 +48,16 @@ def layer_norm(
     >>> [t.name for t in roller.ops.layer_norm((8, 64), 1e-5).inputs]
     ['X', 'gamma', 'beta']
     """
-    rows = _rows("layer_norm", shape, eps, dtype, acc_dtype, out_dtype)
+    rows = _rows_of_last_dimension("layer_norm", shape, eps, dtype, acc_dtype, out_dtype)
     x, t, last = rows.x, rows.t, rows.point[-1:]
-    stages, value, _, _ = standardised(rows, eps)
+    stages, value, _, _ = standardise_rows(rows, eps)
     value = Call("add", (Call("mul", (value, t.load("gamma", last))), t.load("beta", last)))
     inputs = (x, Tensor("gamma", x.shape[-1:], dtype), Tensor("beta", x.shape[-1:], dtype))
     stages = (*stages, rows.pointwise(Tensor("Y", x.shape, t.out), value))
-    return finish("layer_norm", inputs, stages, t, epilogue=epilogue)
+    return finish_operator("layer_norm", inputs, stages, t, epilogue=epilogue)
 
 
-@operator("RMSNormalization", "SimplifiedLayerNormalization")
+@register_operator("RMSNormalization", "SimplifiedLayerNormalization")
 def rms_norm(
     shape: Sequence[int] | int,
     eps: float = 1e-6,
@@ -94,25 +94,25 @@ def rms_norm(
     >>> [s.name for s in roller.ops.rms_norm((8, 64), 1e-6).stages]
     ['X_square', 'Y']
     """
-    rows = _rows("rms_norm", shape, eps, dtype, acc_dtype, out_dtype)
+    rows = _rows_of_last_dimension("rms_norm", shape, eps, dtype, acc_dtype, out_dtype)
     x, t = rows.x, rows.t
-    squares, value = over_root_mean_square(rows, eps)
+    squares, value = divide_by_root_mean_square(rows, eps)
     value = Call("mul", (value, t.load("gamma", rows.point[-1:])))
     stages = (squares, rows.pointwise(Tensor("Y", x.shape, t.out), value))
-    return finish("rms_norm", (x, Tensor("gamma", x.shape[-1:], dtype)), stages, t, epilogue=epilogue)
+    return finish_operator("rms_norm", (x, Tensor("gamma", x.shape[-1:], dtype)), stages, t, epilogue=epilogue)
 
 
-def _rows(
+def _rows_of_last_dimension(
     where: str, shape: Sequence[int] | int, eps: float, dtype: str, acc_dtype: str | None, out_dtype: str | None
 ) -> Rows:
-    dims = dimensions(where, shape)
-    t = types(where, dtype, acc_dtype, out_dtype)
+    dims = check_shape(where, shape)
+    t = resolve_dtypes(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)
-    number(where, "eps", eps)
-    return Rows(Tensor("X", dims, dtype), axes_over(dims, (len(dims) - 1,), "k"), t, "X_")
+    check_finite_number(where, "eps", eps)
+    return Rows(Tensor("X", dims, dtype), axes_of_shape(dims, (len(dims) - 1,), "k"), t, "X_")
 
 
-def moments(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
+def mean_and_variance_stages(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
     """Return the stages for mean and (population) variance of rows, and both values."""
     # Two passes: the variance of centred values does not cancel.
     share = rows.t.const(1 / rows.count)
@@ -123,14 +123,14 @@ def moments(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
     return (total, spread), mean, Call("mul", (rows.of(spread), share))
 
 
-def standardised(rows: Rows, epsilon: float) -> tuple[tuple[Stage, ...], Scalar, Scalar, Scalar]:
+def standardise_rows(rows: Rows, epsilon: float) -> tuple[tuple[Stage, ...], Scalar, Scalar, Scalar]:
     """Return the stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the row's factor."""
-    stages, mean, variance = moments(rows)
+    stages, mean, variance = mean_and_variance_stages(rows)
     factor = Call("rsqrt", (Call("add", (variance, rows.t.const(epsilon))),))
     return stages, Call("mul", (Call("sub", (rows.here, mean)), factor)), mean, factor
 
 
-def over_root_mean_square(rows: Rows, epsilon: float) -> tuple[Stage, Scalar]:
+def divide_by_root_mean_square(rows: Rows, epsilon: float) -> tuple[Stage, Scalar]:
     """Return the stage with the sum of squares, and ``x / sqrt(mean(x * x) + epsilon)`` at a point."""
     squares = rows.reduction("square", Call("mul", (rows.element, rows.element)))
     mean = Call("mul", (rows.of(squares), rows.t.const(1 / rows.count)))

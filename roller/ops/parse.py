@@ -68,20 +68,20 @@ def parse(text: str) -> TensorExpr:
                             f"Use {list(parameters)}.")  # fmt: skip
         if argument in values:
             raise ExprError(f"{name}: argument '{argument}' is given twice. Give it once.")
-        values[argument] = _literal(name, argument, value, "str" in str(parameters[argument].annotation))
+        values[argument] = _parse_literal(name, argument, value, "str" in str(parameters[argument].annotation))
     missing = [p.name for p in parameters.values() if p.default is inspect.Parameter.empty and p.name not in values]
     if missing:
         raise ExprError(
             f"{name}: missing arguments {missing}. Write '{name}({', '.join(f'{m}=...' for m in missing)})'."
         )
-    return _checked(name, function, values)
+    return _call_operator(name, function, values)
 
 
 #: Python literals by common spellings in other languages.
 _OTHER_SPELLINGS = {"true": "True", "false": "False", "none": "None", "null": "None"}
 
 
-class _Quoted(ast.NodeTransformer):
+class _QuoteBareNames(ast.NodeTransformer):
     """Turns bare names, and calls such as ``clip(0, 6)``, into text."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -93,19 +93,19 @@ class _Quoted(ast.NodeTransformer):
         return ast.Constant(ast.unparse(node))
 
 
-def _literal(name: str, argument: str, node: ast.expr, takes_text: bool) -> Any:
+def _parse_literal(name: str, argument: str, node: ast.expr, takes_text: bool) -> Any:
     written = ast.unparse(node)
     plain = _OTHER_SPELLINGS.get(written.lower())
     if plain is not None and not takes_text and plain != written:
         raise ExprError(f"{name}: argument '{argument}': expected a literal of Python, got '{written}'. Write {plain}.")
     try:
-        return ast.literal_eval(_Quoted().visit(node) if takes_text else node)
+        return ast.literal_eval(_QuoteBareNames().visit(node) if takes_text else node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as err:
         raise ExprError(f"{name}: argument '{argument}': expected a literal (number, string, tuple), got "
                         f"'{written}'. Write the value itself.") from err  # fmt: skip
 
 
-def _checked(name: str, function: Any, values: dict[str, Any]) -> TensorExpr:
+def _call_operator(name: str, function: Any, values: dict[str, Any]) -> TensorExpr:
     try:
         expr: TensorExpr = function(**values)
         return expr

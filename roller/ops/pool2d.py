@@ -7,16 +7,34 @@ from collections.abc import Callable, Sequence
 
 from roller.errors import ExprError
 from roller.expr import Call, Cast, IndexValue, Scalar, Tensor, TensorExpr, axis_index
-from roller.ops.blocked import Blocks, block_of
-from roller.ops.build import Channel, Types, ended, extent, finish, flag, indices, one_of, spatial, types
-from roller.ops.layouts import IMAGES, channel_of, channels_last, image_axes, image_index, image_windows
-from roller.ops.registry import operator
+from roller.ops.blocked import Blocks, parse_block_layout
+from roller.ops.build import (
+    EpilogueChannel,
+    OperatorDtypes,
+    check_choice,
+    check_flag,
+    extent,
+    finish_operator,
+    identity_indices,
+    make_spatial_axes,
+    reduction_with_ending,
+    resolve_dtypes,
+)
+from roller.ops.layouts import (
+    IMAGES,
+    channel_dimension,
+    dims_in_layout,
+    image_axes_in_layout,
+    image_indices_in_layout,
+    image_windows,
+)
+from roller.ops.registry import register_operator
 from roller.ops.windows import Windows
 
 _KINDS = ("max", "avg")
 
 
-@operator("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+@register_operator("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 def pool2d(
     kind: str,
     n: int,
@@ -71,12 +89,12 @@ def pool2d(
     'pool2d[n=1 c=4 ho=4 wo=4 kh=2 kw=2] float32'
     """
     where = "pool2d"
-    one_of(where, "kind", kind, _KINDS, "kind")
-    count_include_pad = flag(where, "count_include_pad", count_include_pad)
+    check_choice(where, "kind", kind, _KINDS, "kind")
+    count_include_pad = check_flag(where, "count_include_pad", count_include_pad)
     sizes = {"n": n, "c": c, "h": h, "w": w, "kh": kh, "kw": kw}
     n, c, h, w, kh, kw = (extent(where, name, value) for name, value in sizes.items())
     average = kind == "avg"
-    t = types(where, dtype, acc_dtype, out_dtype, widens=average)
+    t = resolve_dtypes(where, dtype, acc_dtype, out_dtype, widens=average)
     if average and not t.is_float:
         raise ExprError(f"{where}: an average needs a floating-point accumulator, got '{t.acc}'. "
                         "Pass acc_dtype='float32'.")  # fmt: skip
@@ -85,34 +103,34 @@ def pool2d(
         if max(pads) >= kernel.extent:
             raise ExprError(f"{where}: argument 'padding': expected less than {kernel.name}={kernel.extent} on each "
                             f"side, got {pads}. A window may not lie wholly in the padding.")  # fmt: skip
-    block = block_of(where, layout, IMAGES)
+    block = parse_block_layout(where, layout, IMAGES)
     blocks = Blocks(c, block or 1)
-    axes = image_axes(layout, (*spatial(("n", n), ("c", c)), *over.outs))
-    at = image_index(layout, (*indices(("n", "c")), *over.index))
-    shape = channels_last(layout, (n, c, h, w))
-    channel: int | Channel = channel_of(layout)
+    axes = image_axes_in_layout(layout, (*make_spatial_axes(("n", n), ("c", c)), *over.outs))
+    at = image_indices_in_layout(layout, (*identity_indices(("n", "c")), *over.index))
+    shape = dims_in_layout(layout, (n, c, h, w))
+    channel: int | EpilogueChannel = channel_dimension(layout)
     if block:
-        axes = (*spatial(("n", n), ("co", blocks.count)), *over.outs, *spatial(("ci", block)))
-        at = (*indices(("n", "co")), *over.index, axis_index("ci"))
+        axes = (*make_spatial_axes(("n", n), ("co", blocks.count)), *over.outs, *make_spatial_axes(("ci", block)))
+        at = (*identity_indices(("n", "co")), *over.index, axis_index("ci"))
         shape = (n, blocks.count, h, w, block)
         channel = blocks.channel("co", "ci")
-    body = t.load("X", at, over.guard, 0.0 if average else t.lowest(-1))
+    body = t.load("X", at, over.guard, 0.0 if average else t.padding_value(-1))
     out = Tensor("Y", tuple(a.extent for a in axes), t.out)
-    combiner, ending = ("sum", _average(over, count_include_pad, t)) if average else ("max", None)
-    stages = ended(out, (*axes, *over.kernels), indices(axes), body, combiner, t, ending)
-    return finish(where, (Tensor("X", shape, dtype),), stages, t, epilogue=epilogue, channel=channel)
+    combiner, ending = ("sum", _average_ending(over, count_include_pad, t)) if average else ("max", None)
+    stages = reduction_with_ending(out, (*axes, *over.kernels), identity_indices(axes), body, combiner, t, ending)
+    return finish_operator(where, (Tensor("X", shape, dtype),), stages, t, epilogue=epilogue, channel=channel)
 
 
-def _average(over: Windows, count_include_pad: bool, t: Types) -> Callable[[Scalar], Scalar] | None:
+def _average_ending(over: Windows, count_include_pad: bool, t: OperatorDtypes) -> Callable[[Scalar], Scalar] | None:
     """Return the function from a window's sum to its average, or ``None`` for one-element windows."""
     if not count_include_pad and over.guard:
-        count = Call("mul", tuple(_inside(over, d, t) for d in range(len(over.outs))))
+        count = Call("mul", tuple(_count_elements_inside(over, d, t) for d in range(len(over.outs))))
         return lambda total: Call("div", (total, count))
     points = math.prod(a.extent for a in over.kernels)
     return None if points == 1 else lambda total: Call("mul", (total, t.const(1.0 / points)))
 
 
-def _inside(over: Windows, d: int, t: Types) -> Scalar:
+def _count_elements_inside(over: Windows, d: int, t: OperatorDtypes) -> Scalar:
     """Count the elements of a window inside the tensor: ``min(start + kernel, size) - max(start, 0)``."""
     kernel, before = over.kernels[d].extent, over.pads[d][0]
     if not over.guarded[d]:

@@ -8,9 +8,17 @@ import numpy as np
 
 from roller.errors import ExprError, counted, shown
 from roller.expr import Call, Const, Index, IndexValue, Scalar, Stage, Tensor, TensorExpr, Term
-from roller.ops.build import Types, dimensions, ended, finish, flag, one_of, types
-from roller.ops.registry import operator
-from roller.ops.rows import Rows, axes_over
+from roller.ops.build import (
+    OperatorDtypes,
+    check_choice,
+    check_flag,
+    check_shape,
+    finish_operator,
+    reduction_with_ending,
+    resolve_dtypes,
+)
+from roller.ops.registry import register_operator
+from roller.ops.rows import Rows, axes_of_shape
 
 #: Function from the total of a reduction to its result.
 Ending = Callable[[Scalar], Scalar]
@@ -20,7 +28,7 @@ _KINDS = ("argmax", "max", "mean", "min", "prod", "sum")
 COMBINERS = {"max": "max", "min": "min", "prod": "prod"}
 
 
-@operator("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ArgMax")
+@register_operator("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ArgMax")
 def reduce(
     kind: str,
     shape: Sequence[int] | int,
@@ -66,32 +74,36 @@ def reduce(
     'reduce[d0=8 d2=4 d1=16] float32'
     """
     where = "reduce"
-    one_of(where, "kind", kind, _KINDS, "kind")
-    keepdims = flag(where, "keepdims", keepdims)
-    dims = dimensions(where, shape)
+    check_choice(where, "kind", kind, _KINDS, "kind")
+    keepdims = check_flag(where, "keepdims", keepdims)
+    dims = check_shape(where, shape)
     reduced = normalize_axes(where, axes, len(dims))
     widens = kind in ("sum", "mean", "prod")
-    t = types(where, dtype, acc_dtype, out_dtype, widens=widens)
+    t = resolve_dtypes(where, dtype, acc_dtype, out_dtype, widens=widens)
     if kind == "mean" and not t.is_float:
         raise ExprError(f"{where}: a mean needs a floating-point accumulator, got '{t.acc}'. Pass acc_dtype='float32'.")
     source = Tensor("X", dims, dtype)
-    rows = Rows(source, axes_over(dims, reduced, "d{}"), t, "X_", keepdims)
+    rows = Rows(source, axes_of_shape(dims, reduced, "d{}"), t, "X_", keepdims)
     if kind == "argmax":
         if len(reduced) not in (1, len(dims)):
             raise ExprError(f"{where}: argument 'axes': argmax takes one axis or all, got {reduced}. Use one axis.")
         position = out_dtype or "int64"
         _check_positions(where, position, rows.count)
-        stages: tuple[Stage, ...] = extreme_and_position(rows, Tensor("Y", rows.shape, position), part="max")
-        return finish(where, (source,), stages, Types(t.storage, position, position), epilogue=epilogue)
-    body, ending = parts_of(kind, rows.element, rows.count, t)
-    stages = ended(Tensor("Y", rows.shape, t.out), rows.axes, rows.at, body, COMBINERS.get(kind, "sum"), t, ending)
-    return finish(where, (source,), stages, t, epilogue=epilogue)
+        stages: tuple[Stage, ...] = extreme_and_position_stages(rows, Tensor("Y", rows.shape, position), part="max")
+        return finish_operator(
+            where, (source,), stages, OperatorDtypes(t.storage, position, position), epilogue=epilogue
+        )
+    body, ending = summand_and_ending(kind, rows.element, rows.count, t)
+    stages = reduction_with_ending(
+        Tensor("Y", rows.shape, t.out), rows.axes, rows.at, body, COMBINERS.get(kind, "sum"), t, ending
+    )
+    return finish_operator(where, (source,), stages, t, epilogue=epilogue)
 
 
-def parts_of(kind: str, element: Scalar, count: int, t: Types) -> tuple[Scalar, Ending | None]:
+def summand_and_ending(kind: str, element: Scalar, count: int, t: OperatorDtypes) -> tuple[Scalar, Ending | None]:
     """Return the summand of a reduction and the function of its total; also l1, l2, sum_square and log_sum."""
     if kind in ("l1", "l2"):
-        return p_norm(t, int(kind[1]), element)
+        return p_norm_summand_and_ending(t, int(kind[1]), element)
     if kind == "sum_square":
         return Call("mul", (element, element)), None
     if kind == "log_sum":
@@ -101,7 +113,7 @@ def parts_of(kind: str, element: Scalar, count: int, t: Types) -> tuple[Scalar, 
     return element, None
 
 
-def p_norm(t: Types, p: float, element: Scalar) -> tuple[Scalar, Ending | None]:
+def p_norm_summand_and_ending(t: OperatorDtypes, p: float, element: Scalar) -> tuple[Scalar, Ending | None]:
     """Return the summand of a p-norm and the function of its sum."""
     if p == 1:
         return Call("abs", (element,)), None
@@ -134,7 +146,7 @@ def _check_positions(where: str, dtype: str, count: int) -> None:
                         f"{count - 1}, got '{dtype}'. Pass out_dtype='int64'.")  # fmt: skip
 
 
-def extreme_and_position(
+def extreme_and_position_stages(
     rows: Rows, y: Tensor, *, largest: bool = True, last: bool = False, part: str = "extreme"
 ) -> tuple[Stage, Stage]:
     """Return two reductions: the extremum of each row, and its first (or ``last``) position."""

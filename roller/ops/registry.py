@@ -17,7 +17,7 @@ REGISTRY: dict[str, Operator] = {}
 ONNX_NAMES: dict[str, str] = {}
 
 
-def operator(*onnx: str) -> Callable[[_F], _F]:
+def register_operator(*onnx: str) -> Callable[[_F], _F]:
     """Register the decorated function under its own name; ``onnx`` lists the ONNX types that it computes."""
 
     def register(function: _F) -> _F:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from roller.expr import REDUCTION, Axis, Index, Load, Scalar, Stage, Tensor
-from roller.ops.build import Types, indices, rows_of
+from roller.ops.build import OperatorDtypes, ensure_spatial_axis, identity_indices
 
 
-def axes_over(shape: Sequence[int], reduced: Sequence[int] = (), name: str = "k{}") -> tuple[Axis, ...]:
+def axes_of_shape(shape: Sequence[int], reduced: Sequence[int] = (), name: str = "k{}") -> tuple[Axis, ...]:
     """Return an axis per dimension: spatial ``d0 d1 ...``, and reductions named by the pattern ``name``."""
     return tuple(Axis(name.format(d), e, REDUCTION) if d in reduced else Axis(f"d{d}", e) for d, e in enumerate(shape))
 
 
-def broadcast(shape: Sequence[int], at: Sequence[Index], result: Sequence[int]) -> tuple[Index, ...]:
+def broadcast_index(shape: Sequence[int], at: Sequence[Index], result: Sequence[int]) -> tuple[Index, ...]:
     """Return the index into an operand of ``shape`` at point ``at`` of a result, with NumPy's broadcasting."""
     mine, sizes = at[len(at) - len(shape) :], result[len(result) - len(shape) :]
     return tuple(i if e == n else Index() for i, e, n in zip(mine, shape, sizes, strict=True))
@@ -27,8 +27,10 @@ class Rows:
     """The rows of a tensor: sets of elements that differ only in the reduced dimensions."""
 
     x: Tensor
-    walked: tuple[Axis, ...]  #: One axis per dimension of ``x`` (:func:`axes_over`), with reduction axes along a row
-    t: Types
+    walked: tuple[
+        Axis, ...
+    ]  #: One axis per dimension of ``x`` (:func:`axes_of_shape`), with reduction axes along a row
+    t: OperatorDtypes
     prefix: str  #: Prefix for names of intermediate tensors
     keepdims: bool = False  #: Whether a per-row result keeps the reduced dimensions with extent 1
 
@@ -47,7 +49,7 @@ class Rows:
     @property
     def axes(self) -> tuple[Axis, ...]:
         """Axes of a stage that reduces rows, spatial ones first."""
-        return (*rows_of(self.points), *self.reduced)
+        return (*ensure_spatial_axis(self.points), *self.reduced)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,7 +59,7 @@ class Rows:
     @property
     def at(self) -> tuple[Index, ...]:
         """Index of a row in a per-row result."""
-        return indices(self.points)
+        return identity_indices(self.points)
 
     @property
     def count(self) -> int:
@@ -67,12 +69,12 @@ class Rows:
     @property
     def element(self) -> Scalar:
         """An element of a row, in a stage that reduces rows."""
-        return self.t.load(self.x.name, indices(self.walked))
+        return self.t.load(self.x.name, identity_indices(self.walked))
 
     @property
     def point(self) -> tuple[Index, ...]:
         """Index of a point in a result of the tensor's shape."""
-        return indices(axes_over(self.x.shape))
+        return identity_indices(axes_of_shape(self.x.shape))
 
     @property
     def here(self) -> Scalar:
@@ -90,8 +92,8 @@ class Rows:
 
     def pointwise(self, y: Tensor, value: Scalar) -> Stage:
         """Return the stage that writes every point of ``y``, a tensor of the same shape."""
-        return Stage(y, axes_over(self.x.shape), self.point, value, None, self.t.acc)
+        return Stage(y, axes_of_shape(self.x.shape), self.point, value, None, self.t.acc)
 
-    def per_row(self, y: Tensor, value: Scalar) -> Stage:
+    def per_row_stage(self, y: Tensor, value: Scalar) -> Stage:
         """Return the stage that writes one element per row."""
-        return Stage(y, rows_of(self.points), self.at, value, None, self.t.acc)
+        return Stage(y, ensure_spatial_axis(self.points), self.at, value, None, self.t.acc)

@@ -72,7 +72,7 @@ def _elu(c: Callable[[float], Const], x: Scalar) -> Scalar:
     return _call("add", _call("max", x, c(0)), low)
 
 
-def _primitive(fn: str) -> _Build:
+def _primitive_builder(fn: str) -> _Build:
     return lambda c, *args: Call(fn, args)
 
 
@@ -96,11 +96,11 @@ ELEMENT_FUNCTIONS: dict[str, ElementFunction] = {
     "hardswish": ElementFunction(1, 0, _hardswish, True),
     "softplus": ElementFunction(1, 0, _softplus, True),
     "elu": ElementFunction(1, 0, _elu, True),
-    **{n: ElementFunction(1, 0, _primitive(n), False) for n in _PLAIN},
-    **{n: ElementFunction(1, 0, _primitive(n), True) for n in _FLOAT},
-    **{n: ElementFunction(2, 0, _primitive(n), False) for n in _BINARY},
-    "div": ElementFunction(2, 0, _primitive("div"), True),
-    "pow": ElementFunction(2, 0, _primitive("pow"), True),
+    **{n: ElementFunction(1, 0, _primitive_builder(n), False) for n in _PLAIN},
+    **{n: ElementFunction(1, 0, _primitive_builder(n), True) for n in _FLOAT},
+    **{n: ElementFunction(2, 0, _primitive_builder(n), False) for n in _BINARY},
+    "div": ElementFunction(2, 0, _primitive_builder("div"), True),
+    "pow": ElementFunction(2, 0, _primitive_builder("pow"), True),
 }
 
 #: Alternative names in spec rows and frameworks.
@@ -111,9 +111,9 @@ ALIASES: dict[str, str] = {
 }  # fmt: skip
 
 
-def element_function(text: str, where: str, is_float: bool) -> tuple[ElementFunction, tuple[float, ...]]:
+def parse_element_function(text: str, where: str, is_float: bool) -> tuple[ElementFunction, tuple[float, ...]]:
     """Return the function and literal parameters of a text such as ``"relu"`` or ``"clip(0, 6)"``."""
-    name, parameters = _split(text, where)
+    name, parameters = _parse_function_text(text, where)
     name = ALIASES.get(name, name)
     known = ELEMENT_FUNCTIONS.get(name)
     if known is None:
@@ -132,7 +132,7 @@ def element_function(text: str, where: str, is_float: bool) -> tuple[ElementFunc
     return known, parameters
 
 
-def _split(text: str, where: str) -> tuple[str, tuple[float, ...]]:
+def _parse_function_text(text: str, where: str) -> tuple[str, tuple[float, ...]]:
     if not isinstance(text, str):
         raise ExprError(f"{where}: expected the name of an element-wise function, got {shown(text)}. Give a string.")
     if "(" not in text:

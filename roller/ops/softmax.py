@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError, shown
 from roller.expr import Call, Stage, Tensor, TensorExpr
-from roller.ops.build import dimensions, finish, types
+from roller.ops.build import check_shape, finish_operator, resolve_dtypes
 from roller.ops.reduce import normalize_axes
-from roller.ops.registry import operator
-from roller.ops.rows import Rows, axes_over
+from roller.ops.registry import register_operator
+from roller.ops.rows import Rows, axes_of_shape
 
 
-@operator("Softmax")
+@register_operator("Softmax")
 def softmax(
     shape: Sequence[int] | int,
     axis: int = -1,
@@ -51,16 +51,16 @@ def softmax(
     ['X_max', 'X_sum', 'Y']
     """
     where = "softmax"
-    dims = dimensions(where, shape)
+    dims = check_shape(where, shape)
     if axis is None or isinstance(axis, (tuple, list)):
         raise ExprError(f"{where}: argument 'axis': expected one dimension, got {shown(axis)}. Reshape the tensor so "
                         "that they are one.")  # fmt: skip
     (along,) = normalize_axes(where, axis, len(dims), "axis")
-    t = types(where, dtype, acc_dtype, out_dtype)
+    t = resolve_dtypes(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)
     x = Tensor("X", dims, dtype)
-    rows = Rows(x, axes_over(dims, (along,), "k"), t, "X_")
-    return finish(where, (x,), softmax_stages(rows, Tensor("Y", dims, t.out)), t, epilogue=epilogue)
+    rows = Rows(x, axes_of_shape(dims, (along,), "k"), t, "X_")
+    return finish_operator(where, (x,), softmax_stages(rows, Tensor("Y", dims, t.out)), t, epilogue=epilogue)
 
 
 def softmax_stages(rows: Rows, y: Tensor, *, logarithm: bool = False) -> tuple[Stage, ...]:

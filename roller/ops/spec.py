@@ -7,7 +7,7 @@ from typing import Any
 
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import TensorExpr
-from roller.ops.build import dimensions, extent, one_of, padding_sides
+from roller.ops.build import check_choice, check_shape, extent, padding_sides
 from roller.ops.conv2d import conv2d
 from roller.ops.depthwise_conv2d import depthwise_conv2d
 from roller.ops.elementwise import elementwise
@@ -28,7 +28,7 @@ _ROWS_PER_SEQUENCE = 512
 _SIZES = ("M", "N", "K", "C", "H", "W", "F", "KH", "KW")
 
 
-class _Row:
+class _BenchmarkRow:
     """A benchmark row whose errors name it; unused columns are ignored."""
 
     def __init__(self, row: Mapping[str, Any], batch: int | None) -> None:
@@ -51,7 +51,7 @@ class _Row:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        shape = dimensions(self.name, self.get("shape"))
+        shape = check_shape(self.name, self.get("shape"))
         return shape if self.batch is None else (self.rows(shape[0]), *shape[1:])
 
     def rows(self, rows: Any) -> Any:
@@ -96,7 +96,7 @@ class _Row:
         return tuple(sides_out)
 
 
-def _matmul(r: _Row) -> TensorExpr:
+def _matmul_from_row(r: _BenchmarkRow) -> TensorExpr:
     m, n, k = extent(r.name, "M", r.get("M")), *r.ints("N", "K")
     # Only M for sequences scales with the batch; a small M belongs to the layer.
     rows = r.rows(m) if m == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else m
@@ -104,42 +104,43 @@ def _matmul(r: _Row) -> TensorExpr:
     return matmul(rows, n, k, r.row.get("batch"), *transposed, **r.dtypes)
 
 
-def _conv2d(r: _Row) -> TensorExpr:
+def _conv2d_from_row(r: _BenchmarkRow) -> TensorExpr:
     c, h, w, f, kh, kw = r.ints("C", "H", "W", "F", "KH", "KW")
     stride, dilation, groups = r.row.get("stride", 1), r.row.get("dilation", 1), r.row.get("groups", 1)
     return conv2d(r.n, c, h, w, f, kh, kw, stride, r.padding, dilation, groups, **r.layouts, **r.dtypes)
 
 
-def _depthwise(r: _Row) -> TensorExpr:
+def _depthwise_from_row(r: _BenchmarkRow) -> TensorExpr:
     c, h, w, kh, kw = r.ints("C", "H", "W", "KH", "KW")
     return depthwise_conv2d(r.n, c, h, w, kh, kw, stride=r.row.get("stride", 1), padding=r.padding,
                             dilation=r.row.get("dilation", 1), multiplier=r.row.get("multiplier", 1),
                             **r.layouts, dtype=r.dtype)  # fmt: skip
 
 
-def _pooling(r: _Row) -> TensorExpr:
+def _pooling_from_row(r: _BenchmarkRow) -> TensorExpr:
     c, h, w, kh, kw = r.ints("C", "H", "W", "KH", "KW")
     layout = r.row.get("layout", "NCHW")
     return pool2d(r.get("pool"), r.n, c, h, w, kh, kw, stride=r.row.get("stride", 1), padding=r.padding,
                   layout=layout, dtype=r.dtype)  # fmt: skip
 
 
-def _elementwise(r: _Row) -> TensorExpr:
+def _elementwise_from_row(r: _BenchmarkRow) -> TensorExpr:
     return elementwise(r.get("fn"), r.shape, dtype=r.dtype)
 
 
-def _reduce(r: _Row) -> TensorExpr:
+def _reduce_from_row(r: _BenchmarkRow) -> TensorExpr:
     return reduce(r.get("fn"), r.shape, r.get("axes"), dtype=r.dtype)
 
 
-def _rows_operator(build: Callable[..., TensorExpr]) -> Callable[[_Row], TensorExpr]:
+def _row_operator_builder(build: Callable[..., TensorExpr]) -> Callable[[_BenchmarkRow], TensorExpr]:
     return lambda r: build(r.shape, dtype=r.dtype)
 
 
-_OPS: dict[str, Callable[[_Row], TensorExpr]] = {
-    "matmul": _matmul, "conv2d": _conv2d, "depthwise_conv2d": _depthwise, "pooling": _pooling,
-    "elementwise": _elementwise, "reduce": _reduce, "softmax": _rows_operator(softmax),
-    "layer_norm": _rows_operator(layer_norm), "rms_norm": _rows_operator(rms_norm),
+_OPS: dict[str, Callable[[_BenchmarkRow], TensorExpr]] = {
+    "matmul": _matmul_from_row, "conv2d": _conv2d_from_row, "depthwise_conv2d": _depthwise_from_row,
+    "pooling": _pooling_from_row,
+    "elementwise": _elementwise_from_row, "reduce": _reduce_from_row, "softmax": _row_operator_builder(softmax),
+    "layer_norm": _row_operator_builder(layer_norm), "rms_norm": _row_operator_builder(rms_norm),
 }  # fmt: skip
 
 
@@ -173,5 +174,5 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
     """
     if not isinstance(mapping, Mapping):
         raise ExprError(f"operator row: expected a mapping of columns, got {type(mapping).__name__}. Pass one row.")
-    row = _Row(mapping, None if batch is None else extent("operator row", "batch", batch))
-    return _OPS[one_of(row.name, "op", row.get("op"), sorted(_OPS), "op")](row)
+    row = _BenchmarkRow(mapping, None if batch is None else extent("operator row", "batch", batch))
+    return _OPS[check_choice(row.name, "op", row.get("op"), sorted(_OPS), "op")](row)

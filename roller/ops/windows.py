@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.errors import ExprError
 from roller.expr import REDUCTION, Axis, Bound, Index, Term, axis_index
-from roller.ops.build import indices
+from roller.ops.build import identity_indices
 
 Pads = tuple[tuple[int, int], ...]
 
@@ -30,12 +30,12 @@ class Windows:
     dilations: tuple[int, ...]
 
 
-def names_of(rank: int) -> tuple[str, ...]:
+def spatial_dimension_names(rank: int) -> tuple[str, ...]:
     """Return a letter per spatial dimension: ``h w``, ``d h w``."""
     return tuple("dhw"[-rank:]) if rank <= 3 else tuple(f"s{d}" for d in range(rank))
 
 
-def reaches(kernel: Sequence[int], dilations: Sequence[int]) -> tuple[int, ...]:
+def dilated_window_extents(kernel: Sequence[int], dilations: Sequence[int]) -> tuple[int, ...]:
     """Return the extent of a dilated window per dimension, in elements."""
     return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
 
@@ -53,14 +53,14 @@ def place(out: Axis, kernel: Axis, size: int, stride: int, dilation: int, before
     return index, (Bound(index, 0, size),) if low < 0 or high >= size else ()
 
 
-def windows(
+def make_windows(
     where: str, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
     pads: Sequence[tuple[int, int]], hanging: Sequence[int] = (),
 ) -> Windows:  # fmt: skip
     """Return the windows of a convolution or pooling."""
     outs, kernels, places = [], [], []
-    covered = reaches(kernel, dilations)
-    for i, name in enumerate(names_of(len(size))):
+    covered = dilated_window_extents(kernel, dilations)
+    for i, name in enumerate(spatial_dimension_names(len(size))):
         padded = size[i] + sum(pads[i]) + (hanging[i] if hanging else 0)
         if covered[i] > padded:
             raise ExprError(
@@ -88,7 +88,7 @@ class Correlation:
     weight: tuple[Index, ...]  #: Index into the weights ``(f, c, <window>)``
 
 
-def correlation(
+def make_correlation(
     n: int, filters: int, channels: int, groups: int, over: Windows, *, depthwise: bool = False, filter_axis: str = "f"
 ) -> Correlation:
     """Return the axes and operand indices of a convolution."""
@@ -102,5 +102,5 @@ def correlation(
         group = () if groups == 1 else (Term(filter_axis, channels, per_group),)
         source, inner = Index((*group, Term("c"))), axis_index("c")
         summed = (Axis("c", channels, REDUCTION), *over.kernels)
-    weight = (axis_index(filter_axis), inner, *indices(over.kernels))
+    weight = (axis_index(filter_axis), inner, *identity_indices(over.kernels))
     return Correlation(points, summed, (axis_index("n"), source, *over.index), over.guard, weight)

@@ -47,7 +47,7 @@ def html_page(title: str, data: Mapping[str, Any]) -> str:
         "policy": f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'",
         "style": style,
         "script": script,
-        "data": base64.b64encode(packed(data)).decode(),
+        "data": base64.b64encode(pack_page_data(data)).decode(),
         "head": script_json({"title": title, "view": data["view"]}),
     }
     page = re.sub(r"@(\w+)@", lambda found: parts[found[1]], _text("page.html"))
@@ -73,7 +73,7 @@ def script_json(value: Any) -> str:
     return text.encode("utf-8", "backslashreplace").decode()  # escapes lone surrogates
 
 
-def packed(data: Mapping[str, Any]) -> bytes:
+def pack_page_data(data: Mapping[str, Any]) -> bytes:
     """Return compressed data: the length of the JSON, the JSON, and the binary columns to which it refers."""
     # All float64 values are stored once, sorted, in a pool; columns contain indices into the pool. Times repeat in sums
     # and in tables, and sorted values compress better.

@@ -67,11 +67,11 @@ class TileBatch:
         stages = self.stages if isinstance(self.stages, int) else self.stages[index]
         return self.chosen(index, stages, self.raster if isinstance(self.raster, int) else self.raster[index])
 
-    def chosen_anew(self) -> TileBatch:
+    def without_vectors(self) -> TileBatch:
         """Return the programs without their vectors, for tiles of other sizes."""
         return replace(self, vectors=None)
 
-    def varied(self, stages: int | Sequence[int], raster: int | Sequence[int] = 1) -> TileBatch:
+    def with_stages_and_rasters(self, stages: int | Sequence[int], raster: int | Sequence[int] = 1) -> TileBatch:
         """Return the programs with each choice of stages and rasters in turn; a single choice applies to all."""
         times, n = max(np.size(stages), np.size(raster)), len(self)
         return self.chosen(np.tile(np.arange(n), times), _each(stages, n), _each(raster, n))
@@ -91,7 +91,7 @@ class TileBatch:
         found._memo["source"] = self, index
         return found
 
-    def of_tiles(
+    def cached_arrays(
         self, spec: DeviceSpec, key: Any, compute: Callable[[], tuple[NDArray[Any], ...]]
     ) -> tuple[NDArray[Any], ...]:
         """Return arrays ``(N,)`` that depend only on device, tiles and ``split_k``, computed once per batch."""
@@ -281,8 +281,8 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
         None if axis is None else g.names.index(axis),
         first.constants,
         first.nontemporal,
-        _common([p.stages for p in programs]),
-        _common([p.raster for p in programs]),
+        _scalar_if_equal([p.stages for p in programs]),
+        _scalar_if_equal([p.raster for p in programs]),
         first.fragment,
         first.matrix_axes,
         vectors=None if KINDS[first.kind].simd else _vectors(programs, g),
@@ -304,5 +304,5 @@ def _vectors(programs: Sequence[RProgram], g: Geometry) -> Ints:
     return found
 
 
-def _common(values: list[int]) -> int | Ints:
+def _scalar_if_equal(values: list[int]) -> int | Ints:
     return values[0] if min(values) == max(values) else np.array(values, np.int64)

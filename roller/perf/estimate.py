@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from roller.core.display import html_table, one_line
+from roller.core.display import html_table, one_line_repr
 from roller.errors import MALFORMED, ArtifactError
 
 
@@ -84,7 +84,7 @@ class Estimate:
 
     def __repr__(self) -> str:
         """Return a shortened form of :meth:`__str__`."""
-        return one_line("Estimate", str(self))
+        return one_line_repr("Estimate", str(self))
 
     def _repr_html_(self) -> str:
         """Return every term as a table, for a notebook."""

@@ -9,12 +9,12 @@ import numpy as np
 from roller.tile.geometry import Floats, Ints
 
 
-def overlapped(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats | float) -> Floats:
+def overlap_two_phases(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats | float) -> Floats:
     """Return the time of two alternating phases of ``blocks`` co-resident blocks; each phase serves one at a time.
 
     Examples
     --------
-    >>> float(overlapped(np.array(1.0), np.array(1.0), np.array(1)))
+    >>> float(overlap_two_phases(np.array(1.0), np.array(1.0), np.array(1)))
     2.0
     """
     # Closed queueing network of two stations (Buzen): with ``rho`` the shorter over the longer phase, the time is
@@ -24,13 +24,13 @@ def overlapped(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats | floa
     return np.asarray(longest * (1.0 - rho ** (blocks + 1)) / (1.0 - rho**blocks))
 
 
-def alternating(phases_s: Sequence[Floats], customers: Floats | Ints) -> Floats:
+def alternate_phases(phases_s: Sequence[Floats], customers: Floats | Ints) -> Floats:
     """Return the time in which all customers pass once through all phases, one at a time per phase.
 
     Examples
     --------
     >>> two = (np.array(1.0), np.array(1.0))
-    >>> float(alternating(two, np.array(1.0))), float(alternating(two, np.array(2.0)))
+    >>> float(alternate_phases(two, np.array(1.0))), float(alternate_phases(two, np.array(2.0)))
     (2.0, 1.5)
     """
     # Mean value analysis of a closed queueing network; ``phases_s`` are the phases of all customers together. The time

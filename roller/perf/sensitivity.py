@@ -11,7 +11,7 @@ import numpy as np
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.hardware.checks import Quantity
-from roller.hardware.spec import settable
+from roller.hardware.spec import settable_fields
 from roller.tile.geometry import Floats
 
 #: Relative step of a continuous field.
@@ -54,7 +54,7 @@ def field_steps(
     spec: DeviceSpec, values: Callable[[float, Quantity], Sequence[float]] = nearest_values
 ) -> Iterator[FieldStep]:
     """Yield the step of every numeric field of a device that the model may read."""
-    known = settable(spec)
+    known = settable_fields(spec)
     for field in spec.values():
         if not field.startswith("accuracy."):
             step = field_step(spec, field, known[field], values)

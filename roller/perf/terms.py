@@ -25,9 +25,9 @@ RULES: Mapping[str, str] = {
     "knee": "(a ** p + b ** p) ** (1 / p) of parts a, b, p",
     "saturating": "((a / b) ** -p + 1) ** (-1 / p) * b of parts a, b, p: a where it is far below b, b where far above",
     "alternating": "phases (all parts but the first) that as many customers as the first part says go through in turn: "
-    "mean value analysis of a closed queueing network (roller.perf.phases.alternating)",
+    "mean value analysis of a closed queueing network (roller.perf.phases.alternate_phases)",
     "overlapped": "two phases (a, b) of as many customers as the third part says: longer * (1 - r ** (n + 1)) / "
-    "(1 - r ** n), r shorter over longer (roller.perf.phases.overlapped)",
+    "(1 - r ** n), r shorter over longer (roller.perf.phases.overlap_two_phases)",
 }
 
 
@@ -76,7 +76,7 @@ class Term:
         return data
 
 
-class Reader:
+class TermBuilder:
     """Builds terms of one program, and of one wave if numbers differ between waves, from the arrays of a batch."""
 
     def __init__(self, row: int = 0, wave: int | None = None) -> None:

@@ -16,7 +16,7 @@ from roller.core.processor import usable_processors
 from roller.errors import RollerError
 from roller.hardware import THIS_MACHINE, load_spec
 from roller.hardware.detect import detect_unprobed
-from roller.hardware.machine import profile_path
+from roller.hardware.profile_location import profile_path
 from roller.runtime.cache import KernelCache
 
 #: Packages that kernels and models depend on.
@@ -33,49 +33,52 @@ _GPU_TOOLS: dict[str, tuple[str, ...]] = {
 _PATIENT_S = 10.0
 
 
-def environment(release: str) -> dict[str, Any]:
+def collect_environment(release: str) -> dict[str, Any]:
     """Return the environment of ``release`` as plain data; the home folder is written as ``~``."""
     return {
         "roller": release,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
-        "compilers": _compilers(),
-        "processor": _processor(),
-        "devices": {tool: lines for tool, words in _GPU_TOOLS.items() if (lines := _answer(tool, words))},
-        "cache": _cache(),
-        "variables": {n: private(v) for n, v in sorted(os.environ.items()) if n.startswith("ROLLER_")},
+        "packages": {name: found for name in PACKAGES if (found := _package_version(name)) is not None},
+        "compilers": _compiler_versions(),
+        "processor": _processor_info(),
+        "devices": {tool: lines for tool, words in _GPU_TOOLS.items() if (lines := _run_and_read_lines(tool, words))},
+        "cache": _cache_info(),
+        "variables": {n: hide_home_folder(v) for n, v in sorted(os.environ.items()) if n.startswith("ROLLER_")},
     }
 
 
-def private(text: str) -> str:
+def hide_home_folder(text: str) -> str:
     """Return the text with the user's home folder replaced by ``~``.
 
-    >>> private(str(Path.home() / ".cache/roller")).startswith("~")
+    >>> hide_home_folder(str(Path.home() / ".cache/roller")).startswith("~")
     True
     """
     home = str(Path.home())
     return text.replace(home, "~") if home not in ("", os.sep) else text
 
 
-def _version(package: str) -> str | None:
+def _package_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def _compilers() -> dict[str, str | None]:
+def _compiler_versions() -> dict[str, str | None]:
     found = find_compiler()
     named = {"C": found, "C++": shutil.which(os.environ.get("CXX") or "g++"), "hipcc": shutil.which("hipcc")}
-    return {name: None if path is None else _first(_answer(path, ("--version",))) for name, path in named.items()}
+    return {
+        name: None if path is None else _first_line(_run_and_read_lines(path, ("--version",)))
+        for name, path in named.items()
+    }
 
 
-def _processor() -> dict[str, Any]:
+def _processor_info() -> dict[str, Any]:
     try:
         spec = load_spec(THIS_MACHINE)
     except RollerError as err:
-        return {"error": private(str(err))}
+        return {"error": hide_home_folder(str(err))}
     return {
         "name": spec.description,
         "code_for": spec.target.get("mcpu"),
@@ -86,15 +89,15 @@ def _processor() -> dict[str, Any]:
     }
 
 
-def _cache() -> dict[str, Any]:
+def _cache_info() -> dict[str, Any]:
     try:
         info = KernelCache().info()
     except RollerError as err:
-        return {"error": private(str(err))}
-    return {**info, "folder": private(info["folder"])}
+        return {"error": hide_home_folder(str(err))}
+    return {**info, "folder": hide_home_folder(info["folder"])}
 
 
-def _answer(program: str, words: Sequence[str]) -> list[str]:
+def _run_and_read_lines(program: str, words: Sequence[str]) -> list[str]:
     """Return the lines that a program prints; none if it is missing or fails."""
     path = shutil.which(program)
     if path is None:
@@ -106,19 +109,19 @@ def _answer(program: str, words: Sequence[str]) -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
 
 
-def _first(lines: Sequence[str]) -> str | None:
-    return private(lines[0]) if lines else None
+def _first_line(lines: Sequence[str]) -> str | None:
+    return hide_home_folder(lines[0]) if lines else None
 
 
-def text_of(found: dict[str, Any]) -> str:
+def environment_text(found: dict[str, Any]) -> str:
     """Return the environment as text, one line per item."""
     lines = [f"{name}: {found[name]}" for name in ("roller", "python", "system")]
     for name in ("packages", "compilers", "processor", "devices", "cache", "variables"):
         inner = found[name] or {"": "none"}
-        lines += [f"{name}:", *(f"  {_pair(key, value)}" for key, value in inner.items())]
+        lines += [f"{name}:", *(f"  {_format_item(key, value)}" for key, value in inner.items())]
     return "\n".join(lines)
 
 
-def _pair(name: str, value: Any) -> str:
+def _format_item(name: str, value: Any) -> str:
     shown = "; ".join(map(str, value)) if isinstance(value, list) else value
     return f"{name}: {'none' if shown in (None, '') else shown}" if name else str(shown)

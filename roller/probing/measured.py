@@ -51,10 +51,10 @@ class Measured:
         return {"value": self.value, "spread": self.spread, "samples": self.samples}
 
 
-def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
+def median_of_fastest_windows(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
     """Return the robust value of repeated windows of the same work.
 
-    >>> best_of([1.0, 1.01, 1.02, 1.0, 9.0, 1.3, 1.5, 1.2]).value
+    >>> median_of_fastest_windows([1.0, 1.01, 1.02, 1.0, 9.0, 1.3, 1.5, 1.2]).value
     1.0
     """
     if not windows or min(windows) <= 0:
@@ -64,12 +64,12 @@ def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
     return Measured(middle, (best[-1] - best[0]) / middle, len(windows))
 
 
-def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
+def combine_rounds(rounds: Sequence[Measured], better: int = 0) -> Measured:
     """Return the median of the rounds that count: the best rounds, or the closest majority if ``better`` is 0.
 
-    >>> agreed([Measured(v, 0.01, 9) for v in (1.0, 3.0, 1.02, 1.01, 0.5)])
+    >>> combine_rounds([Measured(v, 0.01, 9) for v in (1.0, 3.0, 1.02, 1.01, 0.5)])
     Measured(value=1.01, spread=0.01980198019801982, samples=45)
-    >>> agreed([Measured(v, 0.01, 9) for v in (100, 71, 72, 101, 70)], better=1).value
+    >>> combine_rounds([Measured(v, 0.01, 9) for v in (100, 71, 72, 101, 70)], better=1).value
     100.5
     """
     values = sorted(rounds, key=lambda m: m.value)

@@ -47,7 +47,7 @@ class Probe:
     needs: tuple[str, ...] = ()  #: Names of probes whose findings it reads; they come first in the registry
 
 
-def statement_of(source: Path) -> Statement:
+def read_statement(source: Path) -> Statement:
     """Return the statement from the first comment in a probe's source."""
     try:
         text = source.read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ from typing import Any
 
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.hardware.spec import settable
-from roller.probing.measured import Measured, agreed, split_by_spread
+from roller.hardware.spec import settable_fields
+from roller.probing.measured import Measured, combine_rounds, split_by_spread
 from roller.probing.probe import Finding, Probe
 from roller.runtime.clock import Load
 from roller.runtime.disturbance import Disturbance
@@ -27,10 +27,11 @@ _DIFFERENCES = ("execution.barrier_s", "execution.fork_s", "memory_layers.l1.tlb
 _OTHERS, _MACHINE = "disturbed: ", "this machine"
 
 
-def _better(path: str) -> int:
+def _disturbance_direction(path: str) -> int:
     """Return 1 if disturbances lower the field, -1 if they raise it, and 0 otherwise.
 
-    >>> [_better(p) for p in ("execution.launch_s", "clock_hz", "execution.fork_s", "memory_layers.l1.tlb_entries")]
+    >>> [_disturbance_direction(p) for p in ("execution.launch_s", "clock_hz", "execution.fork_s",
+    ...     "memory_layers.l1.tlb_entries")]
     [-1, 1, 0, 0]
     """
     if path in _DIFFERENCES:
@@ -40,7 +41,7 @@ def _better(path: str) -> int:
     return -1 if path.endswith(_TIMES) else 0
 
 
-def _disturbed(before: Load | None, load: Callable[[], Load] | None) -> str:
+def _describe_disturbance(before: Load | None, load: Callable[[], Load] | None) -> str:
     """Return the disturbance of the processors since ``before``; empty if there was none or there is no monitor."""
     if before is None or load is None:
         return ""
@@ -86,7 +87,7 @@ def run_probes(
             except (RollerError, ValueError) as err:
                 failed[probe.name] = str(err)
                 continue
-            disturbed = _disturbed(before, load)
+            disturbed = _describe_disturbance(before, load)
             remarks[probe.name] = finding.remarks
             for path, m in finding.values.items():
                 if path in finding.doubts:
@@ -95,11 +96,11 @@ def run_probes(
                     )
                 else:
                     seen.setdefault(path, []).append(m)
-    known = settable(spec)
-    settled = {p: agreed(ms, _better(p)) for p, ms in seen.items() if 2 * len(ms) > done}
+    known = settable_fields(spec)
+    settled = {p: combine_rounds(ms, _disturbance_direction(p)) for p, ms in seen.items() if 2 * len(ms) > done}
     fine, refused = split_by_spread(settled)
     refused |= {p: reasons[-1] for p, reasons in doubted.items() if p not in fine}
-    throughout = _disturbed(first, load)
+    throughout = _describe_disturbance(first, load)
     if throughout:
         refused = {p: why if why.startswith(_OTHERS) else f"{throughout}: {why}" for p, why in refused.items()}
         remarks = {_MACHINE: (f"{throughout}: what was refused says nothing of the device.",), **remarks}

@@ -9,8 +9,8 @@ from typing import Any
 
 from roller.core.files import read_file
 from roller.errors import ArtifactError
-from roller.page.anonymous import without_paths
 from roller.page.html_page import html_page
+from roller.page.path_removal import without_paths
 
 #: Kinds of input that a report accepts, for error messages.
 UNDERSTOOD = (
@@ -29,7 +29,7 @@ def page_of_benchmark(path: Path, *, anonymous: bool = False) -> str:
         raise ArtifactError(
             f"{path}: expected {UNDERSTOOD}, got a file that is not JSON ({error}). Name one."
         ) from error
-    if not isinstance(found, Mapping) or not any(True for _ in _tables(found)):
+    if not isinstance(found, Mapping) or not any(True for _ in _tables_of_json(found)):
         raise ArtifactError(f"{path}: expected {UNDERSTOOD}, got other JSON, without a list of rows. Name one.")
     name = "benchmark" if anonymous else path.stem
     data = benchmark_data(name, found)
@@ -40,13 +40,13 @@ def benchmark_data(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the page's data: plain facts, and tables named by their path in the file."""
     run = found.get("run")
     facts = {**(run if isinstance(run, Mapping) else {}), **{n: v for n, v in found.items() if _is_plain(v)}}
-    return {"view": "benchmark", "name": name, "run": _flat(facts), "tables": list(_tables(found))}
+    return {"view": "benchmark", "name": name, "run": _flatten_row(facts), "tables": list(_tables_of_json(found))}
 
 
-def _tables(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _tables_of_json(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for name, value in found.items():
         if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
-            rows = [_flat(row) for row in value]
+            rows = [_flatten_row(row) for row in value]
             columns = dict.fromkeys(column for row in rows for column in row)
             whole = "predicted" if all(row.get("kind") == "predicted" for row in rows) else ""
             yield {
@@ -56,19 +56,19 @@ def _tables(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 ],
             }  # fmt: skip
         elif isinstance(value, Mapping) and name != "run":
-            yield from ({**table, "name": f"{name}.{table['name']}"} for table in _tables(value))
+            yield from ({**table, "name": f"{name}.{table['name']}"} for table in _tables_of_json(value))
 
 
 def _label(column: str) -> str:
     return "predicted" if any(word in column for word in _PREDICTED) else "measured"
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten a row: nested mappings become columns, and lists become text."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{inner}": part for inner, part in _flat(value).items()}
+            found |= {f"{name}.{inner}": part for inner, part in _flatten_row(value).items()}
         else:
             found[str(name)] = value if _is_plain(value) else json.dumps(value)
     return found

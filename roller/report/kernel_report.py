@@ -9,10 +9,10 @@ from typing import Any
 from roller.artifact import KernelArtifact
 from roller.construction.constructor import construct_candidates
 from roller.errors import ArtifactError, RollerError
-from roller.explanation.kernels import explain_kernel
+from roller.explanation.kernel_explanations import explain_kernel
 from roller.hardware import load_spec
-from roller.page.anonymous import without_paths
 from roller.page.html_page import html_page
+from roller.page.path_removal import without_paths
 from roller.perf import Estimate
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
@@ -23,7 +23,7 @@ _CANDIDATES = 10
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _ExplainableArtifact:
     """Artifact with the interface that ``explain`` needs."""
 
     artifact: KernelArtifact
@@ -44,7 +44,7 @@ def page_of_kernel(artifact: KernelArtifact, *, anonymous: bool = False) -> str:
 
 def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str, Any]:
     """Return a kernel's page data; ``explained`` constructs its candidates again, which takes seconds."""
-    estimate = estimate_of(artifact)
+    estimate = stored_estimate(artifact)
     data: dict[str, Any] = {
         "name": artifact.expression.name,
         "expression": str(artifact.expression),
@@ -56,7 +56,7 @@ def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str
         "bottleneck": "" if estimate is None else estimate.bottleneck,
         "measured_s": artifact.measured_s,
         "doubt": artifact.doubt or artifact.tied,
-        "levels": levels_of(artifact.program),
+        "levels": tile_levels(artifact.program),
         "launches": [[x.entry, list(x.grid), list(x.block), x.dynamic_shared_bytes] for x in artifact.launches],
         "arguments": [[a.name, a.role, list(a.shape), a.dtype] for a in artifact.arguments],
         "source": artifact.source,
@@ -67,13 +67,13 @@ def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str
     if not explained:
         return data
     try:
-        return {**data, **_why(artifact)}
+        return {**data, **_explanation_and_candidates(artifact)}
     except RollerError as error:
         return {**data, "notes": [f"Why the program is as it is cannot be told: {error}"]}
 
 
-def _why(artifact: KernelArtifact) -> dict[str, Any]:
-    found = explain_kernel(_Kernel(artifact), None, None)
+def _explanation_and_candidates(artifact: KernelArtifact) -> dict[str, Any]:
+    found = explain_kernel(_ExplainableArtifact(artifact), None, None)
     why = found.to_dict()
     why["rivals"] = [{**rival, "time": None} for rival in why["rivals"]]  # each is a large tree
     options = ConstructOptions(constants=artifact.program.constants)
@@ -89,7 +89,7 @@ def _why(artifact: KernelArtifact) -> dict[str, Any]:
     return {"explanation": why, "candidates": candidates, "notes": list(found.notes)}
 
 
-def estimate_of(artifact: KernelArtifact) -> Estimate | None:
+def stored_estimate(artifact: KernelArtifact) -> Estimate | None:
     """Return the prediction stored in an artifact, or ``None``."""
     try:
         return Estimate.from_dict(artifact.estimate) if artifact.estimate.get("seconds") is not None else None
@@ -97,7 +97,7 @@ def estimate_of(artifact: KernelArtifact) -> Estimate | None:
         return None
 
 
-def levels_of(program: RProgram) -> list[dict[str, Any]]:
+def tile_levels(program: RProgram) -> list[dict[str, Any]]:
     """Return each tile of a program, as its name and its extents by axis, from the whole down to the smallest."""
     program = products_program(program) or program  # its tiles are the tiles of the matrix products
     reduced = {a.name for a in program.axes if a.kind != "spatial"}

@@ -10,13 +10,13 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError
-from roller.models.graph.plan_data import plan_from_dict
-from roller.models.graph.steps import ParallelGroup, Step, runs_of
+from roller.models.graph.plan_json import plan_from_dict
+from roller.models.graph.program_steps import ParallelGroup, Step, iterate_kernel_runs
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.models.session.saved import SavedArtifacts
-from roller.page.anonymous import without_paths
 from roller.page.html_page import html_page
-from roller.report.kernel_report import estimate_of, kernel_data
+from roller.page.path_removal import without_paths
+from roller.report.kernel_report import kernel_data, stored_estimate
 from roller.runtime.container import MODEL_BUNDLE, SAVED, Container
 
 
@@ -39,7 +39,7 @@ def page_of_model(folder: Path, *, anonymous: bool = False, explain_s: float = 3
 
 def _read(folder: Path) -> tuple[str, str, Sequence[Step], Mapping[str, KernelArtifact]]:
     """Read the name, device, steps and kernels from a model's folder."""
-    if MODEL_BUNDLE.is_in(folder):
+    if MODEL_BUNDLE.is_kind_of_folder(folder):
         bundle = ModelBundle(folder)
         return bundle.model, bundle.device, bundle.plan().program.steps, bundle.artifacts()
     opened = Container(folder, SAVED)
@@ -56,8 +56,8 @@ def model_data(
     name: str, device: str, steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], explain_s: float
 ) -> dict[str, Any]:
     """Return a model's page data: its steps in order, and its kernels by key."""
-    runs = Counter(run.kernel for run in runs_of(steps))
-    predicted = {key: estimate_of(artifact) for key, artifact in artifacts.items()}
+    runs = Counter(run.kernel for run in iterate_kernel_runs(steps))
+    predicted = {key: stored_estimate(artifact) for key, artifact in artifacts.items()}
     heavy = sorted(artifacts, key=lambda key: -runs[key] * (found.seconds if (found := predicted[key]) else 0.0))
     kernels, began = {}, time.monotonic()
     for number, key in enumerate(heavy):
@@ -65,7 +65,7 @@ def model_data(
         kernels[key] = {**kernel_data(artifacts[key], explained=wanted), "runs": runs[key], "explained": wanted}
     left = sum(1 for kernel in kernels.values() if not kernel["explained"])
     notes = [f"{left} of {len(kernels)} kernels are shown without an explanation; --explain-s gives them more time."]
-    rows = list(_rows(steps, artifacts))
+    rows = list(_step_rows(steps, artifacts))
     return {
         "view": "model", "name": name, "device": device, "steps": rows, "kernels": kernels,
         "predicted_s": _sum(rows, "predicted_s"), "interval_s": _interval(rows), "measured_s": _sum(rows, "measured_s"),
@@ -85,15 +85,17 @@ def _interval(rows: Sequence[Mapping[str, Any]]) -> list[float] | None:
     return None if not ends or None in ends else [sum(end[place] for end in ends) for place in (0, 1)]
 
 
-def _rows(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], lane: int | None = None) -> Iterator[Any]:
+def _step_rows(
+    steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], lane: int | None = None
+) -> Iterator[Any]:
     for step in steps:
         if isinstance(step, ParallelGroup):
             for number, inner in enumerate(step.lanes):
-                yield from _rows(inner, artifacts, number)
+                yield from _step_rows(inner, artifacts, number)
             continue
         kind, key = type(step).__name__.lower(), getattr(step, "kernel", "")
         artifact = artifacts.get(key)
-        estimate = None if artifact is None else estimate_of(artifact)
+        estimate = None if artifact is None else stored_estimate(artifact)
         label = getattr(step, "label", "") or getattr(step, "function", "") or getattr(step, "target", "") or kind
         yield {
             "kind": kind, "label": str(label), "kernel": key, "nodes": list(getattr(step, "nodes", ())), "lane": lane,

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from roller.artifact import KernelArtifact
-from roller.core.files import open_file
+from roller.core.files import open_regular_file
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.capture.patience import PATIENCE_S
+from roller.insight.capture.idle_timeout import PATIENCE_S
 from roller.insight.rate_card import RateCard
 from roller.insight.step_profile.difference import difference
-from roller.insight.step_profile.hints_difference_json import beside_profile
-from roller.insight.step_profile.line_texts import line_texts
+from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
 from roller.insight.step_profile.profile_page import page_of_profile
+from roller.insight.step_profile.profile_with_parts import load_profile_with_parts
 from roller.insight.step_profile.profiling import SUFFIXES, kind_of_file, profile
-from roller.insight.step_profile.saved_parts import load_with_parts
+from roller.insight.step_profile.source_line_reader import source_line_reader
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.report.benchmark_report import UNDERSTOOD, page_of_benchmark
 from roller.report.kernel_report import page_of_kernel
@@ -60,29 +60,32 @@ def html_report(
     if kind == "benchmark":
         return page_of_benchmark(path, anonymous=anonymous)
     if kind == "profile":
-        found, parts = load_with_parts(path)
+        found, parts = load_profile_with_parts(path)
         parts = dict(parts)
         if hints and "hints" not in parts:
-            hints_beside(found, prices)  # raises with the reason
+            hints_page_data(found, prices)  # raises with the reason
     else:
         found = profile(
             path, device, batch=batch, curve=curve, measure=measure, arguments=arguments, patience_s=patience_s
         )
-        parts = hints_beside(found, prices) if hints else {}
+        parts = hints_page_data(found, prices) if hints else {}
     if before is not None:
-        parts |= beside_profile(found, None, difference(before, found, moved_lines))
+        parts |= hints_and_difference_data(found, None, difference(before, found, moved_lines))
     return page_of_profile(
-        found, anonymous=anonymous, text_of=line_texts(path) if kind in ("entry", "script") else None, parts=parts
+        found,
+        anonymous=anonymous,
+        text_of=source_line_reader(path) if kind in ("entry", "script") else None,
+        parts=parts,
     )
 
 
-def hints_beside(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
+def hints_page_data(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
     """Return the hints for a profile's page: ``hints``, and ``price``, or ``price_note`` if there is no price."""
     rate = None if prices is None else prices.devices.get(found.device)
     hints = found.hints(None if rate is None else rate.per_hour)
-    parts = beside_profile(found, hints, None, "" if prices is None else prices.currency, rate)
+    parts = hints_and_difference_data(found, hints, None, "" if prices is None else prices.currency, rate)
     if prices is not None and rate is None:
-        parts["price_note"] = prices.missing(found.device)
+        parts["price_note"] = prices.missing_rate_note(found.device)
     return parts
 
 
@@ -96,7 +99,7 @@ def kind_of_report(path: Path) -> ReportKind:
             )
         return "compiled model"
     try:
-        with open_file(path) as file:
+        with open_regular_file(path) as file:
             head = file.read(_HEAD)
     except OSError as error:
         got = "none" if isinstance(error, FileNotFoundError) else f"what cannot be read ({error.strerror})"
@@ -108,12 +111,12 @@ def kind_of_report(path: Path) -> ReportKind:
     kind = kind_of_file(path)
     if kind != "recording" or path.name.lower().endswith(".gz") or head.lstrip().startswith(b"["):
         return kind
-    return kind if any(mark in head for mark in _RECORDING_MARKS) or _holds(path, _EVENTS) else "benchmark"
+    return kind if any(mark in head for mark in _RECORDING_MARKS) or _file_contains(path, _EVENTS) else "benchmark"
 
 
-def _holds(path: Path, mark: bytes) -> bool:
+def _file_contains(path: Path, mark: bytes) -> bool:
     """Return whether a file contains a mark anywhere, since a recording may begin with a long description."""
-    with open_file(path) as file:
+    with open_regular_file(path) as file:
         before = b""
         while part := file.read(1 << 20):
             if mark in before + part:

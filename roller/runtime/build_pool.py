@@ -108,21 +108,21 @@ class _Pool:
     def hand_out(self, *, start: bool = True) -> None:
         """Give a job to every idle worker, and, with ``start``, to new workers up to the limit."""
         limit = self._limit if start else 0
-        while self.waiting and (free := _free(self._crew, limit, self._start)) is not None:
-            _give(free, self.waiting.pop(0))
+        while self.waiting and (free := _idle_or_new_worker(self._crew, limit, self._start)) is not None:
+            _send_job(free, self.waiting.pop(0))
 
     def collect(self) -> None:
         """Collect finished results, waiting at most one poll interval."""
         busy = self.busy
         multiprocessing.connection.wait([w.connection for w in busy], timeout=_POLL_S)
         for worker in busy:
-            result: BuildResult[Any] | None = _collect(worker, self._timeout_s)
+            result: BuildResult[Any] | None = _collect_result(worker, self._timeout_s)
             if result is None:
                 continue
             self.done[result.record.candidate_id] = result
             if worker.process is None or not self._reuse:
                 self._crew.remove(worker)
-                _dismiss(worker)
+                _dismiss_worker(worker)
             if self._told is not None:
                 self._told(result.record)
 
@@ -162,10 +162,10 @@ class _Pool:
         for worker in self.busy:
             _stop(worker)
         for worker in idle:
-            _dismiss(worker)
+            _dismiss_worker(worker)
 
 
-def _free(crew: list[_Worker], limit: int, start: Callable[[], _Worker]) -> _Worker | None:
+def _idle_or_new_worker(crew: list[_Worker], limit: int, start: Callable[[], _Worker]) -> _Worker | None:
     """Return an idle worker, or a new one below the limit; ``None`` if all are busy."""
     found = next((w for w in crew if w.name is None), None)
     if found is None and len(crew) < limit:
@@ -175,14 +175,14 @@ def _free(crew: list[_Worker], limit: int, start: Callable[[], _Worker]) -> _Wor
     return found
 
 
-def _give(worker: _Worker, name: str) -> None:
+def _send_job(worker: _Worker, name: str) -> None:
     """Send a worker its next job; a worker's death is noticed when its result is collected."""
     worker.name, worker.start = name, time.perf_counter()
     with contextlib.suppress(OSError):
         worker.connection.send(name)
 
 
-def build_here(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, BuildResult[R]]:
+def build_in_process(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, BuildResult[R]]:
     """Apply ``build`` to every job in this process, without a fork; return results as :func:`build_all` does."""
     done: dict[str, BuildResult[R]] = {}
     for name, job in jobs.items():
@@ -200,7 +200,7 @@ def build_here(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, Buil
 def _start(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Worker:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
-    process = context.Process(target=_child, args=(build, jobs, there, folder, os.getpid()), daemon=True)
+    process = context.Process(target=_run_child_jobs, args=(build, jobs, there, folder, os.getpid()), daemon=True)
     with warnings.catch_warnings(), gc_paused():  # the child must not collect inherited garbage
         # Python warns of forking with threads; the child uses no lock that another thread may hold.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -209,13 +209,15 @@ def _start(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Work
     return _Worker(process, here)
 
 
-def _child(build: Callable[[Any], Any], jobs: Mapping[str, Any], connection: Any, folder: str, parent: int) -> None:
+def _run_child_jobs(
+    build: Callable[[Any], Any], jobs: Mapping[str, Any], connection: Any, folder: str, parent: int
+) -> None:
     """Run the jobs named by the parent in the child; send ``(error, value, seconds)`` for each."""
-    _end_with(parent)
+    _die_with_parent(parent)
     os.setsid()  # own process group, so that stopping the build also stops its linker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     tempfile.tempdir = folder
-    while (name := _received(connection)) is not None:
+    while (name := _receive_job_name(connection)) is not None:
         start = time.perf_counter()
         try:
             value = build(jobs[name])
@@ -227,7 +229,7 @@ def _child(build: Callable[[Any], Any], jobs: Mapping[str, Any], connection: Any
     connection.close()
 
 
-def _received(connection: Any) -> str | None:
+def _receive_job_name(connection: Any) -> str | None:
     """Return the name of the next job; ``None`` at the end, or if the parent is gone."""
     try:
         name: str | None = connection.recv()
@@ -236,7 +238,7 @@ def _received(connection: Any) -> str | None:
     return name
 
 
-def _end_with(parent: int) -> None:
+def _die_with_parent(parent: int) -> None:
     """Have Linux kill this process when its parent is gone; no effect on other operating systems."""
     # The signal comes when the forking thread ends: build_all leaves no child running when it returns.
     if not sys.platform.startswith("linux"):
@@ -246,20 +248,20 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _collect(worker: _Worker, timeout_s: float) -> BuildResult[Any] | None:
+def _collect_result(worker: _Worker, timeout_s: float) -> BuildResult[Any] | None:
     """Return the result of a finished job, or ``None`` while it runs; a crashed worker then has no process."""
     assert worker.name is not None
     if worker.connection.poll():
         try:
             error, value, seconds = pickle.loads(worker.connection.recv_bytes())
         except (EOFError, OSError):
-            return _crashed(worker)
+            return _crash_result(worker)
         name, worker.name = worker.name, None
         if error is not None:
             return BuildResult(Record(name, "failed", error, build_s=seconds))
         return BuildResult(Record(name, "built", build_s=seconds), value)
     if not worker.process.is_alive():
-        return _crashed(worker)
+        return _crash_result(worker)
     if time.perf_counter() - worker.start > timeout_s:
         name = worker.name
         _stop(worker)
@@ -267,7 +269,7 @@ def _collect(worker: _Worker, timeout_s: float) -> BuildResult[Any] | None:
     return None
 
 
-def _crashed(worker: _Worker) -> BuildResult[Any]:
+def _crash_result(worker: _Worker) -> BuildResult[Any]:
     name = worker.name or ""
     worker.process.join(5.0)
     code = worker.process.exitcode
@@ -276,7 +278,7 @@ def _crashed(worker: _Worker) -> BuildResult[Any]:
     return BuildResult(Record(name, "crashed", f"the build process ended by {how}"))
 
 
-def _dismiss(worker: _Worker) -> None:
+def _dismiss_worker(worker: _Worker) -> None:
     """Let an idle worker exit."""
     if worker.process is None:
         return

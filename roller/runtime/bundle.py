@@ -10,12 +10,12 @@ import re
 import sys
 from collections.abc import Sequence
 
-from roller.runtime.bundle_command import parser_of, run_command, say, verify
+from roller.runtime.bundle_command import make_bundle_parser, print_progress, run_command, verify
 
 
 def _parser() -> argparse.ArgumentParser:
     devices = "cuda:N, rocm:N or null:SPEC; several alike: cuda:0,cuda:1"
-    parser, run = parser_of("roller.runtime.bundle", __doc__, devices)
+    parser, run = make_bundle_parser("roller.runtime.bundle", __doc__, devices)
     run.add_argument("--budget-s", type=float, default=None, help="stop after this many seconds; run again to continue")
     run.add_argument("--filter", default="*", metavar="ID", help="comma-separated ids or patterns: 'M*,C1?'")
     run.add_argument("--timeout-s", type=float, default=20.0, help="seconds one candidate may take to be checked")
@@ -28,8 +28,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from roller.backends.devices import KINDS, parse
     from roller.runtime.container import PROBES
 
-    if PROBES.is_in(arguments.bundle):
-        return _probe(arguments)
+    if PROBES.is_kind_of_folder(arguments.bundle):
+        return _run_probes(arguments)
     from roller.runtime.bundle_run import run_bundle
     from roller.runtime.profiler import ProfileOptions
 
@@ -38,34 +38,34 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     # A comma inside the options of a null device does not separate devices.
     devices = [parse(d.strip()) for d in re.split(rf",(?=(?:{'|'.join(KINDS)})\b)", arguments.device)]
-    results = run_bundle(arguments.bundle, arguments.json, devices, options, arguments.filter, say)
+    results = run_bundle(arguments.bundle, arguments.json, devices, options, arguments.filter, print_progress)
     records = [r for o in results["operators"] for r in o["records"]]
     bad = [r for r in records if r["status"] not in ("measured", "slower")]
     without = [o["id"] for o in results["operators"] if o["records"] and o["best"] is None]
-    say(f"{len(records)} candidates of {len(results['operators'])} operators on {results['device']}: "
+    print_progress(f"{len(records)} candidates of {len(results['operators'])} operators on {results['device']}: "
          f"{len(records) - len(bad)} correct and timed, {len(bad)} not")  # fmt: skip
     if without:
-        say(f"no candidate survived for: {', '.join(without)}")
+        print_progress(f"no candidate survived for: {', '.join(without)}")
     if not results["complete"]:
-        say("not complete: run the same command again to continue")
+        print_progress("not complete: run the same command again to continue")
     return 1 if without else 0
 
 
-def _probe(arguments: argparse.Namespace) -> int:
+def _run_probes(arguments: argparse.Namespace) -> int:
     """Run a bundle of probes with the options for a kernel bundle."""
     from roller.backends.devices import parse
     from roller.runtime.probe_bundle import run_probe_bundle
 
     results = run_probe_bundle(
         arguments.bundle, arguments.json, parse(arguments.device), budget_s=arguments.budget_s,
-        timeout_s=arguments.timeout_s, pattern=arguments.filter, say=say,
+        timeout_s=arguments.timeout_s, pattern=arguments.filter, say=print_progress,
     )  # fmt: skip
     cases = [r for plan in results["results"].values() for r in plan.values()]
     good = sum(r["status"] == "measured" for r in cases)
     done = f"{len(cases)} cases of {len(results['results'])} probes on {results['device']}"
-    say(f"{done} in {results['seconds']:.0f} s: {good} right and timed, {len(cases) - good} not")
+    print_progress(f"{done} in {results['seconds']:.0f} s: {good} right and timed, {len(cases) - good} not")
     if not results["complete"]:
-        say("not complete: run the same command again to continue")
+        print_progress("not complete: run the same command again to continue")
     return 0 if good else 1
 
 
@@ -74,7 +74,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     from roller.runtime.container import PROBES
     from roller.runtime.probe_bundle import ProbeBundle
 
-    return verify(arguments.bundle, (ProbeBundle if PROBES.is_in(arguments.bundle) else Bundle)(arguments.bundle))
+    return verify(
+        arguments.bundle, (ProbeBundle if PROBES.is_kind_of_folder(arguments.bundle) else Bundle)(arguments.bundle)
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

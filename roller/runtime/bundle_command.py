@@ -21,7 +21,7 @@ class Verifiable(Protocol):
         ...
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print a line and flush it, so that the progress of a run is visible."""
     sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
@@ -29,11 +29,13 @@ def say(line: str) -> None:
 
 def verify(folder: Path, bundle: Verifiable) -> int:
     """Check every file of a bundle."""
-    say(f"{folder}: {bundle.verify()}, all as listed")
+    print_progress(f"{folder}: {bundle.verify()}, all as listed")
     return 0
 
 
-def parser_of(prog: str, doc: str | None, device: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+def make_bundle_parser(
+    prog: str, doc: str | None, device: str
+) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """Return the parser of a command that runs and verifies a folder, and its ``run`` parser, to be extended."""
     parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=(doc or "").split("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)

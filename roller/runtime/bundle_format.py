@@ -15,7 +15,7 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import MALFORMED, ArtifactError, shown
-from roller.runtime.container import BUNDLE, DeviceContainer, filled
+from roller.runtime.container import BUNDLE, DeviceContainer, write_container
 
 _MAGIC = b"RLB1"
 _HEAD = struct.Struct("<4sI")
@@ -117,7 +117,7 @@ def write_bundle(
     folder: Path, header: Mapping[str, Any], operators: Sequence[tuple[OperatorEntry, bytes]]
 ) -> dict[str, Any]:
     """Write a bundle atomically; return its manifest."""
-    with filled(folder) as work:
+    with write_container(folder) as work:
         rows = []
         for n, (entry, data) in enumerate(operators):
             file = f"ops/{n:04d}.xz"
@@ -125,7 +125,7 @@ def write_bundle(
         return work.seal(BUNDLE, {**header, "operators": rows})
 
 
-def _entry(row: Mapping[str, Any]) -> OperatorEntry:
+def _entry_from_json(row: Mapping[str, Any]) -> OperatorEntry:
     """Build an entry from JSON, converting lists to tuples and checking types."""
     lists: dict[str, Any] = {name: tuple(row[name]) for name in ("candidates", "predicted_s")}
     lists["proved"] = tuple(row.get("proved", ()))  # missing in old bundles
@@ -148,7 +148,7 @@ class Bundle(DeviceContainer):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, BUNDLE)
         with self.fields():
-            self.operators = tuple(_entry(row) for row in self.manifest["operators"])
+            self.operators = tuple(_entry_from_json(row) for row in self.manifest["operators"])
             self.device = self.manifest["device"]
             self.arch = self.manifest["spec"]["target"]["arch"]
             if not isinstance(self.device, str) or not isinstance(self.arch, str):

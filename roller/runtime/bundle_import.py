@@ -10,16 +10,16 @@ from roller.artifact import KernelArtifact
 from roller.errors import MALFORMED, ArtifactError
 from roller.runtime.bundle_run import RESULTS
 from roller.runtime.cache import CacheEntry, CacheKey, KernelCache, Measurement
-from roller.runtime.cache_entry import candidates_of
+from roller.runtime.cache_entry import parse_candidates
 from roller.runtime.cache_key import code_digest
-from roller.targets import pretends
+from roller.targets import is_simulated_device
 
 
 def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, Any]:
     """Import the results of ``bundle run``."""
     results = RESULTS.read(path)
     try:
-        return _kept(results, path, cache or KernelCache())
+        return _store_results(results, path, cache or KernelCache())
     except ArtifactError:
         raise
     except (ValueError, *MALFORMED) as err:
@@ -28,8 +28,8 @@ def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, An
         ) from err
 
 
-def _kept(results: dict[str, Any], path: Path, into: KernelCache) -> dict[str, Any]:
-    if pretends(results["kind"]):
+def _store_results(results: dict[str, Any], path: Path, into: KernelCache) -> dict[str, Any]:
+    if is_simulated_device(results["kind"]):
         raise ArtifactError(f"{path}: was run on a null device; its times are not measured. Nothing was imported.")
     # Kernels from other sources of roller are stored too but not served, since this code would build them differently.
     spec, identity = results["spec"], results["identity"]
@@ -40,7 +40,7 @@ def _kept(results: dict[str, Any], path: Path, into: KernelCache) -> dict[str, A
             times += len(measurements) if into.add_measurements(measurements) else 0
             continue
         winner = KernelArtifact.from_dict(operator["winner"], f"{path}: {operator['id']}")
-        tried = candidates_of(json.dumps(operator["candidates"]), f"{path}: {operator['id']}")
+        tried = parse_candidates(json.dumps(operator["candidates"]), f"{path}: {operator['id']}")
         key = CacheKey.of(winner.expression, spec["content_key"], identity["template_version"], identity["options"],
                           identity["code"])  # fmt: skip
         if into.store(key, CacheEntry(winner, tried), measurements):

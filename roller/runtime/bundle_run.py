@@ -17,20 +17,20 @@ from roller.backends.build import build
 from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.errors import ArtifactError, BuildError, LaunchError
 from roller.runtime.bundle_format import Bundle, OperatorEntry
-from roller.runtime.cache_entry import CachedCandidate, candidates_text
-from roller.runtime.container import Kind
-from roller.runtime.id_filter import matching
-from roller.runtime.profiler import ProfileOptions, ProfilerSession, Subject
+from roller.runtime.cache_entry import CachedCandidate, serialise_candidates
+from roller.runtime.container import DocumentKind
+from roller.runtime.id_filter import filter_ids
+from roller.runtime.profiler import CheckedExpression, ProfileOptions, ProfilerSession
 from roller.runtime.records import Record
-from roller.runtime.resumed import ResumedRun, run_rest, where_run
+from roller.runtime.resumable_run import ResumedRun, machine_facts, run_unknown_items
 
-RESULTS = Kind("roller-results", 1, "the results of a bundle of kernels")
+RESULTS = DocumentKind("roller-results", 1, "the results of a bundle of kernels")
 #: Operators per device whose candidates are loaded and whose references are computed ahead.
 _AHEAD = 2
 
 #: Records by operator and candidate.
 Records = dict[str, dict[str, Record]]
-Loaded = tuple[Subject, list[tuple[str, KernelArtifact]]]
+Loaded = tuple[CheckedExpression, list[tuple[str, KernelArtifact]]]
 
 
 def run_bundle(
@@ -43,22 +43,22 @@ def run_bundle(
 ) -> dict[str, Any]:
     """Check and time a bundle's candidates; continue an earlier run that was interrupted."""
     bundle = Bundle(folder)
-    wanted = set(matching([e.id for e in bundle.operators], pattern, str(bundle.folder), ArtifactError))
+    wanted = set(filter_ids([e.id for e in bundle.operators], pattern, str(bundle.folder), ArtifactError))
     records: Records = {}
     sessions = [ProfilerSession(h, options) for h in devices]
     try:
-        properties = [opened(s, bundle) for s in sessions]
+        properties = [open_device_for_bundle(s, bundle) for s in sessions]
         if len({p.name for p in properties}) > 1:
             raise LaunchError(f"--device: expected devices alike, got {[p.name for p in properties]}. Run them apart.")
         header = {"bundle": bundle.checksum, "device": properties[0].name, "kind": devices[0].kind,
                   "seed": options.seed}  # fmt: skip
-        kept = ResumedRun(out, RESULTS, header, partial(_take, records), _rows)
+        kept = ResumedRun(out, RESULTS, header, partial(_add_record, records), _journal_rows)
         entries = [e for e in bundle.operators if e.id in wanted]
         run = OperatorRun(bundle, entries, records, lambda o, r: kept.keep({"operator": o, **asdict(r)}), options, say)
 
         def body() -> dict[str, Any]:
             covered = [e for e in bundle.operators if e.id in wanted or e.id in records]
-            return results_of(bundle, covered, records, properties[0], run.seconds)
+            return bundle_results(bundle, covered, records, properties[0], run.seconds)
 
         return kept.run(lambda: run.on(sessions), body)
     finally:
@@ -66,12 +66,12 @@ def run_bundle(
             s.close()
 
 
-def _take(records: Records, row: dict[str, Any]) -> None:
+def _add_record(records: Records, row: dict[str, Any]) -> None:
     operator = row.pop("operator")
     records.setdefault(operator, {})[row["candidate_id"]] = Record(**row)
 
 
-def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _journal_rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the journal rows of earlier results, without the fields that results add."""
     names = {f.name for f in fields(Record)}
     for operator in results["operators"]:
@@ -79,7 +79,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"operator": operator["id"], **{k: v for k, v in row.items() if k in names}}
 
 
-def opened(session: ProfilerSession, bundle: Bundle) -> DeviceProperties:
+def open_device_for_bundle(session: ProfilerSession, bundle: Bundle) -> DeviceProperties:
     """Open a device and check that the bundle was built for it."""
     handle = session.process.handle
     properties = session.process.properties()
@@ -167,7 +167,7 @@ class OperatorRun:
     def _load(self, entry: OperatorEntry) -> Loaded:
         candidates = self._bundle.load(entry)
         options = self._options
-        subject = Subject(candidates[0][1].expression, options.seed, whole_points=options.whole_points)
+        subject = CheckedExpression(candidates[0][1].expression, options.seed, whole_points=options.whole_points)
         _ = subject.oracle
         return subject, candidates
 
@@ -175,7 +175,7 @@ class OperatorRun:
         self,
         session: ProfilerSession,
         entry: OperatorEntry,
-        subject: Subject,
+        subject: CheckedExpression,
         candidates: list[tuple[str, KernelArtifact]],
     ) -> None:
         done = self._records.get(entry.id, {})
@@ -185,7 +185,7 @@ class OperatorRun:
         def measure(name: str) -> Record:
             return self._measure(session, subject, *places[name], min(best, default=None))
 
-        for _, record in run_rest(
+        for _, record in run_unknown_items(
             places, done, measure, late=self._late,
             faulty=lambda record: record.status == "timeout", faults=sum(r.status == "timeout" for r in done.values()),
             not_run=lambda name, hung: Record(name, "failed", f"not run: {hung} candidates of {entry.id} hung"),
@@ -196,10 +196,10 @@ class OperatorRun:
                 best.append(record.measured_s)
         known = self._records.get(entry.id, {})
         if places.keys() <= known.keys():
-            self._say(_line(entry, known))
+            self._say(_operator_summary(entry, known))
 
     def _measure(
-        self, session: ProfilerSession, subject: Subject, position: int, name: str, artifact: KernelArtifact,
+        self, session: ProfilerSession, subject: CheckedExpression, position: int, name: str, artifact: KernelArtifact,
         best_s: float | None,
     ) -> Record:  # fmt: skip
         if artifact.binary is None and not session.process.handle.target.pretends:
@@ -214,7 +214,7 @@ class OperatorRun:
         return budget_s is not None and self.seconds > budget_s
 
 
-def _line(entry: OperatorEntry, records: Mapping[str, Record]) -> str:
+def _operator_summary(entry: OperatorEntry, records: Mapping[str, Record]) -> str:
     timed = [r for r in records.values() if r.measured_s is not None]
     bad = [r for r in records.values() if not r.ok]
     checked = sum(r.status == "checked" for r in records.values())
@@ -228,7 +228,7 @@ def _line(entry: OperatorEntry, records: Mapping[str, Record]) -> str:
     return text + "".join(f"; {r.status}: {r.reason.splitlines()[0][:120]}" for r in bad[:3] if r.reason)
 
 
-def results_of(
+def bundle_results(
     bundle: Bundle, entries: Sequence[OperatorEntry], records: Mapping[str, Mapping[str, Record]],
     properties: DeviceProperties, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
@@ -240,7 +240,7 @@ def results_of(
         "spec": {"name": bundle.device, "content_key": manifest["spec"]["content_key"], "arch": bundle.arch},
         "identity": {k: manifest[k] for k in ("template_version", "options", "code", "batch")},
         "properties": {**asdict(properties), "versions": dict(properties.versions)},
-        **where_run(),
+        **machine_facts(),
         "seconds": seconds,
         "operators": operators,
     }
@@ -271,7 +271,7 @@ def _operator(bundle: Bundle, entry: OperatorEntry, records: Mapping[str, Record
                             r.status, r.measured_s, r.reason or None)
             for r in ordered
         ]  # fmt: skip
-        out["candidates"] = json.loads(candidates_text(tried))
+        out["candidates"] = json.loads(serialise_candidates(tried))
         if best is not None:
             out["winner"] = replace(artifacts[best.candidate_id], measured_s=best.measured_s).to_dict()
     return out

@@ -17,24 +17,30 @@ from typing import Any, TypeVar
 
 from roller.artifact import KernelArtifact
 from roller.core.cache_location import cache_folder
-from roller.core.kept_code import UntrustedError, check_folder, clear_kept, own_folder, refusal
+from roller.core.library_cache import (
+    UntrustedError,
+    check_folder_trusted,
+    make_trusted_folder,
+    refusal,
+    remove_cached_libraries,
+)
 from roller.errors import ArtifactError, RollerError, RollerWarning
 from roller.runtime.cache_database import Database, Row, is_damage
 from roller.runtime.cache_entry import (
     CachedCandidate,
     CacheEntry,
     Measurement,
-    artifact_bytes,
-    artifact_of,
-    candidates_of,
-    candidates_text,
     host_fingerprint,
     measurements_of,
+    parse_artifact,
+    parse_candidates,
+    serialise_artifact,
+    serialise_candidates,
 )
 from roller.runtime.cache_files import DAMAGE, ObjectFiles
 from roller.runtime.cache_key import CacheKey
-from roller.runtime.cache_limit import is_due, limit_of, trim
-from roller.runtime.cache_lock import file_lock, remove_if_free
+from roller.runtime.cache_limit import is_trim_due, read_limit, trim
+from roller.runtime.cache_lock import file_lock, remove_unheld_lock
 from roller.runtime.cache_notes import clear_notes
 
 __all__ = ["CacheEntry", "CacheKey", "CachedCandidate", "KernelCache", "Measurement"]
@@ -74,7 +80,7 @@ class KernelCache:
             return None
         if row is None:
             return None
-        with self._dropping(row):
+        with self._drop_if_damaged(row):
             return self._entry(row)
         return None
 
@@ -85,13 +91,13 @@ class KernelCache:
         try:
             rows = self._guarded(lambda: self.database.rows_of(sorted({k.digest for k in keys})))
         except (OSError, sqlite3.Error) as err:
-            self._unusable(err)
+            self._warn_unusable_once(err)
             return {}
         found: dict[str, KernelArtifact] = {}
         for row in rows:
             if (anew or (measured and not row.measured)) and row.created_at < since:
                 continue
-            with self._dropping(row):
+            with self._drop_if_damaged(row):
                 found[row.key] = self._artifact(row)
         return found
 
@@ -106,7 +112,7 @@ class KernelCache:
             except BlockingIOError:
                 free = False
             except OSError as err:
-                self._unusable(err)
+                self._warn_unusable_once(err)
             yield free
 
     @contextlib.contextmanager
@@ -117,7 +123,7 @@ class KernelCache:
             try:
                 stack.enter_context(self._lock(f"{_MACHINE}{host_fingerprint()}", shared=not alone, keep=True))
             except OSError as err:
-                self._unusable(err)
+                self._warn_unusable_once(err)
             yield
 
     def store(self, key: CacheKey, entry: CacheEntry, measurements: Sequence[Measurement] | None = None) -> bool:
@@ -129,10 +135,10 @@ class KernelCache:
             with self.writing():
                 row = self.make_row(key, entry)
                 self.put([row], measurements)
-            if is_due(self.folder, self.files, self._limit_bytes(), row.artifact_bytes):
+            if is_trim_due(self.folder, self.files, self._limit_bytes(), row.artifact_bytes):
                 self.trim(keep=[row.artifact])
         except (OSError, sqlite3.Error) as err:
-            self._unusable(err)
+            self._warn_unusable_once(err)
             return False
         return True
 
@@ -152,7 +158,7 @@ class KernelCache:
             try:
                 stack.enter_context(self._lock(key.digest))
             except OSError as err:
-                self._unusable(err)
+                self._warn_unusable_once(err)
                 return build()
             found = self.load(key, measured=measured, since=asked_at, anew=anew)
             if found is None:
@@ -164,7 +170,7 @@ class KernelCache:
         """Remove the least recently used files until the rest fits the limit; return files and bytes removed."""
         if not self.folder.exists():
             return 0, 0
-        most = limit_of(self.folder)[0] if limit_bytes is None else limit_bytes
+        most = read_limit(self.folder)[0] if limit_bytes is None else limit_bytes
         with self.writing(alone=True):
             return self._guarded(lambda: trim(self.database, self.files, most, keep))
 
@@ -174,7 +180,7 @@ class KernelCache:
 
     def put(self, rows: Sequence[Row], measurements: Sequence[Measurement]) -> int:
         """Add rows whose files already exist; return the number of rows written."""
-        own_folder(self.folder)
+        make_trusted_folder(self.folder)
         return self._guarded(lambda: self.database.put(rows, measurements))
 
     def add_measurements(self, measurements: Sequence[Measurement]) -> bool:
@@ -182,7 +188,7 @@ class KernelCache:
         try:
             self.put([], measurements)
         except (OSError, sqlite3.Error) as err:
-            self._unusable(err)
+            self._warn_unusable_once(err)
             return False
         return True
 
@@ -191,7 +197,7 @@ class KernelCache:
         try:
             return self._guarded(lambda: self.database.measurements(spec_key))
         except (OSError, sqlite3.Error) as err:
-            self._unusable(err)
+            self._warn_unusable_once(err)
             return ()
 
     def info(self) -> dict[str, Any]:
@@ -201,7 +207,7 @@ class KernelCache:
         except (OSError, sqlite3.Error) as err:
             raise self.refusal(err) from err
         sizes = [size for _, size in self.files.digests()]
-        limit_bytes, source = limit_of(self.folder)
+        limit_bytes, source = read_limit(self.folder)
         return {
             "folder": str(self.folder),
             "entries": entries,
@@ -224,14 +230,14 @@ class KernelCache:
                 self._guarded(lambda: self.database.clear(measurements))
                 removed = self.files.clear()
                 clear_notes(self.folder)
-                clear_kept(self.folder)
+                remove_cached_libraries(self.folder)
             with contextlib.suppress(sqlite3.OperationalError):  # another process reads; the space is reused later
                 self.database.compact()
         except (OSError, sqlite3.Error) as err:
             raise self.refusal(err) from err
         for path in (self.folder / "locks").glob("*.lock"):
             if path.name not in ("writing.lock", "database.lock") and not path.name.startswith(_MACHINE):
-                remove_if_free(path)
+                remove_unheld_lock(path)
         return removed
 
     def writing(self, *, alone: bool = False) -> contextlib.AbstractContextManager[None]:
@@ -240,13 +246,13 @@ class KernelCache:
 
     def _lock(self, name: str, **options: bool) -> contextlib.AbstractContextManager[None]:
         """Return a lock in this folder; raise ``OSError`` if the folder cannot be created or is writable by others."""
-        return file_lock(own_folder(self.folder) / "locks" / f"{name}.lock", **options)
+        return file_lock(make_trusted_folder(self.folder) / "locks" / f"{name}.lock", **options)
 
     def make_row(self, key: CacheKey, entry: CacheEntry) -> Row:
         """Write the artifact's file, and return the row that refers to it."""
-        data = artifact_bytes(entry.artifact)
+        data = serialise_artifact(entry.artifact)
         digest = self.files.write(data)
-        text = candidates_text(entry.candidates)
+        text = serialise_candidates(entry.candidates)
         name, device = entry.artifact.expression.name, entry.artifact.device
         at = time.time() if entry.stored_at is None else entry.stored_at
         return Row(key.digest, key.text, digest, len(data), text, int(entry.measured), name, device, at)
@@ -254,31 +260,33 @@ class KernelCache:
     def _entry(self, row: Row) -> CacheEntry:
         """Load the entry of a row; raise as :meth:`_artifact` does, also for damaged candidates."""
         artifact = self._artifact(row)
-        return CacheEntry(artifact, candidates_of(row.candidates, str(self.files.path(row.artifact))), row.created_at)
+        return CacheEntry(
+            artifact, parse_candidates(row.candidates, str(self.files.path(row.artifact))), row.created_at
+        )
 
     def _artifact(self, row: Row) -> KernelArtifact:
         """Load the kernel of a row; raise an error in ``DAMAGE`` if row or file is damaged, otherwise ``OSError``."""
         if row.sum() != row.checksum:
             raise ValueError("checksum of the row does not match")
-        return artifact_of(self.files.read(row.artifact), str(self.files.path(row.artifact)))
+        return parse_artifact(self.files.read(row.artifact), str(self.files.path(row.artifact)))
 
     def _row(self, key: CacheKey, measured: bool, since: float = math.inf) -> Row | None:
         try:
             row = self._guarded(lambda: self.database.row(key.digest))
         except (OSError, sqlite3.Error) as err:
-            self._unusable(err)
+            self._warn_unusable_once(err)
             return None
         return row if row is not None and (row.measured or not measured or row.created_at >= since) else None
 
     @contextlib.contextmanager
-    def _dropping(self, row: Row) -> Iterator[None]:
+    def _drop_if_damaged(self, row: Row) -> Iterator[None]:
         """Drop the row if the block finds it damaged; keep it if it merely cannot be read now."""
         try:
             yield
         except DAMAGE as err:
             self._drop(row, err)
         except OSError as err:
-            self._unusable(err)
+            self._warn_unusable_once(err)
 
     def _drop(self, row: Row, why: Exception) -> None:
         """Remove a damaged entry and report it."""
@@ -296,8 +304,8 @@ class KernelCache:
 
     def _guarded(self, operation: Callable[[], T]) -> T:
         """Run a database operation; move a damaged file aside, report it, and retry the operation once."""
-        check_folder(self.folder)
-        check_folder(self.database.path)
+        check_folder_trusted(self.folder)
+        check_folder_trusted(self.database.path)
         try:
             return operation()
         except sqlite3.Error as err:
@@ -312,14 +320,14 @@ class KernelCache:
     def _limit_bytes(self) -> float:
         """Return the size limit; report an unreadable limit once and treat it as infinite."""
         try:
-            return limit_of(self.folder)[0]
+            return read_limit(self.folder)[0]
         except RollerError as err:
             if str(err) not in _reported:
                 _reported.add(str(err))
                 self._warn(str(err))
             return math.inf
 
-    def _unusable(self, err: Exception) -> None:
+    def _warn_unusable_once(self, err: Exception) -> None:
         if str(self.folder) not in _reported:
             _reported.add(str(self.folder))
             self._warn(str(self.refusal(err)))

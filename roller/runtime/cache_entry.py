@@ -86,7 +86,7 @@ class Measurement:
     detail: tuple[tuple[str, str], ...] = ()
 
 
-def entry_of(artifact: KernelArtifact, candidates: Iterable[Any]) -> CacheEntry:
+def make_cache_entry(artifact: KernelArtifact, candidates: Iterable[Any]) -> CacheEntry:
     """Return the entry for a kernel and the candidates that it was chosen from."""
     rows = (
         CachedCandidate(c.id, c.program, c.estimate.to_dict(), c.status, c.measured_s, c.reason, c.proved)
@@ -95,12 +95,12 @@ def entry_of(artifact: KernelArtifact, candidates: Iterable[Any]) -> CacheEntry:
     return CacheEntry(artifact, tuple(rows))
 
 
-def artifact_bytes(artifact: KernelArtifact) -> bytes:
+def serialise_artifact(artifact: KernelArtifact) -> bytes:
     """Serialize an artifact; equal artifacts give equal bytes."""
     return json.dumps(artifact.to_dict(), separators=(",", ":")).encode()
 
 
-def artifact_of(data: bytes, where: str) -> KernelArtifact:
+def parse_artifact(data: bytes, where: str) -> KernelArtifact:
     """Read an artifact from its serialized bytes."""
     try:
         return KernelArtifact.from_dict(json.loads(data), where)
@@ -108,7 +108,7 @@ def artifact_of(data: bytes, where: str) -> KernelArtifact:
         raise ArtifactError(f"{where}: expected a JSON artifact, got other data ({err}). Compile again.") from err
 
 
-def candidates_text(candidates: Sequence[CachedCandidate]) -> str:
+def serialise_candidates(candidates: Sequence[CachedCandidate]) -> str:
     """Serialize candidates as JSON; an expression shared by several programs is written once."""
     expressions: dict[str, int] = {}
     rows = []
@@ -121,8 +121,8 @@ def candidates_text(candidates: Sequence[CachedCandidate]) -> str:
     return json.dumps({"expressions": [json.loads(form) for form in expressions], "candidates": rows})
 
 
-def candidates_of(text: str, where: str) -> tuple[CachedCandidate, ...]:
-    """Read candidates from the text of :func:`candidates_text`."""
+def parse_candidates(text: str, where: str) -> tuple[CachedCandidate, ...]:
+    """Read candidates from the text of :func:`serialise_candidates`."""
     try:
         data = json.loads(text)
         expressions = data["expressions"]
@@ -157,6 +157,6 @@ def measurements_of(spec_key: str, entry: CacheEntry) -> tuple[Measurement, ...]
     )
 
 
-def for_expression(entry: CacheEntry, expression: Any) -> CacheEntry:
+def with_expression(entry: CacheEntry, expression: Any) -> CacheEntry:
     """Return the entry with the caller's expression; error messages use its names, but the key does not."""
     return replace(entry, artifact=replace(entry.artifact, expression=expression))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from roller.core.files import private_folder, read_file, whole_file
+from roller.core.files import make_private_folder, read_file, write_atomically
 
 #: Age in seconds from which a temporary file is taken as left by a killed process.
 _STALE_S = 3600.0
@@ -36,7 +36,7 @@ class ObjectFiles:
         """Return the verified bytes of a file, and update its time of last use."""
         path = self.path(digest)
         data = read_file(path)
-        if digest_of(data) != digest:
+        if sha256_hex(data) != digest:
             raise ValueError(f"checksum of {path.name[:12]} does not match ({len(data)} bytes)")
         with contextlib.suppress(OSError):  # in a read-only folder nothing is removed by age either
             if time.time() - path.stat().st_mtime > _RECENT_S:
@@ -60,15 +60,15 @@ class ObjectFiles:
 
     def write(self, data: bytes) -> str:
         """Store bytes atomically, and return their digest."""
-        digest = digest_of(data)
+        digest = sha256_hex(data)
         path = self.path(digest)
         with contextlib.suppress(OSError):  # an unreadable file is replaced by the same bytes
             if self.whole(digest):
                 return digest
-        private_folder(path.parent)
-        private_folder(self._temporary)
+        make_private_folder(path.parent)
+        make_private_folder(self._temporary)
         self._prune()
-        with whole_file(path, durable=True, beside=self._temporary) as file:
+        with write_atomically(path, durable=True, beside=self._temporary) as file:
             file.write(data)
         _sync_folder(path.parent)
         return digest
@@ -100,7 +100,7 @@ class ObjectFiles:
                     path.unlink(missing_ok=True)
 
 
-def digest_of(data: bytes) -> str:
+def sha256_hex(data: bytes) -> str:
     """Return the SHA-256 of ``data`` in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from roller.core.files import private_folder, whole_file
+from roller.core.files import make_private_folder, write_atomically
 from roller.errors import ArtifactError, RollerError, shown
 from roller.runtime.cache_database import Database
 from roller.runtime.cache_files import ObjectFiles
@@ -34,7 +34,7 @@ _UNLIMITED = ("none", "unlimited")
 _stored: dict[Path, float] = {}
 
 
-def is_due(folder: Path, files: ObjectFiles, limit_bytes: float, stored_bytes: int) -> bool:
+def is_trim_due(folder: Path, files: ObjectFiles, limit_bytes: float, stored_bytes: int) -> bool:
     """Return whether the cache may exceed its limit after this process stored more bytes."""
     # Measuring thousands of files takes some ten milliseconds, so it is done the first time and after enough stores.
     unseen = _stored.get(folder, math.inf) + stored_bytes
@@ -64,33 +64,33 @@ def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Itera
     return len(victims), freed
 
 
-def limit_of(folder: Path) -> tuple[float, str]:
+def read_limit(folder: Path) -> tuple[float, str]:
     """Return the size limit of a cache folder in bytes (infinite if there is none) and its origin."""
     # In this order: ROLLER_CACHE_SIZE, the limit set by `roller cache limit`, 4 GiB.
     text = os.environ.get(VARIABLE, "").strip()
     if text:
-        return size_of(text, VARIABLE), VARIABLE
+        return parse_size(text, VARIABLE), VARIABLE
     with contextlib.suppress(OSError, UnicodeDecodeError, RollerError):
-        return size_of((folder / _FILE).read_text(encoding="ascii").strip(), _FILE), "roller cache limit"
+        return parse_size((folder / _FILE).read_text(encoding="ascii").strip(), _FILE), "roller cache limit"
     return float(DEFAULT_BYTES), "the default"
 
 
 def set_limit(folder: Path, limit_bytes: float) -> None:
     """Store a limit in a cache folder."""
     try:
-        private_folder(folder)
-        with whole_file(folder / _FILE) as file:
+        make_private_folder(folder)
+        with write_atomically(folder / _FILE) as file:
             file.write(("none" if math.isinf(limit_bytes) else str(int(limit_bytes))).encode())
     except OSError as err:
         raise ArtifactError(f"{folder}: cannot write the limit ({err.strerror}). Set {VARIABLE} instead.") from err
 
 
-def size_of(text: str, where: str) -> float:
+def parse_size(text: str, where: str) -> float:
     """Parse a size in bytes; infinite for ``none``.
 
     Examples
     --------
-    >>> size_of("500 MiB", "limit"), size_of("2G", "limit"), size_of("none", "limit")
+    >>> parse_size("500 MiB", "limit"), parse_size("2G", "limit"), parse_size("none", "limit")
     (524288000.0, 2147483648.0, inf)
     """
     if text.lower() in _UNLIMITED:

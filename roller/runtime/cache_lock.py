@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from roller.core.files import private_folder
+from roller.core.files import make_private_folder
 
 try:
     import fcntl
@@ -18,7 +18,7 @@ except ImportError:  # without flock every process builds its own kernels
 _held: set[int] = set()
 
 
-def _drop_in_child() -> None:
+def _close_locks_in_child() -> None:
     """Close a forked child's copies; otherwise, an orphan would keep its dead parent's lock."""
     for fd in _held:
         with contextlib.suppress(OSError):
@@ -27,7 +27,7 @@ def _drop_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drop_in_child)
+    os.register_at_fork(after_in_child=_close_locks_in_child)
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def file_lock(path: Path, *, shared: bool = False, keep: bool = False, wait: boo
 
 
 def _acquire(path: Path, shared: bool, wait: bool) -> int:
-    private_folder(path.parent)
+    make_private_folder(path.parent)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -64,7 +64,7 @@ def _acquire(path: Path, shared: bool, wait: bool) -> int:
         os.close(fd)
 
 
-def remove_if_free(path: Path) -> bool:
+def remove_unheld_lock(path: Path) -> bool:
     """Remove a lock file whose holder was killed; return whether it is gone."""
     if fcntl is None:
         return False

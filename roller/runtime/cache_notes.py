@@ -10,14 +10,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import private_folder, read_file, whole_file
-from roller.core.kept_code import check_folder, own_folder
+from roller.core.files import make_private_folder, read_file, write_atomically
+from roller.core.library_cache import check_folder_trusted, make_trusted_folder
 
 
 def read_note(folder: Path, name: str) -> dict[str, Any]:
     """Return a note; empty if there is none."""
     try:
-        check_folder(folder)
+        check_folder_trusted(folder)
         found = json.loads(read_file(_path(folder, name)))
     except (OSError, ValueError, RecursionError):
         return {}
@@ -28,9 +28,9 @@ def write_note(folder: Path, name: str, note: dict[str, Any]) -> bool:
     """Store a note; return whether that succeeded."""
     path, text = _path(folder, name), json.dumps(note, separators=(",", ":"))
     try:
-        own_folder(folder)
-        private_folder(path.parent)
-        with whole_file(path) as file:
+        make_trusted_folder(folder)
+        make_private_folder(path.parent)
+        with write_atomically(path) as file:
             file.write(text.encode())
     except OSError:
         return False

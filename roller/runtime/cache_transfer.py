@@ -20,12 +20,12 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from roller.core.files import open_file, whole_file
+from roller.core.files import open_regular_file, write_atomically
 from roller.errors import MALFORMED, ArtifactError, shown
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_database import Row
-from roller.runtime.cache_entry import Measurement, artifact_of, candidates_of
-from roller.runtime.cache_files import digest_of
+from roller.runtime.cache_entry import Measurement, parse_artifact, parse_candidates
+from roller.runtime.cache_files import sha256_hex
 from roller.runtime.cache_key import CacheKey
 from roller.runtime.container import checksum
 
@@ -58,7 +58,7 @@ def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
     digests = sorted({r.artifact for r in rows})
     try:
         with (
-            whole_file(path, durable=True) as file,
+            write_atomically(path, durable=True) as file,
             tarfile.open(fileobj=file, mode="w:gz" if path.name.endswith("gz") else "w") as tar,
         ):
             _add(tar, _MANIFEST, manifest)
@@ -74,11 +74,11 @@ def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
     """Add the kernels and measurements from an exported file; measured choices are not replaced by predicted ones."""
     where = str(path)
     try:
-        rows, measurements = _verified(path)
+        rows, measurements = _read_and_verify(path)
         with cache.writing():
             for name, data in _artifacts(path, rows):
                 if cache.files.write(data) != name:
-                    raise _wrong(where, f"{name} changed while it was read")
+                    raise _import_error(where, f"{name} changed while it was read")
             written = cache.put(rows, measurements)
     except ArtifactError:
         raise
@@ -89,7 +89,7 @@ def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
     return {"entries": len(rows), "written": written, "measurements": len(measurements)}
 
 
-def _verified(path: Path) -> tuple[list[Row], list[Measurement]]:
+def _read_and_verify(path: Path) -> tuple[list[Row], list[Measurement]]:
     """Read and verify the whole file; return its rows and measurements."""
     where = str(path)
     rows, measurements = _manifest(path)
@@ -97,15 +97,15 @@ def _verified(path: Path) -> tuple[list[Row], list[Measurement]]:
     for name, data in _artifacts(path, rows):
         row = missing.pop(name, None)
         if row is None:
-            raise _wrong(where, f"artifact {name[:12]} is not in the manifest, or twice in the file")
-        if digest_of(data) != name or len(data) != row.artifact_bytes:
-            raise _wrong(where, f"checksum of artifact {name[:12]} does not match")
-        expression = artifact_of(data, where).expression
+            raise _import_error(where, f"artifact {name[:12]} is not in the manifest, or twice in the file")
+        if sha256_hex(data) != name or len(data) != row.artifact_bytes:
+            raise _import_error(where, f"checksum of artifact {name[:12]} does not match")
+        expression = parse_artifact(data, where).expression
         for r in (r for r in rows if r.artifact == name):
             if not CacheKey(r.parts).fits(expression):
-                raise _wrong(where, f"artifact {name[:12]} computes another expression than its key says")
+                raise _import_error(where, f"artifact {name[:12]} computes another expression than its key says")
     if missing:
-        raise _wrong(where, f"{len(missing)} artifacts of the manifest are missing")
+        raise _import_error(where, f"{len(missing)} artifacts of the manifest are missing")
     return rows, measurements
 
 
@@ -113,38 +113,38 @@ def _manifest(path: Path) -> tuple[list[Row], list[Measurement]]:
     where = str(path)
     for name, member, tar in _members(path):
         if name != _MANIFEST or member.size > _MANIFEST_LIMIT:
-            raise _wrong(where, f"expected {_MANIFEST} first, got '{name}'")
+            raise _import_error(where, f"expected {_MANIFEST} first, got '{name}'")
         try:
             data = json.loads(_content(tar, member))
             version = data["format_version"]
             if type(version) is not int or version < 1:
-                raise _wrong(where, f"its format is {shown(version)}")
+                raise _import_error(where, f"its format is {shown(version)}")
             if version > FORMAT_VERSION:
                 raise ArtifactError(
                     f"{where}: expected format {FORMAT_VERSION} or older, got {shown(version)}. Upgrade roller to "
                     "import it."
                 )
             if data.pop("checksum") != checksum(data):
-                raise _wrong(where, "checksum of the manifest does not match")
+                raise _import_error(where, "checksum of the manifest does not match")
             names = {f.name for f in fields(Row)}
-            rows = [_typed(Row, {k: v for k, v in r.items() if k in names}) for r in data["entries"]]
+            rows = [_parse_row(Row, {k: v for k, v in r.items() if k in names}) for r in data["entries"]]
             measurements = [
-                _typed(Measurement, {**m, "detail": tuple((str(k), v) for k, v in m["detail"])})
+                _parse_row(Measurement, {**m, "detail": tuple((str(k), v) for k, v in m["detail"])})
                 for m in data["measurements"]
             ]
             for row in rows:
                 if row.sum() != row.checksum or CacheKey(row.parts).digest != row.key:
-                    raise _wrong(where, f"checksum of entry {row.key[:12]} does not match")
-                candidates_of(row.candidates, where)
+                    raise _import_error(where, f"checksum of entry {row.key[:12]} does not match")
+                parse_candidates(row.candidates, where)
         except ArtifactError:
             raise
         except (ValueError, *MALFORMED) as err:
-            raise _wrong(where, f"the manifest is malformed ({_first_line(err)})") from err
+            raise _import_error(where, f"the manifest is malformed ({_first_line(err)})") from err
         return [replace(r, measured=int(bool(r.measured))) for r in rows], measurements
-    raise _wrong(where, "it is empty")
+    raise _import_error(where, "it is empty")
 
 
-def _typed(kind: type[Made], row: Mapping[str, Any]) -> Made:
+def _parse_row(kind: type[Made], row: Mapping[str, Any]) -> Made:
     """Build a dataclass from a manifest row after checking the types of its fields."""
     hints = get_type_hints(kind)
     for name, value in row.items():
@@ -167,19 +167,19 @@ def _artifacts(path: Path, rows: Sequence[Row]) -> Iterator[tuple[str, bytes]]:
         match = _MEMBER.fullmatch(name)
         if match:
             if member.size != sizes.get(match[1], member.size):
-                raise _wrong(str(path), f"artifact {match[1][:12]} is not as large as the manifest says")
+                raise _import_error(str(path), f"artifact {match[1][:12]} is not as large as the manifest says")
             if match[1] not in sizes:
-                raise _wrong(str(path), f"artifact {match[1][:12]} is not in the manifest")
+                raise _import_error(str(path), f"artifact {match[1][:12]} is not in the manifest")
             yield match[1], _content(tar, member)
         elif name != _MANIFEST or member.offset:
-            raise _wrong(str(path), f"member '{name}' is neither the manifest nor artifacts/CHECKSUM.json")
+            raise _import_error(str(path), f"member '{name}' is neither the manifest nor artifacts/CHECKSUM.json")
 
 
 def _members(path: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
-    with open_file(path) as file, tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member) as tar:
+    with open_regular_file(path) as file, tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member) as tar:
         for member in tar:
             if not member.isreg():
-                raise _wrong(str(path), f"member '{member.name}' is no regular file")
+                raise _import_error(str(path), f"member '{member.name}' is no regular file")
             yield member.name, member, tar
 
 
@@ -210,5 +210,5 @@ def _sum(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _wrong(where: str, what: str) -> ArtifactError:
+def _import_error(where: str, what: str) -> ArtifactError:
     return ArtifactError(f"{where}: expected a file of 'roller cache export', but {what}. Nothing was imported.")

@@ -1,8 +1,8 @@
 """Check a kernel's result against the float64 reference and its bounds on rounding errors.
 
 One sum over ``K`` terms: ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|`` (docs/design/check.md). Other
-expressions: running error analysis (:mod:`roller.expr.enclosure`). Integers must be equal unless inexact floats decide
-them. Small outputs are compared in full, large ones at the points of :mod:`roller.runtime.sample_points`.
+expressions: running error analysis (:mod:`roller.expr.error_bounds`). Integers must be equal unless inexact floats
+decide them. Small outputs are compared in full, large ones at the points of :mod:`roller.runtime.sample_points`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.periodic import PeriodicInput
+from roller.backends.periodic_inputs import PeriodicInput
 from roller.errors import ExprError, counted
 from roller.expr import TensorExpr
-from roller.expr.enclosure import Enclosure
-from roller.expr.rounding import Enclosed, ratios
+from roller.expr.error_bounds import Enclosure
+from roller.expr.rounding import Enclosed, error_to_bound_ratios
 from roller.runtime.inputs import checked_seed
-from roller.runtime.sample_points import every_point, points_of, points_of_program, whole
+from roller.runtime.sample_points import (
+    all_coordinates,
+    compares_whole_output,
+    sample_output_points,
+    sample_tile_boundaries,
+)
 from roller.tile.program import RProgram
 from roller.tile.winograd import only_reorders
 
@@ -67,7 +72,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
-class _Expected:
+class _ExpectedOutput:
     """Reference values and error bounds for one output at its compared points."""
 
     name: str
@@ -112,17 +117,17 @@ class Oracle:
         self.expression, self.seed = expression, checked_seed(seed)
         rng = np.random.default_rng(self.seed)
         # Points chosen by the caller are complete, like those of a whole output; programs add none.
-        self._whole = points is not None or whole(expression, whole_points)
-        sampled = {} if self._whole else points_of(expression, rng)
+        self._whole = points is not None or compares_whole_output(expression, whole_points)
+        sampled = {} if self._whole else sample_output_points(expression, rng)
         given = dict(zip((t.name for t in expression.output_tensors), points or (), strict=False))
         chosen = {
-            t.name: given[t.name] if t.name in given else every_point(t.shape) if self._whole else sampled[t.name]
+            t.name: given[t.name] if t.name in given else all_coordinates(t.shape) if self._whole else sampled[t.name]
             for t in expression.output_tensors
         }
         self._expected = self._sampled = self._at(arrays, chosen)
         self._covered: set[str] = set()
 
-    def _at(self, arrays: Sequence[np.ndarray | PeriodicInput], points: dict[str, np.ndarray]) -> list[_Expected]:
+    def _at(self, arrays: Sequence[np.ndarray | PeriodicInput], points: dict[str, np.ndarray]) -> list[_ExpectedOutput]:
         # A PeriodicInput is evaluated at points only: the whole array may not fit into memory.
         values: dict[str, Any] = {
             t.name: a if isinstance(a, PeriodicInput) else np.asarray(a)
@@ -131,7 +136,7 @@ class Oracle:
         run = Enclosure(self.expression, values, reordered=only_reorders(self.expression))
         with np.errstate(all="ignore"):
             tensors = self.expression.tensors
-            return [_Expected(name, tensors[name].dtype, p, run.at(name, p)) for name, p in points.items()]
+            return [_ExpectedOutput(name, tensors[name].dtype, p, run.at(name, p)) for name, p in points.items()]
 
     def cover(self, programs: Iterable[RProgram], arrays: Sequence[np.ndarray | PeriodicInput]) -> None:
         """From now on, also compare at the tile boundaries of ``programs``, on the same ``arrays``."""
@@ -144,7 +149,7 @@ class Oracle:
         more: dict[str, list[np.ndarray]] = {}
         for p in new_ones.values():
             rng = np.random.default_rng(self.seed)
-            for name, at in points_of_program(p, self.expression, rng, len(new_ones)).items():
+            for name, at in sample_tile_boundaries(p, self.expression, rng, len(new_ones)).items():
                 more.setdefault(name, []).append(at)
         new: dict[str, np.ndarray] = {}
         for old in self._expected:
@@ -155,7 +160,7 @@ class Oracle:
                 flat = np.setdiff1d(flat, known)
                 new[old.name] = np.stack(np.unravel_index(flat, shape), axis=1)
         added = {e.name: e for e in self._at(arrays, {n: p for n, p in new.items() if len(p)})}
-        self._expected = [_joined(e, added[e.name]) if e.name in added else e for e in self._expected]
+        self._expected = [_join_expected(e, added[e.name]) if e.name in added else e for e in self._expected]
 
     def check(self, outputs: Sequence[np.ndarray]) -> CheckResult:
         """Compare one candidate's outputs with the reference."""
@@ -187,7 +192,7 @@ class Oracle:
         """Compare the elements at :attr:`points`, one array ``(P,)`` per output, with the reference."""
         worst, message, count = 0.0, "", 0
         for expected, got in zip(self._expected, values, strict=True):
-            ratio = ratios(got, expected.found)
+            ratio = error_to_bound_ratios(got, expected.found)
             count += len(ratio)
             if not len(ratio):
                 continue
@@ -214,8 +219,8 @@ def check(
     return Oracle(expression, arrays, seed).check(given)
 
 
-def _joined(one: _Expected, other: _Expected) -> _Expected:
+def _join_expected(one: _ExpectedOutput, other: _ExpectedOutput) -> _ExpectedOutput:
     a, b = one.found, other.found
     ends = [np.concatenate([getattr(e, end) for e in (a, b)]) for end in ("value", "low", "high")]
     found = Enclosed.point(ends[0]) if a.is_point and b.is_point else Enclosed(*ends)
-    return _Expected(one.name, one.dtype, np.concatenate([one.points, other.points]), found)
+    return _ExpectedOutput(one.name, one.dtype, np.concatenate([one.points, other.points]), found)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from roller.backends.cpu import threads
-from roller.core.processor import processor_times, shares_cores
+from roller.core.processor import busy_and_stolen_seconds, may_share_cores
 
 try:
     import resource
@@ -155,7 +155,7 @@ class SystemClock:
 
     def begin(self) -> None:
         """Begin a sample; read the counters before the time, so that reading them is not timed."""
-        waited, switches = self._waited_ns(), _switches()
+        waited, switches = self._waited_ns(), _involuntary_switches()
         self._begun = (waited, time.thread_time(), switches, time.perf_counter())
 
     def end(self) -> ClockSample:
@@ -165,7 +165,7 @@ class SystemClock:
         wall_s = wall - start
         waits_s = [1e-9 * (ns - before.get(thread, ns)) for thread, ns in self._waited_ns().items()]
         if not self._stats:
-            waits_s = [(_switches() - switches) * _SWITCH_S]
+            waits_s = [(_involuntary_switches() - switches) * _SWITCH_S]
         # Two clocks read in succession differ by about a microsecond.
         asleep_s = wall_s - (own_s - thread_s) - 2e-6
         return ClockSample(wall_s, max(0.0, asleep_s, *waits_s), sum(waits_s))
@@ -181,13 +181,13 @@ class SystemClock:
     def load(self) -> Load:
         """Read ``/proc/stat``, this process's own times, and the throttling count of its control group."""
         # Reaped children count as own work: nothing was timed while they ran.
-        found = processor_times(threads.processors(), self._root)
+        found = busy_and_stolen_seconds(threads.processors(), self._root)
         at, own_s = time.perf_counter(), time.process_time() + _children_s()
         count = len(threads.processors())
         if found is None:
             return Load(at, own_s, processors=count)
         throttled = _throttled(self._root / "sys/fs/cgroup/cpu.stat")
-        return Load(at, own_s, *found, throttled, count, shares_cores(threads.processors(), self._root), True)
+        return Load(at, own_s, *found, throttled, count, may_share_cores(threads.processors(), self._root), True)
 
     def _waited_ns(self) -> dict[int, int]:
         """Return, by thread, the nanoseconds for which it was ready but not running."""
@@ -227,7 +227,7 @@ def system_clock() -> SystemClock:
     return TrustingClock() if os.environ.get(TRUSTED, "").strip() not in ("", "0") else SystemClock()
 
 
-def _switches() -> int:
+def _involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 

@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from roller.backends.devices import same_arch
-from roller.core.files import read_file, read_text, try_folder, whole_file
-from roller.core.validation import path as path_of
+from roller.core.files import check_folder_writable, read_file, read_text, write_atomically
+from roller.core.validation import validate_path as path_of
 from roller.errors import MALFORMED, ArtifactError, LaunchError, ModelError
 
 MANIFEST = "manifest.json"
@@ -32,7 +32,7 @@ Files: TypeAlias = dict[str, "str | None"]
 
 
 @dataclass(frozen=True)
-class Kind:
+class DocumentKind:
     """Kind of document, or of folder whose manifest is such a document.
 
     Parameters
@@ -83,7 +83,7 @@ class Kind:
             raise ArtifactError(f"{path}: checksum does not match; it was altered or damaged. {self.remedy}")
         return data
 
-    def sealed(self, body: Mapping[str, Any], version: int | None = None) -> dict[str, Any]:
+    def with_checksum(self, body: Mapping[str, Any], version: int | None = None) -> dict[str, Any]:
         """Return a document as a reader sees it: with its kind, version and checksum."""
         named = {"format": self.format, self.key: version or self.version, **body}
         plain = json.loads(json.dumps(named))  # converts tuples to lists, as a reader sees them
@@ -91,15 +91,15 @@ class Kind:
 
     def write(self, path: Path, body: Mapping[str, Any]) -> dict[str, Any]:
         """Write a document atomically; return it as a reader sees it."""
-        document = self.sealed(body)
+        document = self.with_checksum(body)
         try:
-            with whole_file(path, durable=True) as file:
+            with write_atomically(path, durable=True) as file:
                 file.write((json.dumps(document, indent=1) + "\n").encode())
         except OSError as err:
             raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable path for --json.") from err
         return document
 
-    def is_in(self, folder: Path) -> bool:
+    def is_kind_of_folder(self, folder: Path) -> bool:
         """Return whether a folder claims to be of this kind; do not verify anything."""
         folder = path_of(folder, "folder", error=ArtifactError, what=f"the folder of {self.what}")
         try:
@@ -109,35 +109,36 @@ class Kind:
         return isinstance(data, dict) and data.get("format") == self.format
 
 
-def _of_operators(manifest: Mapping[str, Any]) -> Files:
+def _operator_files(manifest: Mapping[str, Any]) -> Files:
     return {row["file"]: row["sha256"] for row in manifest["operators"]}
 
 
-def _of_probes(manifest: Mapping[str, Any]) -> Files:
+def _probe_files(manifest: Mapping[str, Any]) -> Files:
     plans = {f"plans/{row['name']}.json": row["sha256"] for row in manifest["plans"]}
     images = {f"images/{row['name']}.bin": row["image_sha256"] for row in manifest["plans"] if row["image_sha256"]}
     return {**plans, **images}
 
 
-def _of_model_bundle(manifest: Mapping[str, Any]) -> Files:
+def _model_bundle_files(manifest: Mapping[str, Any]) -> Files:
     return {"arrays.bin": None, **manifest["files"]}
 
 
-def _of_saved(manifest: Mapping[str, Any]) -> Files:
+def _saved_model_files(manifest: Mapping[str, Any]) -> Files:
     kernels = manifest["kernels"]
     rows = (manifest["arrays"], manifest.get("runner"), *kernels, *(row.get("artifact") for row in kernels))
     return {row["file"]: row.get("sha256") for row in rows if row is not None}
 
 
-BUNDLE = Kind("roller-bundle", 1, "a bundle of kernels", "Copy the bundle again.",
-              "Make one: `roller bundle create`.", _of_operators)  # fmt: skip
-PROBES = Kind("roller-probes", 1, "a bundle of probes", "Copy the bundle again.",
-              "Make one: `roller probe --bundle`.", _of_probes)  # fmt: skip
+BUNDLE = DocumentKind("roller-bundle", 1, "a bundle of kernels", "Copy the bundle again.",
+              "Make one: `roller bundle create`.", _operator_files)  # fmt: skip
+PROBES = DocumentKind("roller-probes", 1, "a bundle of probes", "Copy the bundle again.",
+              "Make one: `roller probe --bundle`.", _probe_files)  # fmt: skip
 #: Model for a GPU. Bundles are written in version 1; plans of version 2, which has packs, are refused.
-MODEL_BUNDLE = Kind("roller-model-bundle", 2, "a model for a GPU", "Copy the bundle again.",
-                    "Pass the folder that save wrote.", _of_model_bundle)  # fmt: skip
+MODEL_BUNDLE = DocumentKind("roller-model-bundle", 2, "a model for a GPU", "Copy the bundle again.",
+                    "Pass the folder that save wrote.", _model_bundle_files)  # fmt: skip
 #: Model for a processor; the native runner in the folder supports one version only.
-SAVED = Kind("roller-model", 2, "a saved model", "Save the model again.", "Pass the folder that save wrote.", _of_saved,
+SAVED = DocumentKind("roller-model", 2, "a saved model", "Save the model again.", "Pass the folder that save wrote.",
+                     _saved_model_files,
              "model.json", "format_version", oldest=2)  # fmt: skip
 KINDS = (BUNDLE, PROBES, MODEL_BUNDLE, SAVED)
 
@@ -151,7 +152,7 @@ class Container:
         If the manifest is missing, altered, malformed, too new or of another kind, or names a file outside the folder.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], kind: Kind) -> None:
+    def __init__(self, folder: str | os.PathLike[str], kind: DocumentKind) -> None:
         self.kind = kind
         self.folder = folder = path_of(folder, "folder", error=ArtifactError, what=f"the folder of {kind.what}")
         if not folder.is_dir():
@@ -225,8 +226,8 @@ class DeviceContainer(Container):
                               f"({arch or spec}). {remedy}")  # fmt: skip
 
 
-class Filling:
-    """Folder that is being filled; see :func:`filled`."""
+class ContainerWriter:
+    """Folder that is being filled; see :func:`write_container`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -238,21 +239,21 @@ class Filling:
         path.write_bytes(data)
         return digest(data)
 
-    def seal(self, kind: Kind, body: Mapping[str, Any], version: int | None = None) -> dict[str, Any]:
+    def seal(self, kind: DocumentKind, body: Mapping[str, Any], version: int | None = None) -> dict[str, Any]:
         """Write and return the manifest, by default in the kind's newest version."""
-        manifest = kind.sealed(body, version)
+        manifest = kind.with_checksum(body, version)
         (self.folder / kind.manifest).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
         return manifest
 
 
 @contextmanager
-def filled(folder: Path) -> Iterator[Filling]:
+def write_container(folder: Path) -> Iterator[ContainerWriter]:
     """Yield a folder to fill, which is renamed to ``folder`` at the end and removed on failure."""
-    check_target(folder)
+    check_output_folder(folder)
     work = None
     try:
         work = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
-        yield Filling(work)
+        yield ContainerWriter(work)
         work.chmod(0o755)
         if folder.exists():
             folder.rmdir()
@@ -261,7 +262,7 @@ def filled(folder: Path) -> Iterator[Filling]:
         if work is not None:
             shutil.rmtree(work, ignore_errors=True)
         if isinstance(err, OSError):
-            raise _unwritable(folder, err) from err
+            raise _unwritable_error(folder, err) from err
         raise
 
 
@@ -271,7 +272,7 @@ def check_name(folder: Path) -> None:
         raise ArtifactError(f"{folder}: its name is too long. Choose a shorter one.")
 
 
-def check_target(folder: Path) -> None:
+def check_output_folder(folder: Path) -> None:
     """Raise an error if an output folder is not empty or cannot be written, before any work is done."""
     check_name(folder)
     if not folder.absolute().parent.is_dir():
@@ -279,12 +280,12 @@ def check_target(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ArtifactError(f"{folder}: exists and is not empty. Remove it, or choose another folder.")
     try:
-        try_folder(folder.absolute().parent)
+        check_folder_writable(folder.absolute().parent)
     except OSError as err:
-        raise _unwritable(folder, err) from err
+        raise _unwritable_error(folder, err) from err
 
 
-def _unwritable(folder: Path, err: OSError) -> ArtifactError:
+def _unwritable_error(folder: Path, err: OSError) -> ArtifactError:
     return ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.")
 
 

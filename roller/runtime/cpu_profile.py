@@ -14,21 +14,21 @@ from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.runtime.check import Oracle
 from roller.runtime.clock import Clock, ClockSample, system_clock
-from roller.runtime.guard_pages import trespass
+from roller.runtime.guard_pages import find_out_of_bounds_access
 from roller.runtime.inputs import random_inputs
 from roller.runtime.records import Record
-from roller.runtime.timing import PATIENCE_S, Contender, compare
-from roller.runtime.windows import Timing, spell
+from roller.runtime.timing import PATIENCE_S, Contender, time_candidates
+from roller.runtime.timing_windows import Timing, time_calls_together
 
 
-def _poison(out: np.ndarray) -> None:
+def _fill_with_nan(out: np.ndarray) -> None:
     """Fill an output with NaN (-1 for integers): all bits are ones."""
     # The memory may hold the previous kernel's right result, which would hide elements that this one does not write.
     # The fill also touches all pages, so that the first run takes no longer than the next.
     out.reshape(-1).view(np.uint8).fill(0xFF)
 
 
-class Bench:
+class CpuBench:
     """Test bench of one expression on this machine; inputs and reference are computed once.
 
     Parameters
@@ -42,7 +42,7 @@ class Bench:
         this size, as they do between other kernels of a model, while inputs and outputs stay in the cache. 0 for one
         copy.
     patience_s
-        See :func:`roller.runtime.timing.compare`; ``PATIENCE_S`` by default.
+        See :func:`roller.runtime.timing.time_candidates`; ``PATIENCE_S`` by default.
     fenced
         Whether kernels were already checked for accesses outside their arrays.
     """
@@ -91,7 +91,7 @@ class Bench:
                 {c.name: Record(c.name, "checked", doubt, build_s=_build_s(artifacts[c.name])) for c in found}
             )
             return records
-        timings = compare(
+        timings = time_candidates(
             found, budget_s=budget_s, clock=self._clock, patience_s=self._patience_s, expected=len(artifacts)
         )
         return records | {n: _record(n, timing, doubt, artifacts[n]) for n, timing in timings.items()}
@@ -107,7 +107,11 @@ class Bench:
             constants = tuple(replace(c, values=values[c.position]) for c in artifact.constants)
             try:
                 kernel = CpuKernel(replace(artifact, constants=constants))
-                fault = trespass(kernel) if not self._fenced and has_guards(artifact.program.expr) else None
+                fault = (
+                    find_out_of_bounds_access(kernel)
+                    if not self._fenced and has_guards(artifact.program.expr)
+                    else None
+                )
                 if fault is not None:
                     records[name] = Record(name, "wrong", fault, build_s=_build_s(artifact))
                     continue
@@ -115,7 +119,7 @@ class Bench:
                 run, result = kernel.bind(*changing)
                 outputs = result if isinstance(result, tuple) else (result,)
                 for out in outputs:
-                    _poison(out)
+                    _fill_with_nan(out)
                 first = self._first(run)
             except RollerError as err:
                 records[name] = Record(name, "failed", str(err), build_s=_build_s(artifact))
@@ -131,7 +135,7 @@ class Bench:
     def _first(self, run: Callable[[], object]) -> ClockSample:
         """Run a kernel for the first time, and return the sample."""
         self._clock.attend()
-        return spell(run, self._clock)
+        return time_calls_together(run, self._clock)
 
 
 def _record(name: str, timing: Timing, unsure: str, artifact: KernelArtifact) -> Record:
@@ -160,4 +164,4 @@ def profile(
 ) -> dict[str, Record]:
     """Check every artifact on the same random inputs, and time the correct ones."""
     # Constants are random too: with a caller's zeros, a wrong kernel could give the right result.
-    return Bench(expression, seed).profile(artifacts, budget_s=budget_s)
+    return CpuBench(expression, seed).profile(artifacts, budget_s=budget_s)

@@ -75,19 +75,19 @@ class Disturbance:
         return ", and ".join(text for _, text in sorted(found, key=lambda f: -f[0]))
 
 
-def look(clock: Clock, seconds: float = _LOOK_S) -> Disturbance:
+def observe_machine(clock: Clock, seconds: float = _LOOK_S) -> Disturbance:
     """Observe other programs on this machine for some seconds while idle."""
     before = clock.load()
     clock.rest(seconds)
     return Disturbance.between(before, clock.load())
 
 
-def grouped(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
+def count_alike_texts(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """Group texts that differ only in numbers; return the first of each group with its count, most frequent first.
 
     Examples
     --------
-    >>> grouped(["1.9 of 2 processors", "a hypervisor", "1.7 of 2 processors"])
+    >>> count_alike_texts(["1.9 of 2 processors", "a hypervisor", "1.7 of 2 processors"])
     (('1.9 of 2 processors', 2), ('a hypervisor', 1))
     """
     alike: dict[str, list[str]] = {}

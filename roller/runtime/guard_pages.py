@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from roller.backends.cpu.guarded_run import Place, rehearse
+from roller.backends.cpu.guarded_run import ArgumentAllocator, run_on_allocated_memory
 from roller.backends.cpu.launcher import CpuKernel
 from roller.core.dtypes import DTYPE_BYTES
 from roller.core.gc_pause import gc_paused
@@ -45,12 +45,14 @@ _FAULTS = (signal.SIGSEGV, signal.SIGBUS)
 _PROTECT_NONE = 0
 
 
-def fenced(shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_end: bool) -> np.ndarray:
+def allocate_between_guard_pages(
+    shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_end: bool
+) -> np.ndarray:
     """Return an array of zeros with a protected page before and after its memory.
 
     Examples
     --------
-    >>> a = fenced((3, 5), np.dtype("float32"), 4, at_end=True)
+    >>> a = allocate_between_guard_pages((3, 5), np.dtype("float32"), 4, at_end=True)
     >>> (a.ctypes.data + a.nbytes) % mmap.PAGESIZE, float(a.sum())
     (0, 0.0)
     """
@@ -58,7 +60,7 @@ def fenced(shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_
     page = mmap.PAGESIZE
     size = math.prod(shape) * dtype.itemsize
     inside = -(-size // page) * page
-    block = _zeros(inside + 2 * page)
+    block = _map_private_zeros(inside + 2 * page)
     first = ctypes.addressof(ctypes.c_char.from_buffer(block))
     libc = ctypes.CDLL(None, use_errno=True)
     for address in (first, first + page + inside):
@@ -68,52 +70,58 @@ def fenced(shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_
     return np.frombuffer(block, np.uint8, size, start).view(dtype).reshape(shape)
 
 
-def _roomy(shape: tuple[int, ...], dtype: np.dtype, slack_bytes: int) -> np.ndarray:
+def _allocate_with_slack(shape: tuple[int, ...], dtype: np.dtype, slack_bytes: int) -> np.ndarray:
     """Return an array of zeros with unused memory on both sides, so that accesses outside it do not fault."""
     slack_bytes = -(-slack_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     size = math.prod(shape) * dtype.itemsize
-    return np.frombuffer(_zeros(size + 2 * slack_bytes), np.uint8, size, slack_bytes).view(dtype).reshape(shape)
+    return (
+        np.frombuffer(_map_private_zeros(size + 2 * slack_bytes), np.uint8, size, slack_bytes)
+        .view(dtype)
+        .reshape(shape)
+    )
 
 
-def _zeros(size_bytes: int) -> mmap.mmap:
+def _map_private_zeros(size_bytes: int) -> mmap.mmap:
     """Map private memory; in shared memory, pages that are only read would occupy memory too."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return mmap.mmap(-1, size_bytes, flags=flags)
 
 
-def trespass(kernel: CpuKernel) -> str | None:
+def find_out_of_bounds_access(kernel: CpuKernel) -> str | None:
     """Run a kernel between protected pages in a child process; return its error, or ``None``."""
     # Addresses depend on no data, so the inputs are zeros, which take no memory. Both placements run in one child,
     # because forking a process that has loaded TVM costs more than most kernels.
-    if not trespassing({0: kernel}):
+    if not kernels_out_of_bounds({0: kernel}):
         return None
     names = frozenset(a.name for a in kernel.artifact.arguments)
     # Only after a fault, find the argument and the side by separate runs for the message.
     for at_end in _ENDS:
-        died = _fault([(kernel, names)], (at_end,))
+        died = _fault_in_child([(kernel, names)], (at_end,))
         if died is not None:
-            culprits = sorted(n for n in names if _fault([(kernel, frozenset({n}))], (at_end,)) is not None)
+            culprits = sorted(n for n in names if _fault_in_child([(kernel, frozenset({n}))], (at_end,)) is not None)
             where = "beyond the end" if at_end else "before the start"
             what = ", ".join(f"'{n}'" for n in culprits) or "an argument"
             return f"it accesses memory {where} of {what}: beside a protected page its process ended by {died}"
     return "it accesses memory outside its arguments: beside protected pages its process ended by a fault"
 
 
-def trespassing(kernels: Mapping[K, CpuKernel]) -> list[K]:
+def kernels_out_of_bounds(kernels: Mapping[K, CpuKernel]) -> list[K]:
     """Return the kernels that fault between protected pages; run all in one child, and singly only after a fault."""
     if not AVAILABLE or not kernels:
         return []
     everything = [(k, frozenset(a.name for a in k.artifact.arguments)) for k in kernels.values()]
-    if _fault(everything, _ENDS) is None:
+    if _fault_in_child(everything, _ENDS) is None:
         return []
     if len(kernels) == 1:
         return list(kernels)
-    return [name for name, one in zip(kernels, everything, strict=True) if _fault([one], _ENDS) is not None]
+    return [name for name, one in zip(kernels, everything, strict=True) if _fault_in_child([one], _ENDS) is not None]
 
 
-def _fault(kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool]) -> str | None:
+def _fault_in_child(kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool]) -> str | None:
     """Run kernels in a child process with the named arguments fenced; return the signal of a fault, or ``None``."""
-    runs = [(kernel, partial(_place, kernel, between, at_end=e)) for kernel, between in kernels for e in ends]
+    runs = [
+        (kernel, partial(_allocate_argument, kernel, between, at_end=e)) for kernel, between in kernels for e in ends
+    ]
     with contextlib.ExitStack() as ended:
         with interrupts_deferred():  # an interrupt is raised after the child's cleanup is registered
             with warnings.catch_warnings(), gc_paused():
@@ -123,22 +131,22 @@ def _fault(kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool]) 
                 child = os.fork()
             if child == 0:
                 _run_child(runs)
-            ended.callback(_end, child)
-        return _fault_of(child, len(kernels) * _PATIENT_S)
+            ended.callback(_kill_and_reap, child)
+        return _wait_for_fault(child, len(kernels) * _PATIENT_S)
 
 
-def _place(
+def _allocate_argument(
     kernel: CpuKernel, between: Set[str], name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *,
     at_end: bool,
 ) -> np.ndarray:  # fmt: skip
     """Allocate an argument: next to a protected page if it is named, otherwise with unused memory around it."""
     if name in between:
-        return fenced(shape, dtype, alignment_bytes, at_end=at_end)
+        return allocate_between_guard_pages(shape, dtype, alignment_bytes, at_end=at_end)
     slack_bytes = max(math.prod(a.shape) * DTYPE_BYTES[a.dtype] for a in kernel.artifact.arguments)
-    return _roomy(shape, dtype, slack_bytes)
+    return _allocate_with_slack(shape, dtype, slack_bytes)
 
 
-def _run_child(runs: Sequence[tuple[CpuKernel, Place]]) -> None:
+def _run_child(runs: Sequence[tuple[CpuKernel, ArgumentAllocator]]) -> None:
     """Run kernels in each placement, and exit without the parent's cleanup."""
     try:
         faulthandler.disable()
@@ -147,12 +155,12 @@ def _run_child(runs: Sequence[tuple[CpuKernel, Place]]) -> None:
             signal.signal(number, signal.SIG_DFL)
         for kernel, place in runs:
             with contextlib.suppress(Exception):  # an exception is no evidence about memory accesses
-                rehearse(kernel, place)
+                run_on_allocated_memory(kernel, place)
     finally:
         os._exit(0)
 
 
-def _fault_of(child: int, patient_s: float) -> str | None:
+def _wait_for_fault(child: int, patient_s: float) -> str | None:
     """Wait for a child; return the signal of a fault. Any other exit or a timeout is not evidence of a fault."""
     give_up, pause_s = time.monotonic() + patient_s, _POLL_S
     _wait(child, patient_s)
@@ -181,7 +189,7 @@ def _wait(child: int, patient_s: float) -> None:
             os.close(handle)
 
 
-def _end(child: int) -> None:
+def _kill_and_reap(child: int) -> None:
     """Kill and reap a child."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):  # may be reaped elsewhere
         os.kill(child, signal.SIGKILL)

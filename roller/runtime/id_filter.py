@@ -11,12 +11,12 @@ from roller.errors import RollerError, counted, did_you_mean
 _SHOWN = 5
 
 
-def matching(ids: Sequence[str], pattern: str, where: str, error: type[RollerError]) -> list[str]:
+def filter_ids(ids: Sequence[str], pattern: str, where: str, error: type[RollerError]) -> list[str]:
     """Return the ids that match any of the comma-separated patterns, in their order; empty patterns are ignored.
 
     Examples
     --------
-    >>> matching(["M0", "M1", "C10"], "M1, C*,", "operators.yaml", RollerError)
+    >>> filter_ids(["M0", "M1", "C10"], "M1, C*,", "operators.yaml", RollerError)
     ['M1', 'C10']
     """
     patterns = [p.strip() for p in pattern.split(",") if p.strip()]

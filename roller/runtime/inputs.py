@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from roller.core.dtypes import numpy_dtype
-from roller.core.validation import whole_number
+from roller.core.validation import validate_integer
 from roller.expr import Tensor, TensorExpr
-from roller.expr.exact_inputs import digits_of_inputs
+from roller.expr.exact_inputs import choose_exact_inputs
 
 #: Largest seed; NumPy's generators accept larger ones, but records and file formats do not.
 MOST_SEED = 2**64 - 1
@@ -29,7 +29,7 @@ def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
     # overflow, they stay in range (expr/factors.py). Integers are small, so that an int32 accumulator is exact.
     rng = np.random.default_rng(checked_seed(seed))
     found = [_random(t, rng) for t in expression.inputs]
-    digits = digits_of_inputs(expression)
+    digits = choose_exact_inputs(expression)
     return [digits[t.name].of(a, rng) if t.name in digits else a for t, a in zip(expression.inputs, found, strict=True)]
 
 
@@ -43,7 +43,7 @@ def checked_seed(seed: Any) -> int:
     roller.errors.RollerError: seed: expected a whole number of at least 0, got 'text'. Use for example 0.
     """
     expected = "a whole number of at least 0"
-    return whole_number(seed, "seed", most=MOST_SEED, expected=expected, remedy="Use for example 0.")
+    return validate_integer(seed, "seed", most=MOST_SEED, expected=expected, remedy="Use for example 0.")
 
 
 def _random(t: Tensor, rng: np.random.Generator) -> np.ndarray:

@@ -15,14 +15,14 @@ from typing import Any
 
 from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.errors import ArtifactError, BuildError, LaunchError
-from roller.runtime.container import PROBES, DeviceContainer, Kind
-from roller.runtime.id_filter import matching
+from roller.runtime.container import PROBES, DeviceContainer, DocumentKind
+from roller.runtime.id_filter import filter_ids
 from roller.runtime.probe_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner, Result
-from roller.runtime.resumed import ResumedRun, where_run
+from roller.runtime.resumable_run import ResumedRun, machine_facts
 from roller.targets import target_of_language
 
-RESULTS = Kind("roller-probe-results", 1, "the results of a bundle of probes")
+RESULTS = DocumentKind("roller-probe-results", 1, "the results of a bundle of probes")
 #: Results by plan and case.
 Results = dict[str, dict[str, Result]]
 
@@ -71,12 +71,12 @@ class ProbeBundle(DeviceContainer):
         if not build:
             return "carries source only"
         try:
-            return built(plan.source, self.language, plan.arch or self.arch, self.options)
+            return compile_probe(plan.source, self.language, plan.arch or self.arch, self.options)
         except BuildError as err:
             return f"carries source only, and it cannot be built here: {err}"
 
 
-def built(source: str, language: str, arch: str, options: list[str] | tuple[str, ...]) -> bytes:
+def compile_probe(source: str, language: str, arch: str, options: list[str] | tuple[str, ...]) -> bytes:
     """Compile a probe's source."""
     image: bytes = target_of_language(language, "probe").tools().compile_source(source, arch, options)[0]
     return image
@@ -94,30 +94,30 @@ def run_probe_bundle(
 ) -> dict[str, Any]:
     """Run a bundle of probes; continue an earlier run that was interrupted."""
     bundle, start = ProbeBundle(folder), time.monotonic()
-    wanted, found = matching(bundle.names, pattern, str(bundle.folder), ArtifactError), Results()
+    wanted, found = filter_ids(bundle.names, pattern, str(bundle.folder), ArtifactError), Results()
     runner = PlanRunner(handle) if timeout_s is None else PlanRunner(handle, timeout_s)
     try:
         properties = runner.properties()
         bundle.check(properties, handle)
         header = {"bundle": bundle.checksum, "device": properties.name, "kind": handle.kind}
-        kept = ResumedRun(out, RESULTS, header, partial(_take, found), _rows)
+        kept = ResumedRun(out, RESULTS, header, partial(_add_result, found), _journal_rows)
         keep = lambda plan, case, result: kept.keep({"plan": plan, "case": case, "result": result})  # noqa: E731
         late = lambda: budget_s is not None and time.monotonic() - start > budget_s  # noqa: E731
 
         def body() -> dict[str, Any]:
             covered = [n for n in bundle.names if n in wanted or n in found]
-            return results_of(bundle, covered, found, properties, time.monotonic() - start)
+            return probe_results(bundle, covered, found, properties, time.monotonic() - start)
 
         return kept.run(lambda: run_plans(bundle, wanted, runner, found, keep, say, late), body)
     finally:
         runner.close()
 
 
-def _take(results: Results, row: Mapping[str, Any]) -> None:
+def _add_result(results: Results, row: Mapping[str, Any]) -> None:
     results.setdefault(row["plan"], {})[row["case"]] = row["result"]
 
 
-def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _journal_rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for plan, cases in results["results"].items():
         for case, result in cases.items():
             yield {"plan": plan, "case": case, "result": result}
@@ -135,10 +135,10 @@ def run_plans(
         if all(c.key in known.get(name, {}) for c in plan.cases):
             continue
         image = NO_IMAGE if runner.process.handle.target.pretends else bundle.image(plan)
-        say(_line(name, runner.run(plan, image, known.get(name), partial(keep, name), late)))
+        say(_plan_summary(name, runner.run(plan, image, known.get(name), partial(keep, name), late)))
 
 
-def results_of(
+def probe_results(
     bundle: ProbeBundle, names: Sequence[str], results: Mapping[str, Mapping[str, Result]],
     properties: DeviceProperties, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
@@ -149,10 +149,10 @@ def results_of(
         **{k: bundle.manifest[k] for k in ("yaml", "spec", "roller")},
         "plans": {row["name"]: row["key"] for row in bundle.manifest["plans"]},
         "properties": {**asdict(properties), "versions": dict(properties.versions), "stated": dict(properties.stated)},
-        **where_run(), "seconds": seconds, "results": results,
+        **machine_facts(), "seconds": seconds, "results": results,
     }  # fmt: skip
 
 
-def _line(name: str, results: Mapping[str, Result]) -> str:
+def _plan_summary(name: str, results: Mapping[str, Result]) -> str:
     bad = [f"{k}: {r['status']}: {r['reason'].splitlines()[0][:120]}" for k, r in results.items() if "reason" in r]
     return "; ".join([f"{name:14s} {len(results) - len(bad)}/{len(results)} timed", *bad[:2]])

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.child import DeviceFault, DeviceProcess
+from roller.backends.device_process import DeviceFault, DeviceProcess
 from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.runtime.probe_format import CHECK_STEPS, Case, ProbePlan
-from roller.runtime.resumed import run_rest
+from roller.runtime.resumable_run import run_unknown_items
 
 #: Time limits in seconds for loading a plan (an image, gigabytes of buffers), and for a case.
 LOAD_TIMEOUT_S, CASE_TIMEOUT_S = 60.0, 20.0
@@ -51,7 +51,7 @@ class PlanRunner:
         def not_run(key: str, faults: int) -> Result:
             return {"status": "failed", "reason": f"not run: {faults} cases of '{plan.name}' hung or crashed"}
 
-        for key, result in run_rest(
+        for key, result in run_unknown_items(
             cases, out, lambda key: self._case(plan, image, cases[key]), late=late, not_run=not_run,
             faulty=lambda result: result["status"] in ("timeout", "crashed"),
         ):  # fmt: skip
@@ -69,7 +69,7 @@ class PlanRunner:
             )
         except DeviceFault as err:
             return {"status": err.status, "reason": err.reason}
-        wrong = _wrong(case, reply.pop("values"), reply.pop("overrun"))
+        wrong = _result_error(case, reply.pop("values"), reply.pop("overrun"))
         if wrong:
             return {"status": "wrong", "reason": wrong}
         return {"status": "measured", **{k: v for k, v in reply.items() if k != "arrays"}}
@@ -87,7 +87,7 @@ class PlanRunner:
         self._loaded = (plan.name, self.process.generation)
 
 
-def _wrong(case: Case, values: list[float], overrun: str | None) -> str:
+def _result_error(case: Case, values: list[float], overrun: str | None) -> str:
     """Describe the error in a case's results; return an empty text if they are right."""
     if overrun:
         return f"wrote {overrun}"

@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.child import DeviceFault, DeviceProcess
+from roller.backends.device_process import DeviceFault, DeviceProcess
 from roller.backends.devices import DeviceHandle, DeviceProperties
-from roller.backends.periodic import periodic_inputs
-from roller.core.dtypes import values_of
-from roller.core.validation import number, whole_number
+from roller.backends.periodic_inputs import periodic_inputs
+from roller.core.dtypes import decode_stored_values
+from roller.core.validation import validate_integer, validate_number
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_to_dict
 from roller.runtime.check import Oracle
@@ -65,14 +65,16 @@ class ProfileOptions:
         """Raise an error for invalid numbers; an infinite limit means no limit."""
         checked_seed(self.seed)
         for name in ("timeout_s", "time_s"):
-            number(getattr(self, name), name, above=0.0, infinite=name != "time_s", expected="a number above 0")
+            validate_number(
+                getattr(self, name), name, above=0.0, infinite=name != "time_s", expected="a number above 0"
+            )
         if self.budget_s is not None:
-            number(self.budget_s, "budget_s", infinite=True, expected="seconds of at least 0, or None")
+            validate_number(self.budget_s, "budget_s", infinite=True, expected="seconds of at least 0, or None")
         if self.whole_points is not None:
-            whole_number(self.whole_points, "whole_points")
+            validate_integer(self.whole_points, "whole_points")
 
 
-class Subject:
+class CheckedExpression:
     """Expression under test, with periodic inputs and a reference at sampled points."""
 
     def __init__(
@@ -98,11 +100,11 @@ class ProfilerSession:
     def __init__(self, handle: DeviceHandle, options: ProfileOptions) -> None:
         self.process = DeviceProcess(handle)
         self._options = options
-        self._prepared: tuple[Subject, int, int] | None = None
+        self._prepared: tuple[CheckedExpression, int, int] | None = None
 
     def measure(
         self,
-        subject: Subject,
+        subject: CheckedExpression,
         position: int,
         candidate_id: str,
         artifact: KernelArtifact,
@@ -116,7 +118,9 @@ class ProfilerSession:
             request = {"op": "check", "position": position, "artifact": artifact.to_dict()}
             _, stored = self.process.request(request, timeout_s=options.timeout_s if timed else _PATIENT_S)
             outputs = subject.expression.output_tensors
-            outcome = subject.oracle.check_values([values_of(x, t.dtype) for x, t in zip(stored, outputs, strict=True)])
+            outcome = subject.oracle.check_values(
+                [decode_stored_values(x, t.dtype) for x, t in zip(stored, outputs, strict=True)]
+            )
             if not outcome.ok:
                 return Record(candidate_id, "wrong", outcome.message, build_s=build_s)
             if not (timed and options.timed):
@@ -129,7 +133,7 @@ class ProfilerSession:
         status = "measured" if reply["complete"] else "slower"
         return Record(candidate_id, status, outcome.doubt, reply["median_s"], build_s, reply.get("spread_s"))
 
-    def _prepare(self, subject: Subject) -> None:
+    def _prepare(self, subject: CheckedExpression) -> None:
         """Send the subject to the process unless the process already has it."""
         count = sum(map(len, subject.oracle.points))
         if self._prepared == (subject, self.process.generation, count) and self.process.alive:
@@ -144,7 +148,7 @@ class ProfilerSession:
         self.process.close()
 
 
-class Bench:
+class DeviceBench:
     """Context manager for several rounds of candidates of one expression on one device.
 
     Parameters
@@ -165,7 +169,7 @@ class Bench:
         oracle: Oracle | None = None,
         session: ProfilerSession | None = None,
     ) -> None:
-        self._subject = Subject(expression, seed, oracle)
+        self._subject = CheckedExpression(expression, seed, oracle)
         self._session = session or ProfilerSession(device, ProfileOptions(seed=seed))
         self._lent = session is not None
         self._judged = 0
@@ -186,7 +190,7 @@ class Bench:
         """Return the properties of the device; raise :class:`LaunchError` if it cannot be opened."""
         return self._session.process.properties()
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> DeviceBench:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -215,7 +219,7 @@ def profile(
     ('measured', True)
     """
     chosen = options or ProfileOptions()
-    run = _Run(Subject(expression, chosen.seed), artifacts, chosen, on_record)
+    run = _CandidateQueue(CheckedExpression(expression, chosen.seed), artifacts, chosen, on_record)
     if not artifacts:
         return {}
     sessions = [ProfilerSession(h, chosen) for h in devices]
@@ -235,12 +239,12 @@ def profile(
     return {name: run.records[name] for name in artifacts}
 
 
-class _Run:
+class _CandidateQueue:
     """Queue from which several devices take candidates."""
 
     def __init__(
         self,
-        subject: Subject,
+        subject: CheckedExpression,
         artifacts: Mapping[str, KernelArtifact],
         options: ProfileOptions,
         on_record: Callable[[Record], None] | None,

@@ -13,12 +13,13 @@ NOISE = 0.04
 TOLD, SURE, _DRAWS = 0.8, 0.9, 100
 
 
-def is_told(seconds: Sequence[float], noise: float = NOISE) -> bool:
+def is_ranking_reliable(seconds: Sequence[float], noise: float = NOISE) -> bool:
     """Return whether a ranking by times with this noise would be reproduced with sufficient probability.
 
     Examples
     --------
-    >>> is_told([1.0, 1.3, 1.6, 2.0, 2.5]), is_told([1.0, 1.001, 1.002, 1.003, 1.004]), is_told([1.0])
+    >>> (is_ranking_reliable([1.0, 1.3, 1.6, 2.0, 2.5]), is_ranking_reliable([1.0, 1.001, 1.002, 1.003, 1.004]),
+    ...  is_ranking_reliable([1.0]))
     (True, False, True)
     """
     if len(seconds) < 2:

@@ -33,33 +33,33 @@ _LANES = (2, 4, 8, 16, 32, 64)
 Positions = dict[str, set[int]]
 
 
-def whole(expr: TensorExpr, most_points: int | None = None) -> bool:
+def compares_whole_output(expr: TensorExpr, most_points: int | None = None) -> bool:
     """Return whether every output element is compared: up to ``most_points`` stage points, 2^19 by default."""
     return sum(s.points for s in expr.stages) <= (most_points or _WHOLE_POINTS)
 
 
-def every_point(shape: tuple[int, ...]) -> np.ndarray:
+def all_coordinates(shape: tuple[int, ...]) -> np.ndarray:
     """Return all coordinates of ``shape`` as ``(points, rank)``."""
     return np.indices(shape, dtype=np.int64).reshape(len(shape), -1).T if shape else np.zeros((1, 0), np.int64)
 
 
-def points_of(expr: TensorExpr, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def sample_output_points(expr: TensorExpr, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Return distinct coordinates ``(P, rank)`` per output: at the boundaries of its indices, and random ones."""
-    found = boundaries(expr, rng)
+    found = index_boundaries(expr, rng)
     out = {}
     for s in (s for s in expr.stages if s.name in expr.outputs):
-        count = int(np.clip(_WORK // _depth(expr, s), _FEWEST, _MOST))
-        at = {a.name: _near(found[s.name][a.name], a.extent, rng) for a in s.spatial_axes}
-        out[s.name] = _chosen(s, at, count, count // 3, rng)
+        count = int(np.clip(_WORK // _points_per_output(expr, s), _FEWEST, _MOST))
+        at = {a.name: _expand_positions(found[s.name][a.name], a.extent, rng) for a in s.spatial_axes}
+        out[s.name] = _cover_positions(s, at, count, count // 3, rng)
     return out
 
 
-def points_of_program(
+def sample_tile_boundaries(
     program: RProgram, expr: TensorExpr, rng: np.random.Generator, programs: int = 1
 ) -> dict[str, np.ndarray]:
     """Return coordinates for each output of ``expr`` at the tile boundaries of a program."""
     form, out = program.expr, {}
-    found = boundaries(form, rng)
+    found = index_boundaries(form, rng)
     tiles = {
         n: {dict(zip(program.axis_names, t, strict=True))[n] for _, t in program.tiles} for n in program.axis_names
     }
@@ -67,18 +67,18 @@ def points_of_program(
         s = next(s for s in form.stages if s.name == name)
         if s.output.elements != wanted.elements or not wanted.shape:
             continue
-        count = _PROGRAM_WORK // (_depth(form, s) * max(1, programs))
+        count = _PROGRAM_WORK // (_points_per_output(form, s) * max(1, programs))
         at = {}
         for a in s.spatial_axes:
-            ends = _ends_of_tiles(tiles.get(a.name, set()), a.extent, rng)
-            at[a.name] = _near(found[s.name][a.name] | ends, a.extent, rng)
-        points = _chosen(s, at, int(np.clip(count, _FEWEST_OF_PROGRAM, _MOST_OF_PROGRAM)), 0, rng)
+            ends = _tile_boundaries(tiles.get(a.name, set()), a.extent, rng)
+            at[a.name] = _expand_positions(found[s.name][a.name] | ends, a.extent, rng)
+        points = _cover_positions(s, at, int(np.clip(count, _FEWEST_OF_PROGRAM, _MOST_OF_PROGRAM)), 0, rng)
         flat = np.ravel_multi_index(tuple(points.T), s.output.shape) if s.output.shape else np.zeros(1, np.int64)
         out[wanted.name] = np.stack(np.unravel_index(flat, wanted.shape), axis=1)
     return out
 
 
-def boundaries(expr: TensorExpr, rng: np.random.Generator) -> dict[str, Positions]:
+def index_boundaries(expr: TensorExpr, rng: np.random.Generator) -> dict[str, Positions]:
     """Return the positions, per stage and axis, where a piece of an index begins, including indices of stages read."""
     found: dict[str, Positions] = {}
     for s in expr.stages:
@@ -86,18 +86,18 @@ def boundaries(expr: TensorExpr, rng: np.random.Generator) -> dict[str, Position
         for index in (*s.store, *(i for ld in s.loads for i in ld.index)):
             for t in index.terms:
                 for period in {t.div, t.div * t.mod} - {0, 1}:
-                    mine[t.axis] |= _multiples(period, s.extents[t.axis], rng)
+                    mine[t.axis] |= _sample_multiples(period, s.extents[t.axis], rng)
         for b in (b for ld in s.loads for b in ld.guard):
             for edge in (b.low, b.high):
-                _crossed(b.index, edge, s.extents, mine)
+                _add_crossings(b.index, edge, s.extents, mine)
         for ld in s.loads:
             producer = next((p for p in expr.stages if p.name == ld.tensor), None)
             if producer is not None:
-                _inherited(producer, found[producer.name], ld.index, s.extents, mine)
+                _add_producer_boundaries(producer, found[producer.name], ld.index, s.extents, mine)
     return found
 
 
-def _inherited(
+def _add_producer_boundaries(
     producer: Stage, theirs: Positions, index: Sequence[Index], extents: Mapping[str, int], mine: Positions
 ) -> None:
     """Add the positions at which a reader's index crosses boundaries of its producer."""
@@ -105,10 +105,10 @@ def _inherited(
         if len(stored.terms) == 1 and stored.terms[0].is_affine:
             t = stored.terms[0]
             for p in itertools.islice(sorted(theirs[t.axis]), _POSITIONS):
-                _crossed(read, t.coef * p + stored.const, extents, mine)
+                _add_crossings(read, t.coef * p + stored.const, extents, mine)
 
 
-def _crossed(index: Index, edge: int, extents: Mapping[str, int], mine: Positions) -> None:
+def _add_crossings(index: Index, edge: int, extents: Mapping[str, int], mine: Positions) -> None:
     """Add the positions of each axis at which ``index`` passes ``edge``, with the other axes at either end."""
     for t in index.terms:
         rest = Index(tuple(u for u in index.terms if u is not t), index.const).range(extents)
@@ -121,7 +121,7 @@ def _crossed(index: Index, edge: int, extents: Mapping[str, int], mine: Position
                 mine[t.axis] |= {whole_periods + at * t.div, whole_periods + (at + 1) * t.div}
 
 
-def _multiples(period: int, extent: int, rng: np.random.Generator) -> set[int]:
+def _sample_multiples(period: int, extent: int, rng: np.random.Generator) -> set[int]:
     """Return multiples of ``period`` inside an axis: all of them, or the first, the last and some in between."""
     count = (extent - 1) // period
     few = _POSITIONS // 4
@@ -133,7 +133,7 @@ def _multiples(period: int, extent: int, rng: np.random.Generator) -> set[int]:
     return {period * k for k in chosen}
 
 
-def _ends_of_tiles(sizes: Iterable[int], extent: int, rng: np.random.Generator) -> set[int]:
+def _tile_boundaries(sizes: Iterable[int], extent: int, rng: np.random.Generator) -> set[int]:
     """Return the starts of tiles of any of ``sizes``: first, last, a random one, and a last one shifted back."""
     # Templates shrink tiles to nearly equal sizes in whole vectors: 56 by 48 becomes two tiles of 32.
     out: set[int] = set()
@@ -145,7 +145,7 @@ def _ends_of_tiles(sizes: Iterable[int], extent: int, rng: np.random.Generator) 
     return out
 
 
-def _near(positions: set[int], extent: int, rng: np.random.Generator) -> np.ndarray:
+def _expand_positions(positions: set[int], extent: int, rng: np.random.Generator) -> np.ndarray:
     """Return the elements on both sides of every position, and the ends of the axis for vectors of any width."""
     kept = {0, 1, extent // 2, extent - 2, extent - 1}
     for lanes in _LANES:
@@ -158,7 +158,9 @@ def _near(positions: set[int], extent: int, rng: np.random.Generator) -> np.ndar
     return np.concatenate([more, ends])
 
 
-def _chosen(s: Stage, at: Mapping[str, np.ndarray], count: int, scattered: int, rng: np.random.Generator) -> np.ndarray:
+def _cover_positions(
+    s: Stage, at: Mapping[str, np.ndarray], count: int, scattered: int, rng: np.random.Generator
+) -> np.ndarray:
     """Return up to ``count`` points of a stage's output at the axes' positions, ``scattered`` random ones included."""
     axes = s.spatial_axes
     if not axes or not s.store:
@@ -181,6 +183,6 @@ def _chosen(s: Stage, at: Mapping[str, np.ndarray], count: int, scattered: int, 
     return np.unique(points, axis=0)
 
 
-def _depth(expr: TensorExpr, s: Stage) -> int:
+def _points_per_output(expr: TensorExpr, s: Stage) -> int:
     """Return the stage points needed for one output element."""
     return max(1, math.ceil(sum(t.points for t in expr.stages) / max(1, s.output.elements)))

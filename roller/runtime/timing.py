@@ -13,8 +13,18 @@ from operator import length_hint
 
 from roller.runtime.clock import Clock, ClockSample, system_clock
 from roller.runtime.disturbance import Disturbance
-from roller.runtime.ranking import NOISE, is_told
-from roller.runtime.windows import LONG_S, MIN_SAMPLE_S, REST_S, WINDOW_S, Patience, Series, Timing, calls_of, spell
+from roller.runtime.ranking import NOISE, is_ranking_reliable
+from roller.runtime.timing_windows import (
+    LONG_S,
+    MIN_SAMPLE_S,
+    REST_S,
+    WINDOW_S,
+    ExtraTime,
+    Series,
+    Timing,
+    calls_per_window,
+    time_calls_together,
+)
 
 #: Largest ratio of a cold first run to a warm one, whose workspace has been touched before.
 _COLD = 3.0
@@ -51,7 +61,7 @@ class Contender:
     first_quiet: bool = True
 
 
-def measure(
+def measure_median(
     run: Callable[[], object],
     *,
     budget_s: float = 0.3,
@@ -59,21 +69,21 @@ def measure(
     max_samples: int = 100,
     warm_up: int = 2,
     clock: Clock | None = None,
-    patience: Patience | None = None,
+    patience: ExtraTime | None = None,
 ) -> Timing:
     """Return the median time of ``run`` over undisturbed windows; ``run`` must finish its work before it returns.
 
     Examples
     --------
-    >>> measure(lambda: None, budget_s=0.001).samples >= 5
+    >>> measure_median(lambda: None, budget_s=0.001).samples >= 5
     True
     """
     chosen = clock or system_clock()
-    more = patience or Patience(chosen, PATIENCE_S)
+    more = patience or ExtraTime(chosen, PATIENCE_S)
     try:
-        once = min(spell(run, chosen).wall_s for _ in range(max(1, warm_up)))
+        once = min(time_calls_together(run, chosen).wall_s for _ in range(max(1, warm_up)))
         chosen.attend()
-        series = Series(run, chosen, calls_of(once, WINDOW_S), min_samples)
+        series = Series(run, chosen, calls_per_window(once, WINDOW_S), min_samples)
         end = chosen.now() + budget_s
         while len(series.windows) < max_samples and (len(series.windows) < min_samples or chosen.now() < end):
             series.take()
@@ -86,7 +96,7 @@ def measure(
             chosen.release()
 
 
-def compare(
+def time_candidates(
     contenders: Iterable[Contender],
     *,
     budget_s: float = 0.3,
@@ -102,12 +112,13 @@ def compare(
     if clock is None:
         own = system_clock()
         try:
-            return compare(contenders, budget_s=budget_s, drop_factor=drop_factor, finalists=finalists, clock=own,
+            return time_candidates(contenders, budget_s=budget_s, drop_factor=drop_factor, finalists=finalists,
+                                   clock=own,
                            patience_s=patience_s, expected=expected)  # fmt: skip
         finally:
             own.release()
-    alone = Patience(clock, patience_s / 2, length_hint(contenders, expected))
-    together = Patience(clock, patience_s / 2)
+    alone = ExtraTime(clock, patience_s / 2, length_hint(contenders, expected))
+    together = ExtraTime(clock, patience_s / 2)
     before = clock.load()
     out: dict[str, Timing] = {}
     ahead: list[Contender] = []
@@ -115,32 +126,36 @@ def compare(
     for c in contenders:
         threads[c.name] = c.threads
         best = min((t.median_s for t in out.values() if t.complete), default=float("inf"))
-        out[c.name] = _alone(c, best, drop_factor, _HEAT * budget_s, clock, alone)
+        out[c.name] = _time_or_drop(c, best, drop_factor, _HEAT * budget_s, clock, alone)
         alone.pass_on()
         if out[c.name].complete:
             ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # frees the other kernels
     if len(ahead) > 1 and out[ahead[0].name].median_s <= LONG_S:
         known = {c.name: out[c.name].median_s for c in ahead}
-        out.update(_final(ahead, list(known.values()), budget_s, clock, together))
+        out.update(_time_finalists(ahead, list(known.values()), budget_s, clock, together))
         # Repeated times show the error of the single ones.
         noise = max(noise, *(abs(math.log(out[n].median_s / s)) for n, s in known.items()))
     if clock.trusting:
         return out
-    return _explained(_surely_slower(out, drop_factor), threads, Disturbance.between(before, clock.load()), noise)
+    return _explain_doubts(
+        _drop_surely_slower(out, drop_factor), threads, Disturbance.between(before, clock.load()), noise
+    )
 
 
-def _alone(c: Contender, best: float, drop_factor: float, heat_s: float, clock: Clock, patience: Patience) -> Timing:
+def _time_or_drop(
+    c: Contender, best: float, drop_factor: float, heat_s: float, clock: Clock, patience: ExtraTime
+) -> Timing:
     """Time one candidate, or drop it after its first runs."""
     clock.attend()
-    first = _glance(c, best, drop_factor, clock, patience)
+    first = _fastest_first_run(c, best, drop_factor, clock, patience)
     if first.wall_s > drop_factor * best and first.wall_s > MIN_SAMPLE_S:
         doubt = "" if first.quiet or first.least_s > drop_factor * best else "none of its runs was quiet"
         return Timing(first.wall_s, first.wall_s, 1, 1, False, doubt, first.least_s)
     if first.wall_s <= LONG_S:
-        return measure(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
-    once = spell(c.run, clock)
+        return measure_median(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
+    once = time_calls_together(c.run, clock)
     if once.wall_s < LONG_S / _COLD:  # the first run was cold and is no measure of it
-        return measure(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
+        return measure_median(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
     if once.quiet:  # the first run may have been cold: an upper bound, not a second measurement
         return Timing(once.wall_s, min(once.wall_s, first.wall_s), 1, 1, least_s=once.wall_s)
     series = Series(c.run, clock, 1, 2, [once])
@@ -153,59 +168,61 @@ def _alone(c: Contender, best: float, drop_factor: float, heat_s: float, clock: 
     return Timing(seconds, seconds, 1, series.calls, least_s=seconds)
 
 
-def _glance(c: Contender, best: float, drop_factor: float, clock: Clock, patience: Patience) -> ClockSample:
+def _fastest_first_run(c: Contender, best: float, drop_factor: float, clock: Clock, patience: ExtraTime) -> ClockSample:
     """Return the fastest of a candidate's first runs, a quiet one if possible."""
     # The checked run counts for a long kernel; if it may have been cold, a warm run follows before the kernel loses.
     first = ClockSample(c.first_s, 0.0 if c.first_quiet else c.first_s)
     if c.first_s > LONG_S:
         if first.quiet and not drop_factor * best < c.first_s < _COLD * best:
             return first
-        runs = [spell(c.run, clock)]
+        runs = [time_calls_together(c.run, clock)]
     else:
-        runs = [spell(c.run, clock) for _ in range(3)]
+        runs = [time_calls_together(c.run, clock) for _ in range(3)]
     while not any(r.quiet for r in runs) and len(runs) < _LOOKS and patience.lasts():
         clock.rest(REST_S)
-        runs.append(spell(c.run, clock))
+        runs.append(time_calls_together(c.run, clock))
     patience.pause()
     return min((r for r in runs if r.quiet), key=_wall, default=min(runs, key=_wall))
 
 
-def _final(
-    ahead: Sequence[Contender], known_s: Sequence[float], budget_s: float, clock: Clock, patience: Patience
+def _time_finalists(
+    ahead: Sequence[Contender], known_s: Sequence[float], budget_s: float, clock: Clock, patience: ExtraTime
 ) -> dict[str, Timing]:
     """Time the contenders in turn for as many rounds as the budget allows, and for more after disturbances."""
     series = {}
     for c, seconds in zip(ahead, known_s, strict=True):
-        series[c.name] = Series(c.run, clock, calls_of(seconds, 2 * WINDOW_S))
+        series[c.name] = Series(c.run, clock, calls_per_window(seconds, 2 * WINDOW_S))
     turns_s = sum(max(2 * WINDOW_S, s) + (s if s < WINDOW_S else 0.0) for s in known_s)
     clock.attend()
     for _ in range(max(_ROUNDS, min(_MOST_ROUNDS, int(budget_s / turns_s)))):
         for s, seconds in zip(series.values(), known_s, strict=True):
-            _turn(s, seconds)
+            _take_window(s, seconds)
     while not all(s.settled() for s in series.values()) and patience.lasts():
         if not all(s.windows[-1].quiet for s in series.values()):
             clock.rest(REST_S)
         for s, seconds in zip(series.values(), known_s, strict=True):
-            _turn(s, seconds)
+            _take_window(s, seconds)
     patience.pause()
     return {name: s.timing() for name, s in series.items()}
 
 
-def _turn(series: Series, seconds: float) -> None:
+def _take_window(series: Series, seconds: float) -> None:
     """Take a window; if the kernel is short, first run it once to refill caches after the other kernels."""
     if seconds < WINDOW_S:
         series.run()
     series.take()
 
 
-def _surely_slower(out: dict[str, Timing], drop_factor: float) -> dict[str, Timing]:
+def _drop_surely_slower(out: dict[str, Timing], drop_factor: float) -> dict[str, Timing]:
     """Drop doubtful candidates that would lose even without their lost time."""
     best = min((t.median_s for t in out.values() if t.complete and not t.doubt), default=float("inf"))
     lost = {n: t for n, t in out.items() if t.doubt and t.least_s > drop_factor * best}
     return out | {n: replace(t, complete=False, doubt="") for n, t in lost.items()}
 
 
-def _explained(out: dict[str, Timing], threads: dict[str, int], found: Disturbance, noise: float) -> dict[str, Timing]:
+def _explain_doubts(
+    out: dict[str, Timing], threads: dict[str, int], found: Disturbance, noise: float
+) -> dict[str, Timing]:
     """Add the cause to every doubtful time; also mark times slowed down by shared cores as doubtful."""
     # noise is the average relative error of undoubted times; with it, times too close to each other get no rank.
     cause = str(found) or "something the system does not count"
@@ -218,7 +235,7 @@ def _explained(out: dict[str, Timing], threads: dict[str, int], found: Disturban
         elif timing.complete and found.stolen > STOLEN and timing.median_s > LONG_S:
             timing = replace(timing, doubt=f"{cause} while it was timed")
         explained[name] = timing
-    if str(found) and not is_told([t.median_s for t in out.values()], noise):
+    if str(found) and not is_ranking_reliable([t.median_s for t in out.values()], noise):
         tied = f"the times are too close to be ranked while {found}"
         explained = {n: t if t.doubt or not t.complete else replace(t, tied=tied) for n, t in explained.items()}
     return explained

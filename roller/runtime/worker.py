@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.channel import ChannelClosed, pack, receive, send, unpack
 from roller.backends.devices import parse
+from roller.backends.message_channel import ChannelClosed, pack, receive, send, unpack
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict
 
@@ -83,7 +83,7 @@ def serve(name: str, source: int, sink: int) -> None:
         send(sink, {**reply, "arrays": descriptions}, data)
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     """End this process when its parent is gone, even while a kernel runs that never ends."""
     parent = os.getppid()
 
@@ -102,7 +102,7 @@ def main() -> None:
     # A kernel's printf must not corrupt a message.
     source, sink = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    _leave_with_parent()
+    _exit_with_parent()
     serve(sys.argv[1], source, sink)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roller.insight.trace.providers import names_of
+from roller.insight.trace.providers import provider_aliases
 
 _BYTE_ORDER_MARK = "\ufeff"
 _PROVIDER, _PARAMETER = "input_provider", "batch_size"
@@ -58,22 +58,22 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
     if source.startswith(_BYTE_ORDER_MARK):  # ast.parse accepts a byte order mark in bytes only
         found = find_batch_literal(source[1:])
         if isinstance(found, BatchLiteral):
-            return _moved_by_one(found)
-        return replace(found, candidates=tuple(map(_moved_by_one, found.candidates)))
+            return _shift_by_one(found)
+        return replace(found, candidates=tuple(map(_shift_by_one, found.candidates)))
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
         return NoBatchLiteral(line, f"expected Python, got {getattr(error, 'msg', None) or 'what cannot be parsed'}.")
-    names = names_of(_PROVIDER)
+    names = provider_aliases(_PROVIDER)
     functions = [n for n in body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.name in names]
-    constants = dict(_whole_numbers(body, source))
+    constants = dict(_integer_constants(body, source))
     if not functions:
         return NoBatchLiteral(
             1, f"expected a function {_PROVIDER} with a default of {_PARAMETER}, got none.", tuple(constants.values())
         )
     given = functions[-1]
-    default = dict(_defaults(given.args)).get(_PARAMETER)
+    default = dict(_parameter_defaults(given.args)).get(_PARAMETER)
     if default is None:
         return NoBatchLiteral(
             given.lineno, f"{given.name}: expected a default of {_PARAMETER}, got none. Write {_PARAMETER}=16."
@@ -111,11 +111,11 @@ def _literal_data(literal: BatchLiteral, source: str) -> dict[str, Any]:
     return {"value": literal.value, "line": literal.line, "span": span, "name": literal.name}
 
 
-def _moved_by_one(literal: BatchLiteral) -> BatchLiteral:
+def _shift_by_one(literal: BatchLiteral) -> BatchLiteral:
     return replace(literal, start=literal.start + 1, end=literal.end + 1)
 
 
-def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
+def _parameter_defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
     plain = [*arguments.posonlyargs, *arguments.args]
     last = plain[len(plain) - len(arguments.defaults) :]
     yield from ((a.arg, value) for a, value in zip(last, arguments.defaults, strict=True))
@@ -126,7 +126,7 @@ def _is_whole(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def _whole_numbers(body: list[ast.stmt], source: str) -> Iterator[tuple[str, BatchLiteral]]:
+def _integer_constants(body: list[ast.stmt], source: str) -> Iterator[tuple[str, BatchLiteral]]:
     """Yield the module's integer constants that are assigned once."""
     found: dict[str, list[ast.expr]] = {}
     for node in body:
@@ -142,18 +142,18 @@ def _whole_numbers(body: list[ast.stmt], source: str) -> Iterator[tuple[str, Bat
 
 def _literal(node: ast.Constant, source: str, name: str = "") -> BatchLiteral:
     assert node.end_lineno is not None and node.end_col_offset is not None and isinstance(node.value, int)
-    start = _characters(source, node.lineno, node.col_offset)
-    end = _characters(source, node.end_lineno, node.end_col_offset)
+    start = _character_offset(source, node.lineno, node.col_offset)
+    end = _character_offset(source, node.end_lineno, node.end_col_offset)
     return BatchLiteral(start, end, node.lineno, node.value, name)
 
 
-def _characters(source: str, line: int, column: int) -> int:
+def _character_offset(source: str, line: int, column: int) -> int:
     """Return the character offset of an ``ast`` position, whose column counts UTF-8 bytes."""
-    lines = _lines_of_ast(source)
+    lines = _split_lines_as_parser(source)
     return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
 
 
-def _lines_of_ast(source: str) -> list[str]:
+def _split_lines_as_parser(source: str) -> list[str]:
     """Split into lines with their line endings, as the parser counts lines: form feeds do not end a line."""
     lines, begin, at = [], 0, 0
     while at < len(source):

@@ -11,12 +11,12 @@ from roller.insight.whatif.whatifs import WHATIFS
 _ONE = re.compile(r"(\w+)\((.*)\)")
 
 
-def options_of_change(change: str) -> list[str]:
+def what_if_options_of_hint(change: str) -> list[str]:
     """Return a hint's change as options of ``roller whatif --do``; ``[]`` if no options express it exactly.
 
     Examples
     --------
-    >>> options_of_change("AMP() + ZeroTime(phase=optimizer)")
+    >>> what_if_options_of_hint("AMP() + ZeroTime(phase=optimizer)")
     ['amp', 'zero-time:phase=optimizer']
     """
     names = {kind.__name__: name for name, kind in WHATIFS.items()}

@@ -9,14 +9,14 @@ from typing import Any
 _PART_VALUES = 2000
 
 
-def in_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def split_message(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the long lists of a message in parts, and finally the message with empty lists in their places.
 
     Examples
     --------
-    >>> [*in_parts({"id": 1})]
+    >>> [*split_message({"id": 1})]
     [{'id': 1, 'parts': 0}]
-    >>> first, last = in_parts({"data": {"rows": [0] * 2001}})
+    >>> first, last = split_message({"data": {"rows": [0] * 2001}})
     >>> first["part"], first["path"], len(first["rows"]), last
     (0, ['data', 'rows'], 2001, {'data': {'rows': []}, 'parts': 1})
     """
@@ -31,7 +31,7 @@ def in_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class Joiner:
-    """Reassemble messages that :func:`in_parts` has split."""
+    """Reassemble messages that :func:`split_message` has split."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Sequence[str], Sequence[Any]]] = []
@@ -65,7 +65,7 @@ class Joiner:
 def _without_long_lists(value: Any, path: list[str], lists: list[tuple[list[str], Sequence[Any]]]) -> Any:
     if isinstance(value, Mapping):
         return {name: _without_long_lists(part, [*path, str(name)], lists) for name, part in value.items()}
-    if isinstance(value, (list, tuple)) and _values_in(value, _PART_VALUES) > _PART_VALUES:
+    if isinstance(value, (list, tuple)) and _count_values(value, _PART_VALUES) > _PART_VALUES:
         lists.append((path, value))
         return []
     return value
@@ -74,7 +74,7 @@ def _without_long_lists(value: Any, path: list[str], lists: list[tuple[list[str]
 def _slices(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
     begin, count = 0, 0
     for number, row in enumerate(rows):
-        count += _values_in(row, _PART_VALUES)
+        count += _count_values(row, _PART_VALUES)
         if count > _PART_VALUES:
             yield rows[begin : number + 1]
             begin, count = number + 1, 0
@@ -82,7 +82,7 @@ def _slices(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
         yield rows[begin:]
 
 
-def _values_in(value: Any, most: int) -> int:
+def _count_values(value: Any, most: int) -> int:
     """Count the numbers and texts in a value; stop counting above ``most``."""
     if isinstance(value, Mapping):
         value = value.values()
@@ -90,7 +90,7 @@ def _values_in(value: Any, most: int) -> int:
         return 1
     count = 1
     for part in value:
-        count += _values_in(part, most - count)
+        count += _count_values(part, most - count)
         if count > most:
             break
     return count

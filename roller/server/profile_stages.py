@@ -10,9 +10,9 @@ from roller.errors import NoCandidateError, RollerError, did_you_mean, shown
 from roller.hardware import DeviceSpec, list_specs, load_spec
 from roller.insight.capture.script_tracer import trace_script
 from roller.insight.forecast import Forecast
+from roller.insight.step_profile.batch_lines_by_node import fit_lines_by_node
 from roller.insight.step_profile.difference import ProfileDifference, difference
 from roller.insight.step_profile.lines import Line
-from roller.insight.step_profile.node_lines import node_lines
 from roller.insight.step_profile.page_intervals import throughput_interval
 from roller.insight.step_profile.profile_json import curve_data, from_data, to_data
 from roller.insight.step_profile.profiling import kind_of_file, profile
@@ -20,17 +20,17 @@ from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.trace.progress import Cancelled
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
-from roller.server.fitting import fit_data
-from roller.server.hint_options import options_of_change
+from roller.server.hint_options import what_if_options_of_hint
+from roller.server.memory_remedies import fit_data
 from roller.server.profile_request import ProfileRequest, StepOptions
 
 #: Maximum number of lines of a difference that are sent; the rest are only counted.
 _MOST_LINES = 200
 
 
-def stages_of(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+def requested_stages(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield each requested stage and the function that computes its data."""
-    asked = _Asked(request, steps)
+    asked = _StageComputer(request, steps)
     makers: Mapping[str, Callable[[], Any]] = {
         "profile": asked.profile_data, "difference": asked.difference_data, "devices": asked.devices_data,
         "curve": asked.curve_data, "fit": asked.fit_data, "hints": asked.hints_data, "whatif": asked.whatif_data,
@@ -38,7 +38,7 @@ def stages_of(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator[tuple[
     yield from ((stage, makers[stage]) for stage in request.wanted if stage in makers)
 
 
-class _Asked:
+class _StageComputer:
     """Compute the stages of one request."""
 
     def __init__(self, request: ProfileRequest, steps: dict[Any, Any]) -> None:
@@ -65,7 +65,7 @@ class _Asked:
         return load_spec(self._request.specs.get(name, name))
 
     def _profile(self) -> StepProfile:
-        key = StepOptions(self._options.devices[:1], *_rest(self._options))
+        key = StepOptions(self._options.devices[:1], *_batch_amp_checkpoint(self._options))
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = profile(self._step(), self._spec(), devices=self._options.devices[0][1])
@@ -84,7 +84,7 @@ class _Asked:
             "intervals": [node.interval_s for node in found.root.walk()],
             "lines": [
                 {
-                    "file": x.file, "line": x.line, "wall_s": x.wall_s, "interval_s": _ends(x),
+                    "file": x.file, "line": x.line, "wall_s": x.wall_s, "interval_s": _line_time_interval(x),
                     "held_bytes": x.total_held_bytes, "registered_bytes": x.registered_bytes,
                     "instances": [
                         {
@@ -102,7 +102,7 @@ class _Asked:
         before = self._request.before
         if before is None:
             return None
-        return data_of_difference(difference(from_data(before), self._profile(), self._request.moved))
+        return difference_json(difference(from_data(before), self._profile(), self._request.moved))
 
     def devices_data(self) -> list[dict[str, Any]]:
         """Return the forecast of the step on each device, including the profiled one."""
@@ -129,13 +129,13 @@ class _Asked:
     def curve_data(self) -> dict[str, Any]:
         found = self._profile()
         try:
-            return self._data_of_curve(found)
+            return self._curve_json(found)
         except Cancelled:
             raise
         except RollerError as error:  # e.g. a script without a DataLoader; the profile is valid without a curve
             return {"error": str(error)}
 
-    def _data_of_curve(self, found: StepProfile) -> dict[str, Any]:
+    def _curve_json(self, found: StepProfile) -> dict[str, Any]:
         curve = found.batch_curve()
         try:
             diminishing: int | None = curve.diminishing_from()
@@ -149,7 +149,7 @@ class _Asked:
                 for batch in curve.line.batches if batch != found.batch
             }  # fmt: skip
             at = {**others, **({found.batch: found} if found.batch in curve.line.batches else {})}
-            lines = node_lines(found, at)
+            lines = fit_lines_by_node(found, at)
         return {
             "curve": curve_data(curve), "diminishing_from": diminishing, "most_throughput": curve.most_throughput,
             "throughput_at_largest": curve.throughput_at_largest, "node_lines": lines,
@@ -163,7 +163,9 @@ class _Asked:
         found = self._profile()
         if found.make_graph is None:
             return {"error": "hints: expected one device, got several. Choose one."}
-        return {"hints": [{**hint.to_dict(), "options": options_of_change(hint.change)} for hint in found.hints()]}
+        return {
+            "hints": [{**hint.to_dict(), "options": what_if_options_of_hint(hint.change)} for hint in found.hints()]
+        }
 
     def whatif_data(self) -> dict[str, Any] | None:
         """Return the combined effect of the chosen changes."""
@@ -177,7 +179,7 @@ class _Asked:
         if found.make_graph is None:
             return {"error": "whatif: expected one device, got several. Choose one."}
         changes = [parse_what_if_option(text) for text in self._options.changes]
-        check_devices_of(changes)
+        check_what_if_devices(changes)
         graph = found.make_graph()
         answer, memory = what_if(graph, *changes), memory_effect(graph, changes, found.memory_of)
         return {
@@ -186,7 +188,7 @@ class _Asked:
         }  # fmt: skip
 
 
-def check_devices_of(changes: Sequence[Any]) -> None:
+def check_what_if_devices(changes: Sequence[Any]) -> None:
     """Raise if a what-if names a file as its device, since clients must not read files outside the project."""
     known = list_specs()
     for change in changes:
@@ -196,7 +198,7 @@ def check_devices_of(changes: Sequence[Any]) -> None:
                 raise RollerError(f"whatif: device: expected a name, got {shown(name)}{meant}")
 
 
-def _ends(line: Line) -> tuple[float, float] | None:
+def _line_time_interval(line: Line) -> tuple[float, float] | None:
     """Return the interval of a line's time in seconds; ``None`` if it is unknown."""
     if not line.lower:
         return None
@@ -204,11 +206,11 @@ def _ends(line: Line) -> tuple[float, float] | None:
     return lower, upper
 
 
-def _rest(options: StepOptions) -> tuple[int | None, str, bool]:
+def _batch_amp_checkpoint(options: StepOptions) -> tuple[int | None, str, bool]:
     return options.batch, options.amp, options.checkpoint
 
 
-def data_of_difference(found: ProfileDifference) -> dict[str, Any]:
+def difference_json(found: ProfileDifference) -> dict[str, Any]:
     """Return a difference as JSON-ready data: the sums, and the lines that changed."""
     rows = [x for x in found.lines if x.delta_s or x.delta_bytes or x.made_delta_s or x.made_delta_bytes]
     return {

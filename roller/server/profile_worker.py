@@ -1,6 +1,6 @@
 """Main loop of a forked process: load an entry file, profile its step and answer requests.
 
-Messages have the format of :mod:`roller.backends.channel`, without blobs, and the keys of
+Messages have the format of :mod:`roller.backends.message_channel`, without blobs, and the keys of
 :mod:`roller.server.profile_request`. A process serves one state of the project's files and is killed when they change.
 A newer request ends an older one at the latter's next operator.
 """
@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from roller.backends.channel import ChannelClosed, receive, send
+from roller.backends.message_channel import ChannelClosed, receive, send
 from roller.errors import RollerError, bounded, printable
 from roller.insight.trace.progress import Cancelled, listening
 from roller.insight.trace.providers import ProviderErrors
-from roller.server.message_parts import Joiner, in_parts
+from roller.server.message_parts import Joiner, split_message
 from roller.server.profile_request import ProfileRequest
 
 #: Descriptor of standard error, even if the project replaces ``sys.stderr``.
@@ -40,48 +40,48 @@ def serve(conversation: int) -> None:
         while True:
             data = joiner.take(receive(conversation)[0])
             if data is not None:
-                _answer(ProfileRequest.from_data(data), conversation, own, steps)
+                _answer_request(ProfileRequest.from_data(data), conversation, own, steps)
 
 
-def _answer(request: ProfileRequest, conversation: int, own: int, steps: dict[Any, Any]) -> None:
+def _answer_request(request: ProfileRequest, conversation: int, own: int, steps: dict[Any, Any]) -> None:
     def tell(stage: str, **values: Any) -> None:
         if os.getpid() != own:
             os._exit(0)  # a child that the project forked and that left it by an exception
-        for part in in_parts({"id": request.id, "stage": stage, **values}):
+        for part in split_message({"id": request.id, "stage": stage, **values}):
             send(conversation, part)
 
-    def is_over() -> bool:
+    def has_newer_request() -> bool:
         return bool(select.select([conversation], [], [], 0)[0])
 
     stage = "profile"
     try:
-        with listening(_progress(tell), is_cancelled=is_over):
-            from roller.server.profile_stages import stages_of
+        with listening(_progress(tell), is_cancelled=has_newer_request):
+            from roller.server.profile_stages import requested_stages
 
-            for stage, make in stages_of(request, steps):
-                if is_over():
+            for stage, make in requested_stages(request, steps):
+                if has_newer_request():
                     break
                 data = make()
-                tell(stage, data=data, **({"files": _files(request)} if stage == "profile" else {}))
-        tell("done", files=_files(request))
+                tell(stage, data=data, **({"files": _loaded_project_files(request)} if stage == "profile" else {}))
+        tell("done", files=_loaded_project_files(request))
     except Cancelled:
         tell("cancelled")
     except RollerError as error:
         problems = error.rows() if isinstance(error, ProviderErrors) else []
-        tell("error", at=stage, text=str(error), problems=problems, files=_files(request))
+        tell("error", at=stage, text=str(error), problems=problems, files=_loaded_project_files(request))
     except ChannelClosed:
         raise
     except BaseException as error:  # noqa: BLE001 - the project's code may raise anything; the server reports it
-        tell("error", at=stage, text=_text_of(error, request), problems=[], files=_files(request))
+        tell("error", at=stage, text=_error_text(error, request), problems=[], files=_loaded_project_files(request))
 
 
 def _progress(tell: Callable[..., None]) -> Callable[[str, int, int], None]:
-    from roller.insight.project_worker import every_so_often
+    from roller.insight.project_worker import rate_limited_listener
 
-    return every_so_often(lambda stage, done, total: tell("progress", what=stage, done=done, total=total))
+    return rate_limited_listener(lambda stage, done, total: tell("progress", what=stage, done=done, total=total))
 
 
-def _text_of(error: BaseException, request: ProfileRequest) -> str:
+def _error_text(error: BaseException, request: ProfileRequest) -> str:
     said = bounded(printable("".join(traceback.format_exception_only(error)).strip())).splitlines()
     name = Path(request.entry).name
     return (
@@ -89,11 +89,11 @@ def _text_of(error: BaseException, request: ProfileRequest) -> str:
     )
 
 
-def _files(request: ProfileRequest) -> list[str]:
+def _loaded_project_files(request: ProfileRequest) -> list[str]:
     """Return the entry file and the loaded Python files of the project."""
     folder = Path(request.folder).resolve()
     found = {str(Path(request.entry).resolve())}
-    for file in _loaded():
+    for file in _loaded_module_files():
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             path = Path(file).resolve()
             if path.suffix == ".py" and path.is_relative_to(folder) and "site-packages" not in path.parts:
@@ -101,7 +101,7 @@ def _files(request: ProfileRequest) -> list[str]:
     return sorted(found)
 
 
-def _loaded() -> Iterator[str]:
+def _loaded_module_files() -> Iterator[str]:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str):

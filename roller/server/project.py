@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import read_file, whole_file
+from roller.core.files import read_file, write_atomically
 from roller.errors import RollerError, shown
-from roller.insight.trace.project_folder import project_of
+from roller.insight.trace.project_folder import find_project_folder
 
 #: Largest source file, in bytes.
 _LARGEST = 4 << 20
@@ -41,7 +41,7 @@ class Project:
         if not whole.is_file() or whole.suffix != ".py":
             raise ProjectError(f"{entry}: expected a Python file, got none. Name the file with the training step.")
         self.entry = whole
-        self.folder = project_of(whole.parent)
+        self.folder = find_project_folder(whole.parent)
         self.entry_name = whole.relative_to(self.folder).as_posix()
 
     def path_of(self, name: str) -> Path:
@@ -84,36 +84,36 @@ class Project:
             data = read_file(path)
         except OSError as error:
             raise ProjectError(f"{name}: expected a file that can be read, got {shown(error.strerror)}.") from error
-        return SourceFile(name, _decoded(data, name), digest_of(data))
+        return SourceFile(name, _decode_source(data, name), digest_of_bytes(data))
 
     def write(self, name: str, text: str, base: str) -> SourceFile:
         """Write a file of the project atomically; ``base`` is the digest of the text that was edited."""
         path = self.path_of(name)
         if self.read(name).digest != base:
             raise ProjectError(f"{name}: expected the file as it was read, got a newer one. Read it again, then save.")
-        data = _encoded(text, name)
+        data = _encode_source(text, name)
         try:
             mode = path.stat().st_mode & 0o7777
             if not mode & 0o222 or not os.access(path, os.W_OK):
                 raise ProjectError(f"{name}: expected a file that may be written, got one that may only be read.")
-            with whole_file(path) as file:
+            with write_atomically(path) as file:
                 os.fchmod(file.fileno(), mode)
                 file.write(data)
         except OSError as error:
             raise ProjectError(f"{name}: expected a file that can be written, got {shown(error.strerror)}.") from error
-        return SourceFile(name, text, digest_of(data))
+        return SourceFile(name, text, digest_of_bytes(data))
 
 
-def _encoding_of(data: bytes) -> str:
+def _declared_encoding(data: bytes) -> str:
     """Return the encoding that a source declares (PEP 263); a byte order mark is left in the text."""
     found, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return "utf-8" if found == "utf-8-sig" else found
 
 
-def _decoded(data: bytes, name: str) -> str:
+def _decode_source(data: bytes, name: str) -> str:
     encoding = "UTF-8"
     try:
-        encoding = _encoding_of(data)
+        encoding = _declared_encoding(data)
         text = data.decode(encoding)
         is_same = text.encode(encoding) == data
     except (SyntaxError, LookupError, ValueError):
@@ -123,10 +123,10 @@ def _decoded(data: bytes, name: str) -> str:
     return text
 
 
-def _encoded(text: str, name: str) -> bytes:
+def _encode_source(text: str, name: str) -> bytes:
     encoding = "UTF-8"
     try:
-        encoding = _encoding_of(text.encode(errors="replace"))
+        encoding = _declared_encoding(text.encode(errors="replace"))
         return text.encode(encoding)
     except UnicodeEncodeError as error:
         what = "half a character" if encoding.upper() == "UTF-8" else shown(text[error.start])
@@ -137,12 +137,12 @@ def _encoded(text: str, name: str) -> bytes:
         raise ProjectError(f"{name}: expected an encoding that Python knows, got another. Use UTF-8.") from None
 
 
-def digest_of(data: bytes) -> str:
+def digest_of_bytes(data: bytes) -> str:
     """Return the digest of a file's bytes."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def state_of(path: str | Path) -> tuple[int, int, int]:
+def file_state(path: str | Path) -> tuple[int, int, int]:
     """Return the modification time, size and inode of a file, for detecting changes."""
     try:
         found = os.stat(path)

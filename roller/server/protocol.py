@@ -47,7 +47,7 @@ def parse_message(data: str | bytes) -> dict[str, Any]:
     return {"type": kind, **{name: found[name] for name in keys}, "id": number}
 
 
-def options_of(data: Mapping[str, Any], devices: Collection[str]) -> StepOptions:
+def options_of_message(data: Mapping[str, Any], devices: Collection[str]) -> StepOptions:
     """Return the options in a message whose form has been checked; raise an error for unknown devices."""
     for name, _ in data["devices"]:
         if name not in devices:

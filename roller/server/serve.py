@@ -14,11 +14,11 @@ import uvicorn
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.rate_card import RateCard
+from roller.server.page_server import PageServer
 from roller.server.profile_request import StepOptions
 from roller.server.project import Project
 from roller.server.protocol import LARGEST_MESSAGE
 from roller.server.session import PATIENCE_S, Session
-from roller.server.web import PageServer
 from roller.server.worker_process import WorkerProcesses
 
 #: Loopback addresses.
@@ -33,14 +33,14 @@ def serve(
     """Serve the page of an entry file until the process is interrupted."""
     project = Project(entry)
     listening = listen_on(host, port)
-    hosts = hosts_of(host, *listening.getsockname()[:2])
+    hosts = allowed_hosts(host, *listening.getsockname()[:2])
 
     async def run() -> None:
         processes = WorkerProcesses()
         session = Session(
             project, processes, options, arguments=arguments, is_live=is_live, patience_s=patience_s, specs=specs
         )
-        page = PageServer(session, hosts, [facts_of(spec) for spec in devices], prices)
+        page = PageServer(session, hosts, [device_facts(spec) for spec in devices], prices)
         config = uvicorn.Config(
             page.app, log_level="warning", access_log=False, ws="websockets-sansio", ws_max_size=LARGEST_MESSAGE,
             server_header=False, timeout_graceful_shutdown=1,
@@ -54,14 +54,14 @@ def serve(
     asyncio.run(run())
 
 
-def hosts_of(host: str, address: str, port: int) -> tuple[str, ...]:
+def allowed_hosts(host: str, address: str, port: int) -> tuple[str, ...]:
     """Return the host headers that a browser may send for the page; the first one is printed.
 
     Examples
     --------
-    >>> hosts_of("MyHost", "10.0.0.2", 8000)
+    >>> allowed_hosts("MyHost", "10.0.0.2", 8000)
     ('myhost:8000', '10.0.0.2:8000')
-    >>> hosts_of("::1", "::1", 80)
+    >>> allowed_hosts("::1", "::1", 80)
     ('[::1]:80', '127.0.0.1:80', 'localhost:80', '[::1]', '127.0.0.1', 'localhost')
     """
     if ipaddress.ip_address(address).is_unspecified:
@@ -83,11 +83,11 @@ def is_local(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def facts_of(spec: DeviceSpec) -> dict[str, Any]:
+def device_facts(spec: DeviceSpec) -> dict[str, Any]:
     """Return the name, description and capacity of a device for the page."""
-    from roller.insight.memory.largest_batch import capacity_of
+    from roller.insight.memory.largest_batch import device_capacity_bytes
 
-    return {"name": spec.name, "description": spec.description, "capacity_bytes": capacity_of(spec)}
+    return {"name": spec.name, "description": spec.description, "capacity_bytes": device_capacity_bytes(spec)}
 
 
 def listen_on(host: str, port: int) -> socket.socket:

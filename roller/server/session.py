@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from roller.errors import RollerError, bounded, printable, shown
-from roller.server.earlier_profiles import Against, EarlierProfile, EarlierProfiles
+from roller.server.baseline_profiles import Against, BaselineProfiles, ProfileSnapshot
 from roller.server.entry_batch import EntryBatch
-from roller.server.places import last_place, places_in
+from roller.server.interruption_counter import InterruptionCounter
 from roller.server.profile_request import STAGES, ProfileRequest, StepOptions
 from roller.server.project import Project, SourceFile
-from roller.server.restlessness import Restlessness
-from roller.server.time_limit import within
+from roller.server.source_locations import first_project_line_in, innermost_project_line
+from roller.server.time_limit import await_with_limit
 from roller.server.watched_files import WatchedFiles
 from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
@@ -98,8 +98,8 @@ class Session:
         self._worker_revision = -1
         self._count = 0
         self._files, self._batch, self._specs = WatchedFiles(project), EntryBatch(project), dict(specs or {})
-        self._earlier = EarlierProfiles(project, processes, patience_s, self._arguments, self._specs)
-        self._restlessness = Restlessness()
+        self._earlier = BaselineProfiles(project, processes, patience_s, self._arguments, self._specs)
+        self._restlessness = InterruptionCounter()
 
     # Listeners
 
@@ -130,7 +130,7 @@ class Session:
         for listener in tuple(self._listeners.values()):
             listener(dict(message))
 
-    def _tell_state(self) -> None:
+    def _send_state(self) -> None:
         self._tell({"type": "state", **self._head(), "error": self.state.error})
 
     # Requests
@@ -158,12 +158,12 @@ class Session:
         if is_live and self.state.status == "stale":
             self.profile()
         else:
-            self._tell_state()
+            self._send_state()
 
     def set_options(self, options: StepOptions) -> None:
         """Set the options and recompute the stages that depend on changed options."""
         if options == self.options:
-            self._tell_state()
+            self._send_state()
             return
         before, self.options = self.options, options
         wanted: Sequence[str] = STAGES
@@ -194,7 +194,7 @@ class Session:
             if self._running is not None:
                 busy_s = time.monotonic()
             await asyncio.sleep(_POLL_S if time.monotonic() - busy_s < _REST_AFTER_S else _REST_POLL_S)
-            if await self._files.seem_changed():
+            if await self._files.probably_changed():
                 self.look()
 
     def look(self) -> None:
@@ -209,7 +209,7 @@ class Session:
             self._stop_running()
             self._drop_worker()
             self.state.status, self.state.progress = "stale", None
-            self._tell_state()
+            self._send_state()
 
     # Profiles
 
@@ -230,7 +230,7 @@ class Session:
             wanted = STAGES
         self._stop_running()
         self.state.status, self.state.error, self.state.progress = "running", None, None
-        self._tell_state()
+        self._send_state()
         self._running = self._spawn(self._run(wanted, tuple(self._unfinished)))
         self._unfinished.add(self._running)
         self._running.add_done_callback(self._unfinished.discard)
@@ -242,7 +242,7 @@ class Session:
         try:
             if self._restlessness.must_wait:
                 await self._restlessness.rest(self.project.entry_name, self._drop_worker)
-            worker = await self._worker_of(revision)
+            worker = await self._worker_for_revision(revision)
             await self._follow(worker, wanted, revision)
         except asyncio.CancelledError:
             raise
@@ -261,13 +261,13 @@ class Session:
 
     def _fail(self, text: str, problems: Sequence[Mapping[str, Any]] = ()) -> None:
         text, output = bounded(printable(text)), list(self._worker.output) if self._worker is not None else []
-        found = [dict(problem) for problem in problems] or places_in(text, self.project)
+        found = [dict(problem) for problem in problems] or first_project_line_in(text, self.project)
         self.state.status, self.state.progress = "failed", None
         self.state.error = self.project.relative({"text": text, "problems": found, "output": output})
         self._drop_worker()
-        self._tell_state()
+        self._send_state()
 
-    async def _worker_of(self, revision: int) -> Worker:
+    async def _worker_for_revision(self, revision: int) -> Worker:
         """Return the process that has loaded this revision of the files; fork a new one if there is none."""
         if self._worker is not None and self._worker_revision == revision:
             return self._worker
@@ -297,10 +297,10 @@ class Session:
                 if not await self._ask(worker, ["difference"], before, moved, texts, revision):
                     return
         self.state.status, self.state.progress = "ready", None
-        self._tell_state()
+        self._send_state()
 
     async def _ask(
-        self, worker: Worker, wanted: Sequence[str], before: EarlierProfile | None, moved: Mapping[str, str],
+        self, worker: Worker, wanted: Sequence[str], before: ProfileSnapshot | None, moved: Mapping[str, str],
         texts: Mapping[str, str], revision: int,
     ) -> bool:  # fmt: skip
         """Request stages and process the answers; return whether all arrived."""
@@ -312,9 +312,9 @@ class Session:
         await worker.send(request.to_data())
         while True:
             try:
-                answer = await within(self._patience_s, worker.receive(self.project.relative))
+                answer = await await_with_limit(self._patience_s, worker.receive(self.project.relative))
             except asyncio.TimeoutError:
-                where = last_place(await worker.where_it_is(), self.project)
+                where = innermost_project_line(await worker.stack_lines(), self.project)
                 name = self.project.entry_name
                 self._fail(
                     f"{where or name}: expected progress within {self._patience_s:g} s, got none. "

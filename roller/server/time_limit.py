@@ -9,7 +9,7 @@ from typing import TypeVar
 _Result = TypeVar("_Result")
 
 
-async def within(seconds: float, work: Awaitable[_Result]) -> _Result:
+async def await_with_limit(seconds: float, work: Awaitable[_Result]) -> _Result:
     """Return the result of an awaitable; cancel it after a time limit."""
     # asyncio.wait_for of Python 3.10 and 3.11 swallows the caller's cancellation if the work ends in the same turn of
     # the event loop: a replaced profile would continue, and a closed connection would never end.

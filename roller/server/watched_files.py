@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from roller.server.project import Project, ProjectError, state_of
+from roller.server.project import Project, ProjectError, file_state
 
 _State = tuple[int, int, int]
 _T = TypeVar("_T")
@@ -22,46 +22,46 @@ class WatchedFiles:
 
     def __init__(self, project: Project) -> None:
         self._project = project
-        self._states: dict[str, _State] = {str(project.entry): state_of(project.entry)}
+        self._states: dict[str, _State] = {str(project.entry): file_state(project.entry)}
         #: Path -> project-relative name of every loaded file; ``None`` outside the project.
         self._names: dict[str, str | None] = {str(project.entry): project.entry_name}
 
     def changed(self) -> bool:
         """Return whether files have changed since the last call."""
-        now = {path: state_of(path) for path in self._states}
+        now = {path: file_state(path) for path in self._states}
         is_changed, self._states = now != self._states, now
         return is_changed
 
-    async def seem_changed(self) -> bool:
+    async def probably_changed(self) -> bool:
         """Return whether :meth:`changed` would return true; check large numbers of files in another thread."""
         states = self._states
         if len(states) < _MANY:
-            return _differ(states)
-        return await asyncio.get_running_loop().run_in_executor(None, _differ, dict(states))
+            return _any_file_changed(states)
+        return await asyncio.get_running_loop().run_in_executor(None, _any_file_changed, dict(states))
 
     async def add(self, files: Sequence[str], since_ns: int) -> None:
         """Watch files that a profile has loaded; a file modified after ``since_ns`` counts as changed."""
         new = [path for path in files if isinstance(path, str) and path not in self._names]
         if not new:
             return
-        names = await _beside_the_loop(len(new), lambda: {path: self._project.name_of(path) for path in new})
+        names = await _run_off_loop_if_many(len(new), lambda: {path: self._project.name_of(path) for path in new})
         for path, name in names.items():
             self._names[path] = name
             if name is not None:
-                state = state_of(path)
+                state = file_state(path)
                 self._states[path] = state if state[0] < since_ns else _CHANGED
 
     async def texts(self) -> dict[str, str]:
         """Return the texts of the files by name."""
         names = [name for name in self._names.values() if name is not None]
-        return await _beside_the_loop(len(names), lambda: _texts_of(self._project, names))
+        return await _run_off_loop_if_many(len(names), lambda: _read_texts(self._project, names))
 
 
-def _differ(states: dict[str, _State]) -> bool:
-    return any(state_of(path) != state for path, state in states.items())
+def _any_file_changed(states: dict[str, _State]) -> bool:
+    return any(file_state(path) != state for path, state in states.items())
 
 
-def _texts_of(project: Project, names: Sequence[str]) -> dict[str, str]:
+def _read_texts(project: Project, names: Sequence[str]) -> dict[str, str]:
     found = {}
     for name in names:
         with contextlib.suppress(ProjectError):
@@ -69,7 +69,7 @@ def _texts_of(project: Project, names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-async def _beside_the_loop(count: int, work: Callable[[], _T]) -> _T:
+async def _run_off_loop_if_many(count: int, work: Callable[[], _T]) -> _T:
     if count < _MANY:
         return work()
     return await asyncio.get_running_loop().run_in_executor(None, work)

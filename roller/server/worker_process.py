@@ -16,8 +16,8 @@ from typing import Any
 
 from roller.core.package_folders import environment_with_package
 from roller.errors import RollerError
-from roller.server.message_parts import Joiner, in_parts
-from roller.server.time_limit import within
+from roller.server.message_parts import Joiner, split_message
+from roller.server.time_limit import await_with_limit
 
 _HEAD = struct.Struct("<Q")
 #: Largest answer in bytes; a larger size means a damaged stream.
@@ -58,13 +58,13 @@ class Worker:
     async def send(self, request: dict[str, Any]) -> None:
         """Send a request in parts."""
         try:
-            for part in in_parts(request):
+            for part in split_message(request):
                 text = json.dumps({**part, "blobs": []}).encode()
                 self._writer.write(_HEAD.pack(len(text)) + text)
                 await self._writer.drain()
                 await asyncio.sleep(0)  # the loop does other work meanwhile
         except (ConnectionError, OSError):
-            raise WorkerEnded(await self.how_it_ended()) from None
+            raise WorkerEnded(await self.describe_end()) from None
 
     async def receive(self, change: Callable[[Any], Any] | None = None) -> dict[str, Any]:
         """Return the next answer; apply ``change`` to its data."""
@@ -84,7 +84,7 @@ class Worker:
                 raise ValueError("no answer")
             return answer
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
-            raise WorkerEnded(await self.how_it_ended()) from None
+            raise WorkerEnded(await self.describe_end()) from None
         except (ValueError, KeyError, TypeError, RecursionError):
             raise WorkerEnded("what is no answer") from None
 
@@ -99,19 +99,19 @@ class Worker:
         self._size = None
         return data
 
-    async def how_it_ended(self) -> str:
+    async def describe_end(self) -> str:
         """Describe how the process ended, with the last line that it printed."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await within(_ANSWER_S, asyncio.shield(self._draining))
+            await await_with_limit(_ANSWER_S, asyncio.shield(self._draining))
         try:
-            code = await within(_ANSWER_S, asyncio.shield(self._status))
+            code = await await_with_limit(_ANSWER_S, asyncio.shield(self._status))
             how = f"its end by signal {-code}" if code < 0 else f"its end with status {code}"
         except asyncio.TimeoutError:
             how = "its end"
         last = next((line for line in reversed(self._lines) if line.strip()), "")
         return how + (f" after it said: {last.strip()[:200]}" if last else "")
 
-    async def where_it_is(self) -> tuple[str, ...]:
+    async def stack_lines(self) -> tuple[str, ...]:
         """Return the process's Python stack, innermost line first, as printed by its fault handler."""
         before = len(self._lines)
         with contextlib.suppress(OSError):
@@ -161,14 +161,14 @@ class WorkerProcesses:
 
     async def fork(self) -> Worker:
         """Fork a new process."""
-        forking = asyncio.ensure_future(self._fork_in_turn())
+        forking = asyncio.ensure_future(self._fork_under_lock())
         try:
             return await asyncio.shield(forking)
         except asyncio.CancelledError:
             forking.add_done_callback(self._discard)  # the caller no longer waits for it
             raise
 
-    async def _fork_in_turn(self) -> Worker:
+    async def _fork_under_lock(self) -> Worker:
         async with self._lock:
             await self._start()
             assert self._socket is not None and self._ready is not None
@@ -191,7 +191,7 @@ class WorkerProcesses:
             if self._socket is not None:
                 with contextlib.suppress(OSError, asyncio.TimeoutError):
                     self._socket.sendall(json.dumps({"kill": worker.pid}).encode() + b"\n")
-                    await within(10.0, asyncio.shield(worker._status))
+                    await await_with_limit(10.0, asyncio.shield(worker._status))
         finally:
             await worker.close()
 
@@ -211,7 +211,7 @@ class WorkerProcesses:
             await asyncio.wait(self._killing)
         if process is not None:
             try:
-                await within(5.0, process.wait())
+                await await_with_limit(5.0, process.wait())
             except asyncio.TimeoutError:
                 process.kill()
                 await process.wait()
@@ -254,9 +254,9 @@ class WorkerProcesses:
                     for line in lines:
                         self._take(json.loads(line), ready)
         finally:
-            self._tell_the_end(ready)
+            self._fail_pending_requests(ready)
 
-    def _tell_the_end(self, ready: asyncio.Future[None]) -> None:
+    def _fail_pending_requests(self, ready: asyncio.Future[None]) -> None:
         """Fail all pending requests, since the fork server has exited."""
         gone = RollerError("serve: expected the process that forks, got its end. Try again.")
         if not ready.done():

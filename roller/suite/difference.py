@@ -18,7 +18,7 @@ from roller.suite.mean_interval import (
     ratio_interval,
     student_quantile,
 )
-from roller.suite.run_file import SuiteRun, flat, keys_of
+from roller.suite.run_file import SuiteRun, flatten_mapping, row_keys
 
 #: Probability that any row of two equal runs is called slower; the same for faster.
 ALPHA = 0.01
@@ -103,29 +103,29 @@ def difference(before: SuiteRun, after: SuiteRun, *, alpha: float = ALPHA) -> Ru
     alpha
         Probability that at least one unchanged row is reported as slower (Bonferroni bound).
     """
-    old, new = (dict(zip(keys_of(run.rows), run.rows, strict=True)) for run in (before, after))
+    old, new = (dict(zip(row_keys(run.rows), run.rows, strict=True)) for run in (before, after))
     both = [key for key in old if key in new]
-    comparer = _Comparer([(old[key], new[key]) for key in both], alpha)
+    comparer = _RowComparer([(old[key], new[key]) for key in both], alpha)
     rows = tuple(comparer.compared(key, old[key], new[key]) for key in both)
     return RunDifference(
         rows, tuple(key for key in old if key not in new), tuple(key for key in new if key not in old),
-        _environments(before, after), comparer.notes,
+        _environment_differences(before, after), comparer.notes,
     )  # fmt: skip
 
 
-def _environments(before: SuiteRun, after: SuiteRun) -> dict[str, tuple[Any, Any]]:
-    old, new = (flat({n: v for n, v in run.head.items() if n != "date"}) for run in (before, after))
+def _environment_differences(before: SuiteRun, after: SuiteRun) -> dict[str, tuple[Any, Any]]:
+    old, new = (flatten_mapping({n: v for n, v in run.head.items() if n != "date"}) for run in (before, after))
     return {n: (old.get(n), new.get(n)) for n in dict.fromkeys((*old, *new)) if old.get(n) != new.get(n)}
 
 
-class _Comparer:
+class _RowComparer:
     def __init__(self, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], alpha: float) -> None:
-        self._pairs = [pair for pair in pairs if not _pair_refusal(*pair)]
+        self._pairs = [pair for pair in pairs if not _reason_not_comparable(*pair)]
         measured = [pair for pair in self._pairs if all(row["kind"] == "measured" for row in pair)]
         # alpha on either side of the interval
         self._confidence = 1 - 2 * alpha / max(1, len(measured))
-        timed = [pair for pair in measured if not _in_turns(*pair)]
-        groups = [_process_means(row) for pair in timed for row in pair]
+        timed = [pair for pair in measured if not _measured_in_turns(*pair)]
+        groups = [_log_process_means(row) for pair in timed for row in pair]
         self._degrees = sum(len(group) - 1 for group in groups)
         squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1)
         self._pooled = squares / self._degrees if self._degrees else 0.0
@@ -137,21 +137,21 @@ class _Comparer:
             )
 
     def compared(self, key: Key, old: Mapping[str, Any], new: Mapping[str, Any]) -> RowDifference:
-        reason = _pair_refusal(old, new)
+        reason = _reason_not_comparable(old, new)
         if reason:
             return RowDifference(*key, None, "not compared", reason)
         if old["kind"] == "predicted":
             ratio = new["iteration_s"] / old["iteration_s"]
             found = MeanInterval(ratio, ratio, ratio)
-            return RowDifference(*key, found, _verdict(found, PREDICTED))
-        found = self._ratio(old, new)
-        return RowDifference(*key, found, _verdict(found, 0.0))
+            return RowDifference(*key, found, _verdict_of_ratio(found, PREDICTED))
+        found = self._time_ratio(old, new)
+        return RowDifference(*key, found, _verdict_of_ratio(found, 0.0))
 
-    def _ratio(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> MeanInterval:
-        paired = paired_ratio(_rounds(old, new), self._confidence)
+    def _time_ratio(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> MeanInterval:
+        paired = paired_ratio(_paired_rounds(old, new), self._confidence)
         if paired is not None:
             return paired
-        groups = [_process_means(row) for row in (old, new)]
+        groups = [_log_process_means(row) for row in (old, new)]
         if not self._degrees:
             return ratio_interval(old["samples_s"][0], new["samples_s"][0], self._confidence)
         change = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
@@ -165,32 +165,32 @@ class _Comparer:
         return MeanInterval(math.exp(change), math.exp(change - width), math.exp(change + width))
 
 
-def _process_means(row: Mapping[str, Any]) -> list[float]:
+def _log_process_means(row: Mapping[str, Any]) -> list[float]:
     return [math.log(statistics.fmean(own)) for own in row["samples_s"]]
 
 
-def _in_turns(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _measured_in_turns(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     first, second = (row.get("pair") or {} for row in (old, new))
     if not first or first.get("id") != second.get("id"):
         return False
     return [len(own) for own in first["rounds_s"]] == [len(own) for own in second["rounds_s"]]
 
 
-def _rounds(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[tuple[float, float]]]:
-    if not _in_turns(old, new):
+def _paired_rounds(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[tuple[float, float]]]:
+    if not _measured_in_turns(old, new):
         return []
     groups = zip(old["pair"]["rounds_s"], new["pair"]["rounds_s"], strict=True)
     return [list(zip(*both, strict=True)) for both in groups]
 
 
-def _pair_refusal(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    if not _in_turns(old, new):
-        return _refusal(old) or _refusal(new)
-    least = min((len(rounds) for rounds in _rounds(old, new)), default=0)
+def _reason_not_comparable(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if not _measured_in_turns(old, new):
+        return _reason_row_unusable(old) or _reason_row_unusable(new)
+    least = min((len(rounds) for rounds in _paired_rounds(old, new)), default=0)
     return "" if least >= LEAST_ROUNDS else f"it has {least} undisturbed rounds, and needs {LEAST_ROUNDS}"
 
 
-def _refusal(row: Mapping[str, Any]) -> str:
+def _reason_row_unusable(row: Mapping[str, Any]) -> str:
     if row["kind"] == "predicted":
         return "" if row.get("iteration_s") else "it does not fit"
     return (
@@ -198,13 +198,13 @@ def _refusal(row: Mapping[str, Any]) -> str:
     )
 
 
-def _verdict(ratio: MeanInterval, least: float) -> str:
+def _verdict_of_ratio(ratio: MeanInterval, least: float) -> str:
     if ratio.lower > 1 + least:
         return "slower"
     return "faster" if ratio.upper < 1 - least else "same"
 
 
-def sentences(found: RunDifference) -> Iterator[str]:
+def difference_notes(found: RunDifference) -> Iterator[str]:
     """Yield sentences on environments, missing rows and noise."""
     for name, (old, new) in found.environment.items():
         yield f"{name}: {old} before, {new} after"

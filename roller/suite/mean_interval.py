@@ -33,12 +33,12 @@ class MeanInterval(NamedTuple):
         return (self.upper - self.lower) / 2 / self.mean if self.mean else math.inf
 
 
-def student_share(t: float, degrees: int) -> float:
+def student_probability(t: float, degrees: int) -> float:
     """Return the probability that a Student's t-distributed variable is between ``-t`` and ``t``.
 
     Examples
     --------
-    >>> round(student_share(2.262, 9), 4), round(student_share(12.706, 1), 4)
+    >>> round(student_probability(2.262, 9), 4), round(student_probability(12.706, 1), 4)
     (0.95, 0.95)
     """
     angle = math.atan(t / math.sqrt(degrees))  # the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4
@@ -54,7 +54,7 @@ def student_share(t: float, degrees: int) -> float:
 
 
 def student_quantile(share: float, degrees: int) -> float:
-    """Return the ``t`` with ``student_share(t, degrees) == share``, by bisection.
+    """Return the ``t`` with ``student_probability(t, degrees) == share``, by bisection.
 
     Examples
     --------
@@ -62,11 +62,11 @@ def student_quantile(share: float, degrees: int) -> float:
     [12.706, 2.776, 2.262, 2.042]
     """
     low, high = 0.0, 1.0
-    while student_share(high, degrees) < share:
+    while student_probability(high, degrees) < share:
         low, high = high, 2 * high
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if student_share(middle, degrees) < share else (low, middle)
+        low, high = (middle, high) if student_probability(middle, degrees) < share else (low, middle)
     return high
 
 
@@ -133,7 +133,7 @@ def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInte
     """
     if not groups or any(len(rounds) < LEAST_ROUNDS for rounds in groups):
         return None
-    found = [_centre([math.log(after / before) for before, after in rounds]) for rounds in groups]
+    found = [_trimmed_mean([math.log(after / before) for before, after in rounds]) for rounds in groups]
     centres, count = [centre for centre, _ in found], len(groups)
     centre, within = statistics.fmean(centres), statistics.fmean(square for _, square in found)
     # Variance between pairs of processes; the prior weighs as much as the models that it was measured on.
@@ -143,7 +143,7 @@ def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInte
     return MeanInterval(math.exp(centre), math.exp(centre - width), math.exp(centre + width))
 
 
-def _centre(values: Sequence[float]) -> tuple[float, float]:
+def _trimmed_mean(values: Sequence[float]) -> tuple[float, float]:
     """Return the 10 % trimmed mean and its squared standard error (Yuen's method, from winsorised values)."""
     # blocks disturbed by other work that went unnoticed are outliers; correlated neighbours count as fewer values
     ordered = sorted(values)

@@ -14,23 +14,23 @@ from typing import Any
 from roller.errors import RollerError
 from roller.hardware import THIS_MACHINE, DeviceSpec, load_spec
 from roller.insight.cost.step_cost import price_step
-from roller.insight.memory.cpu_heap import cpu_memory
+from roller.insight.memory.cpu_heap import simulate_cpu_memory
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.progress import Cancelled
 from roller.insight.trace.trace import Trace
 from roller.runtime.clock import Clock, system_clock
 from roller.suite.entry import SuiteModel
-from roller.suite.kernel_use import (
+from roller.suite.mean_interval import MeanInterval, mean_interval
+from roller.suite.memory_kinds import memory_by_kind, peak_bytes_by_kind
+from roller.suite.peak_utilisation import (
     OperatorUse,
     TimedWork,
-    longest_below_average,
-    operator_uses,
+    counted_operations,
+    longest_operators_below_average,
     peak_share_by_pipe,
-    works_of,
+    peak_use_by_operator,
 )  # fmt: skip
-from roller.suite.mean_interval import MeanInterval, mean_interval
-from roller.suite.memory_kinds import memory_by_kind, most_by_kind
 from roller.suite.sampling import Sample, SamplingRule
 from roller.suite.worker import REPEATABLE
 
@@ -109,24 +109,24 @@ class Measurement:
         """Operators of the step with their times and countable work."""
         priced = price_step(self.trace, self.spec).operators
         timed = zip(priced, self.operator_s, strict=True)
-        return tuple(TimedWork(operator.name, took_s, works_of(price)) for (operator, price), took_s in timed)
+        return tuple(TimedWork(operator.name, took_s, counted_operations(price)) for (operator, price), took_s in timed)
 
     @property
     def peak_share_by_pipe(self) -> Mapping[str, float]:
-        """Share of the peak by pipe; see :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
+        """Share of the peak by pipe; see :func:`~roller.suite.peak_utilisation.peak_share_by_pipe`."""
         return peak_share_by_pipe(self.timed_work) if self.is_stable else {}
 
     @property
     def kernels(self) -> tuple[OperatorUse, ...]:
         """The five longest operators whose share of the peak is below the step's share."""
-        return longest_below_average(operator_uses(self.timed_work)) if self.is_stable else ()
+        return longest_operators_below_average(peak_use_by_operator(self.timed_work)) if self.is_stable else ()
 
     @property
     def memory(self) -> Mapping[str, int]:
         """Bytes by published kind at the peak of the tensors' memory; ``context`` is the rest of the process' peak."""
-        memory = cpu_memory(self.trace, None)
+        memory = simulate_cpu_memory(self.trace, None)
         rest = max(0, self.process_peak_bytes - memory.total_bytes)
-        return memory_by_kind(cpu_memory(self.trace, None, rest))
+        return memory_by_kind(simulate_cpu_memory(self.trace, None, rest))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data with the keys of a prediction and further keys."""
@@ -144,7 +144,7 @@ class Measurement:
             "kernels": [use._asdict() for use in self.kernels],
             "cpu_utilisation": fmean(busy) if busy and self.is_stable else None, "hardware_counters": UNKNOWN,
             "total_bytes": sum(memory.values()), "memory_bytes": dict(memory),
-            "most_bytes": dict(most_by_kind(self.trace, self.spec)),
+            "most_bytes": dict(peak_bytes_by_kind(self.trace, self.spec)),
             "warm_up": [sample.warm_up for sample in self.samples],
             "disturbed": [sample.disturbed for sample in self.samples],
             "samples_s": [list(sample.samples_s) for sample in self.samples],
@@ -211,10 +211,12 @@ def measure_model(
     size = workload.batch if batch is None else batch
     with SuiteProcess(model.name, reduced=reduced, rule=rule, seed=seed, python=python) as process:
         trace, reply = process.measure(TraceOptions(size, None, None, False), float(budget_s))
-    return measurement_of(model, reduced, size, trace, reply)
+    return measurement_from_reply(model, reduced, size, trace, reply)
 
 
-def measurement_of(model: SuiteModel, reduced: bool, batch: int, trace: Trace, reply: Mapping[str, Any]) -> Measurement:
+def measurement_from_reply(
+    model: SuiteModel, reduced: bool, batch: int, trace: Trace, reply: Mapping[str, Any]
+) -> Measurement:
     """Extract the measurement from a suite process' reply."""
     sample, workload = Sample.from_dict(reply["sample"]), model.workload(reduced=reduced)
     seconds = tuple(median for median, _, _ in reply["operators"])

@@ -28,8 +28,8 @@ def memory_by_kind(memory: Memory) -> Mapping[str, int]:
     Examples
     --------
     >>> from roller.insight.memory.blocks_and_pools import MemoryStats
-    >>> from roller.insight.memory.simulate import Holder
-    >>> held = (Holder("parameter", "fc", None, 4000, 1), Holder("temporary", "fc", None, 1000, 1))
+    >>> from roller.insight.memory.simulate import MemoryHolder
+    >>> held = (MemoryHolder("parameter", "fc", None, 4000, 1), MemoryHolder("temporary", "fc", None, 1000, 1))
     >>> found = memory_by_kind(Memory(MemoryStats(5000, 5120, 2 << 20), 4 << 20, 0, 0, held, context_bytes=100))
     >>> {row: size for row, size in found.items() if size}
     {'weights': 4000, 'workspace': 1000, 'rounding': 120, 'cached': 2092032, 'context': 100, 'pages': 2097052}
@@ -45,7 +45,7 @@ def memory_by_kind(memory: Memory) -> Mapping[str, int]:
     return found
 
 
-def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
+def peak_bytes_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
     """Return the peak of the bytes requested for tensors of each kind; the peaks may be at different times.
 
     Examples
@@ -54,7 +54,7 @@ def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
     >>> from roller.insight.trace.trace import FreeEvent, Storage
     >>> events = (AllocEvent(1, 300, -1), AllocEvent(2, 50, -1), FreeEvent(1, -1), AllocEvent(3, 100, -1))
     >>> kinds = {1: Storage("activation"), 2: Storage("activation"), 3: Storage("temporary")}
-    >>> dict(most_by_kind(Trace((), events, kinds, (0, 0)), load_spec("v100")))
+    >>> dict(peak_bytes_by_kind(Trace((), events, kinds, (0, 0)), load_spec("v100")))
     {'feature maps': 350, 'workspace': 100}
     """
     # allocators keep reserved memory, so the peak of the total may come after the peak of feature maps

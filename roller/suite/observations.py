@@ -104,10 +104,10 @@ class _Observation(NamedTuple):
 
 def check_observations(studies: Studies) -> tuple[Verdict, ...]:
     """Return a verdict on each of the fourteen observations."""
-    return tuple(_verdict(number, one, studies) for number, one in enumerate(_OBSERVATIONS, 1))
+    return tuple(_judge_observation(number, one, studies) for number, one in enumerate(_OBSERVATIONS, 1))
 
 
-def _verdict(number: int, one: _Observation, studies: Studies) -> Verdict:
+def _judge_observation(number: int, one: _Observation, studies: Studies) -> Verdict:
     cases = tuple(one.cases(studies))
     decisive = [case for case in cases if studies.models[case.model].edition == 1]
     if not decisive:
@@ -118,7 +118,7 @@ def _verdict(number: int, one: _Observation, studies: Studies) -> Verdict:
     return Verdict(number, one.claim, holds, cases, "", "" if holds else one.possible_cause, agreeing, len(decisive))
 
 
-def _sweeps(studies: Studies, least: int = 2) -> Iterator[tuple[str, str, list[Row]]]:
+def _sweeps_of_models(studies: Studies, least: int = 2) -> Iterator[tuple[str, str, list[Row]]]:
     """Yield model, name and rows of every sweep with at least ``least`` fitting batches."""
     for model in studies.models:
         for device in studies.devices:
@@ -127,15 +127,17 @@ def _sweeps(studies: Studies, least: int = 2) -> Iterator[tuple[str, str, list[R
                 yield model, f"{model}, {device}", rows
 
 
-def _throughput_does_not_fall(studies: Studies) -> Iterator[Case]:
-    for model, name, rows in _sweeps(studies):
+def _throughput_growth_cases(studies: Studies) -> Iterator[Case]:
+    for model, name, rows in _sweeps_of_models(studies):
         pairs = list(pairwise(rows))
         least, at = min((b["throughput_per_s"] / a["throughput_per_s"], b["batch"]) for a, b in pairs)
-        yield Case(model, name, least >= 1 - LEVEL, f"least gain of a doubling {_change(least)}, to batch {at}")
+        yield Case(
+            model, name, least >= 1 - LEVEL, f"least gain of a doubling {_percent_change_text(least)}, to batch {at}"
+        )
 
 
-def _saturation(studies: Studies) -> Iterator[Case]:
-    for model, name, rows in _sweeps(studies):
+def _saturation_cases(studies: Studies) -> Iterator[Case]:
+    for model, name, rows in _sweeps_of_models(studies):
         if not studies.is_whole(model, rows[0]["device"]):
             continue
         gain = rows[-1]["throughput_per_s"] / rows[-2]["throughput_per_s"]
@@ -143,36 +145,40 @@ def _saturation(studies: Studies) -> Iterator[Case]:
         agrees = gain >= 1 + UNSATURATED if recurrent else gain < 1 + SATURATED
         kind = "recurrent" if recurrent else "not recurrent"
         yield Case(
-            model, name, agrees, f"{kind}, {_change(gain)} from batch {rows[-2]['batch']} to {rows[-1]['batch']}"
+            model,
+            name,
+            agrees,
+            f"{kind}, {_percent_change_text(gain)} from batch {rows[-2]['batch']} to {rows[-1]['batch']}",
         )
 
 
-def _nothing(studies: Studies) -> Iterator[Case]:
+def _no_cases(studies: Studies) -> Iterator[Case]:
     return iter(())
 
 
-def _grows(key: str) -> Callable[[Studies], Iterator[Case]]:
+def _utilisation_growth_cases(key: str) -> Callable[[Studies], Iterator[Case]]:
     def cases(studies: Studies) -> Iterator[Case]:
-        for model, name, rows in _sweeps(studies):
+        for model, name, rows in _sweeps_of_models(studies):
             values = [row[key] for row in rows]
             agrees = all(b >= a - LEVEL for a, b in pairwise(values))
-            ends = f"{_percent(values[0])} at batch {rows[0]['batch']}, {_percent(values[-1])} at {rows[-1]['batch']}"
-            yield Case(model, name, agrees, f"{ends}, {_percent(max(values))} at most")
+            first, last, most = (_percent_text(v) for v in (values[0], values[-1], max(values)))
+            ends = f"{first} at batch {rows[0]['batch']}, {last} at {rows[-1]['batch']}"
+            yield Case(model, name, agrees, f"{ends}, {most} at most")
 
     return cases
 
 
-def _lstm_is_low(studies: Studies) -> Iterator[Case]:
+def _lstm_utilisation_cases(studies: Studies) -> Iterator[Case]:
     if not any("LSTM" in model.layers for model in studies.models.values()):
         return
-    for model, name, rows in _sweeps(studies, least=1):
+    for model, name, rows in _sweeps_of_models(studies, least=1):
         lstm, active = "LSTM" in studies.models[model].layers, rows[-1]["compute_utilisation"]
         kind = "LSTM" if lstm else "no LSTM"
         agrees = active < LOW if lstm else active >= LOW
-        yield Case(model, name, agrees, f"{kind}, active {_percent(active)} at batch {rows[-1]['batch']}")
+        yield Case(model, name, agrees, f"{kind}, active {_percent_text(active)} at batch {rows[-1]['batch']}")
 
 
-def _recurrent_uses_less(studies: Studies) -> Iterator[Case]:
+def _recurrent_peak_share_cases(studies: Studies) -> Iterator[Case]:
     for device in studies.devices:
         best = {name: rows[-1]["peak_share"] for name in studies.models if (rows := studies.sweep_of(name, device))}
         recurrent = {name: best[name] for name in best if studies.models[name].recurrent}
@@ -184,22 +190,25 @@ def _recurrent_uses_less(studies: Studies) -> Iterator[Case]:
                 if studies.models[other].edition != studies.models[one].edition:
                     continue
                 yield Case(
-                    one, f"{one} and {other}, {device}", share < others, f"{_percent(share)} and {_percent(others)}"
+                    one,
+                    f"{one} and {other}, {device}",
+                    share < others,
+                    f"{_percent_text(share)} and {_percent_text(others)}",
                 )
 
 
-def _long_kernels_below_average(studies: Studies) -> Iterator[Case]:
-    for model, name, rows in _sweeps(studies, least=1):
+def _inefficient_long_kernel_cases(studies: Studies) -> Iterator[Case]:
+    for model, name, rows in _sweeps_of_models(studies, least=1):
         row = rows[-1]
         far = [
             use for use in row["kernels"]
             if use["share"] >= LONG and (use["peak_share"] or 0.0) <= FAR_BELOW * row["peak_share"]
         ]  # fmt: skip
-        told = ", ".join(f"{use['name']} {_percent(use['share'])} of the time" for use in far[:2]) or "none"
+        told = ", ".join(f"{use['name']} {_percent_text(use['share'])} of the time" for use in far[:2]) or "none"
         yield Case(model, name, bool(far), told)
 
 
-def _higher_peak_is_used_less(studies: Studies) -> Iterator[Case]:
+def _higher_peak_utilisation_cases(studies: Studies) -> Iterator[Case]:
     peaks = {
         name: peak[0] for name, spec in studies.devices.items() if (peak := peak_flops_per_s(spec.sustained, "float32"))
     }
@@ -214,28 +223,31 @@ def _higher_peak_is_used_less(studies: Studies) -> Iterator[Case]:
             rows = [rows[max(common)] for rows in (small, large)]
             shares = [(row["compute_utilisation"], row["peak_share"]) for row in rows]
             agrees = all(after <= before + LEVEL for before, after in zip(*shares, strict=True))
-            told = " and ".join(f"active {_percent(a)}, of peak {_percent(p)}" for a, p in shares)
+            told = " and ".join(f"active {_percent_text(a)}, of peak {_percent_text(p)}" for a, p in shares)
             yield Case(model, f"{model}, {one} and {other}, batch {max(common)}", agrees, told)
 
 
-def _feature_maps_dominate(studies: Studies) -> Iterator[Case]:
-    for model, name, rows in _sweeps(studies, least=1):
+def _feature_map_share_cases(studies: Studies) -> Iterator[Case]:
+    for model, name, rows in _sweeps_of_models(studies, least=1):
         most = {kind: rows[-1]["most_bytes"].get(kind, 0) for kind in _KINDS}
         share, first = most["feature maps"] / sum(most.values()), max(most, key=lambda kind: most[kind])
         yield Case(
-            model, name, first == "feature maps", f"{_percent(share)} at batch {rows[-1]['batch']}, largest: {first}"
+            model,
+            name,
+            first == "feature maps",
+            f"{_percent_text(share)} at batch {rows[-1]['batch']}, largest: {first}",
         )
 
 
-def _feature_maps_are_linear(studies: Studies) -> Iterator[Case]:
-    for model, name, rows in _sweeps(studies, least=3):
+def _feature_map_growth_cases(studies: Studies) -> Iterator[Case]:
+    for model, name, rows in _sweeps_of_models(studies, least=3):
         sizes = [row["most_bytes"].get("feature maps", 0) for row in rows[-3:]]
         grown, twice = sizes[1] - sizes[0], sizes[2] - sizes[1]
         ratio = twice / grown if grown else float("inf")
         yield Case(model, name, abs(ratio / 2 - 1) <= LINEAR, f"twice the batch grows them {ratio:.3f} times as much")
 
 
-def _clusters(studies: Studies, wanted: float) -> Iterator[tuple[ClusterRow, list[ClusterRow]]]:
+def _cluster_rows_by_bandwidth(studies: Studies, wanted: float) -> Iterator[tuple[ClusterRow, list[ClusterRow]]]:
     """For each model, yield the single-device row and the rows of clusters with the given slowest link."""
     for model in studies.models:
         own = [row for row in studies.clusters if row.model == model and row.throughput]
@@ -245,9 +257,9 @@ def _clusters(studies: Studies, wanted: float) -> Iterator[tuple[ClusterRow, lis
             yield one, others
 
 
-def _slow_networks_do_not_scale(studies: Studies) -> Iterator[Case]:
+def _network_scaling_cases(studies: Studies) -> Iterator[Case]:
     for wanted, word in ((SLOW, "less than one"), (FAST, "scales"), (PCIE, "scales")):
-        for one, others in _clusters(studies, wanted):
+        for one, others in _cluster_rows_by_bandwidth(studies, wanted):
             for row in others:
                 ratio = (row.throughput or 0.0) / (one.throughput or 1.0)
                 agrees = ratio < 1 if wanted == SLOW else ratio >= SCALES * row.devices
@@ -256,94 +268,100 @@ def _slow_networks_do_not_scale(studies: Studies) -> Iterator[Case]:
                 )
 
 
-def _unchanged(key: str) -> Callable[[Studies], Iterator[Case]]:
+def _constant_per_device_cases(key: str) -> Callable[[Studies], Iterator[Case]]:
     def cases(studies: Studies) -> Iterator[Case]:
         for wanted in (FAST, PCIE):
-            for one, others in _clusters(studies, wanted):
+            for one, others in _cluster_rows_by_bandwidth(studies, wanted):
                 for row in others:
                     before, after = (float(getattr(r, key) or 0) for r in (one, row))
                     ratio = after / before if before else 0.0
-                    yield Case(row.model, f"{row.model}, {row.cluster}", abs(ratio - 1) <= UNCHANGED, _change(ratio))
+                    yield Case(
+                        row.model,
+                        f"{row.model}, {row.cluster}",
+                        abs(ratio - 1) <= UNCHANGED,
+                        _percent_change_text(ratio),
+                    )
 
     return cases
 
 
-def _change(ratio: float) -> str:
+def _percent_change_text(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
-def _percent(share: float) -> str:
+def _percent_text(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
 _OBSERVATIONS = (
     _Observation(
-        "Throughput does not fall as the batch grows.", _throughput_does_not_fall,
+        "Throughput does not fall as the batch grows.", _throughput_growth_cases,
         "A larger batch can take another algorithm or tile, which is predicted to be slower for each sample.",
     ),
     _Observation(
         f"Recurrent models do not saturate within memory (the last doubling gains {UNSATURATED:.0%} or more); others "
-        f"do (less than {SATURATED:.0%}).".replace("%", " %"), _saturation,
+        f"do (less than {SATURATED:.0%}).".replace("%", " %"), _saturation_cases,
         "Where batches several times as large as the largest published one (128 sentences) fit, a recurrent model can "
         "saturate, too.",
     ),
     _Observation(
-        "Which of two implementations is faster differs between applications.", _nothing, "",
+        "Which of two implementations is faster differs between applications.", _no_cases, "",
         "There is one implementation of each model, in PyTorch.",
     ),
     _Observation(
-        "Compute utilisation grows with the batch.", _grows("compute_utilisation"),
+        "Compute utilisation grows with the batch.", _utilisation_growth_cases("compute_utilisation"),
         "A larger batch can issue other kernels, whose host code takes a larger share.",
     ),
     _Observation(
         f"Compute utilisation of LSTM models stays low (below {LOW:.0%}) at the largest batch, not that of others."
-        .replace("%", " %"), _lstm_is_low,
+        .replace("%", " %"), _lstm_utilisation_cases,
         "PyTorch runs a whole LSTM layer in one call of cuDNN, whose fused kernels keep the device active; the "
         "published frameworks launched kernels for each gate and time step.",
     ),
     _Observation(
-        "Utilisation of the peak grows with the batch.", _grows("peak_share"),
+        "Utilisation of the peak grows with the batch.", _utilisation_growth_cases("peak_share"),
         "Where the operations of a kernel at its peak take less of its time at a larger batch, bytes bound it.",
     ),
     _Observation(
-        "Utilisation of the peak is lower for recurrent models than for convolutional ones.", _recurrent_uses_less,
+        "Utilisation of the peak is lower for recurrent models than for convolutional ones.",
+        _recurrent_peak_share_cases,
         "At a large batch the products of recurrent layers and of the classifier have many rows and can come close to "
         "the peak, while convolutional models spend time in normalisation and activations, which have few operations.",
     ),
     _Observation(
         f"Even good models have long kernels (from {LONG:.0%} of the time) far below the average utilisation (half of "
-        f"it).".replace("%", " %"), _long_kernels_below_average,
+        f"it).".replace("%", " %"), _inefficient_long_kernel_cases,
         "Nearly all time can be in operators whose utilisation is close to the average.",
     ),
     _Observation(
         "A device with a higher peak is used less, by both kinds of utilisation, but for one translation model.",
-        _higher_peak_is_used_less,
+        _higher_peak_utilisation_cases,
         "The share of the peak also depends on how evenly the blocks of a product divide among the units of each "
         "device, and on bytes per operation; that can outweigh a higher peak.",
         "Fewer than two devices of different peaks.", "translation",
     ),
     _Observation(
-        "Feature maps dominate memory (62 to 89 % of it were published).", _feature_maps_dominate,
+        "Feature maps dominate memory (62 to 89 % of it were published).", _feature_map_share_cases,
         "A network of few layers keeps few feature maps: what lives only within backward, counted as workspace, or "
         "weights with their gradients and optimizer state can be larger.",
     ),
     _Observation(
-        "Feature maps grow linearly with the batch.", _feature_maps_are_linear,
+        "Feature maps grow linearly with the batch.", _feature_map_growth_cases,
         "Some feature maps do not depend on the batch, or appear from a batch on.", "Fewer than three batches fit.",
     ),
     _Observation(
         f"A slow network makes two machines slower than one; fast links scale ({SCALES:.0%} of linear)."
-        .replace("%", " %"), _slow_networks_do_not_scale,
+        .replace("%", " %"), _network_scaling_cases,
         "The time of an exchange beside that of a step decides: a step that is long for its parameters bears a slow "
         "network, one that is short for them does not scale on fast links either.",
     ),
     _Observation(
         "Compute utilisation of a device is unchanged when several train together over fast links.",
-        _unchanged("compute_utilisation"),
+        _constant_per_device_cases("compute_utilisation"),
         "Devices can wait for reductions that backward is too short to hide.",
     ),
     _Observation(
-        "Memory of a device is unchanged when several train together.", _unchanged("total_bytes"),
+        "Memory of a device is unchanged when several train together.", _constant_per_device_cases("total_bytes"),
         "DistributedDataParallel keeps a copy of all gradients in buckets; the published frameworks used parameter "
         "servers.",
     ),

@@ -22,9 +22,9 @@ from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.progress import Cancelled
 from roller.suite.entry import SuiteModel
 from roller.suite.mean_interval import LEAST_ROUNDS, MeanInterval, mean_interval, paired_ratio
-from roller.suite.measuring import Measurement, SuiteProcess, measurement_of
+from roller.suite.measuring import Measurement, SuiteProcess, measurement_from_reply
 from roller.suite.sampling import Sample, SamplingRule
-from roller.suite.turns import Block, TurnCoordinator
+from roller.suite.turn_coordinator import Block, TurnCoordinator
 
 #: Warm-up rounds, and half-width of the ratio at which sampling stops.
 WARM_UP, TARGET_HALF_WIDTH = 4, 0.005
@@ -71,7 +71,9 @@ class Pair:
         return both[0], both[1]
 
 
-def take_rounds(run: Sequence[Callable[[int], Block]], *, budget_s: float) -> tuple[list[tuple[float, float]], int]:
+def run_alternating_rounds(
+    run: Sequence[Callable[[int], Block]], *, budget_s: float
+) -> tuple[list[tuple[float, float]], int]:
     """Run rounds of one block per process within a budget; return them and the number of disturbed rounds."""
     end_s, rounds, disturbed, calls = monotonic() + budget_s, list[tuple[float, float]](), 0, 1
     number = 0
@@ -134,11 +136,11 @@ def measure_pair(
             folder = root / str(n)
             folder.mkdir()
             processes.append(SuiteProcess(model.name, reduced=reduced, seed=seed, python=python, turns=folder))
-            coordinators.append(TurnCoordinator(folder, partial(_is_running, tasks, n)))
+            coordinators.append(TurnCoordinator(folder, partial(_is_process_running, tasks, n)))
             stack.callback(coordinators[-1].close)
             tasks.append(pool.submit(processes[-1].measure, options, float(budget_s)))
         try:
-            rounds, disturbed = _rounds(tasks, coordinators, lambda: budget_s - (monotonic() - start_s))
+            rounds, disturbed = _run_rounds_and_finish(tasks, coordinators, lambda: budget_s - (monotonic() - start_s))
         except BaseException:  # includes interruptions: do not wait for the processes to finish
             while wait(tasks, _POLL_S).not_done:  # also kills a process that is still starting
                 for process in processes:
@@ -147,12 +149,12 @@ def measure_pair(
         replies = [task.result() for task in tasks]
     both = []
     for n, (trace, reply) in enumerate(replies):
-        sample = sample_of([times[n] for times in rounds], disturbed).to_dict()
-        both.append(measurement_of(model, reduced, options.batch or 1, trace, {**reply, "sample": sample}))
+        sample = sample_from_rounds([times[n] for times in rounds], disturbed).to_dict()
+        both.append(measurement_from_reply(model, reduced, options.batch or 1, trace, {**reply, "sample": sample}))
     return Pair(both[0], both[1], (tuple(rounds),), disturbed, tuple(reply["environment"] for _, reply in replies))
 
 
-def sample_of(iteration_s: Sequence[float], disturbed: int) -> Sample:
+def sample_from_rounds(iteration_s: Sequence[float], disturbed: int) -> Sample:
     """Return the rounds of one process as a sample, subject to the precision limit of single measurements."""
     found = mean_interval(iteration_s) if len(iteration_s) > 1 else None
     limit, note = SamplingRule().limit, ""
@@ -165,17 +167,17 @@ def sample_of(iteration_s: Sequence[float], disturbed: int) -> Sample:
     return Sample(WARM_UP, tuple(iteration_s), disturbed, found, None, note)
 
 
-def _is_running(tasks: Sequence[Future[Any]], n: int) -> bool:
+def _is_process_running(tasks: Sequence[Future[Any]], n: int) -> bool:
     return n >= len(tasks) or not tasks[n].done()
 
 
-def _rounds(
+def _run_rounds_and_finish(
     tasks: Sequence[Future[Any]], coordinators: Sequence[TurnCoordinator], left_s: Callable[[], float]
 ) -> tuple[list[tuple[float, float]], int]:
     try:
         for coordinator in coordinators:
             coordinator.wait()
-        found = take_rounds([coordinator.run for coordinator in coordinators], budget_s=left_s())
+        found = run_alternating_rounds([coordinator.run for coordinator in coordinators], budget_s=left_s())
     except RollerError:
         for task in tasks:
             if task.done():

@@ -10,15 +10,15 @@ from typing import Any
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
 from roller.suite.entry import SuiteModel
-from roller.suite.kernel_use import (
+from roller.suite.memory_kinds import memory_by_kind, peak_bytes_by_kind
+from roller.suite.peak_utilisation import (
     OperatorUse,
     TimedWork,
-    longest_below_average,
-    operator_uses,
+    counted_operations,
+    longest_operators_below_average,
     peak_share_by_pipe,
-    works_of,
+    peak_use_by_operator,
 )  # fmt: skip
-from roller.suite.memory_kinds import memory_by_kind, most_by_kind
 from roller.suite.tracing import trace_workload
 
 
@@ -66,20 +66,20 @@ class Prediction:
     def timed_work(self) -> tuple[TimedWork, ...]:
         """Operators of the step with their times and countable work."""
         return tuple(
-            TimedWork(operator.name, price.seconds, works_of(price))
+            TimedWork(operator.name, price.seconds, counted_operations(price))
             for operator, price in self.forecast.operators
             if price.seconds > 0
         )
 
     @property
     def peak_share_by_pipe(self) -> Mapping[str, float]:
-        """Share of the peak by pipe; see :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
+        """Share of the peak by pipe; see :func:`~roller.suite.peak_utilisation.peak_share_by_pipe`."""
         return peak_share_by_pipe(self.timed_work)
 
     @property
     def kernels(self) -> tuple[OperatorUse, ...]:
         """The five longest operators whose share of the peak is below the step's share."""
-        return longest_below_average(operator_uses(self.timed_work))
+        return longest_operators_below_average(peak_use_by_operator(self.timed_work))
 
     @property
     def peak_share(self) -> float:
@@ -94,7 +94,7 @@ class Prediction:
     @property
     def most_memory(self) -> Mapping[str, int]:
         """Peak bytes of each kind; the peaks may be at different times."""
-        return most_by_kind(self.forecast.step.trace, self.forecast.step.spec)
+        return peak_bytes_by_kind(self.forecast.step.trace, self.forecast.step.spec)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""

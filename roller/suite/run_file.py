@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import read_file, whole_file
+from roller.core.files import read_file, write_atomically
 from roller.errors import RollerError, shown
-from roller.probing.environment import environment
+from roller.probing.environment import collect_environment
 
 FORMAT, VERSION = "roller suite run", 1
 #: Parts of an environment that affect times.
@@ -43,15 +43,15 @@ class SuiteRun:
         return {"format": FORMAT, "version": VERSION, "run": dict(self.head), "rows": [dict(row) for row in self.rows]}
 
 
-def head_of(release: str, *, now: datetime | None = None, **more: Any) -> dict[str, Any]:
+def run_header(release: str, *, now: datetime | None = None, **more: Any) -> dict[str, Any]:
     """Return the header for a run on this machine."""
     moment = (now or datetime.now(timezone.utc)).isoformat(timespec="seconds")
-    return {"date": moment, "environment": environment_of(release), **more}
+    return {"date": moment, "environment": timing_environment(release), **more}
 
 
-def environment_of(release: str) -> dict[str, Any]:
+def timing_environment(release: str) -> dict[str, Any]:
     """Return the properties of this process' environment that affect times; ``release`` is roller's version."""
-    found = environment(release)
+    found = collect_environment(release)
     return {name: found[name] for name in _PARTS}
 
 
@@ -62,7 +62,7 @@ def write_run(path: Path, run: SuiteRun) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """Write plain data as indented JSON."""
-    with whole_file(path) as file:
+    with write_atomically(path) as file:
         file.write(json.dumps(data, indent=1).encode() + b"\n")
 
 
@@ -88,7 +88,7 @@ def read_run(path: Path) -> SuiteRun:
             f"{path}: expected a run of the suite of version {VERSION}, got {got}. Write one with `roller suite run "
             f"--out FILE` or `roller suite predict --out FILE`."
         )
-    keys = [] if any(map(_row_problem, rows)) else keys_of(rows)
+    keys = [] if any(map(_row_problem, rows)) else row_keys(rows)
     problem = next(filter(None, map(_row_problem, rows)), "")
     if len(set(keys)) < len(keys):
         problem = "two rows of one model, batch and kind"
@@ -120,30 +120,32 @@ def _row_problem(row: Any) -> str:
     times = [time for own in groups for one in own for time in one]
     if row.get("iteration_s") is not None:
         times.append(row["iteration_s"])
-    if not all(map(_is_time, times)):
+    if not all(map(_is_plausible_time, times)):
         return f"times of {row['model']} that are no positive numbers of seconds"
     return ""
 
 
-def _is_time(value: Any) -> bool:
+def _is_plausible_time(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and _SHORTEST_S < value < _LONGEST_S
 
 
-def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flatten_mapping(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Flatten nested mappings, joining their keys with dots.
 
     Examples
     --------
-    >>> flat({"a": {"b": 1}, "c": [2]})
+    >>> flatten_mapping({"a": {"b": 1}, "c": [2]})
     {'a.b': 1, 'c': [2]}
     """
     found: dict[str, Any] = {}
     for name, value in data.items():
-        found |= flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+        found |= (
+            flatten_mapping(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+        )
     return found
 
 
-def keys_of(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, str, str]]:
+def row_keys(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, str, str]]:
     """Return the key of each row: model, batch, kind, and for a prediction, the device."""
     return [
         (row["model"], row["batch"], row["kind"], row["device"] if row["kind"] == "predicted" else "") for row in rows

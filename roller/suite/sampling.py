@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from roller.errors import RollerError
-from roller.insight.trace.progress import report
+from roller.insight.trace.progress import report_progress
 from roller.insight.trace.step_clock import StepTiming, is_undisturbed
 from roller.runtime.clock import Clock, Load, system_clock
-from roller.runtime.windows import spell
+from roller.runtime.timing_windows import time_calls_together
 from roller.suite.mean_interval import MeanInterval, mean_interval
 
 
@@ -112,16 +112,16 @@ class Sample:
         return StepTiming(mean, max(0.0, lower), upper, self.is_stable, self.samples_s, self.note)
 
 
-def warm_up_of(seconds: Sequence[float], rule: SamplingRule) -> int | None:
+def warm_up_length(seconds: Sequence[float], rule: SamplingRule) -> int | None:
     """Return the number of warm-up iterations in a series; ``None`` if warm-up has not ended.
 
     Examples
     --------
     The medians over three iterations are 9, 2, 1, 1 and 1; the last three agree.
 
-    >>> warm_up_of([9.0, 9.0, 2.0, 1.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2))
+    >>> warm_up_length([9.0, 9.0, 2.0, 1.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2))
     7
-    >>> warm_up_of([9.0, 9.0, 2.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2)) is None
+    >>> warm_up_length([9.0, 9.0, 2.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2)) is None
     True
     """
     size = rule.window
@@ -159,12 +159,12 @@ class _Sampler:
     def run(self) -> Sample:
         first, kept = list[float](), list[float]()
         warm: int | None = None
-        while warm is None and self._may_go_on():
+        while warm is None and self._may_continue():
             self._take(first)
-            warm = warm_up_of(first, self._rule)
+            warm = warm_up_length(first, self._rule)
         before = self._clock.load()
         interval: MeanInterval | None = None
-        while warm is not None and len(kept) < self._rule.most and self._may_go_on():
+        while warm is not None and len(kept) < self._rule.most and self._may_continue():
             self._take(kept)
             interval = mean_interval(kept) if len(kept) >= max(2, self._rule.least) else None
             if interval is not None and interval.half_width <= self._rule.precise:
@@ -175,16 +175,16 @@ class _Sampler:
         note = self._note(warm, kept, found)
         return Sample(len(first), tuple(kept), self._disturbed, found, busy, note)
 
-    def _may_go_on(self) -> bool:
+    def _may_continue(self) -> bool:
         return self._taken < self._must or self._clock.now() < self._end_s
 
     def _take(self, kept: list[float]) -> None:
         if not self._taken:
             self._step()  # creates the threads that the clock observes
         self._clock.attend()
-        one = spell(self._step, self._clock)
+        one = time_calls_together(self._step, self._clock)
         self._taken += 1
-        report("measure", self._taken, 0)
+        report_progress("measure", self._taken, 0)
         if is_undisturbed(one, self._clock):
             kept.append(one.wall_s / self._steps)
         else:

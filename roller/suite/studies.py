@@ -109,8 +109,8 @@ class Studies:
         """
         try:
             sweeps = tuple(data["sweeps"])
-            clusters = tuple(ClusterRow(**_without_kind(row)) for row in data["clusters"])
-            changes = tuple(ChangeRow(**_without_kind(row)) for row in data["changes"])
+            clusters = tuple(ClusterRow(**_drop_kind_key(row)) for row in data["clusters"])
+            changes = tuple(ChangeRow(**_drop_kind_key(row)) for row in data["changes"])
             models = models_of(dict.fromkeys(row["model"] for row in sweeps))
             devices = {name: load_spec(name) for name in dict.fromkeys(row["device"] for row in sweeps)}
         except (KeyError, TypeError) as error:
@@ -136,16 +136,16 @@ class Studies:
         }  # fmt: skip
 
 
-def _without_kind(row: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_kind_key(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "kind"}
 
 
-def saturation(rows: Sequence[Mapping[str, Any]]) -> int | None:
+def saturation_batch(rows: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the batch beyond which each doubling gains less than a tenth; ``None`` if the last one gains more.
 
     Examples
     --------
-    >>> saturation([{"batch": 1, "throughput_per_s": 10.0}, {"batch": 2, "throughput_per_s": 18.0},
+    >>> saturation_batch([{"batch": 1, "throughput_per_s": 10.0}, {"batch": 2, "throughput_per_s": 18.0},
     ...             {"batch": 4, "throughput_per_s": 19.0}])
     2
     """

@@ -16,14 +16,14 @@ def trace_workload(
     name: str, workload: Workload, *, batch: int | None = None, device: str | DeviceSpec | None = None
 ) -> TracedStep:
     """Trace the training step of a workload, by default at its own batch size."""
-    module = providers_of(name, workload)
+    module = make_provider_module(name, workload)
     return trace_providers(
         name, str(module.__file__), model_provider=module.model_provider, input_provider=module.input_provider,
         iteration_provider=module.iteration_provider, batch=batch, device=device,
     )  # fmt: skip
 
 
-def providers_of(name: str, workload: Workload) -> ModuleType:
+def make_provider_module(name: str, workload: Workload) -> ModuleType:
     """Return a module with the three providers for a workload, under the file name of the model."""
 
     def input_provider(batch_size: int = workload.batch) -> tuple[Any, ...]:

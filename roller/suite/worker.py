@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roller.insight.project_worker import answer_requests, options_of
+from roller.insight.project_worker import answer_requests, options_from_request
 from roller.insight.trace.step_clock import StepTiming
 from roller.insight.trace.trace import Trace
-from roller.suite.run_file import environment_of
+from roller.suite.run_file import timing_environment
 from roller.suite.sampling import Sample, SamplingRule, sample_iterations
-from roller.suite.turns import take_turns
+from roller.suite.turn_coordinator import run_requested_blocks
 
 #: Settings of the GNU C library and OpenMP for repeatable runs. The process keeps freed memory, since fresh pages slow
 #: down steps of many small tensors, and differently in each process; and threads stay on their processors.
@@ -31,10 +31,10 @@ TIMED_STEPS = 3
 
 def main(name: str) -> None:
     """Answer requests until the other end closes."""
-    answer_requests(lambda request: _measured(name, request))
+    answer_requests(lambda request: _measure_request(name, request))
 
 
-def _measured(name: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
+def _measure_request(name: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
     from roller.insight.tracing import require_torch
 
     require_torch(f"suite: {name}")
@@ -42,16 +42,16 @@ def _measured(name: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trace
 
     from roller.insight.trace.pytorch.timed_step import measure_module, measurement_header
     from roller.suite.registry import MODELS
-    from roller.suite.tracing import providers_of
+    from roller.suite.tracing import make_provider_module
 
     workload = MODELS[name].workload(reduced=request["reduced"])
     rule, samples = SamplingRule(**request["rule"]), list[Sample]()
 
-    def sampled(
+    def take_sample(
         step: Callable[[], object], *, steps_per_call: int, budget_s: float, between: Callable[[], object]
     ) -> StepTiming:
         if request["turns"]:
-            take_turns(step, Path(request["turns"]), steps_per_call=steps_per_call)
+            run_requested_blocks(step, Path(request["turns"]), steps_per_call=steps_per_call)
             samples.append(Sample(0, (), 0, None, None, "the other end has the rounds"))
         else:
             samples.append(sample_iterations(step, rule, steps_per_call=steps_per_call, budget_s=budget_s))
@@ -60,37 +60,43 @@ def _measured(name: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trace
         return samples[-1].timing()
 
     torch.manual_seed(request["seed"])
-    found = measure_module(providers_of(name, workload), name, options_of(request), request["budget_s"], sampled)
+    found = measure_module(
+        make_provider_module(name, workload), name, options_from_request(request), request["budget_s"], take_sample
+    )
     return {
-        "measured": {**measurement_header(found), "sample": samples[-1].to_dict(), "environment": _environment()}
+        "measured": {
+            **measurement_header(found),
+            "sample": samples[-1].to_dict(),
+            "environment": _process_environment(),
+        }
     }, found.trace
 
 
-def _environment() -> dict[str, Any]:
+def _process_environment() -> dict[str, Any]:
     settings = {name: os.environ.get(name) for name in REPEATABLE}
     return {
-        **environment_of(sys.modules["roller"].__version__),
+        **timing_environment(sys.modules["roller"].__version__),
         "repeatable": {**settings, "fixed addresses": has_fixed_addresses()},
     }
 
 
 def has_fixed_addresses() -> bool:
     """Return whether address randomisation is off; ``False`` if the system does not report it."""
-    personality = _personality()
+    personality = _personality_call()
     found = -1 if personality is None else personality(_ASK)
     return found >= 0 and bool(found & _FIXED)
 
 
-def _personality() -> Callable[[int], int] | None:
+def _personality_call() -> Callable[[int], int] | None:
     import ctypes
 
     return getattr(ctypes.CDLL(None), "personality", None) if sys.platform == "linux" else None
 
 
-def fix_addresses() -> None:
+def disable_address_randomization() -> None:
     """Restart this process without address randomisation, if the system permits it."""
     # addresses decide which data share cache sets, so random ones make times differ between processes
-    personality = _personality()
+    personality = _personality_call()
     if personality is None:
         return
     before = personality(_ASK)
@@ -99,5 +105,5 @@ def fix_addresses() -> None:
 
 
 if __name__ == "__main__":
-    fix_addresses()
+    disable_address_randomization()
     main(sys.argv[1])

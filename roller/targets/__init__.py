@@ -14,7 +14,8 @@ from roller.targets.kinds import BSP, CPU, GPU, KINDS, DeviceKind
 from roller.targets.target import Target, Targeted
 
 __all__ = ["BSP", "CPU", "DEVICES", "GPU", "KINDS", "LANGUAGES", "TARGETS", "THIS_MACHINE", "DeviceKind", "Target",
-           "device_name", "expect_language", "pretends", "target_for", "target_of_language"]  # fmt: skip
+           "canonical_device_name", "check_language", "is_simulated_device", "target_for",
+           "target_of_language"]  # fmt: skip
 
 TARGETS = (cuda.TARGET, hip.TARGET, cpu.TARGET, poplar.TARGET, null.TARGET, emulated.TARGET)
 #: Targets by kernel language.
@@ -25,10 +26,10 @@ DEVICES = {t.device: t for t in TARGETS if t.device}
 THIS_MACHINE = "cpu"
 
 
-def device_name(given: str) -> str:
+def canonical_device_name(given: str) -> str:
     """Return the canonical name of a device (``CPU`` becomes ``cpu``); spec names and paths are unchanged.
 
-    >>> [device_name(n) for n in ("CPU", "Cuda:0", "null:Mine.yaml", "H100")]
+    >>> [canonical_device_name(n) for n in ("CPU", "Cuda:0", "null:Mine.yaml", "H100")]
     ['cpu', 'cuda:0', 'null:Mine.yaml', 'H100']
     """
     kind, colon, rest = given.partition(":")
@@ -57,12 +58,12 @@ def target_for(spec: Targeted) -> Target:
     return target_of_language(spec.target.get("language"), spec.name)
 
 
-def expect_language(
+def check_language(
     found: str, expected: Iterable[str], where: str, error: type[RollerError], remedy: str
 ) -> None:  # fmt: skip
     """Refuse an artifact whose language is not among ``expected``.
 
-    >>> expect_language("hip", LANGUAGES, "example", BuildError, "")
+    >>> check_language("hip", LANGUAGES, "example", BuildError, "")
     """
     known = tuple(expected)
     if found not in known:
@@ -70,11 +71,11 @@ def expect_language(
         raise error(f"{where}: expected an artifact of language {names}, got {shown(found)}. {remedy}")
 
 
-def pretends(device: str) -> bool:
+def is_simulated_device(device: str) -> bool:
     """Whether times measured on the device, or on devices with this prefix, are only predictions.
 
-    >>> pretends("null:v100"), pretends("cuda:0"), pretends("")
+    >>> is_simulated_device("null:v100"), is_simulated_device("cuda:0"), is_simulated_device("")
     (True, False, False)
     """
-    found = DEVICES.get(device_name(device).partition(":")[0])
+    found = DEVICES.get(canonical_device_name(device).partition(":")[0])
     return found is not None and found.pretends

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from roller.targets.kinds import GPU
-from roller.targets.lazy import loaded
+from roller.targets.lazy import import_object
 from roller.targets.target import Target
 
 
-def _open(index: int, arch: str) -> Any:
+def _open_emulated_device(index: int, arch: str) -> Any:
     del index  # there is one processor
-    return loaded("roller.emulator.device:EmulatedDevice")(arch=arch, check=False)
+    return import_object("roller.emulator.emulated_device:EmulatedDevice")(arch=arch, check=False)
 
 
-TARGET = Target("emulated", GPU, device="emulated", numbered=False, session_device=_open, timed=False)
+TARGET = Target("emulated", GPU, device="emulated", numbered=False, session_device=_open_emulated_device, timed=False)

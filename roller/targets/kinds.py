@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from roller.errors import BuildError
-from roller.targets.lazy import module
+from roller.targets.lazy import lazy_module
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class DeviceKind:
 
     def module_for(self, package: str, name: str = "") -> ModuleType:
         """Return this kind's subpackage, or a module in it, for example ``roller.templates.gpu.checks``."""
-        return module(f"roller.{package}.{self.name}" + (f".{name}" if name else ""))
+        return lazy_module(f"roller.{package}.{self.name}" + (f".{name}" if name else ""))
 
-    def expect(self, found: str, where: str) -> None:
+    def check_kind(self, found: str, where: str) -> None:
         """Refuse a program for another kind of device."""
         if found != self.name:
             raise BuildError(

@@ -7,12 +7,12 @@ from types import ModuleType
 from typing import Any
 
 
-def module(name: str) -> ModuleType:
+def lazy_module(name: str) -> ModuleType:
     """Return a module, imported on first use."""
     return importlib.import_module(name)
 
 
-def loaded(reference: str) -> Any:
+def import_object(reference: str) -> Any:
     """Import and return the object that ``"module:name"`` names."""
     home, _, name = reference.partition(":")
-    return getattr(module(home), name)
+    return getattr(lazy_module(home), name)

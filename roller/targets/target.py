@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from roller.errors import BuildError, LaunchError
 from roller.targets.kinds import DeviceKind
-from roller.targets.lazy import loaded, module
+from roller.targets.lazy import import_object, lazy_module
 
 #: A kernel artifact, opaque to targets: only toolchain and launcher look inside.
 Kernel = TypeVar("Kernel")
@@ -73,17 +73,17 @@ class Target:
         """Load the code generator, all templates and TVM, so that forked processes inherit them."""
         self.generation()
         for template in self.kind.module_for("templates").TEMPLATES:
-            loaded(template.emit)
+            import_object(template.emit)
 
     def generation(self) -> ModuleType:
         """Return the code generation module."""
-        return module(self.generator)
+        return lazy_module(self.generator)
 
     def tools(self) -> ModuleType:
         """Return the toolchain module."""
         if not self.toolchain:
             raise BuildError(f"{self.name}: expected a target that builds sources, got one that has none. Lower it.")
-        return module(self.toolchain)
+        return lazy_module(self.toolchain)
 
     def can_build(self) -> bool:
         """Whether the target has a toolchain that is installed."""
@@ -96,11 +96,11 @@ class Target:
 
     def load(self, artifact: object) -> Any:
         """Return a callable for a built kernel."""
-        return loaded(self.launcher)(artifact)
+        return import_object(self.launcher)(artifact)
 
     def open_worker(self, index: int, options: dict[str, str]) -> Any:
         """Open the device in the current process, which becomes its worker."""
-        return loaded(self.worker)(index, options)
+        return import_object(self.worker)(index, options)
 
     def open_session_device(self, index: int, arch: str) -> Any:
         """Open the device for whole models."""

@@ -71,10 +71,10 @@ class AxisSpace:
             factor, index = (b.const, a) if not b.terms else (a.const, b)
             return _add(Index(), index, factor)
         if isinstance(e, (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)):
-            return self._quasi(e)
+            return self._convert_division(e)
         raise NotAffineError(f"{type(e).__name__} is no index arithmetic")
 
-    def _quasi(self, e: Any) -> Index:
+    def _convert_division(self, e: Any) -> Index:
         """Match ``index // c`` or ``index % c``; truncation equals floor for non-negative indices."""
         whole, by = self._index(e.a), self._index(e.b)
         if by.terms or by.const <= 0:
@@ -146,7 +146,7 @@ def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
     return HalfBound(Index(terms), low, high)
 
 
-def negated(bounds: list[HalfBound]) -> list[HalfBound]:
+def negate_bounds(bounds: list[HalfBound]) -> list[HalfBound]:
     """Return the bound that holds if a single one-sided bound fails, or none for other lists."""
     if len(bounds) != 1:
         return []
@@ -156,50 +156,52 @@ def negated(bounds: list[HalfBound]) -> list[HalfBound]:
     return [HalfBound(b.index, None, b.low)] if b.high is None and b.low is not None else []
 
 
-def implied(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
+def implied_bounds(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
     """Return the bounds implied by a condition that holds or fails, or none if the condition is not a bound."""
     # A conjunction implies the bounds of both parts, a disjunction the hull of both; if the condition fails, the
     # reverse applies.
     if isinstance(e, tirx.Not):
-        return implied(space, e.a, not holds)
+        return implied_bounds(space, e.a, not holds)
     if isinstance(e, (tirx.And, tirx.Or)):
-        a, b = implied(space, e.a, holds), implied(space, e.b, holds)
-        return [*a, *b] if isinstance(e, tirx.And) == holds else _hulls(a, b)
+        a, b = implied_bounds(space, e.a, holds), implied_bounds(space, e.b, holds)
+        return [*a, *b] if isinstance(e, tirx.And) == holds else _hull_of_bounds(a, b)
     if isinstance(e, tirx.NE):
-        return implied(space, tirx.EQ(e.a, e.b), not holds)
+        return implied_bounds(space, tirx.EQ(e.a, e.b), not holds)
     try:
         bound = comparison(space, e, {})
     except NotAffineError:
         return []
-    return [bound] if holds else negated([bound])
+    return [bound] if holds else negate_bounds([bound])
 
 
-def cases(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfBound]]:
+def alternative_bounds(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfBound]]:
     """Return alternatives, one of which is true if a condition holds, or if it fails."""
     if isinstance(e, tirx.Not):
-        return cases(space, e.a, not holds)
+        return alternative_bounds(space, e.a, not holds)
     if isinstance(e, (tirx.And, tirx.Or)):
-        a, b = cases(space, e.a, holds), cases(space, e.b, holds)
-        return both(a, b) if isinstance(e, tirx.And) == holds else [*a, *b]
+        a, b = alternative_bounds(space, e.a, holds), alternative_bounds(space, e.b, holds)
+        return combine_alternatives(a, b) if isinstance(e, tirx.And) == holds else [*a, *b]
     if isinstance(e, tirx.NE):
-        return cases(space, tirx.EQ(e.a, e.b), not holds)
+        return alternative_bounds(space, tirx.EQ(e.a, e.b), not holds)
     try:
         bound = comparison(space, e, {})
     except NotAffineError:
         return [[]]
     if holds or not isinstance(e, tirx.EQ):
-        return [[bound] if holds else negated([bound])]
+        return [[bound] if holds else negate_bounds([bound])]
     return [[HalfBound(bound.index, None, bound.low)], [HalfBound(bound.index, bound.high, None)]]
 
 
-def both(a: list[list[HalfBound]], b: list[list[HalfBound]]) -> list[list[HalfBound]]:
+def combine_alternatives(a: list[list[HalfBound]], b: list[list[HalfBound]]) -> list[list[HalfBound]]:
     """Return the combined alternatives of two conditions, or only the first condition's if there are too many."""
     return [[*x, *y] for x in a for y in b] if len(a) * len(b) <= _MOST_CASES else a
 
 
-def _hulls(a: list[HalfBound], b: list[HalfBound]) -> list[HalfBound]:
+def _hull_of_bounds(a: list[HalfBound], b: list[HalfBound]) -> list[HalfBound]:
     """Return the hull of the bounds of each index that both sides bound."""
-    one, other = ({x.index: _joint([y for y in side if y.index == x.index]) for x in side} for side in (a, b))
+    one, other = (
+        {x.index: _intersect_bounds([y for y in side if y.index == x.index]) for x in side} for side in (a, b)
+    )
     out = []
     for index in (i for i in one if i in other):
         (low, high), (low2, high2) = one[index], other[index]
@@ -209,18 +211,20 @@ def _hulls(a: list[HalfBound], b: list[HalfBound]) -> list[HalfBound]:
     return out
 
 
-def _joint(bounds: list[HalfBound]) -> tuple[int | None, int | None]:
+def _intersect_bounds(bounds: list[HalfBound]) -> tuple[int | None, int | None]:
     """Return the intersection of several bounds on one index."""
     lows, highs = [b.low for b in bounds if b.low is not None], [b.high for b in bounds if b.high is not None]
     return max(lows, default=None), min(highs, default=None)
 
 
-def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor, extents: Mapping[str, int]) -> Load:
+def attach_bounds(
+    load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor, extents: Mapping[str, int]
+) -> Load:
     """Attach ``bounds`` to a load in normal form: on the load's own indices, within its tensor, if needed."""
     # A side that a condition leaves open is closed by the bound of the tensor, which the access cannot cross there.
     limits: dict[Index, tuple[int, int]] = {b.index: (b.low, b.high) for b in load.guard}
     for b in bounds:
-        index, low, high = _onto(load, b)
+        index, low, high = _rebase_bound(load, b)
         least, most = index.range(extents)
         low, high = (least if low is None else low), (most + 1 if high is None else high)
         old = limits.get(index, (least, most + 1))
@@ -240,7 +244,7 @@ def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor,
     return Load(load.tensor, load.index, tuple(guard), outside if guard else 0.0)
 
 
-def _onto(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
+def _rebase_bound(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
     """Rewrite a bound for a load index that is a multiple of the bounded index plus a constant, if there is one."""
     wanted = {(t.axis, t.div, t.mod): t.coef for t in b.index.terms}
     for index in load.index:
@@ -259,7 +263,7 @@ def _onto(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
     return b.index, b.low, b.high
 
 
-def refuse(tensor: str, of: str, dimension: int, reason: str) -> ExprError:
+def untileable_index_error(tensor: str, of: str, dimension: int, reason: str) -> ExprError:
     """Return the error for an index that is outside the supported family."""
     return ExprError(
         f"tensor '{tensor}': its dimension {dimension} is read by '{of}' through an index that cannot be tiled: "

@@ -58,7 +58,7 @@ def read_blocks(func: Any) -> list[Block]:
             raise ExprError(f"PrimFunc: its root block has axes, views, a start or a condition. {_UNSCHEDULED}.")
         body = root.body
     statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
-    blocks = [_block(s) for s in statements]
+    blocks = [_read_loop_nest(s) for s in statements]
     written: set[Any] = set()
     for b in blocks:
         if b.buffer in written:
@@ -87,7 +87,7 @@ def _is_true(condition: Any) -> bool:
     return condition is None or (isinstance(condition, tirx.IntImm) and bool(int(condition.value)))
 
 
-def _block(statement: Any) -> Block:
+def _read_loop_nest(statement: Any) -> Block:
     loops = []
     while isinstance(statement, tirx.For):
         loops.append(statement)

@@ -20,7 +20,9 @@ class TvmCombiner:
     step: Callable[[Expr, Expr], Expr]
 
 
-def of_truth(fn: Callable[[Expr, Expr], Expr], truth: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
+def with_bool_variant(
+    fn: Callable[[Expr, Expr], Expr], truth: Callable[[Expr, Expr], Expr]
+) -> Callable[[Expr, Expr], Expr]:
     """Return a function of two operands with a separate definition for bools, which TVM does not order."""
     return lambda a, b: truth(a, b) if dtype_of(a) == dtype_of(b) == "bool" else fn(a, b)
 
@@ -37,8 +39,8 @@ def _extremum(node: Any, plain: Callable[[Expr, Expr], Expr], neutral: float) ->
 
 
 # Bit operations on bools: TVM simplifies the last operand of ``and`` as if the others held, yet evaluates both sides.
-MAX = of_truth(_extremum(tirx.Max, tirx.max, -math.inf), lambda a, b: a | b)
-MIN = of_truth(_extremum(tirx.Min, tirx.min, math.inf), lambda a, b: a & b)
+MAX = with_bool_variant(_extremum(tirx.Max, tirx.max, -math.inf), lambda a, b: a | b)
+MIN = with_bool_variant(_extremum(tirx.Min, tirx.min, math.inf), lambda a, b: a & b)
 
 #: Keyed by the name of the combiner.
 TVM_COMBINERS = {

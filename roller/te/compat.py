@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roller.core.imports import left_out
+from roller.core.imports import import_without_package
 
 try:
-    with left_out("torch"):  # TVM would load an installed torch, which is not needed here
+    with import_without_package("torch"):  # TVM would load an installed torch, which is not needed here
         import tvm
         import tvm_ffi
         from tvm import sym, te, tirx
@@ -23,8 +23,8 @@ except ImportError as err:  # pragma: no cover - exercised only without TVM
     ) from err
 
 __all__ = [
-    "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "build_here", "compute_op",
-    "default_pipeline", "dtype_of", "is_buffer_var", "llvm_features", "pure_operator", "split_host_device",
+    "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "build_for_cpu", "compute_op",
+    "default_pipeline", "dtype_of", "is_buffer_var", "llvm_features", "register_pure_operator", "split_host_device",
     "structural_map", "structural_walk", "substitute", "te", "tirx", "tvm", "tvm_ffi",
 ]  # fmt: skip
 
@@ -44,7 +44,7 @@ class _Callbacks:
     def __init__(self) -> None:
         self.raised: BaseException | None = None
 
-    def safe(self, entries: Any, changes: bool) -> Any:
+    def wrap_entries(self, entries: Any, changes: bool) -> Any:
         """Wrap an entry ``(type, callback)``, a callback, or a list of them so that none raises."""
         if (
             isinstance(entries, tuple)
@@ -54,7 +54,7 @@ class _Callbacks:
         ):
             return (entries[0], self._guarded(entries[1], changes))
         if isinstance(entries, (tuple, list)):
-            return [self.safe(e, changes) for e in entries]
+            return [self.wrap_entries(e, changes) for e in entries]
         return self._guarded(entries, changes)
 
     def _guarded(self, callback: Any, changes: bool) -> Any:
@@ -78,13 +78,13 @@ class _Callbacks:
 def structural_map(root: Any, callbacks: Any, order: str = "post") -> Any:
     """Return ``tvm_ffi.structural_map``; an exception of a callback is raised after the traversal."""
     held = _Callbacks()
-    return held.done(tvm_ffi.structural_map(root, held.safe(callbacks, True), order=order))
+    return held.done(tvm_ffi.structural_map(root, held.wrap_entries(callbacks, True), order=order))
 
 
 def structural_walk(root: Any, callbacks: Any, order: str = "post") -> None:
     """Call ``tvm_ffi.structural_walk``; an exception of a callback is raised after the traversal."""
     held = _Callbacks()
-    held.done(tvm_ffi.structural_walk(root, held.safe(callbacks, False), order=order))
+    held.done(tvm_ffi.structural_walk(root, held.wrap_entries(callbacks, False), order=order))
 
 
 def substitute(expr: Any, values: Mapping[Any, Any]) -> Any:
@@ -115,7 +115,7 @@ def split_host_device(module: Any) -> Any:
     return sys.modules["tvm.tirx.build"].split_host_device_mods(module)
 
 
-def build_here(module: Any, target: Any, finish: Callable[[Any, Any], Any]) -> Any:
+def build_for_cpu(module: Any, target: Any, finish: Callable[[Any, Any], Any]) -> Any:
     """Compile a module for a CPU as ``tvm.tirx.build`` does; ``finish(passes, module)`` runs the last passes."""
     pipeline, last, _ = default_pipeline(target)
     bound = tirx.transform.BindTarget(target.with_host(target))(module)
@@ -128,7 +128,7 @@ def llvm_features(target: Any) -> list[str]:
     return [str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)]
 
 
-def pure_operator(name: str, lowerings: Mapping[str, Callable[[Any], Any]]) -> Any:
+def register_pure_operator(name: str, lowerings: Mapping[str, Callable[[Any], Any]]) -> Any:
     """Register and return an operator without side effects, which loops may vectorize."""
     # The registration is global to the process: TVM has no operator that is local to a module.
     pure = 1  # CallEffectKind::kPure

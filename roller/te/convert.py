@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import stored
+from roller.core.dtypes import round_to_dtype
 from roller.errors import ExprError
 from roller.expr import (
     FUNCTIONS,
@@ -26,13 +26,22 @@ from roller.expr import (
     transform,
     walk,
 )
-from roller.expr.compose import dtype_of as computed_dtype
-from roller.expr.inequalities import HalfBound, closed
-from roller.te.affine import AxisSpace, NotAffineError, both, cases, comparison, guarded, implied, refuse
+from roller.expr.compose import scalar_dtype as computed_dtype
+from roller.expr.inequalities import HalfBound, add_provable_guards
+from roller.te.affine import (
+    AxisSpace,
+    NotAffineError,
+    alternative_bounds,
+    attach_bounds,
+    combine_alternatives,
+    comparison,
+    implied_bounds,
+    untileable_index_error,
+)
 from roller.te.blocks import Block, subexpressions
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, tirx
-from roller.te.opaque_floats import opaque_value, transparent_value
+from roller.te.opaque_floats import hide_value, reveal_value
 
 Env = Mapping[Any, Any]
 
@@ -88,7 +97,7 @@ class Converter:
         by_name = {t.name: t for t in self.tensors.values()}
 
         def leaf(n: Scalar) -> Scalar:
-            return closed(n, by_name[n.tensor].shape, (), self.space.extents) if isinstance(n, Load) else n
+            return add_provable_guards(n, by_name[n.tensor].shape, (), self.space.extents) if isinstance(n, Load) else n
 
         return transform(self.scalar(e, {}), leaf)
 
@@ -109,7 +118,7 @@ class Converter:
         if isinstance(e, tirx.Cast):
             return self._cast(e, env)
         if isinstance(e, tirx.Select):
-            return self._choice(e.condition, e.true_value, e.false_value, env)
+            return self._convert_choice(e.condition, e.true_value, e.false_value, env)
         if isinstance(e, TvmCall):
             return self._intrinsic(e, env)
         return self._arithmetic(e, env)
@@ -124,9 +133,9 @@ class Converter:
             return Call("lt" if isinstance(e, tirx.GT) else "le", (self.scalar(e.b, env), self.scalar(e.a, env)))
         yes, no = Const(1, "bool"), Const(0, "bool")
         if isinstance(e, tirx.And):
-            return self._choice(e.a, e.b, tirx.const(False, "bool"), env)
+            return self._convert_choice(e.a, e.b, tirx.const(False, "bool"), env)
         if isinstance(e, tirx.Or):
-            return self._choice(e.a, tirx.const(True, "bool"), e.b, env)
+            return self._convert_choice(e.a, tirx.const(True, "bool"), e.b, env)
         if isinstance(e, tirx.NE):
             return Call("select", (self.scalar(tirx.EQ(e.a, e.b), env), no, yes))
         if isinstance(e, tirx.Not):
@@ -141,7 +150,7 @@ class Converter:
     def _intrinsic(self, e: Any, env: Env) -> Scalar:
         name = e.op.name if hasattr(e.op, "name") else str(e.op)
         if name == "prim.if_then_else":
-            return self._choice(e.args[0], e.args[1], e.args[2], env)
+            return self._convert_choice(e.args[0], e.args[1], e.args[2], env)
         if name == "tirx.likely":
             return self.scalar(e.args[0], env)
         if name not in _INTRINSICS:
@@ -174,12 +183,12 @@ class Converter:
                 ) from reason
             parts = e.value if isinstance(e, tirx.Cast) else e
             if isinstance(parts, tirx.Select):
-                return self._choice(parts.condition, parts.true_value, parts.false_value, env)
+                return self._convert_choice(parts.condition, parts.true_value, parts.false_value, env)
             out = self._arithmetic(parts, env)
             return out if dtype == dtype_of(parts) else Cast(dtype, out)
-        return self._value_of(index, dtype) if index.terms else Const(index.const, dtype)
+        return self._index_as_value(index, dtype) if index.terms else Const(index.const, dtype)
 
-    def _value_of(self, index: Index, dtype: str) -> Scalar:
+    def _index_as_value(self, index: Index, dtype: str) -> Scalar:
         """Return the value of an index; beyond 32 bits (the kernels' index type), use arithmetic on its terms."""
         low, high = index.range(self.space.extents)
         if dtype != "int64" or max(abs(low), abs(high)) < OFFSET_ELEMENTS:
@@ -203,20 +212,20 @@ class Converter:
             try:
                 index.append(self.space.index(i, env))
             except NotAffineError as reason:
-                raise refuse(tensor.name, self.name, d, str(reason)) from reason
+                raise untileable_index_error(tensor.name, self.name, d, str(reason)) from reason
         load = Load(tensor.name, tuple(index))
         if not self._known or _stays_inside(load, tensor, self.space.extents):
             return load
         # The caller turns bounds common to all alternatives into guards; only here are the alternatives themselves
         # known.
-        known = self._alternatives()
-        return closed(load, tensor.shape, known, self.space.extents) if len(known) > 1 else load
+        known = self._enclosing_alternatives()
+        return add_provable_guards(load, tensor.shape, known, self.space.extents) if len(known) > 1 else load
 
-    def _alternatives(self) -> list[list[HalfBound]]:
+    def _enclosing_alternatives(self) -> list[list[HalfBound]]:
         """Return alternatives, one of which is true where the enclosing conditions hold."""
         out: list[list[HalfBound]] = [[]]
         for condition, holds in self._known:
-            out = both(out, cases(self.space, condition, holds))
+            out = combine_alternatives(out, alternative_bounds(self.space, condition, holds))
         return out
 
     @contextmanager
@@ -225,13 +234,13 @@ class Converter:
         yield
         self._known.pop()
 
-    def _choice(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
+    def _convert_choice(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
         """Return a selection: a guard if the condition bounds an access, else ``select``."""
-        known = transparent_value(self.space.simplify(opaque_value(condition), env))
+        known = reveal_value(self.space.simplify(hide_value(condition), env))
         if isinstance(known, tirx.IntImm):
             return self.scalar(yes if int(known.value) else no, env)
         if _reads_data(condition):
-            return self._choice_by_data(condition, yes, no, env)
+            return self._convert_choice_by_data(condition, yes, no, env)
         with self._where(known, True):
             value = self.scalar(yes, env)
         with self._where(known, False):
@@ -241,15 +250,15 @@ class Converter:
         except NotAffineError:
             bounds = []
         if bounds and isinstance(other, Const):
-            outside = self._extreme(float(other.value), other.dtype)
+            outside = self._extreme_to_infinity(float(other.value), other.dtype)
             for candidate in dict.fromkeys((outside, 0.0)):
-                if _passes_through(value, candidate, outside, {t.name: t.dtype for t in self.tensors.values()}):
+                if _fill_gives_value(value, candidate, outside, {t.name: t.dtype for t in self.tensors.values()}):
                     return self._guarded(value, bounds, candidate)
-        here = self._guarded(value, implied(self.space, known, True), None)
-        elsewhere = self._guarded(other, implied(self.space, known, False), None)
+        here = self._guarded(value, implied_bounds(self.space, known, True), None)
+        elsewhere = self._guarded(other, implied_bounds(self.space, known, False), None)
         return Call("select", (self.scalar(known, {}), here, elsewhere))
 
-    def _choice_by_data(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
+    def _convert_choice_by_data(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
         """Return a selection by data, tested after the conditions on positions, which may keep loads inside."""
         # The condition is used as written: simplification drops the guards that its own parts imply.
         for kind, joined in ((tirx.And, tirx.all), (tirx.Or, tirx.any)):
@@ -258,7 +267,7 @@ class Converter:
             places = [p for p in parts if not _reads_data(p)]
             if places:
                 rest = tirx.if_then_else(joined(*data), yes, no)
-                return self._choice(joined(*places), *((rest, no) if kind is tirx.And else (yes, rest)), env)
+                return self._convert_choice(joined(*places), *((rest, no) if kind is tirx.And else (yes, rest)), env)
         return Call("select", (self.scalar(condition, env), self.scalar(yes, env), self.scalar(no, env)))
 
     def _guarded(self, value: Scalar, bounds: list[HalfBound], outside: float | None) -> Scalar:
@@ -271,11 +280,11 @@ class Converter:
             if outside is None and _stays_inside(n, tensor, self.space.extents):
                 return n  # the enclosing selection drops the value, and a guard would prevent vectorization
             fill = (n.outside if n.guard else 0.0) if outside is None else outside
-            return guarded(n, bounds, fill, tensor, self.space.extents)
+            return attach_bounds(n, bounds, fill, tensor, self.space.extents)
 
         return transform(value, leaf)
 
-    def _extreme(self, value: float, dtype: str) -> float:
+    def _extreme_to_infinity(self, value: float, dtype: str) -> float:
         """Return the infinity that a finite extreme replaces under the stage's own maximum or minimum."""
         sign = {"max": -1.0, "min": 1.0}.get(self.extremum or "")
         if sign is None or "float" not in dtype:
@@ -284,7 +293,7 @@ class Converter:
         return sign * float("inf") if value * sign >= limit else value
 
 
-def _passes_through(value: Scalar, fill: float, wanted: float, dtypes: Mapping[str, str]) -> bool:
+def _fill_gives_value(value: Scalar, fill: float, wanted: float, dtypes: Mapping[str, str]) -> bool:
     """Return whether ``value`` is ``wanted`` if all its loads are ``fill``, so that guards on loads suffice."""
     # Conversions change a value: converting -0.125 to an integer and back gives 0.
     found = loads(value)
@@ -295,17 +304,17 @@ def _passes_through(value: Scalar, fill: float, wanted: float, dtypes: Mapping[s
 
     def compute(n: Scalar) -> Any:
         if isinstance(n, Load):
-            return stored(fill, dtypes[n.tensor])
+            return round_to_dtype(fill, dtypes[n.tensor])
         if isinstance(n, Const):
             return np.float64(n.value)
         if isinstance(n, Cast):
-            return stored(compute(n.arg), n.dtype)
+            return round_to_dtype(compute(n.arg), n.dtype)
         assert isinstance(n, Call)
         return FUNCTIONS[n.fn].numpy(*(compute(a) for a in n.args))
 
     with np.errstate(all="ignore"):
         kind = computed_dtype(value, dtypes)
-        return bool(compute(value) == (wanted if kind is None else stored(wanted, kind)))
+        return bool(compute(value) == (wanted if kind is None else round_to_dtype(wanted, kind)))
 
 
 def _stays_inside(load: Load, tensor: Tensor, extents: Mapping[str, int]) -> bool:

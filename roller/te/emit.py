@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roller.core.dtypes import NARROW_FLOATS, stored
+from roller.core.dtypes import NARROW_FLOATS, round_to_dtype
 from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, Term, loads
-from roller.expr.evaluate import converted_values
+from roller.expr.evaluate import convert_values
 from roller.te.blocks import subexpressions
-from roller.te.combiners import MAX, MIN, TVM_COMBINERS, of_truth
+from roller.te.combiners import MAX, MIN, TVM_COMBINERS, with_bool_variant
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, te, tirx
 
@@ -35,7 +35,7 @@ def emit_index(index: Index, env: Mapping[str, Expr]) -> Expr:
     >>> print(emit_index(Index((Term("i", 2),), -1), {"i": tirx.Var("i", "int32")}))
     i * 2 - 1
     """
-    index = without_opposites(index)
+    index = remove_opposite_remainders(index)
     total: Expr = None
     for t in index.terms:
         v = env[t.axis]
@@ -50,12 +50,13 @@ def emit_index(index: Index, env: Mapping[str, Expr]) -> Expr:
     return total + index.const if index.const > 0 else total - (-index.const)
 
 
-def without_opposites(index: Index) -> Index:
+def remove_opposite_remainders(index: Index) -> Index:
     """Return an equal index without remainders of quotients that other terms subtract.
 
     Examples
     --------
-    >>> [(t.coef, t.div, t.mod) for t in without_opposites(Index((Term("i", 1, 2), Term("i", -1, 2, 4)))).terms]
+    >>> [(t.coef, t.div, t.mod) for t in remove_opposite_remainders(Index((Term("i", 1, 2), Term("i", -1, 2,
+    ...     4)))).terms]
     [(4, 8, 0)]
     """
     # TVM 0.27 simplifies guards loop by loop: where both terms are equal (``i // 2`` and ``i // 2 % 4`` for eight
@@ -77,7 +78,7 @@ def without_opposites(index: Index) -> Index:
             above = axis, div * t.mod, 0
             rest[above] = rest.get(above, 0) - t.coef * t.mod
     rest[axis, div, 0] = rest.get((axis, div, 0), 0) + whole
-    return without_opposites(Index(tuple(Term(a, c, d, m) for (a, d, m), c in rest.items() if c), index.const))
+    return remove_opposite_remainders(Index(tuple(Term(a, c, d, m) for (a, d, m), c in rest.items() if c), index.const))
 
 
 def emit_bounds(guard: tuple[Bound, ...], env: Mapping[str, Expr]) -> list[Expr]:
@@ -123,25 +124,29 @@ def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any
         return emit_load(node, env, tensors)
     if isinstance(node, IndexValue):
         position = emit_index(node.index, env)
-        return _truth(position) if node.dtype == "bool" else _converted(_low_digits(position, node.dtype), node.dtype)
+        return (
+            _to_bool(position)
+            if node.dtype == "bool"
+            else _emit_conversion(_keep_low_bits(position, node.dtype), node.dtype)
+        )
     if isinstance(node, Cast):
         value = emit_scalar(node.arg, env, tensors, as_written=as_written)
         if node.dtype in NARROW_FLOATS and isinstance(value, tirx.FloatImm):  # TVM converts literals without rounding
-            value = constant(float(stored(value.value, node.dtype)), "float32")
+            value = constant(float(round_to_dtype(value.value, node.dtype)), "float32")
         as_is = node.dtype != "bool" or (as_written and not isinstance(value, (tirx.IntImm, tirx.FloatImm)))
         if not any(True for _ in loads(node.arg)):  # TVM assumes that converted positions keep their value
-            value = _low_digits(value, node.dtype)
-        return _converted(value, node.dtype) if as_is else _truth(value)
+            value = _keep_low_bits(value, node.dtype)
+        return _emit_conversion(value, node.dtype) if as_is else _to_bool(value)
     assert isinstance(node, Call)
     function = _ARITHMETIC.get(node.fn) if as_written else None
     return (function or _FUNCTIONS[node.fn])(*(emit_scalar(a, env, tensors, as_written=as_written) for a in node.args))
 
 
-def _converted(value: Expr, dtype: str) -> Expr:
+def _emit_conversion(value: Expr, dtype: str) -> Expr:
     """Return a value in another dtype; integer literals wrap as in C, because TVM rejects out-of-range literals."""
     if "int" in dtype and isinstance(value, (tirx.IntImm, tirx.FloatImm)):
         held = np.int64(value.value) if isinstance(value, tirx.IntImm) else np.float64(value.value)
-        return tirx.const(int(converted_values(np.asarray(held), dtype)), dtype)
+        return tirx.const(int(convert_values(np.asarray(held), dtype)), dtype)
     return value.astype(dtype)
 
 
@@ -154,12 +159,12 @@ def reducer(combiner: str) -> Callable[..., Expr]:
     return reduce
 
 
-def combine(combiner: str, a: Expr, b: Expr) -> Expr:
+def combine_step(combiner: str, a: Expr, b: Expr) -> Expr:
     """Return one step of a combiner."""
     return TVM_COMBINERS[combiner].step(a, b)
 
 
-def _truth(x: Expr) -> Expr:
+def _to_bool(x: Expr) -> Expr:
     """Return whether a number is not zero; TVM cannot convert literals above 1 to bool."""
     kind = dtype_of(x)
     return x if kind == "bool" else tirx.NE(x, constant(0, kind))
@@ -172,7 +177,7 @@ def _float(x: Expr) -> Expr:
 def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
     kind = dtype_of(condition)
     if "float" in kind:
-        condition = _truth(condition)
+        condition = _to_bool(condition)
     elif kind != "bool":
         condition = condition != constant(0, kind)
     return choose(condition, *_promoted(a, b))
@@ -187,7 +192,9 @@ def _promoted(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     return a.astype(dtype), b.astype(dtype)
 
 
-def _as_node(node: Callable[[Expr, Expr], Expr], plain: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
+def _unfolded_float_operator(
+    node: Callable[[Expr, Expr], Expr], plain: Callable[[Expr, Expr], Expr]
+) -> Callable[[Expr, Expr], Expr]:
     """Return arithmetic that builds ``node`` for floats and ``plain`` for integers."""
 
     # TVM's operators fold ``x + 0``, ``x * 0`` and ``0 / x``, which is exact for real numbers only.
@@ -220,7 +227,7 @@ def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
     # implies, or the remainder of an index (``x[i % 4]`` where ``i < 4``), would be dropped, and the load would leave
     # its tensor. With control flow this simplification is correct. Conditions on data imply nothing about positions and
     # stay selects, which vectorize.
-    if _is_positional(condition) and any(_has_branch(x) or _folds(x, condition) for x in (a, b)):
+    if _is_positional(condition) and any(_has_branch(x) or _divides_condition_variable(x, condition) for x in (a, b)):
         return tirx.if_then_else(condition, a, b)
     return tirx.Select(condition, a, b)
 
@@ -234,7 +241,7 @@ def _has_branch(e: Expr) -> bool:
     return any(_is_branch(x) for x in subexpressions(e))
 
 
-def _folds(e: Expr, condition: Expr) -> bool:
+def _divides_condition_variable(e: Expr, condition: Expr) -> bool:
     """Return whether an index in ``e`` takes a quotient or remainder of a variable of ``condition``."""
     spoken_of = {x for x in subexpressions(condition, enter=lambda e: not _is_branch(e)) if isinstance(x, tirx.Var)}
     indices = (i for x in subexpressions(e) if isinstance(x, TensorLoad) for i in x.indices)
@@ -246,7 +253,7 @@ def _is_branch(e: Expr) -> bool:
     return isinstance(e, TvmCall) and getattr(e.op, "name", "") == "prim.if_then_else"
 
 
-def _guarded(divide: Callable[[Expr, Expr], Expr], a: Expr, b: Expr, negated: Callable[[], Expr]) -> Expr:
+def _trap_free_division(divide: Callable[[Expr, Expr], Expr], a: Expr, b: Expr, negated: Callable[[], Expr]) -> Expr:
     """Return an integer division that never traps: 0 for division by zero, and the negation for division by -1."""
     dtype = dtype_of(b)
     zero, one = constant(0, dtype), constant(1, dtype)
@@ -268,10 +275,10 @@ def _abs(x: Expr) -> Expr:
     dtype = dtype_of(x)
     if "float" in dtype or dtype.startswith("u"):
         return tirx.abs(x)
-    return choose(x >= constant(0, dtype), x, _wrapping(_neg)(x))
+    return choose(x >= constant(0, dtype), x, _wrap_narrow_integers(_neg)(x))
 
 
-def _wrapping(fn: Callable[..., Expr]) -> Callable[..., Expr]:
+def _wrap_narrow_integers(fn: Callable[..., Expr]) -> Callable[..., Expr]:
     """Return integer arithmetic that wraps in its dtype."""
 
     # C computes integers below 32 bits in 32 bits, and TVM simplifies as if none wrapped: a comparison or a quotient
@@ -282,12 +289,12 @@ def _wrapping(fn: Callable[..., Expr]) -> Callable[..., Expr]:
             return fn(*operands)
         dtype = dtype_of(fn(*(tirx.Var("x", dtype_of(x)) for x in operands)))  # operands may differ in their sign
         wide = fn(*(x.astype("int32") for x in operands))
-        return _low_digits(wide, dtype).astype(dtype)
+        return _keep_low_bits(wide, dtype).astype(dtype)
 
     return wrapped
 
 
-def _low_digits(x: Expr, dtype: str) -> Expr:
+def _keep_low_bits(x: Expr, dtype: str) -> Expr:
     """Return 32-bit integers wrapped to a narrower dtype, still as 32-bit integers; return others unchanged."""
     if dtype not in _DIGITS or dtype_of(x) != "int32":
         return x
@@ -305,15 +312,15 @@ _TRIGONOMETRIC = ("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "
 
 #: Functions whose results may overflow the dtype of their operands.
 _ARITHMETIC: dict[str, Callable[..., Expr]] = {
-    "add": _as_node(tirx.Add, operator.add),
-    "sub": _as_node(tirx.Sub, operator.sub),
-    "mul": _as_node(tirx.Mul, operator.mul),
+    "add": _unfolded_float_operator(tirx.Add, operator.add),
+    "sub": _unfolded_float_operator(tirx.Sub, operator.sub),
+    "mul": _unfolded_float_operator(tirx.Mul, operator.mul),
     "neg": _neg,
     "shl": lambda a, b: a << b,
 }
 
 _FUNCTIONS: dict[str, Callable[..., Expr]] = {
-    **{fn: _wrapping(plain) for fn, plain in _ARITHMETIC.items()},
+    **{fn: _wrap_narrow_integers(plain) for fn, plain in _ARITHMETIC.items()},
     "div": _div,
     "max": MAX,
     "min": MIN,
@@ -328,20 +335,20 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "pow": lambda a, b: tirx.power(_float(a), _float(b)),
     "floor": _real(tirx.floor),
     "ceil": _real(tirx.ceil),
-    "eq": of_truth(
-        _as_node(tirx.EQ, lambda a, b: (a - b).equal(0) if dtype_of(a) != dtype_of(b) else a.equal(b)),
+    "eq": with_bool_variant(
+        _unfolded_float_operator(tirx.EQ, lambda a, b: (a - b).equal(0) if dtype_of(a) != dtype_of(b) else a.equal(b)),
         lambda a, b: tirx.Not(a ^ b),
     ),
-    "lt": of_truth(_as_node(tirx.LT, operator.lt), lambda a, b: tirx.Not(a) & b),
-    "le": of_truth(_as_node(tirx.LE, operator.le), lambda a, b: tirx.Not(a) | b),
+    "lt": with_bool_variant(_unfolded_float_operator(tirx.LT, operator.lt), lambda a, b: tirx.Not(a) & b),
+    "le": with_bool_variant(_unfolded_float_operator(tirx.LE, operator.le), lambda a, b: tirx.Not(a) | b),
     "select": _select,
     "isnan": tirx.isnan,
     "trunc": _real(tirx.trunc),
     "round": _real(tirx.nearbyint),
     **{n: _real(getattr(tirx, n)) for n in _TRIGONOMETRIC},
     "fmod": tirx.fmod,
-    "idiv": lambda a, b: _guarded(tirx.truncdiv, a, b, lambda: _wrapping(_neg)(a)),
-    "imod": lambda a, b: _guarded(tirx.truncmod, a, b, lambda: constant(0, dtype_of(a))),
+    "idiv": lambda a, b: _trap_free_division(tirx.truncdiv, a, b, lambda: _wrap_narrow_integers(_neg)(a)),
+    "imod": lambda a, b: _trap_free_division(tirx.truncmod, a, b, lambda: constant(0, dtype_of(a))),
     "bitand": lambda a, b: a & b,
     "bitor": lambda a, b: a | b,
     "bitxor": lambda a, b: a ^ b,

@@ -33,8 +33,8 @@ def never_nan(e: Any) -> bool:
     return isinstance(e, tirx.Cast) and ("float" not in dtype_of(e.value) or never_nan(e.value))
 
 
-def in_llvm(node: str) -> Callable[[Any], Any]:
-    """Return the lowering of an extremum call for LLVM; :func:`with_functions` adds the functions it calls."""
+def lower_extremum_to_llvm(node: str) -> Callable[[Any], Any]:
+    """Return the lowering of an extremum call for LLVM; :func:`add_extremum_functions` adds the functions it calls."""
     # This is a function because operands occur several times, and TVM's analyzer would see a ``Let`` binding several
     # times over.
     compare = getattr(tirx, node)
@@ -51,20 +51,20 @@ def in_llvm(node: str) -> Callable[[Any], Any]:
     return lowered
 
 
-def with_functions(module: Any) -> Any:
+def add_extremum_functions(module: Any) -> Any:
     """Return a module with the LLVM text of the functions that lowered extrema call."""
-    functions = {v: f.with_body(_with_functions(f.body)) for v, f in module.functions.items()}
+    functions = {v: f.with_body(_add_functions_to_body(f.body)) for v, f in module.functions.items()}
     return tvm.IRModule(functions, attrs=module.attrs)
 
 
-def _with_functions(body: Any) -> Any:
+def _add_functions_to_body(body: Any) -> Any:
     names: dict[str, str] = {}
 
     def called(call: Any) -> None:
         if getattr(call.op, "name", "") != _CALL:
             return
         name, dtype = str(call.args[0].value), dtype_of(call)
-        if name in _functions(dtype):
+        if name in _extremum_function_names(dtype):
             names[name] = dtype
 
     structural_walk(body, (Call, called))
@@ -72,7 +72,7 @@ def _with_functions(body: Any) -> Any:
     return tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(text), body) if text else body
 
 
-def _functions(dtype: str) -> tuple[str, ...]:
+def _extremum_function_names(dtype: str) -> tuple[str, ...]:
     return tuple(function_name(node, dtype, known=False) for node in EXTREMA)
 
 
@@ -82,7 +82,7 @@ def _text(name: str, dtype: str) -> str:
     t = {"float32": "float", "float64": "double"}[scalar]
     t = f"<{lanes} x {t}>" if lanes else t
     bit = f"<{lanes} x i1>" if lanes else "i1"
-    order = "ogt" if name == _functions(dtype)[0] else "olt"
+    order = "ogt" if name == _extremum_function_names(dtype)[0] else "olt"
     return f"""define linkonce_odr {t} @{name}({t} %a, {t} %b) nounwind willreturn memory(none) alwaysinline {{
   %further = fcmp {order} {t} %b, %a
   %number = select {bit} %further, {t} %b, {t} %a
@@ -93,7 +93,7 @@ def _text(name: str, dtype: str) -> str:
 """
 
 
-def in_c(node: str) -> Callable[[Any], Any]:
+def lower_extremum_to_c(node: str) -> Callable[[Any], Any]:
     """Return the lowering of an extremum to a device-function call; an operand that is never NaN comes first."""
 
     def lowered(call: Any) -> Any:

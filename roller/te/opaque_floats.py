@@ -1,7 +1,8 @@
 """Protect floating-point arithmetic from TVM's passes, which simplify it as if it were exact (``x + c - c`` to ``x``).
 
-:func:`opaque` turns float nodes into calls to operators that no simplifier knows; integers and indices remain nodes.
-``LowerIntrin``, the last pass of every pipeline, turns the calls back into nodes, as does :func:`transparent`.
+:func:`hide_float_arithmetic` turns float nodes into calls to operators that no simplifier knows; integers and indices
+remain nodes. ``LowerIntrin``, the last pass of every pipeline, turns the calls back into nodes, as does
+:func:`reveal_float_arithmetic`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from roller.te.compat import Call, compute_op, dtype_of, pure_operator, structural_map, te, tirx, tvm, tvm_ffi
-from roller.te.extrema import EXTREMA, in_c, in_llvm
+from roller.te.compat import Call, compute_op, dtype_of, register_pure_operator, structural_map, te, tirx, tvm, tvm_ffi
+from roller.te.extrema import EXTREMA, lower_extremum_to_c, lower_extremum_to_llvm
 
 #: Nodes that become opaque, and their NumPy functions.
 _NODES: dict[str, Callable[[Any, Any], Any]] = {
@@ -28,7 +29,7 @@ _ANY_FLOATS = re.compile(r"b?float.*")
 _NARROW = re.compile(r"(?:b?float16|float8_\w+?)(x\d+)?")
 
 
-def _node_of(call: Any) -> Any:
+def _to_node(call: Any) -> Any:
     """Return the node for a call to an opaque operator; arithmetic on literals is folded."""
     name, operands = call.op.name, list(call.args)
     number = _number(call)
@@ -40,7 +41,7 @@ def _node_of(call: Any) -> Any:
     # An opaque product within an opaque sum becomes a node together with the sum: ``LowerIntrin`` makes a multiply-add
     # only if the product is a node. TVM lets LLVM contract both (``AllowFPOpFusion``).
     if name == _name("Add"):
-        operands = [_node_of(x) if _is_opaque(x, "Mul") else x for x in operands]
+        operands = [_to_node(x) if _is_opaque(x, "Mul") else x for x in operands]
     return getattr(tirx, name.removeprefix("roller."))(*operands)
 
 
@@ -73,11 +74,11 @@ def _number(expr: Any) -> Any:
     if a is None or b is None:
         return None
     if isinstance(a, tirx.Broadcast):
-        return tirx.Broadcast(_computed(expr.op.name, a.value, b.value), a.lanes)
-    return _computed(expr.op.name, a, b)
+        return tirx.Broadcast(_compute_literal(expr.op.name, a.value, b.value), a.lanes)
+    return _compute_literal(expr.op.name, a, b)
 
 
-def _computed(name: str, a: Any, b: Any) -> Any:
+def _compute_literal(name: str, a: Any, b: Any) -> Any:
     # The arithmetic is folded in its own dtype, after unrolling: TVM folds in float64 and rejects a division by zero.
     dtype = dtype_of(a)
     with np.errstate(all="ignore"):
@@ -93,7 +94,7 @@ def _is_opaque(expr: Any, node: str) -> bool:
     return isinstance(expr, Call) and getattr(expr.op, "name", "") == _name(node)
 
 
-def _plain(call: Any) -> Any:
+def _plain_extremum(call: Any) -> Any:
     """Return the node for an extremum that may return any operand if one is NaN."""
     return getattr(tirx, call.op.name.removeprefix("roller.Any"))(*call.args)
 
@@ -101,28 +102,31 @@ def _plain(call: Any) -> Any:
 #: Lowering of each operator to nodes by language, ``"default"`` for all others. TVM gives LLVM an *ordered* comparison
 #: for ``!=``, which is false for NaN, so LLVM gets the negation of ``==``; in C, ``!=`` is right.
 _LOWERINGS: dict[str, dict[str, Callable[[Any], Any]]] = {
-    **{_name(node): {"default": _node_of} for node in _NODES},
-    **{_name(node): {"default": _node_of, "llvm": in_llvm(node), "cuda": in_c(node)} for node in EXTREMA},
-    **{f"roller.Any{node}": {"default": _plain} for node in EXTREMA},
-    _name("NE"): {"default": _node_of, "llvm": _negated_equality},
+    **{_name(node): {"default": _to_node} for node in _NODES},
+    **{
+        _name(node): {"default": _to_node, "llvm": lower_extremum_to_llvm(node), "cuda": lower_extremum_to_c(node)}
+        for node in EXTREMA
+    },
+    **{f"roller.Any{node}": {"default": _plain_extremum} for node in EXTREMA},
+    _name("NE"): {"default": _to_node, "llvm": _negated_equality},
 }
 _NAMES = frozenset(map(_name, _NODES))
-_OPERATORS = {name: pure_operator(name, lowerings) for name, lowerings in _LOWERINGS.items()}
+_OPERATORS = {name: register_pure_operator(name, lowerings) for name, lowerings in _LOWERINGS.items()}
 #: Operators used in conditions while ``LowerIntrin``, which does not lower them, runs.
-_HELD = {name: pure_operator(f"{name}.held", {}) for name in _LOWERINGS}
+_HELD = {name: register_pure_operator(f"{name}.held", {}) for name in _LOWERINGS}
 
 
-def opaque(module: Any, *, propagate_nan: bool = True) -> Any:
+def hide_float_arithmetic(module: Any, *, propagate_nan: bool = True) -> Any:
     """Return a module with its float arithmetic as calls to operators that TVM does not simplify."""
-    return _mapped(module, _hiding(_FLOATS, narrow=_NARROW, propagate_nan=propagate_nan))
+    return _map_functions(module, _hiding_rules(_FLOATS, narrow=_NARROW, propagate_nan=propagate_nan))
 
 
-def transparent(module: Any) -> Any:
-    """Return the module whose :func:`opaque` form is ``module``, including the changes of later passes."""
-    return _mapped(module, _SHOWING)
+def reveal_float_arithmetic(module: Any) -> Any:
+    """Return a module whose float arithmetic was hidden (:func:`hide_float_arithmetic`) with its nodes restored."""
+    return _map_functions(module, _SHOWING)
 
 
-def finished(passes: Any, module: Any, *, language: str) -> Any:
+def run_last_passes(passes: Any, module: Any, *, language: str) -> Any:
     """Run the last passes of a pipeline, which turn opaque calls into nodes, and return the module."""
 
     # ``LowerIntrin`` simplifies the conditions of branches and selections to learn from them, so conditions on data
@@ -151,26 +155,26 @@ def finished(passes: Any, module: Any, *, language: str) -> Any:
         (tirx.IfThenElse, lambda s: tirx.IfThenElse(condition(s.condition), s.then_case, s.else_case)),
         (Call, branch),
     ]
-    return _mapped(passes(_mapped(module, holding)), [(Call, shown)])
+    return _map_functions(passes(_map_functions(module, holding)), [(Call, shown)])
 
 
-def function_of(tensors: Sequence[Any]) -> Any:
+def create_exact_prim_func(tensors: Sequence[Any]) -> Any:
     """Return the PrimFunc for tensors, with their float arithmetic unsimplified."""
-    function = te.create_prim_func(_opaque_tensors(tensors))
+    function = te.create_prim_func(_hide_in_tensors(tensors))
     return function.with_body(structural_map(function.body, _SHOWING))
 
 
-def opaque_value(expr: Any) -> Any:
+def hide_value(expr: Any) -> Any:
     """Return an expression in its opaque form, for all float dtypes."""
-    return structural_map(expr, _hiding(_ANY_FLOATS))
+    return structural_map(expr, _hiding_rules(_ANY_FLOATS))
 
 
-def transparent_value(expr: Any) -> Any:
-    """Return the expression whose :func:`opaque_value` is ``expr``."""
+def reveal_value(expr: Any) -> Any:
+    """Return the expression whose :func:`hide_value` is ``expr``."""
     return structural_map(expr, _SHOWING)
 
 
-def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
+def _hide_in_tensors(tensors: Sequence[Any]) -> list[Any]:
     made: dict[Any, list[Any]] = {}
 
     def opaque_of(tensor: Any) -> Any:
@@ -182,7 +186,7 @@ def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
         tensor, *indices = call.args
         return opaque_of(tensor)(*indices)
 
-    rules = [*_hiding(_ANY_FLOATS), (Call, load)]
+    rules = [*_hiding_rules(_ANY_FLOATS), (Call, load)]
 
     def hidden(body: Sequence[Any]) -> list[Any]:
         if not isinstance(body[0], tirx.Reduce):
@@ -205,7 +209,7 @@ def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
     return [opaque_of(t) for t in tensors]
 
 
-def _hiding(
+def _hiding_rules(
     floats: re.Pattern[str], *, narrow: re.Pattern[str] | None = None, propagate_nan: bool = True
 ) -> list[tuple[Any, Callable[[Any], Any]]]:
     """Return the rules that turn float arithmetic into calls; extrema of ``narrow`` dtypes become float32 extrema."""
@@ -226,14 +230,14 @@ def _hiding(
     return [(getattr(tirx, node), hider(node)) for node in _NODES]
 
 
-def _shown(call: Any) -> Any:
+def _reveal_call(call: Any) -> Any:
     lowerings = _LOWERINGS.get(getattr(call.op, "name", ""))
     return call if lowerings is None else lowerings["default"](call)
 
 
-_SHOWING = [(Call, _shown)]
+_SHOWING = [(Call, _reveal_call)]
 
 
-def _mapped(module: Any, rules: Sequence[tuple[Any, Callable[[Any], Any]]]) -> Any:
+def _map_functions(module: Any, rules: Sequence[tuple[Any, Callable[[Any], Any]]]) -> Any:
     functions = {v: f.with_body(structural_map(f.body, list(rules))) for v, f in module.functions.items()}
     return tvm.IRModule(functions, attrs=module.attrs)

@@ -24,13 +24,13 @@ from roller.expr import (
     Term,
     map_indices,
 )
-from roller.expr.compose import dtype_of as computed_dtype
+from roller.expr.compose import scalar_dtype as computed_dtype
 from roller.te.affine import AxisSpace
 from roller.te.blocks import Block, check_reduction, constant_extent, read_blocks, tensor_of
 from roller.te.compat import dtype_of, te, tirx, tvm
 from roller.te.convert import Converter
 from roller.te.emit import emit_scalar, reducer
-from roller.te.opaque_floats import function_of
+from roller.te.opaque_floats import create_exact_prim_func
 
 __all__ = ["read", "to_te"]
 
@@ -73,7 +73,7 @@ def _read(source: Any, name: str) -> TensorExpr:
 def _function(tensors: list[Any]) -> Any:
     """Return TVM's function for tensors; TVM simplifies indices and rejects some literals while building it."""
     try:
-        return function_of(tensors)
+        return create_exact_prim_func(tensors)
     except (ValueError, tvm.error.InternalError) as err:
         reason = str(err).strip().rpartition("is false: ")[2].splitlines() or [type(err).__name__]
         raise ExprError(
@@ -131,7 +131,7 @@ def _read_function(func: Any, name: str) -> TensorExpr:
                         "Compute it on the host.")  # fmt: skip
     stages = [_stage(b, tensors, by_buffer, n) for n, b in enumerate(kept)]
     outputs = tuple(labels[p] for p in parameters if p in by_buffer)
-    stages = _name_axes(_fold_conversions(_live(stages, outputs), outputs))
+    stages = _name_axes(_fold_conversions(_drop_unused_stages(stages, outputs), outputs))
     return TensorExpr(name or outputs[-1], tuple(tensors[p] for p in inputs), tuple(stages), outputs)
 
 
@@ -180,7 +180,7 @@ def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], n
     return Stage(out, tuple(ordered), tuple(store), body, block.combiner, acc)
 
 
-def _live(stages: list[Stage], outputs: tuple[str, ...]) -> list[Stage]:
+def _drop_unused_stages(stages: list[Stage], outputs: tuple[str, ...]) -> list[Stage]:
     """Drop stages that no output needs."""
     needed = set(outputs)
     for s in reversed(stages):
@@ -219,7 +219,7 @@ def _name_axes(stages: list[Stage]) -> list[Stage]:
         names: dict[str, str] = {}
         for ld in sorted(s.loads, key=lambda ld: ld.tensor not in made):
             for d, i in enumerate(ld.index):
-                axis = _plain(s, i)
+                axis = _axis_of_index(s, i)
                 if axis is None or axis.name in names:
                     continue
                 for known in coordinate.get((ld.tensor, d), ()):
@@ -231,10 +231,10 @@ def _name_axes(stages: list[Stage]) -> list[Stage]:
                 base = a.name.split(":")[1]
                 names[a.name] = base if base == _ONE else _fresh(base, taken)
             taken.setdefault(names[a.name], replace(a, name=names[a.name]))
-        renamed = _renamed(s, names)
+        renamed = _rename_axes(s, names)
         for tensor, index in ((s.name, renamed.store), *((ld.tensor, ld.index) for ld in renamed.loads)):
             for d, i in enumerate(index):
-                axis = _plain(renamed, i)
+                axis = _axis_of_index(renamed, i)
                 if axis is not None and axis not in coordinate.setdefault((tensor, d), []):
                     coordinate[tensor, d].append(axis)
         made.add(s.name)
@@ -242,7 +242,7 @@ def _name_axes(stages: list[Stage]) -> list[Stage]:
     return out
 
 
-def _plain(s: Stage, i: Index) -> Axis | None:
+def _axis_of_index(s: Stage, i: Index) -> Axis | None:
     return next((a for a in s.axes if i.is_axis(a.name)), None)
 
 
@@ -254,7 +254,7 @@ def _fresh(base: str, taken: dict[str, Axis]) -> str:
     return label
 
 
-def _renamed(s: Stage, names: dict[str, str]) -> Stage:
+def _rename_axes(s: Stage, names: dict[str, str]) -> Stage:
     def index(i: Index) -> Index:
         return Index(tuple(replace(t, axis=names[t.axis]) for t in i.terms), i.const)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.ordering import cheapest
+from roller.core.ordering import smallest_positions
 from roller.hardware import DeviceSpec
 from roller.perf.accuracy import prediction_error, unconfirmed_mechanisms
 from roller.perf.batch import TileBatch, batch_of, batched_axis
@@ -41,7 +41,7 @@ def best_rows(
         seconds = known
     elif bound is not None:
         rows = rows if always else np.flatnonzero(bound <= limit_s)
-        promising = cheapest(bound[rows], _PRICED_FIRST)
+        promising = smallest_positions(bound[rows], _PRICED_FIRST)
         first, later = rows[promising], np.delete(rows, promising)
         if not len(first):
             return []
@@ -64,22 +64,24 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec, warm: tupl
     """Return the estimates of programs, in order, including storage padding and bank conflicts."""
     # ``warm``: inputs that an earlier kernel left in the shared cache.
     out: dict[int, Estimate] = {}
-    for members, batch, terms in _alike(programs, spec, warm):
+    for members, batch, terms in _groups_priced_together(programs, spec, warm):
         out.update({n: _estimate(terms, row, spec, batch) for row, n in enumerate(members)})
     return [out[n] for n in range(len(programs))]
 
 
-def fastest(programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...] = ()) -> tuple[int, Estimate]:
+def estimate_fastest(
+    programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...] = ()
+) -> tuple[int, Estimate]:
     """Return the position and the estimate of the fastest program (the first one among equals)."""
     found = []
-    for members, batch, terms in _alike(programs, spec, warm):
+    for members, batch, terms in _groups_priced_together(programs, spec, warm):
         row = int(np.argmin(terms["seconds"]))
         found.append((float(terms["seconds"][row]), members[row], terms, row, batch))
     _, place, terms, row, batch = min(found, key=lambda x: x[:2])
     return place, _estimate(terms, row, spec, batch)
 
 
-def _alike(
+def _groups_priced_together(
     programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...]
 ) -> Iterator[tuple[list[int], TileBatch, Mapping[str, Floats]]]:
     """Yield the positions of programs that are priced together, as a batch, with their terms."""
@@ -93,7 +95,7 @@ def _alike(
         yield members, batch, spec.traits.module_for("templates").price_programs(batch, mine, spec)
 
 
-def estimate_explained(
+def estimate_with_terms(
     program: RProgram, spec: DeviceSpec, block: Sequence[int] | None = None
 ) -> tuple[Estimate, Term]:
     """Return the estimate of one program, and the terms from which its seconds are computed."""
@@ -104,7 +106,9 @@ def estimate_explained(
     return _estimate(terms, 0, spec, batch), room.explained(told)
 
 
-def estimate_block(program: RProgram, spec: DeviceSpec, block: Sequence[int], warm: tuple[str, ...] = ()) -> Estimate:
+def estimate_with_block(
+    program: RProgram, spec: DeviceSpec, block: Sequence[int], warm: tuple[str, ...] = ()
+) -> Estimate:
     """Return the estimate of a GPU program whose blocks advance by ``block``, less than their threads cover."""
     batch = replace(batch_of([program]), block=np.array([block], np.int64), warm=warm)
     return _estimate(spec.traits.module_for("templates").price_programs(batch, [program], spec), 0, spec, batch)

@@ -9,7 +9,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.targets import KINDS
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.template import Programs, Template, template_of
+from roller.templates.common.template import ProgramProperties, Template, template_of
 
 
 def templates_of(kind: str) -> tuple[Template, ...]:
@@ -18,7 +18,7 @@ def templates_of(kind: str) -> tuple[Template, ...]:
     return found
 
 
-def writer_of(kind: str, programs: Programs) -> Template:
+def template_writing(kind: str, programs: ProgramProperties) -> Template:
     """Return the template that writes the given programs of a kind."""
     return template_of(templates_of(kind), programs)
 

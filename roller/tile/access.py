@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from roller.expr import Bound, Index, Tensor
 from roller.expr.sliding import sliding_axes
-from roller.tile.steps import break_share, tile_pieces
+from roller.tile.memory_steps import break_share, tile_pieces
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -75,7 +75,7 @@ class Access:
         return len(self.guard)
 
     @cached_property
-    def touched(self) -> NDArray[np.bool_]:
+    def touched_axes(self) -> NDArray[np.bool_]:
         """Mask of the axes that the loaded value depends on, through the tensor or a guard."""
         guarding = {x for b in self.guard for x in b.index.axes}
         return np.asarray(self.uses | np.array([n in guarding for n in self.axis_names], bool))
@@ -134,7 +134,7 @@ class Access:
         """Return the extent of the data tile along one dimension, ``(N,)``."""
         touched: Ints | None = None
         first = 1
-        for a, step in self._moves[d]:
+        for a, step in self._axis_steps_per_dim[d]:
             part = tiles[:, a] if step == 1 else step * tiles[:, a]
             touched, first = part if touched is None else touched + part, first - step
         if touched is None:
@@ -147,20 +147,20 @@ class Access:
         return tuple(self._limits.tolist())
 
     @cached_property
-    def _moves(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+    def _axis_steps_per_dim(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Per dimension, the axes that index it and their steps."""
         return tuple(tuple((int(a), int(row[a])) for a in np.flatnonzero(row)) for row in self._steps)
 
     def row_elements(self, tiles: Ints) -> Ints:
         """Return the number of elements per row of the data tile in scratchpad (last dimension last), ``(N,)``."""
-        if self.gather or not self._moves:
+        if self.gather or not self._axis_steps_per_dim:
             return self.elements(tiles)
-        return self.extent(len(self._moves) - 1, tiles)
+        return self.extent(len(self._axis_steps_per_dim) - 1, tiles)
 
     def elements(self, tiles: Ints) -> Ints:
         """Return the number of elements in the data tile, ``(N,)``."""
         total: Ints | None = None
-        for d, moves in enumerate(() if self.gather else self._moves):
+        for d, moves in enumerate(() if self.gather else self._axis_steps_per_dim):
             if moves:
                 extent = self.extent(d, tiles)
                 total = extent if total is None else total * extent
@@ -184,7 +184,7 @@ class Access:
         total = np.ones(len(tiles), np.int64)
         if self.gather:
             return self.elements(tiles)
-        for d, moves in enumerate(self._moves):
+        for d, moves in enumerate(self._axis_steps_per_dim):
             if moves:
                 several = product(tiles, (a for a, _ in moves))
                 total *= np.minimum(self.extent(d, tiles), several)
@@ -194,7 +194,7 @@ class Access:
         """Return the number of rows in a data tile, and the span (elements) of one contiguous row."""
         # A row is the product of the fully covered trailing dimensions times the next extent.
         if self.gather:
-            run = np.minimum(self._gather_run(tiles), self.elements(tiles))
+            run = np.minimum(self._mean_gathered_run(tiles), self.elements(tiles))
             return -(-self.elements(tiles) // run), run
         rank = self.coefficients.shape[0]
         if rank == 0:
@@ -217,7 +217,7 @@ class Access:
             whole = whole & (extents[d] == shape[d])
         return rows, span
 
-    def _gather_run(self, tiles: Ints) -> Ints:
+    def _mean_gathered_run(self, tiles: Ints) -> Ints:
         """Return the mean number of contiguous elements along the axis that indexes the last dimension."""
         # Where a row wraps around, the next row may or may not follow in memory (it does if all columns of an image are
         # read).
@@ -225,10 +225,12 @@ class Access:
         for t in self.index[-1].terms if self.index else ():
             if abs(t.coef) == 1 and t.div == 1:
                 width = tiles[:, position[t.axis]]
-                return np.maximum(1, np.rint(width / (1.0 + (width - 1) * self._breaks(t.axis)))).astype(np.int64)
+                return np.maximum(1, np.rint(width / (1.0 + (width - 1) * self._break_share_along(t.axis)))).astype(
+                    np.int64
+                )
         return np.ones(len(tiles), np.int64)
 
-    def _breaks(self, axis: str) -> float:
+    def _break_share_along(self, axis: str) -> float:
         """Return the fraction of neighbours along an axis that are not adjacent in memory."""
         key = ("breaks", axis)
         if key not in self._memo:
@@ -241,17 +243,17 @@ class Access:
         # Exact: the in-bounds lengths of all tile positions are summed per dimension; axes the tensor does not depend
         # on multiply by their number of tiles, because no data survives from one tile to the next.
         reload: Floats = np.ones(len(tiles))
-        for a in self._again:
+        for a in self._reloading_axes:
             reload = reload * -(-self.axis_extents[a] // tiles[:, a])
         if self.gather:
             return np.asarray(reload * self._gathered_points)
         total = reload
         for dims, axes in self.groups:
-            total = total * self._group_sum(dims, axes, tiles)
+            total = total * self._sum_over_group(dims, axes, tiles)
         return total
 
     @cached_property
-    def _again(self) -> tuple[int, ...]:
+    def _reloading_axes(self) -> tuple[int, ...]:
         """Axes whose tiles each reload the same data."""
         return tuple(int(a) for a in np.flatnonzero(~self.uses & self.reloads & (self.axis_extents > 1)))
 
@@ -267,7 +269,7 @@ class Access:
             groups.append((dims, axes))
         return tuple((tuple(sorted(dims)), tuple(sorted(axes))) for dims, axes in groups)
 
-    def _group_sum(self, dims: tuple[int, ...], axes: tuple[int, ...], tiles: Ints) -> Floats:
+    def _sum_over_group(self, dims: tuple[int, ...], axes: tuple[int, ...], tiles: Ints) -> Floats:
         """Return the sum over tile positions of the in-bounds elements along the dimensions of one group."""
         if not axes:
             return np.ones(len(tiles))

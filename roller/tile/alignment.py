@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from roller.tile.fragments import conflicts, program_operands
+from roller.tile.fragments import bank_conflict_degree, program_operands
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.layout import lane_reads
 from roller.tile.program import RProgram
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the spec is only read here; importing it would bring YAML t
 Rule: TypeAlias = "Callable[[RProgram, DeviceSpec, float], bool]"
 
 
-def execution_unit(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
+def fills_execution_units(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     """Rule 1: threads of a block fill whole TEUs, a CPU's vectors fill lanes, and matrix tiles fill fragments."""
     if program.fragment is not None:
         f, tile = program.fragment, program.tile("register")
@@ -35,27 +35,29 @@ def execution_unit(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     return program.tile("register")[program.vector_axis] % program.vector_elements == 0
 
 
-def transaction(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
+def fills_transactions(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     """Rule 2: rows of loaded tiles start at, and are multiples of, whole transactions, or span the dimension."""
     block = tuple(program.block_tile.values())
     size = spec.home.transaction_bytes
     known = program.expr._memo.setdefault("transactions", {})
     if (block, size) not in known:  # the result depends only on the block tile
-        known[block, size] = bool(whole_transactions(Geometry.of(program.expr), np.array([block], np.int64), size)[0])
+        known[block, size] = bool(
+            whole_transactions_mask(Geometry.of(program.expr), np.array([block], np.int64), size)[0]
+        )
     return bool(known[block, size])
 
 
-def find_transactions(programs: Sequence[RProgram], spec: DeviceSpec) -> None:
-    """Compute the results of :func:`transaction` for programs of one expression together."""
+def precompute_transactions(programs: Sequence[RProgram], spec: DeviceSpec) -> None:
+    """Compute the results of :func:`fills_transactions` for programs of one expression together."""
     size, found = spec.home.transaction_bytes, [products_program(p) or p for p in programs]
     for expr in {id(p.expr): p.expr for p in found}.values():
         blocks = list(dict.fromkeys(tuple(p.block_tile.values()) for p in found if p.expr is expr))
-        answers = whole_transactions(Geometry.of(expr), np.array(blocks, np.int64), size)
+        answers = whole_transactions_mask(Geometry.of(expr), np.array(blocks, np.int64), size)
         known = expr._memo.setdefault("transactions", {})
         known.update({(b, size): bool(x) for b, x in zip(blocks, answers, strict=True)})
 
 
-def whole_transactions(geometry: Geometry, tiles: Ints, size: int) -> np.ndarray:
+def whole_transactions_mask(geometry: Geometry, tiles: Ints, size: int) -> np.ndarray:
     """Return the mask ``(N,)`` of block tiles whose data tiles consist of transactions of ``size`` bytes."""
     good = np.ones(len(tiles), bool)
     for access in geometry.loads:
@@ -72,7 +74,7 @@ def whole_transactions(geometry: Geometry, tiles: Ints, size: int) -> np.ndarray
     return good
 
 
-def memory_bank(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
+def avoids_bank_conflicts(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     """Rule 3: no bank serves two words for one read of a staged tile by one TEU (enumerated)."""
     if not spec.traits.scratchpad or not program.staged or program.traits.spreads_reductions:
         return True
@@ -83,21 +85,21 @@ def memory_bank(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
         return True  # swizzled: see roller.tile.warp_groups
     if program.fragment is not None:
         read = ((x, program.fragment, padding.get(x.tensor.name, 0), banks, width) for x in program_operands(program))
-        return all(conflicts(*r) == 1 for r in read)
+        return all(bank_conflict_degree(*r) == 1 for r in read)
     reads = lane_reads(program, spec.teu.lanes)
-    return all(r.degree(padding.get(t, 0), banks, width) == 1 for t, r in reads.items())
+    return all(r.worst_conflict_degree(padding.get(t, 0), banks, width) == 1 for t, r in reads.items())
 
 
-def tensor_shape(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
+def limits_padding_waste(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     """Rule 4: padded waste ``((S - N % S) % S) / N`` of every axis is at most ``epsilon``."""
     return all(-a.extent % program.block_tile[a.name] / a.extent <= epsilon for a in program.axes)
 
 
 RULES: dict[str, Rule] = {
-    "execution_unit": execution_unit,
-    "transaction": transaction,
-    "bank": memory_bank,
-    "shape": tensor_shape,
+    "execution_unit": fills_execution_units,
+    "transaction": fills_transactions,
+    "bank": avoids_bank_conflicts,
+    "shape": limits_padding_waste,
 }
 
 

@@ -77,7 +77,7 @@ class Box:
         """Return the first in-bounds position per dimension that points of ``ranges`` (first, last by axis) touch."""
         whole, found = dict(self.extents), []
         for d, step in enumerate(self.lattice):
-            low = min(least(a[d], ranges, whole) for a in self.accesses)
+            low = min(least_position(a[d], ranges, whole) for a in self.accesses)
             found.append(low if low >= 0 else low + -(low // step) * step)
         return tuple(found)
 
@@ -104,7 +104,7 @@ def _quotients(t: Term, extent: Ints, whole: int) -> Ints:
     return np.where(wraps, np.minimum(t.mod, (whole - 1) // t.div + 1) - 1, moved)
 
 
-def least(index: Index, ranges: Mapping[str, tuple[int, int]], whole: Mapping[str, int]) -> int:
+def least_position(index: Index, ranges: Mapping[str, tuple[int, int]], whole: Mapping[str, int]) -> int:
     """Return the smallest position of an index over inclusive ranges of its axes."""
     total = index.const
     for t in index.terms:
@@ -143,11 +143,11 @@ def whole_axes(expr: TensorExpr) -> frozenset[str]:
     for s in expr.stages:
         for load in s.loads:
             if load.tensor in stages:
-                found |= _moved(stages[load.tensor], load.index)
+                found |= _axes_read_elsewhere(stages[load.tensor], load.index)
     return frozenset(found)
 
 
-def _moved(writer: Stage, index: tuple[Index, ...]) -> set[str]:
+def _axes_read_elsewhere(writer: Stage, index: tuple[Index, ...]) -> set[str]:
     """Return the axes of dimensions that a load reads at positions other than those its tile wrote."""
     pairs = zip(writer.store, index, strict=True)
     return {a for store, load in pairs if store != load for a in (*store.axes, *load.axes)}

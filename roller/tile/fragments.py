@@ -17,8 +17,8 @@ from roller.core.fragment import Fragment
 from roller.errors import TileError
 from roller.expr import Call, Cast, Index, Load, Scalar, Stage, Tensor, Term
 from roller.tile.layout import TileLayout, tile_layout
+from roller.tile.memory_steps import break_share, mean_step
 from roller.tile.program import RProgram
-from roller.tile.steps import break_share, mean_step
 
 #: Bytes of one matrix row that ``ldmatrix`` reads, and the number of rows it reads at once.
 ROW_BYTES = 16
@@ -82,7 +82,7 @@ def operand_loads(stage: Stage, matrix_axes: tuple[str, ...]) -> tuple[Load, Loa
     loads = [f for f in found if isinstance(f, Load)]
     if stage.combiner == "sum" and len(found) == len(loads) == 2:
         for a, b in (loads, loads[::-1]):
-            in_a, in_b = _moves(a), _moves(b)
+            in_a, in_b = _axes_of_load(a), _axes_of_load(b)
             if m in in_a and m not in in_b and n in in_b and n not in in_a and k in in_a and k in in_b:
                 return a, b
     raise TileError(
@@ -114,17 +114,17 @@ def _operand(stage: Stage, load: Load, tensor: Tensor, axis: str, k: str, tile: 
     rows = _row_axis(layout, tensor, tile)
     # One-byte elements cannot be transposed while they are loaded: the instruction moves pairs of bytes.
     allowed = (k,) if tensor.itemsize_bytes == 1 else (axis, k)
-    best = min(allowed, key=lambda a: _apart(load, tensor, a, stage.extents[a]))
+    best = min(allowed, key=lambda a: _contiguity_key(load, tensor, a, stage.extents[a]))
     if rows == best or (rows in allowed and not layout.axes):
         return Operand(load, tensor, axis, k, layout, rows)
     rows = best
-    axes = (*(a.name for a in reversed(stage.axes) if a.name in _moves(load) and a.name != rows), rows)
+    axes = (*(a.name for a in reversed(stage.axes) if a.name in _axes_of_load(load) and a.name != rows), rows)
     by_axes = TileLayout(tuple(Index((Term(a),)) for a in axes), tuple(tile[a] for a in axes), axes)
     return Operand(load, tensor, axis, k, by_axes, rows)
 
 
 @lru_cache(maxsize=4096)
-def _apart(load: Load, tensor: Tensor, axis: str, extent: int) -> tuple[bool, float]:
+def _contiguity_key(load: Load, tensor: Tensor, axis: str, extent: int) -> tuple[bool, float]:
     """Return the key that sorts axes by contiguity: whether most neighbours are not adjacent, and their mean step."""
     # A few long jumps (from image to image) cost less than a stride between all neighbours.
     return break_share(load.index, tensor.shape, axis, extent) > 0.5, mean_step(load.index, tensor.shape, axis, extent)
@@ -151,24 +151,24 @@ def _factors(body: Scalar) -> list[Scalar]:
     return [body]
 
 
-def _moves(load: Load) -> frozenset[str]:
+def _axes_of_load(load: Load) -> frozenset[str]:
     return frozenset(a for i in (*load.index, *(b.index for b in load.guard)) for a in i.axes)
 
 
 # ---- scratchpad
 
 
-def spread_pitch(columns: int) -> int:
+def accumulator_row_pitch(columns: int) -> int:
     """Return the pitch (elements) of accumulator rows in scratchpad: an odd multiple of eight, so that banks differ."""
     return columns + (8 if columns // 8 % 2 == 0 else 16)
 
 
-def spread_bytes(fragment: Fragment, columns: int) -> int:
+def accumulator_row_bytes(fragment: Fragment, columns: int) -> int:
     """Return the scratchpad bytes that one group needs to write a row of fragments before storing it."""
-    return fragment.m * spread_pitch(columns) * DTYPE_BYTES[fragment.accumulator]
+    return fragment.m * accumulator_row_pitch(columns) * DTYPE_BYTES[fragment.accumulator]
 
 
-def pool_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
+def block_scratchpad_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
     """Return the scratchpad bytes of a block for the tiles of all stages; the results reuse them afterwards."""
     # Warp groups store directly from their accumulators, and their tiles have no padding
     # (:mod:`roller.tile.warp_groups`).
@@ -179,7 +179,7 @@ def pool_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
     padding, n = dict(program.storage_padding), program.matrix_axes[1]
     ring = sum(o.elements(padding.get(o.tensor.name, 0)) * o.tensor.itemsize_bytes for o in staged) * program.stages
     groups = program.threads_per_block // program.fragment.threads
-    spread = groups * spread_bytes(program.fragment, program.tile("register")[n])
+    spread = groups * accumulator_row_bytes(program.fragment, program.tile("register")[n])
     return max(ring, spread)
 
 
@@ -221,12 +221,12 @@ def swizzle(operand: Operand, fragment: Fragment, padding: int) -> Swizzle | Non
     # Instructions that address each row (``ldmatrix``) work with any permutation, others need a pitch. Tiles gathered
     # by axes are not permuted, so that a thread's elements stay a constant distance apart.
     row, chunk = operand.layout.extents[-1], operand.chunk
-    if padding or operand.layout.axes or not fragment.knows_lanes or row <= chunk or row & (row - 1):
+    if padding or operand.layout.axes or not fragment.has_defined_lanes or row <= chunk or row & (row - 1):
         return None
     return Swizzle(chunk, row)
 
 
-def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]]:
+def phase_row_addresses(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]]:
     """Return the byte addresses of the rows that a TEU reads, by phase: the eight rows that are served together."""
     # One list per matrix of eight rows in the fragment; an operand's other fragments are at multiples of these
     # addresses.
@@ -242,10 +242,10 @@ def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]
 
 
 @lru_cache(maxsize=4096)
-def conflicts(operand: Operand, fragment: Fragment, padding: int, banks: int, bank_width_bytes: int) -> int:
+def bank_conflict_degree(operand: Operand, fragment: Fragment, padding: int, banks: int, bank_width_bytes: int) -> int:
     """Return the maximum number of words that one bank serves in one phase (1: no conflict)."""
     worst = 1
-    for rows in phases(operand, fragment, padding):
+    for rows in phase_row_addresses(operand, fragment, padding):
         words = {(start + x) // bank_width_bytes for start in rows for x in range(0, ROW_BYTES, bank_width_bytes)}
         per_bank = [0] * banks
         for w in words:
@@ -259,9 +259,9 @@ def fragment_padding(operand: Operand, fragment: Fragment, banks: int, bank_widt
     # No padding is needed if a swizzle separates the banks. Rows stay multiples of the fragment's row.
     step = fragment.row_bytes // operand.tensor.itemsize_bytes
     least = -operand.layout.extents[-1] % step
-    best = (conflicts(operand, fragment, least, banks, bank_width_bytes), least)
+    best = (bank_conflict_degree(operand, fragment, least, banks, bank_width_bytes), least)
     for pad in range(least + step, PHASE_ROWS * operand.chunk + 1, step):
         if best[0] == 1:
             break
-        best = min(best, (conflicts(operand, fragment, pad, banks, bank_width_bytes), pad))
+        best = min(best, (bank_conflict_degree(operand, fragment, pad, banks, bank_width_bytes), pad))
     return best[1], best[0]

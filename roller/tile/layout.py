@@ -16,8 +16,8 @@ import numpy as np
 from roller.expr import SPATIAL, Index, Load, Stage, Tensor, TensorExpr, Term
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints, product
+from roller.tile.memory_steps import mean_step, pitches
 from roller.tile.program import RProgram
-from roller.tile.steps import mean_step, pitches
 from roller.tile.windows import Halo, halo, slide_of
 
 
@@ -78,7 +78,7 @@ def staged_axes(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
 IDLE_ROUNDS = 1.5
 
 
-def copy_lead(counts: Ints, threads: Ints) -> Ints:
+def copy_leading_dims(counts: Ints, threads: Ints) -> Ints:
     """Return the number of leading dimensions of staged tiles that the rounds of their copies step over, ``(N,)``."""
     # All threads of a round share the trailing dimensions, so that the addresses of successive rounds differ by
     # constants and need neither arithmetic nor registers. Threads without a row are idle; if too many are, the tile is
@@ -99,8 +99,8 @@ def copy_lead(counts: Ints, threads: Ints) -> Ints:
 
 
 def copy_rounds(counts: Ints, threads: Ints) -> tuple[Ints, Ints]:
-    """Return the :func:`copy_lead` of staged tiles and the number of rounds of their copies, ``(N,)`` each."""
-    lead, rank = copy_lead(counts, threads), counts.shape[1]
+    """Return the :func:`copy_leading_dims` of staged tiles and the number of rounds of their copies, ``(N,)`` each."""
+    lead, rank = copy_leading_dims(counts, threads), counts.shape[1]
     ahead = np.arange(rank)[None, :] < lead[:, None]  # dimensions that differ from round to round
     rows, columns = (product(np.where(x, counts, 1), range(rank)) for x in (ahead, ~ahead))
     return lead, -(-rows // np.maximum(1, threads // np.maximum(1, columns)))
@@ -151,11 +151,11 @@ class LaneReads:
     itemsize_bytes: int
     _memo: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
-    def degree(self, padding: int, banks: int, bank_width_bytes: int) -> int:
+    def worst_conflict_degree(self, padding: int, banks: int, bank_width_bytes: int) -> int:
         """Return the maximum number of distinct words that one bank serves for one read (1: no conflict)."""
-        return max(self.degrees(padding, banks, bank_width_bytes))
+        return max(self.conflict_degrees(padding, banks, bank_width_bytes))
 
-    def degrees(self, padding: int, banks: int, bank_width_bytes: int) -> tuple[int, ...]:
+    def conflict_degrees(self, padding: int, banks: int, bank_width_bytes: int) -> tuple[int, ...]:
         """Return the maximum number of distinct words that one bank serves, per group of lanes served together."""
         key = (padding, banks, bank_width_bytes)
         if key not in self._memo:
@@ -195,7 +195,7 @@ def thread_chunks(program: RProgram) -> dict[str, int]:
     return chunks
 
 
-def fragment_spread(program: RProgram) -> dict[str, float]:
+def thread_read_ratio(program: RProgram) -> dict[str, float]:
     """Return, per staged tensor, the ratio of the elements a thread reads to the elements of a contiguous tile."""
     # Windows of neighbouring outputs share elements; windows of interleaved chunks do not.
     register, chunks = tuple(program.tile("register").values()), tuple(thread_chunks(program).values())
@@ -219,10 +219,17 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
     key: tuple[object, ...] | None = None
     if not program.traits.slides_windows:  # rows of windows depend on the extents of their tensor
         vectors = program.vector_axis, program.vector_elements
-        key = (_kind_of_reads(program.expr), program.tiles, *vectors, program.interleaved, program.staged, lanes)
+        key = (
+            _expression_kind_number(program.expr),
+            program.tiles,
+            *vectors,
+            program.interleaved,
+            program.staged,
+            lanes,
+        )
     out = _READS.get(key)
     if out is None:
-        out = _found_reads(program, lanes)
+        out = _compute_lane_reads(program, lanes)
         if key is not None:
             if len(_READS) >= _MOST_READS:
                 _READS.clear()
@@ -238,7 +245,7 @@ _MOST_READS = 1 << 14
 _KINDS: dict[tuple[object, ...], int] = {}
 
 
-def _kind_of_reads(expr: TensorExpr) -> int:
+def _expression_kind_number(expr: TensorExpr) -> int:
     """Return a number shared by all expressions whose tiles, for equal extents, are read in the same way."""
     found: int | None = expr._memo.get("kind_of_reads")
     if found is None:
@@ -252,7 +259,7 @@ def _kind_of_reads(expr: TensorExpr) -> int:
     return found
 
 
-def _found_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
+def _compute_lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
     expr = program.expr
     names = tuple(a.name for a in expr.axes)
     register, threads = program.tile("register"), program.threads
@@ -299,11 +306,11 @@ def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int, vectors
     # over one TEU (rule 3 of alignment). Without ``vectors``, copies move single elements, and any padding is valid.
     vector = max(1, VECTOR_BYTES // reads.itemsize_bytes) if vectors else 1
     step = vector if reads.row_elements % vector == 0 else 1
-    best = (reads.degree(0, banks, bank_width_bytes), 0)
+    best = (reads.worst_conflict_degree(0, banks, bank_width_bytes), 0)
     if not any(reads.rows):  # padding only moves rows
         return 0, best[0]
     for pad in range(step, PADDING_STEPS * step + 1, step):
         if best[0] == 1:
             break
-        best = min(best, (reads.degree(pad, banks, bank_width_bytes), pad))
+        best = min(best, (reads.worst_conflict_degree(pad, banks, bank_width_bytes), pad))
     return best[1], best[0]

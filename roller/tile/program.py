@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from roller.core.display import html_table, one_line
+from roller.core.display import html_table, one_line_repr
 from roller.core.fragment import Fragment
 from roller.errors import MALFORMED, ArtifactError, TileError
 from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.tile.program_name import ProgramName, name_of
+from roller.tile.program_name import ProgramName, format_name
 from roller.tile.structures import Structure, structure_named
 
 #: Minimum number of register tiles per row for which non-temporal programs align tiles to cache lines; tiles at the
@@ -274,7 +274,7 @@ class RProgram:
 
     def __repr__(self) -> str:
         """Return the operator and tiles; :meth:`__str__` includes all fields."""
-        return one_line("RProgram", f"{self.expr.name}: {self}")
+        return one_line_repr("RProgram", f"{self.expr.name}: {self}")
 
     def _repr_html_(self) -> str:
         """Return the tiles by layer as a table, for a notebook."""
@@ -287,7 +287,7 @@ class RProgram:
         tiles = ((layer, tuple(zip(self.axis_names, extents, strict=True))) for layer, extents in self.tiles)
         vector = None if self.vector_axis is None else (self.vector_axis, self.vector_elements)
         fragment = None if self.fragment is None else self.fragment.name
-        return name_of(ProgramName(
+        return format_name(ProgramName(
             self.kind, self.structure, tuple(tiles), vector, self.staged, self.storage_padding, self.interleaved,
             self.split_k, self.constants, self.nontemporal, self.stages, self.raster, fragment, self.matrix_axes,
             self.relaxed,

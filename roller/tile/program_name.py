@@ -64,30 +64,30 @@ class ProgramName:
         return tuple(axis for axis, _ in self.tiles[0][1])
 
 
-def name_of(said: ProgramName) -> str:
+def format_name(said: ProgramName) -> str:
     """Return the name of a program, unique within its expression."""
     words = [f"{said.kind}/{said.structure}"]
     for layer, extents in said.tiles:
-        words.append(f"{layer}[{' '.join(f'{_quoted(n)}={e}' for n, e in extents)}]")
+        words.append(f"{layer}[{' '.join(f'{_quote_name(n)}={e}' for n, e in extents)}]")
     if said.vector is not None:
-        words.append(f"vector={_quoted(said.vector[0])}:{said.vector[1]}")
+        words.append(f"vector={_quote_name(said.vector[0])}:{said.vector[1]}")
     if said.staged:
-        words.append(f"staged={_listed(said.staged)}")
+        words.append(f"staged={_join_names(said.staged)}")
     if said.pad:
-        words.append("pad=" + ",".join(f"{_quoted(t)}+{n}" for t, n in said.pad))
+        words.append("pad=" + ",".join(f"{_quote_name(t)}+{n}" for t, n in said.pad))
     if said.interleaved:
         words.append("interleaved")
     if said.split_k > 1:
         words.append(f"split_k={said.split_k}")
     if said.constants:
-        words.append(f"constants={_listed(said.constants)}")
+        words.append(f"constants={_join_names(said.constants)}")
     if said.nontemporal:
         words.append("nontemporal")
     words += [f"{n}={v}" for n, v in (("stages", said.stages), ("raster", said.raster)) if v > 1]
     if said.fragment is not None:
-        words.append(f"fragment={said.fragment}:{_listed(said.matrix_axes)}")
+        words.append(f"fragment={said.fragment}:{_join_names(said.matrix_axes)}")
     if said.relaxed:
-        words.append(f"relaxed={_listed(said.relaxed)}")
+        words.append(f"relaxed={_join_names(said.relaxed)}")
     return " ".join(words)
 
 
@@ -101,7 +101,7 @@ def read_name(text: str) -> ProgramName:
     """
     head = _HEAD.match(text)
     if head is None:
-        raise _refused("'gpu/STRUCTURE' or 'cpu/STRUCTURE' first", text)
+        raise _parse_error("'gpu/STRUCTURE' or 'cpu/STRUCTURE' first", text)
     tiles: list[tuple[str, tuple[tuple[str, int], ...]]] = []
     found: dict[str, object] = {}
     at = head.end()
@@ -114,33 +114,35 @@ def read_name(text: str) -> ProgramName:
         word = _FIELD.match(text, at)
         if word is None or word[1] not in _FIELDS or word[1] in found:
             hint = did_you_mean(word[1], _FIELDS) if word is not None and word[1] not in _FIELDS else ""
-            raise _refused(f"a tile 'LAYER[AXIS=EXTENT ...]' or one of the fields {sorted(set(_FIELDS))}, each once",
-                           text[at:], hint)  # fmt: skip
-        found[word[1]] = _value(word[1], word[2], text[at:])
+            fields = sorted(set(_FIELDS))
+            raise _parse_error(
+                f"a tile 'LAYER[AXIS=EXTENT ...]' or one of the fields {fields}, each once", text[at:], hint
+            )
+        found[word[1]] = _parse_value(word[1], word[2], text[at:])
         at = word.end()
     if not tiles or any([a for a, _ in t] != [a for a, _ in tiles[0][1]] for _, t in tiles):
-        raise _refused("tiles of two layers or more over the same axes in the same order", text)
+        raise _parse_error("tiles of two layers or more over the same axes in the same order", text)
     if "fragment" in found:
         found["fragment"], found["matrix_axes"] = found["fragment"]  # type: ignore[misc]
     return ProgramName(head[1], head[2], tuple(tiles), **found)  # type: ignore[arg-type]
 
 
-def _value(name: str, value: str | None, where: str) -> object:
+def _parse_value(name: str, value: str | None, where: str) -> object:
     """Parse the value of a field."""
     if name in _FLAGS:
         if value is not None:
-            raise _refused(f"'{name}' without a value", where)
+            raise _parse_error(f"'{name}' without a value", where)
         return True
     if value is None:
-        raise _refused(f"'{name}=...'", where)
+        raise _parse_error(f"'{name}=...'", where)
     if name in _NUMBERS:
-        return _number(value, where)
+        return _parse_number(value, where)
     if name == "vector":
         axis, _, elements = value.rpartition(":")
-        return _name(axis, where), _number(elements, where)
+        return _name(axis, where), _parse_number(elements, where)
     if name == "pad":
         parts = (item.rpartition("+") for item in _items(value, where))
-        return tuple((_name(t, where), _number(n, where)) for t, _, n in parts)
+        return tuple((_name(t, where), _parse_number(n, where)) for t, _, n in parts)
     if name == "fragment":
         fragment, _, axes = value.partition(":")
         return fragment, tuple(_name(a, where) for a in _items(axes, where))
@@ -153,7 +155,7 @@ def _extents(text: str, where: str) -> tuple[tuple[str, int], ...]:
     while text[at:].strip():
         pair = _EXTENT.match(text, at)
         if pair is None:
-            raise _refused("'AXIS=EXTENT', an extent a whole number", where)
+            raise _parse_error("'AXIS=EXTENT', an extent a whole number", where)
         found.append((_name(pair[1], where), int(pair[2])))
         at = pair.end()
     return tuple(found)
@@ -165,39 +167,39 @@ def _items(text: str, where: str) -> list[str]:
     while at < len(text):
         item = _ITEM.match(text, at)
         if item is None:
-            raise _refused("names with commas between them", where)
+            raise _parse_error("names with commas between them", where)
         found.append(item[1])
         at = item.end()
     return found
 
 
-def _number(text: str, where: str) -> int:
+def _parse_number(text: str, where: str) -> int:
     if not re.fullmatch(r"\d{1,18}", text):
-        raise _refused("a whole number", where)
+        raise _parse_error("a whole number", where)
     return int(text)
 
 
 def _name(text: str, where: str) -> str:
     if not text.startswith('"'):
         if not text:
-            raise _refused("a name", where)
+            raise _parse_error("a name", where)
         return text
     try:
         return str(json.loads(text))
     except ValueError:
-        raise _refused("a name, or a JSON string of one", where) from None
+        raise _parse_error("a name, or a JSON string of one", where) from None
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Return a name unchanged if it is unambiguous, otherwise as a JSON string with single quotes escaped."""
     if _PLAIN.fullmatch(name):
         return name
     return json.dumps(name).replace("'", "\\u0027")
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ",".join(_quoted(n) for n in names)
+def _join_names(names: Iterable[str]) -> str:
+    return ",".join(_quote_name(n) for n in names)
 
 
-def _refused(expected: str, got: str, hint: str = "") -> TileError:
+def _parse_error(expected: str, got: str, hint: str = "") -> TileError:
     return TileError(f"program: expected {expected}, got {bounded(got.strip())!r}{hint or '.'} {REMEDY}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from roller.expr import Index, Stage, Tensor, Term
 from roller.tile.access import VECTOR_BYTES, Ints
-from roller.tile.steps import pitches
+from roller.tile.memory_steps import pitches
 
 
 @dataclass(frozen=True)

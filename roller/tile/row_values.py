@@ -24,9 +24,9 @@ from roller.expr import (
     TensorExpr,
     walk,
 )
-from roller.expr.conversions import dtypes_of, priced_mix, stored_conversion
+from roller.expr.conversions import dtypes_of, instruction_mix_by_dtype, stored_conversion
 from roller.expr.scalar import loads
-from roller.tile.rows import kept_loads, row_stages
+from roller.tile.rows import loads_kept_in_registers, row_stages
 
 #: Smallest normal number of float32 (far above float64's); its reciprocal is finite and exact.
 _SMALLEST = 2.0**-126
@@ -77,9 +77,9 @@ def shared_values(expr: TensorExpr) -> tuple[Scalar, ...]:
             if not s.aligned:
                 continue
             body = row_form(expr, s.stage, s.columns).body
-            found += _first(body, known)
+            found += _largest_known_subtrees(body, known)
             if s.stage.combiner is not None:
-                known |= {n for n in walk(body) if isinstance(n, Call) and _worth(n, s.columns)}
+                known |= {n for n in walk(body) if isinstance(n, Call) and _is_worth_register(n, s.columns)}
         expr._memo["shared_values"] = tuple(dict.fromkeys(found))
     values: tuple[Scalar, ...] = expr._memo["shared_values"]
     return values
@@ -102,7 +102,7 @@ def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
         again = shared_values(expr)
 
         def add(share: Share, s: Stage, body: Scalar, combiner: str | None) -> None:
-            for (fn, dtype), count in priced_mix(body, combiner, dtypes_of(expr), s.acc_dtype).items():
+            for (fn, dtype), count in instruction_mix_by_dtype(body, combiner, dtypes_of(expr), s.acc_dtype).items():
                 key = (share, dtype, fn)
                 found[key] = found.get(key, 0.0) + count
 
@@ -115,8 +115,8 @@ def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
                 add(Share.ROW, s, v, None)
             mine = [v for v in again if r.aligned and v in set(walk(form.body))]
             for v in mine:
-                add(Share.AGAIN if v in ready else Share.ELEMENT, s, replaced(v, values), None)
-            rest = replaced(form.body, {**values, **{v: Load("", ()) for v in mine}})
+                add(Share.AGAIN if v in ready else Share.ELEMENT, s, replace_subtrees(v, values), None)
+            rest = replace_subtrees(form.body, {**values, **{v: Load("", ()) for v in mine}})
             add(Share.ELEMENT if wide else Share.ROW, s, rest, s.combiner)
             ready |= set(mine)
         expr._memo["row_mix"] = tuple((*key, n) for key, n in found.items())
@@ -137,34 +137,35 @@ def row_conversions(expr: TensorExpr) -> tuple[tuple[Share, tuple[str, str]], ..
     return conversions
 
 
-def shared_words(expr: TensorExpr) -> int:
+def extra_registers_of_shared_values(expr: TensorExpr) -> int:
     """Return the number of values per element that shared values need beyond the kept inputs they replace."""
     if "shared_words" not in expr._memo:
         shared = shared_values(expr)
         stages = [r for r in row_stages(expr) if r.aligned]
         bodies = [row_form(expr, r.stage, r.columns).body for r in stages]
         first = min((n for n, b in enumerate(bodies) if set(walk(b)) & set(shared)), default=len(bodies))
-        left = {ld for b in bodies[first:] for ld in loads(replaced(b, {v: Const(0.0) for v in shared}))}
-        free = [ld for ld in kept_loads(expr) if ld not in left]
+        left = {ld for b in bodies[first:] for ld in loads(replace_subtrees(b, {v: Const(0.0) for v in shared}))}
+        free = [ld for ld in loads_kept_in_registers(expr) if ld not in left]
         expr._memo["shared_words"] = max(0, len(shared) - len(free))
     words: int = expr._memo["shared_words"]
     return words
 
 
-def replaced(body: Scalar, values: Mapping[Scalar, Scalar]) -> Scalar:
+def replace_subtrees(body: Scalar, values: Mapping[Scalar, Scalar]) -> Scalar:
     """Return ``body`` with subtrees replaced, starting with the largest."""
     if body in values:
         return values[body]
     if isinstance(body, Call):
-        return Call(body.fn, tuple(replaced(a, values) for a in body.args))
-    return Cast(body.dtype, replaced(body.arg, values)) if isinstance(body, Cast) else body
+        return Call(body.fn, tuple(replace_subtrees(a, values) for a in body.args))
+    return Cast(body.dtype, replace_subtrees(body.arg, values)) if isinstance(body, Cast) else body
 
 
 def with_reciprocals(expr: TensorExpr, s: Stage, columns: Collection[str]) -> Scalar:
     """Return the body of a stage with ``y * (1 / x)`` for ``y / x`` where ``x`` is certainly a normal number."""
     # The product has one more rounding than the quotient: at most 1.5 units in the last place instead of 0.5, of the 8
     # that :mod:`roller.runtime.check` allows. The reciprocal of a subnormal ``x`` could overflow where the quotient is
-    # finite, so the divisor must be at least the smallest normal number (:func:`least`): a softmax's sum (at least 1)
+    # finite, so the divisor must be at least the smallest normal number (:func:`lower_bound_of_scalar`): a softmax's
+    # sum (at least 1)
     # or a norm with its epsilon, but not a bare sum of magnitudes. Above ``2**126``, the reciprocal is subnormal and
     # loses two bits; infinities and NaN give the same results as the division. Divisions inside comparisons, rounding
     # functions and conversions to integers stay, because these are discontinuous.
@@ -184,21 +185,25 @@ def with_reciprocals(expr: TensorExpr, s: Stage, columns: Collection[str]) -> Sc
             return n
         if n.fn == "select":
             return Call(n.fn, (n.args[0], rewrite(n.args[1]), rewrite(n.args[2])))
-        if n.fn == "div" and not _moves(n.args[1], columns) and least(n.args[1], expr) >= _SMALLEST:
+        if (
+            n.fn == "div"
+            and not _depends_on_columns(n.args[1], columns)
+            and lower_bound_of_scalar(n.args[1], expr) >= _SMALLEST
+        ):
             return Call("mul", (rewrite(n.args[0]), Call("div", (one, n.args[1]))))
         return Call(n.fn, tuple(rewrite(a) for a in n.args))
 
     return rewrite(s.body)
 
 
-def least(n: Scalar, expr: TensorExpr) -> float:
+def lower_bound_of_scalar(n: Scalar, expr: TensorExpr) -> float:
     """Return a lower bound on ``n`` (NaN aside), or ``-inf`` if none is known.
 
     Examples
     --------
     >>> from roller import ops
     >>> e = ops.softmax((8, 100))
-    >>> least(e.stages[-1].body.args[1], e)
+    >>> lower_bound_of_scalar(e.stages[-1].body.args[1], e)
     1.0
     """
     if isinstance(n, Const):
@@ -206,12 +211,12 @@ def least(n: Scalar, expr: TensorExpr) -> float:
     if isinstance(n, Load):
         s = next((x.stage for x in row_stages(expr) if x.stage.name == n.tensor), None)
         wide = s is not None and s.output.dtype in ("float32", "float64") and s.acc_dtype in ("float32", "float64")
-        return _least_result(s, expr) if s is not None and wide and not n.guard else _UNKNOWN
+        return _lower_bound_of_stage(s, expr) if s is not None and wide and not n.guard else _UNKNOWN
     if isinstance(n, Cast):
-        return least(n.arg, expr) if n.dtype in ("float32", "float64") else _UNKNOWN
+        return lower_bound_of_scalar(n.arg, expr) if n.dtype in ("float32", "float64") else _UNKNOWN
     if not isinstance(n, Call):
         return _UNKNOWN
-    low = [least(a, expr) for a in n.args]
+    low = [lower_bound_of_scalar(a, expr) for a in n.args]
     if n.fn in ("exp", "sigmoid", "rsqrt"):
         return 0.0
     if n.fn in ("abs", "sqrt"):
@@ -227,17 +232,17 @@ def least(n: Scalar, expr: TensorExpr) -> float:
     return exact.get(n.fn, _UNKNOWN) if min(low) >= 0 else _UNKNOWN
 
 
-def _least_result(s: Stage, expr: TensorExpr) -> float:
+def _lower_bound_of_stage(s: Stage, expr: TensorExpr) -> float:
     """Return a lower bound on a stage's result; a sum of ``exp(x - max(x))`` contains the term 1 of the maximum."""
-    low = least(s.body, expr)
+    low = lower_bound_of_scalar(s.body, expr)
     if s.combiner is None or COMBINERS[s.combiner].selects:
         return low
     if s.combiner != "sum" or low < 0:
         return _UNKNOWN
-    return 1.0 if _shifted(s, expr) else low
+    return 1.0 if _sums_shifted_exponentials(s, expr) else low
 
 
-def _shifted(s: Stage, expr: TensorExpr) -> bool:
+def _sums_shifted_exponentials(s: Stage, expr: TensorExpr) -> bool:
     """Return whether a stage sums ``exp(x - m)`` where ``m`` is the largest ``x`` of the same sum."""
     body = s.body
     if not (isinstance(body, Call) and body.fn == "exp"):
@@ -255,7 +260,7 @@ def _shifted(s: Stage, expr: TensorExpr) -> bool:
     )  # fmt: skip
 
 
-def _moves(n: Scalar, columns: Collection[str]) -> bool:
+def _depends_on_columns(n: Scalar, columns: Collection[str]) -> bool:
     """Return whether a value depends on a column."""
     indices = [
         i for x in walk(n) if isinstance(x, Load | IndexValue)
@@ -270,7 +275,7 @@ def _special(n: Scalar) -> bool:
 
 def _row_parts(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
     """Yield the largest subtrees that do not depend on a column and contain a special function."""
-    if not _moves(body, columns):
+    if not _depends_on_columns(body, columns):
         if any(_special(n) for n in walk(body)):
             yield body
     elif isinstance(body, Call):
@@ -280,23 +285,24 @@ def _row_parts(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
         yield from _row_parts(body.arg, columns)
 
 
-def _worth(n: Call, columns: Collection[str]) -> bool:
+def _is_worth_register(n: Call, columns: Collection[str]) -> bool:
     """Return whether a value is worth a register: it has a special function of the columns and is not a bool."""
-    return n.fn not in _JUMPS and any(_special(x) and _moves(x, columns) for x in walk(n))
+    return n.fn not in _JUMPS and any(_special(x) and _depends_on_columns(x, columns) for x in walk(n))
 
 
-def _first(body: Scalar, known: Collection[Scalar]) -> Iterator[Scalar]:
+def _largest_known_subtrees(body: Scalar, known: Collection[Scalar]) -> Iterator[Scalar]:
     """Yield the largest subtrees of a body that are known."""
     if body in known:
         yield body
     elif isinstance(body, Call):
         for a in body.args:
-            yield from _first(a, known)
+            yield from _largest_known_subtrees(a, known)
     elif isinstance(body, Cast):
-        yield from _first(body.arg, known)
+        yield from _largest_known_subtrees(body.arg, known)
 
 
 __all__ = [
-    "RowForm", "Share", "least", "replaced", "row_conversions", "row_form", "row_mix", "shared_values", "shared_words",
+    "RowForm", "Share", "lower_bound_of_scalar", "replace_subtrees", "row_conversions", "row_form", "row_mix",
+    "shared_values", "extra_registers_of_shared_values",
     "with_reciprocals",
 ]  # fmt: skip

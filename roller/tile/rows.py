@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roller.expr import Call, Index, Load, Scalar, Stage, Tensor, TensorExpr, map_indices, transform
-from roller.expr.index_arithmetic import composed
-from roller.tile.steps import mean_step
+from roller.expr.index_arithmetic import compose_index
+from roller.tile.memory_steps import mean_step
 
 #: Functions with a bool result, even if it is stored as a float.
 _LOGICAL = ("eq", "lt", "le")
@@ -49,13 +49,13 @@ def row_stages(expr: TensorExpr) -> tuple[RowStage, ...]:
                 wide[s.name] = whole
                 if s.name not in expr.outputs:
                     continue
-            found.append(_renamed(expr, whole, columns))
+            found.append(_with_anchor_names(expr, whole, columns))
         expr._memo["row_stages"] = tuple(found)
     stages: tuple[RowStage, ...] = expr._memo["row_stages"]
     return stages
 
 
-def kept_loads(expr: TensorExpr) -> tuple[Load, ...]:
+def loads_kept_in_registers(expr: TensorExpr) -> tuple[Load, ...]:
     """Return the loads that a thread with all columns of a row issues once for all stages, using the anchor's names."""
     # Loads of inputs along the columns that several stages or a reduction read.
     if "kept_loads" not in expr._memo:
@@ -71,14 +71,14 @@ def kept_loads(expr: TensorExpr) -> tuple[Load, ...]:
     return kept
 
 
-def rows_fuse(expr: TensorExpr) -> bool:
+def rows_are_independent(expr: TensorExpr) -> bool:
     """Return whether all stages run over the rows of the anchor, each row independently."""
     if "rows_fuse" not in expr._memo:
-        expr._memo["rows_fuse"] = _fuse(expr)
+        expr._memo["rows_fuse"] = _check_row_independence(expr)
     return bool(expr._memo["rows_fuse"])
 
 
-def _fuse(expr: TensorExpr) -> bool:
+def _check_row_independence(expr: TensorExpr) -> bool:
     rows = {a.name: a.extent for a in expr.anchor.spatial_axes}
     done: dict[str, Stage] = {}
     for s in expr.stages:
@@ -87,13 +87,13 @@ def _fuse(expr: TensorExpr) -> bool:
             return False
         for ld in s.loads:
             producer = done.get(ld.tensor)
-            if producer is not None and not _same_row(producer, ld.index, rows, bool(ld.guard)):
+            if producer is not None and not _stays_in_row(producer, ld.index, rows, bool(ld.guard)):
                 return False
         done[s.name] = s
     return True
 
 
-def _same_row(producer: Stage, index: tuple[Index, ...], rows: dict[str, int], is_guarded: bool) -> bool:
+def _stays_in_row(producer: Stage, index: tuple[Index, ...], rows: dict[str, int], is_guarded: bool) -> bool:
     """Return whether a load of ``producer`` stays within the reader's own row."""
     if is_guarded:
         return False
@@ -130,7 +130,7 @@ def _inlined(body: Scalar, producers: Mapping[str, Stage]) -> Scalar:
 
         def compose(i: Index) -> Index:
             nonlocal possible
-            new = composed(i, at)
+            new = compose_index(i, at)
             possible &= new is not None
             return i if new is None else new
 
@@ -140,7 +140,7 @@ def _inlined(body: Scalar, producers: Mapping[str, Stage]) -> Scalar:
     return transform(body, swap)
 
 
-def _renamed(expr: TensorExpr, s: Stage, columns: tuple[str, ...]) -> RowStage:
+def _with_anchor_names(expr: TensorExpr, s: Stage, columns: tuple[str, ...]) -> RowStage:
     """Give the columns the anchor's names if their extents are the anchor's."""
     own = {a.name: a.extent for a in s.axes}
     theirs = expr.anchor.reduction_axes

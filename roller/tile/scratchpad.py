@@ -13,15 +13,15 @@ from roller.tile.access import VECTOR_BYTES, Ints
 STATIC_SHARED_BYTES = 48 * 1024
 
 
-def whole_vectors(elements: Any, itemsize_bytes: int) -> Any:
+def round_up_to_vectors(elements: Any, itemsize_bytes: int) -> Any:
     """Return ``elements`` rounded up to whole vectors."""
     vector = VECTOR_BYTES // itemsize_bytes
     return -(-elements // vector) * vector
 
 
-def placed_bytes(tiles: Sequence[Ints], is_one_pool: bool) -> Ints:
+def staged_tile_bytes(tiles: Sequence[Ints], is_one_pool: bool) -> Ints:
     """Return the scratchpad bytes of all tiles of a block, ``(N,)``."""
     # Beyond the static limit, tiles of one dtype (``is_one_pool``) share one buffer, each aligned to vectors.
     total = sum(tiles, np.zeros(1, np.int64))
-    pool = sum((whole_vectors(n, 1) for n in tiles), np.zeros(1, np.int64))
+    pool = sum((round_up_to_vectors(n, 1) for n in tiles), np.zeros(1, np.int64))
     return np.where(is_one_pool & (total > STATIC_SHARED_BYTES), pool, total)

@@ -1,7 +1,7 @@
 """The schedule of a bulk-synchronous program as data: the slice of each tensor that each unit gets in each superstep.
 
 It states rules instead of listing every copy: the tile of a task, the boxes of its tensors, and the codelets of each
-phase. A device driver expands these rules, as :mod:`roller.emulator.bsp` does.
+phase. A device driver expands these rules, as :mod:`roller.emulator.codelet_emulator` does.
 """
 
 from __future__ import annotations
@@ -125,12 +125,12 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, (list, tuple)) else value
 
 
-def plain(name: str) -> str:
+def codelet_name(name: str) -> str:
     """Return a unique codelet name of letters, digits and underscores; other characters become ``_code_``.
 
     Examples
     --------
-    >>> plain("C_acc"), plain("ho*wo"), plain("f/4"), plain("f%4"), plain("f_2f_4")
+    >>> codelet_name("C_acc"), codelet_name("ho*wo"), codelet_name("f/4"), codelet_name("f%4"), codelet_name("f_2f_4")
     ('C_acc', 'ho_2a_wo', 'f_2f_4', 'f_25_4', 'f_5f_2f_5f_4')
     """
     if re.fullmatch(r"\w+", name, re.ASCII) and not re.search(r"_[0-9a-f]+_", name):

@@ -25,7 +25,7 @@ def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> 
         return np.full(len(tiles), size, np.int64)
     last = len(access.tensor.shape) - 1
     whole: np.ndarray | None = None  # where the faster dimensions are covered whole
-    for d, n, constant, gap, moved in _pitches(access):
+    for d, n, constant, gap, moved in _row_start_steps(access):
         bits |= constant
         for a, most, step in moved:
             bits |= (tiles[:, a] < most) * (tiles[:, a] * step)
@@ -39,7 +39,7 @@ def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> 
     return bits & -bits
 
 
-def _pitches(access: Access) -> tuple[tuple[int, int, int, int, tuple[tuple[int, int, int], ...]], ...]:
+def _row_start_steps(access: Access) -> tuple[tuple[int, int, int, int, tuple[tuple[int, int, int], ...]], ...]:
     """Return the steps that change the start of rows, in bytes, per dimension, starting with the last dimension."""
     # The dimension, its size, its constant, a step along it, and ``(axis, extent, step)`` for the axes that index it.
     if "pitches" not in access._memo:
@@ -80,7 +80,7 @@ def touched_bytes(access: Access, transaction_bytes: int) -> float:
     return float(min(moved[0], -(-access.tensor.nbytes // transaction_bytes) * transaction_bytes))
 
 
-def counted_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats:
+def counted_transaction_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats:
     """Return the bytes that all tiles of a launch load in whole transactions, ``(N,)``, or NaN."""
     # Every row counts at its actual offset. The result is NaN if rows are not counted one by one: for gathered tiles,
     # diagonals, and more than a few tens of thousands of distinct rows; :func:`tile_transaction_bytes` then gives the
@@ -95,7 +95,7 @@ def counted_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats
     rows = list(map(tuple, used.tolist()))
     new = [n for n, row in enumerate(rows) if row not in known]
     if new:
-        found = _counted_once(access, axes, used[new], transaction_bytes)
+        found = _count_tiles_once(access, axes, used[new], transaction_bytes)
         known.update(zip((rows[n] for n in new), found.tolist(), strict=True))
     return np.asarray(again * np.array([known[row] for row in rows])[which.reshape(-1)])
 
@@ -107,7 +107,7 @@ def _axes_by_dimension(access: Access) -> dict[int, tuple[int, ...]] | None:
     return {dims[0]: a for dims, a in access.groups}
 
 
-def _counted_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, transaction_bytes: int) -> Floats:
+def _count_tiles_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, transaction_bytes: int) -> Floats:
     """Return the bytes of every data tile, counted once ``(N,)``: integers, exact in any order of addition."""
     counts, slots = -(-access.axis_extents // tiles), transaction_bytes // access.tensor.itemsize_bytes
     known = np.ones(len(tiles), bool)
@@ -116,20 +116,22 @@ def _counted_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints,
     found, few = np.full(len(tiles), np.nan), np.flatnonzero(known)  # others have too many positions to visit
     if not len(few):
         return found
-    leads = _leads(access, axes, tiles[few])
+    leads = _first_run_dims(access, axes, tiles[few])
     for lead in sorted(set(leads.tolist())):  # np.unique loads numpy.ma
         rows = few[leads == lead]
-        found[rows] = transaction_bytes * _transactions(access, axes, tiles[rows], lead, slots)
+        found[rows] = transaction_bytes * _transactions_of_runs(access, axes, tiles[rows], lead, slots)
     return found
 
 
-def _transactions(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, lead: int, slots: int) -> Floats:
+def _transactions_of_runs(
+    access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, lead: int, slots: int
+) -> Floats:
     """Return the number of transactions for all runs, which start at dimension ``lead``, ``(N,)``; NaN if too many."""
     offsets = np.zeros((len(tiles), slots))  # number of rows by their offset in a transaction, in elements
     offsets[:, 0] = 1.0
     rolled = (np.arange(slots)[:, None] - np.arange(slots)[None, :]) % slots
     for d in range(lead):
-        distinct, which = _distinct(tiles, axes[d])
+        distinct, which = _distinct_tiles(tiles, axes[d])
         moved = np.stack([_rows_by_offset(access, d, axes[d], tile, slots) for tile in distinct])
         if slots == 1:
             offsets = offsets * moved[which]
@@ -138,31 +140,31 @@ def _transactions(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints,
         for n in range(len(distinct)):
             mine = which == n
             offsets[mine] = offsets[mine] @ circulant[n].T
-    distinct, which = _distinct(tiles, axes[lead])
+    distinct, which = _distinct_tiles(tiles, axes[lead])
     touched = np.stack([_transactions_by_offset(access, lead, axes[lead], tile, slots) for tile in distinct])
     return np.asarray((touched[which] * offsets).sum(axis=1))
 
 
-def _distinct(tiles: Ints, axes: tuple[int, ...]) -> tuple[Ints, Ints]:
+def _distinct_tiles(tiles: Ints, axes: tuple[int, ...]) -> tuple[Ints, Ints]:
     """Return the tiles with distinct extents along ``axes``, and for each tile the index of its equal, ``(N,)``."""
     _, first, which = np.unique(tiles[:, list(axes)], axis=0, return_index=True, return_inverse=True)
     return tiles[first], which.reshape(-1)
 
 
-def _leads(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints) -> Ints:
+def _first_run_dims(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints) -> Ints:
     """Return the dimension at which every tile's run starts, with all faster dimensions covered whole, ``(N,)``."""
     last = len(access.tensor.shape) - 1
     leads, going = np.full(len(tiles), last, np.int64), np.ones(len(tiles), bool)
     for d in range(last, 0, -1):
         if access.lattice[d - 1] != 1:
             break
-        distinct, which = _distinct(tiles, axes[d])
-        going = going & np.array([_whole(access, d, axes[d], tile) for tile in distinct])[which]
+        distinct, which = _distinct_tiles(tiles, axes[d])
+        going = going & np.array([_tiles_cover_dim(access, d, axes[d], tile) for tile in distinct])[which]
         leads[going] = d - 1
     return leads
 
 
-def _whole(access: Access, d: int, axes: tuple[int, ...], tile: Ints) -> bool:
+def _tiles_cover_dim(access: Access, d: int, axes: tuple[int, ...], tile: Ints) -> bool:
     """Return whether every tile covers the whole dimension."""
     key = ("whole", d, *tile[list(axes)].tolist())
     if key not in access._memo:

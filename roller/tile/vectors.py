@@ -11,7 +11,7 @@ import numpy as np
 from roller.core.dtypes import NARROW_FLOATS
 from roller.expr import DTYPE_BYTES, Index, Load, Tensor, TensorExpr
 from roller.tile.access import VECTOR_BYTES, Ints
-from roller.tile.steps import pitches
+from roller.tile.memory_steps import pitches
 
 #: Valid sizes of an asynchronous copy (bytes).
 ASYNC_BYTES = (4, 8, 16)
@@ -64,13 +64,13 @@ def widest_vector(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: i
     return width
 
 
-def chunk_elements(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int, chunk: int) -> int:
+def access_elements_of_chunk(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int, chunk: int) -> int:
     """Return the number of elements per access that evenly divides every chunk of ``chunk`` elements along ``axis``."""
     return math.gcd(chunk, widest_vector(index, tensor, axis, extent))
 
 
 @lru_cache(maxsize=4096)
-def whole_chunk(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int, chunk: int) -> int:
+def chunk_or_single_elements(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int, chunk: int) -> int:
     """Return the number of elements per access if a chunk is accessed either as one vector or element by element."""
     return chunk if vectorizable(index, tensor, axis, extent, chunk) else 1
 

@@ -126,7 +126,7 @@ class RowBox:
         return math.prod(self.extents)
 
 
-def fragment_of(slide: Slide, tile: Mapping[str, int]) -> RowBox:
+def row_box(slide: Slide, tile: Mapping[str, int]) -> RowBox:
     """Return the box of one row for register extents ``tile``, with full reduction extents."""
     dims, extents, steps = [], [], []
     for d, index in enumerate(slide.source.index):
@@ -182,7 +182,7 @@ def halo(
     guards = [x for b in slide.source.guard if b.index == index for x in (b.low, b.high)]
     copy = _width(copy, guards)
     shift = index.const % copy
-    fragment = fragment or fragment_of(slide, register)
+    fragment = fragment or row_box(slide, register)
     apart = [t.coef * register[t.axis] for t in terms if block[t.axis] > register[t.axis]]
     width = _width(widest, apart) if fragment.steps[-1] == 1 and len(slide.source.index) - 1 != slide.dim else 1
     width = min(width, _power_of_two_from(fragment.extents[-1]))

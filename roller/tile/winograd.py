@@ -131,7 +131,7 @@ def _match(expr: TensorExpr) -> WindowProduct | None:
     dtypes = {stage.output.dtype, *(expr.tensors[ld.tensor].dtype for ld in stage.loads)}
     if stage.acc_dtype != "float32" or not dtypes <= {"float32", *NARROW_FLOATS} or len(stage.loads) != 2:
         return None
-    if not _plain(stage.store) or not all(i.terms for i in stage.store):
+    if not _are_axes_or_digits(stage.store) or not all(i.terms for i in stage.store):
         return None
     loaded = [n.arg if isinstance(n, Cast) and n.dtype == "float32" else n for n in body.args]
     for image, filters in (loaded, loaded[::-1]):
@@ -147,7 +147,12 @@ def _operands(expr: TensorExpr, image: Load, filters: Load) -> WindowProduct | N
     spatial = {a.name for a in expr.anchor.spatial_axes}
     slides = [s for d, i in enumerate(image.index) if (s := _slide(i, d, spatial)) is not None]
     plain = [i for i in image.index if len(i.terms) < 2]
-    if len(slides) != 2 or len(plain) + 2 != len(image.index) or not _plain(plain) or not _plain(filters.index):
+    if (
+        len(slides) != 2
+        or len(plain) + 2 != len(image.index)
+        or not _are_axes_or_digits(plain)
+        or not _are_axes_or_digits(filters.index)
+    ):
         return None
     windows = {k for _, k, _ in slides}
     channel = {a.name for a in expr.anchor.reduction_axes} - windows
@@ -177,17 +182,17 @@ def _slide(index: Index, dimension: int, spatial: set[str]) -> tuple[str, str, i
     return (own[0], rest[0], dimension) if len(own) == 1 and len(rest) == 1 else None
 
 
-def _plain(indices: Sequence[Index]) -> bool:
+def _are_axes_or_digits(indices: Sequence[Index]) -> bool:
     """Return whether every index is an axis, a digit of one, or a constant, and axes repeat only as all digits."""
     if any(len(i.terms) > 1 or (i.terms and (i.const or i.terms[0].coef != 1)) for i in indices):
         return False
     digits: dict[str, list[tuple[int, int]]] = {}
     for t in (t for i in indices for t in i.terms):
         digits.setdefault(t.axis, []).append((t.div, t.mod))
-    return all(_whole(sorted(found)) for found in digits.values())
+    return all(_digits_cover_axis(sorted(found)) for found in digits.values())
 
 
-def _whole(digits: list[tuple[int, int]]) -> bool:
+def _digits_cover_axis(digits: list[tuple[int, int]]) -> bool:
     """Return whether digits ``(div, mod)``, lowest first, represent a whole number."""
     ends = [1, *(div * mod for div, mod in digits)]
     return all(div == end for (div, _), end in zip(digits, ends, strict=False)) and ends[-1] == 0
@@ -256,7 +261,7 @@ class WinogradPlan:
         return self.m + WINDOW - 1
 
     @property
-    def clipped(self) -> WinogradPlan:
+    def clipped_to_axes(self) -> WinogradPlan:
         """The plan with boxes no larger than their axis: a task of an open axis may have fewer units."""
         tiled = [
             replace(t, box=box, groups=-(-box // t.group)) if t.is_open and (box := min(t.box, max(t.units, t.group)))

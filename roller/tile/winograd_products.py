@@ -109,13 +109,13 @@ class Products:
         return replace(program, expr=self.expr, structure="tiled", tiles=tiles, vector_axis=vector)
 
 
-def products(expr: TensorExpr, structure: str) -> Products | None:
+def batched_product(expr: TensorExpr, structure: str) -> Products | None:
     """Return the batched matrix product of an expression (memoized on it), or ``None`` if it is not one.
 
     Examples
     --------
     >>> from roller import ops
-    >>> found = products(ops.conv2d(2, 8, 9, 9, 5, 3, 3, padding=1), "winograd4")
+    >>> found = batched_product(ops.conv2d(2, 8, 9, 9, 5, 3, 3, padding=1), "winograd4")
     >>> found.tiles, str(found.expr)
     (18, 'winograd4_products[e=36 f=8 t=20 c=8] float32')
     """
@@ -136,7 +136,7 @@ def product_of(program: RProgram) -> Products | None:
     """Return the product that a GPU program of a ``winograd`` structure tiles, or ``None`` for other programs."""
     if not KINDS[program.kind].blocks or not program.traits.output_side:
         return None
-    return products(program.expr, program.structure)
+    return batched_product(program.expr, program.structure)
 
 
 def _build(expr: TensorExpr, structure: str) -> Products | None:

@@ -12,10 +12,10 @@ import pytest
 
 import roller
 from roller import load_spec, ops
-from roller.arguments import constants_of
+from roller.arguments import check_constants
 from roller.errors import LaunchError, RollerError
 from roller.templates.common.options import ConstructOptions
-from roller.templates.cpu.emit.library import features_of
+from roller.templates.cpu.emit.build_library import required_features
 from tests.codegen.cpu_programs import canonical, kernel, program
 from tests.offenders import every
 
@@ -213,7 +213,7 @@ def test_a_kernel_for_another_architecture_is_source_alone(capfd):
     spec = replace(load_spec("cpu-neon"), target_items=tuple(target.items()))
     kernel = roller.compile(ops.matmul(32, 32, 32), device=spec, top_k=1, cache=False)
     assert kernel.artifact.binary is None and kernel.source
-    assert not set(kernel.artifact.target["features"]) & set(features_of(load_spec("cpu").target["mcpu"]))
+    assert not set(kernel.artifact.target["features"]) & set(required_features(load_spec("cpu").target["mcpu"]))
     assert "not valid" not in "".join(capfd.readouterr())
 
 
@@ -365,7 +365,7 @@ def test_the_remedy_for_a_tensor_that_cannot_be_viewed_is_for_what_it_is(matmul,
     with pytest.raises(LaunchError, match=f"cannot view Tensor as host memory.*{remedy}"):
         matmul(Tensor(), Tensor())
     with pytest.raises(RollerError, match=f"constants: 'B': cannot view.*{remedy}"):
-        constants_of({"B": Tensor()}, ops.matmul(M, N, K), ConstructOptions())
+        check_constants({"B": Tensor()}, ops.matmul(M, N, K), ConstructOptions())
 
 
 @every("note", ["is_neg", "is_conj", "_is_zerotensor"])

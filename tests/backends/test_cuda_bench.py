@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import roller
-from roller.backends.cuda.bench import TARGET_S, WINDOWS
 from roller.backends.cuda.device import CudaDevice
+from roller.backends.cuda.probe_bench import TARGET_S, WINDOWS
 from roller.errors import LaunchError
 from roller.probing.gpu.compute import control_plan
 from roller.probing.gpu.memory import dram_plan
-from roller.probing.gpu.session import Timed
+from roller.probing.gpu.session import TimedCase
 from roller.runtime.probe_format import CHECK_STEPS
 from tests.backends import fake_cupy
 
@@ -66,7 +66,7 @@ def test_steps_are_timed_and_results_read(device):
     assert got["values"] == [v for _, v in case.checks] and got["overrun"] is None
     assert len(got["once"]) == len(got["twice"]) == WINDOWS
     assert min(got["once"]) >= 0.5 * TARGET_S
-    timed = Timed(case, got["steps"], tuple(got["once"]), tuple(got["twice"]))
+    timed = TimedCase(case, got["steps"], tuple(got["once"]), tuple(got["twice"]))
     assert timed.step.value == pytest.approx(STEP_S, rel=1e-6), "the start, 20 us here, cancels"
 
 
@@ -83,7 +83,7 @@ def test_launches_are_replayed_as_graphs(device):
     case = PLAN.cases[0]
     device._stream.cost = 2e-6
     got = device.probe_run(asdict(case), 1)
-    timed = Timed(case, got["steps"], tuple(got["once"]), tuple(got["twice"]))
+    timed = TimedCase(case, got["steps"], tuple(got["once"]), tuple(got["twice"]))
     assert timed.step.value == pytest.approx(2e-6 + STEP_S, rel=1e-6)
     assert all(steps == 1 for _, steps, _ in device.asked)
 

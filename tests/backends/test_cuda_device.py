@@ -16,7 +16,7 @@ from roller.backends.cuda.launcher import CudaKernel
 from roller.backends.cuda.module import Module
 from roller.compiler.pipeline import construct
 from roller.errors import LaunchError
-from roller.runtime.profiler import Subject
+from roller.runtime.profiler import CheckedExpression
 from tests.backends import fake_cupy
 
 M, N, K = 24, 32, 16
@@ -49,7 +49,7 @@ def artifact():
 
 
 def checked(artifact, device=None):
-    subject = Subject(artifact.expression)
+    subject = CheckedExpression(artifact.expression)
     device = device or CudaDevice(0, {})
     device.prepare(artifact.expression, 0, subject.oracle.points)
     return device, subject.oracle.check_values(device.check(0, artifact))
@@ -202,15 +202,15 @@ def test_all_buffer_sets_hold_the_inputs_the_reference_knows(artifact):
 
 
 def _inputs(artifact):
-    from roller.backends.periodic import periodic_inputs
+    from roller.backends.periodic_inputs import periodic_inputs
 
     return periodic_inputs(artifact.expression, 0)
 
 
 def test_too_little_memory_is_a_reason_wherever_it_is_asked_for(monkeypatch, cupy):
     """A kernel's own memory as well: a fault would end the device's process, and put the blame on the device."""
-    from roller.backends.cuda.flush import Flush
-    from roller.backends.cuda.memory import Buffer
+    from roller.backends.cuda.cache_flush import Flush
+    from roller.backends.cuda.guarded_buffer import Buffer
 
     def full(nbytes):
         raise MemoryError(f"out of memory allocating {nbytes} bytes")
@@ -222,8 +222,8 @@ def test_too_little_memory_is_a_reason_wherever_it_is_asked_for(monkeypatch, cup
 
 
 def test_long_inputs_are_tiled_from_one_period(monkeypatch):
-    from roller.backends.cuda.memory import Buffer
-    from roller.backends.periodic import PERIOD, PeriodicInput
+    from roller.backends.cuda.guarded_buffer import Buffer
+    from roller.backends.periodic_inputs import PERIOD, PeriodicInput
     from roller.expr import Tensor
 
     x = PeriodicInput(Tensor("A", (3, PERIOD + 17), "int8"), 1, 5)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import ptx
 from roller import ops
 from roller.artifact import KernelArtifact, Launch
-from roller.backends.cuda import flush, installed, toolchain
+from roller.backends.cuda import cache_flush, find_nvrtc, toolchain
 from roller.backends.cuda.launcher import CudaKernel
 from roller.errors import BuildError, LaunchError
 from roller.expr.canonical import fuse_axes, group_axes
@@ -122,7 +122,7 @@ def test_split_kernels_share_one_binary():
 def places(tmp_path, monkeypatch):
     """A machine with nothing of CUDA on it; the paths given are made as empty files."""
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
-    monkeypatch.setattr(installed, "toolkits", lambda: [tmp_path / "toolkit"])
+    monkeypatch.setattr(find_nvrtc, "toolkits", lambda: [tmp_path / "toolkit"])
 
     def make(*paths):
         for path in paths:
@@ -140,17 +140,17 @@ TOOLKIT_13 = ("toolkit/lib64/libnvrtc.so.13", "toolkit/include/cuda_fp16.h", "to
 
 def test_nvrtc_of_cuda_12_or_13_is_found_in_wheels_or_a_toolkit(places):
     with pytest.raises(BuildError, match=r"libnvrtc\.so\.12 or libnvrtc\.so\.13 .* found none.*roller\[cuda12\]"):
-        installed.every()[0]
+        find_nvrtc.find_all_nvrtc()[0]
     root = places(*TOOLKIT_13)
-    found = installed.every()[0]
+    found = find_nvrtc.find_all_nvrtc()[0]
     assert (found.major, found.library) == (13, root / TOOLKIT_13[0])
     places(*WHEELS_13)
-    found = installed.every()[0]
+    found = find_nvrtc.find_all_nvrtc()[0]
     assert (found.major, found.library) == (13, root / WHEELS_13[0])
     # Those wheels bring no headers of the matrix units: the toolkit's of the same release stand behind theirs.
     assert found.includes == (root / "site/nvidia/cu13/include", root / "toolkit/include")
     places(*WHEELS_12, "site/nvidia/cuda_nvcc/include/crt/mma.h")
-    *newer, oldest = installed.every()
+    *newer, oldest = find_nvrtc.find_all_nvrtc()
     assert [(x.major, x.library) for x in newer] == [(13, root / WHEELS_13[0]), (13, root / TOOLKIT_13[0])]
     assert (oldest.major, oldest.library) == (12, root / WHEELS_12[0])
     assert root / "toolkit/include" not in oldest.includes
@@ -187,23 +187,23 @@ def test_the_newest_release_that_knows_an_architecture_builds_for_it(places, mon
             return Driver()
         return FakeNvrtc("13", [75, 80, 90, 103]) if path.name.endswith("13") else FakeNvrtc("12", [50, 70, 75, 80, 90])
 
-    monkeypatch.setattr(toolchain, "_loaded", loaded)
-    for kept in (toolchain._compilers, toolchain._driver_major):
+    monkeypatch.setattr(toolchain, "_load_library", loaded)
+    for kept in (toolchain._load_all_nvrtc, toolchain._driver_cuda_release):
         monkeypatch.setattr(toolchain, kept.__name__, kept.__wrapped__)
     wanted = ("sm_80", "sm_90a", "compute_70", "sm_103f")
-    assert " ".join(toolchain._compiler_for(arch).lib.name for arch in wanted) == chosen
-    assert not toolchain._compiler_for("sm_37").knows("sm_37")
+    assert " ".join(toolchain._nvrtc_for_architecture(arch).lib.name for arch in wanted) == chosen
+    assert not toolchain._nvrtc_for_architecture("sm_37").knows("sm_37")
 
 
 def test_a_library_without_headers_takes_the_toolkits_of_its_own_release_or_is_refused(places):
     root = places("site/nvidia/cu13/lib/libnvrtc.so.13")
     with pytest.raises(BuildError, match=r"expected the header cuda_fp16\.h for .*libnvrtc\.so\.13, found none"):
-        installed.every()[0]
+        find_nvrtc.find_all_nvrtc()[0]
     places("toolkit/include/cuda_fp16.h")  # of an unknown release
     with pytest.raises(BuildError, match="expected the header"):
-        installed.every()[0]
+        find_nvrtc.find_all_nvrtc()[0]
     places("toolkit/lib64/libnvrtc.so.13")
-    assert installed.every()[0].library == root / "site/nvidia/cu13/lib/libnvrtc.so.13"
+    assert find_nvrtc.find_all_nvrtc()[0].library == root / "site/nvidia/cu13/lib/libnvrtc.so.13"
 
 
 @needs_nvrtc
@@ -212,10 +212,10 @@ def test_the_reading_kernel_is_taken_by_the_assembler_and_reads_what_its_source_
     ptxas = [p for f in sys.path for p in Path(f).glob("nvidia/cuda_nvcc/bin/ptxas")]
     if not ptxas:
         pytest.skip("no ptxas")
-    (tmp_path / "flush.ptx").write_bytes(flush.PTX.rstrip(b"\0"))
+    (tmp_path / "flush.ptx").write_bytes(cache_flush.PTX.rstrip(b"\0"))
     subprocess.run([ptxas[0], f"-arch={arch}", tmp_path / "flush.ptx", "-o", tmp_path / "out"], check=True)
-    (loop,) = ptx.kernels(flush.PTX.decode())[flush.ENTRY].loops
-    meant = ptx.kernels(toolchain.to_ptx(flush.SOURCE, arch))[flush.ENTRY].loops
+    (loop,) = ptx.kernels(cache_flush.PTX.decode())[cache_flush.ENTRY].loops
+    meant = ptx.kernels(toolchain.to_ptx(cache_flush.SOURCE, arch))[cache_flush.ENTRY].loops
     assert loop.counts["global_load_128"] == 1 and all(x.counts["global_load_128"] for x in meant)
     assert not loop.total("global_store")
 

@@ -10,7 +10,7 @@ import roller
 from benchmarks.tables import read_table
 from roller import ops
 from roller.artifact import KernelArtifact, Launch
-from roller.backends.cuda.runtime import cupy
+from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.backends.rocm import toolchain
 from roller.backends.rocm.launcher import RocmKernel
 from roller.errors import BuildError, LaunchError
@@ -160,4 +160,4 @@ def test_cupy_for_cuda_is_refused(monkeypatch):
     runtime = SimpleNamespace(is_hip=False)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     with pytest.raises(LaunchError, match="expected CuPy for ROCm, found one for CUDA"):
-        cupy(rocm=True)
+        import_cupy(rocm=True)

@@ -11,7 +11,7 @@ from benchmarks.gpu.cards import Card, write_order
 from benchmarks.gpu.plan import OPERATORS, PROBES, VARIANTS, Pack, Planned, Schedule
 from roller.runtime.bundle_format import OperatorEntry, write_bundle
 from roller.runtime.container import PROBES as PROBE_BUNDLE
-from roller.runtime.container import filled
+from roller.runtime.container import write_container
 from roller.runtime.probe_format import Case, ProbePlan
 
 CARDS = (Card("h100", "sm_90a", 132, 80_000_000_000), Card("h200", "sm_90a", 132, 141_000_000_000))
@@ -36,7 +36,7 @@ def write_kernels(folder: Path, counts: Mapping[str, int]) -> str:
 def write_probes(folder: Path, card: str, cases: int) -> str:
     """Write a bundle of one probe with so many cases; return its checksum."""
     made = ProbePlan("rates", "", (), 1, tuple(Case(f"case {n}", "k", 1, 32, (), 1e-6) for n in range(cases)))
-    with filled(folder) as work:
+    with write_container(folder) as work:
         sha256 = work.add("plans/rates.json", json.dumps(made.to_dict()).encode())
         rows = [{"name": "rates", "sha256": sha256, "key": made.key, "cases": cases, "image_sha256": None}]
         body = {"device": card, "language": "cuda", "arch": "sm_90a", "units": 132, "options": [], "plans": rows}

@@ -18,7 +18,7 @@ from benchmarks.gpu.phases import Job
 from benchmarks.gpu.plan import VARIANTS, Pack
 from benchmarks.gpu.rehearsal import FakeClock
 from roller import ops
-from roller.backends.child import DeviceProcess
+from roller.backends.device_process import DeviceProcess
 from roller.backends.devices import DeviceProperties, parse
 from roller.errors import LaunchError
 from roller.runtime.profiler import ProfilerSession
@@ -42,7 +42,7 @@ class Device:
         self.seconds, self.ends, self.asked, self.limits = {}, {}, [], []
         self._clock = clock
         monkeypatch.setattr(ProfilerSession, "measure", lambda *given, **named: self.measure(*given, **named))
-        monkeypatch.setattr(kernels, "opened", lambda session, bundle: None)
+        monkeypatch.setattr(kernels, "open_device_for_bundle", lambda session, bundle: None)
         monkeypatch.setattr(kernels, "_open", lambda session, check: None)
         monkeypatch.setattr(CardBundle, "load", lambda bundle, entry: [(c, self.artifact) for c in entry.candidates])
         self.artifact = SimpleNamespace(expression=ops.matmul(2, 2, 2), binary=b"", program=None)

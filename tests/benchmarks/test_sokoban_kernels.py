@@ -11,7 +11,7 @@ import roller
 from benchmarks.sokoban.construct import Best, search, sokoban_candidates
 from roller import ops
 from roller.compiler.pipeline import lower
-from roller.construction.constructor import program_of
+from roller.construction.constructor import program_from_row
 from roller.emulator import prove
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
@@ -51,7 +51,7 @@ class _Sample(Best):
     def offer(self, batch, seconds):
         fits = np.flatnonzero(np.isfinite(seconds))
         for i in self.rng.choice(fits, min(len(fits), 20), replace=False):
-            self.programs_seen.append(program_of(batch, int(i), self.spec))
+            self.programs_seen.append(program_from_row(batch, int(i), self.spec))
 
 
 def sample(name, device, count):

@@ -23,8 +23,8 @@ from roller.construction.program_names import program_from_name
 from roller.templates import pricing
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
-from roller.templates.cpu import decided
-from roller.templates.gpu import lower_bound_s, pool
+from roller.templates.cpu import decisions_for_device
+from roller.templates.gpu import lower_bound_s, programs_of_form
 from roller.tile.geometry import Geometry
 
 #: Its space holds no programs that walk windows, which only come from construction, where the search starts; pipelines
@@ -105,7 +105,7 @@ LARGE = {
 def test_gpu_bounds_are_below_every_price(name, device):
     spec = roller.load_spec(device)
     for form in canonical_forms(LARGE[name], OPTIONS):
-        batch = pool(Geometry.of(form), spec, OPTIONS)[0]
+        batch = programs_of_form(Geometry.of(form), spec, OPTIONS)[0]
         batch = batch.take(np.arange(0, len(batch), 7))
         space = sokoban_gpu._Space(batch.geometry, batch.traits, spec, OPTIONS)
         seconds = pricing.price(batch, spec)["seconds"]
@@ -133,7 +133,7 @@ def test_cpu_bounds_are_below_every_price(name):
             tiles = -(-g.extents // register)
             tasks = np.where(g.spatial, register * rng.integers(1, tiles + 1), chunk)
             batch = family.batch(register, tasks)
-            count = decided(batch, spec).task_count
+            count = decisions_for_device(batch, spec).task_count
             idle = -(-count // spec.units) * spec.units / count
             seconds = pricing.price(batch, spec)["seconds"]
             assert (bound * idle <= seconds * (1 + 1e-9)).all(), family

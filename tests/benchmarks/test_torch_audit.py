@@ -75,5 +75,5 @@ def test_an_error_of_ours_is_no_sample_left_to_pytorch(monkeypatch):
     wrong = judge.judged(info, "float32", most=4, compiling=False)
     assert wrong.tried == wrong.taken == 4 and not wrong.left
     assert len(wrong.differs) == 4 and set(wrong.differs.values()) == {"fails: KeyError: 0"}
-    monkeypatch.setattr(judge, "partition", lambda graph: {}[0])
+    monkeypatch.setattr(judge, "partition_graph", lambda graph: {}[0])
     assert list(judge.judged(info, "float32", most=4, compiling=False).left) == ["internal error: 0"]

@@ -19,13 +19,13 @@ from roller.artifact import KernelArtifact
 from roller.insight.rate_card import HourlyRate
 from roller.insight.step_profile.difference import LineDifference, difference
 from roller.insight.step_profile.hints import Hint
-from roller.insight.step_profile.hints_difference_json import beside_profile
+from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
 from roller.insight.step_profile.node import Node, Seconds
 from roller.insight.step_profile.profile_json import load_profile
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.whatif.memory_effect import MemoryEffect
-from roller.models.graph.steps import Copy, Run
+from roller.models.graph.program_steps import Copy, Run
 from roller.page.html_page import html_page
 from roller.report.benchmark_report import page_of_benchmark
 from roller.report.kernel_report import page_of_kernel
@@ -125,7 +125,7 @@ def test_hints_and_a_difference_stand_in_tables_and_lead_to_their_lines(tmp_path
             LineDifference("net/model.py:11", 1.0, 1.0 + 1e-12, 64, 64),
         ),
     )
-    parts = beside_profile(profile, [h.with_price(2.5, 8) for h in hints], moved, "EUR", rate)
+    parts = hints_and_difference_data(profile, [h.with_price(2.5, 8) for h in hints], moved, "EUR", rate)
     found = opened(page_of_profile(profile, parts=parts), tmp_path, "hints.js")
     assert found["heads"] == ["What-ifs", "Padded sizes"]
     rows = dict(zip([row[0] for row in found["rows"]], found["rows"], strict=True))

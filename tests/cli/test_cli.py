@@ -8,7 +8,7 @@ import re
 import pytest
 
 import roller
-from roller.cli.common import UsageError, print_json, seconds, tiles_of
+from roller.cli.common import UsageError, parse_tiles, print_json, seconds
 from roller.cli.main import main
 from tests.offenders import every
 
@@ -225,7 +225,7 @@ def test_times_for_people():
 @every("text", ["shared", "shared=", "shared=i:x", "shared=i:4,8", "shared=a,b"])
 def test_wrong_tiles(text):
     with pytest.raises(UsageError, match=r"--tile: expected LAYER=AXIS:EXTENT,\.\.\. or LAYER=EXTENT"):
-        tiles_of([text])
+        parse_tiles([text])
 
 
 def test_top_k_auto_prints_what_would_be_timed(cli):

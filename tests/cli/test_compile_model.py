@@ -49,7 +49,7 @@ def test_a_model_without_kernels_is_predicted_to_take_no_time(cli, tmp_path):
 
 def test_results_are_written_whole_and_whatever_their_names(tmp_path, monkeypatch):
     path, results = tmp_path / "y", {"file": np.arange(3), "a/b": np.ones((), np.float16)}
-    run_model._write(path, results)
+    run_model._write_npz(path, results)
     with np.load(path) as found:
         assert set(found.files) == set(results) and all(np.array_equal(found[n], a) for n, a in results.items())
     before = path.read_bytes()
@@ -59,7 +59,7 @@ def test_results_are_written_whole_and_whatever_their_names(tmp_path, monkeypatc
 
     monkeypatch.setattr(np.lib.format, "write_array", full)
     with pytest.raises(ArtifactError, match=r"cannot write .* \(No space left"):
-        run_model._write(path, {"x": np.zeros(1)})
+        run_model._write_npz(path, {"x": np.zeros(1)})
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["y"]
 
 
@@ -112,7 +112,7 @@ def test_a_model_for_a_gpu_that_is_not_here_becomes_a_bundle(cli, model, tmp_pat
     def refuse(*_):
         raise LaunchError("no runtime")
 
-    monkeypatch.setattr("roller.models.expected.expected_of", refuse)
+    monkeypatch.setattr("roller.models.reference_outputs.expected_of", refuse)
     code, _, err = cli("compile-model", model, "--batch", "2", "-d", "v100", "-k", "1", "--out", tmp_path / "c")
     assert code == 0 and "nothing to check results against: no runtime" in err
 
@@ -215,7 +215,9 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_compiled(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr("roller.core.files.tempfile.mkdtemp", read_only)
-    monkeypatch.setattr("roller.cli.compile_model.compiled_or_listed", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr(
+        "roller.cli.compile_model.compile_or_list_unsupported", lambda *_, **__: pytest.fail("compiled")
+    )
     code, _, err = cli("compile-model", model, "--batch", "1", "--out", tmp_path / "out")
     assert code == 1 and "cannot write (Read-only file system). Choose a writable folder." in " ".join(err.split())
     monkeypatch.setattr("roller.compile", lambda *_, **__: pytest.fail("compiled"))
@@ -228,7 +230,7 @@ def test_a_missing_file_is_one_line(cli, tmp_path):
     assert code == 1 and err.startswith("roller: error:") and "none.onnx" in err
 
 
-@pytest.mark.parametrize("stage", ["read", "partitioned", "coscheduled", "compile_kernels"])
+@pytest.mark.parametrize("stage", ["read_folded_graph", "partition_graph", "coschedule_program", "compile_kernels"])
 def test_an_interrupt_says_what_is_kept(cli, model, monkeypatch, stage):
     """At whatever stage it comes."""
 
@@ -243,7 +245,7 @@ def test_an_interrupt_says_what_is_kept(cli, model, monkeypatch, stage):
 def test_a_warm_compile_does_not_read_the_model_again(cli, model, monkeypatch):
     arguments = ["compile-model", model, "--shape", "x=1x8x8x8", "--device", "v100", "-k", "1", "--json"]
     first = json.loads(cli(*arguments)[1])
-    monkeypatch.setattr("roller.models.compile.read", lambda *a, **k: pytest.fail("read again"))
+    monkeypatch.setattr("roller.models.compile.read_folded_graph", lambda *a, **k: pytest.fail("read again"))
     code, out, _ = cli(*arguments)
     again = json.loads(out)
     assert code == 0 and again["origins"] == {"cached": first["kernels"]}

@@ -9,7 +9,7 @@ import roller
 from roller.backends.devices import is_reachable, parse
 from roller.cli.main import app
 from roller.errors import LaunchError
-from roller.targets import DEVICES, device_name, pretends
+from roller.targets import DEVICES, canonical_device_name, is_simulated_device
 
 PREDICT = ("predict", "matmul(64, 64, 64)", "--tile", "register=4,32", "--device")
 
@@ -17,16 +17,16 @@ PREDICT = ("predict", "matmul(64, 64, 64)", "--tile", "register=4,32", "--device
 @pytest.mark.parametrize("kind", sorted(DEVICES))
 def test_every_kind_of_device_is_known_in_either_case(kind):
     name = f"{kind}:1" if DEVICES[kind].numbered else kind
-    assert device_name(name.upper()) == name
+    assert canonical_device_name(name.upper()) == name
     assert is_reachable(name.upper()) == is_reachable(name)
-    assert pretends(name.title()) == pretends(name)
+    assert is_simulated_device(name.title()) == is_simulated_device(name)
     if DEVICES[kind].worker and DEVICES[kind].numbered:
         assert parse(name.upper()) == parse(name)
 
 
 def test_names_and_paths_of_specifications_keep_their_case():
     for name in ("null:Folder/Mine.yaml", "H100", "Mine.yaml", "CPU/mine.yaml", "./CUDA:0.yaml"):
-        assert device_name(name) == name
+        assert canonical_device_name(name) == name
 
 
 def test_an_unprobed_processor_is_told_so_in_either_case(monkeypatch, tmp_path):
@@ -59,10 +59,10 @@ def test_the_python_call_takes_either_case():
 def test_a_model_is_not_compiled_for_cores_this_processor_does_not_have(monkeypatch):
     from roller.models import compile as stages
 
-    monkeypatch.setattr(stages, "crew_of", lambda *given: pytest.fail("work was begun"))
+    monkeypatch.setattr(stages, "workers_for", lambda *given: pytest.fail("work was begun"))
     other = roller.load_spec("cpu", {"units": roller.load_spec("cpu").units + 1})
     with pytest.raises(roller.RollerError, match=r"cpu: units: expected the \d+ cores of this machine.*--threads"):
-        stages.hire(other)
+        stages.resolve_target_and_workers(other)
 
 
 def test_settings_of_a_gpu_to_probe_are_read_before_it_is_opened():

@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from roller.cli.main import app
-from roller.cli.probe import profile_text
+from roller.cli.probe import probed_spec_yaml
 from roller.hardware import load_spec
 from roller.hardware.detect import UNPROBED_ERROR, detect_unprobed, is_probed
-from roller.hardware.machine import profile_path
+from roller.hardware.profile_location import profile_path
 from roller.hardware.sections import UNVALIDATED_ERROR, Accuracy
-from roller.probing import Measured, spec_text
+from roller.probing import Measured, spec_to_yaml
 from roller.probing.run import Report
 
 PREDICT = ("predict", "matmul(64, 64, 64)", "--tile", "register=4,16", "--json")
@@ -41,7 +41,7 @@ def test_other_devices_and_probed_machines_are_not_told(profiles):
     here = detect_unprobed()
     path = profile_path(here.machine)
     path.parent.mkdir(parents=True)
-    path.write_text(spec_text(here, path.stem))
+    path.write_text(spec_to_yaml(here, path.stem))
     assert is_probed(load_spec("cpu"))
     assert CliRunner().invoke(app, [*PREDICT, "--device", "cpu"]).stderr == ""
     assert "roller probe" not in CliRunner().invoke(app, ["devices"]).stdout
@@ -71,7 +71,7 @@ def test_a_probed_profile_keeps_its_errors_until_somebody_edits_it(monkeypatch, 
     bandwidth = "memory_layers.dram.bandwidth_bytes_per_s"
     report = Report({bandwidth: Measured(12.345678e9, 0.02, 9)}, {}, {})
     path = profile_path(base.machine)
-    path.write_text(profile_text(base, report, path.stem))
+    path.write_text(probed_spec_yaml(base, report, path.stem))
     assert load_spec(path).accuracy == base.accuracy and not load_spec("cpu").doubt
     path.write_text(path.read_text().replace("measured: 1.235e+10", "measured: 9.0e+10"))
     for edited in (load_spec(path), load_spec("cpu")):

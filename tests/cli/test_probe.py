@@ -14,8 +14,8 @@ from roller.cli import probe as verb
 from roller.cli.common import UsageError
 from roller.hardware import load_spec, spec_folder
 from roller.hardware.detect import detect_unprobed, is_this_machine
-from roller.hardware.generic import generic_profile
-from roller.hardware.machine import profile_path
+from roller.hardware.generic_cpu import generic_profile
+from roller.hardware.profile_location import profile_path
 from roller.probing import Measured
 from roller.probing.run import Report
 from tests.offenders import every
@@ -112,8 +112,8 @@ def test_a_damaged_profile_says_what_to_do(run):
 
 def test_it_works_without_the_shipped_profile(run, tmp_path, monkeypatch):
     monkeypatch.setattr("roller.hardware.detect.spec_folder", lambda: tmp_path)
-    detect_module = __import__("roller.hardware.detect", fromlist=["_detect"])
-    detect_module._detect.cache_clear()
+    detect_module = __import__("roller.hardware.detect", fromlist=["_detect_cpu_spec"])
+    detect_module._detect_cpu_spec.cache_clear()
     try:
         spec = detect_unprobed()
         assert spec.sources["execution.fork_s"] == "assumed"
@@ -124,7 +124,7 @@ def test_it_works_without_the_shipped_profile(run, tmp_path, monkeypatch):
         assert load_spec("cpu").clock_hz == load_spec(path).clock_hz == 3.2e9
         assert len(roller.construct(roller.ops.matmul(256, 256, 256), device="cpu", top_k=3)) == 3
     finally:
-        detect_module._detect.cache_clear()
+        detect_module._detect_cpu_spec.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["cpu-avx512", "cpu-avx2", "cpu-neon"])

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from roller.backends.devices import DeviceProperties
 from roller.cli import main as cli
-from roller.cli.probe_gpu import base_text
+from roller.cli.probe_gpu import base_spec_yaml
 from roller.errors import SpecError
 from roller.hardware import load_spec, parse_spec
 from roller.probing.gpu import bundle as probe_bundle
-from roller.probing.gpu.stated import as_stated, base_of
+from roller.probing.gpu.driver_numbers import choose_base_spec, with_driver_numbers
 from roller.runtime.container import checksum
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ def results(tmp_path_factory):
     """What a bundle for a V100 brought home: from a null device, and as if it had been a real one."""
     folder = tmp_path_factory.mktemp("probe")
     patch = pytest.MonkeyPatch()
-    patch.setattr(probe_bundle, "image_of", lambda plan, spec: b"image")
+    patch.setattr(probe_bundle, "build_image", lambda plan, spec: b"image")
     done = roller("probe", "cuda:0", "--bundle", folder / "b", "--device", "v100")
     patch.undo()
     assert done.exit_code == 0, done.output
@@ -115,21 +115,21 @@ def ada():
 
 
 def test_an_architecture_nobody_wrote_down_starts_from_the_nearest(tmp_path):
-    spec = as_stated(base_of(ada(), SPECS), ada())
+    spec = with_driver_numbers(choose_base_spec(ada(), SPECS), ada())
     assert spec.target == {"language": "cuda", "arch": "sm_89"} and spec.units == 128
     assert spec.layer("l2").capacity_bytes == 75497472 and spec.sources["units"] == "detected"
     assert spec.sources["limits.threads_per_block"] == "datasheet"
-    text = base_text(spec, tmp_path / "ada.yaml")
+    text = base_spec_yaml(spec, tmp_path / "ada.yaml")
     assert "name: ada\n" in text and parse_spec(text, "ada").content_key != load_spec("h100").content_key
-    assert [p.name for p in probe_bundle.plans(spec)][-1] == "dram"
+    assert [p.name for p in probe_bundle.probe_plans(spec)][-1] == "dram"
 
 
 def test_a_device_like_its_specification_keeps_the_file(tmp_path):
     v100 = DeviceProperties("Tesla V100", "sm_70", 80, 16_900_000_000, 6291456, (), (("units", 80),))
-    spec = as_stated(base_of(v100, SPECS), v100)
+    spec = with_driver_numbers(choose_base_spec(v100, SPECS), v100)
     assert spec is next(s for s in SPECS if s.name == "v100")
-    assert "# NVIDIA Tesla V100" in base_text(spec, tmp_path / "x.yaml")
+    assert "# NVIDIA Tesla V100" in base_spec_yaml(spec, tmp_path / "x.yaml")
     pcie = DeviceProperties("H100 PCIe", "sm_90", 114, 85_000_000_000, 52428800, (), (("units", 114),))
-    assert as_stated(base_of(pcie, SPECS), pcie).units == 114
+    assert with_driver_numbers(choose_base_spec(pcie, SPECS), pcie).units == 114
     with pytest.raises(SpecError, match="expected an architecture like"):
-        base_of(DeviceProperties("Strange", "xe_12"), SPECS)
+        choose_base_spec(DeviceProperties("Strange", "xe_12"), SPECS)

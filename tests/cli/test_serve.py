@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roller.cli.serve import _files_of, _offered_devices
+from roller.cli.serve import _offered_devices, _spec_files_by_name
 from roller.cli.usage import UsageError
 from roller.hardware import load_spec
 
@@ -22,6 +22,8 @@ def test_the_page_offers_devices_that_steps_run_on_and_the_chosen_ones(
     (tmp_path / "mine.yaml").write_text(text.replace("units: {datasheet: 80", "units: {datasheet: 81"))
     mine = load_spec(tmp_path / "mine.yaml")
     assert _offered_devices([mine]) == [mine], "a file replaces the device of its name"
-    assert _files_of([str(tmp_path / "mine.yaml"), "cpu"], ["v100", "cpu"]) == {"v100": str(tmp_path / "mine.yaml")}
+    assert _spec_files_by_name([str(tmp_path / "mine.yaml"), "cpu"], ["v100", "cpu"]) == {
+        "v100": str(tmp_path / "mine.yaml")
+    }
     with pytest.raises(UsageError, match="expected one specification of the name v100, got two"):
-        _files_of([str(tmp_path / "mine.yaml"), "v100"], ["v100", "v100"])
+        _spec_files_by_name([str(tmp_path / "mine.yaml"), "v100"], ["v100", "v100"])

@@ -14,10 +14,10 @@ from onnx import helper as h
 from rich.table import Table
 
 from roller.cli.screen import console
-from roller.cli.terminal import PrintableStream, printable_streams, prints_aside
-from roller.core.display import one_line
+from roller.cli.terminal import PrintableStream, escape_terminal_output, redirect_stdout_to_stderr
+from roller.core.display import one_line_repr
 from roller.errors import ModelError, RollerWarning, printable
-from roller.runtime.bundle_command import say
+from roller.runtime.bundle_command import print_progress
 from tests.offenders import every
 
 #: Clears the screen, sets the title, fills the clipboard, does both by C1 controls, turns the direction of text, rings.
@@ -51,8 +51,8 @@ def test_what_is_no_order_stays(text):
 
 @every("order", ORDERS)
 def test_errors_warnings_reprs_and_bundles_have_none(order, capsys):
-    say(f"name{order}")
-    texts = (str(ModelError(f"m{order}: no")), str(RollerWarning(order)), one_line("Plan", order))
+    print_progress(f"name{order}")
+    texts = (str(ModelError(f"m{order}: no")), str(RollerWarning(order)), one_line_repr("Plan", order))
     for text in (*texts, capsys.readouterr().out):
         assert text == printable(text)
     with warnings.catch_warnings(record=True) as told:
@@ -74,7 +74,7 @@ def test_a_terminal_gets_colours_and_bars_alone(monkeypatch):
     out, err = _Terminal(), _Terminal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    with printable_streams():
+    with escape_terminal_output():
         for stream in (sys.stdout, sys.stderr):
             stream.write("\x1b[1;31mred\x1b[0m \x1b[1A\x1b[2K\x1b[2J\x1b]0;t\x07")
     assert out.getvalue() == "\x1b[1;31mred\x1b[0m \\x1b[1A\\x1b[2K\\x1b[2J\\x1b]0;t\\x07"
@@ -83,7 +83,7 @@ def test_a_terminal_gets_colours_and_bars_alone(monkeypatch):
 
 
 def test_tables_have_none(capsys):
-    with printable_streams():
+    with escape_terminal_output():
         table = Table("name")
         table.add_row("a\x1b[2J")
         console().print(table)
@@ -118,7 +118,7 @@ def test_names_of_a_model_are_shown(tmp_path, cli):
 
 
 def test_prints_of_the_users_code_stay_out_of_the_result(capfd):
-    with prints_aside():
+    with redirect_stdout_to_stderr():
         sys.stdout.write("of Python\n")
         os.write(1, b"of C\n")
         subprocess.run(["echo", "of a process"], check=True)

@@ -11,7 +11,7 @@ from roller.cli.verbs import VERBS, LazyCommands
 
 #: What constructing one operator for a named spec has no use for, whatever it costs to load.
 UNUSED = {
-    "numpy.ma", "numpy.random", "onnx", "roller.artifact", "roller.backends.build", "roller.backends.child",
+    "numpy.ma", "numpy.random", "onnx", "roller.artifact", "roller.backends.build", "roller.backends.device_process",
     "roller.backends.cpu", "roller.backends.cuda", "roller.cli.bundle", "roller.cli.compile_model",
     "roller.compiler.autotune", "roller.compiler.compiled_kernel", "roller.emulator", "roller.explanation",
     "roller.models.batch", "roller.models.graph", "roller.models.onnx", "roller.models.session", "roller.probing",

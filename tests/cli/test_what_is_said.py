@@ -11,9 +11,9 @@ import roller
 from roller.cli import progress
 from roller.cli.common import OPERATORS_EXAMPLE, candidates_table
 from roller.cli.profile_tables import _memory_text
-from roller.cli.screen import narrow
+from roller.cli.screen import stack_wide_columns
 from roller.cli.sensitivity import _table
-from roller.explanation.spec_changes import written
+from roller.explanation.spec_changes import shortest_number_text
 from roller.hardware import load_spec, parse_spec, spec_folder
 from tests.offenders import every
 
@@ -26,7 +26,7 @@ def test_a_value_and_its_time_are_one_cell_at_any_width_and_the_advice_is_in_the
     found = roller.sensitivity(roller.ops.matmul(512, 512, 512), device, reconstruct=False)
     best = found.enlarge.best
     for width in (60, 80, 500):
-        text = narrow(_table(found), width)
+        text = stack_wide_columns(_table(found), width)
         rows = text.split("\n")
         heads = [r for r in rows if "smaller" in r and "larger" in r]
         labels = [r.split(":")[0].strip() for r in rows if r.strip().startswith(("smaller:", "larger:"))]
@@ -34,7 +34,7 @@ def test_a_value_and_its_time_are_one_cell_at_any_width_and_the_advice_is_in_the
         for effect in found.effects[:5]:
             for change in filter(None, map(effect.beside, (False, True))):
                 time = "does not fit" if math.isinf(change.percent) else f"{change.percent:+.1f} %"
-                assert f"{written(change.value)}: {time}" in text
+                assert f"{shortest_number_text(change.value)}: {time}" in text
         at = next(n for n, row in enumerate(rows) if row.strip().startswith(found.enlarge.field))
         assert f"{best.percent:+.1f} %" in "".join(rows[at : at + 5]), "what is advised is what is shown"
 
@@ -82,9 +82,9 @@ def test_a_copied_file_with_other_numbers_does_not_either():
     assert parse_spec(V100.replace("name: v100", "name: mine"), "mine.yaml").accuracy == own.accuracy
     for old, new in (("units: {datasheet: 80}", "units: {datasheet: 160}"), (": 6291456", ": 8388608")):
         assert old in V100
-        assert parse_spec(V100.replace(old, new), "mine.yaml").accuracy == own.accuracy.unvalidated()
+        assert parse_spec(V100.replace(old, new), "mine.yaml").accuracy == own.accuracy.for_unvalidated_numbers()
     without = re.sub(r"  validated_with:.*\n", "", V100)
-    assert parse_spec(without, "mine.yaml").accuracy == own.accuracy.unvalidated()
+    assert parse_spec(without, "mine.yaml").accuracy == own.accuracy.for_unvalidated_numbers()
 
 
 @pytest.mark.parametrize("verb", ["construct", "predict", "sensitivity", "explain"])
@@ -180,9 +180,9 @@ def test_a_bar_has_a_label_before_its_first_step(monkeypatch):
             shown.append(description)
             return super().add_task(description, **given)
 
-    monkeypatch.setattr(progress, "watched", lambda: True)
+    monkeypatch.setattr(progress, "shows_progress_bar", lambda: True)
     monkeypatch.setattr(progress, "Progress", Bar)
-    with progress.counted_steps("profile\x1b[2J", 2):
+    with progress.track_progress("profile\x1b[2J", 2):
         assert shown == ["profile\\x1b[2J"]
 
 

@@ -11,7 +11,7 @@ import ml_dtypes
 from roller import ConstructOptions, construct
 from roller.backends.cpu import CpuKernel
 from roller.compiler.pipeline import lower
-from roller.core.dtypes import stored
+from roller.core.dtypes import round_to_dtype
 from roller.expr import Cast, Const
 from roller.hardware import load_spec
 from roller.runtime.check import Oracle
@@ -81,7 +81,7 @@ def test_processors_round_ties_and_keep_what_is_no_number():
     for kernel in found:
         np.testing.assert_array_equal(kernel(VALUES.reshape(8, 16)).ravel(), want)
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal((stored(VALUES, "bfloat16") * 2).astype(np.float32), want)
+        np.testing.assert_array_equal((round_to_dtype(VALUES, "bfloat16") * 2).astype(np.float32), want)
 
 
 def test_literals_are_rounded_too():

@@ -7,9 +7,9 @@ pytest.importorskip("tvm")
 
 from roller.te.compat import te, tirx, tvm_ffi
 from roller.te.reader import read as read_te
-from roller.templates.cpu.emit.bindings import without_nested_bindings
+from roller.templates.cpu.emit.bindings import remove_nested_bindings
+from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read, write
 from roller.templates.cpu.emit.mathlib import vectorise_math
-from roller.templates.cpu.emit.nest import Nest, declare, read, write
 from tests.codegen.cpu_programs import kernel, program
 
 N = 259
@@ -22,8 +22,10 @@ def lets(node):
 
 
 def lowered(value, kind="vector"):
-    x, y = (declare(n, (64,), "float32", private=False) for n in "xy")
-    return without_nested_bindings(vectorise_math(Nest().loop(64, lambda i: write(y, value(read(x, i), i), i), kind)))
+    x, y = (declare_buffer(n, (64,), "float32", private=False) for n in "xy")
+    return remove_nested_bindings(
+        vectorise_math(LoopBuilder().loop(64, lambda i: write(y, value(read(x, i), i), i), kind))
+    )
 
 
 def chain(v, depth):
@@ -51,9 +53,9 @@ def test_what_a_branch_binds_stays_in_it():
 
 
 def test_a_single_function_is_left_as_it_was():
-    x, y = (declare(n, (64,), "float32", private=False) for n in "xy")
-    body = vectorise_math(Nest().loop(64, lambda i: write(y, tirx.sigmoid(read(x, i)), i), "vector"))
-    assert without_nested_bindings(body).same_as(body)
+    x, y = (declare_buffer(n, (64,), "float32", private=False) for n in "xy")
+    body = vectorise_math(LoopBuilder().loop(64, lambda i: write(y, tirx.sigmoid(read(x, i)), i), "vector"))
+    assert remove_nested_bindings(body).same_as(body)
 
 
 def assert_chain_right(value):

@@ -11,8 +11,8 @@ import pytest
 import roller
 from roller import ops
 from roller.expr.canonical import fuse_axes
-from roller.templates.cpu.decide import BOX, PANEL
-from roller.templates.cpu.emit.plan import decisions_of, spatial_plans
+from roller.templates.cpu.decisions import BOX, PANEL
+from roller.templates.cpu.emit.axis_plans import program_decisions, spatial_plans
 from roller.templates.cpu.tiled.emit_staging import halo_plan
 from roller.tile.geometry import Geometry
 from tests.codegen.cpu_programs import assert_right, kernel
@@ -49,7 +49,7 @@ def test_weights_are_packed_in_panels_and_padded_images_copied_as_boxes():
     image, weights = Geometry.of(expr).loads
     found = roller.construct(_CASES["padded"](), device="cpu-avx512", top_k=1)[0].program
     program = replace(found, staged=("X", "W"))
-    decisions = decisions_of(program)
+    decisions = program_decisions(program)
     assert [decisions.staging(a) for a in (image, weights)] == [BOX, PANEL]
     assert decisions.phases(image) == 1  # strides are no lanes: nothing to de-interleave
     load = next(ld for ld in expr.anchor.loads if ld.tensor == "X")

@@ -1,6 +1,7 @@
 """A CPU program is emitted as it is priced: over all operators, odd shapes, blocked channels, random programs.
 
-Decisions are taken once (:mod:`roller.templates.cpu.decide`), over a pool to price it and over one program to emit it.
+Decisions are taken once (:mod:`roller.templates.cpu.decisions`), over a pool to price it and over one program to emit
+it.
 Here the two meet: rows of a pool against the plans of the program made of them, and the price against the emitted TIR.
 """
 
@@ -18,17 +19,17 @@ from hypothesis import strategies as st
 import roller
 from benchmarks.common import operators
 from roller import ConstructOptions, ops
-from roller.construction.constructor import program_of
+from roller.construction.constructor import program_from_row
 from roller.expr.canonical import fuse_axes
 from roller.ops import from_spec
 from roller.perf.batch import batch_of
 from roller.templates.common.forms import canonical_forms
-from roller.templates.cpu import decided, price
-from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL
-from roller.templates.cpu.emit.library import ENTRY, PACK
+from roller.templates.cpu import decisions_for_device, price
+from roller.templates.cpu.decisions import BOX, IN_PLACE, PANEL
+from roller.templates.cpu.emit.axis_plans import program_decisions
+from roller.templates.cpu.emit.build_library import ENTRY, PACK
 from roller.templates.cpu.emit.llvm import lower_module
-from roller.templates.cpu.emit.nest import task_counts
-from roller.templates.cpu.emit.plan import decisions_of
+from roller.templates.cpu.emit.loop_nest import task_counts
 from roller.templates.cpu.registry import pool as cpu_pool
 from roller.tile.geometry import Geometry
 from tests.cases import ODD_CASES
@@ -76,7 +77,7 @@ def assert_one_decision(drawn):
     if found is None:
         return
     batch, i = found
-    many, one = decided(batch, SPEC), decisions_of(program_of(batch, i, SPEC))
+    many, one = decisions_for_device(batch, SPEC), program_decisions(program_from_row(batch, i, SPEC))
     for name in ("lanes", "chains", "tile", "tiles", "per_task", "chunk", "unrolled", "parts", "share", "split_axis",
                  "loop_order", "block", "vectors", "operand_vectors", "stores_vectors"):  # fmt: skip
         np.testing.assert_array_equal(getattr(many, name)[i], getattr(one, name)[0], name)
@@ -92,7 +93,7 @@ def assert_emitted_as_priced(drawn):
     if found is None:
         return
     batch, i = found
-    made = program_of(batch, i, SPEC)
+    made = program_from_row(batch, i, SPEC)
     single = made.expr.anchor.combiner is not None and all(a.extent == 1 for a in made.expr.anchor.spatial_axes)
     if single or (len(made.expr.stages) > 1 and made.structure == "streaming"):
         return  # reduced by parts; stages of a stream have tasks of their own
@@ -104,7 +105,7 @@ def assert_emitted_as_priced(drawn):
     if tasks > 1:
         forks = round((terms["launch_s"][0] - SPEC.execution.launch_s) / SPEC.execution.fork_s)
         assert len(loops) == forks
-    d = decisions_of(made)
+    d = program_decisions(made)
     staged = [a for a in d.batch.geometry.loads if d.staging(a) != IN_PLACE]
     ahead = {a.tensor.name for a in staged if d.staging(a) == PANEL} & set(made.constants)
     assert (PACK in names) == bool(ahead)
@@ -137,7 +138,7 @@ def test_all_that_is_emitted_is_what_is_priced(drawn):
 
 
 def _decisions(expr, *arguments, **more):
-    return decisions_of(program(expr, *arguments, **more))
+    return program_decisions(program(expr, *arguments, **more))
 
 
 def test_a_chunk_of_a_reduction_is_not_unrolled_whole():
@@ -158,8 +159,8 @@ def test_channels_in_blocks_are_no_window():
 def test_vectors_hold_half_as_many_float64():
     expr = fuse_axes(ops.matmul(64, 64, 64, dtype="float64"))
     batch = batch_of([program(expr, "tiled", {"i": 4, "j": 16}, {"i": 64, "j": 64}, "j", lanes=8)])
-    assert decided(batch, SPEC).lanes.tolist() == [8]
-    assert decided(batch, SPEC).vectors.tolist() == [8]
+    assert decisions_for_device(batch, SPEC).lanes.tolist() == [8]
+    assert decisions_for_device(batch, SPEC).vectors.tolist() == [8]
     flops = 2 * 64**3
     peak = 2 * SPEC.compute.ops_per_cycle_per_unit["fma.float64"] * SPEC.clock_hz * SPEC.units
     assert price(batch, SPEC)["compute_s"][0] >= flops / peak
@@ -172,7 +173,7 @@ def test_what_every_task_reads_once_is_not_packed():
     packed, plain = (price(batch_of([program(expr, "tiled", row, row, "j", staged=s)]), SPEC) for s in (("B",), ()))
     assert packed["seconds"] == plain["seconds"]
     constant = replace(program(expr, "tiled", row, row, "j", staged=("B",)), constants=("B",))
-    assert [a.tensor.name for a in decisions_of(constant).staged(PANEL)] == ["B"]
+    assert [a.tensor.name for a in program_decisions(constant).staged(PANEL)] == ["B"]
 
 
 def test_panels_packed_by_their_tasks_wake_no_workers_before():
@@ -182,7 +183,7 @@ def test_panels_packed_by_their_tasks_wake_no_workers_before():
     launch = []
     for task in (rows, all_rows):
         made = program(expr, "tiled", rows, task, "j", staged=("B",))
-        assert math.prod(decisions_of(made).tasks[0]) > 1
+        assert math.prod(program_decisions(made).tasks[0]) > 1
         launch.append(price(batch_of([made]), SPEC)["launch_s"][0])
     assert launch[0] - launch[1] == pytest.approx(SPEC.execution.fork_s)
 
@@ -192,10 +193,10 @@ def test_a_panel_too_large_to_pack_ahead_is_packed_by_every_task_that_reads_it()
     rows, seconds = {"i": 4, "j": 32}, []
     for height in (16, 64):
         made = program(expr, "tiled", rows, {"i": height, "j": 1 << 12}, "j", staged=("B",))
-        d = decisions_of(made)
+        d = program_decisions(made)
         (panel,) = d.staged(PANEL)
         assert not d.upfront(panel).any()
-        assert d.packings(panel).tolist() == [64 // height]
+        assert d.packing_count(panel).tolist() == [64 // height]
         seconds.append(price(batch_of([made]), SPEC)["pack_s"][0])
     assert seconds[0] == pytest.approx(4 * seconds[1])
 
@@ -220,7 +221,7 @@ def test_runs_shorter_than_vectors_are_stored_one_by_one():
 def test_dot_products_loop_over_the_most_tiles_outermost():
     expr = fuse_axes(ops.matmul(37, 29, 64, transpose_b=True))
     made = program(expr, "tiled", {"i": 12, "j": 1, "k": 16}, {"i": 37, "j": 29}, "k")
-    d = decisions_of(made)
+    d = program_decisions(made)
     assert d.batch.traits.reuses and d.batch.sums_along_vectors
     assert d.tiles[0, :2].tolist() == [4, 29]
     assert [expr.axes[a].name for a in d.loop_order[0]] == ["j", "i"]
@@ -230,6 +231,6 @@ def test_a_split_shares_the_chunks_of_one_axis():
     expr = fuse_axes(ops.matmul(8, 16, 640))
     register = {"i": 4, "j": 16}
     made = program(expr, "tiled", register, register, "j", chunk={"k": 128}, split_k=4)
-    d = decisions_of(made)
+    d = program_decisions(made)
     assert (d.split_chunks[0], d.share[0], d.parts[0]) == (5, 2, 3)
     assert price(batch_of([made]), SPEC)["tasks"][0] == 2 * 3

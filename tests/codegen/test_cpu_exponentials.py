@@ -7,9 +7,9 @@ pytest.importorskip("tvm")
 
 import roller
 from roller.te.compat import tirx, tvm_ffi
-from roller.templates.cpu.emit.interleave import side_by_side
+from roller.templates.cpu.emit.interleave import interleave_vectors
+from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read, write
 from roller.templates.cpu.emit.mathlib import vectorise_math
-from roller.templates.cpu.emit.nest import Nest, declare, read, write
 from tests.codegen.cpu_programs import kernel, program
 
 N = 1 << 16
@@ -78,15 +78,15 @@ def test_exponentials_below_the_largest_of_a_row(columns):
 
 def loops(extent, lanes, index, fn=tirx.exp):
     """Loops of ``extent`` vectors that apply a function, and what they become."""
-    x, y = (declare(n, [4096], "float32") for n in "xy")
-    nest = Nest()
+    x, y = (declare_buffer(n, [4096], "float32") for n in "xy")
+    nest = LoopBuilder()
     body = nest.loop(
         extent,
         lambda i: nest.loop(lanes, lambda j: write(y, fn(read(x, index(i, j))), index(i, j)), "vector"),
         "unroll",
     )
     found = []
-    tvm_ffi.structural_walk(side_by_side(vectorise_math(body)), (tirx.For, found.append))
+    tvm_ffi.structural_walk(interleave_vectors(vectorise_math(body)), (tirx.For, found.append))
     return sorted((int(f.kind), int(f.extent)) for f in found)
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("tvm")
 import roller
 from roller.backends.cpu import CpuKernel
 from roller.expr import Load, walk
-from roller.runtime.guard_pages import AVAILABLE, trespass
+from roller.runtime.guard_pages import AVAILABLE, find_out_of_bounds_access
 from roller.te.compat import te, tirx
 from roller.te.emit import choose, constant
 from roller.te.reader import read
@@ -57,7 +57,7 @@ def streamed(tensors):
 def test_a_selection_reads_nothing_it_does_not_choose(case):
     z, s = te.placeholder((N,), name="Z"), te.placeholder((4,), name="S")
     made = streamed([z, s, te.compute((N,), lambda i: CASES[case](i, z, s), name="Y")])
-    assert trespass(made) is None
+    assert find_out_of_bounds_access(made) is None
     given = [np.random.default_rng(0).standard_normal(n).astype("float32") for n in (N, 4)]
     np.testing.assert_allclose(made(*given), made.artifact.expression.evaluate(given)[0], rtol=1e-5, atol=1e-6)
 
@@ -67,7 +67,7 @@ def test_a_reduction_reads_nothing_it_does_not_choose():
     r = te.reduce_axis((0, N), name="r")
     total = te.compute((1,), lambda _: te.sum(CASES["if_then_else"](r.var, z, s), axis=r), name="Y")
     found = roller.compile([z, s, total], device="cpu", top_k=1, deterministic=True, cache=False)
-    assert trespass(CpuKernel(found.artifact)) is None
+    assert find_out_of_bounds_access(CpuKernel(found.artifact)) is None
 
 
 @pytest.mark.parametrize("fn", ["idiv", "abs"])
@@ -80,7 +80,7 @@ def test_choices_of_integer_arithmetic_take_no_guard_away(fn):
         behind = tirx.if_then_else(i >= 1, s[i - 1], zero)
         return tirx.truncdiv(z[i] + behind, i) if fn == "idiv" else tirx.abs(tirx.max(behind, zero) + i - 3)
 
-    assert trespass(streamed([z, s, te.compute((N,), value, name="Y")])) is None
+    assert find_out_of_bounds_access(streamed([z, s, te.compute((N,), value, name="Y")])) is None
 
 
 def test_only_a_condition_on_positions_is_control_flow():

@@ -10,12 +10,12 @@ import pytest
 
 from roller import ConstructOptions, construct, ops
 from roller.construction.program_checks import check_program
-from roller.core.dtypes import bits_of, numpy_dtype, storage_dtype, stored_of, values_of
+from roller.core.dtypes import as_numpy_bits, decode_stored_values, encode_stored_values, numpy_dtype, storage_dtype
 from roller.errors import TileError
 from roller.hardware import load_spec
-from roller.templates.cpu.decide import BOX, PANEL
+from roller.templates.cpu.decisions import BOX, PANEL
+from roller.templates.cpu.emit.axis_plans import program_decisions
 from roller.templates.cpu.emit.llvm import lower
-from roller.templates.cpu.emit.plan import decisions_of
 from roller.tile.winograd import window_product
 from tests.codegen.cpu_programs import canonical, host_mcpu, program
 from tests.codegen.test_cpu_constants import assert_right, loaded, lowered
@@ -28,7 +28,7 @@ def numbers_of(e, prog, bits, *constants):
     artifact = lowered(e, prog, *constants)
     made, free = loaded(artifact, [b.view(numpy_dtype(t.dtype)) for b, t in zip(bits, e.inputs, strict=True)])
     with np.errstate(invalid="ignore"):  # signalling NaN
-        return values_of(bits_of(made(*free)), e.inputs[0].dtype).astype(np.float64), artifact
+        return decode_stored_values(as_numpy_bits(made(*free)), e.inputs[0].dtype).astype(np.float64), artifact
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -46,10 +46,10 @@ def test_panels_of_constants_hold_float32(dtype, transposed):
     e = ops.matmul(6, 40, 37, transpose_b=transposed, dtype=dtype)
     p = program(canonical(e), "tiled", {"i": 3, "j": 16}, {}, "j", staged=("A", "B"))
     random = np.random.default_rng(0)
-    bits = [stored_of(random.standard_normal(t.shape), dtype) for t in e.inputs]
+    bits = [encode_stored_values(random.standard_normal(t.shape), dtype) for t in e.inputs]
     got, artifact = numbers_of(e, p, bits, "B")
     assert [a.dtype for a in artifact.arguments if a.role == "panel"] == ["float32"]
-    a, b = (values_of(x, dtype).astype(np.float64) for x in bits)
+    a, b = (decode_stored_values(x, dtype).astype(np.float64) for x in bits)
     b = b.T if transposed else b
     half_a_digit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
     bound = half_a_digit * np.abs(a @ b) + 40 * 2.0**-23 * (np.abs(a) @ np.abs(b))  # the result's, and of float32 sums
@@ -65,9 +65,11 @@ def test_every_number_goes_through_a_product_with_one(dtype, staged, vector):
     p = program(canonical(e), "tiled", {vector: 16}, {"i": 4096, "j": 16}, vector,
                 staged=(*staged, *(("A",) if vector == "i" else ())))  # fmt: skip
     every = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(storage_dtype(dtype))
-    got, _ = numbers_of(e, p, [np.stack([every, np.zeros_like(every)], axis=1), stored_of(np.ones((2, 16)), dtype)])
+    got, _ = numbers_of(
+        e, p, [np.stack([every, np.zeros_like(every)], axis=1), encode_stored_values(np.ones((2, 16)), dtype)]
+    )
     with np.errstate(invalid="ignore"):  # signalling NaN
-        expected = np.broadcast_to(values_of(every, dtype).astype(np.float64)[:, None], got.shape)
+        expected = np.broadcast_to(decode_stored_values(every, dtype).astype(np.float64)[:, None], got.shape)
     np.testing.assert_array_equal(got, expected)  # where both are NaN, they are equal
 
 
@@ -91,9 +93,11 @@ def test_every_number_goes_through_a_panel_of_halves(dtype):
     e = ops.matmul(1, 1 << 16, 2, dtype=dtype)
     p = program(canonical(e), "tiled", {"j": 64}, {"j": 4096}, "j", staged=("A", "B"))
     every = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(storage_dtype(dtype))
-    got, _ = numbers_of(e, p, [stored_of(np.ones((1, 2)), dtype), np.stack([every, np.zeros_like(every)])], "B")
+    got, _ = numbers_of(
+        e, p, [encode_stored_values(np.ones((1, 2)), dtype), np.stack([every, np.zeros_like(every)])], "B"
+    )
     with np.errstate(invalid="ignore"):  # signalling NaN
-        expected = values_of(every, dtype).astype(np.float64)
+        expected = decode_stored_values(every, dtype).astype(np.float64)
     np.testing.assert_array_equal(got.reshape(-1), expected)
 
 
@@ -102,7 +106,7 @@ def test_rows_of_a_batch_are_converted_in_boxes(dtype):
     e = ops.matmul(21, 34, 50, batch=3, dtype=dtype)
     p = program(canonical(e), "tiled", {"i": 4, "j": 16}, {"b": 2, "i": 12, "j": 32}, "j", staged=("A", "B"))
     assert_right(e, p)
-    decisions = decisions_of(p)
+    decisions = program_decisions(p)
     assert [decisions.staging(a) for a in decisions.batch.geometry.loads] == [BOX, PANEL]
 
 
@@ -120,7 +124,7 @@ def test_sums_are_kept_in_float32(dtype):
     """4096 ones: sums in a half would stop at 2048, or at 256."""
     e = ops.matmul(4, 16, 4096, dtype=dtype)
     p = program(canonical(e), "tiled", {"i": 2, "j": 16}, {}, "j", staged=("A", "B"))
-    got, _ = numbers_of(e, p, [stored_of(np.ones(t.shape), dtype) for t in e.inputs])
+    got, _ = numbers_of(e, p, [encode_stored_values(np.ones(t.shape), dtype) for t in e.inputs])
     assert (got == 4096).all()
 
 

@@ -11,10 +11,10 @@ import pytest
 import roller
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.pipeline import construct
-from roller.core.c_compiler import need_compiler
+from roller.core.c_compiler import require_compiler
 from roller.errors import LaunchError
 from roller.hardware import load_spec
-from roller.templates.cpu.emit.library import build_library, link
+from roller.templates.cpu.emit.build_library import build_library, link
 from roller.templates.cpu.emit.llvm import lower_for, lower_module
 
 SIZE = 16
@@ -40,7 +40,7 @@ def test_the_launcher_looks_at_arrays_and_the_kernel_does_not() -> None:
 def test_libraries_of_c_are_linked_where_a_kernel_calls_them(tmp_path, code, expected) -> None:
     source, compiled, library = (tmp_path / f"kernel.{end}" for end in ("c", "o", "so"))
     source.write_text(f"#include <math.h>\nfloat f(float x) {{ return {code}; }}\n")
-    subprocess.run([need_compiler("a test"), "-fPIC", "-c", str(source), "-o", str(compiled)], check=True)
+    subprocess.run([require_compiler("a test"), "-fPIC", "-c", str(source), "-o", str(compiled)], check=True)
     link(compiled, library)
     f = ctypes.CDLL(str(library)).f
     f.argtypes, f.restype = [ctypes.c_float], ctypes.c_float

@@ -10,10 +10,10 @@ import pytest
 import roller
 from roller import ops
 from roller.expr.canonical import fuse_axes
-from roller.runtime.guard_pages import AVAILABLE, trespass
-from roller.templates.cpu.emit.plan import decisions_of
+from roller.runtime.guard_pages import AVAILABLE, find_out_of_bounds_access
+from roller.templates.cpu.emit.axis_plans import program_decisions
 from roller.templates.cpu.tiled.candidates import reduction_chunks
-from roller.templates.cpu.window_clipping import cuts, shortest, slides, tile_starts
+from roller.templates.cpu.window_clipping import clipping_segments, padded_slides, shortest, tile_starts
 from roller.tile.geometry import Geometry
 from tests.codegen.cpu_programs import assert_right, kernel, program
 
@@ -43,7 +43,7 @@ def convolution(case, channels=8, filters=24, **more):
 
 
 def skipped(prog):
-    return [prog.axis_names[a] for a in np.flatnonzero(decisions_of(prog).live[0] < 1.0)]
+    return [prog.axis_names[a] for a in np.flatnonzero(program_decisions(prog).live[0] < 1.0)]
 
 
 def tiled(e, filters, columns, vector, task, staged=("X", "W"), chunk=None):
@@ -79,8 +79,8 @@ def test_taps_are_left_out_where_the_image_is_not_much_wider_than_the_gaps():
 @pytest.mark.parametrize("case", _CASES)
 def test_the_share_is_that_of_the_taps_inside(case):
     form = fuse_axes(convolution(case))
-    g, live = Geometry.of(form), decisions_of(tiled(convolution(case), 1, 1, "f", 1)).live[0]
-    for s in slides(g):
+    g, live = Geometry.of(form), program_decisions(tiled(convolution(case), 1, 1, "f", 1)).live[0]
+    for s in padded_slides(g):
         taps, outputs = int(g.extents[s.tap]), int(g.extents[s.output])
         inside = [[s.low <= s.step * o + s.gap * k < s.high for k in range(taps)] for o in range(outputs)]
         if live[s.tap] < 1.0:  # of tiles of one output
@@ -110,7 +110,7 @@ def test_taps_that_are_left_out_are_not_priced():
 @pytest.mark.parametrize("case", ["rate 12", "step 2", "one row"])
 def test_nothing_is_read_beyond_the_tensors(case):
     e = convolution(case)
-    assert trespass(kernel(e, tiled(e, 1, 5, "f", 3))) is None
+    assert find_out_of_bounds_access(kernel(e, tiled(e, 1, 5, "f", 3))) is None
 
 
 #: Cases whose image is left by taps at segments of two outputs or more.
@@ -122,17 +122,17 @@ _CUT = ["rate 12", "uneven", "padding of one side", "step 2", "one row", "one co
 def test_images_are_read_in_place_where_tiles_end_at_the_guards(case, vector):
     e = convolution(case)
     prog = tiled(e, 1, 5, vector, 3, ("W",))
-    assert decisions_of(prog).segments
+    assert program_decisions(prog).segments
     assert_right(e, prog)
     if AVAILABLE:
-        assert trespass(kernel(e, prog)) is None
+        assert find_out_of_bounds_access(kernel(e, prog)) is None
 
 
 @pytest.mark.parametrize("case", _CUT)
 def test_every_tap_is_inside_for_all_of_a_tile_or_for_none(case):
     form = fuse_axes(convolution(case))
-    g, found = Geometry.of(form), cuts(Geometry.of(form), ("W",))
-    for s in slides(g):
+    g, found = Geometry.of(form), clipping_segments(Geometry.of(form), ("W",))
+    for s in padded_slides(g):
         ends, outputs = found[s.output], int(g.extents[s.output])
         for tile in range(1, shortest(ends) + 1):
             begin = tile_starts(ends, tile)
@@ -145,14 +145,14 @@ def test_every_tap_is_inside_for_all_of_a_tile_or_for_none(case):
 
 def test_single_outputs_are_no_segment():
     form = fuse_axes(ops.conv2d(1, 8, 17, 17, 24, 3, 3, 1, 1))
-    assert cuts(Geometry.of(form), ("W",)) == {} and cuts(Geometry.of(form), ("X", "W")) == {}
+    assert clipping_segments(Geometry.of(form), ("W",)) == {} and clipping_segments(Geometry.of(form), ("X", "W")) == {}
 
 
 @pytest.mark.parametrize("staged", [("X", "W"), ("W",)])
 def test_channels_in_pieces_around_a_window(staged):
     e = convolution("rate 12", 10)
     prog = tiled(e, 1, 5, "f", 3, staged, {"c": 4})
-    assert decisions_of(prog).chunk_count[0] == 3
+    assert program_decisions(prog).chunk_count[0] == 3
     assert_right(e, prog)
 
 

@@ -11,11 +11,11 @@ from roller import ops
 from roller.expr.evaluate import evaluate
 from roller.hardware.detect import CpuInfo, detect_unprobed, match_profile
 from roller.runtime.inputs import random_inputs
-from roller.templates.cpu.matrix.products import byte_product, fragments_of, matrix_axes
+from roller.templates.cpu.matrix.byte_products import byte_product, byte_product_axes, supported_fragments
 from roller.tile.geometry import Geometry
 
 HERE = detect_unprobed()
-runs = pytest.mark.skipif(not fragments_of(HERE), reason="this processor has no dot products of bytes")
+runs = pytest.mark.skipif(not supported_fragments(HERE), reason="this processor has no dot products of bytes")
 #: A processor with the instruction, wherever the tests run.
 DEVICE = replace(
     roller.load_spec("cpu-avx512"),
@@ -33,7 +33,7 @@ def matrix_programs(expr, spec, constants=(), count=3):
     """Return a few programs of every instruction, the best and others that differ most from it."""
     options = roller.ConstructOptions(constants=tuple(constants), top_k=2000)
     out = []
-    for f in fragments_of(spec):
+    for f in supported_fragments(spec):
         found = [c.program for c in roller.construct(expr, spec, options=options) if c.program.fragment == f]
         out += [found[n] for n in sorted({len(found) * x // count for x in range(count)})] if found else []
     return out
@@ -56,7 +56,7 @@ def extreme(expr, seed=0):
 def assert_exact(expr, cores=2, seed=0, count=3):
     """Hold the results of a few programs against float64, which is exact here, and no access may leave an array."""
     from roller.backends.cpu import CpuKernel
-    from roller.runtime.guard_pages import trespass
+    from roller.runtime.guard_pages import find_out_of_bounds_access
     from roller.templates.cpu.emit.llvm import lower
 
     arrays = extreme(expr, seed)
@@ -66,7 +66,7 @@ def assert_exact(expr, cores=2, seed=0, count=3):
     for p in programs:
         kernel = CpuKernel(lower(p, expr, HERE.target["mcpu"], cores, "test", 64))
         assert np.array_equal(kernel(*arrays), expected), p
-        assert trespass(kernel) is None, p
+        assert find_out_of_bounds_access(kernel) is None, p
 
 
 @runs
@@ -181,9 +181,9 @@ def test_processors_without_dot_products_of_bytes_multiply_pairs_of_16_bits(prof
 
 def test_of_two_instructions_for_words_the_faster_one_is_taken():
     both = replace(DEVICE, target_items=(("features", "avx512bw avx512vnni"), *DEVICE.target_items[1:]))
-    assert [f.family for f in fragments_of(both)] == ["vnni"]
+    assert [f.family for f in supported_fragments(both)] == ["vnni"]
     slow = both.with_overrides({"compute.ops_per_cycle_per_unit.dot.int8": 1.0})
-    assert [f.family for f in fragments_of(slow)] == ["madd"]
+    assert [f.family for f in supported_fragments(slow)] == ["madd"]
 
 
 def test_a_device_whose_target_lists_no_feature_has_programs_without_the_instruction():
@@ -203,7 +203,7 @@ def test_what_is_no_product_of_bytes_has_none():
 
 def test_words_lie_where_the_other_operand_holds_them_in_one_piece():
     expr = ops.conv2d(1, 32, 14, 14, 32, 3, 3, padding=1, layout="NCHW16c", dtype="int8")
-    ways = matrix_axes(Geometry.of(roller.expr.canonical.fuse_axes(expr)), DEVICE, DEVICE.fragments[0])
+    ways = byte_product_axes(Geometry.of(roller.expr.canonical.fuse_axes(expr)), DEVICE, DEVICE.fragments[0])
     assert ("ho", "fi", "ci") in ways or ("wo", "fi", "ci") in ways
 
 
@@ -220,9 +220,9 @@ def test_detection_lists_the_feature_where_the_processor_has_it(tmp_path):
 
     both = here({"avx512_vnni"})
     assert both.target["features"] == "avx512bw avx512vnni"
-    assert [f.family for f in fragments_of(both)] == ["vnni"] and [f.family for f in fragments_of(here(set()))] == [
-        "madd"
-    ]
+    assert [f.family for f in supported_fragments(both)] == ["vnni"] and [
+        f.family for f in supported_fragments(here(set()))
+    ] == ["madd"]
     assert here(set()).target["features"] == "avx512bw"
     assert match_profile("x86_64", CpuInfo(flags=frozenset(_AVX512 | _AVX2)))[0] == "cpu-avx512"
 

@@ -4,7 +4,7 @@ import pytest
 
 from roller import ops
 from roller.expr import FUNCTIONS, Call, walk
-from roller.templates.cpu.rows.emit_once import computed_once
+from roller.templates.cpu.rows.emit_once import compute_shared_values_once
 from tests.codegen.cpu_programs import assert_right, canonical, program
 
 
@@ -23,22 +23,22 @@ def specials(s):
 
 
 def test_a_softmax_computes_an_exponential_and_a_division_once():
-    stages = computed_once(canonical(ops.softmax((6, 40)))).stages
+    stages = compute_shared_values_once(canonical(ops.softmax((6, 40)))).stages
     wide = {s.name: specials(s) for s in stages if len(s.axes) > 1}
     assert sorted(fn for found in wide.values() for fn in found) == ["exp"]
     assert [s.name for s in stages if len(s.axes) == 1] == ["Y@0"]
 
 
 def test_a_root_of_a_norm_is_computed_once_per_row():
-    stages = computed_once(canonical(ops.layer_norm((6, 40)))).stages
+    stages = compute_shared_values_once(canonical(ops.layer_norm((6, 40)))).stages
     assert not any(specials(s) for s in stages if len(s.axes) > 1)
 
 
 def test_rows_beyond_what_is_kept_and_expressions_without_rows_stay_as_they_are():
     long = canonical(ops.softmax((2, 70000)))
-    assert computed_once(long) is long
+    assert compute_shared_values_once(long) is long
     total = canonical(ops.reduce("sum", (6, 40), (1,)))
-    assert computed_once(total) is total
+    assert compute_shared_values_once(total) is total
 
 
 @pytest.mark.parametrize("shape", [(5, 40), (3, 17), (4, 2, 33), (1, 257)])

@@ -5,7 +5,7 @@ import pytest
 from roller import ops
 from roller.te.compat import tirx
 from roller.templates.cpu.emit.llvm import lower_module
-from roller.templates.cpu.emit.nest import Nest, integer, is_parallel, seq, serial
+from roller.templates.cpu.emit.loop_nest import LoopBuilder, integer, is_parallel, seq, serialize_loops
 from tests.codegen.cpu_programs import assert_right, canonical, kernel, program
 
 MATMUL = ops.matmul(24, 40, 16)
@@ -56,16 +56,16 @@ def test_on_one_core_no_loop_is_parallel(expr, prog):
 @pytest.mark.parametrize("kind", ["serial", "parallel", "vector", "unroll"])
 def test_a_loop_of_one_iteration_is_dropped_whatever_its_kind(kind):
     nothing = tirx.Evaluate(integer(0))
-    assert Nest().loop(1, lambda i: nothing, kind) is nothing
-    assert isinstance(Nest().loop(2, lambda i: nothing, kind), tirx.For)
+    assert LoopBuilder().loop(1, lambda i: nothing, kind) is nothing
+    assert isinstance(LoopBuilder().loop(2, lambda i: nothing, kind), tirx.For)
 
 
 def test_serial_keeps_every_other_loop():
-    nest = Nest()
+    nest = LoopBuilder()
     leaf = lambda _: tirx.Evaluate(integer(1))  # noqa: E731
     inner = lambda _: seq(nest.loop(4, leaf, "unroll"), nest.loop(8, leaf, "vector"))  # noqa: E731
     outer = nest.loop(3, inner, "parallel")
-    alone = serial(outer)
+    alone = serialize_loops(outer)
     assert is_parallel(outer) and not is_parallel(alone)
     assert alone.kind == tirx.ForKind.SERIAL and int(alone.extent) == 3
     assert [loop.kind for loop in alone.body] == [tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED]

@@ -12,13 +12,13 @@ from roller.backends.cpu import CpuKernel
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
 from roller.expr.joining import join_digits
-from roller.models.graph.blocking import Blocked, rewritten
-from roller.models.graph.steps import KernelSource
+from roller.models.graph.channel_blocks import BlockedLayout, rewrite_to_blocked
+from roller.models.graph.program_steps import KernelSource
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
 from roller.te.compat import tirx, tvm_ffi
 from roller.templates.cpu.emit.llvm import lower
-from roller.templates.emit.winograd_products import back_product, product
+from roller.templates.emit.winograd_products import multiply_by_inverse_transform, multiply_by_transform
 from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import matrices, operations, window_product
 from tests.codegen.cpu_programs import assert_right, canonical, host_mcpu, kernel, program
@@ -222,7 +222,7 @@ def test_operations_are_those_the_template_prints():
         def count(node, printed=printed):
             printed.get(type(node).__name__, set()).add(str(node))
 
-        for out in (back_product if where == 0 else product)(matrix, values):
+        for out in (multiply_by_inverse_transform if where == 0 else multiply_by_transform)(matrix, values):
             tvm_ffi.structural_walk(out, count)
         sums = len(printed["Add"]) + len(printed["Sub"])
         assert sums <= operations(matrix) <= sums + len(printed["Mul"])
@@ -232,9 +232,9 @@ def blocked(n, c, h, w, f, padding=1, epilogue=(), image=True, result=True, bloc
     """Return a convolution whose channels lie in blocks, and whose axes hold them whole."""
     e = ops.conv2d(n, c, h, w, f, 3, 3, padding=padding, epilogue=epilogue)
     shapes = {"X": (n, c, h, w), **{t.name: t.shape for t in (*e.inputs, *e.output_tensors) if t.shape[1:2] == (f,)}}
-    named = {name: Blocked.of(s, block) for name, s in shapes.items() if len(s) == 4 and name != "W"}
+    named = {name: BlockedLayout.of(s, block) for name, s in shapes.items() if len(s) == 4 and name != "W"}
     kept = {name: layout for name, layout in named.items() if (image if name == "X" else result)}
-    made = rewritten(KernelSource(e, ("W",)), kept).source.expression
+    made = rewrite_to_blocked(KernelSource(e, ("W",)), kept).source.expression
     return made, join_digits(canonical(made))
 
 

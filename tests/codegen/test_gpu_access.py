@@ -1,9 +1,9 @@
 """Vector widths and masking are decided by arithmetic on the access, not by its source."""
 
 from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, Term, axis_index
-from roller.templates.gpu.emit.access import padding_is_neutral
+from roller.templates.gpu.emit.padding_masks import padding_is_neutral
+from roller.tile.memory_steps import mean_step
 from roller.tile.rows import contiguous_axis
-from roller.tile.steps import mean_step
 from roller.tile.vectors import vectorizable
 
 ROW, COL = axis_index("i"), axis_index("j")

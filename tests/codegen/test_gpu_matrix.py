@@ -11,7 +11,7 @@ from roller import ops
 from roller.backends.cuda import toolchain
 from roller.errors import BuildError, TileError
 from roller.expr.canonical import fuse_axes, group_axes
-from roller.tile.fragments import conflicts, phases, program_operands, swizzle
+from roller.tile.fragments import bank_conflict_degree, phase_row_addresses, program_operands, swizzle
 from tests.codegen.matrix_programs import FRAGMENTS, artifact, assert_right, program
 
 F16 = "mma.m16n8k16.f16.f32"
@@ -173,8 +173,8 @@ def test_no_bank_serves_two_rows_of_a_phase(transposed, k):
         every = [moved(x) for x in range(operand.elements(0))]
         assert sorted(every) == list(range(len(every)))  # a permutation
         assert all(y - every[n] == x - n for n in range(0, len(every), 8) for x, y in enumerate(every[n : n + 8], n))
-        assert conflicts(operand, made.fragment, 0, 32, 4) == 1
-        for rows in phases(operand, made.fragment, 0):
+        assert bank_conflict_degree(operand, made.fragment, 0, 32, 4) == 1
+        for rows in phase_row_addresses(operand, made.fragment, 0):
             assert len({start // 16 % 8 for start in rows}) == 8
 
 
@@ -183,7 +183,7 @@ def test_rows_that_cannot_be_permuted_are_padded():
     made = program(expr, F16, (48, 48, 16), (96, 96, 48))
     assert dict(made.storage_padding) == {"A": 8, "B": 8}
     for operand in program_operands(made):
-        assert conflicts(operand, made.fragment, 0, 32, 4) > 1
-        assert conflicts(operand, made.fragment, 8, 32, 4) == 1
+        assert bank_conflict_degree(operand, made.fragment, 0, 32, 4) > 1
+        assert bank_conflict_degree(operand, made.fragment, 8, 32, 4) == 1
     wmma = program(expr, "wmma.m16n16k16.f16.f32", (32, 32, 16), (64, 64, 32))
     assert all(n for _, n in wmma.storage_padding)  # takes a pitch, no permutation

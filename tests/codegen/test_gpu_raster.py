@@ -13,9 +13,9 @@ from roller.emulator import prove
 from roller.expr.canonical import fuse_axes
 from roller.perf.batch import TileBatch
 from roller.te.compat import analyzer, substitute, tirx
-from roller.templates.gpu.common.traffic import _wave_tiles
+from roller.templates.gpu.common.traffic import _tile_of_wave
+from roller.templates.gpu.emit.axis_map import block_position
 from roller.templates.gpu.emit.cuda import lower
-from roller.templates.gpu.emit.mapping import block_position
 from roller.templates.pricing import estimate_program
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
@@ -56,7 +56,7 @@ def test_the_model_counts_the_piece_a_wave_covers(steps, raster, resident):
     g = Geometry.of(e)
     block = np.array([[1] * (len(steps) - 2) + [16, 16, 8]])
     batch = TileBatch(g, "tiled", block, block, np.ones(1, np.int64), g.load_names, raster=raster)
-    covered = _wave_tiles(batch, np.array([resident]))[0] // block[0]
+    covered = _tile_of_wave(batch, np.array([resident]))[0] // block[0]
     first = np.array(positions(steps, raster)[:resident])
     bounding = first.max(axis=0) - first.min(axis=0) + 1
     # The last row or column of tiles may be short of blocks; the box around those of the first wave is meant.

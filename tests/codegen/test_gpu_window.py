@@ -11,7 +11,7 @@ import roller
 from roller import ConstructOptions, ops
 from roller.backends.cuda import toolchain
 from roller.compiler.pipeline import lower
-from roller.construction.constructor import program_of
+from roller.construction.constructor import program_from_row
 from roller.emulator import prove
 from roller.errors import BuildError
 from roller.perf.batch import batch_of
@@ -61,7 +61,7 @@ def program(expr, register, threads, staged):
     block = tuple(t * (1 if a.name in reduced else count.get(a.name, 1)) for a, t in zip(form.axes, tile, strict=True))
     operands = (form.anchor.loads[0].tensor,) if staged else ()
     made = RProgram(form, "gpu", "window", (("register", tile), ("shared", block)), (), operands)
-    return program_of(batch_of([made]).chosen_anew(), 0, SPEC)
+    return program_from_row(batch_of([made]).without_vectors(), 0, SPEC)
 
 
 @pytest.mark.parametrize("name", CASES)

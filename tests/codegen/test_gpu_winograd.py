@@ -11,7 +11,7 @@ import roller
 from roller import ConstructOptions, ops
 from roller.artifact import Constant
 from roller.backends.cuda.toolchain import build
-from roller.construction.neighbours import neighbours
+from roller.construction.neighbours import neighbour_programs
 from roller.emulator import emulate, prove
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
@@ -21,13 +21,13 @@ from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
 from roller.tile.alignment import broken_rules
 from roller.tile.structures import STRUCTURES
-from roller.tile.winograd_products import CHANNEL, ELEMENT, FILTER, TILE, products, products_program
+from roller.tile.winograd_products import CHANNEL, ELEMENT, FILTER, TILE, batched_product, products_program
 
 
 def winograd(expression, m, register=None, block=None, **changes):
     """Return a program from tiles of the product: filters, output tiles, channels."""
     form, structure = fuse_axes(expression), f"winograd{m}"
-    found = products(form, structure)
+    found = batched_product(form, structure)
     own = {ELEMENT: 1, FILTER: 4, TILE: 2, CHANNEL: 1, **(register or {})}
     step = {**own, FILTER: 16, TILE: 16, CHANNEL: 8, **(block or {})}
     tiles = tuple((n, tuple(t[a.name] for a in found.expr.axes)) for n, t in (("register", own), ("shared", step)))
@@ -89,7 +89,7 @@ def test_a_split_reduction_combines_before_the_way_back():
 def test_vectors_and_padded_rows(m, register, block):
     e = ops.conv2d(2, 24, 11, 13, 30, 3, 3, padding=1)
     program = winograd(e, m, register, block)
-    columns = products(program.expr, f"winograd{m}").columns
+    columns = batched_product(program.expr, f"winograd{m}").columns
     wide = replace(program, vector_axis=columns, vector_elements=2, interleaved=True, storage_padding=(("X", 4),))
     assert_right(e, wide)
 
@@ -237,7 +237,7 @@ def test_workspaces_that_stay_in_l2_cost_no_dram():
 
 def test_neighbours_are_tilings_of_the_same_product():
     best = roller.construct(CONV, "v100", top_k=1)[0].program
-    found = neighbours(best, CONV, roller.load_spec("v100"), ConstructOptions())
+    found = neighbour_programs(best, CONV, roller.load_spec("v100"), ConstructOptions())
     assert len(found) > 5
     assert {c.program.structure for c in found} == {"winograd4"}
     assert {products_program(c.program).block_tile[ELEMENT] for c in found} == {1}

@@ -10,7 +10,7 @@ pytest.importorskip("tvm")
 from roller import ops
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
-from roller.templates.gpu.emit.hip import adapt, lower
+from roller.templates.gpu.emit.hip import cuda_text_to_hip, lower
 from roller.tile import RProgram
 from tests.codegen import wavefront_cpu
 
@@ -109,12 +109,12 @@ def test_padding_of_a_maximum_is_minus_infinity():
 )
 def test_what_only_nvidia_has_is_refused(line):
     with pytest.raises(BuildError, match=r"hip: .*got '(asm|nvcuda|__syncwarp|CUDART_PI_F)'"):
-        adapt(KERNEL.format(line))
+        cuda_text_to_hip(KERNEL.format(line))
 
 
 def test_other_widths_are_refused():
     with pytest.raises(BuildError, match=r"shuffles over 32 lanes, got \['16'\]"):
-        adapt(KERNEL.format("x[0] = __shfl_xor_sync((uint)4294967295, x[0], 8, 16);"))
+        cuda_text_to_hip(KERNEL.format("x[0] = __shfl_xor_sync((uint)4294967295, x[0], 8, 16);"))
 
 
 def test_errors_name_this_backend():

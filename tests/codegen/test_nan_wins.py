@@ -16,7 +16,7 @@ from roller.compiler.pipeline import lower
 from roller.emulator import emulate
 from roller.expr import Axis, Call, Cast, Const, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.templates.common.forms import canonical_forms, joined_forms
+from roller.templates.common.forms import canonical_forms, joined_channel_forms
 from tests.codegen.cpu_programs import kernel, program
 from tests.offenders import every
 
@@ -187,7 +187,7 @@ def test_kernels_with_and_without_are_kept_apart():
 def test_every_form_of_an_expression_keeps_the_option(name):
     options = ConstructOptions(propagate_nan=False, top_k=3)
     e = options.meant(REDUCTIONS[name])
-    assert not any(f.propagate_nan for f in (*canonical_forms(e, options), *joined_forms(e, options)))
+    assert not any(f.propagate_nan for f in (*canonical_forms(e, options), *joined_channel_forms(e, options)))
     found = roller.construct(REDUCTIONS[name], "cpu-avx2", options=options)
     assert not any(c.program.expr.propagate_nan for c in found)
 

@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused():
         lowered(expr, IJK, (32, 64), (1, 1), 64, 64)
     wrong = Fragment("wgmma.m64n64k32.s8.s32", 64, 64, 32, "int8", "int32", 128, "group_matrix", "sm_90a")
     with pytest.raises(BuildError, match="expected 64 x n x 16 of"):
-        group_functions.product(wrong, False, False)
+        group_functions.define_product_function(wrong, False, False)
 
 
 def test_other_reductions_that_count_on_barriers_of_tvm_are_refused():

@@ -12,7 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
 from roller.tile.layout import program_layout, window_halo
-from roller.tile.windows import fragment_of, slide_of
+from roller.tile.windows import row_box, slide_of
 from tests.tile.instructions import Box, Load, instructions
 
 
@@ -158,4 +158,4 @@ def walking_words(program: RProgram) -> int:
         done |= {i for i, k in pairs if k == slide.taps - 1}
     inner = math.prod(tile[a.name] for a in program.axes if a.kind == SPATIAL and a.name != slide.axis)
     weights = sum(math.prod(tile[a] for a in {t.axis for i in ld.index for t in i.terms}) for ld in slide.others)
-    return live * inner + fragment_of(slide, tile).elements + weights
+    return live * inner + row_box(slide, tile).elements + weights

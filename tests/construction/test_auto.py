@@ -8,7 +8,7 @@ import pytest
 
 import roller
 from roller import ops
-from roller.construction.worth_timing import GAIN, uncertain, worth_timing
+from roller.construction.worth_timing import GAIN, positions_worth_timing, worth_timing
 from roller.hardware import load_spec
 from roller.perf.accuracy import kernel_family
 
@@ -55,7 +55,7 @@ def test_a_surer_model_times_less():
 
 
 def test_of_many_predicted_alike_the_next_one_adds_little():
-    counts = [len(uncertain([1.0] * 10, range(10), error)) for error in (0.02, 0.05, 0.1, 0.15, 0.25, 0.5)]
+    counts = [len(positions_worth_timing([1.0] * 10, range(10), error)) for error in (0.02, 0.05, 0.1, 0.15, 0.25, 0.5)]
     assert counts == sorted(counts)
     assert counts[0] == 1 and counts[-1] > 4
     assert counts[3] == 3
@@ -64,5 +64,5 @@ def test_of_many_predicted_alike_the_next_one_adds_little():
 def test_the_expected_gain_of_a_second_one_is_the_textbook_s():
     # E[min(X, Y)] of two normals with mean 0 and deviation s is -s / sqrt(pi).
     just = GAIN * (2 * 3.141592653589793) ** 0.5
-    assert len(uncertain([1.0, 1.0], "ab", just * 1.01)) == 2
-    assert len(uncertain([1.0, 1.0], "ab", just * 0.99)) == 1
+    assert len(positions_worth_timing([1.0, 1.0], "ab", just * 1.01)) == 2
+    assert len(positions_worth_timing([1.0, 1.0], "ab", just * 0.99)) == 1

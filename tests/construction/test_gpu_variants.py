@@ -9,9 +9,15 @@ import roller
 from roller import ConstructOptions, ops
 from roller.perf.batch import TileBatch
 from roller.templates.common.forms import canonical_forms
-from roller.templates.gpu import pool, price
-from roller.templates.gpu.common.partials import combining_s
-from roller.templates.gpu.tiled.variants import STAGES, other_splits, program_variants, stage_choices, tiled_variants
+from roller.templates.gpu import price, programs_of_form
+from roller.templates.gpu.common.combine_parts import combine_parts_s
+from roller.templates.gpu.tiled.variants import (
+    STAGES,
+    pipeline_variants_of_program,
+    promising_other_splits,
+    stage_choices,
+    tiled_variants,
+)
 from roller.templates.pricing import estimate_program
 from roller.tile.geometry import Geometry
 
@@ -29,7 +35,7 @@ def best(name, device, **options):
 
 def tiled_pool(name, spec):
     for form in canonical_forms(EXPRS[name], ConstructOptions()):
-        yield from (b for b in pool(Geometry.of(form), spec, ConstructOptions()) if b.structure == "tiled")
+        yield from (b for b in programs_of_form(Geometry.of(form), spec, ConstructOptions()) if b.structure == "tiled")
 
 
 @pytest.mark.parametrize("name", ["matmul", "conv"])
@@ -85,9 +91,9 @@ def test_three_stages_do_not_run_without_asynchronous_copies():
 
 def test_program_variants_are_those_of_a_plain_tiled_program():
     program, spec = best("matmul", "h200", pipelining=False).program, roller.load_spec("h200")
-    found = program_variants(program, spec)
+    found = pipeline_variants_of_program(program, spec)
     assert {p.stages for p in found} == {1, *STAGES} and len({str(p) for p in found}) == len(found)
-    assert program_variants(found[0], spec) == []
+    assert pipeline_variants_of_program(found[0], spec) == []
 
 
 def test_reductions_are_split_into_the_parts_that_fill_the_last_wave():
@@ -104,8 +110,8 @@ def test_reductions_are_split_into_the_parts_that_fill_the_last_wave():
 def test_no_split_is_offered_twice():
     v100 = roller.load_spec("v100")
     g = Geometry.of(canonical_forms(ops.matmul(512, 512, 4096), ConstructOptions())[0])
-    (batch,) = pool(g, v100, ConstructOptions())
-    found = other_splits(batch, v100)
+    (batch,) = programs_of_form(g, v100, ConstructOptions())
+    found = promising_other_splits(batch, v100)
     rows = lambda b: {  # noqa: E731
         (b.register[n].tobytes(), b.block[n].tobytes(), int(b.split_k[n])) for n in range(len(b))
     }
@@ -135,6 +141,6 @@ def test_adding_many_parts_is_paid_for():
     geometry = Geometry.of(canonical_forms(ops.matmul(8, 8, 1000000), ConstructOptions())[0])
     parts = np.array([1, 2, 16, 48, 1024])
     tile = np.array([[1, 1, 1]] * len(parts)), np.array([[8, 8, 16]] * len(parts))
-    times = combining_s(TileBatch(geometry, "tiled", *tile, parts, geometry.load_names), h200)
+    times = combine_parts_s(TileBatch(geometry, "tiled", *tile, parts, geometry.load_names), h200)
     assert times[0] == 0 and (np.diff(times) > 0).all()
     assert times[-1] >= 2 * (h200.layer("global").latency_s or 0)  # 32 threads load 16 parts at once, twice

@@ -14,7 +14,7 @@ from roller import ConstructOptions, ops
 from roller.emulator import prove
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu.emit.cuda import lower
-from roller.templates.gpu.matrix.candidates import matrix_pools
+from roller.templates.gpu.matrix.candidates import matrix_candidates
 from roller.templates.gpu.matrix.price import matrix_work
 from roller.tile.geometry import Geometry
 
@@ -24,7 +24,7 @@ F16 = {"dtype": "float16"}
 
 def _batches(expr):
     forms = canonical_forms(expr, ConstructOptions())
-    found = [b for form in forms for b in matrix_pools((Geometry.of(form),), H200, ConstructOptions())]
+    found = [b for form in forms for b in matrix_candidates((Geometry.of(form),), H200, ConstructOptions())]
     return [b for b in found if b.fragment.reads_scratchpad]
 
 

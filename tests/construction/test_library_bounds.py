@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from roller import load_spec, ops
-from roller.construction import library
-from roller.construction.constructor import program_of
-from roller.construction.named_layouts import layouts
+from roller.construction import library_pricing
+from roller.construction.constructor import program_from_row
+from roller.construction.named_layouts import scratchpad_layouts
 from roller.perf.batch import TileBatch
 from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.tiled.least import LeastLaidOut
+from roller.templates.gpu.tiled.layout_bounds import LayoutBounds
 from roller.templates.registry import programs_of
 from roller.tile.geometry import Geometry
 from roller.tile.layout import lane_reads
 from roller.tile.structures import TILED
-from roller.tile.transactions import counted_bytes, tile_transaction_bytes
+from roller.tile.transactions import counted_transaction_bytes, tile_transaction_bytes
 
 OPTIONS = ConstructOptions(policy="library-graph")
 #: Depthwise convolutions, and the products of their gradients; few enough programs to lay out all.
@@ -33,7 +33,9 @@ SMALL = {
 
 
 def _batches(expr, spec):
-    return [b for b in programs_of(expr, library.called(expr, spec, "library-graph"), OPTIONS) if len(b)]
+    return [
+        b for b in programs_of(expr, library_pricing.with_call_overhead(expr, spec, "library-graph"), OPTIONS) if len(b)
+    ]
 
 
 def _all_laid_out(batches, spec):
@@ -42,7 +44,7 @@ def _all_laid_out(batches, spec):
         if b.structure != TILED.name:
             found.append(pricing.estimate_best(b, spec))
             continue
-        programs = [p for n in range(len(b)) for p in layouts(program_of(b, n, spec), spec)]
+        programs = [p for n in range(len(b)) for p in scratchpad_layouts(program_from_row(b, n, spec), spec)]
         found.append(min(pricing.estimate_programs(programs, spec), key=lambda e: e.seconds))
     return min(found, key=lambda e: e.seconds)
 
@@ -50,7 +52,7 @@ def _all_laid_out(batches, spec):
 def _same(name, dtype, device):
     spec = load_spec(device)
     batches = _batches(SMALL[name](dtype), spec)
-    assert library._fastest(batches, spec) == _all_laid_out(batches, spec)
+    assert library_pricing._fastest_estimate(batches, spec) == _all_laid_out(batches, spec)
 
 
 def test_the_fastest_of_few_programs_is_that_of_all_layouts():
@@ -71,12 +73,12 @@ def test_no_layout_beats_its_bound():
     tiled = [b for b in _batches(ops.matmul(98, 1, 9, 16), spec) if b.structure == TILED.name]
     assert tiled
     for batch in tiled:
-        bounds = LeastLaidOut(batch, spec)
-        least = bounds.least_s(bounds.likely_s(), 0.0)  # a limit below all: nothing is looked at
+        bounds = LayoutBounds(batch, spec)
+        least = bounds.least_s(bounds.bounds_without_padding_s(), 0.0)  # a limit below all: nothing is looked at
         assert np.isinf(least).all()
-        least = bounds.least_s(bounds.likely_s(), 1.0)
+        least = bounds.least_s(bounds.bounds_without_padding_s(), 1.0)
         for n in rng.sample(range(len(batch)), min(len(batch), 8)):
-            for e in pricing.estimate_programs(list(layouts(program_of(batch, n, spec), spec)), spec):
+            for e in pricing.estimate_programs(list(scratchpad_layouts(program_from_row(batch, n, spec), spec)), spec):
                 assert e.seconds >= least[n]
 
 
@@ -85,12 +87,16 @@ def test_transactions_of_many_tiles_are_those_of_each():
     tiles = np.array([[1, 1, 2, 3, 1, 1, 3], [1, 1, 5, 5, 1, 3, 3], [2, 2, 5, 5, 1, 1, 1]], np.int64)
     assert tiles.shape[1] == len(g.names)
     for access in (*g.reads, g.store):
-        together = counted_bytes(access, tiles, 32)
-        assert np.array_equal(together, [counted_bytes(access, t[None], 32)[0] for t in tiles], equal_nan=True)
+        together = counted_transaction_bytes(access, tiles, 32)
+        assert np.array_equal(
+            together, [counted_transaction_bytes(access, t[None], 32)[0] for t in tiles], equal_nan=True
+        )
         moved, _ = tile_transaction_bytes(access, tiles, 32)
         assert (np.isnan(together) | (together >= 32)).all() and (moved > 0).all()
     gathered = Geometry.of(ops.matmul(64, 1, 9000)).reads[0]
-    assert np.isnan(counted_bytes(gathered, np.ones((1, 3), np.int64), 32)).all()  # more rows than are counted
+    assert np.isnan(
+        counted_transaction_bytes(gathered, np.ones((1, 3), np.int64), 32)
+    ).all()  # more rows than are counted
 
 
 def test_rows_too_many_to_be_counted_are_not_enumerated(monkeypatch):
@@ -98,7 +104,7 @@ def test_rows_too_many_to_be_counted_are_not_enumerated(monkeypatch):
     pieces = type(access).pieces
     monkeypatch.setattr(type(access), "pieces", lambda *x: looked.append(x[3].tolist()) or pieces(*x))
     tiles = np.array([[64, 64, 8], [1_000_000, 64, 8]], np.int64)  # 156,250 positions of the first, 10 of the second
-    few = counted_bytes(access, tiles, 32)
+    few = counted_transaction_bytes(access, tiles, 32)
     assert np.isnan(few[0]) and few[1] == access.tensor.nbytes
     assert looked and all(tile[0] == 1_000_000 for tile in looked)
 
@@ -107,7 +113,7 @@ def test_tiles_of_other_extents_are_read_alike_where_their_loads_are():
     spec = load_spec("h100")
 
     def reads(expr, tile):
-        program = program_of(_tiles(expr, tile), 0, spec)
+        program = program_from_row(_tiles(expr, tile), 0, spec)
         return lane_reads(replace(program), spec.teu.lanes)
 
     one, other = ops.matmul(512, 64, 9, 3), ops.matmul(1024, 64, 25, 7)
@@ -132,7 +138,10 @@ def test_what_a_batch_knows_of_its_tiles_all_parts_of_it_know():
         calls.append(1)
         return (np.arange(len(batch)),)
 
-    (found,) = batch.of_tiles(spec, "key", compute)
+    (found,) = batch.cached_arrays(spec, "key", compute)
     part = batch.take(np.array([1, 3, 5, 7])).take(np.array([2, 0]))
-    assert part.of_tiles(spec, "key", compute)[0].tolist() == [found[5], found[1]] and calls == [1]
-    assert len(part.of_tiles(replace(spec), "key", compute)) == 1 and calls == [1, 1]  # another device knows nothing
+    assert part.cached_arrays(spec, "key", compute)[0].tolist() == [found[5], found[1]] and calls == [1]
+    assert len(part.cached_arrays(replace(spec), "key", compute)) == 1 and calls == [
+        1,
+        1,
+    ]  # another device knows nothing

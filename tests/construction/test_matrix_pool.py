@@ -10,9 +10,9 @@ import pytest
 import roller
 from roller import ConstructOptions, ops
 from roller.templates.common.forms import canonical_forms
-from roller.templates.gpu.matrix.candidates import REGISTER_STAGES, matrix_forms, matrix_pools
+from roller.templates.gpu.matrix.candidates import REGISTER_STAGES, matrix_candidates, matrix_forms
 from roller.tile import RProgram
-from roller.tile.fragments import phases, pool_bytes, program_operands
+from roller.tile.fragments import block_scratchpad_bytes, phase_row_addresses, program_operands
 from roller.tile.geometry import Geometry
 from tests.cases import arrays_for
 from tests.goldens import assert_golden
@@ -87,7 +87,7 @@ def test_a_specification_without_fragments_changes_nothing_else():
     plain = replace(A100, fragments=())
     for expr in (MADE["matmul"][0], NOT_MADE["float32"]):
         geometry = Geometry.of(expr)
-        assert not matrix_pools((geometry,), plain, ConstructOptions())
+        assert not matrix_candidates((geometry,), plain, ConstructOptions())
         texts = [str(c.program) for c in roller.construct(expr, device=plain)]
         assert len(texts) == 10 and all("matrix" not in t for t in texts)
     assert texts == [str(c.program) for c in roller.construct(NOT_MADE["float32"], device=A100)]
@@ -122,7 +122,9 @@ def test_programs_are_aligned_with_their_fragment_and_fit(name, device):
         padding = dict(p.storage_padding)
         sizes = {x: x.elements(padding.get(x.tensor.name, 0)) * x.tensor.itemsize_bytes for x in program_operands(p)}
         assert (
-            c.estimate.terms["scratchpad_bytes"] == pool_bytes(p, program_operands(p)) >= p.stages * sum(sizes.values())
+            c.estimate.terms["scratchpad_bytes"]
+            == block_scratchpad_bytes(p, program_operands(p))
+            >= p.stages * sum(sizes.values())
         )
         assert p.stages * sum(sizes.values()) <= spec.layer("shared").usable_bytes
         assert "execution_unit" not in p.relaxed
@@ -132,7 +134,9 @@ def test_programs_are_aligned_with_their_fragment_and_fit(name, device):
 
 def _parted(program: RProgram, operand: object, padding: int) -> bool:
     """Whether the eight 16-byte rows of every phase lie in different banks."""
-    return all(len({a // 16 % 8 for a in rows}) == 8 for rows in phases(operand, program.fragment, padding))
+    return all(
+        len({a // 16 % 8 for a in rows}) == 8 for rows in phase_row_addresses(operand, program.fragment, padding)
+    )
 
 
 @pytest.mark.parametrize("name", ["matmul", "transposed", "batched", "conv2d 1x1"])
@@ -146,9 +150,9 @@ def test_rings_of_several_stages_need_asynchronous_copies():
         (ops.matmul(512, 51, 51, **F16), A100),
         (ops.matmul(512, 512, 512, **F16), replace(A100, execution=replace(A100.execution, async_copy_bytes=None))),
     ):
-        batches = matrix_pools((Geometry.of(expr),), spec, ConstructOptions())
+        batches = matrix_candidates((Geometry.of(expr),), spec, ConstructOptions())
         assert batches and max(np.max(b.stages) for b in batches) <= max(REGISTER_STAGES)
-    batches = matrix_pools((Geometry.of(ops.matmul(512, 512, 512, **F16)),), A100, ConstructOptions())
+    batches = matrix_candidates((Geometry.of(ops.matmul(512, 512, 512, **F16)),), A100, ConstructOptions())
     assert max(np.max(b.stages) for b in batches) > max(REGISTER_STAGES)
 
 
@@ -192,7 +196,7 @@ def test_programs_survive_json(name):
 
 
 def test_groups_per_axis_share_a_block_evenly():
-    batches = matrix_pools((Geometry.of(MADE["matmul"][0]),), A100, ConstructOptions())
+    batches = matrix_candidates((Geometry.of(MADE["matmul"][0]),), A100, ConstructOptions())
     assert batches and all(len(b) >= 2 for b in batches)
     for batch in batches:
         assert not (batch.block % batch.register).any()
@@ -224,7 +228,7 @@ def test_the_name_of_a_fragment_decides_nothing():
     for sizes in ((4096, 64, 1024), (2048, 320, 640), (512, 2048, 512)):
         geometry = Geometry.of(ops.matmul(*sizes, **F16))
         kept = [
-            [replace(b.fragment, name="") for b in matrix_pools((geometry,), device, ConstructOptions())]
+            [replace(b.fragment, name="") for b in matrix_candidates((geometry,), device, ConstructOptions())]
             for device in (spec, other)
         ]
         assert kept[0] == kept[1] and len({f.n for f in kept[0]}) > 1

@@ -9,7 +9,7 @@ import pytest
 
 import roller
 from roller import ConstructOptions, ops
-from roller.construction.neighbours import neighbours
+from roller.construction.neighbours import neighbour_programs
 from roller.hardware import load_spec
 from roller.templates.cpu import lane_count
 from tests.construction.rules import padded_waste
@@ -31,7 +31,7 @@ EXPRESSIONS = {
 def test_neighbours_fit_and_are_new(name, device):
     expr, spec, options = EXPRESSIONS[name], load_spec(device), ConstructOptions()
     for start in roller.construct(expr, spec, top_k=3):
-        found = neighbours(start.program, expr, spec, options)
+        found = neighbour_programs(start.program, expr, spec, options)
         texts = [str(c.program).partition(" relaxed")[0] for c in found]
         assert found
         assert len(set(texts)) == len(texts)
@@ -44,14 +44,14 @@ def test_neighbours_fit_and_are_new(name, device):
             whole = [t % spec.teu.lanes == 0 for t in threads]
             assert all(w or "execution_unit" in c.program.relaxed for w, c in zip(whole, found, strict=True))
             assert all(whole) or start.program.structure == "window"
-        assert found == neighbours(start.program, expr, spec, options)
+        assert found == neighbour_programs(start.program, expr, spec, options)
 
 
 @pytest.mark.parametrize("sizes", [(256, 256, 512), (500, 51, 33)])
 def test_neighbours_of_a_matrix_program_stay_whole_fragments(sizes):
     expr, spec, options = ops.matmul(*sizes, dtype="float16"), load_spec("a100"), ConstructOptions()
     start = next(c.program for c in roller.construct(expr, spec) if c.program.structure == "matrix")
-    found = [c.program for c in neighbours(start, expr, spec, options)]
+    found = [c.program for c in neighbour_programs(start, expr, spec, options)]
     f = start.fragment
     for p in found:
         register = p.tile("register")
@@ -67,7 +67,7 @@ def test_one_step_changes_one_thing():
     expr, spec = EXPRESSIONS["matmul"], load_spec("cpu-avx512")
     start = roller.construct(expr, spec, top_k=1)[0].program
     lanes = lane_count(spec, 4)
-    found = [c.program for c in neighbours(start, expr, spec, ConstructOptions())]
+    found = [c.program for c in neighbour_programs(start, expr, spec, ConstructOptions())]
     kinds = set()
     for p in found:
         register = np.array(p.tiles[0][1]) != np.array(start.tiles[0][1])
@@ -91,7 +91,7 @@ def test_options_bind_neighbours_too():
     expr, spec = ops.matmul(96, 80, 64), load_spec("cpu-avx2")
     options = ConstructOptions(epsilon=0.0, split_k=False)
     start = roller.construct(expr, spec, top_k=1, options=options)[0].program
-    found = neighbours(start, expr, spec, options)
+    found = neighbour_programs(start, expr, spec, options)
     assert found and all(padded_waste(c.program) == 0 and c.program.split_k == 1 for c in found)
-    wide = [c.program for c in neighbours(start, expr, spec, ConstructOptions())]
+    wide = [c.program for c in neighbour_programs(start, expr, spec, ConstructOptions())]
     assert any(padded_waste(p) > 0 for p in wide)

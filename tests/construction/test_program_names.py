@@ -12,7 +12,7 @@ import pytest
 import roller
 from benchmarks.tables import read_table
 from roller import ops
-from roller.construction.neighbours import neighbours
+from roller.construction.neighbours import neighbour_programs
 from roller.construction.program_names import program_from_name
 from roller.errors import TileError
 from roller.hardware import load_spec
@@ -88,7 +88,7 @@ def test_blocked_channels_are_named_back():
 def test_neighbours_are_named_back():
     spec = load_spec("h200")
     best = roller.construct(FEW["half"], spec, top_k=1)[0].program
-    for c in neighbours(best, FEW["half"], spec, roller.ConstructOptions())[:40]:
+    for c in neighbour_programs(best, FEW["half"], spec, roller.ConstructOptions())[:40]:
         assert program_from_name(FEW["half"], spec, str(c.program)) == c.program
         assert roller.predict(FEW["half"], spec, c.program) == c.estimate
 

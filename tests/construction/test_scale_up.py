@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import roller
 from roller import ConstructOptions, ops
 from roller.expr.canonical import fuse_axes
+from roller.templates.common.data_reuse_score import reuse_score, traffic_and_footprint
 from roller.templates.common.reduction import MAX_STEP_POINTS, reduction_steps
-from roller.templates.common.scale_up import aligned_extents, lane_seeds, unique_rows
-from roller.templates.common.score import reuse_score, tile_cost
-from roller.templates.gpu import pool
+from roller.templates.common.scale_up import aligned_extents, factorisations_of_lanes, unique_rows
+from roller.templates.gpu import programs_of_form
 from roller.tile.geometry import Geometry
 from roller.tile.structures import structure_of
 
@@ -24,7 +24,7 @@ V100 = roller.load_spec("v100")
 
 def data_reuse_score(geometry, tiles, grown):
     """What growing tiles is worth, as construction asks for it."""
-    return reuse_score(tile_cost(geometry, tiles), tile_cost(geometry, grown))
+    return reuse_score(traffic_and_footprint(geometry, tiles), traffic_and_footprint(geometry, grown))
 
 
 def test_data_reuse_score_of_a_matmul_by_hand():
@@ -50,7 +50,7 @@ def test_score_where_the_footprint_does_not_grow():
 
 
 def test_the_published_block_is_in_the_pool_before_ranking():
-    batches = pool(Geometry.of(fuse_axes(ops.matmul(4096, 4096, 4096))), V100, ConstructOptions())
+    batches = programs_of_form(Geometry.of(fuse_axes(ops.matmul(4096, 4096, 4096))), V100, ConstructOptions())
     found = [
         (tuple(r[:2]), tuple(b[:2]))
         for batch in batches
@@ -70,7 +70,7 @@ def test_the_published_block_is_in_the_pool_before_ranking():
 )  # fmt: skip
 def test_pools_are_distinct_and_fit(expr):
     options = ConstructOptions(pool=2048)
-    for batch in pool(Geometry.of(fuse_axes(expr)), V100, options):
+    for batch in programs_of_form(Geometry.of(fuse_axes(expr)), V100, options):
         rows = np.concatenate([batch.register, batch.block, batch.split_k[:, None]], axis=1)
         assert len(unique_rows(rows)) == len(rows)
         assert 10 <= len(rows[batch.split_k == 1]) <= options.pool
@@ -95,7 +95,7 @@ def test_structures_follow_properties_of_the_expression():
 
 @given(counts=st.lists(st.integers(1, 300), min_size=1, max_size=4), lanes=st.sampled_from([32, 64]))
 def test_seeds_are_every_factorisation_of_the_lanes_that_is_of_use(counts, lanes):
-    seeds = lane_seeds(np.array(counts), np.ones(len(counts), bool), lanes)
+    seeds = factorisations_of_lanes(np.array(counts), np.ones(len(counts), bool), lanes)
     assert (seeds.prod(axis=1) == lanes).all()
     room = [1 << max(0, (c - 1).bit_length()) for c in counts]
     powers = [1 << p for p in range(lanes.bit_length())]

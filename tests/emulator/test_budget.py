@@ -9,10 +9,10 @@ pytest.importorskip("tvm")
 import roller
 from roller import ops
 from roller.compiler import pipeline
-from roller.compiler.autotune.proving import _compare
-from roller.emulator import budget, prove
-from roller.emulator.allowance import Allowance
+from roller.compiler.autotune.proving import _compare_to_reference
+from roller.emulator import budgeted_proof, prove
 from roller.emulator.proof import BLOCKS, NOTHING, WHOLE
+from roller.emulator.time_allowance import Allowance
 from roller.errors import EmulationError
 from roller.hardware import load_spec
 from tests.emulator.faults import FAULTS, planted
@@ -48,7 +48,7 @@ def kernel(name):
 
 
 def judged(made, built, **options):
-    return prove(made, budget_s=SECONDS, compare_at=_compare, cache_dir=built, **options)
+    return prove(made, budget_s=SECONDS, compare_at=_compare_to_reference, cache_dir=built, **options)
 
 
 #: Several builds of g++ each: the quick ones in the fast tests, all in the slow ones.
@@ -69,8 +69,8 @@ def test_right_kernels_are_proved_and_wrong_ones_found(built, name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_blocks_of_a_kernel_show_what_is_wrong_too(built, name, monkeypatch):
-    monkeypatch.setattr(budget, "_WHOLE", 1e-9)
-    monkeypatch.setattr(budget, "_MOST_BLOCKS", 6)
+    monkeypatch.setattr(budgeted_proof, "_WHOLE", 1e-9)
+    monkeypatch.setattr(budgeted_proof, "_MOST_BLOCKS", 6)
     made = kernel(name)
     if made.launches[0].grid[0] < 4 or len(made.launches) > 1:
         pytest.skip("its few blocks are run whole")
@@ -87,7 +87,7 @@ def test_what_takes_too_long_is_not_proved_and_says_why(built, monkeypatch):
     monkeypatch.setattr(Allowance, "left_s", property(lambda self: 1e-9))  # gone before the first block has ended
     proof = prove(made, budget_s=1e-4, cache_dir=built)
     assert proof.ok and proof.scope == NOTHING and proof.proved.startswith("not proved (one block of ")
-    monkeypatch.setattr(budget, "MOST_BYTES", 1000)
+    monkeypatch.setattr(budgeted_proof, "MOST_BYTES", 1000)
     proof = prove(made, budget_s=1.0, cache_dir=built)
     assert proof.scope == NOTHING and "its arrays take" in proof.proved
 

@@ -9,7 +9,7 @@ pytest.importorskip("ml_dtypes")
 from roller import construct, load_spec, ops
 from roller.backends.cuda import toolchain
 from roller.compiler.pipeline import lower
-from roller.core.dtypes import BYTE_FLOATS, bits_of, numpy_dtype
+from roller.core.dtypes import BYTE_FLOATS, as_numpy_bits, numpy_dtype
 from roller.emulator import emulate, prove
 from roller.runtime.check import check
 from tests.test_dtypes import BYTES, converted, numbers_of, of_numbers
@@ -21,7 +21,7 @@ def test_gpus_convert_bit_for_bit(device, dtype, built):
     def run(values, to):
         expr, spec = of_numbers(values, to, back=False), load_spec(device).emitted
         artifact = lower(construct(expr, spec, top_k=1)[0].program, expr, spec)
-        return emulate(artifact, [bits_of(values)], cache_dir=built)[0]
+        return emulate(artifact, [as_numpy_bits(values)], cache_dir=built)[0]
 
     values, every = numbers_of(dtype), BYTES.view(numpy_dtype(dtype))
     np.testing.assert_array_equal(run(values, dtype), converted(values, dtype).astype(np.float32))

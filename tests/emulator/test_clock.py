@@ -14,11 +14,11 @@ pytest.importorskip("tvm")
 import roller
 from roller import ops
 from roller.compiler import pipeline
-from roller.compiler.autotune.proving import _compare
-from roller.emulator import Emulated, budget, prove
-from roller.emulator.allowance import Allowance
+from roller.compiler.autotune.proving import _compare_to_reference
+from roller.emulator import Emulated, budgeted_proof, prove
 from roller.emulator.emulate import ORDERS
 from roller.emulator.proof import BLOCKS, NOTHING, WHOLE, Proof
+from roller.emulator.time_allowance import Allowance
 from roller.errors import EmulationError, EmulationTimeout
 from roller.hardware import load_spec
 from tests.emulator.faults import index_off_by_one, planted
@@ -86,8 +86,8 @@ def says_no_more_than(proof: Proof, ended, blocks):
 @pytest.mark.parametrize("name", ["tiled", "split", "integers"])
 def test_wherever_time_runs_out_right_kernels_stay_right(built, runs, monkeypatch, name, by_blocks, half):
     if by_blocks:
-        monkeypatch.setattr(budget, "_WHOLE", 1e-9)
-        monkeypatch.setattr(budget, "_MOST_BLOCKS", 6)
+        monkeypatch.setattr(budgeted_proof, "_WHOLE", 1e-9)
+        monkeypatch.setattr(budgeted_proof, "_MOST_BLOCKS", 6)
     made, runs.half = kernel(name), half
     wrong = planted(made, index_off_by_one)
     blocks = sum(int(np.prod(x.grid)) for x in made.launches)
@@ -95,19 +95,19 @@ def test_wherever_time_runs_out_right_kernels_stay_right(built, runs, monkeypatc
         for late in (lambda n, at=at: n == at, lambda n, at=at: n >= at):
             runs.late = late
             runs.start()
-            proof = prove(made, budget_s=20.0, compare_at=_compare, cache_dir=built)
+            proof = prove(made, budget_s=20.0, compare_at=_compare_to_reference, cache_dir=built)
             assert proof.ok, (at, str(proof))
             says_no_more_than(proof, runs.ended, blocks)
             if wrong is not None:
                 runs.start()
-                proof = prove(wrong, budget_s=20.0, compare_at=_compare, cache_dir=built)
+                proof = prove(wrong, budget_s=20.0, compare_at=_compare_to_reference, cache_dir=built)
                 assert proof.proved.startswith("not proved ("), (at, proof.proved)
                 assert proof.ok == (proof.scope == NOTHING and not proof.failures)
 
 
 def test_blocks_that_stay_alone_are_looked_at_for_what_they_must_not_write(built, runs, monkeypatch):
     verified = []
-    monkeypatch.setattr(budget.Buffer, "verify", lambda self, entry: verified.append(self.argument.name))
+    monkeypatch.setattr(budgeted_proof.Buffer, "verify", lambda self, entry: verified.append(self.argument.name))
     runs.late = lambda n: n > 2
     assert prove(kernel("tiled"), budget_s=20.0, cache_dir=built).scope == BLOCKS
     assert verified == [a.name for a in kernel("tiled").arguments]
@@ -115,7 +115,7 @@ def test_blocks_that_stay_alone_are_looked_at_for_what_they_must_not_write(built
     def found(self, entry):
         raise EmulationError(f"{entry}: wrote to input 'A'")
 
-    monkeypatch.setattr(budget.Buffer, "verify", found)
+    monkeypatch.setattr(budgeted_proof.Buffer, "verify", found)
     runs.start()
     proof = prove(kernel("tiled"), budget_s=20.0, cache_dir=built)
     assert not proof.ok and "wrote to input" in str(proof) and proof.proved.startswith("not proved (forward order: ")
@@ -130,7 +130,7 @@ def test_what_another_launch_has_not_written_condemns_nothing(built, runs, monke
         run(self, buffers, **options)
 
     monkeypatch.setattr(Emulated, "run", alone)
-    proof = prove(kernel("split"), budget_s=20.0, compare_at=_compare, cache_dir=built)
+    proof = prove(kernel("split"), budget_s=20.0, compare_at=_compare_to_reference, cache_dir=built)
     assert proof.proved == "emulated"
 
 

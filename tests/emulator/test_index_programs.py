@@ -16,9 +16,9 @@ from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, Tenso
 from roller.expr.canonical import fuse_axes
 from roller.runtime.check import check
 from roller.te.reader import read
+from roller.templates.gpu.emit.axis_map import AxisMap, register_index, register_tile_loops
 from roller.templates.gpu.emit.cuda import lower
-from roller.templates.gpu.emit.mapping import AxisMap, register_index, register_points
-from roller.templates.gpu.emit.nest import buffer, num, store
+from roller.templates.gpu.emit.tir_statements import buffer, int32_literal, store
 from roller.tile.vectors import vectorizable
 
 
@@ -151,9 +151,9 @@ def test_registers_of_axes_whose_names_differ_in_signs_alone_are_all_reached():
 
     def point(at):
         found.extend(at.chunk.values())
-        return store(held, num(1), register_index(maps, at))
+        return store(held, int32_literal(1), register_index(maps, at))
 
-    register_points(maps, point)
+    register_tile_loops(maps, point)
     variables = [v for v in found if type(v).__name__ == "Var"]
     assert len(variables) == 2 and not variables[0].same_as(variables[1])  # the third axis has a single chunk
 

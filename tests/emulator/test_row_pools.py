@@ -13,12 +13,12 @@ from benchmarks.tables import read_table
 from roller import ops
 from roller.backends.cuda import toolchain
 from roller.compiler import pipeline
-from roller.construction.constructor import program_of
+from roller.construction.constructor import program_from_row
 from roller.emulator import prove
 from roller.runtime.check import check
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu import pool
+from roller.templates.gpu import programs_of_form
 from roller.tile.geometry import Geometry
 from tests.emulator.test_stream_programs import channels_last, transpose
 
@@ -56,8 +56,8 @@ def test_any_program_of_the_pool_is_right(built, name):
     rng = random.Random(name)
     expr = MAKERS[name](rng.choice([3, 7, 16, 33]), rng.choice([5, 61, 100, 257]))
     spec = roller.load_spec(rng.choice(["v100", "h200"]))
-    for batch in pool(Geometry.of(canonical_forms(expr, ConstructOptions())[0]), spec, ConstructOptions()):
-        program = program_of(batch, rng.randrange(len(batch)), spec)
+    for batch in programs_of_form(Geometry.of(canonical_forms(expr, ConstructOptions())[0]), spec, ConstructOptions()):
+        program = program_from_row(batch, rng.randrange(len(batch)), spec)
         proof = prove(pipeline.lower(program, expr, spec), compare=lambda *a: check(*a).message, cache_dir=built)
         assert proof.ok, f"{program}: {proof}"
 

@@ -15,7 +15,7 @@ from roller.expr.scalar import walk
 from roller.runtime.check import check
 from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
-from roller.tile.row_values import Share, row_form, row_mix, shared_values, shared_words
+from roller.tile.row_values import Share, extra_registers_of_shared_values, row_form, row_mix, shared_values
 from roller.tile.rows import row_stages
 
 
@@ -88,7 +88,7 @@ def test_tiny_sums_divide_as_ieee_says(built):
 def test_a_shared_exponential_takes_the_place_of_its_input():
     expr = ops.softmax((7, 45), dtype="float16")
     (value,) = shared_values(expr)
-    assert value.fn == "exp" and shared_words(expr) == 0
+    assert value.fn == "exp" and extra_registers_of_shared_values(expr) == 0
     assert sum(n for s, _, fn, n in row_mix(expr) if s is Share.ELEMENT and fn == "special") == 1
     assert shared_values(UNSHIFTED) and not shared_values(ops.layer_norm((7, 45)))
 

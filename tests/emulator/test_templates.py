@@ -11,7 +11,7 @@ import roller
 from roller import ops
 from roller.compiler import pipeline
 from roller.emulator import Emulated, prove
-from roller.emulator.emulate import rounded
+from roller.emulator.emulate import round_to_dtype
 from roller.expr.canonical import fuse_axes
 from roller.hardware import load_spec
 from roller.runtime.check import Oracle
@@ -41,7 +41,7 @@ def random_arrays(expression, seed=3):
             out.append(rng.integers(-8, 8, t.shape).astype(t.dtype))
         else:
             x = rng.standard_normal(t.shape).astype("float64" if t.dtype == "float64" else "float32")
-            out.append(rounded(x, t.dtype) if t.dtype == "bfloat16" else x.astype(t.dtype))
+            out.append(round_to_dtype(x, t.dtype) if t.dtype == "bfloat16" else x.astype(t.dtype))
     return out
 
 

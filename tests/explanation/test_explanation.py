@@ -12,11 +12,11 @@ import roller
 from roller import ops
 from roller.errors import TileError
 from roller.explanation.construction_steps import construction_path
-from roller.explanation.explanation import sections
-from roller.explanation.text import plain
-from roller.templates.common.growth import Growth
-from roller.templates.common.score import reuse_score, tile_cost
-from roller.templates.gpu.tiled.candidates import blocks, kernels
+from roller.explanation.explanation import ordered_sections
+from roller.explanation.render_sections import render_text
+from roller.templates.common.data_reuse_score import reuse_score, traffic_and_footprint
+from roller.templates.common.growth_trace import GrowthTrace
+from roller.templates.gpu.tiled.candidates import blocks, grow_register_tiles
 from roller.tile.geometry import Geometry
 from tests.perf.test_terms import rebuilt
 
@@ -105,13 +105,13 @@ def test_layers_and_facts_are_terms_of_the_estimate(explained):
 
 def test_text_fits_80_columns_and_html_is_whole(explained):
     _, _, found = explained
-    lines = plain(sections(found)).splitlines()
+    lines = render_text(ordered_sections(found)).splitlines()
     assert max(map(len, lines)) <= 80 or all(" " not in x.strip() for x in lines if len(x) > 80)
     for title in ("Why nothing is larger", "Memory, layer by layer", "Under the roofline"):
         assert title in lines
     page = found._repr_html_()
     assert page.count("<table>") == page.count("</table>") >= 4 and page.count("<tr>") == page.count("</tr>")
-    assert str(found) == plain(sections(found)) and len(repr(found)) < 200
+    assert str(found) == render_text(ordered_sections(found)) and len(repr(found)) < 200
 
 
 def test_scores_of_the_steps_are_those_of_construction():
@@ -126,7 +126,7 @@ def test_scores_of_the_steps_are_those_of_construction():
         axis = g.names.index(s.axis)
         assert tile[0, axis] == s.before
         larger[0, axis] = s.after
-        assert s.score == reuse_score(tile_cost(g, tile), tile_cost(g, larger))[0]
+        assert s.score == reuse_score(traffic_and_footprint(g, tile), traffic_and_footprint(g, larger))[0]
         tile = larger
     assert tuple(tile[0]) == found.program.tiles[0][1]
     threads = {s.axis: s.after for s in found.road.steps if s.layer == "shared"}
@@ -138,9 +138,9 @@ def test_roads_lead_to_every_candidate_that_grew():
     found = roller.construct(CASES["v100"], spec)
     for c in found:
         assert construction_path(c.program, spec, options).steps, str(c.program)
-    g, seen, of_blocks = Geometry.of(found[0].program.expr), Growth(), Growth()
-    plain_tiles = kernels(g, spec)
-    assert (kernels(g, spec, seen) == plain_tiles).all(), "being watched changes nothing"
+    g, seen, of_blocks = Geometry.of(found[0].program.expr), GrowthTrace(), GrowthTrace()
+    plain_tiles = grow_register_tiles(g, spec)
+    assert (grow_register_tiles(g, spec, seen) == plain_tiles).all(), "being watched changes nothing"
     assert (blocks(g, spec, plain_tiles, options, of_blocks) == blocks(g, spec, plain_tiles, options)).all()
     assert seen.road((3, 5, 7)) is None
 

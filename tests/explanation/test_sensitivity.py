@@ -103,7 +103,7 @@ def check_against(found, seconds_of, spec):
 def test_a_few_fields_against_construct():
     expr, options = ops.elementwise("gelu", (4096, 512)), roller.ConstructOptions()
     fields = ("units", "clock_hz", DRAM["v100"], "limits.registers_per_unit")
-    found = list(spec_changes.effects(load_spec("v100"), spec_changes.constructed([expr], options), fields))
+    found = list(spec_changes.effects(load_spec("v100"), spec_changes.constructing_pricer([expr], options), fields))
     assert [e.field for e in found] == [f for f in load_spec("v100").values() if f in fields]
     for e in found:
         for c in e.changes:
@@ -151,8 +151,8 @@ def test_values_are_as_many_digits_as_are_printed():
 
 def test_waves_are_steps_to_either_side():
     """Of 96 blocks a unit each, 80 units take two waves: no other count near it is better, 100 take one."""
-    values = spec_changes.other_values(80, Quantity("units", 1, 999, True))
-    changes = tuple(spec_changes.change_of(n, (float(-(-96 // n)),), (2.0,)) for n in values)
+    values = spec_changes.changed_values(80, Quantity("units", 1, 999, True))
+    changes = tuple(spec_changes.relative_change(n, (float(-(-96 // n)),), (2.0,)) for n in values)
     effect = spec_changes.Effect("units", 80, "units", (2.0,), changes)
     assert [(c.value, round(c.percent)) for c in effect.changes] == [(64, 0), (72, 0), (88, 0), (100, -50)]
     assert effect.best.value == effect.beside(larger=True).value == 100

@@ -1,4 +1,4 @@
-"""``why_not`` names the capacity, the rule or the term, with the numbers of the model."""
+"""``compare_with_chosen`` names the capacity, the rule or the term, with the numbers of the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import roller
 from roller import ops
-from roller.explanation.compare import Difference, sentence
+from roller.explanation.price_comparison import Difference, difference_sentence
 from tests.perf.test_terms import rebuilt
 
 MATMUL = ops.matmul(512, 768, 1024)
@@ -33,7 +33,7 @@ def test_a_slower_one_is_slower_by_terms_that_rebuild_its_price(tiles, how):
     assert len(found.road) >= 3 and found.road[-1].own != found.road[-1].other, "down to where it arises"
     own, other = roller.predict(MATMUL, "v100", tiles, **how).terms, best.estimate.terms
     assert {d.name: (d.own, d.other) for d in found.terms} == {n: (own[n], other[n]) for n in own if own[n] != other[n]}
-    assert str(found.reason) in str(found) and sentence(found.road) == found.reason
+    assert str(found.reason) in str(found) and difference_sentence(found.road) == found.reason
 
 
 @pytest.mark.parametrize(("device", "tiles", "words"), [
@@ -63,10 +63,10 @@ def test_the_chosen_one_is_named_as_such_and_its_equals_as_equal():
 def test_a_faster_one_is_called_faster():
     """Held against the second of two candidates, the first is what the model would have."""
     slow = roller.construct(MATMUL, "v100")[-1].program
-    from roller.explanation.why_not import why_not
+    from roller.explanation.why_not import compare_with_chosen
 
     best = roller.construct(MATMUL, "v100")[0].program
-    found = why_not(MATMUL, roller.load_spec("v100"), slow, best)
+    found = compare_with_chosen(MATMUL, roller.load_spec("v100"), slow, best)
     assert found.verdict == "faster" and found.percent < 0 and "construction" in found.reason
 
 
@@ -88,4 +88,4 @@ def test_a_matrix_program_is_held_against_the_winner():
 
 def test_a_sentence_leaves_out_what_only_passes_a_number_on():
     road = [Difference("a", 2.0, 1.0, ""), Difference("b", 2.0, 1.0, ""), Difference("c", 8.0, 4.0, "")]
-    assert sentence(road) == "a 2 against 1 <- c 8 against 4"
+    assert difference_sentence(road) == "a 2 against 1 <- c 8 against 4"

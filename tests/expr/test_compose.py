@@ -25,15 +25,15 @@ from roller.expr import (
     axis_index,
     transform,
 )
-from roller.expr.compose import dtype_of, read_through
+from roller.expr.compose import inline_producer, scalar_dtype
 from roller.expr.index_arithmetic import (
+    access_at_address,
     address,
-    composed,
-    divided,
-    inverted,
-    position,
-    reshaped,
-    simplified,
+    compose_index,
+    divide_index,
+    invert_store,
+    reshape_access,
+    simplify_index,
     splits_to_affine,
 )
 
@@ -63,12 +63,12 @@ EXTENTS = st.fixed_dictionaries({n: st.integers(1, 9) for n in "abc"})
 @given(INDICES, EXTENTS)
 def test_a_simplified_index_has_the_same_values(index, extents):
     at = grid(extents)
-    np.testing.assert_array_equal(simplified(index, extents)(at) + at["a"] * 0, index(at) + at["a"] * 0)
+    np.testing.assert_array_equal(simplify_index(index, extents)(at) + at["a"] * 0, index(at) + at["a"] * 0)
 
 
 @given(INDICES, EXTENTS, st.integers(1, 12))
 def test_quotient_and_remainder_are_those_of_numbers(index, extents, n):
-    found = divided(index, n, extents)
+    found = divide_index(index, n, extents)
     if found is not None:
         at = grid(extents)
         value = index(at) + at["a"] * 0
@@ -78,7 +78,7 @@ def test_quotient_and_remainder_are_those_of_numbers(index, extents, n):
 
 @given(INDICES, st.fixed_dictionaries(dict.fromkeys("ab", INDICES)), EXTENTS)
 def test_composing_is_evaluating_inside(index, at, extents):
-    found = composed(index, at, extents)
+    found = compose_index(index, at, extents)
     if found is not None:
         env = grid(extents)
         inner = {n: i(env) + env["a"] * 0 for n, i in at.items()}
@@ -88,20 +88,20 @@ def test_composing_is_evaluating_inside(index, at, extents):
 
 def test_a_merged_dimension_is_read_by_its_digits_without_division():
     extents = {"s": 128, "h": 12, "d": 64}
-    found = reshaped((axis_index("s"), axis_index("h"), axis_index("d")), (128, 12, 64), (128, 768), extents)
+    found = reshape_access((axis_index("s"), axis_index("h"), axis_index("d")), (128, 12, 64), (128, 768), extents)
     assert found == (axis_index("s"), Index((Term("h", 64), Term("d"))))
-    back = reshaped(found, (128, 768), (128, 12, 64), extents)
+    back = reshape_access(found, (128, 768), (128, 12, 64), extents)
     assert back == (axis_index("s"), axis_index("h"), axis_index("d"))
 
 
 def test_a_split_dimension_divides_until_its_axis_is_split():
     extents = {"k": 768}
-    heads = reshaped((axis_index("k"),), (768,), (12, 64), extents)
+    heads = reshape_access((axis_index("k"),), (768,), (12, 64), extents)
     assert heads == (Index((Term("k", 1, 64),)), Index((Term("k", 1, 1, 64),)))
     (cut,) = splits_to_affine(heads, extents)
     assert cut.parts == (("k/1", 12), ("k/0", 64))
     digits = dict(cut.parts)
-    assert [composed(i, {"k": cut.index}, digits) for i in heads] == [axis_index("k/1"), axis_index("k/0")]
+    assert [compose_index(i, {"k": cut.index}, digits) for i in heads] == [axis_index("k/1"), axis_index("k/0")]
 
 
 @given(SHAPES, st.randoms())
@@ -109,7 +109,7 @@ def test_positions_in_another_shape_are_the_same_memory(shape, random):
     axes = axes_of(shape)
     extents = {a.name: a.extent for a in axes}
     other = random_shape(math.prod(shape), random)
-    found = reshaped(identity(axes), shape, other, extents)
+    found = reshape_access(identity(axes), shape, other, extents)
     assert found is None or len(found) == len(other)
     if found is not None:
         at = grid(extents)
@@ -117,7 +117,7 @@ def test_positions_in_another_shape_are_the_same_memory(shape, random):
         np.testing.assert_array_equal(
             address(found, other)(at) + 0 * at["d0"], address(identity(axes), shape)(at) + 0 * at["d0"]
         )
-    assert position(address(identity(axes), shape), shape, extents) == tuple(
+    assert access_at_address(address(identity(axes), shape), shape, extents) == tuple(
         Index() if a.extent == 1 else axis_index(a.name) for a in axes
     )
 
@@ -176,7 +176,7 @@ KINDS = st.lists(
 
 def put_into(stage: Stage, producer: Stage, shape) -> Stage | None:
     """Return ``stage`` with ``producer`` in its loads, which see it in ``shape``."""
-    found = [read_through(ld, shape, stage.extents, producer, {"x": "float32"}) for ld in stage.loads]
+    found = [inline_producer(ld, shape, stage.extents, producer, {"x": "float32"}) for ld in stage.loads]
     if any(f is None for f in found):
         return None
     swapped = dict(zip(stage.loads, found, strict=True))
@@ -221,12 +221,12 @@ def test_a_guard_of_movement_goes_along_but_never_around_arithmetic():
     pad = moved_pad(Load("x", (axis_index("d0", 1, -1),), (Bound(axis_index("d0", 1, -1), 0, 4),), 7.0))
     tensors, extents = {"x": "float32"}, {"a": 4}
     inside = Load("p", (axis_index("a", 1, 1),), (Bound(axis_index("a", 1, 1), 0, 3),), 7.0)
-    found = read_through(inside, (6,), extents, pad, tensors)
+    found = inline_producer(inside, (6,), extents, pad, tensors)
     assert isinstance(found, Load) and len(found.guard) == 2 and found.index == (axis_index("a"),)
     other = Load("p", (axis_index("a", 1, 1),), inside.guard, 0.0)
-    assert read_through(other, (6,), extents, pad, tensors) is None, "two guards with two values"
+    assert inline_producer(other, (6,), extents, pad, tensors) is None, "two guards with two values"
     doubled = moved_pad(Call("add", (Load("x", (axis_index("d0"),)), Const(1.0))), 4)
-    assert read_through(inside, (4,), extents, doubled, tensors) is None
+    assert inline_producer(inside, (4,), extents, doubled, tensors) is None
 
 
 def moved_pad(body, extent=6) -> Stage:
@@ -236,7 +236,7 @@ def moved_pad(body, extent=6) -> Stage:
 def test_a_padded_slice_is_one_guarded_load():
     cut = Stage(Tensor("p", (3,)), (Axis("d0", 3),), (axis_index("d0"),), Load("x", (axis_index("d0", 1, 2),)))
     before = axis_index("a", 1, -1)
-    found = read_through(Load("p", (before,), (Bound(before, 0, 3),)), (3,), {"a": 5}, cut, {"x": "float32"})
+    found = inline_producer(Load("p", (before,), (Bound(before, 0, 3),)), (3,), {"a": 5}, cut, {"x": "float32"})
     assert found == Load("x", (axis_index("a", 1, 1),), (Bound(axis_index("a", 1, 1), 2, 5),))
 
 
@@ -245,7 +245,7 @@ def test_a_guard_stays_outside_of_a_conversion_whose_source_cannot_hold_what_lie
     stage, before = moved_pad(body, 3), axis_index("a", 1, -1)
     for outside, possible in ((0.5, False), (float("-inf"), False), (300.0, False), (3.0, True)):
         load = Load("p", (before,), (Bound(before, 0, 3),), outside)
-        assert (read_through(load, (3,), {"a": 5}, stage, {"x": "uint8"}) is not None) == possible
+        assert (inline_producer(load, (3,), {"a": 5}, stage, {"x": "uint8"}) is not None) == possible
 
 
 def test_what_storing_rounds_is_still_rounded():
@@ -253,20 +253,20 @@ def test_what_storing_rounds_is_still_rounded():
         Tensor("h", (4,), "float16"), (Axis("d0", 4),), (axis_index("d0"),),
         Call("add", (Load("x", (axis_index("d0"),)), Const(1.0))),
     )  # fmt: skip
-    found = read_through(Load("h", (axis_index("a"),)), (4,), {"a": 4}, stage, {"x": "float32"})
-    assert dtype_of(found, {"x": "float32"}) == "float16"
+    found = inline_producer(Load("h", (axis_index("a"),)), (4,), {"a": 4}, stage, {"x": "float32"})
+    assert scalar_dtype(found, {"x": "float32"}) == "float16"
     narrow = Stage(Tensor("h", (4,), "int8"), stage.axes, stage.store, stage.body)
-    assert read_through(Load("h", (axis_index("a"),)), (4,), {"a": 4}, narrow, {"x": "int8"}) is None
+    assert inline_producer(Load("h", (axis_index("a"),)), (4,), {"a": 4}, narrow, {"x": "int8"}) is None
 
 
 def test_axes_are_found_again_from_where_they_are_stored():
     extents = {"n": 2, "c": 6, "p": 10}
     store = (axis_index("n"), Index((Term("c", 10), Term("p"))))
-    assert inverted(store, extents, (Index((), 1), axis_index("q", 1, 3)), {"q": 50}) is None, "carries into c"
-    assert inverted(store, extents, (Index((), 1), axis_index("q", 10, 3)), {"q": 6}) == {
+    assert invert_store(store, extents, (Index((), 1), axis_index("q", 1, 3)), {"q": 50}) is None, "carries into c"
+    assert invert_store(store, extents, (Index((), 1), axis_index("q", 10, 3)), {"q": 6}) == {
         "n": Index((), 1), "c": axis_index("q"), "p": Index((), 3)
     }  # fmt: skip
-    assert inverted(store, extents, (axis_index("n"), axis_index("q")), {"n": 2, "q": 60}) == {
+    assert invert_store(store, extents, (axis_index("n"), axis_index("q")), {"n": 2, "q": 60}) == {
         "n": axis_index("n"), "c": Index((Term("q", 1, 10),)), "p": Index((Term("q", 1, 1, 10),))
     }  # fmt: skip
 

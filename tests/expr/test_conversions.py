@@ -8,7 +8,7 @@ import roller
 import roller.expr
 from roller import ops
 from roller.expr import Cast, Load
-from roller.expr.conversions import conversion, conversions, rate_of
+from roller.expr.conversions import conversion_rate_key, count_conversions, ops_per_cycle
 from roller.hardware import load_spec
 from tests.offenders import every
 
@@ -38,18 +38,20 @@ SLOW_AT_64_BITS = ["t4", "rtx2080ti", "rtx3090", "rtx4090", "l4"]
 def test_the_rate_of_a_conversion_is_that_of_both_dtypes(
     source: str, target: str, rate: tuple[str, str] | None
 ) -> None:
-    assert conversion(source, target) == rate
+    assert conversion_rate_key(source, target) == rate
 
 
 def test_what_is_equal_is_converted_once() -> None:
     half = Cast("float32", Load("X", ()))
     body = roller.expr.Call("mul", (half, half))
-    assert conversions(body, {"X": "float16"}, "float32") == {("convert", "float16"): 1}
+    assert count_conversions(body, {"X": "float16"}, "float32") == {("convert", "float16"): 1}
 
 
 def test_a_rate_that_is_not_given_is_that_of_the_class() -> None:
     rates = {"fma": 128.0, "convert": 16.0, "convert.float64": 2.0}
-    found = [rate_of(rates, c, d) for c, d in (("convert", "float16"), ("convert_to", "int8"), ("convert", "float64"))]
+    found = [
+        ops_per_cycle(rates, c, d) for c, d in (("convert", "float16"), ("convert_to", "int8"), ("convert", "float64"))
+    ]
     assert found == [16.0, 16.0, 2.0]
 
 

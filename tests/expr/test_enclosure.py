@@ -8,11 +8,11 @@ import pytest
 from benchmarks.check_quality.expressions import random_expression
 from benchmarks.check_quality.interpreter import Interpreter
 from roller import ops
-from roller.core.dtypes import stored
+from roller.core.dtypes import round_to_dtype
 from roller.expr import Axis, Call, Cast, Const, IndexValue, Load, Stage, Tensor, TensorExpr, axis_index
-from roller.expr.enclosing import enclose
-from roller.expr.enclosure import Enclosure
-from roller.expr.rounding import EPS, Enclosed, rounded, wider
+from roller.expr.error_bounds import Enclosure
+from roller.expr.interval_rules import enclose
+from roller.expr.rounding import EPS, Enclosed, promote_dtypes, round_enclosure
 from roller.runtime.check import Oracle, check
 from roller.runtime.inputs import random_inputs
 from tests.offenders import every
@@ -175,10 +175,10 @@ def test_nan_is_the_extreme_of_what_it_is_among(kind):
 
 def test_rounding_keeps_what_a_dtype_represents_a_point():
     exact = Enclosed.point(np.array([0.5, 3.0]))
-    assert rounded(exact, "float32").is_point
-    third = rounded(Enclosed.point(np.array([1 / 3])), "float16")
-    assert third.low[0] <= stored(1 / 3, "float16") <= third.high[0] < 1 / 3 + 2.0**-11
-    assert wider("int64", "float32") == "float32"
+    assert round_enclosure(exact, "float32").is_point
+    third = round_enclosure(Enclosed.point(np.array([1 / 3])), "float16")
+    assert third.low[0] <= round_to_dtype(1 / 3, "float16") <= third.high[0] < 1 / 3 + 2.0**-11
+    assert promote_dtypes("int64", "float32") == "float32"
 
 
 def test_a_quotient_through_zero_may_be_anything():
@@ -196,7 +196,7 @@ def test_a_power_of_nan_may_be_one():
 
 @pytest.mark.parametrize("combiner", ["max", "min"])
 def test_a_possible_nan_in_one_piece_of_a_reduction_may_come_out(combiner, monkeypatch):
-    monkeypatch.setattr("roller.expr.enclosure.CHUNK", 4)
+    monkeypatch.setattr("roller.expr.error_bounds.CHUNK", 4)
     axes = (Axis("i", 1), Axis("r", 8, "reduction"))
     # The root of a difference near zero is a number or NaN, as it rounds.
     x = Load("x", (AT, axis_index("r")))

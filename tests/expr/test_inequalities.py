@@ -6,7 +6,7 @@ import random
 import pytest
 
 from roller.expr import Bound, Index, Load, Term, axis_index
-from roller.expr.inequalities import HalfBound, closed, never_leaves
+from roller.expr.inequalities import HalfBound, add_provable_guards, never_leaves
 
 
 def holds(fact, at):
@@ -67,17 +67,17 @@ def test_a_system_too_large_is_given_up():
 def test_guards_are_added_where_they_are_implied_only():
     before, i = axis_index("i", 1, -3), axis_index("i")
     load = Load("W", (before, i), (Bound(before, 0, 30),), 2.0)
-    found = closed(load, (30, 40), (), {"i": 400})
+    found = add_provable_guards(load, (30, 40), (), {"i": 400})
     assert found.guard == (Bound(before, 0, 30), Bound(i, 0, 40))
     assert found.outside == 2.0
-    assert closed(load, (30, 32), (), {"i": 400}) == load
-    assert closed(load, (30, 40), (), {"i": 33}) == load, "nothing to add"
+    assert add_provable_guards(load, (30, 32), (), {"i": 400}) == load
+    assert add_provable_guards(load, (30, 40), (), {"i": 33}) == load, "nothing to add"
 
 
 def test_each_alternative_must_keep_an_index_inside():
     wrapped = Index((Term("i", 1, 1, 60),))
     load = Load("S", (wrapped,))
     ends = [[HalfBound(axis_index("i"), None, 4)], [HalfBound(axis_index("i"), 60)]]
-    assert closed(load, (4,), ends, {"i": 64}).guard == (Bound(wrapped, 0, 4),)
-    assert closed(load, (4,), ends, {"i": 65}) == load
-    assert closed(load, (4,), [*ends, []], {"i": 64}) == load
+    assert add_provable_guards(load, (4,), ends, {"i": 64}).guard == (Bound(wrapped, 0, 4),)
+    assert add_provable_guards(load, (4,), ends, {"i": 65}) == load
+    assert add_provable_guards(load, (4,), [*ends, []], {"i": 64}) == load

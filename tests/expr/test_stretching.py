@@ -8,12 +8,12 @@ import pytest
 
 from roller import ops
 from roller.errors import ExprError
-from roller.expr.stretching import at_extents, stretch_of
+from roller.expr.stretching import apply_stretches, stretch_of
 from tests.offenders import every
 
 
 def stretched(expr, extents):
-    return at_extents(expr, [stretch_of(expr, n) for n in extents], extents)
+    return apply_stretches(expr, [stretch_of(expr, n) for n in extents], extents)
 
 
 @every(

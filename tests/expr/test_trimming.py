@@ -11,7 +11,7 @@ from roller import ops
 from roller.expr import REDUCTION, SPATIAL, Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.expr.canonical import fuse_axes
 from roller.expr.evaluate import evaluate
-from roller.expr.trimming import live_span, trimmed_reductions
+from roller.expr.trimming import live_span, trim_reductions
 
 
 def reductions(expr):
@@ -41,7 +41,7 @@ def test_the_span_is_that_of_the_points_inside(outputs, taps, step, gap, const, 
         if abs(step) <= 1:  # larger steps may jump over the image
             assert (first, end) == (inside[0], inside[-1] + 1)
     x = np.random.default_rng(0).standard_normal(size)
-    np.testing.assert_array_equal(evaluate(trimmed_reductions(e), [x])[0], evaluate(e, [x])[0])
+    np.testing.assert_array_equal(evaluate(trim_reductions(e), [x])[0], evaluate(e, [x])[0])
 
 
 def test_gaps_wider_than_the_image_leave_a_product_of_matrices():
@@ -52,7 +52,7 @@ def test_gaps_wider_than_the_image_leave_a_product_of_matrices():
 
 @pytest.mark.parametrize("rate", [(6, 24), (24, 6)])
 def test_one_side_at_a_time(rate):
-    found = reductions(trimmed_reductions(ops.conv2d(1, 8, 17, 17, 4, 3, 3, padding=rate, dilation=rate)))
+    found = reductions(trim_reductions(ops.conv2d(1, 8, 17, 17, 4, 3, 3, padding=rate, dilation=rate)))
     assert found == {"c": 8, "kh": 3 if rate[0] == 6 else 1, "kw": 3 if rate[1] == 6 else 1}
 
 
@@ -63,11 +63,11 @@ def test_padding_on_one_side_trims_that_side():
 
 
 def test_what_adds_something_outside_stays():
-    assert trimmed_reductions(windowed(3, 3, 1, 9, -9, 3, "sum", 1.0)) == windowed(3, 3, 1, 9, -9, 3, "sum", 1.0)
-    assert reductions(trimmed_reductions(windowed(3, 3, 1, 9, -9, 3, "max", float("-inf")))) == {"k": 1}
-    assert reductions(trimmed_reductions(windowed(3, 3, 1, 9, -9, 3, "max", 0.0))) == {"k": 3}
+    assert trim_reductions(windowed(3, 3, 1, 9, -9, 3, "sum", 1.0)) == windowed(3, 3, 1, 9, -9, 3, "sum", 1.0)
+    assert reductions(trim_reductions(windowed(3, 3, 1, 9, -9, 3, "max", float("-inf")))) == {"k": 1}
+    assert reductions(trim_reductions(windowed(3, 3, 1, 9, -9, 3, "max", 0.0))) == {"k": 3}
 
 
 def test_a_window_that_never_meets_the_image_stays_whole():
     e = windowed(3, 3, 1, 1, 50, 5)
-    assert trimmed_reductions(e) is e and not evaluate(e, [np.ones(5)])[0].any()
+    assert trim_reductions(e) is e and not evaluate(e, [np.ones(5)])[0].any()

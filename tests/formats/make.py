@@ -16,7 +16,7 @@ import onnx
 
 import roller
 from roller.cli.bundle import create_bundle
-from roller.models.session.session import Session
+from roller.models.session.cpu_session import Session
 from roller.probing.gpu import bundle as probe_bundle
 from roller.probing.gpu import compute, memory
 from roller.runtime.cache import KernelCache

@@ -13,7 +13,7 @@ import pytest
 import roller
 from roller import artifact as artifact_module
 from roller.artifact import KernelArtifact
-from roller.core.processor import missing
+from roller.core.processor import missing_features
 from roller.errors import ArtifactError
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.runtime import cache_transfer, container
@@ -122,7 +122,7 @@ def test_bundles_with_packs_say_what_to_do():
 def test_saved_models_are_read():
     """One of Haswell's instructions, with the native runner of its day."""
     body = json.loads((FILES / "model-2" / "model.json").read_text())
-    if body["machine"] != [sys.platform, platform.machine()] or missing(body["features"]):
+    if body["machine"] != [sys.platform, platform.machine()] or missing_features(body["features"]):
         with pytest.raises(ArtifactError, match="Compile the model"):
             roller.load_model(FILES / "model-2")
         return

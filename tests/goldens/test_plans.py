@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.models import build
 from roller.models.compile import compile_model
-from roller.models.graph import steps
+from roller.models.graph import program_steps
 from tests.goldens import assert_golden
 
 #: Models, what they are made with, and the devices they are planned for.
@@ -35,9 +35,9 @@ def test_plan(name, sizes, device, tmp_path):
 
 def told(step, numbers, indent=""):
     """Return a step as text that names no key."""
-    if isinstance(step, steps.ParallelGroup):
+    if isinstance(step, program_steps.ParallelGroup):
         lanes = "\n".join(told(s, numbers, f"{indent}  {n}: ") for n, lane in enumerate(step.lanes) for s in lane)
         return f"{indent}together\n{lanes}"
-    if isinstance(step, steps.Run):
+    if isinstance(step, program_steps.Run):
         return f"{indent}run {numbers[step.kernel]} {step.inputs} -> {step.outputs} ({step.label})"
     return f"{indent}{step}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roller.hardware import list_specs, load_spec
-from roller.hardware.capacity import capacity_of
+from roller.hardware.capacity import device_memory_capacity
 from roller.insight.memory.largest_batch import fit_uncertainty_note, memory_on_device
 from roller.insight.trace.trace import AllocEvent, Trace
 from tests.offenders import every
@@ -23,13 +23,13 @@ FIELD = "memory_layers.global"
 
 @every("name", list(REPORTED))
 def test_the_capacity_of_a_device_is_what_pytorch_reports(name: str) -> None:
-    assert f"{capacity_of(load_spec(name)).bytes / GIB:.2f}" == REPORTED[name]
+    assert f"{device_memory_capacity(load_spec(name)).bytes / GIB:.2f}" == REPORTED[name]
 
 
 @every("name", GPUS)
 def test_every_gpu_says_what_is_reported_where_that_is_from_and_in_which_range(name: str) -> None:
     spec = load_spec(name)
-    found = capacity_of(spec)
+    found = device_memory_capacity(spec)
     assert found.source in ("measured", "derived"), name
     assert found.bytes <= found.most_bytes <= 1.02 * found.bytes
     # Marketing gigabytes are 10**9 bytes, or 2**30: what is left of them lies within.
@@ -42,8 +42,8 @@ def test_no_kernel_depends_on_what_is_reported() -> None:
 
 
 def test_a_capacity_that_is_set_by_hand_holds() -> None:
-    assert capacity_of(load_spec("a100", {f"{FIELD}.capacity_bytes": 10**10})).bytes == 10**10
-    assert capacity_of(load_spec("a100", {f"{FIELD}.reported_bytes": 10**10})).bytes == 10**10
+    assert device_memory_capacity(load_spec("a100", {f"{FIELD}.capacity_bytes": 10**10})).bytes == 10**10
+    assert device_memory_capacity(load_spec("a100", {f"{FIELD}.reported_bytes": 10**10})).bytes == 10**10
 
 
 def _trace(size_bytes: int) -> Trace:
@@ -57,7 +57,7 @@ def _trace(size_bytes: int) -> Trace:
 def test_near_the_border_what_decides_is_said(left_mib: int, fits: bool, said: str) -> None:
     spec = load_spec("rtx3090")
     assert spec.process_bytes is not None
-    trace = _trace((capacity_of(spec).bytes - spec.process_bytes - left_mib * MIB) // (2 * MIB) * 2 * MIB)
+    trace = _trace((device_memory_capacity(spec).bytes - spec.process_bytes - left_mib * MIB) // (2 * MIB) * 2 * MIB)
     memory = memory_on_device(trace, spec)
     assert memory.fits is fits
     words = fit_uncertainty_note(trace, spec, memory)
@@ -71,6 +71,6 @@ def test_a_device_of_which_nobody_reported_anything_says_so() -> None:
     text = (spec_folder() / "l4.yaml").read_text()
     lines = [x for x in text.splitlines() if not x.strip().startswith("reported_")]
     spec = parse_spec("\n".join(lines), "mine.yaml")
-    assert capacity_of(spec).source == "datasheet"
+    assert device_memory_capacity(spec).source == "datasheet"
     trace = _trace(int(0.92 * 24e9) - (spec.process_bytes or 0))
     assert "drivers report up to 9% less" in fit_uncertainty_note(trace, spec, memory_on_device(trace, spec))

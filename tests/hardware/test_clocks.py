@@ -6,8 +6,8 @@ import pytest
 
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
-from roller.probing.document import spec_text, with_measured
 from roller.probing.measured import Measured
+from roller.probing.spec_yaml import insert_measured_values, spec_to_yaml
 from tests.offenders import every
 
 BOTH = "clock_hz:\n  boost: {datasheet: 1.53e+9}\n  sustained: {measured: 1.38e+9}\n"
@@ -67,13 +67,15 @@ def test_what_does_not_go_together_is_refused(old, new, said):
 @pytest.mark.parametrize("name", ["h200", "l4", "a100-80", "mi300x"])
 def test_a_written_specification_reads_back_with_all_of_it(name):
     spec = load_spec(name)
-    again = parse_spec(spec_text(spec), "mine.yaml")
+    again = parse_spec(spec_to_yaml(spec), "mine.yaml")
     assert again.values() == spec.values()
     assert again.sources == spec.sources
 
 
 def test_a_measured_clock_takes_the_place_of_the_boost_clock():
-    text = with_measured(text_of("h200"), {"clock_hz": Measured(1.9e9, 0.01, 9)}, "probed 2026-05-01 by roller probe")
+    text = insert_measured_values(
+        text_of("h200"), {"clock_hz": Measured(1.9e9, 0.01, 9)}, "probed 2026-05-01 by roller probe"
+    )
     spec = parse_spec(text, "mine.yaml")
     assert (spec.clock_hz, spec.sources["clock_hz"], spec.sustained_clock_hz) == (1.9e9, "measured", 1.83e9)
 

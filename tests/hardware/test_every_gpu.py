@@ -9,7 +9,7 @@ import pytest
 import roller
 from benchmarks.common import operators
 from roller import ops
-from roller.backends.devices import DeviceProperties, match
+from roller.backends.devices import DeviceProperties, match_spec
 from roller.compiler.pipeline import lower
 from roller.errors import BuildError, NoCandidateError, RollerWarning
 from roller.hardware import list_specs, load_spec
@@ -32,7 +32,7 @@ def check(expr, spec):
     fastest = max(r for n, r in spec.compute.rates if n.split(".")[0] in ("fma", "matrix", "group_matrix"))
     winograd = 2.25 if best.program.structure.startswith("winograd") else 1.0
     least = expr.flops / winograd / (2 * fastest * spec.units * spec.clock_hz)
-    assert best.estimate.seconds > max(least, expr.compulsory_bytes / spec.layer("global").most_bytes_per_s / 1.001)
+    assert best.estimate.seconds > max(least, expr.compulsory_bytes / spec.layer("global").peak_bytes_per_s / 1.001)
     assert 0 < best.estimate.clock_hz <= spec.clock_hz
     return best
 
@@ -60,7 +60,7 @@ def test_a_device_is_found_by_its_architecture_units_and_memory(name):
     spec = load_spec(name)
     memory = int(spec.memory_layers[-1].capacity_bytes * 0.97)  # the driver keeps a little
     found = DeviceProperties("a GPU", spec.target["arch"], spec.units, memory, 0, (), ())
-    assert match(found, map(load_spec, GPUS)).name == name
+    assert match_spec(found, map(load_spec, GPUS)).name == name
 
 
 PRICED = {"mi100": ("float16", "bfloat16", "int8"), "mi210": ("float16", "bfloat16", "int8"),

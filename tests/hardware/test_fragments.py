@@ -20,7 +20,7 @@ def test_an_entry_is_read_whole():
     (found,) = read_fragments("x.yaml", [_GOOD])
     assert found == Fragment("mma.m16n8k16.f16.f32", 16, 8, 16, "float16", "float32", 32, "matrix")
     assert (found.family, Fragment(**found.to_dict())) == ("mma", found)
-    assert (found.instructions, found.operand_copies, found.knows_lanes) == (1, 1, True)
+    assert (found.instructions, found.operand_copies, found.has_defined_lanes) == (1, 1, True)
     assert not {"arch", "instructions", "operand_copies"} & set(found.to_dict())
 
 
@@ -28,7 +28,7 @@ def test_what_a_device_makes_of_an_instruction_is_its_own():
     """Machine instructions and copies of operands are a specification's, not a family's."""
     spec = roller.load_spec("v100")
     found = spec.fragments[0]
-    assert (found.instructions, found.operand_copies, found.knows_lanes) == (16, 2, False)
+    assert (found.instructions, found.operand_copies, found.has_defined_lanes) == (16, 2, False)
     assert Fragment(**found.to_dict()) == found
     tiles = {"shared": {"i": 64, "j": 64, "k": 32}, "register": {"i": 32, "j": 32}}
     expr = roller.ops.matmul(1024, 1024, 1024, dtype="float16")

@@ -10,9 +10,9 @@ import pytest
 import roller
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
-from roller.hardware.consistency import check_file, suspicions
+from roller.hardware.consistency import check_spec_file, spec_warnings
 from roller.hardware.peaks import peak_flops_per_s
-from roller.hardware.spec import settable
+from roller.hardware.spec import settable_fields
 from tests.offenders import every
 
 H100 = (spec_folder() / "h100.yaml").read_text()
@@ -49,18 +49,18 @@ def test_what_cannot_be_is_refused(old, new, said):
     ],
 )
 def test_what_hardly_is_so_is_said(old, new, path):
-    assert [s.partition(": ")[0] for s in suspicions(parse_spec(edited(old, new), "mine.yaml"))] == [path]
+    assert [s.partition(": ")[0] for s in spec_warnings(parse_spec(edited(old, new), "mine.yaml"))] == [path]
 
 
 def test_a_matrix_unit_without_instructions_or_without_rates_is_said():
     start, end = H100.index("# Instructions of the matrix"), H100.index("memory_layers:")
-    said = suspicions(parse_spec(H100[:start] + H100[end:], "mine.yaml"))
+    said = spec_warnings(parse_spec(H100[:start] + H100[end:], "mine.yaml"))
     assert len(said) == 3 and all(s.startswith("fragments: none") for s in said)
 
 
 @every("name", list_specs())
 def test_shipped_devices_are_not_suspicious(name):
-    assert suspicions(load_spec(name)) == ()
+    assert spec_warnings(load_spec(name)) == ()
 
 
 def test_devices_ends_with_what_follows_and_a_verdict(cli, tmp_path):
@@ -120,16 +120,16 @@ LEFT_OUT = ("page_bytes",)
 @every("name", ["h100", "t4", "mi300x", "k80", "rtx4090", "b200", "cpu-avx2"])
 def test_no_number_slips_by_a_thousand_without_a_word(name, factor):
     spec, silent = load_spec(name), []
-    known = settable(spec)
+    known = settable_fields(spec)
     for path, value in spec.values().items():
         if known[path].unit not in MEASURES or path.endswith(LEFT_OUT) or not value:
             continue
         try:
             other = spec.with_overrides({path: int(value * factor) if known[path].integer else value * factor})
-            check_file(name, other)
+            check_spec_file(name, other)
         except SpecError:
             continue
-        if not suspicions(other):
+        if not spec_warnings(other):
             silent.append(path)
     assert silent == []
 
@@ -166,7 +166,7 @@ def test_no_number_slips_by_a_thousand_without_a_word(name, factor):
 def test_what_looks_wrong_is_said_with_what_it_was_compared_with(name, old, new, said):
     text = (spec_folder() / f"{name}.yaml").read_text()
     assert text.count(old) == 1, "the edit of this test no longer applies"
-    assert said in suspicions(parse_spec(text.replace(old, new), "mine.yaml"))
+    assert said in spec_warnings(parse_spec(text.replace(old, new), "mine.yaml"))
 
 
 def test_a_file_that_looks_wrong_is_told_of_wherever_it_is_used(cli, tmp_path):

@@ -8,21 +8,21 @@ import pytest
 
 import roller
 from roller.errors import RollerError
-from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.operator_price import Price
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.cost.step_cost import PricedStep
-from roller.insight.forecast import _mean_of_steps, forecast
+from roller.insight.forecast import _mean_forecast, forecast
 from roller.insight.memory.largest_batch import memory_on_device
-from roller.insight.step.breakdown import exposed_us
-from roller.insight.step.from_trace import graph_of_priced_step
+from roller.insight.step.breakdown import exposed_network_us
+from roller.insight.step.from_trace import build_priced_step_graph
 from roller.insight.step.simulate import simulate
 from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
 from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
 from roller.insight.traced_step import TracedStep
-from roller.insight.whatif.data_parallel import data_parallel
+from roller.insight.whatif.data_parallel import add_data_parallelism
 from roller.insight.whatif.memory_change import MemoryChange
 
 MIB = 1 << 20
@@ -63,15 +63,17 @@ def test_a_ring_moves_what_its_formula_says(devices):
 def run_by_hand(trace, copies_s=(0.0, 0.0)):
     """Two devices, kernels of 1 s, links of 4 bytes a second, a bucket for each gradient: a float's bytes take 1 s."""
     priced = tuple((o, Price(1.0, 1.0, 1.0, "dram", 1, "stream")) for o in trace.steady())
-    step = PricedStep(trace, roller.load_spec("a100"), "library", priced, Kernels(roller.load_spec("a100"), "library"))
-    one, left = graph_of_priced_step(step, 0.0), iter(copies_s)
+    step = PricedStep(
+        trace, roller.load_spec("a100"), "library", priced, KernelPricer(roller.load_spec("a100"), "library")
+    )
+    one, left = build_priced_step_graph(step, 0.0), iter(copies_s)
     assert simulate(one).makespan_us == pytest.approx(1e6 * len(priced))
-    two = data_parallel(
+    two = add_data_parallelism(
         one, Ring(2, 4.0), lambda size, count: (1e6 * next(left), "predicted"), first_bytes=1, bucket_bytes=1
     )
     run = simulate(two)
     links = sum(t.duration_us for t in two.tasks if t.kind == "collective")
-    return [us / 1e6 for us in (run.makespan_us, links, exposed_us(two, run))]
+    return [us / 1e6 for us in (run.makespan_us, links, exposed_network_us(two, run))]
 
 
 def test_lanes_solved_by_hand():
@@ -168,7 +170,7 @@ def test_a_faster_link_leaves_prices_and_their_errors_alone():
 def test_what_is_said_of_the_memory_is_that_of_the_fullest_step():
     full = replace(forecast(step(8 * MIB, 8 * MIB), "a100"), notes=("it may not fit.",))
     long = replace(forecast(step(MIB), "a100"), device_s=1.0, notes=())
-    for both in (_mean_of_steps(full, [long]), _mean_of_steps(long, [full])):
+    for both in (_mean_forecast(full, [long]), _mean_forecast(long, [full])):
         assert (both.memory, both.notes, both.operators) == (full.memory, full.notes, long.operators)
 
 

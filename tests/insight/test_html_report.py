@@ -12,12 +12,12 @@ import roller
 from roller.errors import ArtifactError, RollerError
 from roller.insight.rate_card import HourlyRate, RateCard
 from roller.insight.step_profile.difference import difference
-from roller.insight.step_profile.hints_difference_json import beside_profile
-from roller.insight.step_profile.line_texts import line_texts
+from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
 from roller.insight.step_profile.profile_json import save_profile, to_data
 from roller.insight.step_profile.profile_page import page_of_profile
-from roller.insight.step_profile.saved_parts import load_with_parts
-from roller.report.report_of_path import hints_beside, html_report, kind_of_report
+from roller.insight.step_profile.profile_with_parts import load_profile_with_parts
+from roller.insight.step_profile.source_line_reader import source_line_reader
+from roller.report.report_of_path import hints_page_data, html_report, kind_of_report
 from tests.insight.step_profile.profiles import small_profile
 from tests.insight.step_profile.test_hints import graph_with_lines
 from tests.report.pages import data_of
@@ -117,13 +117,13 @@ def test_a_page_holds_the_difference_to_another_profile(cli, profile_file, tmp_p
 def test_a_page_holds_hints_with_their_price(tmp_path):
     profile = replace(small_profile(), make_graph=graph_with_lines)
     card = RateCard("EUR", {"a100": HourlyRate(3.6, "mine", "2020-01-31")})
-    parts = hints_beside(profile, card)
+    parts = hints_page_data(profile, card)
     found = data_of(page_of_profile(profile, parts=parts))
     assert [x["change"] for x in found["hints"]] == [x.change for x in profile.hints()]
     amp = next(x for x in found["hints"] if x["change"] == "AMP()")
     assert amp["price_after"] == pytest.approx(amp["iteration_s"] / 8 * 1e6 * 0.001)
     assert amp["line"] == "train.py:10" and found["price"]["is_old"] is True and "price_note" not in found
-    lacking = hints_beside(profile, RateCard("EUR", {}))
+    lacking = hints_page_data(profile, RateCard("EUR", {}))
     assert lacking["price"] is None and lacking["price_note"] == "No price for a100: its cost is not shown."
     assert all(x["price_after"] is None for x in lacking["hints"])
     private = data_of(page_of_profile(profile, parts=parts, anonymous=True))
@@ -136,7 +136,7 @@ def test_the_text_of_lines_is_read_below_the_entry_file_alone(tmp_path):
     project.mkdir()
     (project / "model.py").write_text("a\n  b = 2\n")
     (project / "notes.txt").write_text("not code\n")
-    text_of = line_texts(project / "train.py")
+    text_of = source_line_reader(project / "train.py")
     assert text_of("model.py:2") == "b = 2" and text_of("model.py:9") == ""
     assert text_of("../secret.py:1") == "" and text_of(f"{tmp_path}/secret.py:1") == "" and text_of("notes.txt:1") == ""
 
@@ -174,7 +174,10 @@ def _printed(profile):
     other = replace(profile, name="before.py")
     hints = replace(profile, make_graph=graph_with_lines).hints(3.6)
     card = HourlyRate(3.6, "mine", "2020-01-31")
-    return {"profile": to_data(profile), **beside_profile(profile, hints, difference(other, profile), "EUR", card)}
+    return {
+        "profile": to_data(profile),
+        **hints_and_difference_data(profile, hints, difference(other, profile), "EUR", card),
+    }
 
 
 def test_what_profile_prints_becomes_a_page_with_its_hints_price_and_difference(cli, tmp_path):
@@ -216,7 +219,7 @@ def test_what_is_printed_beside_a_profile_is_checked(tmp_path, damage, said):
     path = tmp_path / "roller-profile.json"
     path.write_text(json.dumps(damage(_printed(small_profile()))))
     with pytest.raises(ArtifactError) as refused:
-        load_with_parts(path)
+        load_profile_with_parts(path)
     assert said in str(refused.value)
 
 

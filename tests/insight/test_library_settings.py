@@ -15,7 +15,7 @@ from roller.errors import RollerError  # noqa: E402
 from roller.insight.cost.step_cost import price_step  # noqa: E402
 from roller.insight.sensitivity import sensitivity_of_step  # noqa: E402
 from roller.insight.step.from_trace import from_trace  # noqa: E402
-from roller.insight.trace.pytorch.tf32 import set_tf32, tf32_kinds, tf32_restored  # noqa: E402
+from roller.insight.trace.pytorch.tf32 import preserve_tf32, set_tf32, tf32_kinds  # noqa: E402
 from roller.insight.trace.trace import Trace  # noqa: E402
 from roller.insight.whatif.predict import what_if  # noqa: E402
 from roller.insight.whatif.whatifs.amp import AMP  # noqa: E402
@@ -26,7 +26,7 @@ def step():
     def loss(y):
         return y.square().mean()
 
-    with tf32_restored():
+    with preserve_tf32():
         torch.backends.cuda.matmul.allow_tf32 = True
         model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(2)))
         return roller.trace(model, torch.zeros(2048, 2048), loss=loss, optimizer="sgd")
@@ -38,7 +38,7 @@ def test_switches_that_pytorch_froze_are_written_and_restored(monkeypatch):
     with pytest.raises(RuntimeError, match="disable_global_flags"):
         torch.backends.cudnn.benchmark = False
     before = tf32_kinds()
-    with tf32_restored():
+    with preserve_tf32():
         set_tf32(["product"])
         assert tf32_kinds() == ["product"]
     assert tf32_kinds() == before and torch.backends.flags_frozen()

@@ -13,7 +13,7 @@ import roller
 from roller.cli.sweep import price_text
 from roller.errors import RollerError
 from roller.insight.rate_card import HourlyRate, RateCard, read_rate_card
-from roller.insight.sweep import Choice, mark_pareto_front, row_label, sweep, to_csv
+from roller.insight.sweep import SweepRow, mark_pareto_front, row_label, rows_to_csv, sweep
 from tests.offenders import every
 
 torch = pytest.importorskip("torch")
@@ -48,7 +48,7 @@ class Timed:
 
 
 def choice(throughput, price):
-    return Choice("a100", 1, 8, "fp32", False, Timed(throughput), price)
+    return SweepRow("a100", 1, 8, "fp32", False, Timed(throughput), price)
 
 
 def test_the_front_holds_what_nothing_beats():
@@ -113,7 +113,7 @@ def test_rows_cost_what_their_throughput_says(step):
     assert rows[2].price_per_million == pytest.approx(1e6 / rows[2].throughput * 2 * 2.0 / 3600)
     assert rows[4].price_per_million is None and not rows[4].front and any(r.front for r in rows)
     assert rows[2].forecast.batch == 8 and row_label(rows[3]) == "2xa100, batch 32"
-    read = list(csv.DictReader(io.StringIO(to_csv(rows))))
+    read = list(csv.DictReader(io.StringIO(rows_to_csv(rows))))
     assert len(read) == 6 and float(read[0]["iteration_s"]) == rows[0].forecast.iteration_s
     with pytest.raises(RollerError, match="a multiple of 2"):
         sweep(step, specs, batches=[15])

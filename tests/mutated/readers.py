@@ -77,7 +77,7 @@ def _arrays(folder: Path) -> None:
 
 
 def _read_arrays(folder: Path) -> None:
-    from roller.cli.arrays import read_arrays
+    from roller.cli.npz_arrays import read_arrays
 
     read_arrays(folder / "inputs.npz", ("a", "b"))
 
@@ -126,9 +126,9 @@ def _onnx(folder: Path) -> None:
 
 
 def _read_onnx(folder: Path) -> None:
-    from roller.models.compile import partitioned, read
+    from roller.models.compile import partition_graph, read_folded_graph
 
-    partitioned(read(folder / "model.onnx", batch=1))
+    partition_graph(read_folded_graph(folder / "model.onnx", batch=1))
 
 
 def _spec(folder: Path) -> None:
@@ -161,10 +161,10 @@ def _say(line: dict[str, Any]) -> None:
 
 def main(name: str, folder: Path, first: int, count: int, seed: int) -> None:
     """Read ``count`` files in turn, each changed, and say what came of it."""
-    read = READERS[name][1]
+    read_folded_graph = READERS[name][1]
     whole = folder / "whole"
     files = sorted(p for p in whole.rglob("*") if p.is_file())
-    read(whole)  # what a first reading imports and caches is no doing of a file's
+    read_folded_graph(whole)  # what a first reading imports and caches is no doing of a file's
     reading: list[str] = []
     seen: list[str] = []
 
@@ -190,7 +190,7 @@ def main(name: str, folder: Path, first: int, count: int, seed: int) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                read(copy)
+                read_folded_graph(copy)
             outcome = {"outcome": "same" if after == before else "read"}
         except RollerError as err:
             text = str(err)

@@ -108,7 +108,7 @@ def test_a_short_axis_is_one_task(n):
 
 
 def _plans(program):
-    from roller.templates.cpu.emit.plan import spatial_plans
+    from roller.templates.cpu.emit.axis_plans import spatial_plans
 
     return [(p.tile, p.tiles, p.per_task) for p in spatial_plans(program)]
 

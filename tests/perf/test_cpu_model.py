@@ -10,9 +10,9 @@ import pytest
 import roller
 from roller import ops
 from roller.templates import pricing
-from roller.templates.cpu.emit.library import ENTRY
+from roller.templates.cpu.emit.build_library import ENTRY
 from roller.templates.cpu.emit.llvm import lower_module
-from roller.templates.cpu.emit.nest import task_counts
+from roller.templates.cpu.emit.loop_nest import task_counts
 from roller.templates.pricing import estimate_program
 from tests.offenders import every
 

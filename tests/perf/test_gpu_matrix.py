@@ -16,8 +16,13 @@ from roller.perf.batch import TileBatch
 from roller.templates import gpu, pricing
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu.common.occupancy import MATRIX_BASE_REGISTERS, usable_registers
-from roller.templates.gpu.common.operand_copies import are_async, fetched_words, gather_words, operand_copies
-from roller.templates.gpu.matrix.candidates import STAGES, matrix_pools
+from roller.templates.gpu.common.operand_copies import (
+    copies_both_operands_asynchronously,
+    fetched_element_registers,
+    gather_address_registers,
+    operand_copies,
+)
+from roller.templates.gpu.matrix.candidates import STAGES, matrix_candidates
 from roller.tile.fragments import program_operands
 from roller.tile.geometry import Geometry
 
@@ -36,7 +41,7 @@ ROOMY = A100.with_overrides(
 def batches(name, spec=A100):
     return [
         b for f in canonical_forms(EXPRS[name], ConstructOptions())
-        for b in matrix_pools((Geometry.of(f),), spec, ConstructOptions())
+        for b in matrix_candidates((Geometry.of(f),), spec, ConstructOptions())
     ]  # fmt: skip
 
 
@@ -72,7 +77,7 @@ def test_threads_that_find_no_row_of_a_tile_fetch_nothing():
     geometry = Geometry.of(ops.matmul(513, 513, 65, dtype="float16"))
     batch = one_program(geometry, (192, 192, 16), 512, square=48)
     # 512 threads take 32 of 192 rows of A in a round, 2 of 16 rows of B: the last 128 threads have no row of theirs.
-    assert fetched_words(batch, A100).tolist() == [6 + 8]
+    assert fetched_element_registers(batch, A100).tolist() == [6 + 8]
 
 
 def test_registers_of_a_matrix_program_are_those_its_block_leaves_a_thread():
@@ -86,12 +91,12 @@ def test_registers_of_a_matrix_program_are_those_its_block_leaves_a_thread():
 def test_gathered_rows_keep_their_places_in_registers():
     expr = ops.conv2d(16, 3, 224, 224, 64, 7, 7, stride=2, padding=3, dtype="float16")
     gathered = [b for f in canonical_forms(expr, ConstructOptions())
-                for b in matrix_pools((Geometry.of(f),), A100, ConstructOptions())]  # fmt: skip
-    assert any((gather_words(b, A100) > 0).any() for b in gathered)
+                for b in matrix_candidates((Geometry.of(f),), A100, ConstructOptions())]  # fmt: skip
+    assert any((gather_address_registers(b, A100) > 0).any() for b in gathered)
     for b in gathered:
-        assert (gather_words(b, A100) <= fetched_words(b, A100)).all()
+        assert (gather_address_registers(b, A100) <= fetched_element_registers(b, A100)).all()
     for name in ("matmul", "bytes"):
-        assert not any(gather_words(b, A100).any() for b in batches(name))
+        assert not any(gather_address_registers(b, A100).any() for b in batches(name))
 
 
 @pytest.mark.parametrize("device", ["a100", "h200"])
@@ -99,7 +104,7 @@ def test_rings_of_one_batch_cost_what_they_cost_alone(device):
     spec = roller.load_spec(device)
     for batch in batches("matmul", spec):
         batch = replace(batch, stages=1, raster=1)
-        rings = batch.varied((2, 3, 4, 5), (1, 2, 4, 8))
+        rings = batch.with_stages_and_rasters((2, 3, 4, 5), (1, 2, 4, 8))
         alone = [seconds(replace(batch, stages=s, raster=r), spec) for s, r in ((2, 1), (3, 2), (4, 4), (5, 8))]
         assert (seconds(rings, spec) == np.concatenate(alone)).all()
 
@@ -124,7 +129,7 @@ def test_nothing_beats_the_matrix_unit_or_the_memory(name):
 
 @pytest.mark.parametrize("name", [*EXPRS, "stepped"])
 def test_the_lower_bound_is_one(name):
-    found = batches(name) if name in EXPRS else matrix_pools((stepped(EXPRS["conv"]),), A100, ConstructOptions())
+    found = batches(name) if name in EXPRS else matrix_candidates((stepped(EXPRS["conv"]),), A100, ConstructOptions())
     for batch in found:
         times, bound = seconds(batch), gpu.lower_bound_s(batch, A100)
         assert (bound <= times * (1 + 1e-12)).all() and (bound > 0).all()
@@ -165,7 +170,7 @@ def test_steps_over_a_window_find_what_they_read_again_in_the_first_cache():
     """Nine taps read one tile of filters and one of the image through L2, as far as both fit beside the scratchpad."""
     expr = ops.conv2d(64, 128, 28, 28, 128, 3, 3, padding=1, dtype="float16")
     geometry = stepped(expr)
-    batch = matrix_pools((geometry,), A100, ConstructOptions())[0]
+    batch = matrix_candidates((geometry,), A100, ConstructOptions())[0]
     block = np.array([[128, 128, 16, 1, 1]])
     one = replace(batch, register=block // [2, 2, 1, 1, 1], block=block, split_k=np.ones(1, np.int64), stages=2)
     small = A100.with_overrides(
@@ -210,13 +215,15 @@ def test_a_fragment_without_a_rate_is_an_error_that_names_it():
 )
 def test_elements_copied_at_once(expr, widths):
     form = canonical_forms(expr, ConstructOptions())[0]
-    for batch in matrix_pools((Geometry.of(form),), A100, ConstructOptions()):
+    for batch in matrix_candidates((Geometry.of(form),), A100, ConstructOptions()):
         found = {c.access.tensor.name: c for c in operand_copies(batch)}
         names = [t.name for t in expr.inputs]
         if names[0] == "X":
             names = names[::-1]
         assert tuple(int(found[n].width.max()) for n in names) == widths
-        assert bool(are_async(batch, A100).all()) == all(w * expr.inputs[0].itemsize_bytes >= 4 for w in widths)
+        assert bool(copies_both_operands_asynchronously(batch, A100).all()) == all(
+            w * expr.inputs[0].itemsize_bytes >= 4 for w in widths
+        )
 
 
 def test_predictions_for_a_matrix_unit_are_not_trusted_like_those_that_were_validated():

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import roller
 from roller import ConstructOptions, ops, perf
 from roller.expr.canonical import fuse_axes
-from roller.perf.phases import alternating, overlapped
+from roller.perf.phases import alternate_phases, overlap_two_phases
 from roller.templates import gpu, pricing
 from roller.templates.common.forms import canonical_forms
-from roller.templates.gpu import pool
+from roller.templates.gpu import programs_of_form
 from roller.tile.geometry import Geometry
 from tests.offenders import every
 
@@ -30,38 +30,40 @@ EXPRS = {
     "depthwise": ops.depthwise_conv2d(8, 30, 42, 42, 5, 5, padding=2),
     "pooling": ops.pool2d("avg", 8, 16, 29, 64, 3, 3, stride=2),
 }
-POOLS = {name: pool(Geometry.of(fuse_axes(e)), V100, ConstructOptions(pool=2048))[0] for name, e in EXPRS.items()}
+POOLS = {
+    name: programs_of_form(Geometry.of(fuse_axes(e)), V100, ConstructOptions(pool=2048))[0] for name, e in EXPRS.items()
+}
 _times = st.floats(1e-9, 1.0)
 
 
 @given(memory=_times, compute=_times, blocks=st.integers(1, 64))
 def test_overlap_lies_between_the_longer_phase_and_the_sum(memory, compute, blocks):
-    time = float(overlapped(np.array(memory), np.array(compute), blocks))
+    time = float(overlap_two_phases(np.array(memory), np.array(compute), blocks))
     assert max(memory, compute) * (1 - 1e-9) <= time <= (memory + compute) * (1 + 1e-6)
-    more = float(overlapped(np.array(memory), np.array(compute), blocks + 1))
+    more = float(overlap_two_phases(np.array(memory), np.array(compute), blocks + 1))
     assert more <= time * (1 + 1e-6)
-    assert time == float(overlapped(np.array(compute), np.array(memory), blocks))
+    assert time == float(overlap_two_phases(np.array(compute), np.array(memory), blocks))
 
 
 def test_one_customer_adds_and_many_hide_the_shorter_phase():
-    assert float(overlapped(np.array(3.0), np.array(1.0), 1)) == pytest.approx(4.0)
-    assert float(overlapped(np.array(3.0), np.array(1.0), 64)) == pytest.approx(3.0)
+    assert float(overlap_two_phases(np.array(3.0), np.array(1.0), 1)) == pytest.approx(4.0)
+    assert float(overlap_two_phases(np.array(3.0), np.array(1.0), 64)) == pytest.approx(3.0)
 
 
 @given(phases=st.lists(_times, min_size=1, max_size=4), customers=st.floats(1, 16))
 def test_alternating_phases_take_between_the_longest_and_their_sum(phases, customers):
     times = [np.array([t]) for t in phases]
-    time = float(alternating(times, np.array([customers]))[0])
+    time = float(alternate_phases(times, np.array([customers]))[0])
     assert max(phases) * (1 - 1e-9) <= time <= sum(phases) * (1 + 1e-9)
-    assert float(alternating(times, np.array([customers + 0.5]))[0]) <= time * (1 + 1e-9)
-    assert float(alternating([*times, np.array([0.0])], np.array([customers]))[0]) == pytest.approx(time)
+    assert float(alternate_phases(times, np.array([customers + 0.5]))[0]) <= time * (1 + 1e-9)
+    assert float(alternate_phases([*times, np.array([0.0])], np.array([customers]))[0]) == pytest.approx(time)
 
 
 @given(memory=_times, compute=_times, customers=st.integers(1, 32))
 def test_two_alternating_phases_have_a_closed_form(memory, compute, customers):
     """Buzen's, which the CPU half uses."""
-    closed = float(overlapped(np.array(memory), np.array(compute), customers))
-    assert float(alternating((np.array(memory), np.array(compute)), np.array(customers))) == pytest.approx(
+    closed = float(overlap_two_phases(np.array(memory), np.array(compute), customers))
+    assert float(alternate_phases((np.array(memory), np.array(compute)), np.array(customers))) == pytest.approx(
         closed, rel=1e-5
     )
 
@@ -71,7 +73,7 @@ def test_two_alternating_phases_have_a_closed_form(memory, compute, customers):
 def test_the_lower_bound_is_one(name, device):
     spec = roller.load_spec(device)
     for form in canonical_forms(EXPRS[name], ConstructOptions()):
-        for found in pool(Geometry.of(form), spec, ConstructOptions(pool=1024)):
+        for found in programs_of_form(Geometry.of(form), spec, ConstructOptions(pool=1024)):
             seconds, bound = gpu.price(found, spec)["seconds"], gpu.lower_bound_s(found, spec)
             assert (bound <= seconds * (1 + 1e-12)).all() and (bound > 0).all()
             assert (gpu.arithmetic_bound_s(found, spec) <= bound * (1 + 1e-8)).all()
@@ -162,9 +164,11 @@ def test_a_limit_keeps_what_is_below_it_and_on_demand_the_best(name):
 @pytest.mark.parametrize("name", ["matmul", "conv"])
 def test_stages_and_orders_of_one_batch_cost_what_they_cost_alone(name, device):
     spec = roller.load_spec(device)
-    batch = next(b for b in pool(Geometry.of(EXPRS[name]), spec, ConstructOptions(pool=64)) if b.structure == "tiled")
+    batch = next(
+        b for b in programs_of_form(Geometry.of(EXPRS[name]), spec, ConstructOptions(pool=64)) if b.structure == "tiled"
+    )
     for stages, raster in (((2, 3, 4), 1), (2, (1, 4, 8)), (1, (4, 8)), ((2, 4), (8, 1))):
-        together = batch.varied(stages, raster)
+        together = batch.with_stages_and_rasters(stages, raster)
         alone = [
             gpu.price(replace(batch, stages=int(s), raster=int(r)), spec)["seconds"]
             for s, r in np.broadcast(stages, raster)
@@ -179,7 +183,7 @@ def test_nothing_is_remembered_from_another_device_or_other_tiles(name):
     batch, other = POOLS[name].take(np.arange(0, len(POOLS[name]), 5)), roller.load_spec("a100")
     for spec in (V100, other, V100):
         gpu.lower_bound_s(batch, spec)
-        for some in (batch, batch.take(np.arange(0, len(batch), 2)), batch.varied(1, (4, 1))):
+        for some in (batch, batch.take(np.arange(0, len(batch), 2)), batch.with_stages_and_rasters(1, (4, 1))):
             fresh = replace(some)
             assert (gpu.price(some, spec)["seconds"] == gpu.price(fresh, spec)["seconds"]).all()
             assert (gpu.lower_bound_s(some, spec) == gpu.lower_bound_s(fresh, spec)).all()

@@ -6,7 +6,7 @@ import pytest
 
 import roller
 from roller import ops
-from roller.construction.explicit_tiles import priced_tiles, program_from_tiles
+from roller.construction.explicit_tiles import price_named_tiles, program_from_tiles
 
 TILES = [((32, 128), (4, 4)), ((64, 128), (8, 8)), ((128, 128), (8, 8)), ((128, 32), (4, 4)), ((64, 64), (8, 8))]
 
@@ -31,7 +31,7 @@ def test_a_transposed_operand_costs_little(transposed, shared, register, device)
 @pytest.mark.parametrize("device", ["v100", "a100"])
 def test_the_layout_is_one_a_name_can_say(device):
     expr = ops.matmul(4096, 4096, 1024, transpose_b=True)
-    found = priced_tiles(expr, roller.load_spec(device), tiles((32, 128), (4, 4)))
+    found = price_named_tiles(expr, roller.load_spec(device), tiles((32, 128), (4, 4)))
     assert dict(found.program.storage_padding)["B"] % 2 == 1
     assert found.estimate.terms["bank_conflicts"] == 1
     assert roller.predict(expr, device, str(found.program)) == found.estimate
@@ -74,7 +74,9 @@ def test_mechanisms_of_named_tiles_are_those_of_named_programs(fragment):
     found = roller.predict(expr, "a100", tile, **fragment, **how)
     from roller.construction.explicit_tiles import Mechanisms
 
-    program = priced_tiles(expr, roller.load_spec("a100"), tile, fragment.get("fragment"), Mechanisms(3, 4, 2)).program
+    program = price_named_tiles(
+        expr, roller.load_spec("a100"), tile, fragment.get("fragment"), Mechanisms(3, 4, 2)
+    ).program
     assert (program.stages, program.raster, program.split_k) == (3, 2, 4)
     assert roller.predict(expr, "a100", str(program)) == found
 

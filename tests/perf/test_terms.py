@@ -10,7 +10,7 @@ import pytest
 import roller
 from roller import ops
 from roller.perf import RULES
-from roller.templates.pricing import estimate_explained
+from roller.templates.pricing import estimate_with_terms
 
 CASES = {
     "matmul": ops.matmul(512, 768, 1024),
@@ -84,7 +84,7 @@ def mean_value_analysis(customers, phases):
 
 def check(program, spec, seconds):
     """Rebuild every term of a program's price, each from the leaves below it."""
-    estimate, term = estimate_explained(program, spec)
+    estimate, term = estimate_with_terms(program, spec)
     assert estimate.seconds == seconds == term.value
     nodes = [t for _, t in term.walk()]
     for t in nodes:

@@ -27,12 +27,12 @@ def test_large_kernels_reach_the_bandwidth_of_their_kind(kind):
 
 def test_traffic_is_all_alike_where_nothing_is_said_of_kinds():
     far = load_spec("k80").layer("global")
-    assert far.read_bandwidth_bytes_per_s is None and far.most_bytes_per_s == far.bandwidth_bytes_per_s
+    assert far.read_bandwidth_bytes_per_s is None and far.peak_bytes_per_s == far.bandwidth_bytes_per_s
 
 
 def test_a_share_of_a_device_shares_all_kinds():
     spec = load_spec("a100")
-    part = spec.layer("global").at_bandwidth(0.5)
+    part = spec.layer("global").with_bandwidth_factor(0.5)
     assert part.read_bandwidth_bytes_per_s == 0.5 * spec.layer("global").read_bandwidth_bytes_per_s
     assert part.triad_bandwidth_bytes_per_s == 0.5 * spec.layer("global").triad_bandwidth_bytes_per_s
 

@@ -10,7 +10,7 @@ from roller import ops
 from roller.hardware import list_specs, load_spec
 from roller.insight.forecast import forecast
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
-from roller.perf.unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import unit_notes
 from tests.offenders import every
 
 NARROW = ("float16", "bfloat16", "int8", "float8_e4m3fn")

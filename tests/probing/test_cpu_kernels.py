@@ -11,8 +11,8 @@ import pytest
 
 from roller.errors import BuildError, LaunchError, SpecError
 from roller.hardware import load_spec
-from roller.hardware.spec import settable
-from roller.probing import microbench_folder, probes, statement_of
+from roller.hardware.spec import settable_fields
+from roller.probing import microbench_folder, probes, read_statement
 from roller.probing.cpu import CpuSession
 from roller.probing.cpu import session as session_module
 from tests.offenders import every
@@ -40,10 +40,10 @@ def aligned(elements, dtype=np.float32):
 
 @every("probe", PROBES, ids=lambda p: p.name)
 def test_every_probe_states_what_it_does(probe):
-    said = statement_of(microbench_folder() / probe.source)
+    said = read_statement(microbench_folder() / probe.source)
     assert all(len(text) > 40 for text in (said.measures, said.spoiled_by, said.proof))
     for field in probe.fields:
-        assert field in settable(load_spec("cpu-avx512")) or field in NOT_YET
+        assert field in settable_fields(load_spec("cpu-avx512")) or field in NOT_YET
 
 
 def test_no_field_is_measured_twice():
@@ -199,7 +199,7 @@ def test_what_the_compiler_refuses_is_said(tmp_path):
     source = tmp_path / "x.c"
     source.write_text("int f( {")
     with pytest.raises(BuildError, match=r"refused the probes: .*error"):
-        session_module.build([source], tmp_path / "x.so")
+        session_module.compile_library([source], tmp_path / "x.so")
 
 
 def test_no_memory_is_an_error_not_a_crash(session):
@@ -211,7 +211,7 @@ def test_headers_without_a_statement_are_refused(tmp_path):
     path = Path(tmp_path, "x.c")
     path.write_text("/* Measures: something\n * Proof: none\n */\n")
     with pytest.raises(SpecError, match="expected a line 'Spoiled by"):
-        statement_of(path)
+        read_statement(path)
 
 
 @pytest.mark.skipif("x86_64" not in platform.machine(), reason="the narrower vectors of this instruction set")
@@ -219,5 +219,5 @@ def test_the_sources_compile_for_narrower_vectors(tmp_path):
     sources = sorted((microbench_folder() / "cpu").glob("*.c"))
     for march, width in (("x86-64-v3", 32), ("x86-64-v3", 16)):
         flags = (f"-march={march}", f"-DVECTOR_BYTES={width}", "-Wall", "-Wextra", "-Werror")
-        library = ctypes.CDLL(str(session_module.build(sources, tmp_path / f"{width}.so", flags)))
+        library = ctypes.CDLL(str(session_module.compile_library(sources, tmp_path / f"{width}.so", flags)))
         assert ctypes.c_int.in_dll(library, "vector_bytes").value == width

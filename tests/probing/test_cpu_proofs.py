@@ -34,53 +34,53 @@ class MadeUp:
 
 
 def test_a_clock_is_chain_over_time_and_a_second_chain_must_be_free():
-    finding = rates.clock(MadeUp({"clock_one": 1e-6, "clock_two": 1.05e-6}))
+    finding = rates.measure_clock(MadeUp({"clock_one": 1e-6, "clock_two": 1.05e-6}))
     assert finding.values["clock_hz"].value == pytest.approx(1e9)
     assert not finding.doubts
-    finding = rates.clock(MadeUp({"clock_one": 1e-6, "clock_two": 2e-6}))
+    finding = rates.measure_clock(MadeUp({"clock_one": 1e-6, "clock_two": 2e-6}))
     assert "2.00 times as long as one" in finding.doubts["clock_hz"]
 
 
 def test_cycles_are_counted_with_the_fastest_clock_seen():
     told = {"clock_one": 1e-6, "clock_two": 1e-6}
     session = MadeUp(told)
-    rates.clock(session)
+    rates.measure_clock(session)
     told["clock_one"] = 2e-6
-    rates.clock(session)
+    rates.measure_clock(session)
     assert session.clock_hz == pytest.approx(1e9)
 
 
 def test_a_latency_that_a_second_chain_lengthens_is_withdrawn():
-    assert not rates.fma_latency(MadeUp({"fma_one": 1e-9, "fma_two": 1e-9})).doubts
-    assert "execution.step_latency_s" in rates.fma_latency(MadeUp({"fma_one": 1e-9, "fma_two": 2e-9})).doubts
+    assert not rates.measure_fma_latency(MadeUp({"fma_one": 1e-9, "fma_two": 1e-9})).doubts
+    assert "execution.step_latency_s" in rates.measure_fma_latency(MadeUp({"fma_one": 1e-9, "fma_two": 2e-9})).doubts
 
 
 def test_a_peak_that_fewer_accumulators_do_not_reach_is_withdrawn():
     def times(kernel, size):
         return 3e-6 if kernel.endswith("half") else 1e-6
 
-    assert "compute.ops_per_cycle_per_unit.fma" in rates.fma_peak(MadeUp(times)).doubts
-    assert not rates.fma_peak(MadeUp(lambda kernel, size: 1e-6)).doubts
+    assert "compute.ops_per_cycle_per_unit.fma" in rates.measure_fma_peak(MadeUp(times)).doubts
+    assert not rates.measure_fma_peak(MadeUp(lambda kernel, size: 1e-6)).doubts
 
 
 @pytest.mark.parametrize(("seconds", "doubted"), [(1024 / 3e9 / 1.1, False), (1024 / 3e9 / 0.07, True)])
 def test_exponentials_of_one_lane_are_withdrawn(seconds, doubted):
-    finding = rates.special_rate(MadeUp(lambda kernel, size: seconds))
+    finding = rates.measure_special_rate(MadeUp(lambda kernel, size: seconds))
     assert ("compute.ops_per_cycle_per_unit.special" in finding.doubts) is doubted
 
 
 @pytest.mark.parametrize("true", [32, 64, 128])
 def test_the_line_is_the_first_distance_that_costs_more(true):
-    finding = memory.line(MadeUp(lambda kernel, distance: 5e-9 if distance < true else 9e-9))
+    finding = memory.measure_line_size(MadeUp(lambda kernel, distance: 5e-9 if distance < true else 9e-9))
     assert {m.value for m in finding.values.values()} == {true}
-    assert not memory.line(MadeUp(lambda kernel, distance: 5e-9)).values
+    assert not memory.measure_line_size(MadeUp(lambda kernel, distance: 5e-9)).values
 
 
 @pytest.mark.parametrize("true", [48, 64, 96, 128])
 def test_the_tlb_holds_the_pages_that_cost_nothing(true):
     session = MadeUp(None)
     session._seconds = lambda kernel, size: 16 * (1e-9 if session.last[3] <= true else 3e-9)
-    values = memory.tlb(session).values
+    values = memory.measure_tlb(session).values
     assert values["memory_layers.l1.tlb_entries"].value == true
     assert values["memory_layers.l1.tlb_miss_s"].value == pytest.approx(2e-9)
 
@@ -91,20 +91,22 @@ def test_the_stations_of_the_law_are_found_again(b):
         vectors = size / 64
         return vectors * (1e-9 if kernel == "load_all" or size == 16 << 10 else 1e-9 * (b + 1) / b)
 
-    assert memory.overlap(MadeUp(times)).values["execution.misses_in_flight"].value == pytest.approx(b, rel=0.01)
+    assert memory.measure_miss_overlap(MadeUp(times)).values["execution.misses_in_flight"].value == pytest.approx(
+        b, rel=0.01
+    )
 
 
 def test_a_cache_nobody_describes_is_as_large_as_what_it_holds():
     session = MadeUp(lambda kernel, size: 16e-9 if size <= 48 << 10 else 160e-9)
-    found = memory._capacity(session, Measured(1e-9, 0, 1), Measured(10e-9, 0, 1), 4096)
+    found = memory._measure_capacity(session, Measured(1e-9, 0, 1), Measured(10e-9, 0, 1), 4096)
     assert found.value == 48 << 10
 
 
 def test_tasks_and_rows_are_intercepts():
     vector = 64
-    finding = overheads.tasks(MadeUp(lambda kernel, size: 5e-9 + 1e-9 * (size / vector + 1.5)))
+    finding = overheads.measure_task_overhead(MadeUp(lambda kernel, size: 5e-9 + 1e-9 * (size / vector + 1.5)))
     assert finding.values["execution.barrier_s"].value == pytest.approx(5e-9)
-    copied = overheads.elements(MadeUp(lambda kernel, size: 128 * (8 / 3e9 + 28 * 2e-10)))
+    copied = overheads.measure_element_copies(MadeUp(lambda kernel, size: 128 * (8 / 3e9 + 28 * 2e-10)))
     assert copied.values["execution.element_copy_s"].value == pytest.approx(2e-10)
 
 
@@ -128,4 +130,4 @@ def test_pages_that_are_no_slower_than_known_ones_are_withdrawn():
 def test_the_datapath_is_what_shorter_vectors_are_faster_than_whole_ones_for(short_s, lanes):
     session = MadeUp(lambda kernel, size: short_s if kernel.endswith("_16") else 1e-6)
     assert session.spec.teu.lanes == 16
-    assert rates.fma_peak(session).values["teu.datapath_lanes"].value == lanes
+    assert rates.measure_fma_peak(session).values["teu.datapath_lanes"].value == lanes

@@ -11,8 +11,8 @@ import pytest
 import roller
 from roller import ops
 from roller.hardware import load_spec
-from roller.probing.doctor import OPERATORS, PLAUSIBLE, RECORDS, Observation, diagnose
-from roller.probing.evidence import evidence_of
+from roller.probing.cached_measurements import cached_evidence
+from roller.probing.diagnosis import OPERATORS, PLAUSIBLE, RECORDS, Observation, diagnose
 from roller.runtime.cache import KernelCache
 from roller.templates.pricing import log_prices
 from tests.runtime.cache_entries import make_entry, make_key
@@ -138,7 +138,7 @@ def test_doubtful_times_are_no_evidence_and_say_what_disturbed_them():
         first, *rest = entry.candidates
         doubted = replace(first, status="doubtful", reason=why.format(others)) if others else first
         cache.store(make_key(expr), replace(entry, candidates=(doubted, *rest)))
-    found = evidence_of(cache, "v100", outdated=True)
+    found = cached_evidence(cache, "v100", outdated=True)
     assert [o.program.axes[0].extent for o in found.observations] == [66]
     assert found.doubtful == (("other programs kept 1.9 of 2 processors busy", 2),)
 
@@ -149,9 +149,9 @@ def test_evidence_is_what_the_cache_measured_here():
     roller.compile(ops.elementwise("relu", (66,)), "cpu", deterministic=True)  # not timed
     roller.compile(ops.elementwise("relu", (67,)), "v100", top_k=3)
     roller.compile(ops.elementwise("relu", (68,)), "cpu", options=roller.ConstructOptions(top_k=2, units=1))
-    found = evidence_of(KernelCache(), "cpu")
+    found = cached_evidence(KernelCache(), "cpu")
     assert found.outdated == 0
     assert {o.program.axes[0].extent for o in found.observations} == {64, 65}
     assert all(o.measured_s > 0 for o in found.observations)
     assert len({id(o.program.expr) for o in found.observations}) == 2
-    assert evidence_of(KernelCache(), "v100").observations == ()
+    assert cached_evidence(KernelCache(), "v100").observations == ()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
-from roller.probing import Measured, save, spec_text, with_measured
+from roller.probing import Measured, insert_measured_values, save_spec, spec_to_yaml
 from tests.offenders import every
 
 STAMP = "probed 2026-05-01 by roller probe"
@@ -24,7 +24,7 @@ def test_values_of_every_shipped_spec_become_measured_and_nothing_else_changes(n
     spec = load_spec(name)
     numbers = {p: v for p, v in spec.values().items() if not p.startswith("accuracy.")}
     found = {p: Measured(v * 1.001, 0.03, 40) for p, v in numbers.items() if isinstance(v, float)}
-    text = with_measured(text_of(name), found, STAMP)
+    text = insert_measured_values(text_of(name), found, STAMP)
     after = parse_spec(text, name)
     for path, value in after.values().items():
         if path in found:
@@ -52,7 +52,7 @@ def _entries(node, path=""):
 def test_other_sources_and_notes_stay():
     found = {"clock_hz": Measured(1.4e9, 0.02, 9), "memory_layers.l2.latency_s": Measured(1.5e-7, 0.02, 9)}
     before = dict(_entries(yaml.safe_load(text_of("v100"))))
-    after = dict(_entries(yaml.safe_load(with_measured(text_of("v100"), found, STAMP))))
+    after = dict(_entries(yaml.safe_load(insert_measured_values(text_of("v100"), found, STAMP))))
     clock = after["clock_hz"]
     assert (clock["measured"], clock["datasheet"], clock["spread"]) == (1.4e9, 1.53e9, 0.02)
     assert clock["note"].startswith(before["clock_hz"]["note"] + "; probed 2026-05-01")
@@ -60,12 +60,12 @@ def test_other_sources_and_notes_stay():
 
 
 def test_a_second_run_replaces_the_first():
-    one = with_measured(text_of("v100"), {"clock_hz": Measured(1.4e9, 0.02, 9)}, STAMP)
-    two = with_measured(one, {"clock_hz": Measured(1.3e9, 0.01, 9)}, "probed 2026-06-01 by roller probe")
+    one = insert_measured_values(text_of("v100"), {"clock_hz": Measured(1.4e9, 0.02, 9)}, STAMP)
+    two = insert_measured_values(one, {"clock_hz": Measured(1.3e9, 0.01, 9)}, "probed 2026-06-01 by roller probe")
     entry = yaml.safe_load(two)["clock_hz"]
     assert (entry["measured"], entry["spread"]) == (1.3e9, 0.01)
     assert entry["note"].count("probed") == 1
-    assert with_measured(two, {"clock_hz": Measured(1.4e9, 0.02, 9)}, STAMP) == one
+    assert insert_measured_values(two, {"clock_hz": Measured(1.4e9, 0.02, 9)}, STAMP) == one
 
 
 def test_fields_the_file_lacks_are_added_to_their_section():
@@ -75,7 +75,7 @@ def test_fields_the_file_lacks_are_added_to_their_section():
         "compute.ops_per_cycle_per_unit.add.float16": Measured(64.0, 0.0, 20),
         "execution.overlap_blocks": Measured(2, 0.0, 20),
     }
-    spec = parse_spec(with_measured(text_of("cpu-avx512"), found, STAMP), "x")
+    spec = parse_spec(insert_measured_values(text_of("cpu-avx512"), found, STAMP), "x")
     assert spec.layer("l3").bandwidth_per_teu_bytes_per_s == 9.9e10
     assert spec.layer("dram").saturation_exponent == 4
     assert spec.compute.ops_per_cycle_per_unit["add.float16"] == 64
@@ -93,7 +93,7 @@ def test_any_style_of_yaml_is_edited(style):
         "memory_layers.l1.bank_width_bytes": Measured(8, 0.0, 3),
         "limits.usable_vector_registers": Measured(24, 0.0, 3),
     }
-    spec = parse_spec(with_measured(text, found, STAMP), "x")
+    spec = parse_spec(insert_measured_values(text, found, STAMP), "x")
     assert {p: spec.values()[p] for p in found} == {p: m.value for p, m in found.items()}
     assert spec.units == 4
     assert spec.execution == load_spec("cpu-neon").execution
@@ -102,22 +102,24 @@ def test_any_style_of_yaml_is_edited(style):
 @given(value=st.floats(1e8, 1e17), spread=st.floats(0, 1))
 def test_numbers_read_back(value, spread):
     path = "memory_layers.l1.bandwidth_bytes_per_s"
-    spec = parse_spec(with_measured(text_of("cpu-avx2"), {path: Measured(value, spread, 5)}, STAMP), "x")
+    spec = parse_spec(insert_measured_values(text_of("cpu-avx2"), {path: Measured(value, spread, 5)}, STAMP), "x")
     assert spec.layer("l1").bandwidth_bytes_per_s == pytest.approx(value, rel=1e-3)
 
 
 def test_wrong_values_are_refused():
     with pytest.raises(SpecError, match=r"v100.yaml: memory_layers.l9.latency_s: unknown field"):
-        with_measured(text_of("v100"), {"memory_layers.l9.latency_s": Measured(1e-9, 0, 3)}, STAMP, "v100.yaml")
+        insert_measured_values(
+            text_of("v100"), {"memory_layers.l9.latency_s": Measured(1e-9, 0, 3)}, STAMP, "v100.yaml"
+        )
     with pytest.raises(SpecError, match=r"clock_hz\.measured: expected a value from"):
-        with_measured(text_of("v100"), {"clock_hz": Measured(1.4, 0, 3)}, STAMP)
+        insert_measured_values(text_of("v100"), {"clock_hz": Measured(1.4, 0, 3)}, STAMP)
 
 
 @every("name", [*list_specs(), "cpu"])
 def test_a_spec_becomes_a_file_and_comes_back(name, tmp_path):
     spec = load_spec(name)
     path = tmp_path / "copy.yaml"
-    save(path, spec_text(spec, "copy"))
+    save_spec(path, spec_to_yaml(spec, "copy"))
     copy = load_spec(path)
     assert copy.values() == spec.values()
     assert (copy.kind, copy.target, copy.teu) == (spec.kind, spec.target, spec.teu)
@@ -128,21 +130,21 @@ def test_a_spec_becomes_a_file_and_comes_back(name, tmp_path):
 
 def test_what_was_detected_is_not_called_a_datasheet():
     detected = load_spec("v100").with_overrides({"clock_hz": 1.4e9}, "detected")
-    number = yaml.safe_load(spec_text(detected, "copy"))["clock_hz"]
+    number = yaml.safe_load(spec_to_yaml(detected, "copy"))["clock_hz"]
     assert number == {"assumed": 1.4e9, "note": "detected: the operating system's own value"}
 
 
 def test_the_name_of_this_machine_is_reserved():
     with pytest.raises(SpecError, match="stands for the detected machine"):
-        spec_text(load_spec("cpu"))
+        spec_to_yaml(load_spec("cpu"))
 
 
 def test_nothing_is_written_where_the_text_is_wrong(tmp_path):
     path = tmp_path / "x.yaml"
-    save(path, text_of("v100"))
+    save_spec(path, text_of("v100"))
     with pytest.raises(SpecError):
-        save(path, "name: x\n")
+        save_spec(path, "name: x\n")
     assert path.read_text() == text_of("v100")
     assert [p.name for p in tmp_path.iterdir()] == ["x.yaml"]
     with pytest.raises(SpecError, match="cannot write the specification"):
-        save(tmp_path / "no" / "x.yaml", text_of("v100"))
+        save_spec(tmp_path / "no" / "x.yaml", text_of("v100"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roller.probing import Measured, best_of, split_by_spread
+from roller.probing import Measured, median_of_fastest_windows, split_by_spread
 
 
 @given(st.integers(0, 1000))
@@ -16,14 +16,14 @@ def test_bursts_of_disturbance_do_not_move_the_value(seed):
     draw = random.Random(seed)
     quiet = [1e-3 * (1 + 0.01 * draw.random()) for _ in range(40)]
     loud = [t * (2 + 8 * draw.random()) if draw.random() < 0.4 else t for t in quiet]
-    one, two = best_of(quiet), best_of(loud)
+    one, two = median_of_fastest_windows(quiet), median_of_fastest_windows(loud)
     assert two.value == pytest.approx(one.value, rel=0.011)
     assert two.spread < 0.05
 
 
 def test_a_machine_that_is_never_quiet_is_noticed():
     draw = random.Random(1)
-    m = best_of([1e-3 * (1 + 3 * draw.random()) for _ in range(40)])
+    m = median_of_fastest_windows([1e-3 * (1 + 3 * draw.random()) for _ in range(40)])
     assert m.spread > 0.15
     fine, refused = split_by_spread({"clock_hz": m.rate(1e6), "units": Measured(2, 0.0, 1)})
     assert list(fine) == ["units"]
@@ -41,9 +41,9 @@ def test_a_difference_carries_the_uncertainty_of_both():
 
 def test_windows_must_take_time():
     with pytest.raises(ValueError, match="expected windows longer than 0 s"):
-        best_of([0.0, 1.0])
+        median_of_fastest_windows([0.0, 1.0])
     with pytest.raises(ValueError, match="expected windows longer than 0 s"):
-        best_of([])
+        median_of_fastest_windows([])
 
 
 def test_units():

@@ -8,7 +8,7 @@ import pytest
 
 from roller.errors import LaunchError
 from roller.hardware import load_spec
-from roller.probing import Finding, Measured, Probe, agreed
+from roller.probing import Finding, Measured, Probe, combine_rounds
 from roller.probing.run import run_probes
 from tests.runtime.fake_clock import FakeClock
 
@@ -106,8 +106,8 @@ def test_a_slow_machine_gets_fewer_rounds(monkeypatch):
 
 
 def test_one_round_is_taken_as_it_is():
-    assert agreed([Measured(2.0, 0.05, 7)], better=1) == Measured(2.0, 0.05, 7)
-    assert agreed([Measured(2.0, 0.05, 7)]) == Measured(2.0, 0.05, 7)
+    assert combine_rounds([Measured(2.0, 0.05, 7)], better=1) == Measured(2.0, 0.05, 7)
+    assert combine_rounds([Measured(2.0, 0.05, 7)]) == Measured(2.0, 0.05, 7)
 
 
 def test_a_probe_that_others_disturbed_names_them_and_not_the_unit():

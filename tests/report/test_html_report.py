@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from roller.errors import ArtifactError
-from roller.page.anonymous import without_paths
-from roller.page.html_page import MOST_BYTES, html_page, packed, script_json
+from roller.page.html_page import MOST_BYTES, html_page, pack_page_data, script_json
+from roller.page.path_removal import without_paths
 from tests.report.pages import Elements, data_of, unpacked
 
 HOSTILE = "</script><img src=x onerror=alert(1)>@script@\u2028\u2029\"'&\ud800"
@@ -68,7 +68,7 @@ def test_columns_read_back_to_the_last_bit():
         "a": numbers, "b": {"c": [numbers[::-1].copy(), np.arange(7, dtype=np.uint32)]}, "empty": np.zeros(0),
         "parent": np.array([-1, 0, 70000], np.int32), "plain": [1, 0.1, None, "x"], "no": float("nan"),
     }  # fmt: skip
-    found = unpacked(packed(data))
+    found = unpacked(pack_page_data(data))
     assert found["a"].tobytes() == numbers.tobytes() and found["b"]["c"][0].tobytes() == numbers[::-1].tobytes()
     assert found["b"]["c"][1].tolist() == list(range(7)) and found["parent"].tolist() == [-1, 0, 70000]
     assert found["plain"] == [1, 0.1, None, "x"] and found["no"] is None and len(found["empty"]) == 0

@@ -13,7 +13,7 @@ import roller
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError
 from roller.report.benchmark_report import benchmark_data, page_of_benchmark
-from roller.report.kernel_report import kernel_data, levels_of, page_of_kernel
+from roller.report.kernel_report import kernel_data, page_of_kernel, tile_levels
 from tests.report.pages import data_of
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -33,7 +33,7 @@ def test_a_kernel_shows_its_prediction_and_source(artifact):
 
 
 def test_levels_lie_within_each_other(artifact):
-    levels = levels_of(artifact.program)
+    levels = tile_levels(artifact.program)
     assert [level["name"] for level in levels] == ["whole", "shared", "register"]
     assert levels[0]["extents"] == [["i", 64, False], ["j", 96, False], ["k", 32, True]]
     for outer, inner in pairwise(levels):
@@ -44,7 +44,7 @@ def test_levels_lie_within_each_other(artifact):
 def test_a_matrix_program_ends_at_its_instruction():
     expr = roller.ops.matmul(1024, 1024, 512, dtype="float16")
     program = next(c.program for c in roller.construct(expr, "a100") if c.program.fragment is not None)
-    last = levels_of(program)[-1]
+    last = tile_levels(program)[-1]
     assert last["name"] == program.fragment.name
     assert sorted(extent for _, extent, _ in last["extents"] if extent > 1) == sorted(
         (program.fragment.m, program.fragment.n, program.fragment.k)

@@ -15,7 +15,7 @@ from roller.errors import BuildError
 from roller.runtime import build_pool
 from roller.runtime.build_pool import build_all
 from roller.runtime.records import Record, grouped_reasons
-from roller.runtime.timing import Contender, compare, measure
+from roller.runtime.timing import Contender, measure_median, time_candidates
 from tests.runtime.fake_clock import FakeClock
 
 
@@ -139,7 +139,7 @@ def test_timing_takes_the_median_and_drops_losers_after_one_run():
     contenders = [
         Contender("fast", clock.kernel(0.001), 0.001), Contender("slow", clock.kernel(0.03, slow), 0.03),
     ]  # fmt: skip
-    out = compare(contenders, budget_s=0.05, clock=clock)
+    out = time_candidates(contenders, budget_s=0.05, clock=clock)
     assert list(out) == ["fast", "slow"]
     assert out["fast"].complete
     assert not out["slow"].complete
@@ -157,7 +157,7 @@ def test_the_best_few_run_in_turn_at_the_end():
 
         return one
 
-    out = compare([Contender(n, run(n), 0.002) for n in "abcd"], budget_s=0.02, clock=clock)
+    out = time_candidates([Contender(n, run(n), 0.002) for n in "abcd"], budget_s=0.02, clock=clock)
     assert set(out) == set("abcd") and all(t.complete for t in out.values())
     turns = [n for n, _ in itertools.groupby(order)]
     assert turns[:4] == list("abcd") and len(turns) == 4 + 3 * 7, "each alone, then three of them seven times"
@@ -175,13 +175,13 @@ def test_a_long_run_that_was_cold_gets_a_warm_one_before_it_loses():
         return one
 
     first = {"a": 0.06, "cold": 0.1, "slow": 1.0}
-    out = compare([Contender(n, run(n), s) for n, s in first.items()], clock=clock)
+    out = time_candidates([Contender(n, run(n), s) for n, s in first.items()], clock=clock)
     assert out["cold"].complete and out["cold"].median_s == pytest.approx(0.05)
     assert not out["slow"].complete and "slow" not in calls
 
 
 def test_short_calls_are_batched():
-    timing = measure(lambda: None, budget_s=0.01)
+    timing = measure_median(lambda: None, budget_s=0.01)
     assert timing.calls > 10
     assert timing.samples >= 5
 

@@ -17,7 +17,7 @@ import yaml
 
 import roller
 from roller.backends.cuda import toolchain
-from roller.cli.bundle import _within
+from roller.cli.bundle import _drop_binaries_to_limit
 from roller.cli.main import main as cli
 from roller.errors import ArtifactError
 from roller.runtime import bundle as bundle_main
@@ -128,7 +128,7 @@ def test_wrong_kernels_are_left_out_and_those_without_time_listed(tmp_path, monk
     monkeypatch.setattr(command, "lower", lower)
     done = command.create_bundle([ROWS[0]], spec, tmp_path / "c", top_k=3, binaries=False, prove_s=0.001)
     assert set(done.manifest["operators"][0]["proved"]) == {"not proved (the seconds for proofs were used up)"}
-    command._report(done, tmp_path / "c", False)
+    command._print_created_bundle(done, tmp_path / "c", False)
     assert "not proved (the seconds for proofs were used up): 3 candidates: M0 #1, M0 #2, M0 #3" in " ".join(
         capsys.readouterr().out.split()
     )
@@ -150,9 +150,9 @@ def test_a_limit_drops_the_binaries_of_the_worst_ranks_and_keeps_sources(made):
     bundle = Bundle(made)
     operators = [(e, (made / e.file).read_bytes()) for e in bundle.operators]
     size = sum(len(d) for _, d in operators)
-    same, none = _within(operators, size)
+    same, none = _drop_binaries_to_limit(operators, size)
     assert (same, none) == (operators, 0)
-    fewer, left_out = _within(operators, int(size * 0.8))
+    fewer, left_out = _drop_binaries_to_limit(operators, int(size * 0.8))
     assert sum(len(d) for _, d in fewer) <= size * 0.8
     assert left_out > 0
     for entry, data in fewer:
@@ -160,7 +160,7 @@ def test_a_limit_drops_the_binaries_of_the_worst_ranks_and_keeps_sources(made):
         assert [a.binary is not None for a in artifacts] == [n < entry.binaries for n in range(len(artifacts))]
         assert all(a.source for a in artifacts)
     with pytest.raises(ArtifactError, match="the sources alone take"):
-        _within(operators, 100)
+        _drop_binaries_to_limit(operators, 100)
 
 
 def test_every_candidate_is_checked_and_timed(made, whole):

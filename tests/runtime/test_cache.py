@@ -33,7 +33,7 @@ def forbid_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(pipeline, "_compile", refuse)
+    monkeypatch.setattr(pipeline, "_compile_uncached", refuse)
 
 
 def in_new_process(code: str, **environment: str) -> str:
@@ -88,13 +88,13 @@ def test_cache_false_neither_reads_nor_writes(cache_dir: Path, monkeypatch: pyte
 def test_what_decides_the_kernel_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     ops, v100 = roller.ops, roller.load_spec("v100")
     compiled: list[str] = []
-    real = pipeline._compile
+    real = pipeline._compile_uncached
 
     def counting(*arguments: Any) -> Any:
         compiled.append(str(arguments[0]))
         return real(*arguments)
 
-    monkeypatch.setattr(pipeline, "_compile", counting)
+    monkeypatch.setattr(pipeline, "_compile_uncached", counting)
     relu = ops.elementwise("relu", (17, 11, 3))
     calls: list[dict[str, Any]] = [
         {"expr": relu, "device": v100},

@@ -16,8 +16,8 @@ import pytest
 import roller
 from roller.errors import ArtifactError, NoCandidateError, RollerError, RollerWarning
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_holdings import drop, forget, forgetting, holdings
-from roller.runtime.cache_limit import DEFAULT_BYTES, limit_of, set_limit, size_of
+from roller.runtime.cache_limit import DEFAULT_BYTES, parse_size, read_limit, set_limit
+from roller.runtime.cache_listing import drop, list_cached_kernels, remove_if_wrong, remove_wrong_kernel_on_failure
 from tests.runtime.cache_entries import make_entry, make_key
 
 RELU = roller.ops.elementwise("relu", (64,))
@@ -47,7 +47,7 @@ def doubtful(measured_s: float = 2e-3):
 
 def test_holdings_say_what_is_there_and_how_it_was_chosen() -> None:
     cache = KernelCache()
-    assert holdings(cache) == []
+    assert list_cached_kernels(cache) == []
     checked = make_entry(MATMUL, "checked")
     checked = replace(checked, candidates=(replace(checked.candidates[0], status="checked"), *checked.candidates[1:]))
     entries = {"measured": make_entry(MATMUL, "m", 1e-3), "predicted": make_entry(MATMUL, "p"), "checked": checked,
@@ -55,7 +55,7 @@ def test_holdings_say_what_is_there_and_how_it_was_chosen() -> None:
     before = time.time()
     for label, entry in entries.items():
         assert cache.store(make_key(MATMUL, label), entry)
-    found = {h.status: h for h in holdings(cache)}
+    found = {h.status: h for h in list_cached_kernels(cache)}
     assert {s: h.key for s, h in found.items()} == {s: make_key(MATMUL, s).digest for s in entries}
     assert {s: h.measured_s for s, h in found.items()} == {
         "measured": 1e-3, "predicted": None, "checked": None, "doubtful": 2e-3,
@@ -116,30 +116,30 @@ def test_one_kernel_is_dropped_and_a_file_that_two_share_stays() -> None:
     with pytest.raises(ArtifactError, match="expected the beginning"):
         drop(cache, "")
     drop(cache, two.digest.upper())
-    assert holdings(cache) == [] and list(cache.files.digests()) == []
+    assert list_cached_kernels(cache) == [] and list(cache.files.digests()) == []
 
 
 def test_a_wrong_kernel_is_forgotten_and_one_that_took_its_place_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, key, entry = KernelCache(), make_key(RELU), make_entry(RELU, "old")
-    assert not forget(cache, key, lambda _: True), "nothing is kept"
+    assert not remove_if_wrong(cache, key, lambda _: True), "nothing is kept"
     cache.store(key, entry)
     old = cache.database.row(key.digest)
-    assert not forget(cache, key, lambda kernel: kernel != entry.artifact)
+    assert not remove_if_wrong(cache, key, lambda kernel: kernel != entry.artifact)
     assert cache.load(key) == entry
-    with monkeypatch.context() as patch, pytest.raises(NoCandidateError), forgetting(cache, key):
+    with monkeypatch.context() as patch, pytest.raises(NoCandidateError), remove_wrong_kernel_on_failure(cache, key):
         new = make_entry(RELU, "new")
         cache.store(key, new)
         patch.setattr(cache.database, "row", lambda _: old)  # what was read before the other process stored its own
         raise NoCandidateError("all are wrong", (entry.artifact.program.digest,))
     assert cache.load(key) == new
-    assert forget(cache, key, lambda kernel: kernel == new.artifact)
+    assert remove_if_wrong(cache, key, lambda kernel: kernel == new.artifact)
     assert cache.load(key) is None and list(cache.files.digests()) == []
 
 
 def test_a_key_that_two_begin_with_is_refused() -> None:
     cache = KernelCache()
     stored(cache, *"abcdefghijklmnopq")
-    keys = [h.key[0] for h in holdings(cache)]
+    keys = [h.key[0] for h in list_cached_kernels(cache)]
     twice = next(k for k in keys if keys.count(k) > 1)
     with pytest.raises(ArtifactError, match=f"expected one kernel, {keys.count(twice)} begin with '{twice}'"):
         drop(cache, twice)
@@ -159,7 +159,7 @@ def test_the_least_recently_used_goes_and_what_was_read_stays(monkeypatch: pytes
     assert all(cache.load(make_key(RELU, x)) is not None for x in "ade")
     monkeypatch.setenv("ROLLER_CACHE_SIZE", "1")
     assert cache.store(make_key(RELU, "f"), make_entry(RELU, "f"))
-    assert [h.key for h in holdings(cache)] == [make_key(RELU, "f").digest], "what was just made stays"
+    assert [h.key for h in list_cached_kernels(cache)] == [make_key(RELU, "f").digest], "what was just made stays"
 
 
 def test_looking_at_all_files_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,31 +195,31 @@ def test_a_reader_that_lost_the_race_is_no_damage(monkeypatch: pytest.MonkeyPatc
 def test_the_limit_is_of_the_variable_then_of_the_folder_then_the_default(
     cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert limit_of(cache_dir) == (DEFAULT_BYTES, "the default")
+    assert read_limit(cache_dir) == (DEFAULT_BYTES, "the default")
     set_limit(cache_dir, 5e6)
-    assert limit_of(cache_dir) == (5e6, "roller cache limit")
+    assert read_limit(cache_dir) == (5e6, "roller cache limit")
     set_limit(cache_dir, math.inf)
-    assert limit_of(cache_dir) == (math.inf, "roller cache limit")
+    assert read_limit(cache_dir) == (math.inf, "roller cache limit")
     monkeypatch.setenv("ROLLER_CACHE_SIZE", "2 GiB")
-    assert limit_of(cache_dir) == (float(2 << 30), "ROLLER_CACHE_SIZE")
+    assert read_limit(cache_dir) == (float(2 << 30), "ROLLER_CACHE_SIZE")
     monkeypatch.setenv("ROLLER_CACHE_SIZE", "much")
     with pytest.raises(RollerError, match=r"ROLLER_CACHE_SIZE: expected a size like 500M or 4GiB, or none, got 'much'"):
-        limit_of(cache_dir)
+        read_limit(cache_dir)
     key = make_key(RELU)
     with pytest.warns(RollerWarning, match="ROLLER_CACHE_SIZE: expected a size"):
         assert KernelCache().store(key, make_entry(RELU)), "what was compiled is not lost by it"
     assert KernelCache().store(key, make_entry(RELU)), "said once"
     (cache_dir / "limit").write_bytes(b"\xff\xfe nonsense")
     monkeypatch.delenv("ROLLER_CACHE_SIZE")
-    assert limit_of(cache_dir)[0] == DEFAULT_BYTES, "a damaged one is as if it were not there"
+    assert read_limit(cache_dir)[0] == DEFAULT_BYTES, "a damaged one is as if it were not there"
 
 
 @pytest.mark.parametrize(("text", "size"), [("0", 0), ("1k", 1024), ("1.5 MB", 1.5 * (1 << 20)), ("7TiB", 7 << 40)])
 def test_sizes_are_read_as_people_write_them(text: str, size: float) -> None:
-    assert size_of(text, "limit") == size
+    assert parse_size(text, "limit") == size
     for wrong in ("-1", "1X", "M", "1e9", "", "nan"):
         with pytest.raises(RollerError, match="limit: expected a size like"):
-            size_of(wrong, "limit")
+            parse_size(wrong, "limit")
 
 
 WRITER = """
@@ -269,5 +269,5 @@ def test_writers_that_trim_at_the_same_time_and_are_killed_leave_a_sound_cache(m
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cache.trim(2 * size)
-        kept = [h for h in holdings(cache) if h.used_at is not None]
+        kept = [h for h in list_cached_kernels(cache) if h.used_at is not None]
         assert len(kept) <= 2

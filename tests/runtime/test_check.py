@@ -8,7 +8,7 @@ from roller.errors import ExprError
 from roller.expr import Axis, Call, Cast, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.runtime.check import Oracle, check
 from roller.runtime.inputs import random_inputs
-from roller.runtime.sample_points import points_of
+from roller.runtime.sample_points import sample_output_points
 
 
 def test_a_float32_product_passes_and_a_wrong_element_is_named():
@@ -93,7 +93,7 @@ def test_large_outputs_are_sampled_at_corners_too():
     assert 200 < result.points < 1000
     good[-1, -1] += 1
     assert not oracle.check([good]).ok
-    points = points_of(ops.elementwise("relu", (7, 1, 9)), np.random.default_rng(0))["Y"]
+    points = sample_output_points(ops.elementwise("relu", (7, 1, 9)), np.random.default_rng(0))["Y"]
     assert len(np.unique(points, axis=0)) == len(points)
     assert (points.max(axis=0) == [6, 0, 8]).all()
 

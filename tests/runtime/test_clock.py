@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from roller.backends.cpu import threads
-from roller.core.processor import processor_times, shares_cores
+from roller.core.processor import busy_and_stolen_seconds, may_share_cores
 from roller.runtime.clock import QUIET_SHARE, ClockSample, Load, SystemClock, TrustingClock, system_clock
-from roller.runtime.disturbance import Disturbance, look
-from roller.runtime.timing import PATIENCE_S, Contender, compare, measure
-from roller.runtime.windows import MIN_SAMPLE_S, Patience, Series
+from roller.runtime.disturbance import Disturbance, observe_machine
+from roller.runtime.timing import PATIENCE_S, Contender, measure_median, time_candidates
+from roller.runtime.timing_windows import MIN_SAMPLE_S, ExtraTime, Series
 from tests.runtime.fake_clock import FakeClock
 
 #: Two programs that never rest share both processors evenly; two others take bursts.
@@ -25,7 +25,7 @@ SPINNING, BURSTS = {"period_s": 8e-3, "held_s": 4e-3}, {"period_s": 15e-3, "held
 @pytest.mark.parametrize("seconds", [15e-6, 300e-6, 2e-3, 0.05])
 def test_a_quiet_machine_is_measured_exactly_and_without_patience(seconds):
     clock = FakeClock()
-    timing = compare([Contender("a", clock.kernel(seconds), seconds)], budget_s=0.06, clock=clock)["a"]
+    timing = time_candidates([Contender("a", clock.kernel(seconds), seconds)], budget_s=0.06, clock=clock)["a"]
     assert timing.median_s == pytest.approx(seconds)
     assert (timing.doubt, clock.rested) == ("", 0)
     assert clock.at < 0.06 + 4 * seconds
@@ -35,7 +35,7 @@ def test_a_quiet_machine_is_measured_exactly_and_without_patience(seconds):
 @pytest.mark.parametrize("seconds", [2e-6, 15e-6, 300e-6])
 def test_short_kernels_are_measured_between_disturbances(pattern, seconds):
     clock = FakeClock(**pattern)
-    timing = compare([Contender("a", clock.kernel(seconds), seconds)], clock=clock)["a"]
+    timing = time_candidates([Contender("a", clock.kernel(seconds), seconds)], clock=clock)["a"]
     assert timing.median_s == pytest.approx(seconds, rel=QUIET_SHARE)
     assert timing.doubt == ""
 
@@ -43,7 +43,7 @@ def test_short_kernels_are_measured_between_disturbances(pattern, seconds):
 @pytest.mark.parametrize("pattern", [SPINNING, BURSTS])
 def test_a_kernel_longer_than_any_quiet_spell_is_doubtful_and_says_why(pattern):
     clock = FakeClock(**pattern)
-    timing = compare([Contender("a", clock.kernel(0.1), 0.2, first_quiet=False)], clock=clock)["a"]
+    timing = time_candidates([Contender("a", clock.kernel(0.1), 0.2, first_quiet=False)], clock=clock)["a"]
     others = 2 * pattern["held_s"] / pattern["period_s"]
     assert timing.doubt.startswith(f"other programs kept {others:.1f} of 2 processors")
     assert " windows were quiet, expected at least " in timing.doubt
@@ -53,11 +53,11 @@ def test_a_kernel_longer_than_any_quiet_spell_is_doubtful_and_says_why(pattern):
 def test_patience_is_bounded():
     clock = FakeClock(**SPINNING)
     contenders = [Contender(n, clock.kernel(0.03), 0.06, first_quiet=False) for n in "abcdefghij"]
-    out = compare(contenders, budget_s=0.06, clock=clock)
+    out = time_candidates(contenders, budget_s=0.06, clock=clock)
     assert all(t.doubt for t in out.values())
     # Looks and samples that are taken whatever the patience: a few runs of each.
     assert PATIENCE_S / 2 < clock.at < PATIENCE_S + 10 * 6 * 0.06
-    patience = Patience(clock, 1.0)
+    patience = ExtraTime(clock, 1.0)
     assert patience.lasts()
     clock.at += 0.6
     patience.pause()
@@ -69,7 +69,7 @@ def test_patience_is_bounded():
 
 def test_each_contender_has_a_share_of_the_patience_and_what_was_left_before():
     clock = FakeClock()
-    patience = Patience(clock, 1.0, shares=4)
+    patience = ExtraTime(clock, 1.0, shares=4)
 
     def spent() -> float:
         start = clock.at
@@ -92,7 +92,7 @@ def test_whoever_comes_last_is_taken_again_as_often_as_the_first(known):
     clock, tries = FakeClock(**SPINNING), {name: list[float]() for name in "abcdefgh"}
     contenders = [Contender(n, clock.kernel(0.006, t), 0.012, first_quiet=False) for n, t in tries.items()]
     given = contenders if known else iter(contenders)
-    compare(given, budget_s=0.0, drop_factor=math.inf, finalists=1, clock=clock, expected=len(contenders))
+    time_candidates(given, budget_s=0.0, drop_factor=math.inf, finalists=1, clock=clock, expected=len(contenders))
     counts = [len(t) for t in tries.values()]
     assert min(counts) > 10
     assert max(counts) - min(counts) <= 2
@@ -109,20 +109,20 @@ def test_a_kernel_that_raises_leaves_no_file_open(tmp_path, monkeypatch):
             raise ValueError("four")
 
     with pytest.raises(ValueError, match="four"):
-        measure(run, warm_up=1)
+        measure_median(run, warm_up=1)
     assert (opened[-1], clock._stats) == (1, {})
 
 
 def test_a_first_run_that_was_disturbed_decides_nothing():
     """A kernel of 15 us whose first run took 34 ms was timed by that run alone."""
     clock = FakeClock()
-    out = compare([Contender("a", clock.kernel(15e-6), 0.034, first_quiet=False)], clock=clock)["a"]
+    out = time_candidates([Contender("a", clock.kernel(15e-6), 0.034, first_quiet=False)], clock=clock)["a"]
     assert out.median_s == pytest.approx(15e-6)
     assert out.samples >= 5
     # Neither does one in whose time a window was planned.
     clock = FakeClock()
     slow = [5e-3] + [0.0] * 9999
-    timing = measure(lambda: clock.spend(slow.pop(0) + 15e-6), clock=clock, warm_up=1)
+    timing = measure_median(lambda: clock.spend(slow.pop(0) + 15e-6), clock=clock, warm_up=1)
     assert timing.median_s == pytest.approx(15e-6)
     assert timing.calls > 5
 
@@ -150,7 +150,7 @@ def uneven(clock, *seconds):
 ])  # fmt: skip
 def test_a_first_run_of_milliseconds_may_have_been_cold_all_the_same(runs):
     clock = FakeClock()
-    timing = compare([Contender("a", uneven(clock, *runs), 0.03)], clock=clock)["a"]
+    timing = time_candidates([Contender("a", uneven(clock, *runs), 0.03)], clock=clock)["a"]
     assert timing.median_s == pytest.approx(runs[-1], rel=QUIET_SHARE)
     assert timing.doubt == "" and timing.samples * timing.calls > 1
 
@@ -158,7 +158,7 @@ def test_a_first_run_of_milliseconds_may_have_been_cold_all_the_same(runs):
 @pytest.mark.parametrize("patience_s", [0.0, PATIENCE_S])
 def test_a_long_run_that_others_disturbed_once_is_taken_again(patience_s):
     clock = FakeClock()
-    timing = compare([Contender("a", uneven(clock, -0.2, 0.1), 0.1)], clock=clock, patience_s=patience_s)["a"]
+    timing = time_candidates([Contender("a", uneven(clock, -0.2, 0.1), 0.1)], clock=clock, patience_s=patience_s)["a"]
     assert (timing.doubt == "") is (patience_s > 0)
     assert timing.median_s == pytest.approx(0.1 if patience_s else 0.2)
 
@@ -179,7 +179,7 @@ def test_nobody_loses_by_a_disturbance_and_a_sure_loser_is_no_doubt():
     clock = FakeClock(**SPINNING)
     seconds = {"first": 3e-3, "better": 2.6e-3, "worse": 0.1}
     contenders = [Contender(n, clock.kernel(s), 3 * s, first_quiet=False) for n, s in seconds.items()]
-    out = compare(contenders, clock=clock)
+    out = time_candidates(contenders, clock=clock)
     assert not out["better"].doubt and out["better"].complete
     assert out["better"].median_s == pytest.approx(2.6e-3, rel=0.1)
     assert out["better"].median_s < out["first"].median_s
@@ -195,13 +195,13 @@ def test_windows_that_disagree_are_taken_again_and_doubted():
         pace[0] *= 1.05  # a processor that gets hotter and slower
         clock.spend(1e-3 * pace[0])
 
-    timing = compare([Contender("a", run, 1e-3)], clock=clock)["a"]
+    timing = time_candidates([Contender("a", run, 1e-3)], clock=clock)["a"]
     assert "something the system does not count while it was timed: repeated windows differ by" in timing.doubt
 
 
 def test_a_disturbance_nobody_counts_is_left_out_where_windows_agree_without_it():
     clock = FakeClock(period_s=0.11, held_s=0.045, counted=False)
-    timing = compare([Contender("a", clock.kernel(1e-3), 1e-3)], budget_s=0.6, clock=clock)["a"]
+    timing = time_candidates([Contender("a", clock.kernel(1e-3), 1e-3)], budget_s=0.6, clock=clock)["a"]
     assert timing.doubt == ""
     assert timing.median_s == pytest.approx(1e-3, rel=0.05)
 
@@ -210,7 +210,7 @@ def test_a_disturbance_nobody_counts_is_left_out_where_windows_agree_without_it(
 def test_others_on_the_other_half_of_a_core_are_doubted(threads, shared, doubtful):
     """They never take the kernel's processor, so no window of it is disturbed."""
     clock = FakeClock(others=1.0, shared_cores=shared)
-    timing = compare([Contender("a", clock.kernel(1e-3), 1e-3, threads)], clock=clock)["a"]
+    timing = time_candidates([Contender("a", clock.kernel(1e-3), 1e-3, threads)], clock=clock)["a"]
     assert bool(timing.doubt) is doubtful
     if doubtful:
         assert timing.doubt == (
@@ -222,7 +222,7 @@ def test_others_on_the_other_half_of_a_core_are_doubted(threads, shared, doubtfu
 def test_times_too_close_for_a_busy_machine_are_not_ranked(others, apart, told):
     clock = FakeClock(others=others)
     contenders = [Contender(str(n), clock.kernel(1e-3 * (1 + apart) ** n), 1e-3, 2) for n in range(6)]
-    out = compare(contenders, drop_factor=math.inf, clock=clock)
+    out = time_candidates(contenders, drop_factor=math.inf, clock=clock)
     assert {t.tied == "" for t in out.values()} == {told}
     assert all(t.doubt == "" for t in out.values()), "each of them is right"
     if not told:
@@ -245,14 +245,14 @@ def test_what_a_second_look_denies_is_not_ranked():
             yield Contender(str(n), run, 1e-3, 2)
         swings[0] = 1.5  # in the final they are all alike
 
-    out = compare(contenders(), drop_factor=math.inf, clock=clock)
+    out = time_candidates(contenders(), drop_factor=math.inf, clock=clock)
     assert all("too close to be ranked" in t.tied for t in out.values())
 
 
 def test_a_hypervisor_that_takes_much_makes_long_kernels_doubtful():
     for seconds, doubtful in ((0.2, True), (1e-4, False)):
         clock = FakeClock(stolen=0.2)
-        timing = compare([Contender("a", clock.kernel(seconds), seconds)], clock=clock)["a"]
+        timing = time_candidates([Contender("a", clock.kernel(seconds), seconds)], clock=clock)["a"]
         assert bool(timing.doubt) is doubtful
         assert not doubtful or timing.doubt == "the hypervisor took 20 % of the processors' time while it was timed"
 
@@ -262,7 +262,7 @@ def test_a_trusting_clock_doubts_nothing(monkeypatch):
     assert isinstance(system_clock(), TrustingClock)
     clock = FakeClock(**SPINNING)
     clock.trusting, clock.counted = True, False
-    assert compare([Contender("a", clock.kernel(0.1), 0.2)], clock=clock)["a"].doubt == ""
+    assert time_candidates([Contender("a", clock.kernel(0.1), 0.2)], clock=clock)["a"].doubt == ""
     for text in ("", "0"):
         monkeypatch.setenv("ROLLER_TRUST_CLOCK", text)
         assert not isinstance(system_clock(), TrustingClock)
@@ -318,13 +318,13 @@ STAT = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 10 20 500 5 1 2 30 0 0\ncpu1 200 0 40
 
 
 def test_what_the_processors_did_is_read_from_the_system(tmp_path):
-    assert processor_times([0, 1], tmp_path) is None
+    assert busy_and_stolen_seconds([0, 1], tmp_path) is None
     write(tmp_path, "proc/stat", STAT)
     ticks = os.sysconf("SC_CLK_TCK")
-    assert processor_times([0], tmp_path) == (133 / ticks, 30 / ticks)
-    assert processor_times([0, 1], tmp_path) == (373 / ticks, 40 / ticks)
+    assert busy_and_stolen_seconds([0], tmp_path) == (133 / ticks, 30 / ticks)
+    assert busy_and_stolen_seconds([0, 1], tmp_path) == (373 / ticks, 40 / ticks)
     write(tmp_path, "proc/stat", "cpu0 nonsense\n")
-    assert processor_times([0], tmp_path) is None
+    assert busy_and_stolen_seconds([0], tmp_path) is None
 
 
 #: A child that is busy until it has had a tenth of a second of processors.
@@ -355,13 +355,13 @@ def test_a_child_that_was_waited_for_is_nobody_else(tmp_path):
 
 
 def test_halves_of_cores_are_known_or_suspected(tmp_path):
-    assert not shares_cores((0, 1), tmp_path / "nothing")
+    assert not may_share_cores((0, 1), tmp_path / "nothing")
     write(tmp_path, "proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu hypervisor\n")
-    assert shares_cores((0, 1), tmp_path), "a hypervisor may not tell"
-    assert not shares_cores((0,), tmp_path)
+    assert may_share_cores((0, 1), tmp_path), "a hypervisor may not tell"
+    assert not may_share_cores((0,), tmp_path)
     other = tmp_path / "other"
     write(other, "sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "0-1\n")
-    assert shares_cores((0,), other)
+    assert may_share_cores((0,), other)
 
 
 def loads(**after):
@@ -377,5 +377,5 @@ def test_the_disturbance_is_named_the_strongest_first():
         "and the control group used up its quota of processor time and was stopped"
     )
     assert str(Disturbance.between(Load(0.0), Load(2.0, busy_s=9.0))) == "", "a system that tells nothing"
-    assert look(FakeClock(others=1.2), 0.5).others == pytest.approx(1.2)
-    assert math.isfinite(look(SystemClock(), 0.01).others)
+    assert observe_machine(FakeClock(others=1.2), 0.5).others == pytest.approx(1.2)
+    assert math.isfinite(observe_machine(SystemClock(), 0.01).others)

@@ -8,17 +8,17 @@ import re
 import pytest
 
 from roller.errors import ArtifactError
-from roller.runtime.container import KINDS, MANIFEST, Container, Kind, checksum, filled
-from roller.runtime.resumed import ResumedRun
+from roller.runtime.container import KINDS, MANIFEST, Container, DocumentKind, checksum, write_container
+from roller.runtime.resumable_run import ResumedRun
 from tests.offenders import every
 
 DAMAGED = "not valid JSON .* Copy the box again."
-BOX = Kind("a-box", 3, "a box", "Copy the box again.", "Make one.", lambda m: m["files"])
-RESULTS = Kind("a-result", 1, "a result")
+BOX = DocumentKind("a-box", 3, "a box", "Copy the box again.", "Make one.", lambda m: m["files"])
+RESULTS = DocumentKind("a-result", 1, "a result")
 
 
 def boxed(path):
-    with filled(path) as work:
+    with write_container(path) as work:
         work.seal(BOX, {"files": {"in/one": work.add("in/one", b"1"), "two": work.add("two", b"{}")}})
     return path
 
@@ -37,26 +37,26 @@ def resealed(folder, change):
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError, OSError])
 def test_nothing_is_left_of_a_folder_that_was_not_finished(tmp_path, stop):
-    with pytest.raises(ArtifactError if stop is OSError else stop), filled(tmp_path / "b") as work:
+    with pytest.raises(ArtifactError if stop is OSError else stop), write_container(tmp_path / "b") as work:
         work.add("in/half", b"written")
         raise stop
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_finished_folder_has_a_manifest_that_says_what_it_holds(tmp_path):
-    with filled(tmp_path / "b") as work:
+    with write_container(tmp_path / "b") as work:
         manifest = work.seal(BOX, {"sizes": (1, 2)})
         assert not (tmp_path / "b").exists()
     found = json.loads((tmp_path / "b" / MANIFEST).read_text())
     plain = {"format": "a-box", "version": 3, "sizes": [1, 2]}
     assert found == manifest == {**plain, "checksum": checksum(plain)}
-    with pytest.raises(ArtifactError), filled(tmp_path / "b"):
+    with pytest.raises(ArtifactError), write_container(tmp_path / "b"):
         raise AssertionError("a folder that holds something was given out")
 
 
 def test_what_was_written_is_read(box):
     opened = Container(box, BOX)
-    assert opened.read("in/one") == b"1" and opened.json("two") == {} and BOX.is_in(box)
+    assert opened.read("in/one") == b"1" and opened.json("two") == {} and BOX.is_kind_of_folder(box)
 
 
 @every(("alter", "text"), [

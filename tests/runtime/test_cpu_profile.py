@@ -49,7 +49,7 @@ def test_a_kernel_of_which_nothing_can_be_decided_says_so(monkeypatch):
     artifact = SimpleNamespace(rows=64, build={}, target={}, constants=(), program=SimpleNamespace(expr=expr))
     monkeypatch.setattr(_Lazy, "bind", lambda self, x: (lambda: None, np.full_like(x, np.nan)))
     for timed in (True, False):
-        record = cpu_profile.Bench(expr).profile({"a": artifact}, timed, budget_s=0.001)["a"]
+        record = cpu_profile.CpuBench(expr).profile({"a": artifact}, timed, budget_s=0.001)["a"]
         assert record.ok
         assert record.reason.startswith("unchecked: none of 64 compared elements")
 
@@ -59,6 +59,6 @@ def test_a_kernel_of_which_nothing_can_be_decided_says_so(monkeypatch):
 def test_poison_is_no_number_or_minus_one(dtype, shape):
     expr = ops.elementwise("relu", shape or 1, dtype=dtype)
     out = np.zeros(shape, random_inputs(expr, 0)[0].dtype)
-    cpu_profile._poison(out)
+    cpu_profile._fill_with_nan(out)
     values = out.astype("float64")
     assert (np.isnan(values) if "float" in dtype else values == -1).all()

@@ -18,7 +18,12 @@ pytest.importorskip("tvm")
 import roller.te.emit
 from roller.runtime import cpu_profile, guard_pages
 from roller.runtime.clock import ClockSample, Load, SystemClock
-from roller.runtime.guard_pages import AVAILABLE, fenced, trespass, trespassing
+from roller.runtime.guard_pages import (
+    AVAILABLE,
+    allocate_between_guard_pages,
+    find_out_of_bounds_access,
+    kernels_out_of_bounds,
+)
 from roller.te.compat import te, tirx
 from roller.te.reader import read
 from tests.codegen.cpu_programs import kernel, program
@@ -29,7 +34,7 @@ N = 20_000
 
 
 def touch(at_end, beyond):
-    array = fenced((5, 3), np.dtype("float32"), 4, at_end=at_end)
+    array = allocate_between_guard_pages((5, 3), np.dtype("float32"), 4, at_end=at_end)
     first = array.ctypes.data - (4 if beyond and not at_end else 0)
     (np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * (15 + beyond)).from_address(first)) + 1).sum()
 
@@ -45,7 +50,7 @@ def test_the_first_element_beside_an_array_is_a_fault(at_end, beyond):
 
 @pytest.mark.parametrize("alignment_bytes", [1, 2, 64])
 def test_an_array_ends_as_near_to_the_page_as_its_alignment_allows(alignment_bytes):
-    array = fenced((3, 7), np.dtype("uint8"), alignment_bytes, at_end=True)
+    array = allocate_between_guard_pages((3, 7), np.dtype("uint8"), alignment_bytes, at_end=True)
     gap = -(array.ctypes.data + array.nbytes) % mmap.PAGESIZE
     assert gap < alignment_bytes and array.ctypes.data % alignment_bytes == 0
     array[...] = 1
@@ -58,7 +63,7 @@ def resident_bytes():
 
 
 def test_reading_an_array_takes_no_memory():
-    array, before = fenced((1 << 24,), np.dtype("float32"), 4, at_end=True), resident_bytes()
+    array, before = allocate_between_guard_pages((1 << 24,), np.dtype("float32"), 4, at_end=True), resident_bytes()
     assert array[:: mmap.PAGESIZE // 4].sum() == 0
     assert resident_bytes() - before < array.nbytes / 8
 
@@ -81,7 +86,7 @@ def eager(monkeypatch):
 
 
 def test_a_kernel_that_leaves_an_array_is_told_which(eager):
-    reason = trespass(made()[1])
+    reason = find_out_of_bounds_access(made()[1])
     assert reason == "it accesses memory beyond the end of 'S': beside a protected page its process ended by SIGSEGV"
 
 
@@ -89,19 +94,19 @@ def test_of_several_kernels_those_that_leave_their_arrays_are_told(eager):
     e = roller.ops.elementwise("exp", (64,))
     (axis,) = (a.name for a in e.stages[0].axes)
     inside, leaves = kernel(e, program(e, "streaming", {axis: 8}, {axis: 64}, axis)), made()[1]
-    assert trespassing({"a": inside, "b": leaves, "c": inside}) == ["b"]
-    assert trespassing({"a": inside, "c": inside}) == trespassing({}) == []
+    assert kernels_out_of_bounds({"a": inside, "b": leaves, "c": inside}) == ["b"]
+    assert kernels_out_of_bounds({"a": inside, "c": inside}) == kernels_out_of_bounds({}) == []
 
 
 def test_a_candidate_that_leaves_an_array_is_a_record_and_its_results_are_not_asked(eager):
     e, found = made()
-    (record,) = cpu_profile.Bench(e).profile({"bad": found.artifact}, timed=False).values()
+    (record,) = cpu_profile.CpuBench(e).profile({"bad": found.artifact}, timed=False).values()
     assert record.status == "wrong" and "beyond the end of 'S'" in record.reason
 
 
 def test_a_candidate_that_stays_inside_is_checked():
     e, found = made()
-    (record,) = cpu_profile.Bench(e).profile({"good": found.artifact}, timed=False).values()
+    (record,) = cpu_profile.CpuBench(e).profile({"good": found.artifact}, timed=False).values()
     assert record.status == "checked"
 
 
@@ -144,7 +149,7 @@ def test_an_interrupt_while_forking_ends_the_child(children, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            trespass(NOTHING)
+            find_out_of_bounds_access(NOTHING)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -152,21 +157,21 @@ def test_an_interrupt_while_forking_ends_the_child(children, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, 0])
 def test_only_a_fault_is_evidence(number, children, monkeypatch):
     monkeypatch.setattr(guard_pages, "_run_child", lambda *_: os.kill(os.getpid(), number) or os._exit(0))
-    assert (trespass(NOTHING) is None) == (number != signal.SIGSEGV)
+    assert (find_out_of_bounds_access(NOTHING) is None) == (number != signal.SIGSEGV)
 
 
 def test_a_child_that_hangs_is_no_evidence(children, monkeypatch):
     monkeypatch.setattr(guard_pages, "_run_child", lambda *_: signal.pause())
     monkeypatch.setattr(guard_pages, "_PATIENT_S", 0.0)
-    assert trespass(NOTHING) is None
+    assert find_out_of_bounds_access(NOTHING) is None
 
 
 def test_expressions_without_guards_are_not_run_twice(monkeypatch):
     x = te.placeholder((64,), name="X")
     e = read([x, te.compute((64,), lambda i: x[i] * 2.0, name="Y")])
-    monkeypatch.setattr(cpu_profile, "trespass", lambda _: pytest.fail("ran"))
+    monkeypatch.setattr(cpu_profile, "find_out_of_bounds_access", lambda _: pytest.fail("ran"))
     found = kernel(e, program(e, "streaming", {"i": 64}, {"i": 64}, "i"))
-    (record,) = cpu_profile.Bench(e).profile({"good": found.artifact}, timed=False).values()
+    (record,) = cpu_profile.CpuBench(e).profile({"good": found.artifact}, timed=False).values()
     assert record.status == "checked"
 
 
@@ -185,7 +190,7 @@ class Alone(FakeClock):
 
 def test_kernels_with_guards_are_ranked_where_nobody_else_runs(monkeypatch):
     """The children that run between protected pages are no other program."""
-    quick, runs = guard_pages.rehearse, []
+    quick, runs = guard_pages.run_on_allocated_memory, []
 
     def slow(found, place):
         quick(found, place)
@@ -193,12 +198,12 @@ def test_kernels_with_guards_are_ranked_where_nobody_else_runs(monkeypatch):
             pass
 
     def noted(found):
-        runs.append(trespass(found))
+        runs.append(find_out_of_bounds_access(found))
         return runs[-1]
 
-    monkeypatch.setattr(guard_pages, "rehearse", slow)
-    monkeypatch.setattr(cpu_profile, "trespass", noted)
+    monkeypatch.setattr(guard_pages, "run_on_allocated_memory", slow)
+    monkeypatch.setattr(cpu_profile, "find_out_of_bounds_access", noted)
     e, found = made()
-    records = cpu_profile.Bench(e, clock=Alone()).profile({"a": found.artifact, "b": found.artifact})
+    records = cpu_profile.CpuBench(e, clock=Alone()).profile({"a": found.artifact, "b": found.artifact})
     assert runs == [None, None]
     assert [(r.status, r.tied) for r in records.values()] == [("measured", "")] * 2

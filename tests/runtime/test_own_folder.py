@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from roller.errors import ArtifactError
-from roller.runtime import own_folder
-from roller.runtime.container import check_target
-from roller.runtime.own_folder import check_replaceable, foreign_files, replaced
+from roller.runtime import replace_model
+from roller.runtime.container import check_output_folder
+from roller.runtime.replace_model import check_replaceable, foreign_files, replace_model_folder
 
 
 @pytest.fixture
@@ -38,21 +38,21 @@ def names(folder: Path) -> list[str]:
 
 def test_a_folder_of_rollers_is_replaced_whole(model):
     assert foreign_files(model) == []
-    with replaced(model, force=True) as target:
+    with replace_model_folder(model, force=True) as target:
         fill(target, "new")
         assert (model / "arrays.bin").read_text() == "old", "it stays until the new one is whole"
     assert (model / "arrays.bin").read_text() == "new" and names(model.parent) == ["model"]
 
 
 def test_without_force_it_stays_and_the_error_names_force(model):
-    with pytest.raises(ArtifactError, match="Add --force to replace it"), replaced(model, force=False):
+    with pytest.raises(ArtifactError, match="Add --force to replace it"), replace_model_folder(model, force=False):
         pass
     assert (model / "arrays.bin").read_text() == "old"
 
 
 @pytest.mark.parametrize("stop", [ArtifactError, KeyboardInterrupt])
 def test_what_fails_leaves_the_earlier_one(model, stop):
-    with pytest.raises(stop), replaced(model, force=True) as target:
+    with pytest.raises(stop), replace_model_folder(model, force=True) as target:
         fill(target, "half")
         raise stop
     assert (model / "arrays.bin").read_text() == "old" and names(model.parent) == ["model"]
@@ -62,13 +62,13 @@ def test_what_fails_leaves_the_earlier_one(model, stop):
 def test_what_others_put_there_is_never_removed(model, name):
     (model / name).parent.mkdir(exist_ok=True)
     (model / name).write_text("mine")
-    with pytest.raises(ArtifactError, match="which roller did not write"), replaced(model, force=True):
+    with pytest.raises(ArtifactError, match="which roller did not write"), replace_model_folder(model, force=True):
         pass
     assert (model / name).read_text() == "mine"
 
 
 def test_what_others_put_there_meanwhile_is_never_removed(model):
-    with pytest.raises(ArtifactError, match=r"'notes\.txt'"), replaced(model, force=True) as target:
+    with pytest.raises(ArtifactError, match=r"'notes\.txt'"), replace_model_folder(model, force=True) as target:
         fill(target, "new")
         (model / "notes.txt").write_text("mine")
     assert (model / "notes.txt").read_text() == "mine" and names(model.parent) == ["model"]
@@ -92,7 +92,7 @@ def test_texts_of_a_manifest_are_no_files(model, name):
     body = json.loads((model / "model.json").read_text())
     (model / "model.json").write_text(json.dumps({**body, "plan": {"float32": ["main", "kernels/main"]}}))
     (model / name).write_text("mine")
-    with pytest.raises(ArtifactError, match="which roller did not write"), replaced(model, force=True):
+    with pytest.raises(ArtifactError, match="which roller did not write"), replace_model_folder(model, force=True):
         pass
     assert (model / name).read_text() == "mine"
 
@@ -110,8 +110,8 @@ def test_formats_are_compared_exactly(model):
 
 
 def test_without_an_exchange_nothing_is_lost(model, monkeypatch):
-    monkeypatch.setattr(own_folder, "_exchange", lambda one, other: False)
-    with replaced(model, force=True) as target:
+    monkeypatch.setattr(replace_model, "_exchange_atomically", lambda one, other: False)
+    with replace_model_folder(model, force=True) as target:
         fill(target, "new")
     assert (model / "arrays.bin").read_text() == "new" and names(model.parent) == ["model"]
 
@@ -125,9 +125,9 @@ def test_who_comes_between_the_renames_costs_neither_version(model, monkeypatch)
             model.mkdir()
             (model / "theirs").write_text("theirs")
 
-    monkeypatch.setattr(own_folder, "_exchange", lambda one, other: False)
-    monkeypatch.setattr(own_folder.os, "replace", other_comes_first)
-    with pytest.raises(ArtifactError, match="kept in"), replaced(model, force=True) as target:
+    monkeypatch.setattr(replace_model, "_exchange_atomically", lambda one, other: False)
+    monkeypatch.setattr(replace_model.os, "replace", other_comes_first)
+    with pytest.raises(ArtifactError, match="kept in"), replace_model_folder(model, force=True) as target:
         fill(target, "new")
     assert (model / "theirs").read_text() == "theirs"
     assert (model.parent / ".model.earlier/arrays.bin").read_text() == "old"
@@ -136,15 +136,15 @@ def test_who_comes_between_the_renames_costs_neither_version(model, monkeypatch)
 
 def test_a_later_run_restores_what_a_killed_one_renamed(model):
     model.rename(model.parent / ".model.earlier")
-    with pytest.raises(ZeroDivisionError), replaced(model, force=True):
+    with pytest.raises(ZeroDivisionError), replace_model_folder(model, force=True):
         raise ZeroDivisionError
     assert (model / "arrays.bin").read_text() == "old" and names(model.parent) == ["model"]
 
 
 def test_two_at_once_are_refused(model):
-    with replaced(model, force=True) as target:
+    with replace_model_folder(model, force=True) as target:
         fill(target, "new")
-        with pytest.raises(ArtifactError, match="another process"), replaced(model, force=True):
+        with pytest.raises(ArtifactError, match="another process"), replace_model_folder(model, force=True):
             pass
     assert (model / "arrays.bin").read_text() == "new"
 
@@ -155,7 +155,7 @@ def test_paths_are_resolved_and_the_current_folder_is_refused(model, monkeypatch
         with pytest.raises(ArtifactError, match="the current one or one above"):
             check_replaceable(Path(path), force=True)
     monkeypatch.chdir(model.parent)
-    with replaced(Path("model/../model"), force=True) as target:
+    with replace_model_folder(Path("model/../model"), force=True) as target:
         fill(target, "new")
     assert (model / "arrays.bin").read_text() == "new" and names(model.parent) == ["model"]
 
@@ -171,8 +171,8 @@ def test_the_mode_is_kept_and_what_cannot_be_removed_is_a_warning(model, monkeyp
         raise PermissionError(13, "Permission denied")
 
     model.chmod(0o750)
-    monkeypatch.setattr(own_folder.shutil, "rmtree", fails)
-    with replaced(model, force=True) as target:
+    monkeypatch.setattr(replace_model.shutil, "rmtree", fails)
+    with replace_model_folder(model, force=True) as target:
         fill(target, "new")
     assert (model / "arrays.bin").read_text() == "new" and model.stat().st_mode & 0o777 == 0o750
     assert "could not be removed" in caplog.text
@@ -181,7 +181,7 @@ def test_the_mode_is_kept_and_what_cannot_be_removed_is_a_warning(model, monkeyp
 def test_an_empty_or_absent_folder_needs_no_force(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("empty", "absent"):
-        with replaced(tmp_path / name, force=False) as target:
+        with replace_model_folder(tmp_path / name, force=False) as target:
             assert target == tmp_path / name
 
 
@@ -195,7 +195,7 @@ def test_what_lies_where_the_new_one_is_written_is_not_removed_unseen(model, mak
     else:
         stage.mkdir()
         (stage / "mine.txt").write_text("mine")
-    with pytest.raises(ArtifactError, match=r"got something else. Move it\."), replaced(model, force=True):
+    with pytest.raises(ArtifactError, match=r"got something else. Move it\."), replace_model_folder(model, force=True):
         pytest.fail("it was written")
     assert os.path.lexists(stage) and foreign_files(model) == []
 
@@ -203,7 +203,7 @@ def test_what_lies_where_the_new_one_is_written_is_not_removed_unseen(model, mak
 def test_what_a_killed_run_left_half_written_is_removed(model):
     stage = model.with_name(f".{model.name}.new")
     (stage / f".{model.name}.abcd1234" / "kernels").mkdir(parents=True)
-    with replaced(model, force=True) as new:
+    with replace_model_folder(model, force=True) as new:
         shutil.copytree(model, new)
     assert not stage.exists() and foreign_files(model) == []
 
@@ -211,4 +211,4 @@ def test_what_a_killed_run_left_half_written_is_removed(model):
 @pytest.mark.parametrize("length", [240, 254, 255])
 def test_a_new_folder_of_a_name_too_long_is_refused_too(tmp_path, length):
     with pytest.raises(ArtifactError, match="its name is too long"):
-        check_target(tmp_path / ("x" * length))
+        check_output_folder(tmp_path / ("x" * length))

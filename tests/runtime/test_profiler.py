@@ -16,8 +16,8 @@ import pytest
 import roller
 from roller import ops
 from roller.artifact import Argument, KernelArtifact
-from roller.backends.child import DeviceFault, DeviceProcess, resolve
-from roller.backends.devices import DeviceProperties, match, parse
+from roller.backends.device_process import DeviceFault, DeviceProcess, resolve_device
+from roller.backends.devices import DeviceProperties, match_spec, parse
 from roller.cli.main import main as cli
 from roller.errors import LaunchError, SpecError
 from roller.hardware import list_specs, load_spec
@@ -146,7 +146,7 @@ def test_malformed_devices_are_refused():
     with pytest.raises(LaunchError, match="did you mean 'hang'"):
         parse("null:v100?hagn=1")
     with pytest.raises(LaunchError, match="expected the specification of a GPU, got a cpu"):
-        resolve("null:cpu-avx2", list_specs(), load_spec)
+        resolve_device("null:cpu-avx2", list_specs(), load_spec)
 
 
 @every("name", [n for n in list_specs() if load_spec(n).kind == "gpu"])
@@ -154,12 +154,12 @@ def test_a_device_takes_the_spec_it_resembles(name):
     spec = load_spec(name)
     memory = int(spec.memory_layers[-1].capacity_bytes * 0.97)
     seen = DeviceProperties("unknown product", spec.target["arch"], spec.units, memory)
-    assert match(seen, [load_spec(n) for n in list_specs()]).name == name
+    assert match_spec(seen, [load_spec(n) for n in list_specs()]).name == name
 
 
 def test_an_unknown_architecture_names_the_known_ones():
     with pytest.raises(SpecError, match=r"expected a specification of 'sm_133', found only .*sm_70"):
-        match(DeviceProperties("later GPU", "sm_133", 10, 10), [load_spec(n) for n in list_specs()])
+        match_spec(DeviceProperties("later GPU", "sm_133", 10, 10), [load_spec(n) for n in list_specs()])
 
 
 def test_the_device_process_ends_with_its_parent_even_while_it_hangs(artifacts, tmp_path):
@@ -170,7 +170,7 @@ def test_the_device_process_ends_with_its_parent_even_while_it_hangs(artifacts, 
         "from roller.artifact import KernelArtifact\n"
         "from roller.runtime.profiler import profile\n"
         "from roller.backends.devices import parse\n"
-        "from roller.backends.child import DeviceProcess\n"
+        "from roller.backends.device_process import DeviceProcess\n"
         "first = DeviceProcess._started\n"
         "def started(self):\n"
         "    process = first(self)\n"

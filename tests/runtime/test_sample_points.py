@@ -8,11 +8,11 @@ from roller import ops
 from roller.expr import Axis, Bound, Call, Index, Load, Stage, Tensor, TensorExpr, Term
 from roller.runtime.check import Oracle
 from roller.runtime.inputs import random_inputs
-from roller.runtime.sample_points import points_of, points_of_program
+from roller.runtime.sample_points import sample_output_points, sample_tile_boundaries
 
 
 def along(e, axis=0):
-    return set(points_of(e, np.random.default_rng(0))[e.outputs[0]][:, axis].tolist())
+    return set(sample_output_points(e, np.random.default_rng(0))[e.outputs[0]][:, axis].tolist())
 
 
 def test_a_kernel_wrong_at_the_jumps_of_a_quotient_is_found():
@@ -52,7 +52,7 @@ def test_what_an_intermediate_stage_cuts_its_reader_sees():
 def test_ends_of_the_tiles_of_a_program_are_compared():
     e = ops.matmul(999, 1001, 64)
     program = roller.construct(e, "v100", top_k=1)[0].program
-    (points,) = points_of_program(program, e, np.random.default_rng(0)).values()
+    (points,) = sample_tile_boundaries(program, e, np.random.default_rng(0)).values()
     block = program.block_tile
     for d, (axis, extent) in enumerate((a.name, a.extent) for a in program.expr.anchor.spatial_axes):
         last = (extent - 1) // block[axis] * block[axis]
@@ -71,7 +71,7 @@ def test_ends_of_the_tiles_of_a_program_are_compared():
 
 def test_the_cost_of_a_sample_is_bounded():
     for e in (ops.matmul(4096, 4096, 64), ops.conv2d(8, 512, 28, 28, 512, 3, 3), ops.elementwise("relu", (1 << 24,))):
-        for points in points_of(e, np.random.default_rng(0)).values():
+        for points in sample_output_points(e, np.random.default_rng(0)).values():
             depth = e.stages[0].points // e.output_tensors[0].elements
             assert len(points) * depth <= max(1 << 21, 330 * depth)
             assert len(points) <= 896

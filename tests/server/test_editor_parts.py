@@ -17,13 +17,13 @@ pytest.importorskip("uvicorn")
 from lsprotocol import types
 
 from roller.errors import RollerError
-from roller.server.lsp import editor_session, page, progress
-from roller.server.lsp.diagnostics import findings_of, hint_text
+from roller.server.lsp import editor_page, editor_session, progress
+from roller.server.lsp.diagnostics import find_session_problems, hint_text
 from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.editor_state import EditorState
-from roller.server.lsp.figures import ProfileFigures
 from roller.server.lsp.language_server import make_server
-from roller.server.lsp.positions import placed_lines
+from roller.server.lsp.positions import map_lines
+from roller.server.lsp.profile_figures import ProfileFigures
 from roller.server.lsp.settings import Settings, unknown_settings
 from roller.server.profile_request import StepOptions
 from roller.server.worker_process import WorkerProcesses
@@ -82,7 +82,7 @@ def test_a_profile_that_cannot_be_shown_is_said_and_leaves_no_figures_of_another
         monkeypatch.setattr(ProfileFigures, "of", figures)
         session.session._tell(_RESULT)
         await _settled(session)
-        (said,) = findings_of(session)
+        (said,) = find_session_problems(session)
         assert (said.file, said.line, said.severity) == ("train.py", 1, types.DiagnosticSeverity.Error)
         assert "KeyError: 'nodes'" in said.text
         session.session._tell(_RESULT)
@@ -91,7 +91,7 @@ def test_a_profile_that_cannot_be_shown_is_said_and_leaves_no_figures_of_another
         session.session._tell(_RESULT)
         await _settled(session)
         assert session.figures is None
-        assert "expected nodes, got none" in findings_of(session)[0].text
+        assert "expected nodes, got none" in find_session_problems(session)[0].text
         await session.close()
 
     asyncio.run(talk())
@@ -128,8 +128,8 @@ def test_places_are_those_of_the_text_itself(tmp_path: Path, monkeypatch: pytest
     async def talk() -> None:
         session = _session(tmp_path, lambda *_: None)
         for new in ("a\nb", "b\na"):
-            assert session.placed("a\nb", new) == placed_lines("a\nb", new)
-        assert placed_lines("a\nb", "a\nb") != placed_lines("a\nb", "b\na")
+            assert session.placed("a\nb", new) == map_lines("a\nb", new)
+        assert map_lines("a\nb", "a\nb") != map_lines("a\nb", "b\na")
         await session.close()
 
     asyncio.run(talk())
@@ -179,12 +179,12 @@ def test_a_page_that_nobody_serves_is_refused(tmp_path: Path, monkeypatch: pytes
         state, _ = _state(tmp_path, monkeypatch)
         session = _session(tmp_path, state._take)
         with monkeypatch.context() as broken:
-            broken.setattr(page._Server, "serve", fails)
+            broken.setattr(editor_page._ServerWithoutSignals, "serve", fails)
             with pytest.raises(RollerError, match=r"expected a page at 127\.0\.0\.1:\d+, got 'OSError: no more'"):
-                await state.page_of(session)
-        served = await state.page_of(session)
+                await state.served_page(session)
+        served = await state.served_page(session)
         assert served.is_served
-        assert await state.page_of(session) is served
+        assert await state.served_page(session) is served
         await state.close()
         await session.close()
 

@@ -14,13 +14,13 @@ pytest.importorskip("pygls")
 
 from lsprotocol import types
 
-from roller.insight.step_profile.revision import moved_between, source_lines
-from roller.server.lsp.batch_edit import NoBatchError, batch_edit, batch_literal_of
+from roller.insight.step_profile.git_revision import moved_line_names, source_lines
+from roller.server.lsp.batch_edit import NoBatchError, batch_edit, find_or_choose_batch_literal
 from roller.server.lsp.diagnostics import _remedies_text
 from roller.server.lsp.language_server import make_server
-from roller.server.lsp.positions import placed_lines, position_at, range_of_line, units_of
-from roller.server.lsp.settings import Settings, SettingsError, devices_of
-from roller.server.lsp.words import plain, size_text, time_text
+from roller.server.lsp.number_texts import markdown_code, size_text, time_text
+from roller.server.lsp.positions import length_in_units, map_lines, position_at, range_of_line
+from roller.server.lsp.settings import Settings, SettingsError, parse_device_setting
 from tests.offenders import every
 
 _CODECS = {"utf-8": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
@@ -38,7 +38,7 @@ def test_the_edit_of_a_batch_there_and_back(before: str, encoding: str, end: str
 
 
 def _edit(text: str, batch: int, encoding: str) -> types.TextEdit:
-    made = batch_edit("file:///a.py", 3, text, batch_literal_of("a.py", text), batch, encoding, True)
+    made = batch_edit("file:///a.py", 3, text, find_or_choose_batch_literal("a.py", text), batch, encoding, True)
     (change,) = made.document_changes or ()
     assert isinstance(change, types.TextDocumentEdit)
     assert change.text_document.version == 3
@@ -63,7 +63,7 @@ def _applied(text: str, edit: types.TextEdit, encoding: str) -> str:
 
 def test_clients_without_versions_get_the_same_edit() -> None:
     text = "def input_provider(batch_size=16): ..."
-    made = batch_edit("file:///a.py", None, text, batch_literal_of("a.py", text), 8, "utf-16", False)
+    made = batch_edit("file:///a.py", None, text, find_or_choose_batch_literal("a.py", text), 8, "utf-16", False)
     assert made.document_changes is None
     assert made.changes == {"file:///a.py": [types.TextEdit(types.Range(_at(30), _at(32)), "8")]}
 
@@ -75,11 +75,11 @@ def _at(character: int) -> types.Position:
 def test_candidates_are_named_and_chosen() -> None:
     text = "SIZE = 4\nOTHER = 5\ndef input_provider(batch_size=SIZE * 2): ..."
     with pytest.raises(NoBatchError, match=r"a\.py:3: .*Or name one of SIZE, OTHER\.") as refused:
-        batch_literal_of("a.py", text)
+        find_or_choose_batch_literal("a.py", text)
     assert [one.name for one in refused.value.found.candidates] == ["SIZE", "OTHER"]
-    assert batch_literal_of("a.py", text, "OTHER").value == 5
+    assert find_or_choose_batch_literal("a.py", text, "OTHER").value == 5
     with pytest.raises(NoBatchError):
-        batch_literal_of("a.py", text, "x")
+        find_or_choose_batch_literal("a.py", text, "x")
 
 
 @given(text=_TEXT, encoding=st.sampled_from(sorted(_CODECS)))
@@ -108,13 +108,13 @@ def test_lines_are_those_of_python(text: str) -> None:
 
 @given(old=_LINES, new=_LINES)
 def test_moved_lines_are_equal_or_marked_as_changed(old: list[str], new: list[str]) -> None:
-    placed = placed_lines("\n".join(old), "\n".join(new))
+    placed = map_lines("\n".join(old), "\n".join(new))
     lines = source_lines("\n".join(old)), source_lines("\n".join(new))
     for before, at in placed.items():
         assert (lines[0][before - 1] == lines[1][at.line - 1]) is not at.is_changed
     found = [at.line for at in placed.values()]
     assert found == sorted(set(found))
-    assert [*moved_between("f", "\n".join(old), "\n".join(new))] == [
+    assert [*moved_line_names("f", "\n".join(old), "\n".join(new))] == [
         (f"f:{before}", f"f:{at.line}") for before, at in placed.items()
     ]
     if old == new:
@@ -125,7 +125,7 @@ def test_moved_lines_are_equal_or_marked_as_changed(old: list[str], new: list[st
 def test_lines_between_edits_at_both_ends_keep_their_places_by_those_that_are_there_once() -> None:
     old = [line for n in range(400) for line in (f"x{n} = f()", "", "    return x", "")]
     new = ["import a", *old[:800], "other", *old[800:-1], "b"]
-    placed = placed_lines("\n".join(old), "\n".join(new))
+    placed = map_lines("\n".join(old), "\n".join(new))
     assert [placed[n].line for n in (1, 800, 801, 1599)] == [2, 801, 803, 1601]
     assert not any(placed[n].is_changed for n in range(1, 1600))
     assert placed[1600].is_changed
@@ -140,7 +140,7 @@ def test_a_range_is_the_text_of_a_line_without_indentation() -> None:
 
 
 def test_half_a_character_has_a_length() -> None:
-    assert [units_of("\ud800", encoding) for encoding in ("utf-8", "utf-16", "utf-32")] == [3, 1, 1]
+    assert [length_in_units("\ud800", encoding) for encoding in ("utf-8", "utf-16", "utf-32")] == [3, 1, 1]
 
 
 @every(
@@ -159,7 +159,7 @@ def test_wrong_settings_are_refused(data: Any) -> None:
 
 def test_settings_are_merged() -> None:
     first = Settings().updated({"device": "h100,2xa100", "batch": 8.0, "unknown": 1, "amp": None})
-    assert first.options.devices == (("h100", 1), ("a100", 2)) == devices_of(["h100", "2xa100", "h100"])
+    assert first.options.devices == (("h100", 1), ("a100", 2)) == parse_device_setting(["h100", "2xa100", "h100"])
     assert first.options.batch == 8
     second = first.updated({"live": False, "arguments": ["--epochs", "1"], "runScripts": True})
     assert (second.options, second.is_live, second.arguments) == (first.options, False, ("--epochs", "1"))
@@ -197,7 +197,7 @@ def test_a_largest_batch_that_is_unknown_is_not_said_to_be_none() -> None:
 
 
 def test_names_of_a_project_cannot_end_their_code() -> None:
-    assert plain("a`b\n\nc") == "`a'b c`"
+    assert markdown_code("a`b\n\nc") == "`a'b c`"
 
 
 @given(value=st.floats(0, 1e9))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller.server.message_parts import Joiner, in_parts
+from roller.server.message_parts import Joiner, split_message
 
 _ROW = {"seconds": {"forward": [0.1, 0.2, 0.3]}, "name": "π"}
 _VALUE = st.recursive(
@@ -30,12 +30,12 @@ def _joined(joiner: Joiner, messages: list[dict[str, Any]]) -> list[dict[str, An
 @given(data=_DATA)
 def test_messages_are_whole_again(data: Any) -> None:
     message = {"id": 1, "stage": "profile", "data": data}
-    assert _joined(Joiner(), [*in_parts(message)]) == [message]
+    assert _joined(Joiner(), [*split_message(message)]) == [message]
 
 
 def test_no_part_is_long() -> None:
     message = {"data": {"nodes": [_ROW] * 20_000, "few": [1, 2]}}
-    parts = [*in_parts(message)]
+    parts = [*split_message(message)]
     assert len(parts) > 50
     assert max(len(json.dumps(part)) for part in parts) < 1 << 16
     assert parts[-1] == {"data": {"nodes": [], "few": [1, 2]}, "parts": len(parts) - 1}
@@ -43,10 +43,10 @@ def test_no_part_is_long() -> None:
 
 def test_what_was_broken_off_is_forgotten() -> None:
     long, short = {"rows": [*range(9000)]}, {"id": 2}
-    begun = [*in_parts(long)][:2]
+    begun = [*split_message(long)][:2]
     joiner = Joiner()
-    assert _joined(joiner, [*begun, *in_parts(short)]) == [short]
-    assert _joined(joiner, [*begun, *in_parts(long)]) == [long]
+    assert _joined(joiner, [*begun, *split_message(short)]) == [short]
+    assert _joined(joiner, [*begun, *split_message(long)]) == [long]
 
 
 @pytest.mark.parametrize(

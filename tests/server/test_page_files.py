@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roller.server.hint_options import options_of_change
+from roller.server.hint_options import what_if_options_of_hint
 from roller.server.page_files import page_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,4 +56,4 @@ def test_the_page_is_small_and_runs_nothing_inline():
     ],
 )
 def test_a_hint_is_what_its_options_say(change, options):
-    assert options_of_change(change) == options
+    assert what_if_options_of_hint(change) == options

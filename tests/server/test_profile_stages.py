@@ -10,14 +10,14 @@ from roller.errors import RollerError
 from roller.insight.trace.progress import Cancelled
 from roller.insight.whatif.scenario import parse_what_if_option
 from roller.server.profile_request import ProfileRequest
-from roller.server.profile_stages import _Asked, check_devices_of, stages_of
+from roller.server.profile_stages import _StageComputer, check_what_if_devices, requested_stages
 
 
 def test_a_what_if_names_a_device_and_no_file() -> None:
-    check_devices_of([parse_what_if_option(text) for text in ("device:device=h100", "amp", "cuda-graph")])
+    check_what_if_devices([parse_what_if_option(text) for text in ("device:device=h100", "amp", "cuda-graph")])
     for name in ("/etc/passwd", "../h100.yaml", "h100.yaml"):
         with pytest.raises(RollerError, match="device: expected a name"):
-            check_devices_of([parse_what_if_option(f"device:device={name}")])
+            check_what_if_devices([parse_what_if_option(f"device:device={name}")])
 
 
 class _Profile:
@@ -34,8 +34,8 @@ def test_a_curve_that_cannot_be_computed_is_no_error_of_the_profile(monkeypatch:
     request = ProfileRequest(1, "train.py", ".", wanted=("curve",))
 
     def curve_of(error: RollerError) -> object:
-        monkeypatch.setattr(_Asked, "_profile", lambda self: _Profile(error))
-        [(stage, make)] = stages_of(request, {})
+        monkeypatch.setattr(_StageComputer, "_profile", lambda self: _Profile(error))
+        [(stage, make)] = requested_stages(request, {})
         assert stage == "curve"
         return make()
 

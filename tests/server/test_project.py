@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roller.server.project import Project, ProjectError, digest_of, state_of
+from roller.server.project import Project, ProjectError, digest_of_bytes, file_state
 from tests.offenders import every
 
 _OUTSIDE = (
@@ -37,7 +37,7 @@ def project(tmp_path: Path) -> Project:
 @every("name", _OUTSIDE)
 def test_what_is_outside_is_refused(project: Project, name: str) -> None:
     before = (project.folder.parent / "outside.py").read_text()
-    for act in (project.read, project.path_of, lambda n: project.write(n, "x = 2\n", digest_of(before.encode()))):
+    for act in (project.read, project.path_of, lambda n: project.write(n, "x = 2\n", digest_of_bytes(before.encode()))):
         with pytest.raises(ProjectError) as refused:
             act(name)
         assert "secret" not in str(refused.value).replace(repr(name), "").replace(name or "?", "")
@@ -104,11 +104,11 @@ def test_messages_name_files_relative_to_the_project(project: Project) -> None:
 
 
 def test_the_state_of_a_file_changes_with_it(project: Project) -> None:
-    before = state_of(project.entry)
+    before = file_state(project.entry)
     project.write("train.py", "x = 5\n", project.read("train.py").digest)
-    after = state_of(project.entry)
+    after = file_state(project.entry)
     project.entry.unlink()
-    assert len({before, after, state_of(project.entry)}) == 3
+    assert len({before, after, file_state(project.entry)}) == 3
 
 
 def test_a_source_keeps_the_encoding_that_it_declares(project: Project) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller.server.profile_request import ProfileRequest, StepOptions
-from roller.server.protocol import ProtocolError, options_of, parse_message
+from roller.server.protocol import ProtocolError, options_of_message, parse_message
 from tests.offenders import every
 
 _OPTIONS: dict[str, Any] = {
@@ -83,7 +83,7 @@ def test_no_message_raises_anything_else(kind: str, values: list[Any]) -> None:
 @every("name", ("/etc/passwd", "../a100", "a100.yaml", "A100", "", "a10o"))
 def test_only_names_of_devices_are_taken(name: str) -> None:
     with pytest.raises(ProtocolError, match="expected a name"):
-        options_of({**_OPTIONS, "devices": [[name, 1]]}, {"a100", "v100"})
+        options_of_message({**_OPTIONS, "devices": [[name, 1]]}, {"a100", "v100"})
 
 
 def test_options_and_requests_survive_json() -> None:

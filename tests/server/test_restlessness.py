@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from roller.errors import RollerError
-from roller.server import restlessness
-from roller.server.restlessness import Restlessness
+from roller.server import interruption_counter
+from roller.server.interruption_counter import InterruptionCounter
 
 
 def test_a_step_that_writes_its_own_source_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restlessness, "_REST_S", 0.0)
+    monkeypatch.setattr(interruption_counter, "_REST_S", 0.0)
     stopped: list[int] = []
 
     async def act() -> None:
-        found = Restlessness()
+        found = InterruptionCounter()
         for count in range(15):
             assert found.must_wait == (count >= 10)
             if found.must_wait:
@@ -31,7 +31,7 @@ def test_a_step_that_writes_its_own_source_is_given_up(monkeypatch: pytest.Monke
 
 
 def test_a_change_while_nothing_runs_is_a_persons() -> None:
-    found = Restlessness()
+    found = InterruptionCounter()
     for _ in range(12):
         found.note_change(is_running=True)
     found.note_change(is_running=False)

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 from roller.hardware import load_spec
 from roller.insight.step_profile.profile_json import from_data
-from roller.probing import Measured, spec_text, with_measured
+from roller.probing import Measured, insert_measured_values, spec_to_yaml
 from roller.server.profile_request import StepOptions
 from roller.server.project import Project
 from roller.server.session import Session
@@ -87,7 +87,9 @@ _CASES = {
 def _own_device(folder: Path) -> dict[str, str]:
     """Write the specification of a device of one's own that was probed; return name -> file."""
     bandwidth = {"memory_layers.global.bandwidth_bytes_per_s": Measured(8.1e11, 0.01, 9)}
-    text = with_measured(spec_text(load_spec("v100"), "mine"), bandwidth, "probed 2026-05-01 by roller probe")
+    text = insert_measured_values(
+        spec_to_yaml(load_spec("v100"), "mine"), bandwidth, "probed 2026-05-01 by roller probe"
+    )
     (folder / "mine.yaml").write_text(text)
     return {"mine": str(folder / "mine.yaml")}
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from roller.server.earlier_profiles import EarlierProfiles
+from roller.server.baseline_profiles import BaselineProfiles
 from roller.server.profile_request import STAGES, StepOptions
 from roller.server.project import Project
 from roller.server.session import Session
@@ -114,7 +114,7 @@ def test_a_profile_of_head_names_files_as_the_project_does(tmp_path: Path) -> No
 
     async def act() -> None:
         processes: Any = _Processes(worker)
-        earlier = EarlierProfiles(Project(entry), processes, 30.0)
+        earlier = BaselineProfiles(Project(entry), processes, 30.0)
         for _ in range(2):  # the second time it is known
             found, moved = await earlier.head(StepOptions(), {"train.py": "# new\n" + _ENTRY})
             assert found.texts == {"train.py": _ENTRY}

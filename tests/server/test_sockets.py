@@ -15,9 +15,9 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("websockets")
 
+from roller.server.page_server import PageServer
 from roller.server.project import Project
 from roller.server.session import Session
-from roller.server.web import PageServer
 from roller.server.worker_process import WorkerProcesses
 from tests.server.test_web import Site, _attack
 

@@ -29,12 +29,12 @@ def test_changes_and_texts(tmp_path: Path, count: int) -> None:
         assert await watched.texts() == {
             "train.py": NET, **{f"part{n}.py": f"NAME = 'part{n}.py'\n" for n in range(count)}
         }  # fmt: skip
-        assert not await watched.seem_changed()
+        assert not await watched.probably_changed()
         assert not watched.changed()
         (folder / "part1.py").write_text("NAME = 'another'\n")
-        assert await watched.seem_changed()
+        assert await watched.probably_changed()
         assert watched.changed()
-        assert not await watched.seem_changed()
+        assert not await watched.probably_changed()
         (folder / "part0.py").unlink()
         assert watched.changed()
         assert "part0.py" not in await watched.texts()
@@ -50,7 +50,7 @@ def test_a_file_that_changed_while_the_profile_ran_counts_as_changed(tmp_path: P
     async def act() -> None:
         watched = WatchedFiles(Project(tmp_path / "train.py"))
         await watched.add([str(tmp_path / "part.py")], began_ns)
-        assert await watched.seem_changed()
+        assert await watched.probably_changed()
         assert watched.changed()
         assert not watched.changed()
 

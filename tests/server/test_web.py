@@ -18,10 +18,10 @@ websockets = pytest.importorskip("websockets")
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402 - after what skips
 
+from roller.server.page_server import MOST_CLIENTS, OTHER_VERSION, REFUSED, TOO_MANY, TOO_SLOW, PageServer  # noqa: E402
 from roller.server.project import Project  # noqa: E402
 from roller.server.protocol import LARGEST_MESSAGE  # noqa: E402
 from roller.server.session import Session  # noqa: E402
-from roller.server.web import MOST_CLIENTS, OTHER_VERSION, REFUSED, TOO_MANY, TOO_SLOW, PageServer  # noqa: E402
 from roller.server.worker_process import WorkerProcesses  # noqa: E402
 
 _HELLO = json.dumps({"type": "hello", "version": 1})
@@ -210,8 +210,8 @@ def test_a_client_gets_in_while_the_entry_file_is_away(tmp_path: Path) -> None:
 def test_clients_that_say_or_take_nothing_give_their_places_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roller.server.web.GREETS_S", 0.1)
-    monkeypatch.setattr("roller.server.web.TAKES_S", 0.1)
+    monkeypatch.setattr("roller.server.page_server.GREETS_S", 0.1)
+    monkeypatch.setattr("roller.server.page_server.TAKES_S", 0.1)
 
     async def act(site: Site) -> None:
         silent = await site.connect()

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from roller.suite.models import boxes as ops  # noqa: E402
+from roller.suite.models import box_operators as ops  # noqa: E402
 
 
 def random_boxes(*shape, seed=0):
@@ -15,12 +15,12 @@ def random_boxes(*shape, seed=0):
 
 def test_overlap():
     first, second = torch.tensor([[0.0, 0.0, 2.0, 2.0]]), torch.tensor([[1.0, 1.0, 3.0, 3.0], [5.0, 5.0, 6.0, 6.0]])
-    torch.testing.assert_close(ops.overlap(first, second), torch.tensor([[1 / 7, 0.0]]))
+    torch.testing.assert_close(ops.intersection_over_union(first, second), torch.tensor([[1 / 7, 0.0]]))
 
 
 def test_decoding_undoes_encoding():
     anchors, boxes = random_boxes(2, 7), random_boxes(2, 7, seed=1)
-    found = ops.decoded(ops.encoded(boxes, anchors, (1.0, 1.0)), anchors, (200, 200))
+    found = ops.decode_boxes(ops.encode_boxes(boxes, anchors, (1.0, 1.0)), anchors, (200, 200))
     torch.testing.assert_close(found, boxes, rtol=1e-4, atol=1e-3)
 
 
@@ -35,9 +35,9 @@ def test_anchors_lie_around_the_pixels_of_a_level():
 def test_matches():
     anchors = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 6], [20, 20, 30, 30], [0, 0, 10, 4.5]])
     objects = torch.tensor([[[0.0, 0, 10, 10], [21.0, 20, 40, 40]]])
-    labels, number = ops.matched(anchors, objects, 0.5, 0.7)
+    labels, number = ops.match_anchors(anchors, objects, 0.5, 0.7)
     assert labels.tolist() == [[1, -1, 0, 0]] and number[0, :2].tolist() == [0, 0]
-    best, _ = ops.matched(anchors, objects, 0.5, 0.7, best_of_each=True)
+    best, _ = ops.match_anchors(anchors, objects, 0.5, 0.7, best_of_each=True)
     assert best.tolist() == [[1, -1, 1, 0]]
 
 
@@ -45,7 +45,7 @@ def test_matches():
 def test_samples_have_matched_ones_first_and_never_too_many(matches):
     labels = torch.zeros(1, 40, dtype=torch.long)
     labels[0, :matches], labels[0, 30:] = 1, -1
-    chosen = ops.picked(labels, ops.sampled(labels, 16, 4))[0].tolist()
+    chosen = ops.gather_rows(labels, ops.sample_anchors(labels, 16, 4))[0].tolist()
     few = min(matches, 4)
     background = min(16 - few, 30 - matches)
     assert chosen[:few] == [1] * few and chosen[few : few + background] == [0] * background
@@ -53,7 +53,7 @@ def test_samples_have_matched_ones_first_and_never_too_many(matches):
 
 def test_suppression_keeps_a_declared_number_best_first():
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30], [50, 50, 60, 60]]])
-    ranks, numbers = ops.suppressed(boxes, torch.tensor([[3.0, 2.0, 1.0, 0.0]]), 0.7, 4)
+    ranks, numbers = ops.suppress_overlapping_boxes(boxes, torch.tensor([[3.0, 2.0, 1.0, 0.0]]), 0.7, 4)
     assert numbers.tolist() == [[0, 2, 3, 1]] and (ranks[0] > 1).tolist() == [True, True, True, False]
 
 

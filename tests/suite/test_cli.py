@@ -70,14 +70,14 @@ def test_what_does_not_fit_has_no_throughput():
 
 def test_digests_are_equal_for_equal_models_and_name_what_differs():
     pytest.importorskip("torch")
-    from roller.suite.digest import digest
+    from roller.suite.model_digest import digest_model
 
-    one, same = (digest(MODELS["a3c"], reduced=True) for _ in range(2))
+    one, same = (digest_model(MODELS["a3c"], reduced=True) for _ in range(2))
     assert (one.modules_key, one.operators_key) == (same.modules_key, same.operators_key)
     assert one.difference(same) == () and one.parameters == 43_539
     assert "body.0: Conv2d(4, 4, kernel_size=(8, 8), stride=(4, 4))" in one.modules
     assert "1 x forward aten.relu.default [16, 4, 20, 20]" in one.operators
-    full = digest(MODELS["a3c"])
+    full = digest_model(MODELS["a3c"])
     assert full.modules_key != one.modules_key
     assert "-heads.weight: [7, 64] float32" in one.difference(full)
     assert "+heads.weight: [7, 256] float32" in one.difference(full)

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from roller.cli.main import app
 from roller.errors import RollerError
-from roller.suite.difference import difference, sentences
+from roller.suite.difference import difference, difference_notes
 from roller.suite.registry import MODELS
-from roller.suite.run_file import SuiteRun, head_of, read_run, write_run
+from roller.suite.run_file import SuiteRun, read_run, run_header, write_run
 
 
 def measured(model, processes, batch=8, **more):
@@ -73,7 +73,7 @@ def test_what_is_unstable_or_only_in_one_run_is_said():
     found = difference(before, after)
     assert [(row.model, row.verdict, row.reason) for row in found.rows] == [("ncf", "not compared", "it was unstable")]
     assert found.only_before == (("a3c", 8, "measured", ""),) and found.only_after == (("minigo", 8, "measured", ""),)
-    assert list(sentences(found)) == [
+    assert list(difference_notes(found)) == [
         "environment.packages.torch: 2.1 before, 2.2 after", "only before: a3c 8 measured",
         "only after: minigo 8 measured",
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     path, run = tmp_path / "run.json", run_of(0)
     write_run(path, run)
     assert read_run(path).to_dict() == run.to_dict() == json.loads(path.read_text())
-    assert head_of("1.0", seed=3)["seed"] == 3 and "cache" not in head_of("1.0")["environment"]
+    assert run_header("1.0", seed=3)["seed"] == 3 and "cache" not in run_header("1.0")["environment"]
 
 
 @pytest.mark.parametrize(

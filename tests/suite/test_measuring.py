@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 from roller.cli.main import app
 from roller.errors import RollerError
 from roller.hardware import load_spec
-from roller.insight.cost.pipe_work import PipeWork
+from roller.insight.cost.arithmetic_pipe_work import PipeWork
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
-from roller.suite.kernel_use import OperatorUse, TimedWork, longest_below_average, operator_uses
 from roller.suite.mean_interval import MeanInterval
 from roller.suite.measuring import Measurement, measure
+from roller.suite.peak_utilisation import OperatorUse, TimedWork, longest_operators_below_average, peak_use_by_operator
 from roller.suite.registry import MODELS, models_of
 from roller.suite.sampling import Sample
 
@@ -88,10 +88,10 @@ def test_the_five_longest_operators_below_the_average():
     rows = [TimedWork("mm", 6.0, (PipeWork("fma", 1.0, 3.0),)), TimedWork("copy_", 1.0, ())]
     rows += [TimedWork(f"norm{n}", 0.5 + 0.1 * n, (PipeWork("fma", 1.0, 0.05),)) for n in range(6)]
     rows.append(TimedWork("norm5", 0.4, ()))
-    uses = operator_uses(rows)
+    uses = peak_use_by_operator(rows)
     assert uses[0] == OperatorUse("mm", 1, 6.0, 6.0 / 11.9, 0.5)
     assert uses[1] == OperatorUse("norm5", 2, 1.4, 1.4 / 11.9, pytest.approx(0.05 / 1.4))
-    below = longest_below_average(uses)
+    below = longest_operators_below_average(uses)
     assert [use.name for use in below] == ["norm5", "copy_", "norm4", "norm3", "norm2"]
     assert below[1].peak_share is None
 

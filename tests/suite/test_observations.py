@@ -13,7 +13,7 @@ from roller.insight.rate_card import HourlyRate, RateCard
 from roller.suite.device_choice import device_costs
 from roller.suite.observations import check_observations
 from roller.suite.registry import MODELS, models_of
-from roller.suite.studies import CLUSTERS, ClusterRow, Studies, saturation
+from roller.suite.studies import CLUSTERS, ClusterRow, Studies, saturation_batch
 
 NAMES = ("resnet50", "seq2seq", "transformer")
 
@@ -143,9 +143,9 @@ def test_a_sweep_that_ends_before_memory_does_says_nothing_of_saturation():
 
 def test_the_batch_at_which_throughput_saturates():
     rows = [{"batch": b, "throughput_per_s": t} for b, t in ((1, 10.0), (2, 19.0), (4, 22.0), (8, 22.5))]
-    assert saturation(rows) == 4 and saturation(rows[:2]) is None
+    assert saturation_batch(rows) == 4 and saturation_batch(rows[:2]) is None
     late = [{"batch": b, "throughput_per_s": t} for b, t in ((1, 10.0), (2, 10.5), (4, 20.0), (8, 20.5))]
-    assert saturation(late) == 4  # the first doubling gains as little, but a later one gains much
+    assert saturation_batch(late) == 4  # the first doubling gains as little, but a later one gains much
 
 
 def test_studies_are_read_as_they_were_written():

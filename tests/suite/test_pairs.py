@@ -11,14 +11,14 @@ from roller.cli.main import app
 from roller.cli.usage import UsageError
 from roller.errors import ModelError, RollerError
 from roller.runtime.clock import ClockSample, Load
-from roller.suite import pairs, turns, worker
+from roller.suite import pairs, turn_coordinator, worker
 from roller.suite.difference import difference
 from roller.suite.mean_interval import LEAST_ROUNDS, PROCESS_NOISE, paired_ratio
 from roller.suite.measuring import SuiteProcess
-from roller.suite.pairs import PAUSE_S, WARM_UP, Pair, measure_pairs, sample_of, take_rounds
+from roller.suite.pairs import PAUSE_S, WARM_UP, Pair, measure_pairs, run_alternating_rounds, sample_from_rounds
 from roller.suite.registry import MODELS, models_of
 from roller.suite.run_file import SuiteRun, read_run, write_run
-from roller.suite.turns import Block, TurnCoordinator, take_turns
+from roller.suite.turn_coordinator import Block, TurnCoordinator, run_requested_blocks
 from tests.suite.test_measuring import measurement
 
 
@@ -43,7 +43,7 @@ class Machine:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pairs, "monotonic", lambda: self.time)
             patch.setattr(pairs, "sleep", pause)
-            return take_rounds([self.side(0), self.side(1)], budget_s=budget_s)
+            return run_alternating_rounds([self.side(0), self.side(1)], budget_s=budget_s)
 
 
 def test_sides_begin_in_turn_and_the_ratio_is_right_on_a_machine_that_slows_down():
@@ -174,9 +174,11 @@ class StepClock:
 
 def test_blocks_are_run_as_they_are_asked_for_and_become_a_sample(tmp_path, monkeypatch):
     clock = StepClock()
-    monkeypatch.setattr(turns, "system_clock", lambda: clock)
+    monkeypatch.setattr(turn_coordinator, "system_clock", lambda: clock)
     coordinator = TurnCoordinator(tmp_path, lambda: other.is_alive())
-    other = threading.Thread(target=take_turns, args=(clock.step, tmp_path), kwargs={"steps_per_call": 2}, daemon=True)
+    other = threading.Thread(
+        target=run_requested_blocks, args=(clock.step, tmp_path), kwargs={"steps_per_call": 2}, daemon=True
+    )
     other.start()
     coordinator.wait()
     assert [coordinator.run(calls) for calls in (1, 2, 4)] == [Block(0.25, True), Block(0.25, False), Block(0.25, True)]
@@ -202,9 +204,11 @@ def test_an_interpreter_that_is_none_is_refused(tmp_path):
 
 
 def test_rounds_are_a_sample_that_says_when_its_mean_is_not_known():
-    known, few, wide = (sample_of(times, 2) for times in ([0.1, 0.101] * 8, [0.1] * 9, [0.1, 0.2] * 5 + [0.9]))
+    known, few, wide = (sample_from_rounds(times, 2) for times in ([0.1, 0.101] * 8, [0.1] * 9, [0.1, 0.2] * 5 + [0.9]))
     assert known.is_stable and known.interval.mean == pytest.approx(0.1005) and known.disturbed == 2
-    assert not few.is_stable and not wide.is_stable and "got 9 and" in few.note and not sample_of([], 0).is_stable
+    assert (
+        not few.is_stable and not wide.is_stable and "got 9 and" in few.note and not sample_from_rounds([], 0).is_stable
+    )
 
 
 def test_pairs_that_scatter_more_than_expected_widen_the_interval():
@@ -234,13 +238,13 @@ def test_a_process_starts_again_once_for_fixed_addresses(monkeypatch):
             state[0] = wanted
         return state[0]
 
-    monkeypatch.setattr(worker, "_personality", lambda: personality)
+    monkeypatch.setattr(worker, "_personality_call", lambda: personality)
     monkeypatch.setattr(os, "execv", lambda path, words: starts.append(words))
-    worker.fix_addresses()
-    worker.fix_addresses()
+    worker.disable_address_randomization()
+    worker.disable_address_randomization()
     assert len(starts) == 1 and worker.has_fixed_addresses()
-    monkeypatch.setattr(worker, "_personality", lambda: None)
-    worker.fix_addresses()
+    monkeypatch.setattr(worker, "_personality_call", lambda: None)
+    worker.disable_address_randomization()
     assert len(starts) == 1 and not worker.has_fixed_addresses()
 
 

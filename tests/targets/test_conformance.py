@@ -20,8 +20,8 @@ from roller.errors import BuildError, EmulationError, LaunchError
 from roller.hardware import list_specs
 from roller.models.session.gpu_device import open_device
 from roller.runtime.inputs import random_inputs
-from roller.targets import DEVICES, KINDS, LANGUAGES, TARGETS, pretends, target_for, target_of_language
-from roller.targets.lazy import loaded
+from roller.targets import DEVICES, KINDS, LANGUAGES, TARGETS, is_simulated_device, target_for, target_of_language
+from roller.targets.lazy import import_object
 from roller.tile.structures import STRUCTURES
 from tests.builds import builds_folder
 from tests.offenders import every
@@ -74,7 +74,7 @@ def test_what_a_row_names_is_there(target):
     for name in (target.generator, target.toolchain):
         assert not name or importlib.util.find_spec(name) is not None
     for reference in filter(None, (target.launcher, target.worker, target.emulator)):
-        assert callable(loaded(reference))
+        assert callable(import_object(reference))
     assert bool(target.language) == bool(target.generator)
     assert target.language or target.device, "nobody could ask for it"
     assert target.kind is KINDS[target.kind.name]
@@ -160,7 +160,7 @@ def test_what_is_for_another_target_is_refused_with_a_remedy(target):
 def test_devices_are_named_and_opened_or_say_what_is_missing(target):
     name = target.first_device if target.numbered else f"{target.device}:v100"
     assert is_reachable(name) == bool(target.worker)
-    assert pretends(name) == target.pretends
+    assert is_simulated_device(name) == target.pretends
     if target.worker:
         assert parse(name).target is target and parse(parse(name).text) == parse(name)
     for opened in [lambda: target.open_worker(0, {})] * bool(target.worker) + [lambda: open_device(name, "sm_70")]:
@@ -176,4 +176,4 @@ def test_what_nobody_is_called_is_refused():
         target_of_language("cud", "here")
     with pytest.raises(LaunchError, match=r"Name a GPU of this machine\.$"):
         open_device("ipu:0", "mk2")
-    assert not pretends("ipu:0") and not is_reachable("emulated")
+    assert not is_simulated_device("ipu:0") and not is_reachable("emulated")

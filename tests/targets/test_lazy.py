@@ -7,7 +7,7 @@ import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 
-from roller.targets.lazy import loaded
+from roller.targets.lazy import import_object
 
 SOURCE = """
 from gate_of_a_test import begun, goes_on
@@ -24,9 +24,9 @@ def test_a_module_that_another_thread_is_loading_is_waited_for(tmp_path, monkeyp
     (tmp_path / "loads_slowly.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(loaded, "loads_slowly:value")
+        first = pool.submit(import_object, "loads_slowly:value")
         assert gate.begun.wait(60)
-        second = pool.submit(loaded, "loads_slowly:value")
+        second = pool.submit(import_object, "loads_slowly:value")
         threading.Event().wait(0.05)  # time to look into what is half loaded
         gate.goes_on.set()
         assert (first.result(60), second.result(60)) == (7, 7)

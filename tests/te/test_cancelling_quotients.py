@@ -13,7 +13,7 @@ pytest.importorskip("tvm")
 import roller
 from roller.expr import Index, Term
 from roller.te.compat import te, tirx
-from roller.te.emit import without_opposites
+from roller.te.emit import remove_opposite_remainders
 from tests.offenders import every
 
 _DIV, _MOD = tirx.floordiv, tirx.floormod
@@ -58,7 +58,7 @@ def test_guards_of_cancelling_quotients_compile(index: Callable[[Any], Any], bou
 ])  # fmt: skip
 def test_terms_that_may_cancel_become_quotients(terms: list[tuple[int, int, int]]) -> None:
     index = Index(tuple(Term("i", *t) for t in terms), 5)
-    found = without_opposites(index)
+    found = remove_opposite_remainders(index)
     at = {"i": np.arange(-7, 200)}
     np.testing.assert_array_equal(found(at), index(at))
     signs = [(t.div, t.coef > 0) for t in found.terms]
@@ -68,4 +68,4 @@ def test_terms_that_may_cancel_become_quotients(terms: list[tuple[int, int, int]
 def test_terms_that_cannot_cancel_stay() -> None:
     for terms in ([(1, 2, 0), (1, 2, 4)], [(64, 64, 0), (1, 1, 64)], [(1, 2, 0), (-4, 8, 0)]):
         index = Index(tuple(Term("i", *t) for t in terms), 5)
-        assert without_opposites(index) is index
+        assert remove_opposite_remainders(index) is index

@@ -17,21 +17,21 @@ from roller.perf.batch import TileBatch, batch_of
 from roller.te.compat import TensorLoad, tirx, tvm, tvm_ffi
 from roller.templates.gpu.common import operand_copies as matrix_copies
 from roller.templates.gpu.common import row_shape, row_widths
-from roller.templates.gpu.common import vectors as gpu_vectors
-from roller.templates.gpu.common import window_strips as walk
-from roller.templates.gpu.common.occupancy import held_registers
-from roller.templates.gpu.common.products import products_of
+from roller.templates.gpu.common import vector_widths as gpu_vectors
+from roller.templates.gpu.common import window_walks as walk
+from roller.templates.gpu.common.occupancy import next_tile_registers
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.staged_copies import StagedCopy
-from roller.templates.gpu.emit import plan
-from roller.templates.gpu.emit.context import Context
-from roller.templates.gpu.emit.fragments import RegisterTile
-from roller.templates.gpu.emit.nest import Buffer, Stmt, dtype_name
-from roller.templates.gpu.emit.staging import Rounds
+from roller.templates.gpu.common.window_products import matrix_product_of_batch
+from roller.templates.gpu.emit import kernels_of_program
+from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.register_tiles import RegisterTile
+from roller.templates.gpu.emit.staged_tiles import CopyRounds
+from roller.templates.gpu.emit.tir_statements import Buffer, Stmt, dtype_name
 from roller.templates.gpu.matrix import emit as matrix
 from roller.templates.gpu.matrix.emit_copy import OperandCopy
 from roller.templates.gpu.rows import emit as rows
-from roller.templates.gpu.rows.emit_shifted import Shifted
+from roller.templates.gpu.rows.emit_shifted_columns import ShiftedColumns
 from roller.templates.gpu.streaming import emit as streaming
 from roller.templates.gpu.warp_group import emit_copies as group_copies
 from roller.templates.gpu.window import emit as window
@@ -48,12 +48,12 @@ class Emitted:
     """What the templates decided while the kernels of a program were written."""
 
     kernels: list[Stmt] = field(default_factory=list)
-    rounds: dict[Load, Rounds] = field(default_factory=dict)
+    rounds: dict[Load, CopyRounds] = field(default_factory=dict)
     copies: dict[Load, OperandCopy] = field(default_factory=dict)
     chunks: dict[Load, bool] = field(default_factory=dict)
     fragments: dict[str, list[RegisterTile]] = field(default_factory=dict)
-    shifted: list[Shifted | None] = field(default_factory=list)
-    windows: list[window.Window] = field(default_factory=list)
+    shifted: list[ShiftedColumns | None] = field(default_factory=list)
+    windows: list[window.WindowKernel] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     #: Widths of vectors in which every buffer is loaded, and stored, over all kernels.
     loaded: dict[str, set[int]] = field(default_factory=dict)
@@ -79,9 +79,9 @@ def emit(program: RProgram, spec: DeviceSpec) -> Emitted:
     """Write the kernels of a program and return what was decided on the way."""
     out = Emitted()
     cuda = spec.target.get("language") == "cuda"
-    ctx = Context(program.expr, async_copies=cuda and spec.execution.async_copy_bytes is not None)
+    ctx = KernelContext(program.expr, async_copies=cuda and spec.execution.async_copy_bytes is not None)
     with _recorded(out):
-        out.kernels = plan.kernels(ctx, program)
+        out.kernels = kernels_of_program.write_kernels(ctx, program)
 
     def visit(node: Any) -> None:
         if type(node).__name__ == "AllocBuffer":
@@ -149,13 +149,23 @@ def _recorded(out: Emitted) -> Iterator[None]:
         out.copies[copy.operand.load] = copy
 
     patches = [
-        recorder(Rounds, "of", lambda r, ctx, t, *_: out.rounds.setdefault(t.load, r)),
+        recorder(CopyRounds, "of", lambda r, ctx, t, *_: out.rounds.setdefault(t.load, r)),
         recorder(matrix, "OperandCopy", copied),
-        recorder(group_copies, "_whole_chunks", lambda found, ctx, t, *_: out.chunks.update({t.load: found})),
-        recorder(rows, "fragments", lambda f, c, w, m, prefix, *_: out.fragments.setdefault(prefix, []).extend(f)),
-        recorder(streaming, "fragments", lambda f, c, w, m, prefix, *_: out.fragments.setdefault(prefix, []).extend(f)),
-        recorder(Shifted, "of", lambda found, *_: out.shifted.append(found)),
-        recorder(window.Window, "_row_reads", lambda found, w: out.windows.append(w)),
+        recorder(
+            group_copies, "_chunks_are_aligned_runs", lambda found, ctx, t, *_: out.chunks.update({t.load: found})
+        ),
+        recorder(
+            rows,
+            "register_tiles_of_loads",
+            lambda f, c, w, m, prefix, *_: out.fragments.setdefault(prefix, []).extend(f),
+        ),
+        recorder(
+            streaming,
+            "register_tiles_of_loads",
+            lambda f, c, w, m, prefix, *_: out.fragments.setdefault(prefix, []).extend(f),
+        ),
+        recorder(ShiftedColumns, "of", lambda found, *_: out.shifted.append(found)),
+        recorder(window.WindowKernel, "_row_vectors", lambda found, w: out.windows.append(w)),
     ]
     for p in patches:
         p.start()
@@ -168,7 +178,7 @@ def _recorded(out: Emitted) -> Iterator[None]:
 
 def twins(program: RProgram, spec: DeviceSpec) -> Iterator[Twin]:
     """Return every decision of a program's price with that of its template."""
-    found = products_of(batch_of([program]))
+    found = matrix_product_of_batch(batch_of([program]))
     program = program if found is None else found.inner(program)
     batch, done = batch_of([program]), emit(program, spec)
     laid = SharedMemoryLayout.of(batch, [program], spec)
@@ -186,7 +196,7 @@ def twins(program: RProgram, spec: DeviceSpec) -> Iterator[Twin]:
         yield from _window(batch, done)
     elif program.structure == "tiled":
         yield from _copies(batch, laid.padding, done)
-        yield "waits in registers", bool(held_registers(batch, spec)[0]), done.elements("next") > 0
+        yield "waits in registers", bool(next_tile_registers(batch, spec)[0]), done.elements("next") > 0
 
 
 def _stream_widths(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
@@ -200,7 +210,7 @@ def _stream_widths(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
 def _row_widths(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
     shape = row_shape.RowShape.of(batch.geometry)
     if len(done.kernels) == 1 and not shape.other_bytes:
-        at_edges = row_widths.shifted_elements(batch)[0] > 1
+        at_edges = row_widths.shifted_vector_elements(batch)[0] > 1
         reads = [(r.access, row_widths.row_access_width(r.access, batch)) for r in shape.reads]
         yield from _loads(reads, done, at_edges=at_edges)
         yield from _stores([(a, row_widths.row_access_width(a, batch)) for a in shape.stores], done, at_edges=at_edges)
@@ -260,7 +270,7 @@ def _matrix(batch: TileBatch, spec: DeviceSpec, done: Emitted) -> Iterator[Twin]
 
 
 def _window(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
-    (t,), w = done.windows, walk.walk(batch)
+    (t,), w = done.windows, walk.window_walk(batch)
     for r in done.rounds.values():
         yield "copy: elements at once", int(w.copy_width[0]), r.width
     yield "row: elements at once", int(w.width[0]), t.width
@@ -271,11 +281,11 @@ def _window(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
 def _rows(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
     shape = row_shape.RowShape.of(batch.geometry)
     reads = {(r.access.tensor.name, r.access.index): r for r in shape.reads}
-    kept = {key for key, r in reads.items() if r.keepable and row_shape.keeps(batch)[0]}
+    kept = {key for key, r in reads.items() if r.keepable and row_shape.keeps_whole_rows(batch)[0]}
     held = done.fragments.get("kept", ())
     yield "kept in registers", kept, {(f.load.tensor, f.load.index) for f in held}
     shifted = next((s for s in done.shifted if s is not None), None)
-    yield "shift", int(row_widths.shifted_elements(batch)[0]), shifted.shift.width if shifted else 1
+    yield "shift", int(row_widths.shifted_vector_elements(batch)[0]), shifted.shift.width if shifted else 1
     for f in (*held, *done.fragments.get("vec", ())):
         r = reads.get((f.load.tensor, f.load.index))
         if r is not None:

@@ -16,19 +16,19 @@ import roller
 from benchmarks.common import operators
 from roller.artifact import KernelArtifact
 from roller.compiler.pipeline import lower
-from roller.construction.neighbours import neighbours
+from roller.construction.neighbours import neighbour_programs
 from roller.emulator import prove
-from roller.emulator.bsp import EmulatedSteps
+from roller.emulator.codelet_emulator import EmulatedSteps
 from roller.errors import BuildError, EmulationError, NoCandidateError, TileError
 from roller.expr import Index, Tensor
 from roller.expr.scalar import Term
 from roller.ops import from_spec
 from roller.perf.batch import batch_of
-from roller.templates.bsp.common.decide import piece_elements, pieces_of
-from roller.templates.bsp.emit.schedule import schedule_of
-from roller.templates.pricing import estimate_explained
+from roller.templates.bsp.common.program_counts import elements_per_piece, pieces_per_tile
+from roller.templates.bsp.emit.schedule import build_schedule
+from roller.templates.pricing import estimate_with_terms
 from roller.tile.boxes import Box, boxes_of, whole_axes
-from roller.tile.supersteps import Schedule, plain
+from roller.tile.supersteps import Schedule, codelet_name
 from tests.builds import builds_folder
 
 SPEC = roller.load_spec("ipu_mk2")
@@ -94,7 +94,7 @@ def test_tiles_beyond_a_scratchpad_are_refused_with_its_bytes():
 def test_terms_add_up_and_say_their_phases():
     for text in OPERATORS[:1] + OPERATORS[-2:-1]:
         program = roller.construct(roller.ops.parse(text), SPEC, top_k=1)[0].program
-        estimate, term = estimate_explained(program, SPEC)
+        estimate, term = estimate_with_terms(program, SPEC)
         assert term.value == estimate.seconds == sum(p.value for p in term.parts)
         assert [p.name for p in term.parts] == ["computing", "exchange", "synchronisation", "streaming", "launch"]
 
@@ -130,7 +130,7 @@ def test_all_operators_are_constructed_and_their_names_read_back():
 def test_neighbours_are_programs_that_construction_could_make(text):
     expr = roller.ops.parse(text)
     for c in roller.construct(expr, SPEC, top_k=40)[::20]:
-        found = neighbours(c.program, expr, SPEC, roller.ConstructOptions())
+        found = neighbour_programs(c.program, expr, SPEC, roller.ConstructOptions())
         assert found
         for other in found[:10]:
             assert {n: t for n, t in other.program.tiles if n == "register"} == dict(c.program.tiles[:1])
@@ -139,7 +139,7 @@ def test_neighbours_are_programs_that_construction_could_make(text):
 
 def test_a_schedule_is_data():
     program = roller.construct(roller.ops.matmul(64, 64, 64), SPEC, top_k=1)[0].program
-    schedule = schedule_of(program, SPEC, "k")
+    schedule = build_schedule(program, SPEC, "k")
     assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
     a = schedule.tensor("A")
     assert a.counts == tuple(int(n) for n in boxes_of(program.expr)["A"].counts(program.block_tile))
@@ -202,8 +202,8 @@ def test_names_that_differ_in_signs_alone_are_not_one_name():
 
 @given(st.lists(st.text(st.sampled_from("f4*/%_ 2a"), min_size=1), unique=True, min_size=2, max_size=6))
 def test_plain_names_are_as_many_as_names(names):
-    assert len({plain(n) for n in names}) == len(names)
-    assert all(plain(n).replace("_", "a").isalnum() for n in names)
+    assert len({codelet_name(n) for n in names}) == len(names)
+    assert all(codelet_name(n).replace("_", "a").isalnum() for n in names)
 
 
 @pytest.mark.slow
@@ -240,6 +240,6 @@ def test_workers_have_the_shares_that_are_priced(text, monkeypatch):
     batch, vector = batch_of([program]), program.tile("register")[program.vector_axis]
     assert len(written) == len(program.expr.stages)
     for stage, (itemsize, owners) in zip(program.expr.stages, written.values(), strict=True):
-        busiest, piece = np.bincount(owners)[1:].max(), piece_elements(vector, itemsize)
-        share = -(-int(pieces_of(stage, batch)[0]) // SPEC.limits.threads_per_unit)
+        busiest, piece = np.bincount(owners)[1:].max(), elements_per_piece(vector, itemsize)
+        share = -(-int(pieces_per_tile(stage, batch)[0]) // SPEC.limits.threads_per_unit)
         assert (share - 1) * piece < busiest <= share * piece

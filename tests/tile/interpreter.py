@@ -17,7 +17,7 @@ import numpy as np
 from roller.errors import TileError, counted
 from roller.expr import COMBINERS, FUNCTIONS, Cast, Const, IndexValue, Scalar, Stage, Tensor, TensorExpr
 from roller.expr import Load as Read
-from roller.expr.evaluate import converted_values
+from roller.expr.evaluate import convert_values
 from roller.tile.program import RProgram
 from tests.tile.instructions import Box, Compute, Instruction, Load, Points, Region, Store, instructions, partial_name
 
@@ -290,9 +290,9 @@ class _Machine:
         if isinstance(node, Const):
             return np.float64(node.value) if "float" in node.dtype else np.int64(node.value)
         if isinstance(node, IndexValue):
-            return converted_values(np.asarray(node.index(env)), node.dtype)
+            return convert_values(np.asarray(node.index(env)), node.dtype)
         if isinstance(node, Cast):
-            return converted_values(np.asarray(self._scalar(node.arg, env, where)), node.dtype)
+            return convert_values(np.asarray(self._scalar(node.arg, env, where)), node.dtype)
         if isinstance(node, Read):
             return self._read(node, env, where)
         return FUNCTIONS[node.fn].numpy(*(self._scalar(a, env, where) for a in node.args))

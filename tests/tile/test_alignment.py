@@ -10,12 +10,12 @@ from roller import ops
 from roller.hardware import load_spec
 from roller.tile import RProgram
 from roller.tile.alignment import (
+    avoids_bank_conflicts,
     broken_rules,
-    execution_unit,
-    find_transactions,
-    memory_bank,
-    tensor_shape,
-    transaction,
+    fills_execution_units,
+    fills_transactions,
+    limits_padding_waste,
+    precompute_transactions,
 )
 from tests.offenders import every
 
@@ -34,14 +34,14 @@ def test_the_published_program_meets_every_rule_once_padded():
 
 @pytest.mark.parametrize(("shared", "whole"), [((128, 64, 32), True), ((64, 16, 32), True), ((24, 16, 32), False)])
 def test_threads_fill_whole_units(shared, whole):
-    assert execution_unit(_matmul(shared=shared), V100, 1.0) is whole
+    assert fills_execution_units(_matmul(shared=shared), V100, 1.0) is whole
 
 
 def test_a_wavefront_is_64_threads():
     half = _matmul(shared=(64, 16, 32))
     assert half.threads_per_block == 32
-    assert execution_unit(half, V100, 1.0)
-    assert not execution_unit(half, load_spec("mi50"), 1.0)
+    assert fills_execution_units(half, V100, 1.0)
+    assert not fills_execution_units(half, load_spec("mi50"), 1.0)
 
 
 @every(
@@ -55,24 +55,24 @@ def test_a_wavefront_is_64_threads():
     ],
 )
 def test_runs_are_whole_transactions(shape, step, aligned):
-    assert transaction(_matmul(shared=(128, 64, step), shape=shape), V100, 1.0) is aligned
+    assert fills_transactions(_matmul(shared=(128, 64, step), shape=shape), V100, 1.0) is aligned
 
 
 def test_transactions_of_many_programs_are_those_of_each():
     tiles = [(128, 64, 32), (128, 60, 32), (64, 64, 4), (16, 4096, 8)]
-    alone = [transaction(_matmul((1, 1, 1), t), V100, 1.0) for t in tiles]
+    alone = [fills_transactions(_matmul((1, 1, 1), t), V100, 1.0) for t in tiles]
     programs = [_matmul((1, 1, 1), t) for t in tiles]
     programs = [replace(p, expr=programs[0].expr) for p in programs]
-    find_transactions(programs, V100)
+    precompute_transactions(programs, V100)
     assert len(programs[0].expr._memo["transactions"]) == len(tiles) and {True, False} == set(alone)
-    assert [transaction(p, V100, 1.0) for p in programs] == alone
+    assert [fills_transactions(p, V100, 1.0) for p in programs] == alone
 
 
 def test_banks_are_enumerated_and_only_where_data_are_staged():
-    assert not memory_bank(_matmul(interleaved=False), V100, 1.0)
-    assert not memory_bank(_matmul(interleaved=False, storage_padding=(("A", 4),)), V100, 1.0)
-    assert memory_bank(_matmul(storage_padding=(("A", 4),)), V100, 1.0)
-    assert memory_bank(_matmul(interleaved=False, staged=()), V100, 1.0)
+    assert not avoids_bank_conflicts(_matmul(interleaved=False), V100, 1.0)
+    assert not avoids_bank_conflicts(_matmul(interleaved=False, storage_padding=(("A", 4),)), V100, 1.0)
+    assert avoids_bank_conflicts(_matmul(storage_padding=(("A", 4),)), V100, 1.0)
+    assert avoids_bank_conflicts(_matmul(interleaved=False, staged=()), V100, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_banks_are_enumerated_and_only_where_data_are_staged():
 )
 def test_padded_waste_is_bounded_by_epsilon(m, epsilon, kept):
     """1025 rows in tiles of 128 waste 127/1025; 65 rows waste 63/65."""
-    assert tensor_shape(_matmul(shape=(m, 4096, 4096)), V100, epsilon) is kept
+    assert limits_padding_waste(_matmul(shape=(m, 4096, 4096)), V100, epsilon) is kept
 
 
 def test_on_a_cpu_the_vector_axis_holds_whole_vectors():
     spec = load_spec("cpu-avx2")
     tiles = (("register", (4, 16, 1)), ("l1", (4, 16, 64)), ("l2", (64, 64, 64)))
     program = RProgram(ops.matmul(64, 64, 64), "cpu", "tiled", tiles, (), ("A", "B"), "j", 8)
-    assert execution_unit(program, spec, 1.0)
+    assert fills_execution_units(program, spec, 1.0)
     ragged = (("register", (4, 12, 1)), ("l1", (4, 12, 64)), ("l2", (64, 60, 64)))
-    assert not execution_unit(RProgram(program.expr, "cpu", "tiled", ragged, (), (), "j", 8), spec, 1.0)
-    assert not execution_unit(RProgram(program.expr, "cpu", "tiled", tiles), spec, 1.0)
+    assert not fills_execution_units(RProgram(program.expr, "cpu", "tiled", ragged, (), (), "j", 8), spec, 1.0)
+    assert not fills_execution_units(RProgram(program.expr, "cpu", "tiled", tiles), spec, 1.0)

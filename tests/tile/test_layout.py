@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.tile import RProgram
-from roller.tile.layout import LaneReads, fragment_spread, lane_reads, storage_padding, tile_layout
-from roller.tile.steps import pitches
+from roller.tile.layout import LaneReads, lane_reads, storage_padding, thread_read_ratio, tile_layout
+from roller.tile.memory_steps import pitches
 from tests.offenders import every
 
 
@@ -41,20 +41,20 @@ def _block_128x64(interleaved):
 def test_a_3x4_tile_on_4_banks_read_by_3x1_pads_1():
     assert published_padding(tile_row_bytes=16, reader_row_bytes=4, banks=4, bank_width_bytes=4) == 4
     column = LaneReads(columns=(0, 0, 0), rows=(0, 1, 2), row_elements=4, width=1, itemsize_bytes=4)
-    assert [column.degree(pad, 4, 4) for pad in range(5)] == [3, 1, 2, 1, 3]
+    assert [column.worst_conflict_degree(pad, 4, 4) for pad in range(5)] == [3, 1, 2, 1, 3]
 
 
 def test_contiguous_rows_stay_conflicted_for_every_vector_friendly_pad():
     reads = lane_reads(_block_128x64(interleaved=False), 32)["A"]
-    assert [reads.degree(pad, 32, 4) for pad in range(0, 129, 4)] == [2] * 33
+    assert [reads.worst_conflict_degree(pad, 32, 4) for pad in range(0, 129, 4)] == [2] * 33
     assert storage_padding(reads, 32, 4) == (0, 2)
 
 
 def test_interleaved_rows_do_not():
     reads = lane_reads(_block_128x64(interleaved=True), 32)["A"]
-    assert reads.degree(0, 32, 4) == 2
+    assert reads.worst_conflict_degree(0, 32, 4) == 2
     assert storage_padding(reads, 32, 4) == (4, 1)
-    assert [reads.degree(pad, 32, 4) for pad in range(4, 32, 4)] == [1] * 7
+    assert [reads.worst_conflict_degree(pad, 32, 4) for pad in range(4, 32, 4)] == [1] * 7
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -86,7 +86,7 @@ def test_conflict_degree_by_brute_force(lanes, row, pad, width, size, banks):
                 word = (start + element * size) // 4
                 words_of_bank[word % banks].add(word)
         worst = max(worst, *(len(words) for words in words_of_bank.values()))
-    assert reads.degree(pad, banks, 4) == worst
+    assert reads.worst_conflict_degree(pad, banks, 4) == worst
 
 
 @given(
@@ -98,7 +98,7 @@ def test_padding_is_the_smallest_with_the_fewest_conflicts_and_keeps_vectors_who
     pad, degree = storage_padding(reads, 32, 4)
     vector = 16 // size
     step = vector if row % vector == 0 else 1
-    degrees = {p: reads.degree(p, 32, 4) for p in range(0, 8 * step + 1, step)}
+    degrees = {p: reads.worst_conflict_degree(p, 32, 4) for p in range(0, 8 * step + 1, step)}
     assert degree == min(degrees.values())
     assert pad == min(p for p, d in degrees.items() if d == degree)
 
@@ -141,4 +141,4 @@ def test_elements_a_thread_reads_by_enumeration(interleaved, window, stride, col
     pieces = {} if not interleaved else {c: outputs[c * vector : (c + 1) * vector] for c in range(columns // vector)}
     read = [{o * stride + k for o in piece for k in range(window)} for piece in (pieces.values() or [outputs])]
     whole = len({o * stride + k for o in range(columns) for k in range(window)})
-    assert fragment_spread(program) == {"X": pytest.approx(sum(map(len, read)) / whole)}
+    assert thread_read_ratio(program) == {"X": pytest.approx(sum(map(len, read)) / whole)}

@@ -11,7 +11,7 @@ from roller.expr import SPATIAL, Axis, Index, Load, Stage, Tensor, TensorExpr, T
 from roller.expr.canonical import fuse_axes
 from roller.expr.scalar import Bound
 from roller.tile import RProgram
-from roller.tile.smaller import smaller
+from roller.tile.shrink_program import shrink_program
 
 matrix = st.tuples(*3 * [st.integers(1, 3000)])
 blocks = st.tuples(*3 * [st.sampled_from([1, 2, 3, 8, 12, 32, 64])])
@@ -24,7 +24,7 @@ def test_remainders_and_steps_are_kept(shape, block, split, stages, raster):
     block = block[: len(expr.axes)]
     tiles = (("register", tuple(1 for _ in block)), ("shared", block))
     program = RProgram(expr, "gpu", "tiled", tiles, split_k=split, stages=stages, raster=raster)
-    found = smaller(program)
+    found = shrink_program(program)
     if found is None:
         return
     assert found.tiles == program.tiles
@@ -46,7 +46,7 @@ def test_remainders_and_steps_are_kept(shape, block, split, stages, raster):
 ], ids=lambda e: e.name)  # fmt: skip
 def test_large_operators_shrink(expression, device):
     for candidate in construct(expression, device, 3):
-        found = smaller(candidate.program)
+        found = shrink_program(candidate.program)
         assert found is not None
         assert found.expr.anchor.points * 2 <= candidate.program.expr.anchor.points
         assert (found.structure, found.tiles, found.staged) == (
@@ -66,14 +66,14 @@ def shape_of(made: RProgram | None) -> tuple[int, ...]:
 
 
 def test_tensors_shrink_with_what_reads_them():
-    assert shape_of(smaller(program(axis_index("i", 2, 1), 4000, 8000))) < (8000,)
-    third = smaller(program(Index((Term("i", 1, 3),)), 3000, 1000))
+    assert shape_of(shrink_program(program(axis_index("i", 2, 1), 4000, 8000))) < (8000,)
+    third = shrink_program(program(Index((Term("i", 1, 3),)), 3000, 1000))
     assert third is not None and third.axes[0].extent % 12 == 0 and shape_of(third) == (third.axes[0].extent // 3,)
-    assert shape_of(smaller(program(Index((Term("i", 1, 1, 6),)), 3000, 6))) == (6,)
+    assert shape_of(shrink_program(program(Index((Term("i", 1, 1, 6),)), 3000, 6))) == (6,)
 
 
 def test_what_reads_backwards_or_is_bounded_by_a_position_stays():
-    assert smaller(program(axis_index("i", -1, 3999), 4000, 4000)) is None
+    assert shrink_program(program(axis_index("i", -1, 3999), 4000, 4000)) is None
     bound = Bound(axis_index("i"), 0, 3990)
-    assert shape_of(smaller(program(axis_index("i"), 4000, 3990, (bound,)))) < (3990,)
-    assert smaller(program(axis_index("i"), 4000, 4000, (bound,))) is None
+    assert shape_of(shrink_program(program(axis_index("i"), 4000, 3990, (bound,)))) < (3990,)
+    assert shrink_program(program(axis_index("i"), 4000, 4000, (bound,))) is None

@@ -47,7 +47,7 @@ def test_nearest_tests_come_first_and_say_why():
         ("roller/probing/gpu/fits.py", "tests/targets/test_conformance.py"),
         ("roller/templates/cpu/rows/emit.py", "tests/goldens/test_sources.py"),
         ("roller/backends/rocm/toolchain.py", "tests/targets/test_conformance.py"),
-        ("roller/emulator/bsp.py", "tests/templates/test_bsp.py"),
+        ("roller/emulator/codelet_emulator.py", "tests/templates/test_bsp.py"),
         # Folders and names made of parts.
         ("roller/models/onnx/operators/reductions.py", "tests/models/onnx/operators/test_reductions.py"),
         ("examples/new_device.py", "tests/test_examples.py"),
@@ -55,7 +55,7 @@ def test_nearest_tests_come_first_and_say_why():
         ("benchmarks/common.py", "tests/benchmarks/test_machine_code.py"),
         # Data files.
         ("hardware_specs/v100.yaml", "tests/hardware/test_specs.py"),
-        ("roller/models/session/runner.c", "tests/models/session/test_runner.py"),
+        ("roller/models/session/native_runner.c", "tests/models/session/test_runner.py"),
         ("microbench/gpu/l2.cu", "tests/probing/gpu/test_sources.py"),
         ("tests/goldens/candidates/v100.txt", "tests/goldens/test_candidates.py"),
         ("docs/explain.md", "tests/docs/test_blocks.py"),

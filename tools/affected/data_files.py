@@ -25,7 +25,7 @@ ALWAYS = (
 #: a test or benchmark that looks around its own folder.
 WALKED = {
     "hardware_specs/": "roller/hardware/loader.py",
-    "roller/emulator/cxx/": "roller/emulator/library.py",
+    "roller/emulator/cxx/": "roller/emulator/build_library.py",
     "microbench/": "roller/probing/registry.py",
     "docs/": "tests/docs/pages.py",
     "README.md": "tests/docs/pages.py",
@@ -50,9 +50,9 @@ class DataFiles:
 
     Examples
     --------
-    >>> files = DataFiles(["roller/models/session/pool.h", "tests/goldens/a.json", "microbench/cpu/add.c"])
-    >>> sorted(files.read_by("roller/models/session/runner.py", '_HERE / "pool.h"'))
-    ['roller/models/session/pool.h']
+    >>> files = DataFiles(["roller/models/session/thread_pool.h", "tests/goldens/a.json", "microbench/cpu/add.c"])
+    >>> sorted(files.read_by("roller/models/session/native_runner.py", '_HERE / "thread_pool.h"'))
+    ['roller/models/session/thread_pool.h']
     >>> sorted(files.read_by("tests/goldens/test_a.py", "Path(__file__).parent.rglob('*')"))
     ['tests/goldens/a.json']
     """

@@ -74,7 +74,7 @@ RULES = (
     ),
     DynamicImport(
         "verbs of the command line", (r"VERBS\b", r"LazyCommands", r"--help[\"']", r"get_command\(app\)"),
-        r"roller\.cli\.\w+", ("roller/cli/verbs.py::command_at",),
+        r"roller\.cli\.\w+", ("roller/cli/verbs.py::load_command",),
     ),
     DynamicImport(
         "what the process that forks for live profiles imports first", (r"_PRELOADED\b",),
@@ -89,7 +89,7 @@ RULES = (
         r"|session\.\w+|torch\.backend))",
         (
             "roller/core/renamed.py::getattr_for_moved_names.find_moved_name",
-            "roller/core/renamed.py::replacement_of_method",
+            "roller/core/renamed.py::deprecated_method_replacement",
         ),
     ),
     DynamicImport(
@@ -125,15 +125,18 @@ RULES = (
     DynamicImport(
         "devices of sessions", (r"session_device\b",),
         r"roller\.(model\.gpu_device|backends\.null\.gpu|emulator\.device)",
-        tuple(f"roller/targets/{target}.py::_open" for target in ("cuda", "hip", "emulated", "null")),
+        tuple(
+            f"roller/targets/{target}.py::_open_{device}_device"
+            for target, device in (("cuda", "cupy"), ("hip", "rocm"), ("emulated", "emulated"), ("null", "null"))
+        ),
     ),
     DynamicImport(
         "emulators", (r"known\[artifact\.language\]",), r"roller\.emulator\.(emulate|bsp)",
-        ("roller/emulator/emulate.py::emulated_by",),
+        ("roller/emulator/emulate.py::emulator_of_artifact",),
     ),
     DynamicImport("every target", (r"import pytest(?s:.*)\bTARGETS\b",), r"roller\.(backends|probing|emulator)(\..*)?"),
     DynamicImport("any reference of a target", (), r"roller\..*",
-                  ("roller/targets/lazy.py::module",)),
+                  ("roller/targets/lazy.py::lazy_module",)),
     # Folders and names made of parts.
     DynamicImport(
         "operators of ONNX", (r"iter_modules\(__path__\)",), r"roller\.models\.onnx\.operators\.\w+",
@@ -156,7 +159,7 @@ RULES = (
     DynamicImport("a script to record", (), r"examples\..*", ("roller/cli/record.py::record_command",)),
     DynamicImport(
         "a script to trace", (), r"examples\..*",
-        ("roller/insight/trace/pytorch/script_run.py::ScriptTracer._run_script",),
+        ("roller/insight/trace/pytorch/script_run.py::ScriptRunner._run_script",),
     ),
     DynamicImport(
         "an entry file to trace", (), r"examples\..*", ("roller/insight/trace/pytorch/entry_file.py::load_entry_file",)

@@ -63,7 +63,7 @@ def build_graph(repository: Repository) -> Graph:
         return _Builder(repository).graph
     except SourceSyntaxError as error:
         path = Path(error.filename).relative_to(repository.root).as_posix()
-        raise UnreadableFile(f"{path}:{error.lineno}: expected Python, got {error.text!r}. Mend it first.") from None
+        raise UnreadableFile(f"{path}:{error.lineno}: expected Python, got {error.text!r}. Correct it first.") from None
 
 
 class _Builder:

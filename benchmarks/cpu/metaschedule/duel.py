@@ -134,7 +134,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 def as_artifact(module: Any, expr: TensorExpr, mine: KernelArtifact, task: Task) -> KernelArtifact:
     """Return a scheduled program as an artifact, so that one launcher and one thread pool run both kernels."""
-    from roller.templates.cpu.emit.library import ENTRY, build_library
+    from roller.templates.cpu.emit.build_library import ENTRY, build_library
 
     tensors = [("input", t) for t in expr.inputs] + [("output", t) for t in expr.output_tensors]
     arguments = tuple(Argument(t.name, role, t.shape, t.dtype) for role, t in tensors)

@@ -59,17 +59,17 @@ def to_markdown(records: Sequence[Record], head: dict[str, Any]) -> str:
     parts = [
         "# CPU kernels against TVM MetaSchedule\n",
         "; ".join(f"{k} {v}" for k, v in head.items()) + ".\n",
-        "Operators: of each kind the one of median work among the 119, at batch 1. Speed: time of MetaSchedule's best "
-        "program over Roller's, above 1 Roller is faster; median of paired ratios, both kernels in turn in one "
-        "process, by the same launcher, on the same arrays. MetaSchedule tunes the same expression, padding written "
-        "as a stage of its own as in TVM's operator library (it fares far better so).\n",
-        f"The tuner measured on a machine shared with other work (load average up to {max(loads):.1f}): the fastest of "
-        "many calls instead of TVM's mean, which there is one of the scheduler's ticks. Its "
-        f"{CONSIDERED} best by its own measure are measured again, the fastest {FINALISTS} race, and the fastest of "
-        "the race counts. Its seconds are those of the clock from its start to its last trial; those of processors do "
-        "not grow with other work. Importing TVM's tensor intrinsics, which it needs once per process, is not in them "
-        f" ({imports:.0f} s).\n",
-        f"All operators: {total:.0f} s of tuning, {spent:.1f} s of Roller's compilation with ten programs built, "
+        "Operators: for each kind, the one of median work among the 119, at batch 1. Speed: the time of MetaSchedule's "
+        "best program over Roller's (above 1, Roller is faster), as the median of paired ratios; both kernels run in "
+        "turn in one process, with the same launcher, on the same arrays. MetaSchedule tunes the same expression, with "
+        "padding written as a separate stage as in TVM's operator library (it performs far better this way).\n",
+        f"The tuner measured on a machine shared with other work (load average up to {max(loads):.1f}). It took the "
+        "fastest of many calls instead of TVM's mean, which on such a machine mostly reflects the scheduler's ticks. "
+        f"Its {CONSIDERED} best programs by its own measurements are measured again, the fastest {FINALISTS} race, and "
+        "the fastest of the race counts. Its seconds are wall-clock time from its start to its last trial; processor "
+        "time does not grow with other work. They exclude the import of TVM's tensor intrinsics, which it needs once "
+        f"per process ({imports:.0f} s).\n",
+        f"All operators: {total:.0f} s of tuning, and {spent:.1f} s of compilation by Roller, with ten programs built, "
         "checked and timed per operator.\n",
         markdown(("limit", "must be", "is", ""),
                  [(v.name, v.limit, v.value, v.word) for v in verdicts(records, head["trials"])]),

@@ -7,11 +7,11 @@ from typing import Protocol
 import numpy as np
 
 from roller.backends.cpu import threads
-from roller.backends.cpu.launcher import LINE_BYTES, CpuKernel, runtime, runtime_of_pools
+from roller.backends.cpu.launcher import LINE_BYTES, CpuKernel, load_tvm_runtime, thread_pool_runtime
 from roller.core.dtypes import storage_dtype
 
 
-class Place(Protocol):
+class ArgumentAllocator(Protocol):
     """Allocator for a kernel's arguments."""
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int) -> np.ndarray:
@@ -19,13 +19,13 @@ class Place(Protocol):
         ...
 
 
-def rehearse(kernel: CpuKernel, place: Place) -> None:
+def run_on_allocated_memory(kernel: CpuKernel, place: ArgumentAllocator) -> None:
     """Pack constants and call the kernel once, with ``place`` as the allocator for every argument."""
     artifact, views = kernel.artifact, {}
     for a in artifact.arguments:
         stored = storage_dtype(a.dtype)
         alignment_bytes = LINE_BYTES if a.role == "panel" else stored.itemsize
-        views[a.name] = runtime().from_dlpack(place(a.name, a.shape or (1,), stored, alignment_bytes))
-    threads.ready(kernel.cores, runtime_of_pools)
+        views[a.name] = load_tvm_runtime().from_dlpack(place(a.name, a.shape or (1,), stored, alignment_bytes))
+    threads.prepare_pool(kernel.cores, thread_pool_runtime)
     for launch in (*([artifact.prepare] if artifact.prepare else ()), *artifact.launches):
         kernel.module[launch.entry](*(views[n] for n in launch.arguments))

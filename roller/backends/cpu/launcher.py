@@ -21,14 +21,14 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.call_options import refuse_unknown
-from roller.backends.constants import constant_arrays
+from roller.backends.constant_inputs import constant_arrays
 from roller.backends.cpu import threads
-from roller.backends.cpu.features import check_features
-from roller.backends.cpu.slots import Interface, slots_of
-from roller.core.imports import left_out
+from roller.backends.cpu.argument_slots import WritableView, argument_slots
+from roller.backends.cpu.feature_check import check_features
+from roller.core.imports import import_without_package
 from roller.core.scratch import scratch_folder
 from roller.errors import LaunchError, counted
-from roller.targets import expect_language
+from roller.targets import check_language
 
 _RUNTIME = "libtvm_runtime.so"
 #: Alignment of panels in bytes, as code generation declares it.
@@ -39,17 +39,17 @@ _NDARRAY = np.ndarray
 
 
 @functools.cache
-def runtime() -> Any:
+def load_tvm_runtime() -> Any:
     """Load TVM's runtime library once; return the ``tvm_ffi`` module."""
     try:
-        with left_out("torch"):  # tensors are passed by DLPack, with or without torch's extension
+        with import_without_package("torch"):  # tensors are passed by DLPack, with or without torch's extension
             import tvm_ffi
     except ImportError as err:
         raise LaunchError(
             f"CPU launcher: expected the package 'apache-tvm-ffi', got {err}. Install roller with its 'cpu' extra."
         ) from err
     path = _find_runtime()
-    threads.prepare()
+    threads.set_tvm_thread_defaults()
     try:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as err:
@@ -81,7 +81,7 @@ class CpuKernel:
 
     def __init__(self, artifact: KernelArtifact) -> None:
         remedy = "Load it with the launcher of its own target."
-        expect_language(artifact.language, ["llvm"], "CPU launcher", LaunchError, remedy)
+        check_language(artifact.language, ["llvm"], "CPU launcher", LaunchError, remedy)
         if artifact.binary is None:
             raise LaunchError(
                 f"{artifact.expression.name}: expected a built kernel, got the source of one for {artifact.device}, "
@@ -94,8 +94,8 @@ class CpuKernel:
         self._threads = self.cores if artifact.target.get("parallel", True) else 0
         self.module, self._function = _load(artifact.binary, artifact.launches[0].entry)
         constants = constant_arrays(artifact)
-        self._inputs, self._outputs = slots_of(artifact)
-        self._from_dlpack = runtime().from_dlpack
+        self._inputs, self._outputs = argument_slots(artifact)
+        self._from_dlpack = load_tvm_runtime().from_dlpack
         #: Arguments of every call after the caller's arrays: constants, and panels packed from them here.
         self._held_arrays = self._prepared(constants) if constants else ()
         self._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
@@ -104,7 +104,7 @@ class CpuKernel:
         """Return the kernel for other shapes; it shares the library, constants and panels."""
         other = copy.copy(self)
         other.artifact = artifact
-        other._inputs, other._outputs = slots_of(artifact)
+        other._inputs, other._outputs = argument_slots(artifact)
         other._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
         return other
 
@@ -116,15 +116,15 @@ class CpuKernel:
         """Pack the constants; return constants and panels in the kernel's argument order."""
         artifact = self.artifact
         arrays = {artifact.inputs[n].name: c.reshape(artifact.inputs[n].shape or (1,)) for n, c in constants.items()}
-        panels = {a.name: _aligned(a.shape, a.dtype) for a in artifact.arguments if a.role == "panel"}
+        panels = {a.name: _allocate_aligned(a.shape, a.dtype) for a in artifact.arguments if a.role == "panel"}
         held = {**arrays, **panels}
         if artifact.prepare is not None:
             pack = self.module[artifact.prepare.entry]
-            _Run(self.module, pack, [self._view(held[n]) for n in artifact.prepare.arguments], self.cores)()
+            _BoundCall(self.module, pack, [self._view(held[n]) for n in artifact.prepare.arguments], self.cores)()
         return tuple(held[n] for n in artifact.launches[0].arguments if n in held)
 
     def _view(self, array: np.ndarray) -> Any:
-        return self._from_dlpack(np.asarray(Interface(array)))
+        return self._from_dlpack(np.asarray(WritableView(array)))
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Run the kernel."""
@@ -133,7 +133,7 @@ class CpuKernel:
             refuse_unknown(self.artifact.expression.name, "CPU", options, ("out",), remedy)
         views, result = self._views(arrays, out)
         if self._threads:
-            threads.ready(self._threads, runtime_of_pools)
+            threads.prepare_pool(self._threads, thread_pool_runtime)
         self._function(*views, *self._held)
         return result
 
@@ -145,16 +145,16 @@ class CpuKernel:
         bound = [self._from_dlpack(v) for v in views]
         sizes = self._held[len(self._held_arrays) :]
         runs = [
-            _Run(self.module, self._function, [*bound, *held], self._threads)
+            _BoundCall(self.module, self._function, [*bound, *held], self._threads)
             for held in (self._held, *((*c, *sizes) for c in self._copies(rotating_bytes)))
         ]
-        return (runs[0] if len(runs) == 1 else _Turns(runs)), result
+        return (runs[0] if len(runs) == 1 else _RotatingCalls(runs)), result
 
     def _copies(self, total_bytes: int) -> list[tuple[Any, ...]]:
         """Return additional copies of constants and panels, up to ``total_bytes`` including the first one."""
         own_bytes = sum(a.nbytes for a in self._held_arrays)
         count = max(1, min(_MOST_COPIES, math.ceil(total_bytes / own_bytes))) - 1 if own_bytes else 0
-        copies = [map(self._view, _copied(a, count)) for a in self._held_arrays]  # views keep them alive
+        copies = [map(self._view, _copy_aligned(a, count)) for a in self._held_arrays]  # views keep them alive
         return list(zip(*copies, strict=True))
 
     def _views(self, arrays: Sequence[Any], out: Any) -> tuple[list[np.ndarray], Any]:
@@ -203,7 +203,7 @@ class CpuKernel:
             views.append(view)
 
 
-class _Run:
+class _BoundCall:
     """Bare kernel call that keeps the library and the views alive."""
 
     __slots__ = ("function", "module", "threads", "views")
@@ -213,23 +213,23 @@ class _Run:
 
     def __call__(self) -> None:
         if self.threads:
-            threads.ready(self.threads, runtime_of_pools)
+            threads.prepare_pool(self.threads, thread_pool_runtime)
         self.function(*self.views)
 
 
-class _Turns:
+class _RotatingCalls:
     """Call that rotates over equivalent bare calls."""
 
     __slots__ = ("_next",)
 
-    def __init__(self, runs: Sequence[_Run]) -> None:
+    def __init__(self, runs: Sequence[_BoundCall]) -> None:
         self._next = itertools.cycle(runs).__next__
 
     def __call__(self) -> None:
         self._next()()
 
 
-def _aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def _allocate_aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return an array that starts at a cache line, as panels do."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + LINE_BYTES, np.uint8)
@@ -237,16 +237,16 @@ def _aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def _copied(array: np.ndarray, count: int) -> list[np.ndarray]:
+def _copy_aligned(array: np.ndarray, count: int) -> list[np.ndarray]:
     """Return copies that each start at a cache line."""
-    rows = _aligned((count, -(-array.nbytes // LINE_BYTES) * LINE_BYTES), "uint8")
+    rows = _allocate_aligned((count, -(-array.nbytes // LINE_BYTES) * LINE_BYTES), "uint8")
     rows[:, : array.nbytes] = array.reshape(-1).view(np.uint8)
     return [row[: array.nbytes].view(array.dtype).reshape(array.shape) for row in rows]
 
 
 def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
     """Load a library from memory through a temporary file."""
-    ffi = runtime()
+    ffi = load_tvm_runtime()
     with scratch_folder() as folder:
         path = Path(folder, "kernel.so")
         path.write_bytes(binary)
@@ -259,7 +259,7 @@ def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
             ) from err
 
 
-def runtime_of_pools() -> tuple[ctypes.CDLL, Any]:
+def thread_pool_runtime() -> tuple[ctypes.CDLL, Any]:
     """Return TVM's runtime library and the function that sets the size of a pool."""
-    configure = runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
+    configure = load_tvm_runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
     return ctypes.CDLL(str(_find_runtime())), configure

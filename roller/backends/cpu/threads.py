@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from roller.core.processor import granted
+from roller.core.processor import affinity_processors, processors_granted_by_cgroup
 from roller.errors import LaunchError
 
 #: ``int task(int task_id, TVMParallelGroupEnv* env, void* data)``, the callback of TVM's parallel launch.
@@ -28,7 +28,7 @@ _ALL = 1 << 16
 _pools = threading.local()
 
 
-def prepare() -> None:
+def set_tvm_thread_defaults() -> None:
     """Configure TVM's pools to use every processor, unpinned, unless the user set its variables."""
     # TVM reads these variables at every parallel launch. Without the first it uses half the processors; without the
     # second it pins the caller too, and the workers of several pools to one core.
@@ -40,24 +40,24 @@ def prepare() -> None:
 def processors() -> tuple[int, ...]:
     """Return the processors this process had at the first call; binding a thread later does not change the result."""
     # OpenMP binds the calling thread if OMP_PROC_BIND is set.
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    return affinity_processors()
 
 
 def most_threads() -> int:
     """Return the number of threads of this process that can run simultaneously."""
-    return granted(len(processors()))
+    return processors_granted_by_cgroup(len(processors()))
 
 
-def places(workers: int, caller: int, processors: Sequence[int], core_of: Callable[[int], str]) -> list[set[int]]:
+def place_workers(
+    workers: int, caller: int, processors: Sequence[int], core_of: Callable[[int], str]
+) -> list[set[int]]:
     """Return the processors of every worker: one processor each, never the caller's, separate cores first.
 
     Examples
     --------
-    >>> places(2, 0, [0, 1, 2, 3], lambda cpu: str(cpu // 2))
+    >>> place_workers(2, 0, [0, 1, 2, 3], lambda cpu: str(cpu // 2))
     [{2}, {1}]
-    >>> places(1, 0, [0], str)
+    >>> place_workers(1, 0, [0], str)
     [{0}]
     """
     taken, first, siblings = {core_of(caller)}, list[int](), list[int]()
@@ -76,7 +76,7 @@ _PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 @functools.cache
-def core_name(processor: int) -> str:
+def core_of_processor(processor: int) -> str:
     """Identify the core of ``processor`` by its hardware threads; by its own number if they are unknown."""
     try:
         return (_PROCESSORS / f"cpu{processor}/topology/thread_siblings_list").read_text().strip()
@@ -84,7 +84,7 @@ def core_name(processor: int) -> str:
         return str(processor)
 
 
-class Pool:
+class WorkerPool:
     """TVM's pool of the thread that creates this object.
 
     Parameters
@@ -145,7 +145,9 @@ class Pool:
 
     def _move(self, caller: int) -> None:
         self.caller = caller
-        for worker, where in zip(self.workers, places(len(self.workers), caller, processors(), core_name), strict=True):
+        for worker, where in zip(
+            self.workers, place_workers(len(self.workers), caller, processors(), core_of_processor), strict=True
+        ):
             try:
                 os.sched_setaffinity(worker, where)
             except OSError:  # a processor is offline, or a sandbox forbids it; placement is only an optimization
@@ -164,11 +166,11 @@ class Pool:
         return sorted(ids - {threading.get_native_id()})
 
 
-def ready(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
+def prepare_pool(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
     """Prepare the calling thread's pool for a kernel on ``cores`` threads; this takes 0.2 us if nothing changed."""
-    mine: Pool | None = getattr(_pools, "mine", None)
+    mine: WorkerPool | None = getattr(_pools, "mine", None)
     if mine is None:
-        mine = _pools.mine = Pool(*library())
+        mine = _pools.mine = WorkerPool(*library())
     if mine.cores != cores:
         mine.use(cores)
     mine.part()
@@ -176,15 +178,15 @@ def ready(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
 
 def thread_ids() -> tuple[int, ...] | None:
     """Return the ids of the threads that run the calling thread's kernels; ``None`` if they are unknown."""
-    mine: Pool | None = getattr(_pools, "mine", None)
+    mine: WorkerPool | None = getattr(_pools, "mine", None)
     if mine is None or (mine.cores > 1 and not mine.workers):
         return None
     return (threading.get_native_id(), *mine.workers)
 
 
-def _in_pool(act: Callable[[Pool], None]) -> Callable[[], None]:
+def _fork_hook(act: Callable[[WorkerPool], None]) -> Callable[[], None]:
     def hook() -> None:
-        mine: Pool | None = getattr(_pools, "mine", None)
+        mine: WorkerPool | None = getattr(_pools, "mine", None)
         if mine is not None:
             act(mine)
 
@@ -192,4 +194,4 @@ def _in_pool(act: Callable[[Pool], None]) -> Callable[[], None]:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_in_pool(Pool.wake), after_in_child=_in_pool(Pool.lose))
+    os.register_at_fork(before=_fork_hook(WorkerPool.wake), after_in_child=_fork_hook(WorkerPool.lose))

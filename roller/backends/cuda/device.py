@@ -15,12 +15,19 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.cuda.bench import Bench
-from roller.backends.cuda.flush import PTX, Flush
-from roller.backends.cuda.memory import Buffer
+from roller.backends.cuda.cache_flush import PTX, Flush
+from roller.backends.cuda.cupy_runtime import (
+    import_cupy,
+    is_hip,
+    properties,
+    repeatable_launch,
+    select_device,
+    time_by_events,
+)
+from roller.backends.cuda.guarded_buffer import Buffer
 from roller.backends.cuda.module import Module
-from roller.backends.cuda.runtime import cupy, is_hip, properties, queued, timed, use
-from roller.backends.periodic import periodic_inputs
+from roller.backends.cuda.probe_bench import Bench
+from roller.backends.periodic_inputs import periodic_inputs
 from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
 from roller.expr import TensorExpr
@@ -52,7 +59,7 @@ class CudaDevice:
     def __init__(self, index: int, options: Mapping[str, str]) -> None:
         del options
         self._cp = self._runtime()
-        use(self._cp, index)
+        select_device(self._cp, index)
         self._said = properties(self._cp, index)
         self._stream = self._cp.cuda.Stream(non_blocking=True)
         self._flush: Flush | None = None
@@ -64,7 +71,7 @@ class CudaDevice:
         self._bench: Bench | None = None
 
     def _runtime(self) -> Any:
-        return cupy()
+        return import_cupy()
 
     def properties(self) -> dict[str, Any]:
         """Return the properties of the device; see ``DeviceProperties``."""
@@ -187,7 +194,7 @@ class CudaDevice:
             units = self._said["units"]
             self._flush = Flush(self._cp, self._stream, self._said["cache_bytes"], units, self._flush_image())
         self._flush.start()
-        return timed(self._cp, self._stream, run)
+        return time_by_events(self._cp, self._stream, run)
 
     def _flush_image(self) -> bytes | None:
         """Return the kernel that reads a buffer; ``None`` if this device has none."""
@@ -204,10 +211,10 @@ class CudaDevice:
             for n in range(launches):
                 self._launch(n)
 
-        go = queued(self._cp, self._stream, replay)
-        once = min(timed(self._cp, self._stream, go) for _ in range(3))
+        go = repeatable_launch(self._cp, self._stream, replay)
+        once = min(time_by_events(self._cp, self._stream, go) for _ in range(3))
         count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / max(once, 1e-6))))
-        return [timed(self._cp, self._stream, go) / launches for _ in range(count)]
+        return [time_by_events(self._cp, self._stream, go) / launches for _ in range(count)]
 
     def _awake(self, again_s: float = 0.0) -> None:
         """Keep the device busy to raise its clock: for long before the first timing, ``again_s`` after each pause."""

@@ -13,22 +13,22 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from roller.artifact import Argument, KernelArtifact
-from roller.backends.array_hints import check_memory
+from roller.backends.array_hints import check_tensor_has_values
 from roller.backends.call_options import refuse_unknown
-from roller.backends.constants import constant_arrays, with_constants
+from roller.backends.constant_inputs import constant_arrays, merge_constants
+from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.backends.cuda.module import Module
-from roller.backends.cuda.runtime import cupy
-from roller.core.dtypes import DTYPES, bits_of, storage_dtype
+from roller.core.dtypes import DTYPES, as_numpy_bits, storage_dtype
 from roller.errors import LaunchError, counted
 from roller.expr import Tensor
-from roller.targets import expect_language
+from roller.targets import check_language
 
 #: Alignment in bytes that vector accesses of the kernels need.
 _ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True)
-class _Slot:
+class _ArgumentSlot:
     """Argument of a call: a tensor of the expression and an argument of the kernel."""
 
     tensor: Tensor
@@ -50,7 +50,7 @@ class CudaKernel:
 
     def __init__(self, artifact: KernelArtifact) -> None:
         remedy = "Load it with the launcher of its own target."
-        expect_language(artifact.language, [self.language], f"{self.label} launch", LaunchError, remedy)
+        check_language(artifact.language, [self.language], f"{self.label} launch", LaunchError, remedy)
         if artifact.binary is None:
             raise LaunchError(
                 f"{self.label} launch: expected a built '{self.language}' artifact. Build it with its toolchain first."
@@ -58,8 +58,8 @@ class CudaKernel:
         self.artifact = artifact
         self._cupy = self._runtime()
         expression = artifact.expression
-        self._inputs = [_Slot(t, a) for t, a in zip(expression.inputs, artifact.inputs, strict=True)]
-        self._outputs = [_Slot(t, a) for t, a in zip(expression.output_tensors, artifact.outputs, strict=True)]
+        self._inputs = [_ArgumentSlot(t, a) for t, a in zip(expression.inputs, artifact.inputs, strict=True)]
+        self._outputs = [_ArgumentSlot(t, a) for t, a in zip(expression.output_tensors, artifact.outputs, strict=True)]
         self._workspaces = [a for a in artifact.arguments if a.role == "workspace"]
         self._modules: dict[int, Module] = {}
         self._images: dict[int, Module] = {}
@@ -73,7 +73,7 @@ class CudaKernel:
         return out
 
     def _runtime(self) -> Any:
-        return cupy()
+        return import_cupy()
 
     def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
         """Run the kernel; return when the work is queued, not when it is done.
@@ -95,9 +95,9 @@ class CudaKernel:
         with self._on(stream, torch_device) as (current, device):
             module = self._module(device)
             constants, panels = self._on_device(device, module, current)
-            every = with_constants(arrays, constants) if constants else arrays
+            every = merge_constants(arrays, constants) if constants else arrays
             inputs = [self._input(s, a) for s, a in zip(self._inputs, every, strict=True)]
-            result = self._made(torch_device) if out is None else _as_list(out, len(self._outputs))
+            result = self._made(torch_device) if out is None else _outputs_as_list(out, len(self._outputs))
             if len(result) != len(self._outputs):
                 raise LaunchError(f"{name}: 'out': expected {counted(len(self._outputs), 'array')}, got {len(result)}.")
             outputs = [self._output(s, a) for s, a in zip(self._outputs, result, strict=True)]
@@ -106,7 +106,7 @@ class CudaKernel:
             names = [s.argument.name for s in (*self._inputs, *self._outputs)] + [a.name for a in self._workspaces]
             held = {**dict(zip(names, (*inputs, *outputs, *scratch), strict=True)), **panels}
             module.launch({n: a.data.ptr for n, a in held.items()}, current)
-            _record((*arrays, *result), stream, current.ptr)
+            _record_stream((*arrays, *result), stream, current.ptr)
         if out is not None:
             return out
         return result[0] if len(result) == 1 else tuple(result)
@@ -139,7 +139,7 @@ class CudaKernel:
         device = torch_device.index if torch_device is not None else cuda.runtime.getDevice()
         if stream is None and torch_device is not None:
             stream = sys.modules["torch"].cuda.current_stream(torch_device)
-        with cuda.Device(device), as_cupy(cuda, stream) as current:
+        with cuda.Device(device), as_cupy_stream(cuda, stream) as current:
             yield current, device
 
     def _made(self, torch_device: Any) -> list[Any]:
@@ -150,7 +150,7 @@ class CudaKernel:
         torch = sys.modules["torch"]
         return [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=torch_device) for t in tensors]
 
-    def _view(self, value: Any, slot: _Slot) -> Any:
+    def _view(self, value: Any, slot: _ArgumentSlot) -> Any:
         """Return a CuPy view of an array after checking its dtype and shape."""
         tensor, where = slot.tensor, f"{self.artifact.expression.name}: argument '{slot.tensor.name}'"
         dtype = str(value.dtype).removeprefix("torch.") if hasattr(value, "dtype") else type(value).__name__
@@ -159,18 +159,18 @@ class CudaKernel:
             raise LaunchError(
                 f"{where}: expected {tensor.dtype} of shape {tensor.shape}, got {dtype} of {shape}. Convert or reshape."
             )
-        return device_view(self._cupy, value, where)
+        return as_cupy_array(self._cupy, value, where)
 
-    def _input(self, slot: _Slot, value: Any) -> Any:
+    def _input(self, slot: _ArgumentSlot, value: Any) -> Any:
         if type(value).__module__.partition(".")[0] == "numpy":
-            bits = bits_of(value)
+            bits = as_numpy_bits(value)
             return self._view(self._cupy.asarray(bits), slot)
         view = self._view(value, slot)
         if not view.flags.c_contiguous or view.data.ptr % _ALIGNMENT_BYTES:
             view = view.copy(order="C")
         return view
 
-    def _output(self, slot: _Slot, value: Any) -> Any:
+    def _output(self, slot: _ArgumentSlot, value: Any) -> Any:
         if type(value).__module__.partition(".")[0] == "numpy":
             raise LaunchError(f"'out': '{slot.tensor.name}': expected an array on the device, got a NumPy array.")
         view = self._view(value, slot)
@@ -189,7 +189,7 @@ class CudaKernel:
                     raise LaunchError("'out' overlaps another argument in memory. Pass an array of its own.")
 
 
-def device_view(cp: Any, value: Any, where: str) -> Any:
+def as_cupy_array(cp: Any, value: Any, where: str) -> Any:
     """Return a device array as a CuPy array without a copy; dtypes such as bfloat16 as bits."""
     if isinstance(value, cp.ndarray):
         return value
@@ -199,7 +199,7 @@ def device_view(cp: Any, value: Any, where: str) -> Any:
         if row is not None and row.bits:  # CuPy may lack the dtype
             value = value.view(getattr(sys.modules["torch"], "int16" if row.itemsize_bytes == 2 else "uint8"))
     try:
-        check_memory(value)
+        check_tensor_has_values(value)
         if hasattr(value, "__cuda_array_interface__") and not is_torch(value):
             return cp.asarray(value)
         return cp.from_dlpack(value)
@@ -207,7 +207,7 @@ def device_view(cp: Any, value: Any, where: str) -> Any:
         raise LaunchError(f"{where}: cannot view {type(value).__name__} on the device ({err}). Move it there.") from err
 
 
-class _Foreign:
+class _ForeignStream:
     """CUDA's stream protocol for streams of libraries that do not implement it."""
 
     def __init__(self, pointer: int, owner: Any) -> None:
@@ -218,7 +218,7 @@ class _Foreign:
         return 0, self.pointer
 
 
-def as_cupy(cuda: Any, stream: Any) -> Any:
+def as_cupy_stream(cuda: Any, stream: Any) -> Any:
     """Return a stream as a CuPy stream; ``None`` gives the current stream."""
     if stream is None:
         return cuda.get_current_stream()
@@ -228,11 +228,11 @@ def as_cupy(cuda: Any, stream: Any) -> Any:
     if not pointer:
         return cuda.Stream.null
     if hasattr(cuda.Stream, "from_external"):  # CuPy 14, where the older class is deprecated
-        return cuda.Stream.from_external(_Foreign(pointer, stream))
+        return cuda.Stream.from_external(_ForeignStream(pointer, stream))
     return cuda.ExternalStream(pointer)
 
 
-def _record(arrays: Sequence[Any], stream: Any, pointer: int) -> None:
+def _record_stream(arrays: Sequence[Any], stream: Any, pointer: int) -> None:
     """Record a stream on torch tensors, whose allocator knows only the stream on which they were created."""
     for tensor in arrays:
         if not is_torch(tensor) or not tensor.is_cuda:
@@ -250,5 +250,5 @@ def is_torch(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "torch"
 
 
-def _as_list(out: Any, count: int) -> list[Any]:
+def _outputs_as_list(out: Any, count: int) -> list[Any]:
     return [out] if count == 1 and not isinstance(out, (tuple, list)) else list(out)

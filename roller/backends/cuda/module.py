@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact, Launch
-from roller.backends.cuda.runtime import fitting, is_hip
+from roller.backends.cuda.cupy_runtime import explain_image_errors, is_hip
 from roller.errors import LaunchError
-from roller.targets import LANGUAGES, expect_language
+from roller.targets import LANGUAGES, check_language
 
 #: Bytes of dynamic scratchpad above which a kernel must request it.
 _DEFAULT_SHARED_BYTES = 48 * 1024
@@ -28,10 +28,10 @@ _PREFERRED_CARVEOUT = 9
 _UNIT_SHARED, _RESERVED_SHARED = 81, 111
 
 
-def expect_image(language: str, binary: bytes | None, where: str) -> None:
+def check_loadable(language: str, binary: bytes | None, where: str) -> None:
     """Raise an error if CuPy cannot load kernels of this language, or the kernel is not built."""
     loads = [t.language for t in LANGUAGES.values() if t.kind.discrete]
-    expect_language(language, loads, where, LaunchError, "Load it with the launcher of its own target.")
+    check_language(language, loads, where, LaunchError, "Load it with the launcher of its own target.")
     if binary is None:
         raise LaunchError(f"{where}: expected a built kernel. Build it with its toolchain first.")
 
@@ -46,10 +46,10 @@ class Module:
     """
 
     def __init__(self, cp: Any, artifact: KernelArtifact) -> None:
-        expect_image(artifact.language, artifact.binary, artifact.expression.name)
+        check_loadable(artifact.language, artifact.binary, artifact.expression.name)
         self.artifact = artifact
         self._image = cp.cuda.Module()
-        with fitting(artifact.expression.name, artifact.target):
+        with explain_image_errors(artifact.expression.name, artifact.target):
             self._image.load(artifact.binary)
             self._calls = [(x, self._function(cp, x)) for x in artifact.launches]
             self._numbers = _numbers(artifact)
@@ -59,8 +59,8 @@ class Module:
     def _function(self, cp: Any, launch: Launch) -> Any:
         function = self._image.get_function(launch.entry)
         blocks = int(self.artifact.estimate.get("terms", {}).get("blocks_per_unit", 0))
-        static = int(self.artifact.build.get("static_shared_bytes", 0)) if _is_static(launch) else 0
-        allow_scratchpad(cp, function, launch.dynamic_shared_bytes, launch.dynamic_shared_bytes + static, blocks)
+        static = int(self.artifact.build.get("static_shared_bytes", 0)) if _declares_static_shared(launch) else 0
+        request_shared_memory(cp, function, launch.dynamic_shared_bytes, launch.dynamic_shared_bytes + static, blocks)
         return function
 
     def reshaped(self, artifact: KernelArtifact) -> Module:
@@ -80,20 +80,20 @@ class Module:
         _start(self._first, {**pointers, **self._numbers}, stream)
 
 
-def allow_scratchpad(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int, blocks: int) -> None:
+def request_shared_memory(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int, blocks: int) -> None:
     """Request a kernel's scratchpad from the driver: for one block, and for all resident blocks of a unit."""
     # HIP needs no request for dynamic scratchpad and has no carveout.
     if is_hip(cp):
         return
     if dynamic_bytes > _DEFAULT_SHARED_BYTES:
         cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, dynamic_bytes)
-    percent = _carveout(cp, used_bytes, blocks)
+    percent = _shared_memory_percent(cp, used_bytes, blocks)
     if percent:
         with contextlib.suppress(RuntimeError):  # only a preference; the kernel runs without it
             cp.cuda.driver.funcSetAttribute(function.ptr, _PREFERRED_CARVEOUT, percent)
 
 
-def _carveout(cp: Any, used: int, blocks: int) -> int:
+def _shared_memory_percent(cp: Any, used: int, blocks: int) -> int:
     """Return the share of the scratchpad that the resident blocks need, in percent; 0 if unknown."""
     # By default the driver may size the scratchpad for fewer blocks than the estimate assumes.
     if blocks < 1 or not used:
@@ -102,7 +102,7 @@ def _carveout(cp: Any, used: int, blocks: int) -> int:
     return min(100, -(-100 * blocks * (used + reserved) // capacity)) if capacity else 0
 
 
-def _is_static(launch: Launch) -> bool:
+def _declares_static_shared(launch: Launch) -> bool:
     """Return whether a kernel's own source declares scratchpad, because the compiler reports all kernels together."""
     _, _, text = launch.source.partition(f" {launch.entry}(")
     return "__shared__" in text.partition('extern "C"')[0].replace("extern __shared__", "")

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from roller.artifact import KernelArtifact
-from roller.backends.cuda import installed
+from roller.backends.cuda import find_nvrtc
 from roller.errors import BuildError
-from roller.targets import expect_language
+from roller.targets import check_language
 
 
 def available() -> str | None:
     """Return ``None`` if kernels can be built here, otherwise the reason."""
     try:
-        _compilers()
+        _load_all_nvrtc()
     except BuildError as err:
         return str(err)
     return None
@@ -29,7 +29,7 @@ def available() -> str | None:
 def build(artifact: KernelArtifact) -> KernelArtifact:
     """Compile all kernels of an artifact to one cubin; the log comes from ``ptxas -v``."""
     # build gets registers and spill_bytes (per thread, largest of all kernels), and static_shared_bytes (per block).
-    expect_language(artifact.language, ["cuda"], "CUDA build", BuildError, "Build it with its own toolchain.")
+    check_language(artifact.language, ["cuda"], "CUDA build", BuildError, "Build it with its own toolchain.")
     start = time.perf_counter()
     arch = str(artifact.target["arch"])
     binary, log = compile_source(artifact.source, arch)
@@ -43,7 +43,7 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     # the artifact carries the source that was built. Fewer resident blocks leave each thread more registers; fewer than
     # priced are worth it only to end spills.
     for bound in range(blocks, 0, -1) if spills else [blocks] if crowded else []:
-        bounded = _bounded(artifact, largest, bound)
+        bounded = _with_launch_bounds(artifact, largest, bound)
         second, second_log = compile_source(bounded.source, arch)
         left = resources(second_log)["spill_bytes"]
         if left < spills or (left == 0 and crowded):
@@ -53,7 +53,7 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     return artifact.with_binary(binary, **resources(log), seconds=time.perf_counter() - start, log=log)
 
 
-def _bounded(artifact: KernelArtifact, kernel: str, blocks: int) -> KernelArtifact:
+def _with_launch_bounds(artifact: KernelArtifact, kernel: str, blocks: int) -> KernelArtifact:
     """Set the launch bounds of one kernel, so that ptxas fits its registers to the number of resident blocks."""
     entry = re.escape(kernel)
     pattern = rf"__launch_bounds__\((\d+)(?:, \d+)?\)(?= {entry}\()"
@@ -102,19 +102,19 @@ def resources(log: str) -> dict[str, int]:
 
 def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
     """Compile CUDA C to a cubin; return it with the compiler's log."""
-    return _compiled(source, arch, options, ("nvrtcGetCUBINSize", "nvrtcGetCUBIN"))
+    return _compile_with_nvrtc(source, arch, options, ("nvrtcGetCUBINSize", "nvrtcGetCUBIN"))
 
 
 def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
     """Return the PTX of CUDA C for an architecture (``"sm_70"``), which is readable without a toolkit."""
     virtual = arch.replace("sm_", "compute_")
-    image, _ = _compiled(source, virtual, options, ("nvrtcGetPTXSize", "nvrtcGetPTX"))
+    image, _ = _compile_with_nvrtc(source, virtual, options, ("nvrtcGetPTXSize", "nvrtcGetPTX"))
     return image.rstrip(b"\0").decode()
 
 
-def _compiled(source: str, arch: str, options: Sequence[str], get: tuple[str, str]) -> tuple[bytes, str]:
+def _compile_with_nvrtc(source: str, arch: str, options: Sequence[str], get: tuple[str, str]) -> tuple[bytes, str]:
     """Compile CUDA C; return the image, fetched by two NVRTC functions (size and contents), and the log."""
-    chosen = _compiler_for(arch)
+    chosen = _nvrtc_for_architecture(arch)
     lib, includes = chosen.lib, [f"-I{folder}" for folder in chosen.includes]
     flags = [f"--gpu-architecture={arch}", *includes, "-default-device", "-w", "--ptxas-options=-v", *options]
     program = ctypes.c_void_p()
@@ -125,7 +125,7 @@ def _compiled(source: str, arch: str, options: Sequence[str], get: tuple[str, st
         log = _read(lib, lib.nvrtcGetProgramLogSize, lib.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
         if status:
             if not chosen.knows(arch):
-                known = ", ".join(dict.fromkeys(a for c in _compilers() for a in c.architectures))
+                known = ", ".join(dict.fromkeys(a for c in _load_all_nvrtc() for a in c.architectures))
                 raise BuildError(
                     f"CUDA build: expected an architecture this NVRTC builds for ({known}), got '{arch}'. "
                     f"The source is CUDA C all the same: build it with a CUDA release that knows {arch}."
@@ -160,11 +160,11 @@ def _error(lib: Any, status: int) -> str:
 
 def _check(lib: Any, status: int) -> None:
     if status:
-        raise BuildError(f"CUDA build: NVRTC failed: {_error(lib, status)}. {installed.REMEDY}.")
+        raise BuildError(f"CUDA build: NVRTC failed: {_error(lib, status)}. {find_nvrtc.REMEDY}.")
 
 
 @dataclass(frozen=True)
-class _Compiler:
+class _Nvrtc:
     """Loaded NVRTC with its header folders, CUDA release and architectures (oldest first)."""
 
     lib: Any
@@ -177,40 +177,40 @@ class _Compiler:
         return arch.replace("compute_", "sm_").rstrip("af") in self.architectures
 
 
-def _compiler_for(arch: str) -> _Compiler:
+def _nvrtc_for_architecture(arch: str) -> _Nvrtc:
     """Return the newest NVRTC that builds for an architecture, or the newest one, whose build then explains why not."""
     # Releases drop old architectures and add new ones. NVRTC releases whose images the driver can load come first.
-    driver = _driver_major()
-    found = sorted(_compilers(), key=lambda c: driver is not None and c.major > driver)
+    driver = _driver_cuda_release()
+    found = sorted(_load_all_nvrtc(), key=lambda c: driver is not None and c.major > driver)
     return next((c for c in found if c.knows(arch)), found[0])
 
 
 @functools.cache
-def _driver_major() -> int | None:
+def _driver_cuda_release() -> int | None:
     """Return the CUDA release of this machine's driver, or ``None``, without opening a device."""
     version = ctypes.c_int()
     try:
-        status = _loaded(Path("libcuda.so.1")).cuDriverGetVersion(ctypes.byref(version))
+        status = _load_library(Path("libcuda.so.1")).cuDriverGetVersion(ctypes.byref(version))
     except (OSError, AttributeError):
         return None
     return version.value // 1000 if status == 0 and version.value else None
 
 
 @functools.cache
-def _compilers() -> tuple[_Compiler, ...]:
+def _load_all_nvrtc() -> tuple[_Nvrtc, ...]:
     """Load every NVRTC on this machine, newest first; skip those that do not load."""
-    loaded: list[_Compiler] = []
+    loaded: list[_Nvrtc] = []
     failures: list[BuildError] = []
-    for place in installed.every():
+    for place in find_nvrtc.find_all_nvrtc():
         try:
-            lib = _loaded(place.library)
-            loaded.append(_Compiler(lib, place.includes, place.major, tuple(_architectures(lib))))
+            lib = _load_library(place.library)
+            loaded.append(_Nvrtc(lib, place.includes, place.major, tuple(_architectures(lib))))
         except (OSError, AttributeError) as err:
-            failures.append(BuildError(f"CUDA build: cannot load {place.library} ({err}). {installed.REMEDY}."))
+            failures.append(BuildError(f"CUDA build: cannot load {place.library} ({err}). {find_nvrtc.REMEDY}."))
     if not loaded:
         raise failures[0]
     return tuple(loaded)
 
 
-def _loaded(path: Path) -> Any:
+def _load_library(path: Path) -> Any:
     return ctypes.CDLL(str(path))

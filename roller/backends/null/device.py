@@ -17,9 +17,9 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.call_options import refuse_unknown
-from roller.backends.constants import constant_arrays, with_constants
-from roller.backends.periodic import periodic_inputs
-from roller.core.dtypes import storage_dtype, stored_of, values_of
+from roller.backends.constant_inputs import constant_arrays, merge_constants
+from roller.backends.periodic_inputs import periodic_inputs
+from roller.core.dtypes import decode_stored_values, encode_stored_values, storage_dtype
 from roller.errors import LaunchError, counted
 from roller.expr import TensorExpr
 from roller.expr.evaluate import _Evaluation as Evaluation
@@ -59,7 +59,7 @@ class NullDevice:
         self._expected = []
         with np.errstate(all="ignore"):
             for t, at in zip(expression.output_tensors, points, strict=True):
-                self._expected.append(stored_of(np.asarray(run.at(t.name, at)), t.dtype))
+                self._expected.append(encode_stored_values(np.asarray(run.at(t.name, at)), t.dtype))
 
     def check(self, position: int, artifact: KernelArtifact) -> list[np.ndarray]:
         """Return the outputs at the prepared points, unless a fault is planted at this position."""
@@ -73,7 +73,10 @@ class NullDevice:
         self._estimate_s = float(artifact.estimate["seconds"])
         outputs = zip(self._expected, artifact.expression.output_tensors, strict=True)
         if position in self._faults["wrong"]:
-            return [stored_of(values_of(x, t.dtype).astype(np.float64) * 1.5 + 1, t.dtype) for x, t in outputs]
+            return [
+                encode_stored_values(decode_stored_values(x, t.dtype).astype(np.float64) * 1.5 + 1, t.dtype)
+                for x, t in outputs
+            ]
         return list(self._expected)
 
     def time(self, candidate_id: str, budget_s: float, drop_s: float | None) -> dict[str, Any]:
@@ -142,11 +145,11 @@ class NullKernel:
         if [(a.shape, str(a.dtype)) for a in given] != wanted:
             got = [(a.shape, str(a.dtype)) for a in given]
             raise LaunchError(f"{expression.name}: expected arrays of {wanted}, got {got}. Pass one per input.")
-        given = with_constants(given, self._constants)
-        numbers = [values_of(a, t.dtype) for a, t in zip(given, expression.inputs, strict=True)]
+        given = merge_constants(given, self._constants)
+        numbers = [decode_stored_values(a, t.dtype) for a, t in zip(given, expression.inputs, strict=True)]
         with np.errstate(all="ignore"):
             exact = expression.evaluate(numbers)
-        results = [stored_of(x, t.dtype) for x, t in zip(exact, expression.output_tensors, strict=True)]
+        results = [encode_stored_values(x, t.dtype) for x, t in zip(exact, expression.output_tensors, strict=True)]
         if out is not None:
             targets = [out] if len(results) == 1 and not isinstance(out, (tuple, list)) else list(out)
             if len(targets) != len(results):

@@ -13,7 +13,7 @@ import numpy as np
 from roller.artifact import Argument, KernelArtifact
 from roller.backends.null.device import NullKernel
 from roller.core.dtypes import storage_dtype
-from roller.emulator.device import EmulatedDevice, Event, Stream
+from roller.emulator.emulated_device import EmulatedDevice, Event, Stream
 
 
 class NullGpuKernel:

@@ -7,14 +7,14 @@ from typing import Never
 from roller.artifact import KernelArtifact
 from roller.backends.poplar.toolchain import SOURCE_ONLY
 from roller.errors import LaunchError
-from roller.targets import expect_language
+from roller.targets import check_language
 
 
 class PoplarKernel:
     """Kernel that cannot be launched; always raises :class:`LaunchError`."""
 
     def __init__(self, artifact: KernelArtifact) -> None:
-        expect_language(artifact.language, ("poplar",), "Poplar launcher", LaunchError, "Load it with its own target.")
+        check_language(artifact.language, ("poplar",), "Poplar launcher", LaunchError, "Load it with its own target.")
         self._refuse()
 
     @staticmethod

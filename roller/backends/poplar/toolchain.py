@@ -6,7 +6,7 @@ from typing import Never
 
 from roller.artifact import KernelArtifact
 from roller.errors import BuildError
-from roller.targets import LANGUAGES, expect_language
+from roller.targets import LANGUAGES, check_language
 
 #: Why there is only source.
 SOURCE_ONLY = LANGUAGES["poplar"].source_only
@@ -19,7 +19,7 @@ def available() -> str:
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
     """Raise an error, because there is no compiler."""
-    expect_language(artifact.language, ("poplar",), "Poplar build", BuildError, "Build it with its own target.")
+    check_language(artifact.language, ("poplar",), "Poplar build", BuildError, "Build it with its own target.")
     return _refuse()
 
 

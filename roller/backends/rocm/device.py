@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from roller.backends.cuda.cache_flush import SOURCE
+from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.backends.cuda.device import CudaDevice
-from roller.backends.cuda.flush import SOURCE
-from roller.backends.cuda.runtime import cupy
 from roller.backends.rocm.toolchain import compile_source
 from roller.errors import BuildError
 
@@ -15,7 +15,7 @@ class RocmDevice(CudaDevice):
     """Open AMD GPU."""
 
     def _runtime(self) -> Any:
-        return cupy(rocm=True)
+        return import_cupy(rocm=True)
 
     def _flush_image(self) -> bytes | None:
         try:  # unlike PTX, there is no format that every driver compiles

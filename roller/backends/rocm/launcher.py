@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.backends.cuda.launcher import CudaKernel
-from roller.backends.cuda.runtime import cupy
 
 
 class RocmKernel(CudaKernel):
@@ -19,4 +19,4 @@ class RocmKernel(CudaKernel):
     label: ClassVar[str] = "HIP"
 
     def _runtime(self) -> Any:
-        return cupy(rocm=True)
+        return import_cupy(rocm=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from roller.artifact import KernelArtifact
 from roller.core.scratch import scratch_folder
 from roller.errors import BuildError
-from roller.targets import expect_language
+from roller.targets import check_language
 
 _INSTALL = "Install the package 'hipcc' (Debian, Ubuntu, ROCm) and put hipcc on PATH"
 
@@ -33,7 +33,7 @@ _REMARKS = {
 }
 
 
-def find() -> str:
+def find_hipcc() -> str:
     """Return the path of hipcc."""
     root = os.environ.get("ROCM_PATH")
     found = shutil.which("hipcc") or (shutil.which("hipcc", path=str(Path(root, "bin"))) if root else None)
@@ -45,7 +45,7 @@ def find() -> str:
 def available() -> str | None:
     """Return ``None`` if kernels can be built here, otherwise the reason."""
     try:
-        find()
+        find_hipcc()
     except BuildError as err:
         return str(err)
     return None
@@ -53,7 +53,7 @@ def available() -> str | None:
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
     """Compile all kernels of an artifact to one code object."""
-    expect_language(artifact.language, ["hip"], "HIP build", BuildError, "Build it with its own toolchain.")
+    check_language(artifact.language, ["hip"], "HIP build", BuildError, "Build it with its own toolchain.")
     start = time.perf_counter()
     binary, log = compile_source(artifact.source, str(artifact.target["arch"]))
     return artifact.with_binary(binary, **resources(log), seconds=time.perf_counter() - start, log=log)
@@ -100,7 +100,7 @@ def resources(log: str) -> dict[str, int]:
 
 def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
     """Compile HIP C++ to a code object; return it with the compiler's log."""
-    compiler = find()
+    compiler = find_hipcc()
     with scratch_folder("hip-") as folder:
         path, target = Path(folder, "kernel.hip.cpp"), Path(folder, "kernel.co")
         path.write_text(source, encoding="utf-8")

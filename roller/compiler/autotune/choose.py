@@ -7,14 +7,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune.tuning_context import DOUBTFUL, TuningContext, finished, try_all, with_record
+from roller.compiler.autotune.tuning_context import (
+    DOUBTFUL,
+    TuningContext,
+    build_and_measure,
+    with_candidate_results,
+    with_record,
+)
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.errors import BuildError, NoCandidateError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 
 if TYPE_CHECKING:
-    from roller.compiler.autotune.proving import Verdict
+    from roller.compiler.autotune.proving import ProofVerdict
     from roller.compiler.autotune.selection import Selection
     from roller.construction.constructor import Candidate
     from roller.templates.common.options import ConstructOptions
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
 def wanted(
     candidates: Sequence[Candidate], spec: DeviceSpec, options: ConstructOptions, how: Selection
 ) -> tuple[int, ...]:
-    """Return the positions of the candidates that :func:`choose` tries first, and tries alone unless they fail."""
+    """Return the positions of the candidates that :func:`choose_kernel` tries first, and alone unless they fail."""
     if how.deterministic:
         return (0,)
     if options.top_k != "auto":
@@ -33,11 +39,11 @@ def wanted(
     return worth_timing(candidates, spec)
 
 
-def choose(shop: TuningContext, candidates: Sequence[Candidate], how: Selection) -> CompiledKernel:
+def choose_kernel(shop: TuningContext, candidates: Sequence[Candidate], how: Selection) -> CompiledKernel:
     """Return the selected kernel, by measurement or prediction, after a local search if requested."""
     if how.deterministic:
-        return first_correct(shop, candidates)
-    kernel = (automatic if shop.options.top_k == "auto" else fastest)(shop, candidates)
+        return choose_first_correct(shop, candidates)
+    kernel = (choose_automatically if shop.options.top_k == "auto" else choose_fastest)(shop, candidates)
     if how.refine_s:
         from roller.compiler.autotune.refine import refine
 
@@ -45,18 +51,18 @@ def choose(shop: TuningContext, candidates: Sequence[Candidate], how: Selection)
     return kernel
 
 
-def fastest(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
+def choose_fastest(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
     """Build all candidates in parallel, check and time them, and return the fastest with the status of each."""
-    records, artifacts = try_all(shop, candidates)
+    records, artifacts = build_and_measure(shop, candidates)
     outcome = tuple(with_record(c, records[c.id]) for c in candidates)
     timed = [c for c in outcome if c.measured_s is not None]
     if not timed:
-        raise none_survived(shop.expression, shop.spec, outcome)
-    best, doubt = _best(timed)
-    return CompiledKernel(finished(artifacts[best.id], best, doubt, records[best.id].tied), outcome)
+        raise no_survivor_error(shop.expression, shop.spec, outcome)
+    best, doubt = _fastest_candidate(timed)
+    return CompiledKernel(with_candidate_results(artifacts[best.id], best, doubt, records[best.id].tied), outcome)
 
 
-def _best(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
+def _fastest_candidate(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
     # Times under different disturbances cannot be compared: with no undisturbed time the best prediction wins.
     measured = [c for c in timed if c.status != DOUBTFUL]
     doubtful = [c for c in timed if c.status == DOUBTFUL]
@@ -69,44 +75,44 @@ def _best(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
     return best, f"{number} doubtful, {how}: {(doubtful[0].reason or '').rstrip('.')}"
 
 
-def automatic(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
+def choose_automatically(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
     """Time the candidates that the model cannot distinguish from its favourite; none if only the favourite is left."""
     from roller.construction.worth_timing import worth_timing
 
     # The others are tried only if none of these survives; untried candidates stay ``constructed``.
     chosen = shop.first or worth_timing(candidates, shop.spec)
     if len(chosen) == 1:
-        return first_correct(shop, candidates, chosen[0])
+        return choose_first_correct(shop, candidates, chosen[0])
     wanted = [candidates[n] for n in chosen]
     rest = [c for c in candidates if c not in wanted]
     try:
-        kernel = fastest(shop, wanted)
+        kernel = choose_fastest(shop, wanted)
     except NoCandidateError:
         if not rest:
             raise
-        return fastest(shop, candidates)
+        return choose_fastest(shop, candidates)
     tried = {c.id: c for c in kernel.candidates}
     return CompiledKernel(kernel.artifact, tuple(tried.get(c.id, c) for c in candidates))
 
 
-def first_correct(shop: TuningContext, candidates: Sequence[Candidate], first: int = 0) -> CompiledKernel:
+def choose_first_correct(shop: TuningContext, candidates: Sequence[Candidate], first: int = 0) -> CompiledKernel:
     """Return the best prediction that builds and is correct, without timing; try position ``first`` first."""
     outcome = list(candidates)
     for n in sorted(range(len(candidates)), key=lambda n: (n != first, n)):
         c = candidates[n]
-        records, artifacts = try_all(shop, [c], timed=False)
+        records, artifacts = build_and_measure(shop, [c], timed=False)
         outcome[n] = with_record(c, records[c.id])
         if outcome[n].status == "checked":
-            return CompiledKernel(finished(artifacts[c.id], outcome[n]), tuple(outcome))
-    raise none_survived(shop.expression, shop.spec, outcome)
+            return CompiledKernel(with_candidate_results(artifacts[c.id], outcome[n]), tuple(outcome))
+    raise no_survivor_error(shop.expression, shop.spec, outcome)
 
 
-def first_lowered(
+def choose_first_lowered(
     expression: TensorExpr,
     spec: DeviceSpec,
     candidates: Sequence[Candidate],
     lower: Callable[[Candidate], KernelArtifact],
-    prove: Callable[[Candidate, KernelArtifact], tuple[KernelArtifact, Verdict]] | None = None,
+    prove: Callable[[Candidate, KernelArtifact], tuple[KernelArtifact, ProofVerdict]] | None = None,
 ) -> CompiledKernel:
     """Return the best prediction that lowers, for an absent device; failed candidates keep the reasons for failure."""
     outcome = list(candidates)
@@ -122,11 +128,11 @@ def first_lowered(
                 outcome[n] = replace(c, status="wrong", reason=verdict.wrong)
                 continue
             outcome[n] = replace(c, proved=verdict.proved)
-        return CompiledKernel(finished(artifact, c), tuple(outcome), reachable=False)
-    raise none_survived(expression, spec, outcome)
+        return CompiledKernel(with_candidate_results(artifact, c), tuple(outcome), reachable=False)
+    raise no_survivor_error(expression, spec, outcome)
 
 
-def none_survived(expression: TensorExpr, spec: DeviceSpec, outcome: Sequence[Candidate]) -> NoCandidateError:
+def no_survivor_error(expression: TensorExpr, spec: DeviceSpec, outcome: Sequence[Candidate]) -> NoCandidateError:
     """Return the error that groups the reasons of all candidates."""
     from roller.runtime.records import Record, grouped_reasons
 

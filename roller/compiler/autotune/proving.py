@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
 from roller.core.processor import usable_processors
-from roller.core.validation import flag, number
+from roller.core.validation import validate_flag, validate_number
 from roller.errors import EmulationError, RollerError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from roller.compiler.autotune.scaled import Lower
+    from roller.compiler.autotune.scaled_kernel import Lower
     from roller.emulator import Proof
     from roller.expr import TensorExpr
 
@@ -38,7 +38,7 @@ LEAST_S = 0.05
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProofVerdict:
     """Result of proving a kernel."""
 
     proved: str  #: ``"emulated"``, with the part that ran if not all did, or ``"not proved (reason)"``
@@ -46,14 +46,14 @@ class Verdict:
     took_s: float = field(default=0.0, compare=False)  #: Processor seconds spent, including g++
 
 
-def processor_s() -> float:
+def processor_seconds() -> float:
     """Return the processor seconds of this process and its finished children."""
     return sum(os.times()[:4])
 
 
-def missing() -> str:
+def missing_emulator_reason() -> str:
     """Return the reason why this machine cannot prove kernels; empty if it can."""
-    from roller.emulator.library import compiler
+    from roller.emulator.build_library import compiler
 
     try:
         compiler(os.environ.get("CXX") or "g++")
@@ -69,7 +69,7 @@ def prove(
     lower: Lower | None = None,
     seed: int = 0,
     workers: int | None = None,
-) -> Verdict:
+) -> ProofVerdict:
     """Prove a kernel on the emulator within a processor-time budget.
 
     >>> import roller
@@ -79,70 +79,74 @@ def prove(
     """
     # The whole kernel runs if predicted to fit. Else a smaller kernel of the same structure runs, which has every kind
     # of tile, and then blocks of the kernel itself, which have its own constants.
-    start = processor_s()
-    verdict = _proved(artifact, max(seconds, LEAST_S), lower, seed, workers)
-    return replace(verdict, took_s=processor_s() - start)
+    start = processor_seconds()
+    verdict = _prove_within(artifact, max(seconds, LEAST_S), lower, seed, workers)
+    return replace(verdict, took_s=processor_seconds() - start)
 
 
-def _proved(artifact: KernelArtifact, seconds: float, lower: Lower | None, seed: int, workers: int | None) -> Verdict:
+def _prove_within(
+    artifact: KernelArtifact, seconds: float, lower: Lower | None, seed: int, workers: int | None
+) -> ProofVerdict:
     left_s = seconds
     whole_s = _POINTS * sum(s.points for s in artifact.expression.stages) / (workers or usable_processors())
     known, notes = list[str](), list[str]()
     if lower is not None and whole_s > seconds:
-        verdict, ran_s = _scaled(artifact, lower, seconds / 2, seed, workers)
+        verdict, ran_s = _prove_scaled_kernel(artifact, lower, seconds / 2, seed, workers)
         if verdict.wrong:
             return verdict
-        (known if verdict.proved.startswith(EMULATED) else notes).append(_inner(verdict.proved))
+        (known if verdict.proved.startswith(EMULATED) else notes).append(_proof_detail(verdict.proved))
         left_s -= ran_s
         if left_s * _BYTES_PER_S < sum(t.nbytes for t in artifact.expression.inputs) or left_s < LEAST_S:
-            return _together(known, notes or ["its arrays are too large for the seconds that are left"])
-    verdict, _ = _emulated(artifact, left_s, seed, workers)
+            return _combine_results(known, notes or ["its arrays are too large for the seconds that are left"])
+    verdict, _ = _emulate_kernel(artifact, left_s, seed, workers)
     if verdict.wrong or verdict.proved == EMULATED:
         return verdict
-    (known if verdict.proved.startswith(EMULATED) else notes).append(_inner(verdict.proved))
-    return _together(known, notes)
+    (known if verdict.proved.startswith(EMULATED) else notes).append(_proof_detail(verdict.proved))
+    return _combine_results(known, notes)
 
 
-def _emulated(artifact: KernelArtifact, seconds: float, seed: int, workers: int | None) -> tuple[Verdict, float]:
+def _emulate_kernel(
+    artifact: KernelArtifact, seconds: float, seed: int, workers: int | None
+) -> tuple[ProofVerdict, float]:
     """Return the verdict on an emulated kernel, and the seconds for which it ran."""
     from roller import emulator
 
     try:
-        proof = emulator.prove(artifact, budget_s=seconds, seed=seed, workers=workers, compare_at=_compare)
+        proof = emulator.prove(artifact, budget_s=seconds, seed=seed, workers=workers, compare_at=_compare_to_reference)
     except EmulationError as err:
-        return Verdict(f"not proved ({str(err).splitlines()[0].rstrip('.')})"), 0.0
+        return ProofVerdict(f"not proved ({str(err).splitlines()[0].rstrip('.')})"), 0.0
     except MemoryError:
-        return Verdict("not proved (not enough memory)"), 0.0
-    return Verdict(proof.proved, "" if proof.ok else _reason(proof)), proof.spent_s
+        return ProofVerdict("not proved (not enough memory)"), 0.0
+    return ProofVerdict(proof.proved, "" if proof.ok else _failure_reason(proof)), proof.spent_s
 
 
-def _scaled(
+def _prove_scaled_kernel(
     artifact: KernelArtifact, lower: Lower, seconds: float, seed: int, workers: int | None
-) -> tuple[Verdict, float]:
+) -> tuple[ProofVerdict, float]:
     """Prove a smaller kernel; an error in a kernel with another structure proves nothing about the original."""
-    from roller.compiler.autotune.scaled import scaled
+    from roller.compiler.autotune.scaled_kernel import find_scaled_kernel
 
-    found = scaled(artifact, lower)
+    found = find_scaled_kernel(artifact, lower)
     if found is None:
-        return Verdict("not proved (no axis of it may shrink)"), 0.0
-    verdict, ran_s = _emulated(found.artifact, seconds, seed, workers)
+        return ProofVerdict("not proved (no axis of it may shrink)"), 0.0
+    verdict, ran_s = _emulate_kernel(found.artifact, seconds, seed, workers)
     if verdict.wrong:
         text = f"{found}: {verdict.wrong}"
-        return Verdict(f"not proved ({text})", text if found.same else ""), ran_s
+        return ProofVerdict(f"not proved ({text})", text if found.same else ""), ran_s
     if not verdict.proved.startswith(EMULATED):
-        return Verdict(f"not proved ({found}: {_inner(verdict.proved)})"), ran_s
-    more = f", {_inner(verdict.proved)}" if verdict.proved != EMULATED else ""
-    return Verdict(f"{EMULATED}: {found}{more}"), ran_s
+        return ProofVerdict(f"not proved ({found}: {_proof_detail(verdict.proved)})"), ran_s
+    more = f", {_proof_detail(verdict.proved)}" if verdict.proved != EMULATED else ""
+    return ProofVerdict(f"{EMULATED}: {found}{more}"), ran_s
 
 
-def _together(known: Sequence[str], notes: Sequence[str]) -> Verdict:
-    return Verdict(f"{EMULATED}: {'; '.join(known)}" if known else f"not proved ({'; '.join(notes)})")
+def _combine_results(known: Sequence[str], notes: Sequence[str]) -> ProofVerdict:
+    return ProofVerdict(f"{EMULATED}: {'; '.join(known)}" if known else f"not proved ({'; '.join(notes)})")
 
 
-def _inner(proved: str) -> str:
+def _proof_detail(proved: str) -> str:
     """Return the detail from a text about a proof.
 
-    >>> _inner("emulated: 8 of 9 blocks"), _inner("not proved (too large)")
+    >>> _proof_detail("emulated: 8 of 9 blocks"), _proof_detail("not proved (too large)")
     ('8 of 9 blocks', 'too large')
     """
     if proved.startswith("not proved ("):
@@ -150,7 +154,7 @@ def _inner(proved: str) -> str:
     return proved.removeprefix(f"{EMULATED}: ")
 
 
-class Share:
+class ProofBudget:
     """Proves kernels one after another within ``seconds`` of processor time in total, including g++."""
 
     def __init__(self, seconds: float, lower: Lower | None = None) -> None:
@@ -161,37 +165,37 @@ class Share:
         del name
         left_s = min(self.seconds - self._spent_s, PROVE_S)
         if left_s < LEAST_S:
-            return noted(artifact, Verdict(f"not proved ({USED_UP})"), 0.0), ""
+            return with_verdict(artifact, ProofVerdict(f"not proved ({USED_UP})"), 0.0), ""
         # One thread: the caller is one process of many.
         verdict = prove(artifact, left_s, lower=self._lower, workers=1)
         self._spent_s += verdict.took_s
-        return noted(artifact, verdict, left_s), verdict.wrong
+        return with_verdict(artifact, verdict, left_s), verdict.wrong
 
 
 def is_proved(artifact: KernelArtifact, seconds: float) -> bool:
     """Whether another proof of this length cannot add information: it ran to the end, or one as long was tried."""
     if artifact.measured_s is not None:
         return True
-    known = proved_of(artifact)
+    known = stored_proof(artifact)
     return known == EMULATED or (bool(known) and float(artifact.build.get(_TRIED_S, 0.0)) >= seconds)
 
 
-def noted(artifact: KernelArtifact, verdict: Verdict, seconds: float) -> KernelArtifact:
+def with_verdict(artifact: KernelArtifact, verdict: ProofVerdict, seconds: float) -> KernelArtifact:
     """Return the artifact with the verdict stored in ``build``."""
     return replace(artifact, build={**artifact.build, PROVED: verdict.proved, _TRIED_S: seconds})
 
 
-def proved_of(artifact: KernelArtifact) -> str:
+def stored_proof(artifact: KernelArtifact) -> str:
     """Return the stored result of a proof; empty if there is none."""
     return str(artifact.build.get(PROVED, ""))
 
 
-def seconds_of(prove: bool, prove_s: float | None, device_is_here: bool, device: str) -> float:
+def proof_budget_s(prove: bool, prove_s: float | None, device_is_here: bool, device: str) -> float:
     """Return the time budget of a requested proof, or 0 if none is requested."""
-    prove = flag(prove, "prove", remedy="Give seconds as prove_s.")
+    prove = validate_flag(prove, "prove", remedy="Give seconds as prove_s.")
     seconds = PROVE_S
     if prove_s is not None:
-        seconds = number(prove_s, "prove_s", above=0.0, expected="seconds above 0, or None")
+        seconds = validate_number(prove_s, "prove_s", above=0.0, expected="seconds above 0, or None")
     if not prove:
         if prove_s is not None:
             raise RollerError("prove_s: expected none without prove=True. Add it, or leave prove_s away.")
@@ -199,13 +203,13 @@ def seconds_of(prove: bool, prove_s: float | None, device_is_here: bool, device:
     if device_is_here:
         raise RollerError(f"prove: expected a device that is not here, got '{device}', which checks what it runs. "
                           "Leave it out.")  # fmt: skip
-    why = missing()
+    why = missing_emulator_reason()
     if why:
         raise EmulationError(why)
     return seconds
 
 
-def _compare(
+def _compare_to_reference(
     expression: TensorExpr,
     arrays: Sequence[np.ndarray],
     points: Sequence[np.ndarray],
@@ -216,6 +220,6 @@ def _compare(
     return Oracle(expression, arrays, points=points).check_values(values).message
 
 
-def _reason(proof: Proof) -> str:
+def _failure_reason(proof: Proof) -> str:
     order, text = proof.failures[0]
     return f"emulated, {order} order: {text}"

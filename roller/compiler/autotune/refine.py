@@ -7,7 +7,13 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune.tuning_context import DOUBTFUL, TuningContext, finished, try_all, with_record
+from roller.compiler.autotune.tuning_context import (
+    DOUBTFUL,
+    TuningContext,
+    build_and_measure,
+    with_candidate_results,
+    with_record,
+)
 from roller.compiler.compiled_kernel import CompiledKernel
 
 if TYPE_CHECKING:
@@ -37,7 +43,7 @@ def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> Compi
         began = monotonic()
         batch, waiting = waiting[:BATCH], waiting[BATCH:]
         known |= {str(c.program) for c in batch}
-        winner, artifacts = _duel(shop, best, artifacts, batch, tried)
+        winner, artifacts = _time_against_best(shop, best, artifacts, batch, tried)
         if winner.id != best.id:
             waiting = untried_neighbours(shop, winner, known)
         best, last_s = winner, monotonic() - began
@@ -45,19 +51,21 @@ def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> Compi
         records = shop.judge({best.id: artifacts[best.id], start.id: kernel.artifact}, True)
         if DOUBTFUL in (records[best.id].status, records[start.id].status):
             return CompiledKernel(kernel.artifact, tuple(tried.values()))  # undecidable: keep the original
-        if (_sure_s(records[start.id]) or math.inf) < (_sure_s(records[best.id]) or math.inf):
+        if (_undisturbed_seconds(records[start.id]) or math.inf) < (_undisturbed_seconds(records[best.id]) or math.inf):
             best, artifacts = start, {start.id: kernel.artifact}
         best = tried[best.id] = with_record(best, records[best.id])
-    return CompiledKernel(finished(artifacts[best.id], best, kernel.artifact.doubt), tuple(tried.values()))
+    return CompiledKernel(
+        with_candidate_results(artifacts[best.id], best, kernel.artifact.doubt), tuple(tried.values())
+    )
 
 
 def untried_neighbours(shop: TuningContext, best: Candidate, known: set[str]) -> list[Candidate]:
     """Return the untried neighbours that may be faster, the best prediction first."""
-    from roller.construction.neighbours import neighbours
+    from roller.construction.neighbours import neighbour_programs
     from roller.perf.accuracy import kernel_family, ranking_error
 
     own = kernel_family(best.program)
-    found = neighbours(best.program, shop.expression, shop.spec, shop.options)
+    found = neighbour_programs(best.program, shop.expression, shop.spec, shop.options)
     return [
         c
         for c in found
@@ -67,7 +75,7 @@ def untried_neighbours(shop: TuningContext, best: Candidate, known: set[str]) ->
     ]
 
 
-def _duel(
+def _time_against_best(
     shop: TuningContext,
     best: Candidate,
     artifacts: dict[str, KernelArtifact],
@@ -75,23 +83,23 @@ def _duel(
     tried: dict[str, Candidate],
 ) -> tuple[Candidate, dict[str, KernelArtifact]]:
     """Measure ``best`` and the batch now; return the fastest with its artifact, and record every result."""
-    records, made = try_all(shop, batch, known=artifacts)
+    records, made = build_and_measure(shop, batch, known=artifacts)
     for c in (best, *batch):
         tried[c.id] = with_record(c, records[c.id])
-    best_s = _sure_s(records[best.id])
+    best_s = _undisturbed_seconds(records[best.id])
     if best_s is None:  # it ran before, so this failure is not its own
         tried[best.id] = best
         return best, artifacts
-    faster = [tried[c.id] for c in batch if (_sure_s(records[c.id]) or math.inf) < best_s * (1 - MARGIN)]
+    faster = [tried[c.id] for c in batch if (_undisturbed_seconds(records[c.id]) or math.inf) < best_s * (1 - MARGIN)]
     if not faster:
         return tried[best.id], artifacts
     winner = min(faster, key=lambda c: (c.measured_s, c.id))
     again = shop.judge({i: made[i] for i in (winner.id, best.id)}, True)
-    if (_sure_s(again[winner.id]) or math.inf) >= (_sure_s(again[best.id]) or 0.0):
+    if (_undisturbed_seconds(again[winner.id]) or math.inf) >= (_undisturbed_seconds(again[best.id]) or 0.0):
         return tried[best.id], artifacts
     tried[winner.id] = with_record(winner, again[winner.id])
     return tried[winner.id], {winner.id: made[winner.id]}
 
 
-def _sure_s(record: Record) -> float | None:
+def _undisturbed_seconds(record: Record) -> float | None:
     return None if record.status == DOUBTFUL else record.measured_s

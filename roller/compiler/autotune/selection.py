@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from roller.core.validation import flag, number
+from roller.core.validation import validate_flag, validate_number
 from roller.errors import RollerError
 
 
@@ -18,8 +18,8 @@ class Selection:
 
     def __post_init__(self) -> None:
         """Reject contradictory values."""
-        object.__setattr__(self, "deterministic", flag(self.deterministic, "deterministic"))
-        seconds = number(self.refine_s, "refine_s", expected="seconds of at least 0, or None")
+        object.__setattr__(self, "deterministic", validate_flag(self.deterministic, "deterministic"))
+        seconds = validate_number(self.refine_s, "refine_s", expected="seconds of at least 0, or None")
         object.__setattr__(self, "refine_s", seconds)
         if self.deterministic and self.refine_s:
             raise RollerError(

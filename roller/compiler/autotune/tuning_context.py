@@ -41,14 +41,14 @@ class TuningContext:
     first: tuple[int, ...] = ()
 
 
-def try_all(
+def build_and_measure(
     shop: TuningContext,
     candidates: Sequence[Candidate],
     timed: bool = True,
     known: Mapping[str, KernelArtifact] | None = None,
 ) -> tuple[dict[str, Record], dict[str, KernelArtifact]]:
     """Build and measure candidates; return their records and artifacts, by id."""
-    from roller.runtime.build_pool import build_all, build_here
+    from roller.runtime.build_pool import build_all, build_in_process
 
     jobs = {c.id: c for c in candidates}
     level = logging.INFO if shop.build is None else logging.DEBUG  # a whole model logs its candidates together
@@ -56,7 +56,7 @@ def try_all(
     if shop.build is not None:
         built = dict(shop.build(jobs, timed))
     elif timed:
-        built = build_all(jobs, shop.make, reuse=True) if len(jobs) > 1 else build_here(jobs, shop.make)
+        built = build_all(jobs, shop.make, reuse=True) if len(jobs) > 1 else build_in_process(jobs, shop.make)
     else:  # a compiler crash rejects a candidate, a slow machine must not
         built = build_all(jobs, shop.make, timeout_s=float("inf"))
     artifacts = dict(known or {}) | {i: r.value for i, r in built.items() if r.value is not None}
@@ -67,7 +67,9 @@ def try_all(
     return records, artifacts
 
 
-def finished(artifact: KernelArtifact, candidate: Candidate, doubt: str = "", tied: str = "") -> KernelArtifact:
+def with_candidate_results(
+    artifact: KernelArtifact, candidate: Candidate, doubt: str = "", tied: str = ""
+) -> KernelArtifact:
     """Return the artifact with its candidate's estimate, time, and reasons for doubt or a tie."""
     build = {k: v for k, v in artifact.build.items() if k not in (DOUBT, TIED)}
     if doubt or candidate.status == DOUBTFUL:

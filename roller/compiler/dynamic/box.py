@@ -29,11 +29,11 @@ class Box:
     #: Sizes computed from these and from earlier derived ones: lengths after strides and padding.
     derived: Mapping[str, Formula] = field(default_factory=dict)
 
-    def whole(self, sizes: Sizes) -> dict[str, int]:
+    def with_derived(self, sizes: Sizes) -> dict[str, int]:
         """Return the sizes together with all derived sizes.
 
         >>> from roller.core.formulas import Atom
-        >>> Box({"h": (1, 9)}, {"half": Formula(0, ((1, (Atom(("h",), "ceil", 2),)),))}).whole({"h": 5})
+        >>> Box({"h": (1, 9)}, {"half": Formula(0, ((1, (Atom(("h",), "ceil", 2),)),))}).with_derived({"h": 5})
         {'h': 5, 'half': 3}
         """
         found = {n: sizes[n] for n in self.ends}
@@ -44,18 +44,18 @@ class Box:
     @property
     def high(self) -> dict[str, int]:
         """The largest value of each size."""
-        return self.whole({n: high for n, (_, high) in self.ends.items()})
+        return self.with_derived({n: high for n, (_, high) in self.ends.items()})
 
     @property
     def low(self) -> dict[str, int]:
         """The smallest value of each size."""
-        return self.whole({n: low for n, (low, _) in self.ends.items()})
+        return self.with_derived({n: low for n, (low, _) in self.ends.items()})
 
     @property
-    def told(self) -> Box:
+    def reading_box(self) -> Box:
         """The box for reading models, which must contain distinct sizes above 1.
 
-        >>> Box({"batch": (1, 2), "rows": (1, 5)}).told.ends
+        >>> Box({"batch": (1, 2), "rows": (1, 5)}).reading_box.ends
         {'batch': (1, 3), 'rows': (1, 5)}
         """
         least = max(3, len(self.ends) + 1)
@@ -64,13 +64,13 @@ class Box:
     @property
     def middle(self) -> dict[str, int]:
         """The geometric mean of each size's bounds, above 1 where possible."""
-        return self.whole({n: max(min(2, b), round(math.sqrt(a * b))) for n, (a, b) in self.ends.items()})
+        return self.with_derived({n: max(min(2, b), round(math.sqrt(a * b))) for n, (a, b) in self.ends.items()})
 
-    def raised(self, sizes: Sizes) -> dict[str, int]:
+    def at_least_two(self, sizes: Sizes) -> dict[str, int]:
         """Return the sizes with each 1 raised to 2 where possible, because axes of one element vanish."""
-        return self.whole({n: max(sizes[n], min(2, high)) for n, (_, high) in self.ends.items()})
+        return self.with_derived({n: max(sizes[n], min(2, high)) for n, (_, high) in self.ends.items()})
 
-    def compared(self, places: tuple[int, ...] = _PLACES) -> list[dict[str, int]]:
+    def sample_sizes(self, places: tuple[int, ...] = _PLACES) -> list[dict[str, int]]:
         """Return sample sizes at which to compare kernels: a grid, and sizes that grow together."""
         # ``places``: samples for one size, per size of two, and per size of more.
         each = places[min(len(self.ends), len(places)) - 1]
@@ -80,9 +80,9 @@ class Box:
             steps = np.linspace(0.0, 1.0, _ALIKE) ** _CLOSER
             between = [[int(x) for x in (a * (b / a) ** steps).round()] for a, b in self.ends.values()]
             found += [p for c in zip(*between, strict=True) if (p := dict(zip(self.ends, c, strict=True))) not in found]
-        return [self.whole(p) for p in found]
+        return [self.with_derived(p) for p in found]
 
-    def points(self, seed: int, low: Sizes | None = None, high: Sizes | None = None) -> Iterator[dict[str, int]]:
+    def random_sizes(self, seed: int, low: Sizes | None = None, high: Sizes | None = None) -> Iterator[dict[str, int]]:
         """Yield random log-uniform sizes, none below 2 unless the box ends there."""
         draw = random.Random(seed)
         ends = {
@@ -90,4 +90,6 @@ class Box:
             for n, (a, b) in self.ends.items()
         }
         while True:
-            yield self.whole({n: min(b, int(a * (max(a, b + 1) / a) ** draw.random())) for n, (a, b) in ends.items()})
+            yield self.with_derived(
+                {n: min(b, int(a * (max(a, b + 1) / a) ** draw.random())) for n, (a, b) in ends.items()}
+            )

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.compiler.autotune import Selection
-from roller.compiler.autotune.priced_only import compiled_spec
-from roller.compiler.dynamic.extents import extents_of
+from roller.compiler.autotune.unemitted_instructions import spec_with_emitted_instructions
+from roller.compiler.dynamic.dynamic_axes import parse_dynamic_axes
 from roller.compiler.dynamic.families import (
     Family,
+    choose_fewest_rows,
     families,
-    families_suit,
-    fewest,
-    own_of_first,
+    families_of_first_extents,
     price_table,
-    samples,
-    shortlist,
+    sample_extents,
+    shortlist_rows,
+    templates_allow_families,
 )  # fmt: skip
 from roller.compiler.dynamic.kernel import Variant, VaryingKernel
-from roller.compiler.dynamic.kernel_choice import UNMEASURED, near_most
-from roller.compiler.dynamic.ranges import Range, nothing_beside, open_range
+from roller.compiler.dynamic.kernel_choice import UNMEASURED, distance_weighted_mean
+from roller.compiler.dynamic.ranges import Range, parse_open_range, refuse_other_options
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.compiler.dynamic.symbolic_operator import compile_extents
-from roller.construction.constructor import target_units
-from roller.core.c_compiler import need_compiler
+from roller.construction.constructor import share_of_device
+from roller.core.c_compiler import require_compiler
 from roller.errors import NoCandidateError, RollerError, counted
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -61,24 +61,24 @@ def compile_varying(
 ) -> VaryingKernel | SymbolicRange:  # fmt: skip
     """Compile an expression for all extents of some axes, on this machine's CPU or on a GPU."""
     _check_device(spec, here, handle)
-    nothing_beside({**beside, "refine_s": bool(how.refine_s)})
+    refuse_other_options({**beside, "refine_s": bool(how.refine_s)})
     constants = tuple(options.constants_of(expr))
     if spec.traits.blocks:  # chosen by prediction, without a device
         compiled: SymbolicRange = spec.traits.module_for("compiler.dynamic").compile_range(
-            extents_of(expr, shapes, constants), compiled_spec(expr, spec), options, here
+            parse_dynamic_axes(expr, shapes, constants), spec_with_emitted_instructions(expr, spec), options, here
         )
         return compiled
     timed = not how.deterministic
-    need_compiler("compiling for this processor")
-    spec, options = target_units(spec, options), replace(options, units=None)
+    require_compiler("compiling for this processor")
+    spec, options = share_of_device(spec, options), replace(options, units=None)
     # One axis along the first dimension can have kernels whose code takes its extent as a variable (families); all else
     # takes code of some sizes that is generalized (symbolic_operator).
-    varies = open_range(expr, shapes, constants)
-    if varies is not None and families_suit(varies, spec, options):
+    varies = parse_open_range(expr, shapes, constants)
+    if varies is not None and templates_allow_families(varies, spec, options):
         found, best = families(varies, spec, options)
         if found:
-            return _compiled(varies, found, best, spec, options, seed, timed)
-    return compile_extents(extents_of(expr, shapes, constants), spec, options, seed, timed)
+            return _compile_families(varies, found, best, spec, options, seed, timed)
+    return compile_extents(parse_dynamic_axes(expr, shapes, constants), spec, options, seed, timed)
 
 
 def _check_device(spec: DeviceSpec, here: bool, handle: DeviceHandle | None) -> None:
@@ -93,7 +93,7 @@ def _check_device(spec: DeviceSpec, here: bool, handle: DeviceHandle | None) -> 
         )
 
 
-def _compiled(
+def _compile_families(
     varies: Range, found: Sequence[Family], best: Mapping[int, float], spec: DeviceSpec, options: ConstructOptions,
     seed: int, timed: bool,
 ) -> VaryingKernel:  # fmt: skip
@@ -101,12 +101,12 @@ def _compiled(
     extents = sorted(best)
     costs = price_table(found, extents, spec)
     least = np.minimum(costs.min(axis=0), [best[x] for x in extents])
-    single = own_of_first(found, extents, costs)
-    kept = shortlist(costs, least, max(MOST, len(single) + _COVER), _BUILT, [f.kind for f in found], single)
-    variants, reasons = _built([found[n] for n in kept], varies, spec)
-    places = samples(varies.low, varies.high) if timed else samples(varies.low, varies.high, 1, 2)
-    times = _Times([v.family for v in variants], spec)
-    doubt, wrong = _judged(variants, varies, places, times, seed, timed)
+    single = families_of_first_extents(found, extents, costs)
+    kept = shortlist_rows(costs, least, max(MOST, len(single) + _COVER), _BUILT, [f.kind for f in found], single)
+    variants, reasons = _build_families([found[n] for n in kept], varies, spec)
+    places = sample_extents(varies.low, varies.high) if timed else sample_extents(varies.low, varies.high, 1, 2)
+    times = _KernelTimes([v.family for v in variants], spec)
+    doubt, wrong = _check_and_time(variants, varies, places, times, seed, timed)
     for level, why in ((logging.INFO, reasons), (logging.WARNING, list(wrong.values()))):
         for reason in dict.fromkeys(why):
             _LOG.log(level, "%s: a kernel of the range is left out: %s", varies.expr.name, reason)
@@ -119,20 +119,20 @@ def _compiled(
         )
     first = range(varies.low, min(varies.low + _PRICED, varies.high + 1))
     times.price({*extents, *first, *(max(variants[n].family.rows, varies.low) for n in right)})
-    kernels, table = _chosen(varies, {n: variants[n] for n in right}, times, reasons)
+    kernels, table = _choose_kernels(varies, {n: variants[n] for n in right}, times, reasons)
     regrets = {
         x: float(times.predicted[x][kernels[table[x - varies.low]]] / least[c]) - 1.0 for c, x in enumerate(extents)
     }
     return VaryingKernel(varies, [variants[n] for n in kernels], table, regrets, spec, doubt)
 
 
-def _chosen(
-    varies: Range, right: Mapping[int, Variant], times: _Times, reasons: Sequence[str]
+def _choose_kernels(
+    varies: Range, right: Mapping[int, Variant], times: _KernelTimes, reasons: Sequence[str]
 ) -> tuple[list[int], np.ndarray]:
     every = np.arange(varies.low, varies.high + 1)
-    whole = np.stack([_everywhere(n, v.family.rows, times, every) for n, v in right.items()])
+    whole = np.stack([_seconds_at_all_extents(n, v.family.rows, times, every) for n, v in right.items()])
     weighed = np.unique(np.geomspace(varies.low, varies.high, _WEIGHED).round().astype(int)) - varies.low
-    chosen = fewest(whole[:, weighed], whole[:, weighed].min(axis=0), MOST)
+    chosen = choose_fewest_rows(whole[:, weighed], whole[:, weighed].min(axis=0), MOST)
     least = whole[chosen].min(axis=0)
     if np.isinf(least).any():
         raise NoCandidateError(
@@ -143,7 +143,7 @@ def _chosen(
     return [list(right)[n] for n in chosen], whole[chosen].argmin(axis=0).astype(np.uint8)
 
 
-def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[list[Variant], list[str]]:
+def _build_families(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[list[Variant], list[str]]:
     from roller.runtime.build_pool import build_all
     from roller.templates.cpu.emit.llvm import lower_for
 
@@ -161,7 +161,7 @@ def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[li
 
 
 @dataclass
-class _Times:
+class _KernelTimes:
     """Measured and predicted times of a range's kernels."""
 
     families: Sequence[Family]
@@ -180,7 +180,7 @@ class _Times:
         if mine is not None and extent in mine:
             return mine[extent]
         # An unmeasured kernel takes the mean correction of the others and a surcharge: it was not near the best.
-        several = [self._off(m, extent) for m in ([n] if mine else self.measured)]
+        several = [self._log_correction(m, extent) for m in ([n] if mine else self.measured)]
         off = sum(several) / len(several) if several else 0.0
         return float(self.predicted[extent][n]) * math.exp(off) * (1.0 if mine or not several else UNMEASURED)
 
@@ -191,18 +191,18 @@ class _Times:
         known = {n for n in usable if any(extent <= _BESIDE * x for x in self.measured.get(n, ()))}
         return [n for n, s in seconds.items() if s <= soonest * (_NEAR_KNOWN if n in known else _NEAR)]
 
-    def _off(self, n: int, extent: int) -> float:
+    def _log_correction(self, n: int, extent: int) -> float:
         """Return the logarithm of measured over predicted time, weighted towards nearby extents."""
         mine = self.measured[n]
         distances = [abs(math.log(x / extent)) for x in mine]
-        return near_most(distances, [math.log(t / self.predicted[x][n]) for x, t in mine.items()])
+        return distance_weighted_mean(distances, [math.log(t / self.predicted[x][n]) for x, t in mine.items()])
 
 
-def _judged(
-    variants: Sequence[Variant], varies: Range, places: Sequence[int], times: _Times, seed: int, timed: bool
+def _check_and_time(
+    variants: Sequence[Variant], varies: Range, places: Sequence[int], times: _KernelTimes, seed: int, timed: bool
 ) -> tuple[str, dict[int, str]]:
     """Check kernels, time the competitive ones, and return the disturbance and the reasons why kernels are wrong."""
-    from roller.runtime.cpu_profile import Bench
+    from roller.runtime.cpu_profile import CpuBench
 
     wrong: dict[int, str] = {}
     doubt = ""
@@ -215,7 +215,7 @@ def _judged(
         times.price([extent])
         near = times.near(usable, extent) if timed and extent in places else []
         others = [n for n in usable if n not in near and (extent in least[n] or (not timed and extent in places))]
-        bench = Bench(varies.at(extent), seed, patience_s=_PATIENCE_S)
+        bench = CpuBench(varies.at(extent), seed, patience_s=_PATIENCE_S)
         for some, by_time in ((near, True), (others, False)):
             here = {str(n): variants[n].at(varies, extent) for n in some}
             records = bench.profile(here, timed=by_time, budget_s=_BUDGET_S) if here else {}
@@ -229,7 +229,7 @@ def _judged(
     return doubt, wrong
 
 
-def _everywhere(n: int, rows: int, times: _Times, every: np.ndarray) -> np.ndarray:
+def _seconds_at_all_extents(n: int, rows: int, times: _KernelTimes, every: np.ndarray) -> np.ndarray:
     """Return a kernel's seconds at every extent, interpolating the time per register tile."""
     # Infinite below the rows of a tile, and beyond the extents that fit the device's capacities.
     known = [x for x in sorted(times.predicted) if x >= rows]

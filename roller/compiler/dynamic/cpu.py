@@ -13,7 +13,7 @@ from roller.compiler.dynamic.box import Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicKernel, SymbolicProgram
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.templates.cpu.decide import PANEL, decided, run_of_lanes
+from roller.templates.cpu.decisions import PANEL, decisions_for_device, vector_copy_run
 from roller.tile import RProgram
 
 __all__ = ["UNUSED", "fault", "predicted"]
@@ -35,24 +35,24 @@ def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpe
     out = prices.predicted(programs, sizes, spec)
     per_s = spec.compute.ops_per_cycle_per_unit["special"] / spec.teu.lanes * spec.clock_hz * spec.units
     for n in np.flatnonzero(np.isfinite(out)).tolist():
-        if programs[n].divided:
-            elements = _found_by_division(programs[n].at(sizes), programs[n].divided, spec)
+        if programs[n].tensors_divided_by_sizes:
+            elements = _elements_found_by_division(programs[n].at(sizes), programs[n].tensors_divided_by_sizes, spec)
             out[n] += elements * _DIVISIONS / per_s
     return out
 
 
-def _found_by_division(program: RProgram, names: frozenset[str], spec: DeviceSpec) -> float:
+def _elements_found_by_division(program: RProgram, names: frozenset[str], spec: DeviceSpec) -> float:
     """Return the number of elements per call that are gathered into panels through an index divided by a size."""
     batch = perf.batch_of([program])
     if not batch.traits.reuses:
         return 0.0
-    d, total = decided(batch, spec), 0.0
+    d, total = decisions_for_device(batch, spec), 0.0
     for a in d.staged(PANEL):
         if a.tensor.name not in names or a.tensor.name in program.constants:
             continue
         v = batch.vector_axis
         along = () if v is None else (a.index, a.tensor.shape, a.axis_names[v], int(a.axis_extents[v]))
-        if along and not a.bounds and run_of_lanes(*along, int(d.lanes.max())) is not None:
+        if along and not a.bounds and vector_copy_run(*along, int(d.lanes.max())) is not None:
             continue  # whole runs are copied with one division each
-        total += float((d.panel_bytes(a) * d.packings(a))[0]) / d.held_itemsize_bytes(a)
+        total += float((d.panel_bytes(a) * d.packing_count(a))[0]) / d.held_itemsize_bytes(a)
     return total

@@ -13,14 +13,14 @@ from functools import partial
 import numpy as np
 
 from roller.compiler.dynamic.ranges import Range
-from roller.construction.constructor import construct_candidates, program_of
+from roller.construction.constructor import construct_candidates, program_from_row
 from roller.construction.ranking import best_programs
 from roller.expr import TensorExpr
-from roller.expr.resizing import Size, growing_sizes, is_open, of_extent
+from roller.expr.resizing import Size, growing_sizes, is_leading_dimension, with_size
 from roller.hardware import DeviceSpec
 from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
-from roller.templates.registry import programs_of, writer_of
+from roller.templates.registry import programs_of, template_writing
 from roller.tile import RProgram
 
 #: Extents for construction: all of the first ones, where one more row is a large part of the
@@ -60,11 +60,11 @@ class Family:
         n, rows = self.axis, self.rows
         tiles = -(-extent // rows)
 
-        def cut(layer: tuple[int, ...]) -> tuple[int, ...]:
+        def cut_tile(layer: tuple[int, ...]) -> tuple[int, ...]:
             return (*layer[:n], rows * min(layer[n] // rows, tiles), *layer[n + 1 :])
 
-        layers = tuple((name, cut(layer)) for name, layer in self.program.tiles)
-        expr = of_extent(self.program.expr, self.size, extent)
+        layers = tuple((name, cut_tile(layer)) for name, layer in self.program.tiles)
+        expr = with_size(self.program.expr, self.size, extent)
         return replace(self.program, expr=expr, tiles=layers, open_axes=(self.size.name,))
 
     def narrowed(self, rows: int) -> Family:
@@ -87,10 +87,10 @@ class Family:
         return str(replace(self.program, relaxed=()))
 
 
-def samples(low: int, high: int, first: int = _FIRST, further: int = _FURTHER) -> tuple[int, ...]:
+def sample_extents(low: int, high: int, first: int = _FIRST, further: int = _FURTHER) -> tuple[int, ...]:
     """Return extents from smallest to largest: the first ones one by one, then a geometric series.
 
-    >>> samples(1, 4096, 4, 5)
+    >>> sample_extents(1, 4096, 4, 5)
     (1, 2, 3, 4, 16, 64, 256, 1024, 4096)
     """
     end = min(high, low + first - 1)
@@ -98,13 +98,13 @@ def samples(low: int, high: int, first: int = _FIRST, further: int = _FURTHER) -
     return tuple(dict.fromkeys([*range(low, end + 1), *(int(x) for x in np.round(ratios))]))
 
 
-def families_suit(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> bool:
+def templates_allow_families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> bool:
     """Whether the best program at most of a few extents comes from a template that supports open extents."""
     programs = [
         construct_candidates(varies.at(x), spec, replace(options, top_k=1))[0].program
-        for x in samples(varies.low, varies.high, 1, _ASKED - 1)
+        for x in sample_extents(varies.low, varies.high, 1, _ASKED - 1)
     ]
-    return 2 * sum(writer_of(p.kind, p).extents_of_calls for p in programs) > len(programs)
+    return 2 * sum(template_writing(p.kind, p).extents_of_calls for p in programs) > len(programs)
 
 
 def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tuple[list[Family], dict[int, float]]:
@@ -112,18 +112,18 @@ def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tupl
     found: dict[str, Family] = {}
     best: dict[int, float] = {}
     lone: Sequence[RProgram] = ()
-    for extent in samples(varies.low, varies.high):
+    for extent in sample_extents(varies.low, varies.high):
         expr = varies.at(extent)
         best[extent] = construct_candidates(expr, spec, replace(options, top_k=1))[0].estimate.seconds
-        programs = _programs(expr, varies, extent, spec, options)
+        programs = _best_open_programs(expr, varies, extent, spec, options)
         lone = programs if extent == 1 else lone
         for program in programs:
-            family = _open(program, varies, extent)
+            family = _as_family(program, varies, extent)
             if family is not None:
                 found.setdefault(family.name(), family)
     others = tuple(found.values())
     for program in lone:
-        family = next(filter(None, (_of_one_row(program, like) for like in others)), None)
+        family = next(filter(None, (_family_from_one_row(program, like) for like in others)), None)
         if family is not None:
             found.setdefault(family.name(), family)
     lowest = [f.narrowed(varies.low) for f in found.values() if f.rows == min(f.rows for f in found.values())]
@@ -132,7 +132,7 @@ def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tupl
     return list(found.values()), best
 
 
-def _programs(
+def _best_open_programs(
     expr: TensorExpr, varies: Range, extent: int, spec: DeviceSpec, options: ConstructOptions
 ) -> Sequence[RProgram]:
     constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
@@ -140,19 +140,21 @@ def _programs(
     batches = [
         replace(b, constants=constants) if constants else b
         for b in programs_of(expr, spec, options)
-        if len(b) and writer_of(spec.kind, b).extents_of_calls and b.geometry.names[b.vector_axis or 0] not in names
+        if len(b)
+        and template_writing(spec.kind, b).extents_of_calls
+        and b.geometry.names[b.vector_axis or 0] not in names
     ]
     if not batches:
         return ()
-    return [p for p, _ in best_programs(batches, spec, _EACH, partial(program_of, spec=spec))]
+    return [p for p, _ in best_programs(batches, spec, _EACH, partial(program_from_row, spec=spec))]
 
 
-def _open(program: RProgram, varies: Range, extent: int) -> Family | None:
+def _as_family(program: RProgram, varies: Range, extent: int) -> Family | None:
     """Return a program as a family, or ``None`` if its template or form needs the extent."""
-    if not writer_of(program.kind, program).extents_of_calls or program.split_k > 1:
+    if not template_writing(program.kind, program).extents_of_calls or program.split_k > 1:
         return None
     named = {a for _, a in varies.size.axes}
-    known = [s for s in growing_sizes(program.expr) if is_open(program.expr, s)]
+    known = [s for s in growing_sizes(program.expr) if is_leading_dimension(program.expr, s)]
     sizes = [s for s in known if s.name in named and s.extent == extent]
     if len(sizes) != 1 or sizes[0].name not in program.axis_names or program.vector_axis == sizes[0].name:
         return None
@@ -160,7 +162,7 @@ def _open(program: RProgram, varies: Range, extent: int) -> Family | None:
     return family if family.rows <= extent else None
 
 
-def fewest(
+def choose_fewest_rows(
     costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH, given: Sequence[int] = ()
 ) -> list[int]:
     """Return the rows of ``costs`` that together come closest to the best at all extents, chosen greedily."""
@@ -185,22 +187,22 @@ def fewest(
     return chosen
 
 
-def shortlist(
+def shortlist_rows(
     costs: np.ndarray, least: np.ndarray, most: int, built: int, kinds: Sequence[object] | None = None,
     given: Sequence[int] = (),
 ) -> list[int]:  # fmt: skip
     """Return the rows worth building: the ``most`` rows that cover all extents best, then the best others."""
-    first = fewest(costs, least, most, given=given)
+    first = choose_fewest_rows(costs, least, most, given=given)
     kinds = kinds or [None] * len(costs)
     known = {kinds[n] for n in first}
     for new in (True, False):
         left = [n for n in range(len(costs)) if n not in first and not (new and kinds[n] in known)]
-        more = fewest(costs[left], least, built - len(first)) if left else []
+        more = choose_fewest_rows(costs[left], least, built - len(first)) if left else []
         first += [left[n] for n in more]
     return first
 
 
-def _of_one_row(program: RProgram, like: Family) -> Family | None:
+def _family_from_one_row(program: RProgram, like: Family) -> Family | None:
     """Return a program for extent 1 as a family, or ``None``; because its canonical form lacks the open axis."""
     if program.split_k > 1:  # as for every family
         return None
@@ -209,15 +211,15 @@ def _of_one_row(program: RProgram, like: Family) -> Family | None:
     if {a.name: a.extent for a in program.axes} != extents:
         return None
 
-    def wider(tile: tuple[int, ...]) -> tuple[int, ...]:
+    def widen_tile(tile: tuple[int, ...]) -> tuple[int, ...]:
         known = dict(zip(program.axis_names, tile, strict=True))
         return tuple(known.get(name, 1) for name in whole.axis_names)
 
-    layers = tuple((name, wider(tile)) for name, tile in program.tiles)
+    layers = tuple((name, widen_tile(tile)) for name, tile in program.tiles)
     return replace(like, program=replace(program, expr=whole.expr, tiles=layers))
 
 
-def own_of_first(found: Sequence[Family], extents: Sequence[int], costs: np.ndarray) -> list[int]:
+def families_of_first_extents(found: Sequence[Family], extents: Sequence[int], costs: np.ndarray) -> list[int]:
     """Return a near-best family for each of the first extents, if possible with all rows in one register tile."""
     # With all rows in one register tile, the other operand is read once, whatever the caches do.
     rows = np.array([f.rows for f in found])

@@ -17,8 +17,8 @@ from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.compiler.dynamic.families import Family
 from roller.compiler.dynamic.ranges import Range
-from roller.core.display import one_line
-from roller.core.validation import sizes_of_call
+from roller.core.display import one_line_repr
+from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
 from roller.templates import pricing
@@ -144,7 +144,7 @@ class VaryingKernel(CompiledKernel):
         try:
             kernel = self._ready[arrays[self._input].shape[self._dim]]
         except (KeyError, IndexError, AttributeError):
-            kernel = self._prepared(self._extent(arrays))
+            kernel = self._prepared(self._extent_of_arrays(arrays))
         if out is None and not options:  # fast path: keyword arguments cost more than the lookup
             return kernel(*arrays)
         return kernel(*arrays, out=out, **options)
@@ -167,7 +167,7 @@ class VaryingKernel(CompiledKernel):
         LaunchError
             If the extent is missing, repeated, misnamed, not an integer, or outside the range.
         """
-        (size,) = sizes_of_call(self.varies.expr.name, self.ranges, extents, sizes).values()
+        (size,) = parse_call_sizes(self.varies.expr.name, self.ranges, extents, sizes).values()
         return CompiledKernel(self._artifact(size), launcher=lambda _: self._prepared(size))
 
     @property
@@ -182,13 +182,13 @@ class VaryingKernel(CompiledKernel):
         return tuple(found)
 
     def _artifact(self, extent: int) -> KernelArtifact:
-        artifact = self._variant(extent).at(self.varies, extent)
+        artifact = self._variant_for_extent(extent).at(self.varies, extent)
         return replace(artifact, estimate=pricing.estimate_program(artifact.program, self.spec).to_dict())
 
     def _load(self) -> CpuKernel:
         return self._prepared(self.varies.high)
 
-    def _extent(self, arrays: Sequence[Any]) -> int:
+    def _extent_of_arrays(self, arrays: Sequence[Any]) -> int:
         """Return the extent of a call's arrays; the smallest if they are malformed, so that the kernel refuses them."""
         if len(arrays) <= self._input:
             return self.varies.low
@@ -198,7 +198,7 @@ class VaryingKernel(CompiledKernel):
         shape = np.shape(array) if not hasattr(array, "shape") else array.shape
         return int(shape[self._dim]) if len(shape) > self._dim else self.varies.low
 
-    def _variant(self, extent: int) -> Variant:
+    def _variant_for_extent(self, extent: int) -> Variant:
         if not self.varies.low <= extent <= self.varies.high:
             raise LaunchError(
                 f"{self.varies.expr.name}: expected an extent of '{self.varies.size.name}' from {self.varies.low} to "
@@ -207,7 +207,7 @@ class VaryingKernel(CompiledKernel):
         return self.variants[int(self._table[extent - self.varies.low])]
 
     def _prepared(self, extent: int) -> CpuKernel:
-        variant = self._variant(extent)
+        variant = self._variant_for_extent(extent)
         with self._loading:
             found = self._ready.get(extent)
             if found is None:
@@ -222,4 +222,4 @@ class VaryingKernel(CompiledKernel):
     def __repr__(self) -> str:
         v = self.varies
         what = f"{v.expr.name} with {v.size.name} from {v.low} to {v.high} on {self.spec.name}"
-        return one_line("VaryingKernel", f"{what}: {counted(len(self.variants), 'kernel')}")
+        return one_line_repr("VaryingKernel", f"{what}: {counted(len(self.variants), 'kernel')}")

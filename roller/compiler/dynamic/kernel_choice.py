@@ -51,7 +51,7 @@ class PricedKernel:
     usual: float = 1.0
 
     @property
-    def everywhere(self) -> np.ndarray:
+    def seconds_at_samples(self) -> np.ndarray:
         """Seconds, shape ``(places,)``: measured, or predicted and corrected by measurements."""
         scale = [self.off(p) for p in self.places]
         return np.array(
@@ -65,21 +65,23 @@ class PricedKernel:
         names = list(self.places[0])
         logs = np.log(np.array([[self.places[n][x] for x in names] for n in self.measured], float))
         distance = np.abs(logs - np.log(np.array([sizes[x] for x in names], float))).sum(axis=1)
-        return math.exp(near_most(distance, [math.log(t / self.predicted[n]) for n, t in self.measured.items()]))
+        return math.exp(
+            distance_weighted_mean(distance, [math.log(t / self.predicted[n]) for n, t in self.measured.items()])
+        )
 
 
-def near_most(distances: Sequence[float] | np.ndarray, values: Sequence[float]) -> float:
+def distance_weighted_mean(distances: Sequence[float] | np.ndarray, values: Sequence[float]) -> float:
     """Return the mean of values, weighted towards small distances (between logarithms of sizes)."""
     return float(np.average(values, weights=1.0 / (np.asarray(distances) + _APART) ** 2))
 
 
-def usual_of(predicted: Mapping[int, np.ndarray], measured: Mapping[int, Mapping[int, float]]) -> float:
+def mean_correction(predicted: Mapping[int, np.ndarray], measured: Mapping[int, Mapping[int, float]]) -> float:
     """Return the geometric mean of measured over predicted seconds, by kernel and place; 1 without measurements."""
     logs = [math.log(t / predicted[n][place]) for n, times in measured.items() for place, t in times.items()]
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 
-def fastest_first(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
+def rank_by_time(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
     """Return the positions of the kernels that support the sizes, the likely fastest kernel first."""
     usable = [n for n, j in enumerate(judged) if j.kernel.takes(sizes)]
     programs = [judged[n].kernel.program for n in usable]
@@ -88,10 +90,10 @@ def fastest_first(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec
     return sorted(seconds, key=lambda n: seconds[n])
 
 
-def first_right(judged: Sequence[PricedKernel], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> int:
+def first_proven_kernel(judged: Sequence[PricedKernel], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> int:
     """Return the position of the fastest kernel that is proven correct at the sizes."""
     reasons, room = [], spec.traits.module_for("compiler.dynamic")
-    for row in fastest_first(judged, sizes, spec):
+    for row in rank_by_time(judged, sizes, spec):
         why = room.fault(judged[row].kernel, expression, sizes, spec)
         if not why:
             return row

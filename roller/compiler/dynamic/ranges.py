@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.errors import RollerError, shown
 from roller.expr import TensorExpr
-from roller.expr.resizing import Size, growing_sizes, is_open, of_extent
+from roller.expr.resizing import Size, growing_sizes, is_leading_dimension, with_size
 
 #: Maximum extents of a range: a table has an entry for each.
 MOST_EXTENTS = 1 << 20
@@ -28,7 +28,7 @@ class Range:
 
     def at(self, extent: int) -> TensorExpr:
         """Return the expression for an extent."""
-        return of_extent(self.expr, self.size, extent)
+        return with_size(self.expr, self.size, extent)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -37,25 +37,25 @@ class Range:
         return next((names.index(t), d) for t, d in self.size.dims if t in names)
 
 
-def open_range(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Range | None:
+def parse_open_range(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Range | None:
     """Return the range that ``shapes`` gives if it is one size along the first dimension, otherwise ``None``."""
     if not isinstance(shapes, Mapping) or len(shapes) != 1:
         return None
     ((name, given),) = shapes.items()
     held = {expr.inputs[n].name for n in constants}
-    free = [s for s in growing_sizes(expr) if is_open(expr, s) and not held & {t for t, _ in s.dims}]
+    free = [s for s in growing_sizes(expr) if is_leading_dimension(expr, s) and not held & {t for t, _ in s.dims}]
     found = next((s for s in free if name in {a for _, a in s.axes}), None)
     if found is None:
         return None
-    low, high = ends_of(str(name), given)
-    return Range(of_extent(expr, found, high), _at(found, high), low, high)
+    low, high = range_bounds(str(name), given)
+    return Range(with_size(expr, found, high), _size_with_extent(found, high), low, high)
 
 
-def _at(size: Size, extent: int) -> Size:
+def _size_with_extent(size: Size, extent: int) -> Size:
     return Size(extent, size.axes, size.dims, size.reduced)
 
 
-def nothing_beside(asked: Mapping[str, bool]) -> None:
+def refuse_other_options(asked: Mapping[str, bool]) -> None:
     """Refuse options that ranges do not support."""
     given = [name for name, is_asked in asked.items() if is_asked]
     if given:
@@ -65,7 +65,7 @@ def nothing_beside(asked: Mapping[str, bool]) -> None:
         )
 
 
-def ends_of(name: str, given: Any) -> tuple[int, int]:
+def range_bounds(name: str, given: Any) -> tuple[int, int]:
     """Return the smallest and the largest extents of a ``range`` or a pair."""
     pair: tuple[Any, ...]
     if isinstance(given, range):

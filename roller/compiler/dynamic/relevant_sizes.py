@@ -24,7 +24,7 @@ class RelevantSizes:
 
     def at(self, sizes: Sizes) -> dict[str, int]:
         """Return the expression's sizes for given sizes of the model."""
-        return self.box.whole({n: f.at(sizes) for n, f in self.formulas.items()})
+        return self.box.with_derived({n: f.at(sizes) for n, f in self.formulas.items()})
 
 
 def relevant_sizes(expr: SymbolicExpr, points: Sequence[Sizes], box: Box, options: ConstructOptions) -> RelevantSizes:
@@ -33,17 +33,17 @@ def relevant_sizes(expr: SymbolicExpr, points: Sequence[Sizes], box: Box, option
     used = {n for e in (expr, *forms) for f in e.general.formulas for n in f.sizes}
     products = [f.product for form in forms for f in form.general.formulas]
     if forms and None not in products and _same_inputs(expr, forms[0], points[0]):
-        groups = _groups([p for p in products if p is not None], box)
+        groups = _product_groups([p for p in products if p is not None], box)
         if groups and sum(map(len, groups)) > len(groups):
-            return _grouped(forms, points, box, groups)
-    ends, derived = _rooted(used, box)
+            return _group_by_products(forms, points, box, groups)
+    ends, derived = _root_sizes(used, box)
     mine = Box(ends or dict(box.ends), derived)
-    own = tuple(mine.whole(p) for p in points)
+    own = tuple(mine.with_derived(p) for p in points)
     kept = tuple(SymbolicExpr(e.general) for e in (expr, *forms))
-    return RelevantSizes(kept[0], kept[1:], mine, own, {n: _product((n,)) for n in mine.ends})
+    return RelevantSizes(kept[0], kept[1:], mine, own, {n: _product_formula((n,)) for n in mine.ends})
 
 
-def _grouped(
+def _group_by_products(
     forms: Sequence[SymbolicExpr], points: Sequence[Sizes], box: Box, groups: Sequence[tuple[str, ...]]
 ) -> RelevantSizes:
     formulas: dict[str, Formula] = {}
@@ -51,28 +51,28 @@ def _grouped(
         name = "_".join(g)
         while name in formulas or (len(g) > 1 and name in (*box.ends, *box.derived)):
             name += "_"
-        formulas[name] = _product(g)
-    ends, derived = _rooted({g[0] for g in groups if len(g) == 1}, box)
+        formulas[name] = _product_formula(g)
+    ends, derived = _root_sizes({g[0] for g in groups if len(g) == 1}, box)
     ends |= {n: (f.at(box.low), f.at(box.high)) for n, f in formulas.items() if n not in (*ends, *derived)}
     mine = Box({n: e for n, e in ends.items() if e[0] < e[1]}, derived)
-    formulas |= {n: _product((n,)) for n in mine.ends if n not in formulas}
-    own = tuple(mine.whole({n: formulas[n].at(p) for n in mine.ends}) for p in points)
+    formulas |= {n: _product_formula((n,)) for n in mine.ends if n not in formulas}
+    own = tuple(mine.with_derived({n: formulas[n].at(p) for n in mine.ends}) for p in points)
     few = tuple(SymbolicExpr.of([form.at(p) for p in points], own) for form in forms)
     return RelevantSizes(few[0], few, mine, own, {n: formulas[n] for n in mine.ends})
 
 
-def _product(names: tuple[str, ...]) -> Formula:
+def _product_formula(names: tuple[str, ...]) -> Formula:
     return Formula(0, ((1, (Atom(names),)),))
 
 
-def _groups(products: Sequence[tuple[str, ...]], box: Box) -> list[tuple[str, ...]]:
+def _product_groups(products: Sequence[tuple[str, ...]], box: Box) -> list[tuple[str, ...]]:
     """Return the sizes that occur in products, grouped if they always occur together."""
     names = sorted({n for p in products for n in p})
     found: dict[tuple[int, ...], list[str]] = {}
     for name in names:
         found.setdefault(tuple(p.count(name) for p in products), []).append(name)
     groups = [tuple(g) for g in found.values()]
-    roots = [{_chain(n, box)[0] for n in g} for g in groups]
+    roots = [{_derivation_chain(n, box)[0] for n in g} for g in groups]
     for n, g in enumerate(groups):  # a size that determines another one forms its own group
         others = set().union(*(r for m, r in enumerate(roots) if m != n))
         if len(g) > 1 and (roots[n] & others or len(roots[n]) < len(g)):
@@ -80,7 +80,7 @@ def _groups(products: Sequence[tuple[str, ...]], box: Box) -> list[tuple[str, ..
     return groups
 
 
-def _chain(name: str, box: Box) -> list[str]:
+def _derivation_chain(name: str, box: Box) -> list[str]:
     """Return the root size of a length, the intermediate lengths, and the length itself."""
     chain = [name]
     while chain[0] in box.derived:
@@ -89,13 +89,13 @@ def _chain(name: str, box: Box) -> list[str]:
     return chain
 
 
-def _rooted(used: set[str], box: Box) -> tuple[dict[str, tuple[int, int]], dict[str, Formula]]:
+def _root_sizes(used: set[str], box: Box) -> tuple[dict[str, tuple[int, int]], dict[str, Formula]]:
     """Return the root sizes of an expression's lengths with their bounds, and the derived lengths."""
     # A root with a single dependent length is replaced by that length.
     chains: dict[str, list[list[str]]] = {}
     for name in (*box.ends, *box.derived):
         if name in used:
-            chain = _chain(name, box)
+            chain = _derivation_chain(name, box)
             chains.setdefault(chain[0], []).append(chain)
     ends, derived = {}, set[str]()
     low, high = box.low, box.high

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roller.compiler.dynamic.box import Sizes
-from roller.compiler.dynamic.extents import Extents
+from roller.compiler.dynamic.dynamic_axes import DynamicAxes
 from roller.compiler.dynamic.relevant_sizes import RelevantSizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, symbolic_forms
 from roller.compiler.dynamic.symbolic_search import SearchRequest
@@ -12,9 +12,9 @@ from roller.errors import ExprError
 from roller.templates.common.options import ConstructOptions
 
 
-def search_request(varies: Extents, options: ConstructOptions) -> SearchRequest:
+def search_request(varies: DynamicAxes, options: ConstructOptions) -> SearchRequest:
     """Return the search request for an expression over all extents of its dynamic axes."""
-    points = tuple(p for p in varies.looked_at if _exists(varies, p))
+    points = tuple(p for p in varies.generalisation_sizes if _has_expression_at(varies, p))
     expr = SymbolicExpr.of([varies.at(p) for p in points], points)
     forms = tuple(symbolic_forms(expr, points, options))
     box = varies.box
@@ -22,7 +22,7 @@ def search_request(varies: Extents, options: ConstructOptions) -> SearchRequest:
     return SearchRequest(own, tuple(varies.expr.inputs[n].name for n in options.constants_of(varies.expr)))
 
 
-def _exists(varies: Extents, sizes: Sizes) -> bool:
+def _has_expression_at(varies: DynamicAxes, sizes: Sizes) -> bool:
     try:
         varies.at(sizes)
     except ExprError:

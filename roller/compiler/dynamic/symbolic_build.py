@@ -12,7 +12,7 @@ from typing import Any
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.compiler.dynamic.box import Box, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, SymbolicKernel, SymbolicProgram
-from roller.compiler.dynamic.symbolic_proof import proven
+from roller.compiler.dynamic.symbolic_proof import proven_sizes
 from roller.core.fitting import Fitter
 from roller.core.formulas import Formula
 from roller.errors import BuildError, RollerError
@@ -27,44 +27,44 @@ _FEWEST, _VALUES = 5, 4
 _POOL, _ROUNDS = 60, 8
 
 
-def build(
+def build_symbolic_kernel(
     program: SymbolicProgram, expression: SymbolicExpr, box: Box, spec: DeviceSpec, asked: Sequence[Sizes] = ()
 ) -> SymbolicKernel:
     """Generate code for several sizes, generalize and compile it, and prove it at the ``asked`` sizes."""
-    most = _one_kind(program, box, spec)
+    most = _most_frequent_code(program, box, spec)
     dividends = [e for e in program.extents if isinstance(e, Formula)]
-    fitter = _told_apart(program, box, spec, most, dividends)
-    artifact = _compiled(program, expression, spec, most, fitter)
+    fitter = _distinguish_formulas(program, box, spec, most, dividends)
+    artifact = _compile_generalised(program, expression, spec, most, fitter)
     # No formula is missing here: generalizing the code would have failed.
     formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)
     kernel = SymbolicKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
-    return replace(kernel, proven=proven(kernel, asked, spec.units))
+    return replace(kernel, proven=proven_sizes(kernel, asked, spec.units))
 
 
-def _one_kind(program: SymbolicProgram, box: Box, spec: DeviceSpec) -> list[Any]:
+def _most_frequent_code(program: SymbolicProgram, box: Box, spec: DeviceSpec) -> list[Any]:
     """Return sizes with the most frequent kind of code, each with its text and lowered module."""
-    from roller.templates.cpu.emit.general import written
+    from roller.templates.cpu.emit.generalize_sizes import module_as_data
     from roller.templates.cpu.emit.llvm import lower_module
 
     groups: dict[str, list[Any]] = defaultdict(list)
     refused = ""
-    for sizes in _points(program, box):
+    for sizes in _generation_sizes(program, box):
         try:
             lowered = lower_module(program.at(sizes), spec.units)
         except RollerError as err:
             refused = str(err)
             continue
-        text = written(lowered[0], sizes)
+        text = module_as_data(lowered[0], sizes)
         groups[text.shape].append((sizes, text, lowered))
-        if len(groups[text.shape]) >= _WRITTEN and _spread(groups[text.shape], program, box):
+        if len(groups[text.shape]) >= _WRITTEN and _has_enough_values(groups[text.shape], program, box):
             break
-    spread = [g for g in groups.values() if _spread(g, program, box)]
+    spread = [g for g in groups.values() if _has_enough_values(g, program, box)]
     if refused and not groups:
         raise BuildError(
             f"{program.program.expr.name}: a kernel of a range: expected code for some size, got none: {refused}"
         )
     most = max(spread or groups.values(), key=lambda g: (g[0][0] is program.sizes, len(g)), default=[])
-    if len(most) < min(_FEWEST, _count(program, box)) or not _spread(most, program, box):
+    if len(most) < min(_FEWEST, _count_supported_sizes(program, box)) or not _has_enough_values(most, program, box):
         raise BuildError(
             f"{program.program.expr.name}: a kernel of a range: expected one code for most sizes, got many: "
             f"{sorted(map(len, groups.values()))}."
@@ -72,18 +72,20 @@ def _one_kind(program: SymbolicProgram, box: Box, spec: DeviceSpec) -> list[Any]
     return most
 
 
-def _compiled(
+def _compile_generalised(
     program: SymbolicProgram, expression: SymbolicExpr, spec: DeviceSpec, group: Sequence[Any], fitter: Fitter
 ) -> KernelArtifact:
-    from roller.templates.cpu.emit.general import generalised, same_pack, size_argument
-    from roller.templates.cpu.emit.library import ENTRY, PACK, build_library, features_of
-    from roller.templates.cpu.emit.nest import is_parallel
+    from roller.templates.cpu.emit.build_library import ENTRY, PACK, build_library, required_features
+    from roller.templates.cpu.emit.generalize_sizes import generalize_modules, packs_are_equal, size_argument
+    from roller.templates.cpu.emit.loop_nest import is_parallel
 
     points, modules = [sizes for sizes, _, _ in group], [lowered[0] for _, _, lowered in group]
     _, arguments, names = group[0][2]
-    if not same_pack(modules, PACK) or any(_panels(x[1]) != _panels(arguments) for _, _, x in group):
+    if not packs_are_equal(modules, PACK) or any(
+        _panel_arguments(x[1]) != _panel_arguments(arguments) for _, _, x in group
+    ):
         raise BuildError(f"{program.program.expr.name}: a kernel of a range: its constants are packed by its sizes.")
-    module = generalised([text for _, text, _ in group], fitter)
+    module = generalize_modules([text for _, text, _ in group], fitter)
     if PACK in {v.name_hint for v in modules[0].functions}:
         module[PACK] = modules[0][PACK]
     extra = tuple(Argument(size_argument(n), "size", (x,), "uint8") for n, x in points[0].items())
@@ -92,7 +94,7 @@ def _compiled(
     mcpu = spec.target["mcpu"]
     target = {
         "mcpu": mcpu, "cores": spec.units, "vector_bytes": spec.teu.lanes * 4, "tasks": [],
-        "parallel": is_parallel(module[ENTRY].body), "features": list(features_of(mcpu)),
+        "parallel": is_parallel(module[ENTRY].body), "features": list(required_features(mcpu)),
     }  # fmt: skip
     # Unchecked: the launchers check the arrays.
     binary = build_library(module, mcpu, spec.units, checked=False, propagate_nan=program.program.expr.propagate_nan)
@@ -104,12 +106,12 @@ def _compiled(
     ).with_binary(binary, library_bytes=len(binary))  # fmt: skip
 
 
-def _points(program: SymbolicProgram, box: Box) -> Iterator[Sizes]:
+def _generation_sizes(program: SymbolicProgram, box: Box) -> Iterator[Sizes]:
     """Yield sizes for code generation: the program's own sizes, then others near and far."""
     found = 0
     seen = set()
     half = {n: max(2, program.sizes[n] // 2) for n in box.ends}
-    near, far = box.points(1, low=half), box.points(2)
+    near, far = box.random_sizes(1, low=half), box.random_sizes(2)
     for n, (a, b) in enumerate(zip(near, far, strict=True)):
         sizes = program.sizes if n == 0 else b if n % 4 == 3 else a
         key = tuple(sizes.values())
@@ -121,31 +123,31 @@ def _points(program: SymbolicProgram, box: Box) -> Iterator[Sizes]:
             return
 
 
-def _told_apart(
+def _distinguish_formulas(
     program: SymbolicProgram, box: Box, spec: DeviceSpec, group: list[Any], dividends: Sequence[Formula]
 ) -> Fitter:
     """Add code at further sizes until no rival formulas remain; return the fitter."""
-    from roller.templates.cpu.emit.general import numbers_of, written
+    from roller.templates.cpu.emit.generalize_sizes import module_as_data, numbers_by_place
     from roller.templates.cpu.emit.llvm import lower_module
 
-    divisors = _divisors(program.program)
-    pool = [p for p, _ in zip(box.points(3), range(_POOL), strict=False)]
+    divisors = _possible_divisors(program.program)
+    pool = [p for p, _ in zip(box.random_sizes(3), range(_POOL), strict=False)]
     pool += [
-        box.whole({n: max(2, low, p[n] // d * d) for n, (low, _) in box.ends.items()})
+        box.with_derived({n: max(2, low, p[n] // d * d) for n, (low, _) in box.ends.items()})
         for p in pool for d in (2, 4, 16, 64) if d <= max(p.values())
     ]  # fmt: skip
     pool = [p for p in (box.high, *pool) if program.takes(p)]
     for _ in range(_ROUNDS):
         fitter = Fitter([sizes for sizes, *_ in group], divisors, dividends)
-        fitter.asked = numbers_of([text for _, text, *_ in group])
+        fitter.asked = numbers_by_place([text for _, text, *_ in group])
         for values in fitter.asked:
             fitter.fit(values)
-        least = _least(group, box)
+        least = _least_generated_sizes(group, box)
         pool = [p for p in pool if all(p[n] >= x for n, x in least.items())]
         for sizes in [p for p, doubt in zip(pool, fitter.doubtful(pool), strict=True) if doubt]:
             pool.remove(sizes)
             lowered = lower_module(program.at(sizes), spec.units)
-            text = written(lowered[0], sizes)
+            text = module_as_data(lowered[0], sizes)
             if text.shape == group[0][1].shape:
                 group.append((sizes, text, lowered))
                 break
@@ -154,32 +156,32 @@ def _told_apart(
     return fitter
 
 
-def _least(group: Sequence[Any], box: Box) -> dict[str, int]:
+def _least_generated_sizes(group: Sequence[Any], box: Box) -> dict[str, int]:
     return {n: min(sizes[n] for sizes, *_ in group) for n in box.ends}
 
 
-def _spread(group: Sequence[Any], program: SymbolicProgram, box: Box) -> bool:
+def _has_enough_values(group: Sequence[Any], program: SymbolicProgram, box: Box) -> bool:
     """Whether code was generated for enough values of each size."""
     for n, (low, high) in box.ends.items():
         few = range(max(2, low), min(high, max(2, low) + 64) + 1)
-        taken = sum(program.takes(box.whole({**box.high, n: x})) for x in few)
+        taken = sum(program.takes(box.with_derived({**box.high, n: x})) for x in few)
         if len({sizes[n] for sizes, *_ in group}) < min(_VALUES, max(1, taken)):
             return False
     return True
 
 
-def _count(program: SymbolicProgram, box: Box) -> int:
+def _count_supported_sizes(program: SymbolicProgram, box: Box) -> int:
     if math.prod(high - max(2, low) + 1 for low, high in box.ends.values()) > 4 * _FEWEST:
         return 4 * _FEWEST
     several = itertools.product(*(range(max(2, low), high + 1) for low, high in box.ends.values()))
-    return sum(program.takes(box.whole(dict(zip(box.ends, c, strict=True)))) for c in several)
+    return sum(program.takes(box.with_derived(dict(zip(box.ends, c, strict=True)))) for c in several)
 
 
-def _panels(arguments: Sequence[Argument]) -> list[Argument]:
+def _panel_arguments(arguments: Sequence[Argument]) -> list[Argument]:
     return [a for a in arguments if a.role == "panel"]
 
 
-def _divisors(program: RProgram) -> set[int]:
+def _possible_divisors(program: RProgram) -> set[int]:
     """Return the possible divisors of a program's extents: tiles, their ratios, and lanes."""
     tiles = [t for _, tile in program.tiles for t in tile]
     steps = [

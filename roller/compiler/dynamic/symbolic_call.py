@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import Constant, KernelArtifact
-from roller.compiler.compiled_kernel import CompiledKernel, loaded
+from roller.compiler.compiled_kernel import CompiledKernel, load_launcher
 from roller.compiler.dynamic.box import Sizes
-from roller.compiler.dynamic.extents import Extents
-from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, first_right
+from roller.compiler.dynamic.dynamic_axes import DynamicAxes
+from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, first_proven_kernel
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
-from roller.core.display import one_line
-from roller.core.validation import sizes_of_call
+from roller.core.display import one_line_repr
+from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
 from roller.templates import pricing
@@ -73,7 +73,7 @@ class SymbolicRange(CompiledKernel):
     """
 
     def __init__(
-        self, varies: Extents, expression: SymbolicExpr, judged: Sequence[PricedKernel], best: np.ndarray,
+        self, varies: DynamicAxes, expression: SymbolicExpr, judged: Sequence[PricedKernel], best: np.ndarray,
         spec: DeviceSpec, doubt: str = "", reachable: bool = True,
     ) -> None:  # fmt: skip
         self.varies, self.expression, self.judged, self.spec = varies, expression, tuple(judged), spec
@@ -109,7 +109,7 @@ class SymbolicRange(CompiledKernel):
         """Return the kernels bound to the values of their constant inputs."""
         if not constants:
             return self
-        judged = [replace(j, kernel=_holding(j.kernel, constants)) for j in self.judged]
+        judged = [replace(j, kernel=_with_constants(j.kernel, constants)) for j in self.judged]
         return SymbolicRange(
             self.varies, self.expression, judged, self._best, self.spec, self._doubt, reachable=self._reachable
         )
@@ -150,7 +150,7 @@ class SymbolicRange(CompiledKernel):
             else:
                 kernel = self._ready[tuple([arrays[n].shape for n in self._asked])]
         except (KeyError, IndexError, AttributeError, TypeError):
-            kernel = self._prepared(self._sizes(arrays))
+            kernel = self._prepared(self._sizes_of_arrays(arrays))
         if out is None and not options:  # fast path: keyword arguments cost more than the lookup
             return kernel(*arrays)
         return kernel(*arrays, out=out, **options)
@@ -163,7 +163,7 @@ class SymbolicRange(CompiledKernel):
         LaunchError
             If a size is missing, unknown, repeated, not an integer, or outside its range.
         """
-        wanted = sizes_of_call(self.varies.expr.name, self.ranges, extents, sizes)
+        wanted = parse_call_sizes(self.varies.expr.name, self.ranges, extents, sizes)
         outside = next((n for n, (low, high) in self.ranges.items() if not low <= wanted[n] <= high), None)
         if outside is not None:
             low, high = self.ranges[outside]
@@ -176,7 +176,7 @@ class SymbolicRange(CompiledKernel):
     @property
     def pieces(self) -> tuple[SymbolicPiece, ...]:
         """The kernels, the sample sizes for which each is chosen, and its predicted regret at these sizes."""
-        seconds = np.array([j.everywhere for j in self.judged])
+        seconds = np.array([j.seconds_at_samples for j in self.judged])
         taken = seconds.argmin(axis=0)
         found = []
         for n, j in enumerate(self.judged):
@@ -188,26 +188,26 @@ class SymbolicRange(CompiledKernel):
                 found.append(SymbolicPiece(places, j.kernel.program.at(largest), regret))
         return tuple(found)
 
-    def _best_at(self, sizes: Sizes) -> int:
+    def _proven_kernel_at(self, sizes: Sizes) -> int:
         key = tuple(sizes.values())
         with self._choosing:
             if key not in self._chosen:
-                self._chosen[key] = first_right(self.judged, self.expression.at(sizes), sizes, self.spec)
+                self._chosen[key] = first_proven_kernel(self.judged, self.expression.at(sizes), sizes, self.spec)
             return self._chosen[key]
 
     def _artifact(self, sizes: Sizes) -> KernelArtifact:
-        kernel = self.judged[self._best_at(sizes)].kernel
+        kernel = self.judged[self._proven_kernel_at(sizes)].kernel
         artifact = kernel.at(sizes, self.expression.at(sizes))
         return replace(artifact, estimate=pricing.estimate_program(artifact.program, self.spec).to_dict())
 
     def _load(self) -> Any:
         return self._prepared(self.varies.box.high)
 
-    def _sizes(self, arrays: Sequence[Any]) -> dict[str, int]:
+    def _sizes_of_arrays(self, arrays: Sequence[Any]) -> dict[str, int]:
         """Return the sizes of a call's arrays; the smallest if they are malformed, so that the kernel refuses them."""
         shapes: dict[int, Sequence[int]] = {}
         for n, position in zip(self._asked, self._positions, strict=True):
-            shape = _shape(arrays[n]) if n < len(arrays) else ()
+            shape = _array_shape(arrays[n]) if n < len(arrays) else ()
             if len(shape) != len(self.varies.expr.inputs[position].shape):
                 return dict(self.varies.box.low)
             shapes[position] = shape
@@ -216,14 +216,14 @@ class SymbolicRange(CompiledKernel):
     def _prepared(self, sizes: Sizes) -> Any:
         self.expect_reachable()
         with self._choosing:
-            row = self._best_at(sizes)
+            row = self._proven_kernel_at(sizes)
             kernel, expression = self.judged[row].kernel, self.expression.at(sizes)
             shapes = tuple(expression.inputs[n].shape for n in self._positions)
             key = shapes[0] if self._one is not None else shapes
             found = self._ready.get(key)
             if found is None:
                 if row not in self._loaded:
-                    self._loaded[row] = loaded(kernel.artifact)
+                    self._loaded[row] = load_launcher(kernel.artifact)
                 if len(self._ready) >= _MOST_READY:
                     del self._ready[next(iter(self._ready))]
                 found = self._ready[key] = self._loaded[row].reshaped(kernel.at(sizes, expression))
@@ -232,15 +232,15 @@ class SymbolicRange(CompiledKernel):
     def __repr__(self) -> str:
         ends = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.ranges.items())
         what = f"{self.varies.expr.name} with {ends} on {self.spec.name}"
-        return one_line("SymbolicRange", f"{what}: {counted(len(self.judged), 'kernel')}")
+        return one_line_repr("SymbolicRange", f"{what}: {counted(len(self.judged), 'kernel')}")
 
 
-def _holding(kernel: Any, constants: tuple[Constant, ...]) -> RangeKernel:
+def _with_constants(kernel: Any, constants: tuple[Constant, ...]) -> RangeKernel:
     held: RangeKernel = replace(kernel, artifact=replace(kernel.artifact, constants=constants))
     return held
 
 
-def _shape(array: Any) -> tuple[int, ...]:
+def _array_shape(array: Any) -> tuple[int, ...]:
     if not hasattr(array, "shape") and hasattr(array, "__dlpack__"):
         array = np.from_dlpack(array)
     return tuple(np.shape(array) if not hasattr(array, "shape") else array.shape)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, first_right
+from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, first_proven_kernel
 from roller.compiler.dynamic.relevant_sizes import RelevantSizes, relevant_sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
-from roller.compiler.dynamic.symbolic_search import Effort, SearchRequest, built_all, chosen, search_all
+from roller.compiler.dynamic.symbolic_search import Effort, SearchRequest, build_and_check, chosen, search_all
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
@@ -41,7 +41,7 @@ class SymbolicKernels:
         key = tuple(own.values())
         with self._lock:
             if key not in self._chosen:
-                self._chosen[key] = first_right(self.judged, self.own.expression.at(own), own, self.spec)
+                self._chosen[key] = first_proven_kernel(self.judged, self.own.expression.at(own), own, self.spec)
             return self._chosen[key]
 
     def predicted(self, number: int, sizes: Sizes) -> float:
@@ -63,7 +63,7 @@ def compile_symbolic(
         for key, (e, names) in expressions.items()
     }
     searches = search_all(questions, spec, options, EFFORT)
-    built_all(searches, spec, EFFORT, 0, passing_bytes is not None)
+    build_and_check(searches, spec, EFFORT, 0, passing_bytes is not None)
     found = {}
     for key, s in searches.items():
         judged, doubt = chosen(s, spec, EFFORT, 0, passing_bytes is not None)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from roller.compiler.dynamic.extents import Extents
+from roller.compiler.dynamic.dynamic_axes import DynamicAxes
 from roller.compiler.dynamic.search_request import search_request
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
-from roller.compiler.dynamic.symbolic_search import MOST, Effort, built_all, chosen, search_all
+from roller.compiler.dynamic.symbolic_search import MOST, Effort, build_and_check, chosen, search_all
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
@@ -17,12 +17,12 @@ EFFORT = Effort(each=6, cover=MOST - 1, built=10, enough=MOST - 2, budget_s=0.01
 
 
 def compile_extents(
-    varies: Extents, spec: DeviceSpec, options: ConstructOptions, seed: int = 0, timed: bool = True
+    varies: DynamicAxes, spec: DeviceSpec, options: ConstructOptions, seed: int = 0, timed: bool = True
 ) -> SymbolicRange:
     """Compile an expression for all extents of some axes, on this machine's CPU."""
     question = search_request(varies, options)
     searches = search_all({"": question}, spec, options, EFFORT)
-    built_all(searches, spec, EFFORT, seed, timed)
+    build_and_check(searches, spec, EFFORT, seed, timed)
     (s,) = searches.values()
     judged, doubt = chosen(s, spec, EFFORT, seed, timed)
     return SymbolicRange(varies, question.own.expression, judged, s.best, spec, doubt)

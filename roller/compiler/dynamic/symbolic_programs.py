@@ -10,12 +10,12 @@ from typing import Any
 
 from roller.artifact import Argument, KernelArtifact
 from roller.compiler.dynamic.box import Sizes
-from roller.core.anti_unification import General, MismatchError, general
+from roller.core.anti_unification import GeneralizedData, MismatchError, general
 from roller.core.fitting import Fitter
 from roller.core.formulas import Formula
 from roller.expr import SPATIAL, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.templates.common.forms import canonical_forms, joined_forms
+from roller.templates.common.forms import canonical_forms, joined_channel_forms
 from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram
 from roller.tile.winograd import window_product
@@ -28,7 +28,7 @@ FEW_LANES = (1, 4)
 class SymbolicExpr:
     """An expression for all sizes, as generalized data."""
 
-    general: General
+    general: GeneralizedData
     _memo: dict[tuple[int, ...], TensorExpr] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, sizes: Sizes) -> TensorExpr:
@@ -47,7 +47,7 @@ class SymbolicExpr:
 def symbolic_forms(expr: SymbolicExpr, points: Sequence[Sizes], options: ConstructOptions) -> list[SymbolicExpr]:
     """Return the canonical forms of an expression, generalized over all points."""
     found = []
-    for forms_of in (canonical_forms, joined_forms):
+    for forms_of in (canonical_forms, joined_channel_forms):
         for forms in zip(*(forms_of(expr.at(p), options) for p in points), strict=False):
             with contextlib.suppress(MismatchError):
                 found.append(SymbolicExpr.of(forms, points))
@@ -96,10 +96,10 @@ class SymbolicProgram:
         return p.structure, cut
 
     @cached_property
-    def divided(self) -> frozenset[str]:
+    def tensors_divided_by_sizes(self) -> frozenset[str]:
         """Tensors read at an index divided by a dynamic size; for a static size, the division is a multiplication."""
         node = self.form.general.data
-        return frozenset(_divided(node["stages"])) if isinstance(node, dict) else frozenset()
+        return frozenset(_tensors_divided_by_sizes(node["stages"])) if isinstance(node, dict) else frozenset()
 
     @cached_property
     def fixed_axes(self) -> frozenset[str]:
@@ -109,7 +109,7 @@ class SymbolicProgram:
         return frozenset() if found is None else frozenset((found.filter, found.channel))
 
     @cached_property
-    def may_move(self) -> bool:
+    def anchor_may_change(self) -> bool:
         """Whether another stage may become the anchor at other sizes."""
         stages = self.program.expr.stages
         reducing = [s for s in stages if s.combiner is not None]
@@ -156,7 +156,7 @@ class SymbolicProgram:
             lanes = was.name == self.program.vector_axis and was.kind == SPATIAL
             if extent.at(sizes) < (tile if lanes else min(tile - unit + 1, was.extent)):
                 return False
-        return not self.may_move or tuple(a.name for a in self.form.at(sizes).axes) == self.program.axis_names
+        return not self.anchor_may_change or tuple(a.name for a in self.form.at(sizes).axes) == self.program.axis_names
 
     def key(self) -> tuple[Any, ...]:
         """Return the identity of the program without its sizes."""
@@ -169,7 +169,7 @@ class SymbolicProgram:
         )  # fmt: skip
         return p.structure, whole, p.staged, p.vector_axis, p.vector_elements, p.nontemporal, p.split_k, id(self.form)
 
-    def with_narrowed(self, several: Sequence[int]) -> list[SymbolicProgram]:
+    def with_narrowed_variants(self, several: Sequence[int]) -> list[SymbolicProgram]:
         """Return the program and its :meth:`narrowed` variants for several numbers of lanes."""
         # A matrix instruction has no code for fewer lanes than its own.
         narrow = [self.narrowed(lanes) for lanes in several]
@@ -189,25 +189,27 @@ class SymbolicProgram:
                 else self.units[n] * max(1, t // first[n]) for n, t in enumerate(tile)
             )))  # fmt: skip
         elements = p.vector_elements if p.vector_axis not in self.open_axes else min(lanes, p.vector_elements)
-        return replace(self, program=replace(p, tiles=_multiples(tiles), vector_elements=elements, relaxed=()))
+        return replace(
+            self, program=replace(p, tiles=_round_up_to_multiples(tiles), vector_elements=elements, relaxed=())
+        )
 
 
-def _divided(node: Any, tensor: str = "") -> Iterator[str]:
+def _tensors_divided_by_sizes(node: Any, tensor: str = "") -> Iterator[str]:
     """Yield the tensors with an index term whose divisor is a formula."""
     if not isinstance(node, list | dict):
         return
     if isinstance(node, dict):
         for part in node.values():
-            yield from _divided(part, tensor)
+            yield from _tensors_divided_by_sizes(part, tensor)
         return
     tensor = node[1] if len(node) > 2 and node[0] == "load" and isinstance(node[1], str) else tensor
     if tensor and len(node) == 4 and isinstance(node[0], str) and any(isinstance(x, Formula) for x in node[2:]):
         yield tensor
     for part in node:
-        yield from _divided(part, tensor)
+        yield from _tensors_divided_by_sizes(part, tensor)
 
 
-def _multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _round_up_to_multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     out, above = [], (1,) * len(tiles[0][1])
     for layer, tile in tiles:
         above = tuple(-(-t // a) * a for t, a in zip(tile, above, strict=True))
@@ -235,11 +237,11 @@ class SymbolicKernel:
         """Return the artifact with the shapes of the given sizes and the same library."""
         program = self.program.at(sizes)
         shapes = {t.name: t.shape for t in program.expr.tensors.values()}
-        arguments = tuple(_argument(a, shapes, sizes) for a in self.artifact.arguments)
+        arguments = tuple(_argument_at(a, shapes, sizes) for a in self.artifact.arguments)
         return replace(self.artifact, expression=expression, program=program, arguments=arguments)
 
 
-def _argument(a: Argument, shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> Argument:
+def _argument_at(a: Argument, shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> Argument:
     if a.role == "size":
         return replace(a, shape=(sizes[a.name.rpartition(".")[0]],))
     return a if a.role == "panel" else replace(a, shape=shapes[a.name])

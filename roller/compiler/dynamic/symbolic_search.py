@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.families import fewest, shortlist
-from roller.compiler.dynamic.kernel_choice import PricedKernel, usual_of
+from roller.compiler.dynamic.families import choose_fewest_rows, shortlist_rows
+from roller.compiler.dynamic.kernel_choice import PricedKernel, mean_correction
 from roller.compiler.dynamic.relevant_sizes import RelevantSizes
-from roller.compiler.dynamic.symbolic_build import build
+from roller.compiler.dynamic.symbolic_build import build_symbolic_kernel
 from roller.compiler.dynamic.symbolic_programs import FEW_LANES, SymbolicExpr, SymbolicKernel, SymbolicProgram
-from roller.compiler.dynamic.symbolic_proof import fault, faults, trespassers
-from roller.construction.constructor import program_of
+from roller.compiler.dynamic.symbolic_proof import fault, find_out_of_bounds_kernels, find_wrong_kernels
+from roller.construction.constructor import program_from_row
 from roller.construction.ranking import best_programs
 from roller.errors import NoCandidateError, counted
 from roller.hardware import DeviceSpec
@@ -55,7 +55,7 @@ class Effort:
     timed_at: int
     longest_s: float
     exact: bool  #: Whether to construct also for sizes at which an axis has one element, which gives other programs
-    worth: float  #: Minimum gain of one more kernel; see :func:`~roller.compiler.dynamic.families.fewest`
+    worth: float  #: Minimum gain of one more kernel; see :func:`~roller.compiler.dynamic.families.choose_fewest_rows`
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class Search:
 
     def wanted(self, effort: Effort) -> list[int]:
         """Return the programs to build."""
-        return shortlist(self.costs, self.best, effort.cover, effort.built, [f.kind for f in self.families])
+        return shortlist_rows(self.costs, self.best, effort.cover, effort.built, [f.kind for f in self.families])
 
     def timed_at(self, effort: Effort) -> list[int]:
         """Return the positions of the places at which to time kernels."""
         short = [n for n in range(len(self.places)) if self.best[n] < effort.longest_s]
         names = tuple(self.question.own.box.ends)
-        return [short[n] for n in spread([self.places[n] for n in short], names, effort.timed_at)]
+        return [short[n] for n in spread_positions([self.places[n] for n in short], names, effort.timed_at)]
 
     def lacks(self, enough: int) -> bool:
         """Whether too few kernels are built, or some place has no kernel."""
@@ -112,10 +112,10 @@ def search_all(
     questions: Mapping[str, SearchRequest], spec: DeviceSpec, options: ConstructOptions, effort: Effort
 ) -> dict[str, Search]:
     """Construct programs at sample sizes for every expression, and price each at all of them."""
-    from roller.runtime.build_pool import build_all, build_here
+    from roller.runtime.build_pool import build_all, build_in_process
 
-    run = build_all if len(questions) > 1 else build_here
-    results = run(questions, lambda q: _constructed(q, spec, options, effort))
+    run = build_all if len(questions) > 1 else build_in_process
+    results = run(questions, lambda q: _construct_and_price(q, spec, options, effort))
     found = {}
     for key, result in results.items():
         q = questions[key]
@@ -127,17 +127,19 @@ def search_all(
         programs, best, costs = result.value
         # Pickling copies objects: use the known expressions of the forms.
         families = [SymbolicProgram(program, q.own.forms[form], sizes) for program, form, sizes in programs]
-        found[key] = Search(q, families, q.own.box.compared(), costs, best)
+        found[key] = Search(q, families, q.own.box.sample_sizes(), costs, best)
     return found
 
 
-def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, effort: Effort) -> tuple[Any, ...]:
+def _construct_and_price(
+    q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, effort: Effort
+) -> tuple[Any, ...]:
     """Return programs with their form's position and sizes, the best seconds per place, and all seconds."""
-    own, places = q.own, q.own.box.compared()
-    looked_at = [*places, *(p for p in map(own.box.raised, places) if p not in places)]
+    own, places = q.own, q.own.box.sample_sizes()
+    looked_at = [*places, *(p for p in map(own.box.at_least_two, places) if p not in places)]
     if not effort.exact:
-        looked_at = [p for p in looked_at if p == own.box.raised(p)]
-    several, best = constructed(q, looked_at, spec, options, effort.each)
+        looked_at = [p for p in looked_at if p == own.box.at_least_two(p)]
+    several, best = construct_symbolic_programs(q, looked_at, spec, options, effort.each)
     predicted = spec.traits.module_for("compiler.dynamic").predicted
     costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
     forms = {id(f): n for n, f in enumerate(own.forms)}
@@ -146,14 +148,14 @@ def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, 
     return programs, np.minimum(known, costs.min(axis=0, initial=np.inf)), costs
 
 
-def _offered(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[SymbolicProgram]:
+def _offer_programs(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[SymbolicProgram]:
     """Return the symbolic programs to consider for a program constructed at some sizes."""
-    return [] if program.split_k > 1 else SymbolicProgram(program, form, sizes).with_narrowed(FEW_LANES)
+    return [] if program.split_k > 1 else SymbolicProgram(program, form, sizes).with_narrowed_variants(FEW_LANES)
 
 
-def constructed(
+def construct_symbolic_programs(
     q: SearchRequest, looked_at: Sequence[Sizes], spec: DeviceSpec, options: ConstructOptions, each: int,
-    offered: Callable[[RProgram, SymbolicExpr, Sizes], Sequence[SymbolicProgram]] = _offered,
+    offered: Callable[[RProgram, SymbolicExpr, Sizes], Sequence[SymbolicProgram]] = _offer_programs,
 ) -> tuple[list[SymbolicProgram], dict[tuple[int, ...], float]]:  # fmt: skip
     """Construct programs at some sizes; return the programs for all sizes, and the best predicted seconds by sizes."""
     families: dict[Any, SymbolicProgram] = {}
@@ -162,7 +164,7 @@ def constructed(
         batches = [
             replace(b, constants=q.constants) for b in programs_of(q.own.expression.at(sizes), spec, options) if len(b)
         ]
-        ranked = best_programs(batches, spec, each, partial(program_of, spec=spec)) if batches else []
+        ranked = best_programs(batches, spec, each, partial(program_from_row, spec=spec)) if batches else []
         best[tuple(sizes.values())] = min((e.seconds for _, e in ranked), default=np.inf)
         for program, _ in ranked:
             form = next((f for f in q.own.forms if f.at(sizes) == program.expr), None)
@@ -171,7 +173,9 @@ def constructed(
     return list(families.values()), best
 
 
-def built_all(searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, seed: int, timed: bool = True) -> None:
+def build_and_check(
+    searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, seed: int, timed: bool = True
+) -> None:
     """Build the most promising programs in parallel and check them; replace those that fail."""
     target_for(spec).prepare()
     for turn in range(_ROUNDS):
@@ -182,12 +186,12 @@ def built_all(searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, 
         }  # fmt: skip
         if not jobs:
             break
-        _build(jobs, spec, effort, timed)
+        _build_programs(jobs, spec, effort, timed)
         for key, s in searches.items():
-            _check(s, [row for name, (_, row) in jobs.items() if name.rpartition("/")[0] == key], seed)
+            _check_kernels(s, [row for name, (_, row) in jobs.items() if name.rpartition("/")[0] == key], seed)
 
 
-def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Effort, timed: bool) -> None:
+def _build_programs(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Effort, timed: bool) -> None:
     """Build programs; prove kernels to be timed at those sizes in the same process."""
     from roller.runtime.build_pool import build_all
 
@@ -202,7 +206,7 @@ def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Eff
         wide = {n: (low, max(high, low + _LEAST_SPAN)) for n, (low, high) in box.ends.items()}
         least = s.costs[[*s.built, *rows[id(s)]]].min(axis=0)
         asked = [s.places[n] for n in s.timed_at(effort) if s.costs[row, n] <= _NEAR * least[n]] if timed else []
-        return build(s.families[row], s.question.own.expression, Box(wide, box.derived), spec, asked)
+        return build_symbolic_kernel(s.families[row], s.question.own.expression, Box(wide, box.derived), spec, asked)
 
     for name, result in build_all(jobs, made, reuse=True).items():
         s, row = jobs[name]
@@ -212,8 +216,8 @@ def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Eff
             s.built[row] = replace(result.value, program=s.families[row])
 
 
-def _check(s: Search, rows: Sequence[int], seed: int) -> None:
-    from roller.runtime.cpu_profile import Bench
+def _check_kernels(s: Search, rows: Sequence[int], seed: int) -> None:
+    from roller.runtime.cpu_profile import CpuBench
 
     # Only a smoke test: every call proves its kernel at its own sizes (symbolic_proof).
     own = s.question.own
@@ -224,21 +228,21 @@ def _check(s: Search, rows: Sequence[int], seed: int) -> None:
         for p in [taken[n] for n in sorted({0, len(taken) // 2})] if taken else ():
             wanted.setdefault(tuple(p[n] for n in own.box.ends), []).append(row)
     for values, mine in wanted.items():
-        sizes = own.box.whole(dict(zip(own.box.ends, values, strict=True)))
-        bench = Bench(own.expression.at(sizes), seed, fenced=True)
+        sizes = own.box.with_derived(dict(zip(own.box.ends, values, strict=True)))
+        bench = CpuBench(own.expression.at(sizes), seed, fenced=True)
         here = {r: s.built[r].at(sizes, bench.expression) for r in dict.fromkeys(mine) if r in s.built}
-        for row, why in faults(here, bench).items():
+        for row, why in find_wrong_kernels(here, bench).items():
             s.drop(row, f"at {sizes}: {why}")
 
 
-def _timed(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, dict[int, float]], str]:
+def _time_kernels(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, dict[int, float]], str]:
     """Return undisturbed measured seconds by program and place, and the disturbance, if any."""
-    from roller.runtime.cpu_profile import Bench, has_guards
+    from roller.runtime.cpu_profile import CpuBench, has_guards
 
     measured: dict[int, dict[int, float]] = {}
     own, doubt = s.question.own, ""
     for column in s.timed_at(effort):
-        sizes, near = s.places[column], _near(s, column)
+        sizes, near = s.places[column], _competitive_kernels(s, column)
         if len(near) < 2:
             continue
         expression = own.expression.at(sizes)
@@ -246,12 +250,12 @@ def _timed(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, 
             if fault(s.built[row], expression, sizes, units, seed):  # do not run a wrong kernel
                 s.costs[row, column] = np.inf
         near = [r for r in near if math.isfinite(s.costs[r, column])]
-        bench = Bench(
+        bench = CpuBench(
             expression, seed, rotating_bytes=s.question.passing_bytes, patience_s=effort.patience_s, fenced=True
         )
         here = {str(r): s.built[r].at(sizes, expression) for r in near}
         if has_guards(expression):  # guarded accesses, which a compiler may get wrong
-            for row, why in trespassers({int(r): k for r, k in here.items()}, bench).items():
+            for row, why in find_out_of_bounds_kernels({int(r): k for r, k in here.items()}, bench).items():
                 s.drop(row, f"at {sizes}: {why}")
                 del here[str(row)]
         records = bench.profile(here, budget_s=effort.budget_s) if here else {}
@@ -265,14 +269,14 @@ def _timed(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, 
     return measured, doubt
 
 
-def _near(s: Search, column: int) -> list[int]:
+def _competitive_kernels(s: Search, column: int) -> list[int]:
     sizes = s.places[column]
     usable = [r for r, k in s.built.items() if k.takes(sizes) and math.isfinite(s.costs[r, column])]
     least = min((s.costs[r, column] for r in usable), default=0.0)
     return [r for r in usable if s.costs[r, column] <= _NEAR * least]
 
 
-def spread(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int]:
+def spread_positions(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int]:
     """Return the positions of a few places that are far apart, including the largest."""
     if len(places) <= most:
         return list(range(len(places)))
@@ -288,13 +292,13 @@ def spread(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int
 
 def chosen(s: Search, spec: DeviceSpec, effort: Effort, seed: int, timed: bool) -> tuple[list[PricedKernel], str]:
     """Return the kernels that together are closest to the fastest at all places, and the reason for doubt."""
-    measured, doubt = _timed(s, effort, seed, spec.units) if timed else ({}, "")
+    measured, doubt = _time_kernels(s, effort, seed, spec.units) if timed else ({}, "")
     rows = list(s.built)
     measured = {r: t for r, t in measured.items() if r in s.built}
-    usual = usual_of(dict(enumerate(s.costs)), measured)
+    usual = mean_correction(dict(enumerate(s.costs)), measured)
     judged = [PricedKernel(s.built[r], tuple(s.places), s.costs[r], dict(measured.get(r, {})), usual) for r in rows]
-    seconds = np.array([j.everywhere for j in judged]).reshape(len(rows), len(s.places))
-    kept = fewest(seconds, seconds.min(axis=0, initial=np.inf), MOST, effort.worth) if rows else []
+    seconds = np.array([j.seconds_at_samples for j in judged]).reshape(len(rows), len(s.places))
+    kept = choose_fewest_rows(seconds, seconds.min(axis=0, initial=np.inf), MOST, effort.worth) if rows else []
     least = seconds[kept].min(axis=0, initial=np.inf)
     if not rows or np.isinf(least).any():
         open_yet = [p for p, x in zip(s.places, least, strict=True) if np.isinf(x)]

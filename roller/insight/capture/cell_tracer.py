@@ -22,7 +22,7 @@ from typing import IO, Any, NoReturn, cast
 from roller.errors import ModelError
 from roller.hardware import DeviceSpec
 from roller.insight.capture import script_worker
-from roller.insight.capture.patience import PATIENCE_S
+from roller.insight.capture.idle_timeout import PATIENCE_S
 from roller.insight.capture.script_tracer import ScriptTracer
 from roller.insight.trace.options import TraceOptions
 from roller.insight.traced_step import TracedStep
@@ -59,7 +59,7 @@ class CellTracer(ScriptTracer):
         self._code, self._names, self._cell_of = code, names, cell_of
         _check_can_fork(name)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _ensure_process(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
             self._process = cast("subprocess.Popen[bytes]", _Fork(self._run_in_fork, self._stderr))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roller.core.files import whole_file
+from roller.core.files import write_atomically
 from roller.errors import ModelError, RollerError, did_you_mean, shown
 from roller.insight.capture.model_classes import ModelClass, find_model_class
 from roller.insight.project_tracer import ProjectTracer
-from roller.insight.trace.project_folder import module_of
+from roller.insight.trace.project_folder import import_root_and_module
 from roller.insight.traced_step import TracedStep
 
 #: Dtype of an input -> expression that makes a tensor from a shape. Indices are 0 and 1, which every table has.
@@ -105,7 +105,7 @@ class InputShape:
             )
         return cls(tuple(map(int, parts)), dtype)
 
-    def code(self) -> str:
+    def tensor_expression(self) -> str:
         """Return the Python expression for a batch of such inputs."""
         shape = ", ".join(["batch_size", *map(str, self.sizes)]) if self.sizes else "batch_size,"
         return _MAKERS[self.dtype].format(shape=f"({shape})", dtype=self.dtype)
@@ -144,7 +144,7 @@ def write_entry(
     shapes = [one if isinstance(one, InputShape) else InputShape.parse(one) for one in inputs]
     _check_arguments(path, found, arguments)
     _check_inputs(path, found, shapes)
-    root, module = module_of(path)
+    root, module = import_root_and_module(path)
     root = path.parent if root == path.absolute().parent else root  # relative if the path was
     target = Path(out) if out is not None else root / f"{path.stem}_entry.py"
     if target.absolute().parent != root.absolute():
@@ -152,10 +152,10 @@ def write_entry(
     if target.exists():
         raise ModelError(f"{target}: expected no such file yet, got one. Remove it, or name another: --out FILE.")
     text = _TEXT.format(
-        name=found.name, out=target.name, arguments=arguments.strip(), imports=_imports(module, found.name),
-        inputs="\n".join(f"        {shape.code()}," for shape in shapes),
+        name=found.name, out=target.name, arguments=arguments.strip(), imports=_import_lines(module, found.name),
+        inputs="\n".join(f"        {shape.tensor_expression()}," for shape in shapes),
     )  # fmt: skip
-    with whole_file(target) as file:
+    with write_atomically(target) as file:
         file.write(text.encode())
     try:
         with ProjectTracer(target) as project:
@@ -164,15 +164,15 @@ def write_entry(
         target.unlink(missing_ok=True)
         said = str(error).replace(str(target), target.name)
         raise ModelError(
-            f"{path}: expected a step of {found.name} that runs on {_shown(shapes)}, got this: {said} Mend --input or "
-            f"--arguments."
+            f"{path}: expected a step of {found.name} that runs on {_shapes_text(shapes)}, got this: {said} "
+            f"Correct --input or --arguments."
         ) from error
     except BaseException:
         target.unlink(missing_ok=True)
         raise
 
 
-def _shown(shapes: Sequence[InputShape]) -> str:
+def _shapes_text(shapes: Sequence[InputShape]) -> str:
     return " and ".join(f"{'x'.join(map(str, ('batch', *one.sizes)))} of {one.dtype}" for one in shapes)
 
 
@@ -203,7 +203,7 @@ def _check_inputs(path: Path, found: ModelClass, shapes: Sequence[InputShape]) -
         )
 
 
-def _imports(module: str, name: str) -> str:
+def _import_lines(module: str, name: str) -> str:
     if all(part.isidentifier() for part in module.split(".")):
         return f"\nfrom {module} import {name}"
     return f'\nimport importlib\n\n{name} = importlib.import_module("{module}").{name}'

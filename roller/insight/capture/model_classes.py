@@ -40,11 +40,11 @@ def find_model_class(path: Path, name: str | None = None) -> ModelClass:
         tree = ast.parse(read_text(path))
     except (OSError, ValueError, SyntaxError) as error:
         raise ModelError(
-            f"{path}: expected a Python file with a model, got one that cannot be read ({error}). Mend it."
+            f"{path}: expected a Python file with a model, got one that cannot be read ({error}). Correct it."
         ) from error
-    _check_imports_only(tree, path)
+    _check_no_training_at_import(tree, path)
     nodes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    found = {key: node for key, node in nodes.items() if _method(node, "forward", nodes) is not None}
+    found = {key: node for key, node in nodes.items() if _find_method(node, "forward", nodes) is not None}
     if not found:
         raise ModelError(f"{path}: expected a class with a method forward, got none. Name the file of the model.")
     if name is None:
@@ -59,20 +59,20 @@ def find_model_class(path: Path, name: str | None = None) -> ModelClass:
             f"{path}: expected a class {shown(name)} with a method forward, got {', '.join(found)}"
             f"{did_you_mean(name, found)}. Choose one of them."
         )
-    constructor, forward = (_method(found[name], method, nodes) for method in ("__init__", "forward"))
-    return ModelClass(name, found[name].lineno, _needed(constructor), _needed(forward))
+    constructor, forward = (_find_method(found[name], method, nodes) for method in ("__init__", "forward"))
+    return ModelClass(name, found[name].lineno, _required_arguments(constructor), _required_arguments(forward))
 
 
-def _method(node: ast.ClassDef, name: str, nodes: Mapping[str, ast.ClassDef]) -> ast.FunctionDef | None:
+def _find_method(node: ast.ClassDef, name: str, nodes: Mapping[str, ast.ClassDef]) -> ast.FunctionDef | None:
     """Return the method of a class, or of a base class in the same file."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == name:
             return part
     bases = [nodes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in nodes]
-    return next((found for base in bases if (found := _method(base, name, nodes)) is not None), None)
+    return next((found for base in bases if (found := _find_method(base, name, nodes)) is not None), None)
 
 
-def _needed(function: ast.FunctionDef | None) -> tuple[str, ...]:
+def _required_arguments(function: ast.FunctionDef | None) -> tuple[str, ...]:
     """Return the arguments of a method that have no default, excluding ``self``."""
     if function is None:
         return ()
@@ -88,7 +88,7 @@ def _names_in(node: ast.ClassDef) -> Iterator[ast.Name]:
     return (one for one in ast.walk(node) if isinstance(one, ast.Name))
 
 
-def _check_imports_only(tree: ast.Module, path: Path) -> None:
+def _check_no_training_at_import(tree: ast.Module, path: Path) -> None:
     """Raise an error for a file that trains when it is imported."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or _is_main_guard(node):

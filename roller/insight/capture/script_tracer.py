@@ -15,8 +15,8 @@ from typing import Any
 
 from roller.errors import ModelError, shown
 from roller.hardware import DeviceSpec
-from roller.insight.capture.patience import PATIENCE_S
-from roller.insight.capture.script_worker import FOLDER, kept_from_note
+from roller.insight.capture.idle_timeout import PATIENCE_S
+from roller.insight.capture.script_worker import FOLDER, blocked_operations_note
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import PRECISIONS, FixedOptionError, TraceOptions
 from roller.insight.trace.retracer import Retracer
@@ -62,7 +62,7 @@ class ScriptTracer(ProjectTracer):
 
     def step(self, options: TraceOptions | None = None) -> TracedStep:
         """Return the traced step; its ``at`` keeps unspecified options, and each trace runs the script again."""
-        return Retracer(self._locked, options or TraceOptions(), TracedStep.of)(TraceOptions())
+        return Retracer(self._trace_with_lock, options or TraceOptions(), TracedStep.of)(TraceOptions())
 
     def _stop(self) -> None:
         """Stop the process and everything that the script has started in it."""
@@ -89,11 +89,11 @@ class ScriptTracer(ProjectTracer):
         self._stop()
         with tempfile.TemporaryDirectory(prefix="roller-script-", ignore_cleanup_errors=True) as self._own_folder:
             try:
-                reply, blobs = self._ask(self._request(options), "trains")
+                reply, blobs = self._send_request(self._request(options), "trains")
             finally:
                 self._stop()
         trace = Trace.from_json(blobs[0].decode(), str(self.entry))
-        return replace(trace, warnings=(*trace.warnings, *kept_from_note(reply["kept_from"])))
+        return replace(trace, warnings=(*trace.warnings, *blocked_operations_note(reply["kept_from"])))
 
     def _request(self, options: TraceOptions) -> dict[str, Any]:
         whole = super()._request(options)

@@ -15,19 +15,19 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from roller.backends.channel import receive, send
+from roller.backends.message_channel import receive, send
 from roller.errors import RollerError
-from roller.insight.capture.fence import leave_network, limit_writes
-from roller.insight.capture.guard import BlockedOperationError, Guard
-from roller.insight.capture.patience import Patience
-from roller.insight.project_worker import device_rules, progress_sender, take_pipes
+from roller.insight.capture.idle_timeout import IdleTimeout
+from roller.insight.capture.kernel_sandbox import leave_network, limit_writes
+from roller.insight.capture.python_sandbox import BlockedOperationError, PythonSandbox
+from roller.insight.project_worker import device_rules_from_request, progress_sender, take_pipes
 from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.progress import listening
 from roller.insight.trace.trace import Trace
 from roller.insight.tracing import require_torch
 
 if TYPE_CHECKING:
-    from roller.insight.trace.pytorch.script_run import ScriptTracer
+    from roller.insight.trace.pytorch.script_run import ScriptRunner
 
 #: Environment variable with the folder that this process may write into.
 FOLDER = "ROLLER_SCRIPT_FOLDER"
@@ -37,7 +37,7 @@ _MOST_NAMED = 4
 _LAST_BYTES = 2000
 
 
-def kept_from_note(things: Sequence[str]) -> list[str]:
+def blocked_operations_note(things: Sequence[str]) -> list[str]:
     """Return a note that names a script's blocked and redirected operations; ``""`` if there were none."""
     if not things:
         return []
@@ -45,7 +45,7 @@ def kept_from_note(things: Sequence[str]) -> list[str]:
     return [f"script: blocked or redirected: {'; '.join(things[:_MOST_NAMED])}{more}."]
 
 
-class Worker:
+class ScriptWorker:
     """Answers one request.
 
     Parameters
@@ -70,7 +70,7 @@ class Worker:
         self._body, self._cell_of = body, cell_of
         self._own = os.getpid()
         self._kept_from: dict[str, None] = {}
-        self._tracer: ScriptTracer | None = None
+        self._tracer: ScriptRunner | None = None
         self._sending = threading.Lock()
 
     def run(self) -> NoReturn:
@@ -78,69 +78,71 @@ class Worker:
         try:
             require_torch("profile")
             tracer = self._tracer = self._make_tracer()
-            send_progress, patience = progress_sender(self._answers), self._patience()
+            send_progress, patience = progress_sender(self._answers), self._make_idle_timeout()
 
-            def sign() -> None:
+            def report_activity() -> None:
                 if tracer.session.is_preparing:
                     patience.sign()
 
             def listener(stage: str, done: int, total: int) -> None:
-                sign()
+                report_activity()
                 with self._sending:
                     send_progress(stage, done, total)
 
-            tracer.sign, tracer.last_words = sign, _last_words
+            tracer.sign, tracer.last_words = report_activity, _last_stderr_line
 
             folder = os.environ[FOLDER]
-            Guard(folder, self._note).install()
+            PythonSandbox(folder, self._record_blocked_operation).install()
             limit_writes(folder)
             patience.start()
             with listening(listener):
                 trace = tracer.run()
         except RollerError as error:
-            self._answer({"refused": self._refusal(error)})
+            self._answer({"refused": self._refusal_text(error)})
         except BaseException as error:  # noqa: BLE001 - the other end says it
             self._answer({"failed": "".join(traceback.format_exception_only(error)).strip()})
         self._finish(trace)
 
-    def _make_tracer(self) -> ScriptTracer:
-        from roller.insight.trace.pytorch.script_run import Script, ScriptTracer
+    def _make_tracer(self) -> ScriptRunner:
+        from roller.insight.trace.pytorch.script_run import Script, ScriptRunner
 
         given = self._request
-        options = TraceOptions(given["batch"], device_rules(given["device"]), torch_release=given.get("release"))
+        options = TraceOptions(
+            given["batch"], device_rules_from_request(given["device"]), torch_release=given.get("release")
+        )
         script = Script(Path(self._script), tuple(given["arguments"]), self._body)
-        tracer = ScriptTracer(script, options, given["calls"], self._finish)
+        tracer = ScriptRunner(script, options, given["calls"], self._finish)
         if self._cell_of is not None:
             tracer.session.origins.stacks.cell_of = self._cell_of
         return tracer
 
-    def _patience(self) -> Patience:
-        from roller.insight.trace.pytorch.script_session import never_trains
+    def _make_idle_timeout(self) -> IdleTimeout:
+        from roller.insight.trace.pytorch.script_session import no_training_error
 
         seconds = self._request["patience_s"]
 
-        def over(frame: FrameType | None) -> None:
+        def refuse_idle_script(frame: FrameType | None) -> None:
             if self._tracer is not None and self._tracer.session.is_complete:  # it makes its trace
                 return
-            where = self._place(frame)
-            self._answer({"refused": str(never_trains(self._script, f"{seconds:g} seconds{where}"))})
+            where = self._current_script_line(frame)
+            self._answer({"refused": str(no_training_error(self._script, f"{seconds:g} seconds{where}"))})
 
-        return Patience(seconds, over)
+        return IdleTimeout(seconds, refuse_idle_script)
 
-    def _place(self, frame: FrameType | None) -> str:
+    def _current_script_line(self, frame: FrameType | None) -> str:
         """Return the line of the script that is running, for a message."""
         while frame is not None and self._tracer is not None:
             stacks, file = self._tracer.session.origins.stacks, frame.f_code.co_filename
             if not stacks.is_foreign(file):
-                return f", the last at {stacks.shown(file)}:{frame.f_lineno},"
+                return f", the last at {stacks.display_name(file)}:{frame.f_lineno},"
             frame = frame.f_back
         return ""
 
-    def _note(self, what: str) -> None:
+    def _record_blocked_operation(self, what: str) -> None:
         """Note once that an operation of the script was blocked, unless the tracer's own libraries requested it."""
-        self._kept_from.setdefault(what + self._line())
+        self._kept_from.setdefault(what + self._calling_line_text())
 
-    def _refusal(self, error: RollerError) -> str:
+    def _refusal_text(self, error: RollerError) -> str:
         """Return why there is no trace, naming blocked operations, since they may be the cause."""
         refused = error.__context__
         if isinstance(refused, BlockedOperationError):
@@ -149,11 +151,11 @@ class Worker:
                 f"before it trains, got {list(self._kept_from)[-1]}. Pass arguments that avoid it after --, or catch "
                 f"the PermissionError in the script."
             )
-        return " ".join([str(error), *kept_from_note(list(self._kept_from))])
+        return " ".join([str(error), *blocked_operations_note(list(self._kept_from))])
 
-    def _line(self) -> str:
+    def _calling_line_text(self) -> str:
         assert self._tracer is not None
-        stack = self._tracer.session.origins.stacks.here()
+        stack = self._tracer.session.origins.stacks.current_stack()
         return f" at {stack[-1].file}:{stack[-1].line}" if stack else ""
 
     def _finish(self, trace: Trace) -> NoReturn:
@@ -166,7 +168,7 @@ class Worker:
             os._exit(0)  # past every except, finally and atexit of the script
 
 
-def _last_words() -> str:
+def _last_stderr_line() -> str:
     """Return the last line of standard error, which is a file in this process; ``""`` if there is none."""
     try:
         sys.stderr.flush()
@@ -178,11 +180,11 @@ def _last_words() -> str:
 
 
 def main(script: str, body: Callable[[], Any] | None = None, cell_of: Callable[[str], str] | None = None) -> None:
-    """Answer one request; see :class:`Worker` for the arguments."""
+    """Answer one request; see :class:`ScriptWorker` for the arguments."""
     leave_network()
     requests, answers = take_pipes()
     request, _ = receive(requests)
-    Worker(script, answers, request, body, cell_of).run()
+    ScriptWorker(script, answers, request, body, cell_of).run()
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roller.hardware import DeviceSpec
-from roller.insight.cost.gpu import is_view
-from roller.insight.cost.gpu.operator_view import View, distinct_bytes, itemsize
+from roller.insight.cost.gpu import returns_only_views
+from roller.insight.cost.gpu.operator_view import OperatorView, distinct_bytes, itemsize
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord
 
 #: Shares are rounded down to multiples of 1 / STEPS, so that equal operators have few distinct prices.
 STEPS = 16
 
 
-def cached_shares(
+def cached_byte_shares(
     operators: Sequence[Operator], spec: DeviceSpec, events: Iterable[AllocEvent | FreeEvent] = ()
 ) -> list[float]:
     """Return, for each operator, the share of its bytes that the shared cache serves instead of device memory.
@@ -25,7 +25,7 @@ def cached_shares(
     >>> from roller.hardware import load_spec
     >>> x, y, z = (TensorRecord((2**20,), (1,), "float32", n) for n in range(3))
     >>> steps = [Operator(n, "aten.exp.default", "forward", (a,), (b,)) for n, a, b in ((0, x, y), (1, y, z))]
-    >>> cached_shares(steps, load_spec("rtx4090")), cached_shares(steps, load_spec("v100"))
+    >>> cached_byte_shares(steps, load_spec("rtx4090")), cached_byte_shares(steps, load_spec("v100"))
     ([0.5, 0.5], [0.0, 0.0])
     """
     # The cache evicts the least recently used data, and is empty when the step begins. A kernel hits an input if all
@@ -36,13 +36,13 @@ def cached_shares(
     cache = spec.memory_layers[-2]
     if not spec.traits.blocks or cache.scope != "device" or not cache.capacity_bytes:
         return [0.0] * len(operators)
-    traffic = [_traffic(operator) for operator in operators]
-    stack = _Stack(float(cache.capacity_bytes))
-    uses = _uses(traffic)
-    freed = _freed(operators, events, uses)
+    traffic = [_operator_traffic(operator) for operator in operators]
+    stack = _LruStack(float(cache.capacity_bytes))
+    uses = _storage_uses(traffic)
+    freed = _storages_freed_by_place(operators, events, uses)
     found = [0.0] * len(operators)
     for place, (read, written) in enumerate(traffic):
-        hits = stack.resident() & read.keys()
+        hits = stack.resident_storages() & read.keys()
         for storage in read:
             own = uses[storage]
             own.always_found = own.always_found and (storage in hits or own.first_write is None)
@@ -51,17 +51,17 @@ def cached_shares(
         stack.touch(touched, gone & read.keys() - written.keys())
         rest = gone - touched.keys()
         if rest:  # an evicted storage was written back before it was freed
-            for storage in rest - stack.resident():
+            for storage in rest - stack.resident_storages():
                 uses[storage].always_found = False
             stack.drop(rest)
     for place, (_, written) in enumerate(traffic):
-        found[place] += sum(size for storage, size in written.items() if uses[storage].stays)
+        found[place] += sum(size for storage, size in written.items() if uses[storage].stays_cached)
     whole = [sum(read.values()) + sum(written.values()) for read, written in traffic]
     return [int(STEPS * f / w) / STEPS if w else 0.0 for f, w in zip(found, whole, strict=True)]
 
 
 @dataclass
-class _Use:
+class _StorageUse:
     """First write and last use of a storage, whether the last use is a read, and whether the storage is freed."""
 
     first_write: int | None = None
@@ -71,25 +71,25 @@ class _Use:
     is_freed: bool = False
 
     @property
-    def stays(self) -> bool:
+    def stays_cached(self) -> bool:
         """Whether the written bytes never leave the cache."""
         return self.first_write is not None and self.ends_read and self.always_found and self.is_freed
 
 
-def _uses(traffic: Sequence[tuple[dict[int, int], dict[int, int]]]) -> dict[int, _Use]:
-    found: dict[int, _Use] = {}
+def _storage_uses(traffic: Sequence[tuple[dict[int, int], dict[int, int]]]) -> dict[int, _StorageUse]:
+    found: dict[int, _StorageUse] = {}
     for place, (read, written) in enumerate(traffic):
         for storage in read:
-            use = found.setdefault(storage, _Use())
+            use = found.setdefault(storage, _StorageUse())
             use.last, use.ends_read = place, True
         for storage in written:
-            use = found.setdefault(storage, _Use(place))
+            use = found.setdefault(storage, _StorageUse(place))
             use.last, use.ends_read = place, False
     return found
 
 
-def _freed(
-    operators: Sequence[Operator], events: Iterable[AllocEvent | FreeEvent], uses: Mapping[int, _Use]
+def _storages_freed_by_place(
+    operators: Sequence[Operator], events: Iterable[AllocEvent | FreeEvent], uses: Mapping[int, _StorageUse]
 ) -> dict[int, set[int]]:
     """Map each position to the storages freed there, among the storages that the step writes before reading them."""
     # Without any recorded free, memory counts as freed after its last use, if that is a read.
@@ -108,7 +108,7 @@ def _freed(
 
 
 @dataclass
-class _Stack:
+class _LruStack:
     """LRU stack of storages, with the bytes touched by each use."""
 
     capacity_bytes: float
@@ -116,7 +116,7 @@ class _Stack:
     group_of: dict[int, dict[int, int]] = field(default_factory=dict)
     freed_bytes: int = 0
 
-    def resident(self) -> set[int]:
+    def resident_storages(self) -> set[int]:
         """Return the storages in the cache."""
         found: set[int] = set()
         left = self.capacity_bytes - self.freed_bytes
@@ -145,16 +145,16 @@ class _Stack:
             self.freed_bytes += self.group_of.pop(storage).pop(storage)
 
 
-def _traffic(operator: Operator) -> tuple[dict[int, int], dict[int, int]]:
+def _operator_traffic(operator: Operator) -> tuple[dict[int, int], dict[int, int]]:
     """Return the bytes that an operator reads and writes in each storage."""
-    view = View(operator)
-    if is_view(view):
+    view = OperatorView(operator)
+    if returns_only_views(view):
         return {}, {}
     outputs = (view.out,) if view.in_place and not view.outputs else view.outputs
-    return _by_storage(view.inputs), _by_storage(outputs)
+    return _bytes_by_storage(view.inputs), _bytes_by_storage(outputs)
 
 
-def _by_storage(tensors: Sequence[TensorRecord]) -> dict[int, int]:
+def _bytes_by_storage(tensors: Sequence[TensorRecord]) -> dict[int, int]:
     found: dict[int, int] = {}
     for t in tensors:
         size = distinct_bytes(t) if 0 in t.stride else math.prod(t.shape) * itemsize(t.dtype)

@@ -10,7 +10,7 @@ import yaml
 
 
 @dataclass(frozen=True)
-class Host:
+class HostCosts:
     """Cost of a batch that a loader process hands over, and depth and latency of the launch queue."""
 
     #: Time to fetch a batch that is ready.
@@ -34,6 +34,6 @@ class Host:
 
 
 @lru_cache(maxsize=1)
-def load_host_costs() -> Host:
+def load_host_costs() -> HostCosts:
     """Return the numbers of ``host_costs.yaml``."""
-    return Host(**yaml.safe_load(Path(__file__).with_name("host_costs.yaml").read_text(encoding="utf-8")))
+    return HostCosts(**yaml.safe_load(Path(__file__).with_name("host_costs.yaml").read_text(encoding="utf-8")))

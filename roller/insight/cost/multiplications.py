@@ -6,15 +6,15 @@ import math
 
 from roller.expr import TensorExpr
 from roller.expr.conversions import dtypes_of
-from roller.expr.exact_sums import is_product
+from roller.expr.exact_sums import sums_input_products
 from roller.expr.scalar import Load, walk
 from roller.expr.tensor_expr import Stage
 
 
-def multiplications(expr: TensorExpr) -> int:
+def multiplication_count(expr: TensorExpr) -> int:
     """Return the number of multiplications in the stages that sum products of two tensors."""
     inputs, dtypes = {t.name for t in expr.inputs}, dtypes_of(expr)
-    products = [s for s in expr.stages if is_product(s, inputs, dtypes) and len(_tensors_read(s)) == 2]
+    products = [s for s in expr.stages if sums_input_products(s, inputs, dtypes) and len(_tensors_read(s)) == 2]
     return sum(math.prod(axis.extent for axis in s.axes) for s in products)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from roller.insight.cost.gpu import operator_launches
-from roller.insight.cost.launches import Fused, Kernel
-from roller.insight.cost.multiplications import multiplications
+from roller.insight.cost.kernel_launches import FusedKernel, Kernel
+from roller.insight.cost.multiplications import multiplication_count
 from roller.insight.trace.trace import Operator
 
 
@@ -34,5 +34,5 @@ def operator_flops(operator: Operator) -> float:
     """
     launches, _ = operator_launches(operator)
     kernels = [(one.expr, one.count) for one in launches if isinstance(one, Kernel)]
-    kernels += [(p, 1) for one in launches if isinstance(one, Fused) for p in one.products]
-    return float(sum(2 * count * multiplications(expr) for expr, count in kernels))
+    kernels += [(p, 1) for one in launches if isinstance(one, FusedKernel) for p in one.products]
+    return float(sum(2 * count * multiplication_count(expr) for expr, count in kernels))

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from roller.errors import RollerError, shown
 from roller.hardware import DeviceSpec
+from roller.insight.cost.arithmetic_pipe_work import PipeWork, describe_launch, pipe_work
 from roller.insight.cost.gpu import operator_launches
-from roller.insight.cost.kernels import KernelPrice, Kernels
-from roller.insight.cost.launches import Launch, Wait
+from roller.insight.cost.kernel_launches import HostWait, Launch
+from roller.insight.cost.kernel_prices import KernelPrice, KernelPricer
+from roller.insight.cost.library_kernel_choice import LibraryKernelChoice, kernel_count
 from roller.insight.cost.library_settings import DEFAULT_TF32
-from roller.insight.cost.library_ways import LibraryWays, kernel_count
-from roller.insight.cost.pipe_work import PipeWork, launch_name, pipe_work
-from roller.insight.trace.progress import report
+from roller.insight.trace.progress import report_progress
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 from roller.insight.trace.trace import Operator
 
@@ -74,14 +74,14 @@ class Pricer:
     """Prices of operators on one device; each distinct launch is priced once."""
 
     def __init__(
-        self, spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None,
+        self, spec: DeviceSpec, policy: str = "library", kernels: KernelPricer | None = None,
         tf32: Collection[str] = DEFAULT_TF32, release: TorchRelease = NEWEST,
     ) -> None:  # fmt: skip
         # Without ``kernels`` the disk cache is not used; for ``tf32`` and ``release``, see :class:`LibrarySettings`.
         check_policy(policy)
         self.spec = spec
-        self.kernels = kernels or Kernels(spec, policy)
-        self._ways = LibraryWays(self.kernels, tf32, release)
+        self.kernels = kernels or KernelPricer(spec, policy)
+        self._ways = LibraryKernelChoice(self.kernels, tf32, release)
         self._known: dict[Any, Price] = {}
 
     def price_operator(self, operator: Operator, cached_share: float = 0.0) -> Price:
@@ -104,12 +104,12 @@ class Pricer:
         provenance = longest.provenance if mapped else "bytes"
         rows = tuple(self._row(x, p) for x, p in zip(launches, parts, strict=True))
         count = sum(row.kernels for row in rows)
-        waits = any(isinstance(x, Wait) for x in launches)
+        waits = any(isinstance(x, HostWait) for x in launches)
         return Price(seconds, lower, upper, longest.resource, count, provenance, waits, rows)
 
     def _row(self, launch: Launch, price: KernelPrice) -> LaunchPrice:
         return LaunchPrice(
-            launch_name(launch), kernel_count(launch), price.seconds, price.resource, pipe_work(launch, self.spec),
+            describe_launch(launch), kernel_count(launch), price.seconds, price.resource, pipe_work(launch, self.spec),
             price.lower, price.upper,
         )  # fmt: skip
 
@@ -128,14 +128,14 @@ def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], 
     return found
 
 
-def price_all(pricer: Pricer, operators: Sequence[Operator], cached: Iterable[float] = ()) -> list[Price]:
+def price_operators(pricer: Pricer, operators: Sequence[Operator], cached: Iterable[float] = ()) -> list[Price]:
     """Return the prices of operators, and save the prices of their kernels, even after an interrupt."""
     # ``cached`` gives the share of each operator's bytes that stays in the device's shared cache; by default none.
     todo, found = tuple(operators), list[Price]()
     try:
         for operator, share in zip(todo, tuple(cached) or (0.0,) * len(todo), strict=True):
             found.append(pricer.price_operator(operator, share))
-            report("price", len(found), len(todo))
+            report_progress("price", len(found), len(todo))
     finally:
         pricer.kernels.save()
     return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from roller.expr import TensorExpr
-from roller.expr.resizing import Size, resized
-from roller.insight.cost.kernels import Kernels
+from roller.expr.resizing import Size, grow_size
+from roller.insight.cost.kernel_prices import KernelPricer
 
 #: Multiples to which sizes are padded, those that are tried first, and the largest relative growth of a size.
 MULTIPLES, FIRST, MOST_GROWTH = (2, 4, 8, 16, 32, 64, 128), (8, 32, 128), 1 / 3
@@ -16,28 +16,28 @@ LEAST_SHARE, LEAST_GAIN = 0.02, 1.05
 _KEPT = 0.9
 
 
-def larger_multiples(extent: int) -> list[int]:
+def padded_extents(extent: int) -> list[int]:
     """Return the next larger multiple of each of :data:`MULTIPLES` for an extent, nearest first, without duplicates."""
     found = {-(-extent // m) * m for m in MULTIPLES} - {extent}
     return sorted(e for e in found if e <= extent * (1 + MOST_GROWTH))
 
 
-def enlarge(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
+def enlarge_sizes(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
     """Return an expression with larger sizes."""
     for size, extent in extents.items():
-        expr = resized(expr, size, extent)
+        expr = grow_size(expr, size, extent)
     return expr
 
 
-def least_padding(
-    expr: TensorExpr, sizes: Sequence[Size], prices: Kernels, least_gain: float = LEAST_GAIN
+def smallest_worthwhile_padding(
+    expr: TensorExpr, sizes: Sequence[Size], prices: KernelPricer, least_gain: float = LEAST_GAIN
 ) -> dict[Size, int]:
     """Return the smallest padding of a kernel that keeps most of the largest gain; empty if no gain is large enough."""
     # All sizes are padded together first, since a matrix fragment needs all of its sides; then each padding shrinks as
     # long as the gain lasts.
 
     def padded_seconds(extents: Mapping[Size, int]) -> float:
-        return prices.price_expression(enlarge(expr, extents)).seconds
+        return prices.price_expression(enlarge_sizes(expr, extents)).seconds
 
     now, best = padded_seconds({}), min(joint_paddings(sizes), key=padded_seconds, default={})
     if now < least_gain * padded_seconds(best):
@@ -45,7 +45,7 @@ def least_padding(
     enough = now - _KEPT * (now - padded_seconds(best))
     for size in sorted(best, key=lambda s: -best[s] / s.extent):
         without = {s: e for s, e in best.items() if s != size}
-        nearer = [{**without, size: e} for e in larger_multiples(size.extent) if e < best[size]]
+        nearer = [{**without, size: e} for e in padded_extents(size.extent) if e < best[size]]
         best = next((c for c in [without, *nearer] if padded_seconds(c) <= enough), best)
     return best if now >= least_gain * padded_seconds(best) else {}
 
@@ -63,5 +63,5 @@ def joint_paddings(sizes: Sequence[Size]) -> Iterator[dict[Size, int]]:
 
 def _padded_extent(extent: int, multiple: int) -> int:
     """Return the largest allowed padding of an extent up to a multiple; the extent itself if none is allowed."""
-    allowed = [e for e in larger_multiples(extent) if e <= -(-extent // multiple) * multiple]
+    allowed = [e for e in padded_extents(extent) if e <= -(-extent // multiple) * multiple]
     return max(allowed, default=extent)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from roller.core.cache_location import cache_folder
 from roller.errors import RollerError, shown
 from roller.hardware import DeviceSpec
-from roller.insight.cost.cache_residency import cached_shares
-from roller.insight.cost.compiled import trace_as_run
+from roller.insight.cost.cache_residency import cached_byte_shares
+from roller.insight.cost.compiled import apply_policy_to_trace
 from roller.insight.cost.cpu import ProcessorPricer
-from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettings
-from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy, price_all
+from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy, price_operators
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an eager operator that launches a kernel. Assumed: the time of a 3 GHz CPU; ``host_op_s`` takes a
@@ -32,22 +32,22 @@ class PricedStep:
     spec: DeviceSpec
     policy: str
     operators: tuple[tuple[Operator, Price], ...] = field(repr=False)
-    kernels: Kernels = field(repr=False)
+    kernels: KernelPricer = field(repr=False)
     settings: LibrarySettings = DEFAULT_SETTINGS
 
 
-def cached_pricer(
-    spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None,
+def pricer_with_disk_cache(
+    spec: DeviceSpec, policy: str = "library", kernels: KernelPricer | None = None,
     settings: LibrarySettings = DEFAULT_SETTINGS,
 ) -> Pricer:  # fmt: skip
     """Return a pricer at the device's sustained clock that uses the disk cache."""
     sustained = spec.sustained
-    kernels = kernels or Kernels(sustained, policy, cache_folder() / "prices")
+    kernels = kernels or KernelPricer(sustained, policy, cache_folder() / "prices")
     return Pricer(sustained, policy, kernels, settings.tf32, settings.release)
 
 
 def price_step(
-    trace: Trace, spec: DeviceSpec, policy: str = "library", *, kernels: Kernels | None = None,
+    trace: Trace, spec: DeviceSpec, policy: str = "library", *, kernels: KernelPricer | None = None,
     tf32: bool | None = None,
 ) -> PricedStep:  # fmt: skip
     """Price the operators of the last step.
@@ -94,17 +94,17 @@ def price_step(
             f"forecast: policy: expected library or roller on '{spec.name}', got compiled: what PyTorch's compiler "
             f"generates for a processor is not described. Name a GPU, or another policy."
         )
-    trace = trace_as_run(trace, policy, on_gpu=spec.traits.blocks)
+    trace = apply_policy_to_trace(trace, policy, on_gpu=spec.traits.blocks)
     if trace.options.get("is_compiled") and not LibrarySettings.of(trace.options).release.has_compiler:
         raise RollerError(
             f"forecast: torch_release: expected 2.0 or newer for a compiled step, got "
             f"{trace.options['torch_release']}, which has no torch.compile. Leave it out, or compile nothing."
         )
     settings = LibrarySettings.of(trace.options, tf32)
-    pricer = cached_pricer(spec, "library" if policy == "compiled" else policy, kernels, settings)
+    pricer = pricer_with_disk_cache(spec, "library" if policy == "compiled" else policy, kernels, settings)
     if spec.traits.discrete or policy == "roller":
         steady = trace.steady()
-        prices = price_all(pricer, steady, cached_shares(steady, spec, trace.events))
+        prices = price_operators(pricer, steady, cached_byte_shares(steady, spec, trace.events))
     else:  # a CPU's prices depend on the state of its caches in this step, so they are not saved to the disk
         prices = ProcessorPricer(spec.sustained).price_last_step(trace)
     operators = tuple(zip(trace.steady(), prices, strict=True))

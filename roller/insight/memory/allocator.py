@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 
-from roller.insight.memory.blocks_and_pools import Block, Heap, OutOfDeviceMemoryError, Pool
+from roller.insight.memory.blocks_and_pools import AllocatorHeap, Block, OutOfDeviceMemoryError, Pool
 from roller.insight.memory.expandable_segments import ExpandableSegments, smallest_expandable_block
 from roller.insight.memory.settings import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorSettings
 
 
-class CachingAllocator(Heap):
+class CachingAllocator(AllocatorHeap):
     """The caching allocator of one device and process.
 
     Examples
@@ -161,7 +161,7 @@ class CachingAllocator(Heap):
             self._collect_garbage()
         asked = self.settings.segment_bytes(size)
         block = self._request_from_driver(pool, size, asked, stream)
-        if block is None and self._release_oversize(pool, size, stream):
+        if block is None and self._release_oversize_blocks(pool, size, stream):
             block = self._request_from_driver(pool, size, asked, stream)
         if block is None:
             self.retries += 1
@@ -184,7 +184,7 @@ class CachingAllocator(Heap):
         self.count_reserved(asked)
         return block
 
-    def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
+    def _release_oversize_blocks(self, pool: Pool, size: int, stream: int) -> bool:
         """Release the fewest blocks above the split limit that are enough, and return whether they are enough."""
         limit = self.settings.max_split_bytes
         if limit is None:

@@ -116,7 +116,7 @@ class Pool:
         del self.without_memory[block.address]
 
 
-class Heap:
+class AllocatorHeap:
     """The pools and segments of one device, without request rules; see ``CachingAllocator`` for the arguments."""
 
     def __init__(

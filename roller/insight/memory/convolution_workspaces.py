@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from roller.insight.trace.convolution_layout import is_converted, is_depthwise, multiplies_planes, padded_channels
+from roller.insight.trace.convolution_layout import (
+    is_depthwise,
+    is_planar_matrix_product,
+    needs_layout_conversion,
+    padded_channels,
+)
 from roller.insight.trace.tensor_bytes import total_bytes
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord
 
@@ -24,7 +29,7 @@ def is_convolution_workspace(storage: int) -> bool:
     return storage < _ABOVE_NUMBERS
 
 
-def workspace_bytes(
+def convolution_workspace_bytes(
     operator: Operator, dtypes: Collection[str] = NARROW_FLOATS, *, multiplies_in_planes: bool = True
 ) -> int:
     """Return the bytes of copies in a convolution's workspace; 0 if cuDNN converts nothing.
@@ -34,7 +39,7 @@ def workspace_bytes(
     >>> x, w, y = (TensorRecord(s, t, "float16", n) for n, (s, t) in enumerate([
     ...     ((1, 64, 8, 8), (4096, 64, 8, 1)), ((64, 64, 1, 1), (64, 1, 1, 1)), ((1, 64, 8, 8), (4096, 64, 8, 1))]))
     >>> convolution = Operator(0, "aten.convolution.default", "forward", (x, w), (y,))
-    >>> workspace_bytes(convolution), workspace_bytes(convolution, multiplies_in_planes=False)
+    >>> convolution_workspace_bytes(convolution), convolution_workspace_bytes(convolution, multiplies_in_planes=False)
     (0, 16384)
     """
     # The same tensors are converted in the convolution's price.
@@ -52,9 +57,9 @@ def workspace_bytes(
             return 0
     elif multiplies_in_planes and not transposed:
         stride, padding = arguments.get("stride") or (1,), arguments.get("padding") or (0,)
-        if multiplies_planes(weight, stride, padding, groups):
+        if is_planar_matrix_product(weight, stride, padding, groups):
             return 0
-    return sum(_copy_bytes(t, groups) for t in tensors if is_converted(t, groups))
+    return sum(_converted_copy_bytes(t, groups) for t in tensors if needs_layout_conversion(t, groups))
 
 
 def add_convolution_workspaces(
@@ -68,7 +73,7 @@ def add_convolution_workspaces(
     sizes = {
         o.index: size
         for o in operators
-        if (size := workspace_bytes(o, dtypes, multiplies_in_planes=multiplies_in_planes))
+        if (size := convolution_workspace_bytes(o, dtypes, multiplies_in_planes=multiplies_in_planes))
     }
     number, waiting = _ABOVE_NUMBERS, -1
     for event in events:
@@ -84,5 +89,5 @@ def add_convolution_workspaces(
         yield FreeEvent(number - 1, waiting)
 
 
-def _copy_bytes(tensor: TensorRecord, groups: int) -> int:
+def _converted_copy_bytes(tensor: TensorRecord, groups: int) -> int:
     return total_bytes((tensor,)) * padded_channels(tensor, groups) // tensor.shape[1]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
-from roller.insight.memory.simulate import Holder, Memory, group_holders
+from roller.insight.memory.simulate import Memory, MemoryHolder, group_holders
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Trace
 
 #: First and largest threshold from which ``mmap`` serves a request: it grows to the largest such request that was freed
@@ -28,7 +28,7 @@ _MAPPED_AT = 1 << 46
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """Placement of a storage."""
 
     #: Bytes on pages that were not touched since the system mapped them.
@@ -37,7 +37,7 @@ class Placed:
     before: int | None
 
 
-class Heap:
+class GlibcHeap:
     """The heap of a process, allocated by best fit, and the process's mapped requests."""
 
     def __init__(self, freed_bytes: int = 0) -> None:
@@ -51,12 +51,12 @@ class Heap:
         self._ends: dict[int, int] = {}  # free chunks: end -> address
         self._owner: dict[int, int] = {}
 
-    def malloc(self, storage: int, size_bytes: int) -> Placed:
+    def malloc(self, storage: int, size_bytes: int) -> Placement:
         """Serve a request and return its placement."""
         size = -(-(size_bytes + _HEADER) // _ALIGNMENT) * _ALIGNMENT
         if size > self.mapped_from:
             self._held[storage] = (_MAPPED_AT, size)
-            return Placed(size, None)
+            return Placement(size, None)
         address = self._take_chunk(size)
         fresh = max(0, address + size - max(address, self._touched))
         self._touched = max(self._touched, address + size)
@@ -65,7 +65,7 @@ class Heap:
         before = self._owner.get(first)
         for granule in range(first, (address + size) // _GRANULE_BYTES):
             self._owner[granule] = storage
-        return Placed(fresh, before)
+        return Placement(fresh, before)
 
     def free(self, storage: int) -> None:
         """Free the memory of a storage, if it has any."""
@@ -118,7 +118,7 @@ class Heap:
         self._starts[address], self._ends[address + size] = size, address
 
 
-def storage_placements(trace: Trace) -> dict[int, Placed]:
+def storage_placements(trace: Trace) -> dict[int, Placement]:
     """Return the placement of every storage in a trace's last step once the heap is in a steady state.
 
     Examples
@@ -132,17 +132,17 @@ def storage_placements(trace: Trace) -> dict[int, Placed]:
     """
     # Building a model, or reading it from a file, frees a copy of its largest parameter.
     parameters = (s.size_bytes for s in trace.storages.values() if s.kind == "parameter")
-    heap = Heap(max((n for n in parameters if n <= MOST_MAPPED_BYTES), default=0))
+    heap = GlibcHeap(max((n for n in parameters if n <= MOST_MAPPED_BYTES), default=0))
     first = trace.iterations[-2]
     before: list[AllocEvent | FreeEvent] = []
     step: list[AllocEvent | FreeEvent] = []
     for event in trace.events:
-        (step if event.operator >= first or _is_start_of_step(trace, event, first) else before).append(event)
+        (step if event.operator >= first or _belongs_to_step_start(trace, event, first) else before).append(event)
     for event in before:
         _apply_event(heap, event, {})
     kept = _replaced_storages(trace, step)
     names: dict[int, int] = {}
-    found: dict[int, Placed] = {}
+    found: dict[int, Placement] = {}
     for turn in range(_TURNS):
         last, names = names, {}
         for event in step:
@@ -154,14 +154,14 @@ def storage_placements(trace: Trace) -> dict[int, Placed]:
             if place is not None:
                 found[event.storage] = place
     back = {number: storage for storage, number in (last | names).items()}
-    return {s: Placed(p.fresh_bytes, back.get(p.before, p.before)) for s, p in found.items()}  # type: ignore[arg-type]
+    return {s: Placement(p.fresh_bytes, back.get(p.before, p.before)) for s, p in found.items()}  # type: ignore[arg-type]
 
 
 #: Steps until the heap is in a steady state, and distance between the numbers of a storage in two steps.
 _TURNS, _APART = 5, 1 << 40
 
 
-def _is_start_of_step(trace: Trace, event: AllocEvent | FreeEvent, first: int) -> bool:
+def _belongs_to_step_start(trace: Trace, event: AllocEvent | FreeEvent, first: int) -> bool:
     """Return whether an event before a step belongs to it, since a step frees the previous step's gradients."""
     if not isinstance(event, FreeEvent) or event.operator != first - 1:
         return False
@@ -169,7 +169,7 @@ def _is_start_of_step(trace: Trace, event: AllocEvent | FreeEvent, first: int) -
     return known is not None and known.kind == "gradient"
 
 
-def _apply_event(heap: Heap, event: AllocEvent | FreeEvent, names: Mapping[int, int]) -> Placed | None:
+def _apply_event(heap: GlibcHeap, event: AllocEvent | FreeEvent, names: Mapping[int, int]) -> Placement | None:
     number = names.get(event.storage, event.storage)
     if isinstance(event, AllocEvent):
         return heap.malloc(number, event.size_bytes)
@@ -193,7 +193,7 @@ def _replaced_storages(trace: Trace, step: Sequence[AllocEvent | FreeEvent]) -> 
     return found
 
 
-def cpu_memory(trace: Trace, capacity_bytes: int | None, process_bytes: int = 0) -> Memory:
+def simulate_cpu_memory(trace: Trace, capacity_bytes: int | None, process_bytes: int = 0) -> Memory:
     """Return the memory of a trace on a CPU: live bytes, without a cache."""
     live = peak = peak_operator = 0
     held: dict[int, AllocEvent] = {}
@@ -217,7 +217,7 @@ def cpu_memory(trace: Trace, capacity_bytes: int | None, process_bytes: int = 0)
             peak, peak_operator, grown = live, event.operator, True
     if grown and live == peak:
         at_peak = held
-    holders: tuple[Holder, ...] = group_holders(trace, at_peak)
+    holders: tuple[MemoryHolder, ...] = group_holders(trace, at_peak)
     return Memory(
         MemoryStats(peak, peak, peak), peak + process_bytes, 0, peak_operator, holders,
         oom=None if oom is None else oom[0], oom_operator=None if oom is None else oom[1],

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from roller.insight.memory.blocks_and_pools import Block, Heap, Pool
+from roller.insight.memory.blocks_and_pools import AllocatorHeap, Block, Pool
 from roller.insight.memory.settings import SMALL_SEGMENT_BYTES
 
 
 class ExpandableSegments:
     """The expandable segments of a heap; each segment reserves addresses for 9/8 of the device's memory."""
 
-    def __init__(self, heap: Heap) -> None:
+    def __init__(self, heap: AllocatorHeap) -> None:
         self.heap = heap
 
     def expand(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Map pages in the lowest part of a segment that can hold ``size`` bytes, and return the block."""
-        block = self._find_or_reserve(pool, size, stream)
+        block = self._find_or_reserve_segment(pool, size, stream)
         if not block.mapped:
             found = self._map_pages(block, min(block.size, size))
             if found is None:
@@ -31,7 +31,7 @@ class ExpandableSegments:
         pool.remove_block(block)
         return block
 
-    def _find_or_reserve(self, pool: Pool, size: int, stream: int) -> Block:
+    def _find_or_reserve_segment(self, pool: Pool, size: int, stream: int) -> Block:
         start = bisect_left(pool.unmapped, (stream, 0))
         for owner, address in pool.unmapped[start:]:
             if owner != stream:

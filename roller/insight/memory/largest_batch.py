@@ -10,7 +10,7 @@ from roller.arguments import target_of
 from roller.errors import NoCandidateError
 from roller.hardware import DeviceSpec, capacity
 from roller.insight.memory import simulate
-from roller.insight.memory.cpu_heap import cpu_memory
+from roller.insight.memory.cpu_heap import simulate_cpu_memory
 from roller.insight.memory.settings import AllocatorSettings, AllocatorSettingsError
 from roller.insight.memory.simulate import Library, Memory
 from roller.insight.trace.torch_release import TorchRelease
@@ -83,12 +83,12 @@ def largest_batch(
     """
     known: dict[int, Memory] = {}
 
-    def fits(batch: int) -> bool:
+    def batch_fits(batch: int) -> bool:
         if batch not in known:
             known[batch] = memory_of(batch)
         return known[batch].fits
 
-    if not fits(1):
+    if not batch_fits(1):
         raise NoCandidateError(f"largest batch: expected one sample to fit, got: {known[1].oom}")
     low, high = 1, most + 1
     guessed = guess()
@@ -97,12 +97,12 @@ def largest_batch(
         probe = probes.pop() if probes else _extrapolate_batch(known, capacity_bytes)
         if not low < probe < high:
             probe = low + 1 if probe == low else (low + min(high, max(16, 4 * low))) // 2
-        low, high = (probe, high) if fits(probe) else (low, probe)
+        low, high = (probe, high) if batch_fits(probe) else (low, probe)
     if high > most:
         raise NoCandidateError(
             f"largest batch: expected a limit, but {most} samples fit. Name a device with less memory, or a capacity."
         )
-    while fits(low + 1):
+    while batch_fits(low + 1):
         low += 1
     return LargestBatch(low, known[low], known[low + 1], {b: known[b].fits for b in sorted(known)})
 
@@ -111,13 +111,13 @@ def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: Allocator
     """Return the memory of a trace on a device, with its capacity and the memory of its libraries."""
     spec = target_of(device)[0]
     if not spec.traits.discrete:
-        return cpu_memory(trace, capacity_of(spec), spec.process_bytes or 0)
+        return simulate_cpu_memory(trace, device_capacity_bytes(spec), spec.process_bytes or 0)
     library = Library.of(spec, trace.options)
-    settings = allocator_settings_of(trace, settings)
-    return simulate.simulate_memory(trace, capacity_of(spec), settings=settings, library=library)
+    settings = allocator_settings_for_trace(trace, settings)
+    return simulate.simulate_memory(trace, device_capacity_bytes(spec), settings=settings, library=library)
 
 
-def allocator_settings_of(trace: Trace, settings: AllocatorSettings | None = None) -> AllocatorSettings:
+def allocator_settings_for_trace(trace: Trace, settings: AllocatorSettings | None = None) -> AllocatorSettings:
     """Return the given allocator settings, or the settings in the trace's entry file."""
     if settings is None:
         settings = AllocatorSettings.parse(str(trace.options.get("allocator") or ""))
@@ -130,9 +130,9 @@ def allocator_settings_of(trace: Trace, settings: AllocatorSettings | None = Non
     return settings
 
 
-def capacity_of(spec: DeviceSpec) -> int:
+def device_capacity_bytes(spec: DeviceSpec) -> int:
     """Return a device's memory in bytes: the smallest that its drivers report, if known."""
-    return capacity.capacity_of(spec).bytes
+    return capacity.device_memory_capacity(spec).bytes
 
 
 def fit_uncertainty_note(
@@ -141,7 +141,7 @@ def fit_uncertainty_note(
     """Return a note if an uncertain number of the device decides whether a step fits; otherwise ``""``."""
     # The size of the context is uncertain, and so is which of several sizes a driver reports.
     spec = target_of(device)[0]
-    known = capacity.capacity_of(spec)
+    known = capacity.device_memory_capacity(spec)
     least, most = memory.context_least_bytes, memory.context_most_bytes
     spread = f"{least / _MIB:.0f} to {most / _MIB:.0f} MiB were published of a context and libraries"
     what = f"{known.text}, and {spread}, of which {memory.context_bytes / _MIB:.0f} are counted"
@@ -155,7 +155,7 @@ def fit_uncertainty_note(
         return ""
     library = Library.of(spec, trace.options)
     roomy = replace(library, context_bytes=library.context_least_bytes)
-    settings = allocator_settings_of(trace, settings)
+    settings = allocator_settings_for_trace(trace, settings)
     if not simulate.simulate_memory(trace, known.most_bytes, settings=settings, library=roomy).fits:
         return ""
     return f"{spec.name}: it does not fit by little; {what}: it may fit."
@@ -168,14 +168,16 @@ def largest_batch_on_device(
     spec = target_of(device)[0]
 
     def guess_batch() -> int | None:
-        line = Line.from_two_traces(trace_of(_NEAR), trace_of(2 * _NEAR))
+        line = LinearMemoryModel.from_two_traces(trace_of(_NEAR), trace_of(2 * _NEAR))
         return (
             None
             if line is None
             else line.largest_fitting_batch(lambda trace: memory_on_device(trace, spec, settings).fits)
         )
 
-    return largest_batch(lambda n: memory_on_device(trace_of(n), spec, settings), capacity_of(spec), guess=guess_batch)
+    return largest_batch(
+        lambda n: memory_on_device(trace_of(n), spec, settings), device_capacity_bytes(spec), guess=guess_batch
+    )
 
 
 #: Batch whose trace, together with the trace of twice as many samples, gives the line; a batch of one sample is a
@@ -184,7 +186,7 @@ _NEAR = 4
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearMemoryModel:
     """A step at any batch, extrapolated from two traces with the same operators: sizes are linear in the batch."""
 
     trace: Trace
@@ -193,7 +195,7 @@ class Line:
     step: tuple[float, ...]
 
     @classmethod
-    def from_two_traces(cls, near: Trace, far: Trace) -> Line | None:
+    def from_two_traces(cls, near: Trace, far: Trace) -> LinearMemoryModel | None:
         """Return the line through two traces; ``None`` if they differ in anything but sizes."""
         b1, b2 = (int(t.options.get("batch") or 0) for t in (near, far))
         alike = [[o.name for o in t.operators] for t in (near, far)]
@@ -218,16 +220,16 @@ class Line:
         )
         return replace(self.trace, events=events)
 
-    def largest_fitting_batch(self, fits: Callable[[Trace], bool]) -> int | None:
+    def largest_fitting_batch(self, batch_fits: Callable[[Trace], bool]) -> int | None:
         """Return the largest batch that fits, by bisection; ``None`` if not even one sample fits."""
         low, high = 0, 1
-        while fits(self.trace_at_batch(high)):
+        while batch_fits(self.trace_at_batch(high)):
             low, high = high, 2 * high
             if high > _MOST:
                 return low
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fits(self.trace_at_batch(middle)) else (low, middle)
+            low, high = (middle, high) if batch_fits(self.trace_at_batch(middle)) else (low, middle)
         return low or None
 
 

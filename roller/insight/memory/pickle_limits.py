@@ -17,12 +17,12 @@ _STOP, _PUT, _LONG_BINPUT = b".pr"
 _NAMES = b"ci"
 
 
-def check_pickle(data: bytes) -> None:
+def check_pickle_sizes(data: bytes) -> None:
     r"""Raise an error for a pickle that claims more bytes than it contains.
 
     Examples
     --------
-    >>> check_pickle(b"\x80\x04}r\xff\xff\xff\xff.")
+    >>> check_pickle_sizes(b"\x80\x04}r\xff\xff\xff\xff.")
     Traceback (most recent call last):
     ValueError: value 4294967295 is remembered, of 3
     """

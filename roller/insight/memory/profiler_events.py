@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from roller.core.files import open_file
+from roller.core.files import open_regular_file
 from roller.errors import MALFORMED, ArtifactError
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.blocks_and_pools import Block, Pool
@@ -72,7 +72,7 @@ def read_memory_events(path: Path | str) -> list[MemoryEvent]:
 
 def _read_unpacked(path: Path) -> bytes:
     """Return the decompressed content of a file; raise ``ValueError`` if it is larger than any trace."""
-    with open_file(path) as file:
+    with open_regular_file(path) as file:
         if path.suffix != ".gz":
             return file.read()
         with gzip.GzipFile(fileobj=file) as packed:
@@ -83,7 +83,7 @@ def _read_unpacked(path: Path) -> bytes:
 
 
 @dataclass
-class _Range:
+class _FreeRange:
     """Addresses that were free when recording began: observed or proved free up to ``end``, at most up to ``limit``."""
 
     begin: int
@@ -93,10 +93,10 @@ class _Range:
 
 
 @dataclass
-class _Start:
+class _InitialState:
     """The inferred initial state of the allocator."""
 
-    ranges: dict[int, _Range]
+    ranges: dict[int, _FreeRange]
     learnt: set[int] = field(default_factory=set)
 
     def to_allocator(self) -> CachingAllocator:
@@ -110,17 +110,18 @@ class _Start:
         return found
 
 
-def check_addresses(events: Sequence[MemoryEvent]) -> tuple[AddressCheck, AddressCheck]:
+def check_simulated_addresses(events: Sequence[MemoryEvent]) -> tuple[AddressCheck, AddressCheck]:
     """Replay the events of one device, and compare every address in the small and the large pool.
 
     Examples
     --------
     >>> there = 1 << 40
-    >>> check_addresses([MemoryEvent(there, 512, 0), MemoryEvent(there + 512, 512, 0), MemoryEvent(there, -512, 0),
+    >>> check_simulated_addresses([MemoryEvent(there, 512, 0), MemoryEvent(there + 512, 512, 0), MemoryEvent(there,
+    ...     -512, 0),
     ...                  MemoryEvent(there, 512, 0)])[0]
     AddressCheck(known=3, right=3, learnt=0, wrong=())
     """
-    start = _Start({r.begin: r for r in _initially_free_ranges(events)})
+    start = _InitialState({r.begin: r for r in _initially_free_ranges(events)})
     while (found := _replay_events(events, start)) is None:
         pass
     return _count_matches(events, found, start.learnt, is_small=True), _count_matches(
@@ -134,7 +135,7 @@ def _count_matches(events: Sequence[MemoryEvent], wrong: Set[int], learnt: Set[i
     return AddressCheck(len(known), len(known) - len(off), len(asked & learnt), tuple(off))
 
 
-def _initially_free_ranges(events: Sequence[MemoryEvent]) -> Iterator[_Range]:
+def _initially_free_ranges(events: Sequence[MemoryEvent]) -> Iterator[_FreeRange]:
     """Yield the initially free ranges that are allocated later; small segments are 2 MiB apart."""
     grown = [(b.address, b.reserved_bytes - a.reserved_bytes) for a, b in pairwise(events)]
     new = [(address, address + size) for address, size in grown if size > 0]
@@ -152,10 +153,10 @@ def _initially_free_ranges(events: Sequence[MemoryEvent]) -> Iterator[_Range]:
             limit = merged[n + 1][0] if n + 1 < len(merged) else 1 << 62
             if is_small:
                 limit = min(limit, -(-end // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES)
-            yield _Range(begin, end, limit, is_small)
+            yield _FreeRange(begin, end, limit, is_small)
 
 
-def _replay_events(events: Sequence[MemoryEvent], start: _Start) -> set[int] | None:
+def _replay_events(events: Sequence[MemoryEvent], start: _InitialState) -> set[int] | None:
     """Return the positions of events with a different address; ``None`` if the initial state has been refined."""
     allocator, wrong = start.to_allocator(), set()
     reserved = events[0].reserved_bytes if events else 0
@@ -184,15 +185,15 @@ def _free_block_containing(pool: Pool, address: int) -> Block | None:
     return next((b for b in pool.blocks.values() if b.address <= address < b.address + b.size), None)
 
 
-def _refine_initial_state(start: _Start, allocator: CachingAllocator, e: MemoryEvent, position: int) -> bool:
+def _refine_initial_state(start: _InitialState, allocator: CachingAllocator, e: MemoryEvent, position: int) -> bool:
     """Refine the initial state from an address that differs; return whether that was possible."""
     taken, real = allocator.live[e.address], _free_block_containing(_pool_of_event(allocator, e), e.address)
     if real is None:
         return False
     whole = start.ranges.get(real.segment)
     if real.address < e.address and e.address % ROUND_LARGE_BYTES == 0 and whole is not None:
-        start.ranges[e.address] = _Range(e.address, whole.end, whole.limit, whole.is_small)
-        start.ranges[whole.begin] = _Range(whole.begin, e.address, e.address, whole.is_small)
+        start.ranges[e.address] = _FreeRange(e.address, whole.end, whole.limit, whole.is_small)
+        start.ranges[whole.begin] = _FreeRange(whole.begin, e.address, e.address, whole.is_small)
         start.learnt.add(position)
         return True
     rest = taken.next if taken.next is not None and not taken.next.allocated else None

@@ -101,7 +101,7 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Holder:
+class MemoryHolder:
     """Bytes held at the peak by tensors of one kind, module and line."""
 
     kind: str
@@ -177,7 +177,7 @@ class Memory:
     total_bytes: int
     total_error_bytes: int
     peak_operator: int
-    holders: tuple[Holder, ...]
+    holders: tuple[MemoryHolder, ...]
     timeline: Sequence[tuple[int, int]] = field(repr=False, default=())
     segments: int = 0
     retries: int = 0
@@ -245,7 +245,7 @@ def simulate_memory(
     library = library or Library()
     room = None if capacity_bytes is None else max(0, capacity_bytes - library.context_bytes)
     allocator = CachingAllocator(room, settings)
-    run = _Run(allocator, add_workspaces(trace, library), timeline=timeline)
+    run = _AllocatorRun(allocator, add_workspaces(trace, library), timeline=timeline)
     run.apply_events()
     total = -(-(allocator.peak.reserved_bytes + library.context_bytes) // _PAGE_BYTES) * _PAGE_BYTES
     held = run.allocations_at_peak()
@@ -261,7 +261,7 @@ def simulate_memory(
 def add_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
     """Return a trace's events plus the workspaces of convolutions and, one per thread, cuBLAS workspaces."""
     # Autograd runs backward in a thread of its own, so a training step has two workspaces of cuBLAS.
-    events = _with_cublas_workspaces(trace, library)
+    events = _add_cublas_workspaces(trace, library)
     if not library.converted_dtypes:
         return events
     planes = library.multiplies_in_planes
@@ -270,7 +270,7 @@ def add_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEven
     )
 
 
-def _with_cublas_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
+def _add_cublas_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
     calls: dict[bool, int] = {}
     for operator in trace.operators:
         if _calls_cublas(operator.name):
@@ -296,7 +296,7 @@ def _is_backward(phase: Phase) -> bool:
     return phase == "backward"
 
 
-class _Run:
+class _AllocatorRun:
     """Runs a trace's events through an allocator, up to the first failure."""
 
     def __init__(
@@ -348,7 +348,7 @@ class _Run:
         return held
 
 
-def group_holders(trace: Trace, held: Mapping[int, AllocEvent]) -> tuple[Holder, ...]:
+def group_holders(trace: Trace, held: Mapping[int, AllocEvent]) -> tuple[MemoryHolder, ...]:
     """Return the holders of memory by kind, and by module and line of the allocating operator."""
     rows: dict[tuple[str, str, tuple[str, int] | None], list[int]] = defaultdict(lambda: [0, 0])
     for number, event in held.items():
@@ -358,5 +358,5 @@ def group_holders(trace: Trace, held: Mapping[int, AllocEvent]) -> tuple[Holder,
         row = rows[storage.kind, module, None if storage.name or maker is None else maker.source]
         row[0] += event.size_bytes
         row[1] += 1
-    found = [Holder(*key, requested_bytes=size, tensors=count) for key, (size, count) in rows.items()]
+    found = [MemoryHolder(*key, requested_bytes=size, tensors=count) for key, (size, count) in rows.items()]
     return tuple(sorted(found, key=lambda x: (-x.requested_bytes, x.kind, x.module)))

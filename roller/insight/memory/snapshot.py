@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from roller.core.files import read_file, whole_file
+from roller.core.files import read_file, write_atomically
 from roller.errors import MALFORMED, ArtifactError
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.blocks_and_pools import Block
-from roller.insight.memory.pickle_limits import check_pickle
+from roller.insight.memory.pickle_limits import check_pickle_sizes
 from roller.insight.memory.profiler_events import MemoryEvent
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Library, add_workspaces
@@ -54,7 +54,7 @@ def make_snapshot(
 
 def write_snapshot(path: Path | str, made: Mapping[str, Any]) -> None:
     """Write a snapshot for PyTorch's viewers, atomically."""
-    with whole_file(Path(path)) as file:
+    with write_atomically(Path(path)) as file:
         pickle.dump(dict(made), file)
 
 
@@ -62,8 +62,8 @@ def read_snapshot(path: Path | str) -> dict[str, Any]:
     """Return the snapshot in a file that was written by PyTorch or :func:`write_snapshot`."""
     try:
         data = read_file(path)
-        check_pickle(data)
-        read = _Plain(io.BytesIO(data)).load()
+        check_pickle_sizes(data)
+        read = _PlainUnpickler(io.BytesIO(data)).load()
         if not isinstance(read, dict) or not {"segments", "device_traces"} <= set(read):
             raise ValueError("no segments and device_traces")
     except Exception as error:
@@ -97,7 +97,7 @@ def _allocation_events(read: Mapping[str, Any], device: int) -> list[MemoryEvent
     return found
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Unpickler for dicts, lists, numbers and strings that refuses classes and functions."""
 
     def find_class(self, module: str, name: str) -> NoReturn:

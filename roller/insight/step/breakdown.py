@@ -13,7 +13,7 @@ from roller.insight.step.simulate import Timeline
 
 
 @dataclass(frozen=True)
-class LanePart:
+class LaneCost:
     """The tasks on a lane, the lane's busy time, and its share of the critical path."""
 
     lane: str
@@ -63,7 +63,7 @@ class BreakdownRow:
 Key = Literal["module", "line", "operator", "phase", "kernel"]
 
 
-def line_of(task: Task) -> str:
+def source_line_of_task(task: Task) -> str:
     """Return ``file:line`` for the innermost frame in the project; ``""`` if it is unknown."""
     stack = task.context.stack
     return f"{stack[-1].file}:{stack[-1].line}" if stack else ""
@@ -71,7 +71,7 @@ def line_of(task: Task) -> str:
 
 KEYS: Mapping[Key, Callable[[Task], str]] = {
     "module": lambda task: task.context.module,
-    "line": line_of,
+    "line": source_line_of_task,
     "operator": lambda task: task.context.operator,
     "phase": lambda task: task.context.phase,
     "kernel": lambda task: task.name,
@@ -107,20 +107,20 @@ def breakdown(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], 
             f"breakdown: key: expected one of {', '.join(KEYS)}, or a function of a task, got {shown(key)}. Choose one."
         )
     critical = dict(critical_path(graph, timeline))
-    rows: dict[str, _Sums] = {}
+    rows: dict[str, _RowSums] = {}
     for task in graph.tasks:
         took = critical.get(task.id, 0.0)
         if not task.is_removed:
-            rows.setdefault(name_of(task), _Sums()).add(task, took, task.id in graph.operators)
+            rows.setdefault(name_of(task), _RowSums()).add(task, took, task.id in graph.operators)
         elif took:  # lags after a task that was removed
-            rows.setdefault(name_of(task), _Sums()).critical_us += took
+            rows.setdefault(name_of(task), _RowSums()).critical_us += took
     whole = math.fsum(row.compute_us for row in rows.values())
     found = [row.named(name, whole) for name, row in rows.items()]
     return tuple(sorted(found, key=lambda x: (-x.critical_us, -x.device_us, x.name)))
 
 
 @dataclass
-class _Sums:
+class _RowSums:
     tasks: int = 0
     kernels: int = 0
     cpu_us: float = 0.0
@@ -175,12 +175,12 @@ def join(
     tuple[JoinedRow, ...]
         The rows, the one with the longest critical path (measured or predicted) first.
     """
-    old, new = ({row.name: row for row in _a_step(*one, key)} for one in (measured, predicted))
+    old, new = ({row.name: row for row in _mean_step_rows(*one, key)} for one in (measured, predicted))
     found = [JoinedRow(name, old.get(name), new.get(name)) for name in {**old, **new}]
     return tuple(sorted(found, key=lambda r: (-max(x.critical_us for x in r[1:] if x is not None), r.name)))
 
 
-def _a_step(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], str]) -> Iterator[BreakdownRow]:
+def _mean_step_rows(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], str]) -> Iterator[BreakdownRow]:
     steps = max(1, len(graph.iterations))
     for row in breakdown(graph, timeline, key):
         yield replace(
@@ -189,7 +189,7 @@ def _a_step(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], st
         )  # fmt: skip
 
 
-def lanes(graph: StepGraph, timeline: Timeline) -> tuple[LanePart, ...]:
+def lanes(graph: StepGraph, timeline: Timeline) -> tuple[LaneCost, ...]:
     """Return the lanes, with the length of the critical path's tasks on each lane."""
     critical = dict(critical_path(graph, timeline))
     is_joint = any(task.lane.rank for task in graph.tasks)
@@ -200,7 +200,7 @@ def lanes(graph: StepGraph, timeline: Timeline) -> tuple[LanePart, ...]:
         row[0] += 1
         row[1] += task.duration_us
         row[2] += critical.get(task.id, 0.0)
-    rows = [LanePart(name, int(n), busy, path) for name, (n, busy, path) in tasks.items()]
+    rows = [LaneCost(name, int(n), busy, path) for name, (n, busy, path) in tasks.items()]
     return tuple(sorted(rows, key=lambda x: (-x.critical_us, -x.busy_us, x.lane)))
 
 
@@ -217,11 +217,11 @@ def critical_path(graph: StepGraph, timeline: Timeline) -> list[tuple[int, float
     for _ in range(2 * len(graph.tasks)):
         start = timeline.start_us[at]
         waits = before.get((at, True), []) if of_end else []
-        found = _latest(waits, timeline, start)
+        found = _latest_wait(waits, timeline, start)
         since = timeline.end_us[at] - graph.tasks[at].duration_us if found is not None else start
         path.append((at, max(0.0, until - since)))
         if found is None:
-            found = _latest(before.get((at, False), []), timeline, float("-inf"))
+            found = _latest_wait(before.get((at, False), []), timeline, float("-inf"))
             since = start
         if found is None:
             break
@@ -232,16 +232,16 @@ def critical_path(graph: StepGraph, timeline: Timeline) -> list[tuple[int, float
     return list(merged.items())
 
 
-def _latest(
+def _latest_wait(
     waits: Sequence[tuple[int, bool, float]], timeline: Timeline, later_than: float
 ) -> tuple[int, bool, float] | None:
     """Return the latest of the awaited events; ``None`` if none is later than ``later_than``."""
 
-    def when(wait: tuple[int, bool, float]) -> float:
+    def event_time(wait: tuple[int, bool, float]) -> float:
         return (timeline.end_us if wait[1] else timeline.start_us)[wait[0]] + wait[2]
 
-    late = [w for w in waits if when(w) > later_than]
-    return max(late, key=when) if late else None
+    late = [w for w in waits if event_time(w) > later_than]
+    return max(late, key=event_time) if late else None
 
 
 def thread_work_us(graph: StepGraph) -> float:
@@ -251,7 +251,7 @@ def thread_work_us(graph: StepGraph) -> float:
     return calls + sum(d.lag_us for d in graph.dependencies if d.kind == "thread")
 
 
-def exposed_us(graph: StepGraph, timeline: Timeline) -> float:
+def exposed_network_us(graph: StepGraph, timeline: Timeline) -> float:
     """Return how long device tasks wait for the network beyond everything else for which they wait."""
     network = {t.id for t in graph.tasks if t.kind in NETWORK_KINDS}
     waits: dict[int, list[Dependency]] = {}

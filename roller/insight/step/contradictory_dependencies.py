@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from roller.insight.step.graph import Dependency, Task
 
 
-def drop_contradictory(tasks: Sequence[Task], dependencies: Sequence[Dependency]) -> list[Dependency]:
+def drop_contradictory_dependencies(tasks: Sequence[Task], dependencies: Sequence[Dependency]) -> list[Dependency]:
     """Return the dependencies; if they form a cycle, keep only those that go forward in the profile's time."""
     # A damaged correlation ties a kernel to a later call; correlation numbers are reused, and clocks differ.
     if _is_acyclic(len(tasks), dependencies):

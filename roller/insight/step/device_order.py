@@ -38,7 +38,7 @@ _BUSY, _TAIL = 0.95, 0.1
 _MARKED_WAIT = "WaitEvent"
 
 
-class Lags(NamedTuple):
+class LaunchLags(NamedTuple):
     """The launch latency, the gap between kernels, and whether the latency is measured."""
 
     latency_us: float
@@ -46,7 +46,7 @@ class Lags(NamedTuple):
     is_measured: bool
 
 
-class _Launched(NamedTuple):
+class _LaunchDependency(NamedTuple):
     """The launch event on which a task depends, and the task's latest start without a wait."""
 
     of_end: bool
@@ -55,7 +55,7 @@ class _Launched(NamedTuple):
     due_us: float
 
 
-class DeviceOrder:
+class DeviceTaskOrder:
     """Device tasks of a profile by stream, in order, with the dependencies of each."""
 
     def __init__(
@@ -91,7 +91,7 @@ class DeviceOrder:
                 found[_device_of_lane(task)].append(task)
         return list(found.items())
 
-    def _measure_lags(self) -> Lags:
+    def _measure_lags(self) -> LaunchLags:
         """Return the median latency and gap over tasks without another wait."""
         # The first task of a stream may wait for work from before the profile, so it counts only if there is no other
         # task; and a time longer than any launch is a wait.
@@ -113,7 +113,7 @@ class DeviceOrder:
                 gaps.append(item.start - previous.end)
         found = latencies or first
         latency = median(found) if found else load_host_costs().launch_latency_us
-        return Lags(max(0.0, latency), median(gaps) if gaps else 1.0, bool(found))
+        return LaunchLags(max(0.0, latency), median(gaps) if gaps else 1.0, bool(found))
 
     def order_tasks(self) -> list[Dependency]:
         """Return the dependencies of all device tasks, and store each task's unexplained wait."""
@@ -155,7 +155,7 @@ class DeviceOrder:
             ready, due = max(ready, launched.ready_us), launched.due_us
         return ready, ready != float("-inf") and item.start > max(due, ready + _TOLERANCE_US)
 
-    def _launch_dependency(self, item: TaskDraft, call: TaskDraft, free: float) -> _Launched:
+    def _launch_dependency(self, item: TaskDraft, call: TaskDraft, free: float) -> _LaunchDependency:
         """Return the dependency of a task on its call if the task's stream is free from time ``free`` on."""
         # A long call does other work, such as loading the kernel's module, and launches at its end, or, for a graph of
         # many kernels, within. The duration of a call that may wait for the device is not its own.
@@ -163,12 +163,12 @@ class DeviceOrder:
         is_late = item.start > max(free + _TOLERANCE_US, call.start + _LATE * latency)
         lasts = call.end > call.start + _LATE * latency
         if not (is_late and lasts) or self.may_wait_for_device(call):
-            return _Launched(False, latency, call.start + latency, call.start + _LATE * latency)
+            return _LaunchDependency(False, latency, call.start + latency, call.start + _LATE * latency)
         if item.start >= call.end - max(latency, _EARLY_US):
-            return _Launched(True, self.behind_us, call.end + self.behind_us, call.end + _LATE * latency)
+            return _LaunchDependency(True, self.behind_us, call.end + self.behind_us, call.end + _LATE * latency)
         if self.launched[call.id] > 1:
-            return _Launched(False, item.start - call.start, item.start, item.start)
-        return _Launched(False, latency, call.start + latency, call.start + _LATE * latency)
+            return _LaunchDependency(False, item.start - call.start, item.start, item.start)
+        return _LaunchDependency(False, latency, call.start + latency, call.start + _LATE * latency)
 
     def may_wait_for_device(self, call: TaskDraft) -> bool:
         """Return whether a call may wait for the device, because of its kind or because its queue is full."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from roller.core.gc_pause import gc_paused
 from roller.hardware import DeviceSpec
-from roller.insight.cost.compiled import launches_with_others
+from roller.insight.cost.compiled import captured_launch_predicate
 from roller.insight.cost.host_copies import host_copy_notes
 from roller.insight.cost.operator_price import Price
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
 from roller.insight.step.graph import Dependency, Kind, Lane, Provenance, StepGraph, Task, TaskContext
 from roller.insight.step.simulate import simulate
-from roller.insight.trace.gradient_buckets import Gradient, gradients_of
+from roller.insight.trace.gradient_buckets import Gradient, reduced_gradients
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an operator that only makes a view. Assumed, like the host time of a launching operator.
@@ -57,7 +57,7 @@ def from_trace(
     """
     from roller.arguments import target_of
 
-    graph = graph_of_priced_step(price_step(trace, target_of(device)[0], policy), host_op_s)
+    graph = build_priced_step_graph(price_step(trace, target_of(device)[0], policy), host_op_s)
     run = simulate(graph)
     tasks = [replace(t, measured_start_us=run.start_us[t.id], measured_end_us=run.end_us[t.id]) for t in graph.tasks]
     spec, several = graph.device, len(trace.unlike())
@@ -67,12 +67,12 @@ def from_trace(
 
 
 @gc_paused()
-def graph_of_priced_step(step: PricedStep, host_op_s: float = HOST_OP_S) -> StepGraph:
+def build_priced_step_graph(step: PricedStep, host_op_s: float = HOST_OP_S) -> StepGraph:
     """Return the graph of a priced step, without measured times."""
     # The host takes ``host_op_s`` per launch; the device starts an operator when the host has issued it and the
     # previous one has ended. A CPU computes an operator before it issues the next.
-    steps = _Steps(host_op_s, step.spec.traits.discrete)
-    is_captured = launches_with_others(step.trace)
+    steps = _StepGraphBuilder(host_op_s, step.spec.traits.discrete)
+    is_captured = captured_launch_predicate(step.trace)
     for operator, price in step.operators:
         steps.add_operator(operator, price, is_captured=is_captured(operator))
     steps.add_host_time()
@@ -84,7 +84,7 @@ def graph_of_priced_step(step: PricedStep, host_op_s: float = HOST_OP_S) -> Step
 
 
 @dataclass
-class _Steps:
+class _StepGraphBuilder:
     """Builds the tasks and dependencies of a step."""
 
     host_op_s: float
@@ -153,11 +153,11 @@ def _context_of_operator(operator: Operator) -> TaskContext:
     )  # fmt: skip
 
 
-def _gradients_by_task(trace: Trace, steps: _Steps) -> tuple[Gradient, ...]:
+def _gradients_by_task(trace: Trace, steps: _StepGraphBuilder) -> tuple[Gradient, ...]:
     """Return the gradients of parameters, each ready after the last backward kernel that writes it."""
     work = sorted(steps.operators)
     found = []
-    for gradient in gradients_of(trace):
+    for gradient in reduced_gradients(trace):
         kernel, before = steps.kernel_of[gradient.ready], steps.kernel_of[(gradient.update or 0) - 1]
         if kernel is not None and before is not None:
             following = bisect_right(work, before)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from roller.core.renamed import replacement_of_method
+from roller.core.renamed import deprecated_method_replacement
 from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettings
 from roller.insight.trace.gradient_buckets import Gradient
 from roller.insight.trace.trace import Operator, Phase, Stack
@@ -213,10 +213,10 @@ class StepGraph:
 
     def what_if(self, *changes: Any, force: bool = False) -> Any:
         """Return the result of :func:`roller.insight.whatif.predict.what_if`; deprecated."""
-        return replacement_of_method("StepGraph.what_if", "roller.insight.whatif.predict", "what_if")(
+        return deprecated_method_replacement("StepGraph.what_if", "roller.insight.whatif.predict", "what_if")(
             self, *changes, force=force
         )
 
     def replay(self) -> Any:
         """Return the result of :func:`roller.insight.step.replay.replay`; deprecated."""
-        return replacement_of_method("StepGraph.replay", "roller.insight.step.replay", "replay")(self)
+        return deprecated_method_replacement("StepGraph.replay", "roller.insight.step.replay", "replay")(self)

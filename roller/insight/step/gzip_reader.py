@@ -13,7 +13,7 @@ _BLOCK = 1 << 14
 _TRAILER = 8
 
 
-class Inflated(io.RawIOBase):
+class GzipStream(io.RawIOBase):
     """The decompressed content of a gzip file, as a stream of bytes."""
 
     def __init__(self, path: Path) -> None:

@@ -11,9 +11,9 @@ from statistics import median_low
 from typing import Any, NamedTuple
 
 from roller.core.gc_pause import gc_paused
-from roller.insight.step.event_rows import Rows, not_a_profile
 from roller.insight.step.graph import Kind
-from roller.insight.step.memory_records import MEMORY, MemoryRecords, thread_lane
+from roller.insight.step.kineto_event_rows import KinetoRows, not_a_profile_error
+from roller.insight.step.memory_records import MEMORY, MemoryRecords, thread_lane_name
 
 #: Categories in lower case: old and new spellings, CUDA and ROCm.
 _CALLS = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver", "driver"})
@@ -118,7 +118,7 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
     """
     found: list[Event] = []
     shared: dict[str, Any] = {}
-    signs, rows = "", Rows(Path(path))
+    signs, rows = "", KinetoRows(Path(path))
     records = MemoryRecords() if memory else None
     for row in rows:
         if not isinstance(row, dict):
@@ -138,10 +138,10 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
             found.append(_parse_event(category, row, shared))
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             rows.damaged.append(f"event {rows.count - 1}: without a usable name, time and lane ({error!r})")
-    found = _without_strays(found, rows)
+    found = _drop_stray_events(found, rows)
     if all(event.kind == "mark" for event in found):
         first = f", and {rows.damaged[0]}" if rows.damaged else ""
-        raise not_a_profile(path, f"no calls, kernels or operators in it{first}")
+        raise not_a_profile_error(path, f"no calls, kernels or operators in it{first}")
     size = _WORLD.search(rows.head)
     return Profile(
         found, _recording_overhead(rows.head), signs or _gpu_backend(rows.head),
@@ -150,7 +150,7 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
     )  # fmt: skip
 
 
-def _without_strays(found: list[Event], rows: Rows) -> list[Event]:
+def _drop_stray_events(found: list[Event], rows: KinetoRows) -> list[Event]:
     """Return the events without those more than a day away from the others, whose times are damaged."""
     starts = [event.start_us for event in found]
     if not starts or max(starts) - min(starts) <= _LONGEST_US:
@@ -159,7 +159,7 @@ def _without_strays(found: list[Event], rows: Rows) -> list[Event]:
     kept = [event for event in found if abs(event.start_us - usual_us) <= _LONGEST_US]
     stray = next(event.start_us for event in found if abs(event.start_us - usual_us) > _LONGEST_US)
     rows.damaged += [f"an event more than a day from the others, at {stray:g} us"] * (len(found) - len(kept))
-    rows.check_damaged()
+    rows.refuse_damaged_file()
     return kept
 
 
@@ -231,24 +231,26 @@ def _parse_event(category: str, row: Mapping[str, Any], shared: dict[str, Any]) 
         if kind == "kernel" and ("nccl" in (low := str(row["name"]).lower()) or "rccl" in low):
             kind = "collective"
     else:
-        lane = thread_lane(row)
+        lane = thread_lane_name(row)
         kind = "call" if category in _CALLS else "wait" if category == _SYNC else "operator"
         if category in _MARKS or (kind == "operator" and _MARKED.match(str(row["name"]))):
             kind = "mark"
     number = None if correlation is None else int(correlation)
     # names of kernels are long and occur many times
     name, lane = sys.intern(str(row["name"])), sys.intern(lane)
-    return Event(name, kind, start, duration, lane, number, _used_arguments(kind, arguments, shared))
+    return Event(name, kind, start, duration, lane, number, _keep_used_arguments(kind, arguments, shared))
 
 
-def _used_arguments(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Mapping[str, Any]:
+def _keep_used_arguments(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of an event that are used, with equal shapes interned."""
     if kind == "wait":
         return arguments
     if kind == "operator":
         kept = {
-            "shapes": _interned(_list_or_none(arguments.get("Input Dims") or arguments.get("Input dims")), shared),
-            "dtypes": _interned(_list_or_none(arguments.get("Input type")), shared),
+            "shapes": _intern_nested_lists(
+                _list_or_none(arguments.get("Input Dims") or arguments.get("Input dims")), shared
+            ),
+            "dtypes": _intern_nested_lists(_list_or_none(arguments.get("Input type")), shared),
             "sequence": arguments.get("Sequence number"),
         }
     elif kind in ("copy", "set"):
@@ -265,7 +267,7 @@ def _list_or_none(value: Any) -> Any:
     return value if isinstance(value, list) else None
 
 
-def _interned(value: Any, known: dict[str, Any]) -> Any:
+def _intern_nested_lists(value: Any, known: dict[str, Any]) -> Any:
     """Return nested lists as interned tuples."""
     if not value:
         return None

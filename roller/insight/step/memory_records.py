@@ -15,7 +15,7 @@ _MOST = 1 << 62
 _MOST_DEVICES = 1 << 10
 
 
-def thread_lane(row: Mapping[str, Any]) -> str:
+def thread_lane_name(row: Mapping[str, Any]) -> str:
     """Return the lane name for an event on a thread."""
     return f"process {row['pid']}, thread {row['tid']}"
 
@@ -42,10 +42,13 @@ class MemoryRecords:
         """Add a record; return why it is skipped if it is damaged, otherwise ``""``."""
         try:
             said = row["args"]
-            time_us, size = float(row["ts"]), _whole(said["Bytes"])
-            rest = [_whole(said.get(name, UNSAID)) for name in ("Addr", "Total Allocated", "Total Reserved", "Ev Idx")]
-            device = _whole(said.get("Device Type", 0)), _whole(said.get("Device Id", 0))
-            lane = thread_lane(row)
+            time_us, size = float(row["ts"]), _parse_whole_number(said["Bytes"])
+            rest = [
+                _parse_whole_number(said.get(name, UNSAID))
+                for name in ("Addr", "Total Allocated", "Total Reserved", "Ev Idx")
+            ]
+            device = _parse_whole_number(said.get("Device Type", 0)), _parse_whole_number(said.get("Device Id", 0))
+            lane = thread_lane_name(row)
             if not math.isfinite(time_us):
                 raise ValueError(f"ts {time_us}")
             if len(self.device_names) >= _MOST_DEVICES and device not in self.device_names:
@@ -63,7 +66,7 @@ class MemoryRecords:
         return ""
 
 
-def _whole(value: Any) -> int:
+def _parse_whole_number(value: Any) -> int:
     """Return an integer from a record; raise ``ValueError`` if it is out of range."""
     number = int(value)
     if not -_MOST < number < _MOST:

@@ -14,13 +14,13 @@ MOST_MISSING = 0.1
 _REMEDY = "Record it with ProfilerActivity.CUDA beside CPU, or with roller record."
 
 
-def missing_device_events(profile: Profile) -> str:
+def missing_events_reason(profile: Profile) -> str:
     """Return why a profile has too few device events for a prediction; ``""`` if it has enough.
 
     Examples
     --------
     >>> launch = Event("cudaLaunchKernel", "call", 0.0, 4.0, "process 1, thread 1", 1, {})
-    >>> missing_device_events(Profile([launch]))[13:62]
+    >>> missing_events_reason(Profile([launch]))[13:62]
     'events are missing, though a GPU was at work (cud'
     """
     calls = [e for e in profile.events if e.kind == "call"]
@@ -36,7 +36,7 @@ def missing_device_events(profile: Profile) -> str:
 
 def missing_events_notes(profile: Profile) -> tuple[str, ...]:
     """Return notes on a profile that is used although some or all of its device events may be missing."""
-    if missing_device_events(profile):
+    if missing_events_reason(profile):
         return ()
     if any(e.kind in DEVICE_KINDS for e in profile.events):
         launches, without = _count_launches(profile)

@@ -21,7 +21,7 @@ def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Ta
     """Return the gradients in the order in which they become ready; none for a profile without shapes."""
     found = []
     starts = {lane: [item.start for item in own] for lane, own in threads.items()}
-    makers = {lane: list(_last_launched(own)) for lane, own in threads.items()}
+    makers = {lane: list(_last_launched_tasks(own)) for lane, own in threads.items()}
     for event in sorted((e for e in events if e.name == _SUMS), key=lambda e: (e.start_us, e.lane)):
         shapes = event.arguments.get("shapes")
         at = bisect_right(starts.get(event.lane, ()), event.end_us) - 1
@@ -36,7 +36,7 @@ def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Ta
     return tuple(found)
 
 
-def _last_launched(calls: Sequence[TaskDraft]) -> Iterator[TaskDraft | None]:
+def _last_launched_tasks(calls: Sequence[TaskDraft]) -> Iterator[TaskDraft | None]:
     """Yield for each call the last device task launched by this call, or else by an earlier one."""
     task = None
     for call in calls:

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from roller.core.gc_pause import gc_paused
 from roller.insight.cost.host_costs import load_host_costs
-from roller.insight.step.contradictory_dependencies import drop_contradictory
-from roller.insight.step.device_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceOrder
+from roller.insight.step.contradictory_dependencies import drop_contradictory_dependencies
+from roller.insight.step.device_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceTaskOrder
 from roller.insight.step.graph import Dependency, DependencyKind, Kind, Lane, StepGraph, Task, TaskContext
 from roller.insight.step.kineto_reader import Event
 from roller.insight.step.profile_gradients import profile_gradients
@@ -36,11 +36,11 @@ def build_graph(
 ) -> StepGraph:
     """Return the graph for one process's profile."""
     rows = list(events)
-    builder = _Builder(rows, rank)
+    builder = _ProfileGraphBuilder(rows, rank)
     graph = builder.build(name)
     if overhead_us:
         graph = replace(graph, overhead_us=_recording_overheads(rows, builder.threads, overhead_us))
-    builder.forget_ties()
+    builder.clear_draft_references()
     return graph
 
 
@@ -65,7 +65,7 @@ def _recording_overheads(
 _BEFORE = TaskContext(iteration=-1)
 
 
-class _Builder:
+class _ProfileGraphBuilder:
     def __init__(self, events: list[Event], rank: int) -> None:
         self.rank = rank
         self.dependencies: list[Dependency] = []
@@ -106,7 +106,7 @@ class _Builder:
                 item = TaskDraft(event, _KINDS.get(event.kind, "cpu"), Lane(self.rank, "thread", event.lane))
                 item.context = context
                 if last is not None:
-                    item.follow_task(last)
+                    item.clip_to_previous(last)
                 own.append(item)
                 last = item
             if event.correlation is not None:
@@ -128,18 +128,18 @@ class _Builder:
             else:  # the task was running when the profile began
                 item.context = _BEFORE
             if own:
-                item.follow_task(own[-1])
+                item.clip_to_previous(own[-1])
             own.append(item)
         return streams
 
-    def forget_ties(self) -> None:
+    def clear_draft_references(self) -> None:
         """Clear references between drafts, so that all can be freed at once without the garbage collector."""
         for item in self.items:
             item.call = item.last = item.previous = None
 
     def build(self, name: str) -> StepGraph:
         """Return the graph."""
-        order = DeviceOrder(self.streams, self.threads, self.sync_events)
+        order = DeviceTaskOrder(self.streams, self.threads, self.sync_events)
         latency, gap, is_measured = order.lags
         self.dependencies += order.order_tasks()
         self._add_synchronisations(order)
@@ -151,7 +151,7 @@ class _Builder:
                  context=t.context, size_bytes=t.size_bytes)
             for t in self.items
         ]  # fmt: skip
-        dependencies = drop_contradictory(tasks, self.dependencies)
+        dependencies = drop_contradictory_dependencies(tasks, self.dependencies)
         left_out = len(self.dependencies) - len(dependencies)
         said = f"Its times contradict {left_out} of its dependencies, which are left out."
         held = {d.target for d in dependencies if not d.to_end}
@@ -167,7 +167,7 @@ class _Builder:
     ) -> None:
         self.dependencies.append(Dependency(source.id, of_end, target.id, to_end, lag, because))
 
-    def _add_synchronisations(self, order: DeviceOrder) -> None:
+    def _add_synchronisations(self, order: DeviceTaskOrder) -> None:
         """Make the end of each waiting call depend on its tasks; its duration is the time to return."""
         copies: dict[int, list[TaskDraft]] = defaultdict(list)
         for item in order.by_end:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
-from roller.core.files import whole_file
+from roller.core.files import write_atomically
 from roller.errors import RollerError, shown
 from roller.insight.step.kineto_reader import MODULE, OVERHEAD
 
@@ -30,7 +30,7 @@ class Recorder:
         for name, value, least in (("warmup", warmup, 0), ("timed", timed, 0), ("steps", steps, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise RollerError(
-                    f"record: {name}: expected a whole number of at least {least}, got {shown(value)}. Mend it."
+                    f"record: {name}: expected a whole number of at least {least}, got {shown(value)}. Correct it."
                 )
         self.path = Path(path)
         if not self.path.name.endswith((".json", ".json.gz")):
@@ -131,7 +131,7 @@ class Recorder:
             each = max(0.0, 1e6 * spent * len(self.recorded_s) / max(1, count))
             said = f'"{OVERHEAD}": {each!r},'
         whole = text.replace("{", "{" + said, 1).encode()
-        with whole_file(self.path) as file:
+        with write_atomically(self.path) as file:
             file.write(gzip.compress(whole) if self.path.name.endswith(".gz") else whole)
 
     def __exit__(
@@ -197,7 +197,7 @@ def _mark_modules(torch: Any) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def script_arguments(script: str, given: list[str]) -> Iterator[None]:
+def argv_of_script(script: str, given: list[str]) -> Iterator[None]:
     """Set ``sys.argv`` and ``sys.path`` as if the script had been started directly."""
     import sys
 

@@ -13,16 +13,21 @@ from roller.core.gc_pause import gc_paused
 from roller.core.renamed import warn_renamed
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.step.breakdown import BreakdownRow, LanePart, breakdown, lanes
+from roller.insight.step.breakdown import BreakdownRow, LaneCost, breakdown, lanes
+from roller.insight.step.cpu_device_overlap import Overlap, overlap
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.join_ranks import join_ranks
 from roller.insight.step.kineto_reader import Profile, read_profile
-from roller.insight.step.missing_device_events import missing_device_events, missing_events_notes
-from roller.insight.step.overlap import Overlap, overlap
+from roller.insight.step.missing_device_events import missing_events_notes, missing_events_reason
 from roller.insight.step.profile_graph import build_graph
 from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.step.steady_step import step_times_us
-from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, explained_part, is_replay_off, unexplained_waits
+from roller.insight.step.unexplained_waits import (
+    MOST_UNEXPLAINED,
+    drop_unexplained_start,
+    replay_disagrees,
+    unexplained_waits,
+)
 
 #: Maximum number of unexplained waits in the JSON data, which contains the longest ones.
 _MOST_WAITS = 20
@@ -42,7 +47,7 @@ class Replay:
     unexplained_share: float
     overlap: Overlap
     #: All lanes, ordered by their share of the critical path.
-    lanes: tuple[LanePart, ...]
+    lanes: tuple[LaneCost, ...]
 
     @property
     def error(self) -> float:
@@ -53,7 +58,7 @@ class Replay:
     def is_explained(self) -> bool:
         """Whether changes to this profile can be predicted."""
         is_known = self.unexplained_share <= MOST_UNEXPLAINED and not self.graph.incomplete
-        return is_known and not is_replay_off(self.graph, self.replayed_us)
+        return is_known and not replay_disagrees(self.graph, self.replayed_us)
 
     @property
     def measured_iteration_us(self) -> float:
@@ -145,25 +150,25 @@ def from_kineto(
         for graph in graphs:
             _check_device_kind(graph, spec)
     if len(graphs) == 1:
-        return replace(explained_part(graphs[0]), device=spec, measured_kernels_us=dict(measured_us or {}))
+        return replace(drop_unexplained_start(graphs[0]), device=spec, measured_kernels_us=dict(measured_us or {}))
     for file, graph in zip(files, graphs, strict=True):
         if not any(task.kind == "collective" for task in graph.tasks):
             raise RollerError(
                 f"{file}: expected a rank of a job, got a profile without collectives. Replay it alone, or name the "
                 f"ranks of one job."
             )
-    return replace(explained_part(join_ranks(graphs)), device=spec, measured_kernels_us=dict(measured_us or {}))
+    return replace(drop_unexplained_start(join_ranks(graphs)), device=spec, measured_kernels_us=dict(measured_us or {}))
 
 
 def _read_graph(file: str | Path, rank: int) -> StepGraph:
-    return graph_of_profile(read_profile(file), Path(file).name, rank)
+    return build_profile_graph(read_profile(file), Path(file).name, rank)
 
 
-def graph_of_profile(profile: Profile, name: str, rank: int = 0) -> StepGraph:
+def build_profile_graph(profile: Profile, name: str, rank: int = 0) -> StepGraph:
     """Return the whole graph of a profile, with notes on its defects and missing events."""
     made = build_graph(profile.events, rank=rank, name=name, overhead_us=profile.overhead_us)
     notes = (*profile.notes, *missing_events_notes(profile), *made.notes)
-    return replace(made, notes=notes, incomplete=missing_device_events(profile), world_size=profile.world_size)
+    return replace(made, notes=notes, incomplete=missing_events_reason(profile), world_size=profile.world_size)
 
 
 def _check_device_kind(graph: StepGraph, spec: DeviceSpec) -> None:

@@ -34,7 +34,9 @@ def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> T
     # start = max(end of the lane's previous task, events of dependencies to the start + lags); end = max(start, events
     # of dependencies to the end + lags) + duration.
     chosen = policy or graph.policy
-    return (None if chosen else _simulate_in_id_order(graph)) or _Run(graph, chosen or _priority_policy).run()
+    return (None if chosen else _simulate_in_id_order(graph)) or _EventSimulation(
+        graph, chosen or _priority_policy
+    ).run()
 
 
 def _simulate_in_id_order(graph: StepGraph) -> Timeline | None:
@@ -71,7 +73,7 @@ def _priority_policy(task: Task) -> int:
     return -task.priority
 
 
-class _Run:
+class _EventSimulation:
     def __init__(self, graph: StepGraph, policy: Callable[[Task], Any]) -> None:
         count = len(graph.tasks)
         self.graph, self.policy = graph, policy
@@ -107,7 +109,7 @@ class _Run:
                 self._start_task(number, at)
         if not all(self.done):
             raise RollerError(
-                f"{self.graph.name}: expected tasks in an order, got a circle: {self._find_cycle()}. Mend it."
+                f"{self.graph.name}: expected tasks in an order, got a circle: {self._find_cycle()}. Correct it."
             )
         return Timeline(self.start, self.end)
 

@@ -134,15 +134,15 @@ def step_categories(profile: Profile | Iterable[Event]) -> StepCategories:
     events = list(profile.events if isinstance(profile, Profile) else profile)
     if not events:
         raise RollerError("step_categories: expected events of a profile, got none. Read a profile with read_profile.")
-    steps, notes = _steps(events)
+    steps, notes = _marked_steps(events)
     spans: dict[Category, _Spans] = {name: _Spans(array("d"), array("d")) for name in CATEGORIES[:-1]}
     for event in events:
-        category = _category(event)
+        category = _category_of_event(event)
         if category is not None and event.duration_us > 0.0:
             spans[category].starts.append(event.start_us)
             spans[category].ends.append(event.end_us)
     bounds = [at for step in steps for at in (step.start_us, step.end_us)]
-    times, first = _sweep([_union(own) for own in spans.values()], bounds)
+    times, first = _category_of_each_instant([_union_of_spans(own) for own in spans.values()], bounds)
     found = []
     for step in steps:
         begin, end = np.searchsorted(times, (step.start_us, step.end_us))
@@ -157,13 +157,13 @@ class _Spans(NamedTuple):
     ends: array[float]
 
 
-class _Step(NamedTuple):
+class _StepSpan(NamedTuple):
     name: str
     start_us: float
     end_us: float
 
 
-def _category(event: Event) -> Category | None:
+def _category_of_event(event: Event) -> Category | None:
     """Return the category of an event; ``None`` for steps and modules, which only contain other events."""
     if event.kind in _OF_KIND:
         return _OF_KIND[event.kind]
@@ -176,7 +176,7 @@ def _category(event: Event) -> Category | None:
     return "communication" if is_communication_mark(event) else "CPU"
 
 
-def _union(spans: _Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _union_of_spans(spans: _Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the union of spans as sorted starts and ends, in which no two spans touch."""
     starts, ends = np.asarray(spans.starts), np.asarray(spans.ends)
     order = np.argsort(starts, kind="stable")
@@ -185,7 +185,7 @@ def _union(spans: _Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return starts[begins], ends[np.append(begins[1:] - 1, len(ends) - 1)] if len(begins) else ends
 
 
-def _sweep(
+def _category_of_each_instant(
     unions: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], bounds: Sequence[float]
 ) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
     """Return all times at which a span begins or ends, and the category between each time and the next."""
@@ -200,13 +200,13 @@ def _sweep(
     return times, first
 
 
-def _steps(events: Sequence[Event]) -> tuple[list[_Step], tuple[str, ...]]:
+def _marked_steps(events: Sequence[Event]) -> tuple[list[_StepSpan], tuple[str, ...]]:
     """Return the steps of a profile, each with the tasks that it launched, and notes on omitted steps."""
     marks = {(e.start_us, e.end_us, e.name) for e in events if e.kind == "mark" and is_step_mark(e)}
-    steps = [_Step(name, start, end) for start, end, name in sorted(marks)]
+    steps = [_StepSpan(name, start, end) for start, end, name in sorted(marks)]
     if not steps:
         begin, end = min(e.start_us for e in events), max(e.end_us for e in events)
-        return [_Step("", begin, end)], ()
+        return [_StepSpan("", begin, end)], ()
     step_of = _steps_of_launches(events, steps)
     device = [e for e in events if e.kind in DEVICE_KINDS]
     counts, firsts, lasts = [0] * len(steps), [math.inf] * len(steps), [-math.inf] * len(steps)
@@ -216,10 +216,10 @@ def _steps(events: Sequence[Event]) -> tuple[list[_Step], tuple[str, ...]]:
             counts[at] += 1
             firsts[at], lasts[at] = min(firsts[at], task.start_us), max(lasts[at], task.end_us)
     if not any(counts):
-        return list(_extended(steps, lasts, steps[0].start_us)), ()
+        return list(_extend_to_launched_tasks(steps, lasts, steps[0].start_us)), ()
     earlier = (e.end_us for e in device if step_of.get(-1 if e.correlation is None else e.correlation) is None)
     held = max((end for end in earlier if counts[0] and end < firsts[0]), default=steps[0].start_us)
-    found = list(_extended(steps, lasts, max(held, steps[0].start_us)))
+    found = list(_extend_to_launched_tasks(steps, lasts, max(held, steps[0].start_us)))
     kept = max(n for n, count in enumerate(counts) if count) + 1
     if kept > 1 and counts[kept - 1] < _FULL * counts[kept - 2]:
         kept -= 1
@@ -228,7 +228,7 @@ def _steps(events: Sequence[Event]) -> tuple[list[_Step], tuple[str, ...]]:
     return found[:kept], (said,) if left_out else ()
 
 
-def _steps_of_launches(events: Sequence[Event], steps: Sequence[_Step]) -> dict[int, int]:
+def _steps_of_launches(events: Sequence[Event], steps: Sequence[_StepSpan]) -> dict[int, int]:
     """Map the correlation id of each call to the step whose mark contains the whole call."""
     starts, found = [step.start_us for step in steps], dict[int, int]()
     for call in events:
@@ -239,9 +239,9 @@ def _steps_of_launches(events: Sequence[Event], steps: Sequence[_Step]) -> dict[
     return found
 
 
-def _extended(steps: Sequence[_Step], lasts: Sequence[float], until: float) -> Iterator[_Step]:
+def _extend_to_launched_tasks(steps: Sequence[_StepSpan], lasts: Sequence[float], until: float) -> Iterator[_StepSpan]:
     """Yield the steps, each from the end of the previous step to the end of the tasks that it launched."""
     for step, last in zip(steps, lasts, strict=True):
         start = max(until, step.start_us)
         until = max(start, step.end_us, last)
-        yield _Step(step.name, start, until)
+        yield _StepSpan(step.name, start, until)

@@ -54,10 +54,10 @@ def is_communication_mark(event: Event) -> bool:
 
 def contexts_of_calls(calls: Sequence[Event], events: Sequence[Event]) -> list[TaskContext]:
     """Return the context of every call."""
-    return _Places(calls, [e for e in events if e.kind in ("mark", "operator")]).found
+    return _ContextFinder(calls, [e for e in events if e.kind in ("mark", "operator")]).found
 
 
-class _Places:
+class _ContextFinder:
     """Finds the open marks on each thread, and the layer for each forward sequence number."""
 
     def __init__(self, calls: Sequence[Event], around: Sequence[Event]) -> None:

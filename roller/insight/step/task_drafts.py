@@ -43,7 +43,7 @@ class TaskDraft:
         self.previous: TaskDraft | None = None
         self.last: TaskDraft | None = None  # of a call, the last device task it launched
 
-    def follow_task(self, previous: TaskDraft) -> None:
+    def clip_to_previous(self, previous: TaskDraft) -> None:
         """Clip the start to the end of the previous task, since older profiles have a resolution of one microsecond."""
         self.previous = previous
         if self.start < previous.end:

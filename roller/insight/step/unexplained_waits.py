@@ -20,7 +20,7 @@ MOST_UNEXPLAINED = 0.05
 MOST_ERROR = 0.05
 
 
-def is_replay_off(graph: StepGraph, replayed_us: float) -> bool:
+def replay_disagrees(graph: StepGraph, replayed_us: float) -> bool:
     """Return whether the time of a replay differs from the profile's time by more than the unexplained waits."""
     measured, unexplained = graph.measured_us, graph.unexplained_share
     error = replayed_us / measured - 1.0 if measured else 0.0
@@ -28,7 +28,7 @@ def is_replay_off(graph: StepGraph, replayed_us: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Wait:
+class UnexplainedWait:
     """A time span in which a stream or a thread waited without a known cause."""
 
     lane: Lane
@@ -52,15 +52,15 @@ _DONE = 0.05
 _LONGEST = 48
 
 
-def unexplained_waits(graph: StepGraph) -> tuple[Wait, ...]:
+def unexplained_waits(graph: StepGraph) -> tuple[UnexplainedWait, ...]:
     """Return the unexplained waits in a graph, longest first."""
     late = sorted((t for t in graph.tasks if t.unexplained_us > 0.0), key=lambda t: (-t.unexplained_us, t.id))
     return tuple(_wait_of_task(t) for t in late)
 
 
-def _wait_of_task(task: Task) -> Wait:
+def _wait_of_task(task: Task) -> UnexplainedWait:
     until = task.measured_start_us if task.on_device else task.measured_end_us
-    return Wait(task.lane, until - task.unexplained_us, until, task.name)
+    return UnexplainedWait(task.lane, until - task.unexplained_us, until, task.name)
 
 
 def describe_longest_waits(graph: StepGraph, most: int = 3) -> str:
@@ -70,12 +70,12 @@ def describe_longest_waits(graph: StepGraph, most: int = 3) -> str:
     return said + (f"; and {len(found) - most} shorter ones" if len(found) > most else "")
 
 
-def explained_part(graph: StepGraph) -> StepGraph:
+def drop_unexplained_start(graph: StepGraph) -> StepGraph:
     """Return a profile without its beginning, and with a note, if that explains it; otherwise, return it unchanged."""
     if graph.unexplained_share <= MOST_UNEXPLAINED:
         return graph
     for since, first_step, why in sorted(_possible_cuts(graph), key=lambda cut: cut[0]):
-        made = drop_start(graph, since, first_step)
+        made = drop_profile_start(graph, since, first_step)
         if made.tasks and made.unexplained_share <= MOST_UNEXPLAINED:
             return replace(made, notes=(*graph.notes, why))
     return graph
@@ -112,10 +112,10 @@ def _cut_at_step(steps: dict[int, float], since: float, why: str) -> tuple[float
     return at, step, f"The first {at / 1e3:.3f} ms{until} are left off: {why}."
 
 
-def _wait_for_earlier_work(graph: StepGraph) -> Wait | None:
+def _wait_for_earlier_work(graph: StepGraph) -> UnexplainedWait | None:
     """Return the last wait for work from before the profile, by a stream's first task or a call before it."""
     # The device had done almost none of the profile's work when the wait ended.
-    found: Wait | None = None
+    found: UnexplainedWait | None = None
     device = [t for t in graph.tasks if t.on_device]
     firsts: dict[Lane, Task] = {}
     for t in sorted(device, key=lambda t: (t.measured_start_us, t.id)):
@@ -131,7 +131,7 @@ def _wait_for_earlier_work(graph: StepGraph) -> Wait | None:
     return found
 
 
-def drop_start(graph: StepGraph, since_us: float, first_step: int = 0) -> StepGraph:
+def drop_profile_start(graph: StepGraph, since_us: float, first_step: int = 0) -> StepGraph:
     """Return a profile from a given time on; earlier tasks are dropped, and running ones are clipped."""
     # Tasks of steps before ``first_step`` then belong to no step.
     kept = [t for t in graph.tasks if t.measured_end_us > since_us or t.measured_start_us >= since_us]

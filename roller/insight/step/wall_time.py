@@ -29,11 +29,11 @@ def wall_time_us(
     # count, sorted and disjoint; by default the one from the first start to the last end.
     chosen = graph.tasks if tasks is None else tasks
     found: dict[int, float] = {}
-    covered = [] if within is None else _gaps(within)
-    for members in _classes(chosen):
+    covered = [] if within is None else _gaps_between_spans(within)
+    for members in _tasks_by_class(chosen):
         spans = sorted((start_us[t.id], end_us[t.id], t.id) for t in members)
         found.update(_parts_not_covered(spans, covered))
-        covered = _union([*covered, *((a, b) for a, b, _ in spans)])
+        covered = _union_of_spans([*covered, *((a, b) for a, b, _ in spans)])
     whole = 0.0
     if within is not None:
         whole = math.fsum(b - a for a, b in within)
@@ -42,13 +42,13 @@ def wall_time_us(
     return found, max(0.0, whole - math.fsum(found.values()))
 
 
-def _gaps(spans: Sequence[_Span]) -> list[_Span]:
+def _gaps_between_spans(spans: Sequence[_Span]) -> list[_Span]:
     """Return the times outside the spans."""
     ends, starts = [-math.inf, *(b for _, b in spans)], [*(a for a, _ in spans), math.inf]
     return [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
 
-def _classes(tasks: Sequence[Task]) -> tuple[list[Task], ...]:
+def _tasks_by_class(tasks: Sequence[Task]) -> tuple[list[Task], ...]:
     classes: tuple[list[Task], ...] = ([], [], [])
     for task in tasks:
         if not task.is_removed:
@@ -76,7 +76,7 @@ def _parts_not_covered(spans: Sequence[tuple[float, float, int]], covered: Seque
     return found
 
 
-def _union(spans: Iterable[_Span]) -> list[_Span]:
+def _union_of_spans(spans: Iterable[_Span]) -> list[_Span]:
     found: list[list[float]] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:

@@ -113,11 +113,11 @@ class BatchCurve:
         batch where returns diminish according to the line.
         """
         if self.line is not None and self.line.holds:
-            knee = _knee_of_line(self.line)
-            off = (p.batch for p in _slower(self.line, self.computed))
+            knee = _first_diminishing_batch(self.line)
+            off = (p.batch for p in _points_off_time_line(self.line, self.computed))
             if not any(batch > self.line.batches[-1] or knee <= batch <= 2 * knee for batch in off):
                 return "line"
-        return "" if self._knee_of_computed() is None else "computed"
+        return "" if self._first_diminishing_computed_batch() is None else "computed"
 
     @property
     def most_throughput(self) -> float:
@@ -153,9 +153,9 @@ class BatchCurve:
         """
         knee = None
         if self.line is not None and self.limit_by == "line":
-            knee = _knee_of_line(self.line)
+            knee = _first_diminishing_batch(self.line)
         elif self.limit_by == "computed":
-            knee = self._knee_of_computed()
+            knee = self._first_diminishing_computed_batch()
         if knee is None:
             why = self.notes[0].rstrip(".") if self.notes else "three batches do not fit"
             raise NoCandidateError(
@@ -164,7 +164,7 @@ class BatchCurve:
             )
         return knee
 
-    def _knee_of_computed(self) -> int | None:
+    def _first_diminishing_computed_batch(self) -> int | None:
         known = {p.batch: p.throughput for p in self.computed if p.fits and p.throughput > 0}
         pairs = ((batch, known[2 * batch] / known[batch]) for batch in sorted(known) if 2 * batch in known)
         return next((batch for batch, growth in pairs if growth < DIMINISHING), None)
@@ -220,14 +220,14 @@ class BatchCurve:
         return self.line
 
 
-def _knee_of_line(line: BatchLine) -> int:
+def _first_diminishing_batch(line: BatchLine) -> int:
     # 2 (a x + b) / (2 a x + b) < g  <=>  x > (2 - g) b / (2 a (g - 1))
     limit = (2.0 - DIMINISHING) * line.b / (2.0 * (DIMINISHING - 1.0) * line.a)
     return max(1, math.floor(limit + 1e-9) + 1)
 
 
-def _slower(line: BatchLine, computed: Sequence[BatchPoint]) -> list[BatchPoint]:
-    return [p for p in computed if p.fits and _are_apart(line.iteration_s(p.batch), p.iteration_s, APART)]
+def _points_off_time_line(line: BatchLine, computed: Sequence[BatchPoint]) -> list[BatchPoint]:
+    return [p for p in computed if p.fits and _differ_by_more_than(line.iteration_s(p.batch), p.iteration_s, APART)]
 
 
 def _check_finite(where: str, unit: str, value: float) -> None:
@@ -246,15 +246,15 @@ def fit_line(points: Sequence[BatchPoint]) -> BatchLine:
     (0.5, 1.0, 100, 7, True)
     """
     xs = [float(p.batch) for p in points]
-    a, b = _least_squares(xs, [p.iteration_s for p in points])
-    c, d = _least_squares(xs, [float(p.allocated_bytes) for p in points])
+    a, b = _fit_least_squares(xs, [p.iteration_s for p in points])
+    c, d = _fit_least_squares(xs, [float(p.allocated_bytes) for p in points])
     holds = a * (xs[-1] - xs[0]) > _NOISE * abs(b) and b >= 0
     if b < 0:
         a, b = sum(x * p.iteration_s for x, p in zip(xs, points, strict=True)) / sum(x * x for x in xs), 0.0
     return BatchLine(a, b, c, d, tuple(p.batch for p in points), holds)
 
 
-def _least_squares(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+def _fit_least_squares(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
     mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
     spread = math.fsum((x - mean_x) ** 2 for x in xs)
     slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
@@ -274,7 +274,9 @@ def batch_curve(
         return known[size]
 
     first = point(batch)
-    chosen = _upwards(point, first, capacity_bytes, fixed_bytes) or _downwards(point, batch)
+    chosen = _three_batches_upwards(point, first, capacity_bytes, fixed_bytes) or _three_batches_by_halving(
+        point, batch
+    )
     notes: list[str] = []
     if len(chosen) < 3:
         notes.append(f"Fewer than three batch sizes fit: {', '.join(str(p.batch) for p in chosen) or 'none'}.")
@@ -283,10 +285,10 @@ def batch_curve(
         point(size)
     computed = tuple(known[size] for size in sorted(known))
     line = fit_line(chosen) if len(chosen) == 3 else None
-    return BatchCurve(line, computed, most, (*notes, *_doubts(line, computed)))
+    return BatchCurve(line, computed, most, (*notes, *_line_deviation_notes(line, computed)))
 
 
-def _upwards(
+def _three_batches_upwards(
     point: Callable[[int], BatchPoint], first: BatchPoint, capacity_bytes: int, fixed_bytes: int
 ) -> list[BatchPoint]:
     if not first.fits:
@@ -303,7 +305,7 @@ def _upwards(
     return []
 
 
-def _downwards(point: Callable[[int], BatchPoint], batch: int) -> list[BatchPoint]:
+def _three_batches_by_halving(point: Callable[[int], BatchPoint], batch: int) -> list[BatchPoint]:
     """Return the three largest fitting batches among ``batch`` and its halves."""
     found: list[BatchPoint] = []
     while batch >= 1 and len(found) < 3:
@@ -313,28 +315,30 @@ def _downwards(point: Callable[[int], BatchPoint], batch: int) -> list[BatchPoin
     return found[::-1]
 
 
-def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]:
+def _line_deviation_notes(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]:
     if line is None:
         return []
     found = []
     if not line.holds:
-        found.append(_why_no_line(line, computed))
+        found.append(_reason_time_is_not_linear(line, computed))
     points = [p for p in computed if p.fits]
-    slower = _slower(line, points)
+    slower = _points_off_time_line(line, points)
     if slower:
-        why = _difference("bound by the", "bound", slower, line, points)
-        sizes = ", ".join(f"{p.batch} ({_percent(line.iteration_s(p.batch), p.iteration_s)})" for p in slower)
-        found.append(f"The line of the time is off at batch {sizes}: {why or _far_or_near(line, slower)}.")
-    fuller = [p for p in points if _are_apart(line.allocated_bytes(p.batch), p.allocated_bytes, APART_BYTES)]
+        why = _differing_property_text("bound by the", "bound", slower, line, points)
+        sizes = ", ".join(f"{p.batch} ({_line_error_text(line.iteration_s(p.batch), p.iteration_s)})" for p in slower)
+        found.append(f"The line of the time is off at batch {sizes}: {why or _deviation_cause(line, slower)}.")
+    fuller = [p for p in points if _differ_by_more_than(line.allocated_bytes(p.batch), p.allocated_bytes, APART_BYTES)]
     if fuller:
-        why = _difference("the peak is in", "peak_phase", fuller, line, points)
-        sizes = ", ".join(f"{p.batch} ({_percent(line.allocated_bytes(p.batch), p.allocated_bytes)})" for p in fuller)
+        why = _differing_property_text("the peak is in", "peak_phase", fuller, line, points)
+        sizes = ", ".join(
+            f"{p.batch} ({_line_error_text(line.allocated_bytes(p.batch), p.allocated_bytes)})" for p in fuller
+        )
         other = "other tensors are held at the peak there"
         found.append(f"The line of the memory is off at batch {sizes}: {why or other}.")
     return found
 
 
-def _far_or_near(line: BatchLine, off: Sequence[BatchPoint]) -> str:
+def _deviation_cause(line: BatchLine, off: Sequence[BatchPoint]) -> str:
     if all(line.batches[0] <= p.batch <= line.batches[-1] for p in off):
         return "time grows in steps there, at multiples of tiles and waves"
     return (
@@ -342,7 +346,7 @@ def _far_or_near(line: BatchLine, off: Sequence[BatchPoint]) -> str:
     )
 
 
-def _why_no_line(line: BatchLine, computed: Sequence[BatchPoint]) -> str:
+def _reason_time_is_not_linear(line: BatchLine, computed: Sequence[BatchPoint]) -> str:
     bounds = sorted({p.bound for p in computed if p.batch in line.batches and p.bound})
     if line.b > 0 or line.a <= 0:
         why = f", which are bound by the {' and the '.join(bounds)}" if bounds else ""
@@ -352,15 +356,17 @@ def _why_no_line(line: BatchLine, computed: Sequence[BatchPoint]) -> str:
     return "The time grows faster than the batch: the line through 0 is only a first guess."
 
 
-def _are_apart(by_line: float, computed: float, share: float) -> bool:
+def _differ_by_more_than(by_line: float, computed: float, share: float) -> bool:
     return computed > 0 and abs(by_line / computed - 1.0) > share
 
 
-def _percent(by_line: float, computed: float) -> str:
+def _line_error_text(by_line: float, computed: float) -> str:
     return f"{100 * (by_line / computed - 1.0):+.0f} %"
 
 
-def _difference(words: str, name: str, off: Sequence[BatchPoint], line: BatchLine, points: Sequence[BatchPoint]) -> str:
+def _differing_property_text(
+    words: str, name: str, off: Sequence[BatchPoint], line: BatchLine, points: Sequence[BatchPoint]
+) -> str:
     """Return the property that sets the batches off the line apart from the sampled ones; ``""`` if there is none."""
     sampled = {getattr(p, name) for p in points if p.batch in line.batches}
     others = {getattr(p, name) for p in off} - sampled

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from roller.core.files import read_text, whole_file
+from roller.core.files import read_text, write_atomically
 from roller.errors import RollerError, did_you_mean, shown
 from roller.insight.step_profile.node import Node
 from roller.insight.step_profile.step_profile import StepProfile
@@ -60,20 +60,20 @@ class Excess:
         limit = self.limit
         what, unit = ("time", "ms") if limit.metric == "time_ms" else ("memory", "MiB")
         part = {"step": "step: ", "module": f"module {limit.name}: ", "line": ""}[limit.part]
-        most = _shortest(limit.most)
+        most = _format_four_digits(limit.most)
         if self.out_of_memory:
             return (
                 f"{self.place}: {part}expected a {what} of at most {most} {unit}, got a step that does not fit: "
                 f"{self.out_of_memory}"
             )
-        found, more = _shortest(self.found), _shortest(self.found - limit.most)
+        found, more = _format_four_digits(self.found), _format_four_digits(self.found - limit.most)
         return (  # Cost of the part, in the unit of the limit; infinite if the step does not fit
             # ``"file:line"`` of the line, of the caller of the module, or of the heaviest or failing line of the step
             f"{self.place}: {part}expected a {what} of at most {most} {unit}, got {found} {unit}, {more} {unit} more."
         )
 
 
-def _shortest(value: float) -> str:
+def _format_four_digits(value: float) -> str:
     places = _DIGITS if not value else _DIGITS - 1 - math.floor(math.log10(abs(value)))
     text = f"{value:.{max(0, places)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
@@ -88,41 +88,45 @@ def read_budget(path: str | Path) -> Budget:
     except FileNotFoundError as error:
         raise RollerError(f"{path}: expected a budget, got none. Name one, or write it with --write-budget.") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise _invalid(path, "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]) from error
+        raise _invalid_budget_error(
+            path, "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]
+        ) from error
     known = ("step", *_SECTIONS, "made_for", "made_with")
     if not isinstance(data, Mapping) or not data or not set(data) <= set(known):
         got = data if not isinstance(data, Mapping) else next((x for x in data if x not in known), data)
-        raise _invalid(path, f"a mapping of {', '.join(known)}", got)
+        raise _invalid_budget_error(path, f"a mapping of {', '.join(known)}", got)
     made_with = data.get("made_with") or {}
     if not isinstance(made_with, Mapping) or not all(isinstance(x, str) for part in made_with.items() for x in part):
-        raise _invalid(f"{path}: made_with", "a mapping of texts", made_with)
+        raise _invalid_budget_error(f"{path}: made_with", "a mapping of texts", made_with)
     made_for = data.get("made_for") or {}
     if not isinstance(made_for, Mapping) or not all(type(made_for[x]) is _MADE_FOR.get(x) for x in made_for):
-        raise _invalid(f"{path}: made_for", "device and amp as texts, devices and batch as integers", made_for)
-    limits = list(_limits(path, "step", "", data.get("step") or {}))
+        raise _invalid_budget_error(
+            f"{path}: made_for", "device and amp as texts, devices and batch as integers", made_for
+        )
+    limits = list(_parse_limits(path, "step", "", data.get("step") or {}))
     for section, part in _SECTIONS.items():
         rows = data.get(section) or {}
         if not isinstance(rows, Mapping):
-            raise _invalid(f"{path}: {section}", "a mapping of names", rows)
+            raise _invalid_budget_error(f"{path}: {section}", "a mapping of names", rows)
         for name, row in rows.items():
-            limits += _limits(f"{path}: {section}.{name}", part, str(name), row)
+            limits += _parse_limits(f"{path}: {section}.{name}", part, str(name), row)
     if not limits:
-        raise _invalid(path, "at least one limit", data)
+        raise _invalid_budget_error(path, "at least one limit", data)
     return Budget(tuple(limits), dict(made_with), dict(made_for))
 
 
-def _limits(where: str | Path, part: Part, name: str, row: Any) -> Iterator[Limit]:
+def _parse_limits(where: str | Path, part: Part, name: str, row: Any) -> Iterator[Limit]:
     if not isinstance(row, Mapping):
-        raise _invalid(where, f"a mapping of {' and '.join(_METRICS)}", row)
+        raise _invalid_budget_error(where, f"a mapping of {' and '.join(_METRICS)}", row)
     for metric, most in row.items():
         if metric not in _METRICS:
-            raise _invalid(where, " or ".join(_METRICS), metric)
+            raise _invalid_budget_error(where, " or ".join(_METRICS), metric)
         if isinstance(most, bool) or not isinstance(most, (int, float)) or not 0 <= most < math.inf:
-            raise _invalid(f"{where}: {metric}", "a number of at least 0", most)
+            raise _invalid_budget_error(f"{where}: {metric}", "a number of at least 0", most)
         yield Limit(part, name, metric, float(most))
 
 
-def _invalid(where: str | Path, expected: str, got: object) -> RollerError:
+def _invalid_budget_error(where: str | Path, expected: str, got: object) -> RollerError:
     return RollerError(f"{where}: expected {expected}, got {shown(got)}. Write e.g. {_EXAMPLE}.")
 
 
@@ -136,25 +140,25 @@ def write_budget(profile: StepProfile, path: str | Path) -> None:
             f"fit keeps no budget."
         )
     modules = {}
-    for name in _outer_modules(profile.root):
+    for name in _outermost_module_names(profile.root):
         wall_s, held = _cost_of_module(profile.root, name)
-        modules[name] = _row(wall_s, held)
+        modules[name] = _limits_with_slack(wall_s, held)
     data = {
-        "step": _row(profile.iteration_s, profile.total_bytes), "modules": modules,
+        "step": _limits_with_slack(profile.iteration_s, profile.total_bytes), "modules": modules,
         "made_for": {name: getattr(profile, name) for name in _MADE_FOR if getattr(profile, name)},
         "made_with": dict(profile.versions),
     }  # fmt: skip
     text = yaml.safe_dump({name: part for name, part in data.items() if part}, sort_keys=False)
-    with whole_file(Path(path)) as file:
+    with write_atomically(Path(path)) as file:
         file.write(text.encode())
 
 
-def _row(wall_s: float, held_bytes: int) -> dict[str, float]:
+def _limits_with_slack(wall_s: float, held_bytes: int) -> dict[str, float]:
     found = {"time_ms": 1e3 * wall_s, "memory_mib": held_bytes / _MIB}
-    return {metric: _rounded_up(value * (1 + SLACK)) for metric, value in found.items()}
+    return {metric: _round_up_to_four_digits(value * (1 + SLACK)) for metric, value in found.items()}
 
 
-def _rounded_up(value: float) -> float:
+def _round_up_to_four_digits(value: float) -> float:
     if not value:
         return 0.0
     exponent = math.floor(math.log10(value)) - _DIGITS + 1
@@ -162,7 +166,7 @@ def _rounded_up(value: float) -> float:
     return found if found >= value else float(f"{math.ceil(value / 10.0**exponent) + 1}e{exponent}")
 
 
-def _outer_modules(root: Node) -> Iterator[str]:
+def _outermost_module_names(root: Node) -> Iterator[str]:
     todo, seen = [root], set[str]()
     while todo:
         node = todo.pop()
@@ -176,10 +180,10 @@ def _outer_modules(root: Node) -> Iterator[str]:
 
 def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
     """Return the exceeded limits in budget order; a step that does not fit exceeds all of them."""
-    _check_made_for(profile, budget)
+    _check_same_step(profile, budget)
     found = []
     for limit in budget.limits:
-        wall_s, held, place = _cost(profile, limit)
+        wall_s, held, place = _cost_of_limited_part(profile, limit)
         if not profile.fits:  # its time is hypothetical, and its memory ends at the failure
             found.append(Excess(limit, math.inf, profile.out_of_memory_at or place, profile.out_of_memory))
             continue
@@ -189,18 +193,18 @@ def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
     return tuple(found)
 
 
-def _check_made_for(profile: StepProfile, budget: Budget) -> None:
+def _check_same_step(profile: StepProfile, budget: Budget) -> None:
     """Refuse a profile of a step other than the budget's."""
     given = {name: getattr(profile, name) for name in budget.made_for}
     if given != budget.made_for:
-        wanted, got = (_in_words(x, budget.made_for, given) for x in (budget.made_for, given))
+        wanted, got = (_describe_step(x, budget.made_for, given) for x in (budget.made_for, given))
         raise RollerError(
             f"budget is for {wanted}, the profile for {got}. Profile the step that the budget is for, or write a "
             f"budget of its own with --write-budget."
         )
 
 
-def _in_words(one: Mapping[str, object], *both: Mapping[str, object]) -> str:
+def _describe_step(one: Mapping[str, object], *both: Mapping[str, object]) -> str:
     """Describe a step by its device, its batch, and the other fields in which the two steps differ."""
     differs = {name for name in both[0] if both[0][name] != both[1][name]}
     count = f"{one['devices']}x" if "devices" in differs or one.get("devices", 1) != 1 else ""
@@ -226,7 +230,7 @@ def changed_versions(profile: StepProfile, budget: Budget) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _cost(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
+def _cost_of_limited_part(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
     """Return the seconds, the bytes and the ``"file:line"`` of a limited part."""
     if limit.part == "line":
         line = profile.line(limit.name)
@@ -234,7 +238,7 @@ def _cost(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
         return line.wall_s, line.total_held_bytes if line.instances else line.registered_bytes, limit.name
     if limit.part == "module":
         wall_s, held = _cost_of_module(profile.root, limit.name)
-        return wall_s, held, _line_around(profile.root, limit.name) or _heaviest_line(profile, limit.metric)
+        return wall_s, held, _line_calling_module(profile.root, limit.name) or _heaviest_line(profile, limit.metric)
     return profile.iteration_s, profile.total_bytes, _heaviest_line(profile, limit.metric)
 
 
@@ -258,7 +262,7 @@ def _heaviest_line(profile: StepProfile, metric: str) -> str:
 
 
 def _cost_of_module(root: Node, name: str) -> tuple[float, int]:
-    found = list(_outermost(root, name))
+    found = list(_outermost_nodes_of_module(root, name))
     if not found:
         known = list(dict.fromkeys(node.name for node in root.walk() if node.kind == "module"))
         more = f" and {len(known) - 8} more" if len(known) > 8 else ""
@@ -269,7 +273,7 @@ def _cost_of_module(root: Node, name: str) -> tuple[float, int]:
     return math.fsum(node.wall_s for node in found), sum(node.total_held_bytes for node in found)
 
 
-def _outermost(root: Node, name: str) -> Iterator[Node]:
+def _outermost_nodes_of_module(root: Node, name: str) -> Iterator[Node]:
     """Yield the outermost nodes of a module; if it has no node of its own, yield those of its submodules."""
     todo = [root]
     while todo:
@@ -280,7 +284,7 @@ def _outermost(root: Node, name: str) -> Iterator[Node]:
             todo += reversed(node.children)
 
 
-def _line_around(root: Node, name: str) -> str:
+def _line_calling_module(root: Node, name: str) -> str:
     todo = [(root, "")]
     while todo:
         node, line = todo.pop()
@@ -291,13 +295,13 @@ def _line_around(root: Node, name: str) -> str:
     return ""
 
 
-def sarif(excesses: tuple[Excess, ...], notes: tuple[str, ...] = ()) -> dict[str, Any]:
+def excesses_to_sarif(excesses: tuple[Excess, ...], notes: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return excesses in SARIF 2.1.0, the format of code scanning."""
     rules = [
         {"id": f"budget/{metric}", "shortDescription": {"text": f"A part of a training step exceeds its {metric}."}}
         for metric in _METRICS
     ]
-    results = [_result(excess, notes) for excess in excesses]
+    results = [_sarif_result(excess, notes) for excess in excesses]
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -305,7 +309,7 @@ def sarif(excesses: tuple[Excess, ...], notes: tuple[str, ...] = ()) -> dict[str
     }
 
 
-def _result(excess: Excess, notes: tuple[str, ...]) -> dict[str, Any]:
+def _sarif_result(excess: Excess, notes: tuple[str, ...]) -> dict[str, Any]:
     file, _, line = excess.place.rpartition(":")  # code scanning rejects the whole log if a result has no location
     region = {"startLine": int(line)}
     return {

@@ -163,7 +163,7 @@ def difference(
         Maps ``"file:line"`` before to after, for lines that an edit moved; other lines keep their names.
     """
     names = renamed_lines or {}
-    root = _merged(([before.root], [after.root]), names)
+    root = _merge_trees(([before.root], [after.root]), names)
     return ProfileDifference(before, after, root, _line_differences(before, after, names))
 
 
@@ -171,18 +171,18 @@ def difference(
 _Sides = tuple[Sequence[Node], Sequence[Node]]
 
 
-def _merged(root: _Sides, names: Mapping[str, str]) -> NodeDifference:
+def _merge_trees(root: _Sides, names: Mapping[str, str]) -> NodeDifference:
     order, places = [root], list[range]()  # without recursion: trees may be deep
     for sides in order:
-        order += _children(sides, names)
+        order += _group_children_by_key(sides, names)
         places.append(range(places[-1].stop if places else 1, len(order)))
     built: dict[int, NodeDifference] = {}
     for at in reversed(range(len(order))):
-        built[at] = _difference_of(order[at], [built.pop(n) for n in places[at]], names)
+        built[at] = _make_node_difference(order[at], [built.pop(n) for n in places[at]], names)
     return built[0]
 
 
-def _children(sides: _Sides, names: Mapping[str, str]) -> list[_Sides]:
+def _group_children_by_key(sides: _Sides, names: Mapping[str, str]) -> list[_Sides]:
     """Group the children of nodes by kind and name; an edit may map several old lines to one."""
     found: dict[tuple[NodeKind, str], tuple[list[Node], list[Node]]] = {}
     for side, nodes in enumerate(sides):
@@ -193,7 +193,7 @@ def _children(sides: _Sides, names: Mapping[str, str]) -> list[_Sides]:
     return list(found.values())
 
 
-def _difference_of(sides: _Sides, children: list[NodeDifference], names: Mapping[str, str]) -> NodeDifference:
+def _make_node_difference(sides: _Sides, children: list[NodeDifference], names: Mapping[str, str]) -> NodeDifference:
     before, after = sides
     first = after[0] if after else before[0]
     name = first.name if after or first.kind != "line" else names.get(first.name, first.name)
@@ -205,7 +205,7 @@ def _difference_of(sides: _Sides, children: list[NodeDifference], names: Mapping
 
 
 @dataclass
-class _Sums:
+class _LineSums:
     own_s: list[float] = field(default_factory=list)
     own_bytes: int = 0
     made_s: list[float] = field(default_factory=list)
@@ -216,7 +216,7 @@ def _line_differences(before: StepProfile, after: StepProfile, names: Mapping[st
     old, new = _sums_by_line(before.root, names), _sums_by_line(after.root, {})
     rows = []
     for name in {**old, **new}:
-        a, b = old.get(name, _Sums()), new.get(name, _Sums())
+        a, b = old.get(name, _LineSums()), new.get(name, _LineSums())
         rows.append(
             LineDifference(
                 name, math.fsum(a.own_s), math.fsum(b.own_s), a.own_bytes, b.own_bytes,
@@ -226,35 +226,35 @@ def _line_differences(before: StepProfile, after: StepProfile, names: Mapping[st
     whole_s = max(before.iteration_s, after.iteration_s) or 1.0
     whole_bytes = max(before.total_bytes, after.total_bytes) or 1
 
-    def weight(row: LineDifference) -> tuple[bool, float, str]:  # changed weights first: they are causes
+    def sort_key(row: LineDifference) -> tuple[bool, float, str]:  # changed weights first: they are causes
         seconds, size = (
             max(abs(row.delta_s), abs(row.made_delta_s)),
             max(abs(row.delta_bytes), abs(row.made_delta_bytes)),
         )
         return not row.made_delta_bytes, -max(seconds / whole_s, size / whole_bytes), row.name
 
-    return tuple(sorted(rows, key=weight))
+    return tuple(sorted(rows, key=sort_key))
 
 
-def _sums_by_line(root: Node, names: Mapping[str, str]) -> dict[str, _Sums]:
+def _sums_by_line(root: Node, names: Mapping[str, str]) -> dict[str, _LineSums]:
     """Return the cost of each line without the lines that it calls, and the cost of the modules that it makes."""
-    found: dict[str, _Sums] = {}
-    for line, node in _leaves(root):
-        sums = found.setdefault(names.get(line, line), _Sums())
+    found: dict[str, _LineSums] = {}
+    for line, node in _leaves_with_lines(root):
+        sums = found.setdefault(names.get(line, line), _LineSums())
         sums.own_s.append(node.wall_s)
         sums.own_bytes += node.total_held_bytes
     for module in root.walk():
         makers = {child.registered[-1] for child in module.children if child.registered}
         for child in module.children:
             if child.registered:
-                maker = found.setdefault(names.get(child.registered[-1], child.registered[-1]), _Sums())
+                maker = found.setdefault(names.get(child.registered[-1], child.registered[-1]), _LineSums())
                 maker.made_bytes += child.total_held_bytes
         for line in makers:
             found[names.get(line, line)].made_s.append(module.wall_s)
     return found
 
 
-def _leaves(root: Node) -> Iterator[tuple[str, Node]]:
+def _leaves_with_lines(root: Node) -> Iterator[tuple[str, Node]]:
     todo: list[tuple[str, Node]] = [("", root)]
     while todo:
         line, node = todo.pop()

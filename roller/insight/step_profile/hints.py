@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from roller.insight.step.breakdown import line_of
+from roller.insight.step.breakdown import source_line_of_task
 from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.step.simulate import Timeline
 from roller.insight.step.wall_time import wall_time_us
 from roller.insight.step_profile.weight_padding import PaddedWeights
 from roller.insight.whatif.memory_effect import UNKNOWN, MemoryEffect, MemoryOf
 from roller.insight.whatif.predict import Answer, what_if
-from roller.insight.whatif.search import Found, search
+from roller.insight.whatif.search import SearchResult, search
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Hint:
     # Label of the times: ``"calibrated"`` if the device's rates were measured on it
     kind: Literal["predicted", "calibrated"] = "predicted"
 
-    def as_calibrated(self) -> Hint:
+    def label_calibrated(self) -> Hint:
         """Return the hint with the label ``"calibrated"``."""
         rests_on = "calibrated" if self.rests_on == "predicted" else self.rests_on
         return replace(self, kind="calibrated", rests_on=rests_on)
@@ -79,16 +79,16 @@ def hints(
     memory_of: MemoryOf | None = None,
     pads: Sequence[PaddedWeights] = (),
     force: bool = False,
-    seen: Callable[[Found], None] = lambda found: None,
+    seen: Callable[[SearchResult], None] = lambda found: None,
 ) -> tuple[Hint, ...]:
     """Return the hints for a step: what-ifs by descending gain, then padded weights."""
     known = None if memory_of is None else cache(memory_of)
-    found = [_hint(one, graph, known) for one in search(graph, force=force, seen=seen)]
+    found = [_hint_of_search_result(one, graph, known) for one in search(graph, force=force, seen=seen)]
     padded = [_hint_of_answer(str(pad), what_if(graph, pad, force=force), origin="lint") for pad in pads]
     return (*found, *sorted(padded, key=lambda hint: hint.delta_s))
 
 
-def _hint(found: Found, graph: StepGraph, memory_of: MemoryOf | None) -> Hint:
+def _hint_of_search_result(found: SearchResult, graph: StepGraph, memory_of: MemoryOf | None) -> Hint:
     answer = found.answer
     if answer is None:
         return Hint(found.name, is_bound=found.is_bound, not_asked=found.reason)
@@ -107,16 +107,16 @@ def _hint_of_answer(name: str, answer: Answer, origin: Literal["what-if", "lint"
 
 
 def _most_changed_line(answer: Answer) -> tuple[str, float]:
-    before, after = (_time_by_line(*one) for one in zip(answer.graphs, answer.timelines, strict=True))
+    before, after = (_wall_us_by_line(*one) for one in zip(answer.graphs, answer.timelines, strict=True))
     steps = max(1, len(answer.graphs[0].iterations))
     deltas = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after} if name}
     line = max(deltas, key=lambda name: abs(deltas[name]), default="")
     return (line, deltas[line] / 1e6 / steps) if line and deltas[line] else ("", 0.0)
 
 
-def _time_by_line(graph: StepGraph, timeline: Timeline) -> dict[str, float]:
+def _wall_us_by_line(graph: StepGraph, timeline: Timeline) -> dict[str, float]:
     wall_us, _ = wall_time_us(graph, timeline.start_us, timeline.end_us)
     parts: dict[str, list[float]] = {}
     for task in graph.tasks:
-        parts.setdefault(line_of(task), []).append(wall_us.get(task.id, 0.0))
+        parts.setdefault(source_line_of_task(task), []).append(wall_us.get(task.id, 0.0))
     return {line: math.fsum(own) for line, own in parts.items()}

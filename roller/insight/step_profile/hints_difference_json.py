@@ -11,7 +11,7 @@ from roller.insight.step_profile.hints import Hint
 from roller.insight.step_profile.step_profile import StepProfile
 
 
-class _Rate(Protocol):
+class _HourlyRateProtocol(Protocol):
     """Protocol for :class:`~roller.insight.rate_card.HourlyRate`."""
 
     @property
@@ -29,7 +29,7 @@ def hints_data(profile: StepProfile, hints: Sequence[Hint]) -> list[dict[str, An
     return [{**hint.to_dict(), "price_per": f"million {of}"} for hint in hints]
 
 
-def price_data(currency: str, rate: _Rate | None) -> dict[str, Any] | None:
+def price_data(currency: str, rate: _HourlyRateProtocol | None) -> dict[str, Any] | None:
     """Return the hourly rate of a device as JSON-ready data; ``None`` without a rate."""
     if rate is None:
         return None
@@ -39,12 +39,12 @@ def price_data(currency: str, rate: _Rate | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def beside_profile(
+def hints_and_difference_data(
     profile: StepProfile,
     hints: Sequence[Hint] | None,
     found: ProfileDifference | None,
     currency: str = "",
-    rate: _Rate | None = None,
+    rate: _HourlyRateProtocol | None = None,
 ) -> dict[str, Any]:
     """Return the requested parts as JSON-ready data: ``hints`` with ``price``, and ``difference``."""
     data: dict[str, Any] = {}
@@ -58,23 +58,24 @@ def beside_profile(
 def difference_data(found: ProfileDifference) -> dict[str, Any]:
     """Return a difference as JSON-ready data: both profiles in short form, the step, and every line that differs."""
     return {
-        "kind": _kind_of(found), "before": _in_short(found.before), "after": _in_short(found.after),
+        "kind": _least_certain_label(found), "before": _profile_summary(found.before),
+        "after": _profile_summary(found.after),
         "delta_s": found.delta_s, "delta_bytes": found.delta_bytes,
-        "lines": [_line_data(line, found.fits) for line in found.differing],
+        "lines": [_line_difference_data(line, found.fits) for line in found.differing],
     }  # fmt: skip
 
 
-def _kind_of(found: ProfileDifference) -> str:
+def _least_certain_label(found: ProfileDifference) -> str:
     labels = (found.before.label, found.after.label)
     return next(label for label in ("predicted", "calibrated", "recorded", "measured") if label in labels)
 
 
-def _line_data(line: LineDifference, fits: bool) -> dict[str, Any]:
+def _line_difference_data(line: LineDifference, fits: bool) -> dict[str, Any]:
     data = {**asdict(line), "delta_s": line.delta_s, "delta_bytes": line.delta_bytes}
     return data if fits else {**data, "delta_bytes": None, "made_delta_bytes": None}
 
 
-def _in_short(profile: StepProfile) -> dict[str, Any]:
+def _profile_summary(profile: StepProfile) -> dict[str, Any]:
     names = (
         "name", "source", "label", "device", "devices", "batch", "amp", "iteration_s", "lower_s", "upper_s",
         "total_bytes", "out_of_memory", "out_of_memory_at",

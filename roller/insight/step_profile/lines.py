@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from roller.insight.step_profile.node import Node, Seconds, sum_phases
+from roller.insight.step_profile.node import Node, Seconds, sum_seconds_by_phase
 
 
 class LineInstance(NamedTuple):
@@ -68,20 +68,23 @@ def lines_of_tree(root: Node) -> tuple[Line, ...]:
     """Return every line of a tree, sorted by file and line number."""
     instances: dict[str, list[tuple[LineInstance, bool]]] = {}
     registered: dict[str, int] = {}
-    for node, module, is_outer in _walk(root):
+    for node, module, is_outer in _walk_with_modules(root):
         if node.kind == "line":
             instances.setdefault(node.name, []).append((LineInstance(module, node), is_outer))
         for name in node.registered:
             registered[name] = registered.get(name, 0) + node.held_bytes.get("parameter", 0)
     return tuple(
         sorted(
-            (_line(name, instances.get(name, []), registered.get(name, 0)) for name in {**instances, **registered}),
+            (
+                _make_line(name, instances.get(name, []), registered.get(name, 0))
+                for name in {**instances, **registered}
+            ),
             key=lambda line: (line.file, line.line),
         )
     )
 
 
-def _walk(root: Node) -> Iterator[tuple[Node, str, bool]]:
+def _walk_with_modules(root: Node) -> Iterator[tuple[Node, str, bool]]:
     """Yield each node with its module instance, and whether the node is outside other nodes with the same name."""
     todo: list[tuple[Node | None, str]] = [(root, "")]  # None marks the end of the line with this name
     around: Counter[str] = Counter()
@@ -98,17 +101,20 @@ def _walk(root: Node) -> Iterator[tuple[Node, str, bool]]:
         todo += [(child, within) for child in node.children]
 
 
-def _line(name: str, found: list[tuple[LineInstance, bool]], registered_bytes: int) -> Line:
+def _make_line(name: str, found: list[tuple[LineInstance, bool]], registered_bytes: int) -> Line:
     outer = [instance.node for instance, is_outer in found if is_outer]
-    seconds, lower, upper = (sum_phases(getattr(n, name) for n in outer) for name in ("seconds", "lower", "upper"))
+    seconds, lower, upper = (
+        sum_seconds_by_phase(getattr(n, name) for n in outer) for name in ("seconds", "lower", "upper")
+    )
     file, _, number = name.rpartition(":")
     instances = sorted((instance for instance, _ in found), key=lambda x: (-x.node.wall_s, x.module))
     return Line(
-        file, int(number), seconds, _sum([n.held_bytes for n in outer]), _sum([n.requested_bytes for n in outer]),
+        file, int(number), seconds, _sum_bytes_by_kind([n.held_bytes for n in outer]),
+        _sum_bytes_by_kind([n.requested_bytes for n in outer]),
         registered_bytes, tuple(instances), lower, upper,
     )  # fmt: skip
 
 
-def _sum(parts: list[Mapping[str, int]]) -> dict[str, int]:
+def _sum_bytes_by_kind(parts: list[Mapping[str, int]]) -> dict[str, int]:
     kinds = dict.fromkeys(kind for part in parts for kind in part)
     return {kind: sum(part.get(kind, 0) for part in parts) for kind in kinds}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from roller.hardware import DeviceSpec
-from roller.insight.memory.largest_batch import allocator_settings_of, capacity_of
-from roller.insight.memory.simulate import Holder, Library, add_workspaces, group_holders, simulate_memory
+from roller.insight.memory.largest_batch import allocator_settings_for_trace, device_capacity_bytes
+from roller.insight.memory.simulate import Library, MemoryHolder, add_workspaces, group_holders, simulate_memory
 from roller.insight.step_profile.step_profile import MemoryPoint
 from roller.insight.trace.trace import AllocEvent, Storage, Trace
 
@@ -19,28 +19,28 @@ MOST_HOLDERS = 8
 def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
     """Return the memory on a device after each operator of the last step, at most 400 points."""
     if not spec.traits.discrete:
-        return memory_of_processor(trace)
+        return cpu_memory_over_step(trace)
     library = Library.of(spec, trace.options)
-    settings = allocator_settings_of(trace)
-    memory = simulate_memory(trace, capacity_of(spec), settings=settings, library=library, timeline=True)
+    settings = allocator_settings_for_trace(trace)
+    memory = simulate_memory(trace, device_capacity_bytes(spec), settings=settings, library=library, timeline=True)
     levels = memory.timeline if memory.oom_operator is None else memory.timeline[: memory.oom_operator + 1]
-    kinds = _requested_by_kind(trace, library)
+    kinds = _requested_bytes_by_kind(trace, library)
     first = len(trace.operators) - len(kinds)
     rows = zip(levels[first:], kinds, strict=False)  # levels end at the operator that runs out of memory
-    points = _thinned([MemoryPoint(float(n), *level, held) for n, (level, held) in enumerate(rows)])
-    return _with_holders(points, trace, library)
+    points = _thin_points([MemoryPoint(float(n), *level, held) for n, (level, held) in enumerate(rows)])
+    return _add_memory_holders(points, trace, library)
 
 
-def memory_of_processor(trace: Trace) -> tuple[MemoryPoint, ...]:
+def cpu_memory_over_step(trace: Trace) -> tuple[MemoryPoint, ...]:
     """Return the requested bytes after each operator of the last step, at most 400 points."""
     library = Library(workspace_bytes=0)
-    kinds = _requested_by_kind(trace, library)
+    kinds = _requested_bytes_by_kind(trace, library)
     sizes = [sum(held.values()) for held in kinds]
-    points = _thinned([MemoryPoint(float(n), sizes[n], sizes[n], held) for n, held in enumerate(kinds)])
-    return _with_holders(points, trace, library)
+    points = _thin_points([MemoryPoint(float(n), sizes[n], sizes[n], held) for n, held in enumerate(kinds)])
+    return _add_memory_holders(points, trace, library)
 
 
-def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
+def _requested_bytes_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
     kinds: dict[str, int] = {}
     sizes: dict[int, tuple[str, int]] = {}
@@ -58,32 +58,32 @@ def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
     return [*found, *(dict(kinds) for _ in range(first + len(found), len(trace.operators)))]
 
 
-def _with_holders(points: tuple[MemoryPoint, ...], trace: Trace, library: Library) -> tuple[MemoryPoint, ...]:
+def _add_memory_holders(points: tuple[MemoryPoint, ...], trace: Trace, library: Library) -> tuple[MemoryPoint, ...]:
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
     held: dict[int, AllocEvent] = {}
     waiting, found = deque(points), list[MemoryPoint]()
 
-    def take(operator: int) -> None:  # events before an operator happen after the previous one
+    def emit_points_before(operator: int) -> None:  # events before an operator happen after the previous one
         while waiting and first + waiting[0].at < operator:
             holders = group_holders(trace, held)[:MOST_HOLDERS]
             found.append(waiting.popleft()._replace(holders={_holder_name(x): x.requested_bytes for x in holders}))
 
     for event in add_workspaces(trace, library):
-        take(event.operator)
+        emit_points_before(event.operator)
         if isinstance(event, AllocEvent):
             held[event.storage] = event
         else:
             held.pop(event.storage, None)
-    take(first + len(trace.operators) + 1)
+    emit_points_before(first + len(trace.operators) + 1)
     return tuple(found)
 
 
-def _holder_name(holder: Holder) -> str:
+def _holder_name(holder: MemoryHolder) -> str:
     place = "" if holder.source is None else f"{holder.source[0]}:{holder.source[1]}"
     return " ".join(filter(None, (holder.kind.replace("_", " "), holder.module, place)))
 
 
-def _thinned(points: list[MemoryPoint]) -> tuple[MemoryPoint, ...]:
+def _thin_points(points: list[MemoryPoint]) -> tuple[MemoryPoint, ...]:
     each = -(-len(points) // MOST_POINTS) or 1
     return tuple(
         max(points[at : at + each], key=lambda p: (p.allocated_bytes, sum(p.kinds.values())))

@@ -118,14 +118,14 @@ class Node:
     @property
     def interval_s(self) -> tuple[float, float] | None:
         """Interval of ``wall_s``; ``None`` if unknown."""
-        return self._interval("wall_s")
+        return self._sum_interval("wall_s")
 
     @property
     def device_interval_s(self) -> tuple[float, float] | None:
         """Interval of ``device_s``; ``None`` if unknown."""
-        return self._interval("device_s")
+        return self._sum_interval("device_s")
 
-    def _interval(self, name: str) -> tuple[float, float] | None:
+    def _sum_interval(self, name: str) -> tuple[float, float] | None:
         if not self.lower:
             return None
         lower, upper = (math.fsum(getattr(p, name) for p in end.values()) for end in (self.lower, self.upper))
@@ -156,7 +156,7 @@ class Node:
             todo.extend(reversed(node.children))
 
 
-def sum_phases(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Seconds]:
+def sum_seconds_by_phase(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Seconds]:
     """Sum times by phase, rounding only once."""
     found: dict[str, list[Seconds]] = {}
     for part in parts:
@@ -165,7 +165,7 @@ def sum_phases(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Seconds]:
     return {phase: Seconds(*map(math.fsum, zip(*own, strict=True))) for phase, own in found.items()}
 
 
-def with_intervals(root: Node) -> Node:
+def compute_node_intervals(root: Node) -> Node:
     """Return the tree with the interval of each node, computed from the errors of its leaves."""
     order = list(root.walk())
     if all(node.error is None for node in order):
@@ -174,13 +174,17 @@ def with_intervals(root: Node) -> Node:
     for node in reversed(order):  # children before their parents, without recursion
         children = tuple(built.pop(id(child)) for child in node.children)
         if children:
-            lower, upper = (sum_phases(getattr(child, end) for child in children) for end in ("lower", "upper"))
+            lower, upper = (
+                sum_seconds_by_phase(getattr(child, end) for child in children) for end in ("lower", "upper")
+            )
         else:
-            lower, upper = (_scaled(node.seconds, 1.0 if node.error is None else node.error[end]) for end in (0, 1))
+            lower, upper = (
+                _scale_device_times(node.seconds, 1.0 if node.error is None else node.error[end]) for end in (0, 1)
+            )
         built[id(node)] = replace(node, children=children, lower=lower, upper=upper)
     return built[id(root)]
 
 
-def _scaled(seconds: Mapping[str, Seconds], factor: float) -> dict[str, Seconds]:
+def _scale_device_times(seconds: Mapping[str, Seconds], factor: float) -> dict[str, Seconds]:
     """Scale times by a factor, except host times, whose error is unknown."""
     return {p: Seconds(factor * part.wall_s, factor * part.device_s, part.host_s) for p, part in seconds.items()}

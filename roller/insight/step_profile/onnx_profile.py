@@ -7,12 +7,12 @@ from pathlib import Path
 
 from roller.hardware import DeviceSpec
 from roller.hardware.calibration import is_calibrated
-from roller.insight.memory.largest_batch import capacity_of
+from roller.insight.memory.largest_batch import device_capacity_bytes
 from roller.insight.onnx_models import forecast_onnx
 from roller.insight.step_profile.node import Seconds
-from roller.insight.step_profile.predicted import error_of
+from roller.insight.step_profile.predicted_profile import relative_error_bounds
 from roller.insight.step_profile.step_profile import StepProfile
-from roller.insight.step_profile.tree import Key, Tree
+from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 
 
 def profile_onnx(
@@ -28,18 +28,19 @@ def profile_onnx(
 
     spec = target_of(device)[0]
     found = forecast_onnx(model, spec, batch=batch, shapes=shapes, policy=policy)
-    tree = Tree()
+    tree = TreeBuilder()
     for kernel in found.kernels:
         seconds = Seconds(kernel.seconds, kernel.seconds)
         tree.add_time(
-            (Key("kernel", kernel.name),), "forward", seconds, calls=kernel.runs, bound=kernel.resource,
-            error=error_of(kernel),
+            (NodeKey("kernel", kernel.name),), "forward", seconds, calls=kernel.runs, bound=kernel.resource,
+            error=relative_error_bounds(kernel),
         )  # fmt: skip
     tree.add_bytes((), "parameter", name="constants", held=found.weights_bytes)
     tree.add_bytes((), "activation", name="arena", held=found.arena_bytes)
     root = tree.build()
     return StepProfile(
         Path(model).name, "predicted", spec.name, root, root.wall_s, found.lower_s, found.upper_s, found.batch,
-        float(found.batch), policy=found.policy, bound="device", capacity_bytes=capacity_of(spec), notes=found.notes,
+        float(found.batch), policy=found.policy, bound="device", capacity_bytes=device_capacity_bytes(spec),
+        notes=found.notes,
         is_calibrated=is_calibrated(spec),
     )  # fmt: skip

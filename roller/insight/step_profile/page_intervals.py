@@ -48,12 +48,12 @@ def interval_columns(rows: Sequence[Node]) -> dict[str, Any] | None:
     return found
 
 
-def phase_ends(row: Node) -> tuple[Mapping[str, float], Mapping[str, float]]:
+def phase_interval_ends(row: Node) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """Return the lower and upper ends of the wall time in each phase."""
-    return _walls(row.lower), _walls(row.upper)
+    return _wall_s_by_phase(row.lower), _wall_s_by_phase(row.upper)
 
 
-def _walls(seconds: Mapping[str, Seconds]) -> dict[str, float]:
+def _wall_s_by_phase(seconds: Mapping[str, Seconds]) -> dict[str, float]:
     return {phase: part.wall_s for phase, part in seconds.items()}
 
 

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 
 
-class _Shown(Protocol):
+class _ProfileWithMemory(Protocol):
     @property
     def source(self) -> str: ...
     @property
     def memory_curve(self) -> Sequence[Any]: ...
 
 
-def memory_columns(profile: _Shown, number_of: Callable[[str], int]) -> dict[str, Any] | None:
+def memory_columns(profile: _ProfileWithMemory, number_of: Callable[[str], int]) -> dict[str, Any] | None:
     """Return the memory during the step; ``None`` if unknown. ``number_of`` maps a text to its index on the page."""
     points = profile.memory_curve
     if not points:

@@ -9,10 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from roller.core.files import read_file, whole_file
+from roller.core.files import read_file, write_atomically
 from roller.errors import ArtifactError, shown
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchLine, BatchPoint
-from roller.insight.step_profile.node import Node, NodeKind, Seconds, with_intervals
+from roller.insight.step_profile.node import Node, NodeKind, Seconds, compute_node_intervals
 from roller.insight.step_profile.step_profile import MemoryPoint, Source, StepProfile
 
 #: Name and version of the written format; all versions from 1 on can be read.
@@ -75,8 +75,8 @@ def _holders_data(points: Sequence[MemoryPoint]) -> dict[str, Any]:
 def _read_holders(data: Mapping[str, Any], count: int) -> list[dict[str, int]]:
     if not data:  # older files do not have it
         return [{} for _ in range(count)]
-    names = [_text(name) for name in data["names"]]
-    found = [{names[_number(n, int)]: _number(size, int) for n, size in row} for row in data["points"]]
+    names = [_check_text(name) for name in data["names"]]
+    found = [{names[_check_number(n, int)]: _check_number(size, int) for n, size in row} for row in data["points"]]
     if len(found) != count:
         raise ValueError(f"holders of {len(found)} points of {count}")
     return found
@@ -118,44 +118,44 @@ def from_data(data: Any, where: str = "profile") -> StepProfile:
 
 def _read_profile(data: Mapping[str, Any]) -> StepProfile:
     known = {field.name for field in fields(StepProfile)}
-    plain = {name: _plain(name, data[name]) for name in _PLAIN if name in data and name in known}
+    plain = {name: _read_plain_field(name, data[name]) for name in _PLAIN if name in data and name in known}
     if plain["source"] not in get_args(Source):
         raise ValueError(f"source {plain['source']!r}")
     curve = data.get("memory_curve", ())
     holders = _read_holders(data.get("memory_holders", {}), len(curve))
     found = StepProfile(
         root=_read_tree(data["nodes"]),
-        versions={_text(name): _text(value) for name, value in data.get("versions", {}).items()},
+        versions={_check_text(name): _check_text(value) for name, value in data.get("versions", {}).items()},
         is_stable=data.get("is_stable", True) is True,
         is_calibrated=data.get("is_calibrated", False) is True,
-        categories=_numbers(data.get("categories", {}), float),
+        categories=_check_numbers(data.get("categories", {}), float),
         memory_curve=tuple(_read_point(row, held) for row, held in zip(curve, holders, strict=True)),
         curve=None if data.get("curve") is None else _read_curve(data["curve"]),
         **plain,
     )
     if found.out_of_memory_at:
-        _line_name(found.out_of_memory_at)
+        _check_line_name(found.out_of_memory_at)
     if min(found.batch, found.samples, found.devices) < 0 or not 0 <= found.throughput < math.inf:
         counts = f"a batch of {found.batch}, {found.samples:g} samples and {found.devices} devices"
         raise ValueError(f"{counts} in {found.iteration_s:g} s")
     return found
 
 
-def _plain(name: str, value: Any) -> Any:
+def _read_plain_field(name: str, value: Any) -> Any:
     if name in _NAMES_OF_TEXT:
-        return _text(value)
+        return _check_text(value)
     if name in ("checkpoint", "notes"):
-        return tuple(_text(part) for part in value)
-    return _number(value, float if name.endswith("_s") or name == "samples" else int)
+        return tuple(_check_text(part) for part in value)
+    return _check_number(value, float if name.endswith("_s") or name == "samples" else int)
 
 
-def _text(value: Any) -> str:
+def _check_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} for a text")
     return value
 
 
-def _number(value: Any, kind: type[int] | type[float]) -> Any:
+def _check_number(value: Any, kind: type[int] | type[float]) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
         raise TypeError(f"{type(value).__name__} for a number")
     if not math.isfinite(value):
@@ -163,30 +163,31 @@ def _number(value: Any, kind: type[int] | type[float]) -> Any:
     return kind(value)
 
 
-def _numbers(data: Mapping[str, Any], kind: type[int] | type[float]) -> dict[str, Any]:
-    return {_text(name): _number(value, kind) for name, value in data.items()}
+def _check_numbers(data: Mapping[str, Any], kind: type[int] | type[float]) -> dict[str, Any]:
+    return {_check_text(name): _check_number(value, kind) for name, value in data.items()}
 
 
 def _read_point(row: Sequence[Any], holders: Mapping[str, int]) -> MemoryPoint:
     at, allocated, reserved, kinds = row
-    sizes = _number(allocated, int), _number(reserved, int)
-    return MemoryPoint(_number(at, float), *sizes, _numbers(kinds, int), holders)
+    sizes = _check_number(allocated, int), _check_number(reserved, int)
+    return MemoryPoint(_check_number(at, float), *sizes, _check_numbers(kinds, int), holders)
 
 
 def _read_curve(data: Mapping[str, Any]) -> BatchCurve:
     line = data["line"]
     if line is not None:
-        a, b, c, d = (_number(line[name], float) for name in "abcd")
-        line = BatchLine(a, b, c, d, tuple(_number(n, int) for n in line["batches"]), bool(line["holds"]))
+        a, b, c, d = (_check_number(line[name], float) for name in "abcd")
+        line = BatchLine(a, b, c, d, tuple(_check_number(n, int) for n in line["batches"]), bool(line["holds"]))
     points = tuple(
         BatchPoint(
-            _number(row["batch"], int), _number(row["iteration_s"], float), _number(row["throughput"], float),
-            _number(row["allocated_bytes"], int), _number(row["total_bytes"], int), bool(row["fits"]),
-            _text(row["bound"]), _text(row.get("peak_phase", "")),  # version 1 does not have it
+            _check_number(row["batch"], int), _check_number(row["iteration_s"], float),
+            _check_number(row["throughput"], float),
+            _check_number(row["allocated_bytes"], int), _check_number(row["total_bytes"], int), bool(row["fits"]),
+            _check_text(row["bound"]), _check_text(row.get("peak_phase", "")),  # version 1 does not have it
         )
         for row in data["computed"]
     )  # fmt: skip
-    return BatchCurve(line, points, _number(data["largest"], int), tuple(_text(n) for n in data["notes"]))
+    return BatchCurve(line, points, _check_number(data["largest"], int), tuple(_check_text(n) for n in data["notes"]))
 
 
 def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
@@ -197,19 +198,20 @@ def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
             raise ValueError(f"node {number} of parent {parent!r}")
         if row["kind"] not in _KINDS:
             raise ValueError(f"node {number} of kind {row['kind']!r}")
-        name = _text(row["name"])
+        name = _check_text(row["name"])
         if row["kind"] == "line":
-            _line_name(name)
+            _check_line_name(name)
         node = Node(
-            row["kind"], name, _number(row["calls"], int),
-            {_text(p): Seconds(*(_number(x, float) for x in part)) for p, part in row.get("seconds", {}).items()},
-            _numbers(row.get("held_bytes", {}), int), _numbers(row.get("requested_bytes", {}), int),
-            _numbers(row.get("bound_s", {}), float), _numbers(row.get("pipe_s", {}), float),
-            tuple(_line_name(x) for x in row.get("registered", ())), tuple(reversed(children[number])),
+            row["kind"], name, _check_number(row["calls"], int),
+            {_check_text(p): Seconds(*(_check_number(x, float) for x in part)) for p, part in row.get("seconds",
+                                                                                                      {}).items()},
+            _check_numbers(row.get("held_bytes", {}), int), _check_numbers(row.get("requested_bytes", {}), int),
+            _check_numbers(row.get("bound_s", {}), float), _check_numbers(row.get("pipe_s", {}), float),
+            tuple(_check_line_name(x) for x in row.get("registered", ())), tuple(reversed(children[number])),
             _read_error(row.get("error")),
         )  # fmt: skip
         if parent == -1:
-            return with_intervals(node)
+            return compute_node_intervals(node)
         children[parent].append(node)
     raise ValueError("no nodes")
 
@@ -217,21 +219,21 @@ def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
 def _read_error(value: Any) -> tuple[float, float] | None:
     if value is None:  # older files do not have it
         return None
-    lower, upper = (_number(x, float) for x in value)
+    lower, upper = (_check_number(x, float) for x in value)
     if not 0.0 <= lower <= 1.0 <= upper:
         raise ValueError(f"the error {value!r}")
     return lower, upper
 
 
-def _line_name(value: Any) -> str:
-    if int(_text(value).rpartition(":")[2]) < 1:  # editors and SARIF count lines from 1
+def _check_line_name(value: Any) -> str:
+    if int(_check_text(value).rpartition(":")[2]) < 1:  # editors and SARIF count lines from 1
         raise ValueError(f"the line {value!r}")
     return str(value)
 
 
 def save_profile(profile: StepProfile, path: str | Path) -> None:
     """Write a profile as JSON atomically."""
-    with whole_file(Path(path)) as file:
+    with write_atomically(Path(path)) as file:
         file.write(json.dumps(to_data(profile), allow_nan=False).encode())
 
 
@@ -243,13 +245,13 @@ def load_profile(path: str | Path) -> StepProfile:
     ArtifactError
         If the file cannot be read, contains several profiles, or has an unknown version.
     """
-    data = saved_data(path)
+    data = read_profile_data(path)
     if isinstance(data, Mapping) and "profile" in data:
         return from_data(data["profile"], f"{path}: profile")
     return from_data(data, str(path))
 
 
-def saved_data(path: str | Path) -> Any:
+def read_profile_data(path: str | Path) -> Any:
     """Return the JSON content of a file; if it is a list, return its only item."""
     try:
         data = json.loads(read_file(path))

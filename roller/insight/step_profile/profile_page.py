@@ -15,11 +15,16 @@ from roller.core.display import bytes_text, html_table
 from roller.errors import ArtifactError
 from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.lines import Line
-from roller.insight.step_profile.node import Node, sum_phases
-from roller.insight.step_profile.page_intervals import StepTimes, interval_columns, phase_ends, throughput_interval
+from roller.insight.step_profile.node import Node, sum_seconds_by_phase
+from roller.insight.step_profile.page_intervals import (
+    StepTimes,
+    interval_columns,
+    phase_interval_ends,
+    throughput_interval,
+)
 from roller.insight.step_profile.page_memory import memory_columns
-from roller.page.anonymous import without_paths
 from roller.page.html_page import html_page
+from roller.page.path_removal import without_paths
 
 #: Initial limit on nodes and table rows, halved until the page is small enough, and the smallest limit.
 _MOST_NODES, _LEAST_NODES = 200_000, 64
@@ -30,7 +35,7 @@ TextOf = Callable[[str], str]
 _Row = TypeVar("_Row", Node, Line)
 
 
-class _Shown(StepTimes, Protocol):
+class _PageProfile(StepTimes, Protocol):
     """Protocol for the profile that the page shows."""
 
     @property
@@ -60,7 +65,7 @@ class _Shown(StepTimes, Protocol):
 
 
 def page_of_profile(
-    profile: _Shown,
+    profile: _PageProfile,
     *,
     anonymous: bool = False,
     text_of: TextOf | None = None,
@@ -69,9 +74,9 @@ def page_of_profile(
     """Return a profile as one HTML file of at most 1.5 MB without external resources."""
     most, count = _MOST_NODES, 0
     while True:  # a page that is too large merges its smallest parts, and a note says so
-        data = {**data_of_profile(profile, None if anonymous else text_of, most), **(parts or {})}
+        data = {**profile_page_data(profile, None if anonymous else text_of, most), **(parts or {})}
         if anonymous:
-            data = _anonymous(data, _files(profile.root))
+            data = _anonymise_page_data(data, _files_of_lines(profile.root))
         try:
             return html_page(f"{data['name']}, {profile.label}: profile of a training step", data)
         except ArtifactError:
@@ -81,37 +86,37 @@ def page_of_profile(
                 raise
 
 
-def _anonymous(data: dict[str, Any], files: set[str]) -> dict[str, Any]:
+def _anonymise_page_data(data: dict[str, Any], files: set[str]) -> dict[str, Any]:
     """Return a page's data without the names of steps and files, including those in the compared profile."""
     found = data.get("difference")
-    named: dict[str, Any] = {"name": _plain_name(data)}
+    named: dict[str, Any] = {"name": _anonymous_name(data)}
     if found is not None:
-        sides = {side: {**found[side], "name": _plain_name(found[side])} for side in ("before", "after")}
+        sides = {side: {**found[side], "name": _anonymous_name(found[side])} for side in ("before", "after")}
         named["difference"] = {**found, **sides}
         lines = [*(row["name"] for row in found["lines"]), *(found[side]["out_of_memory_at"] for side in sides)]
         files = files | {line.rpartition(":")[0] for line in lines}
     return dict(without_paths({**data, **named}, files))
 
 
-def _plain_name(data: Mapping[str, Any]) -> str:
+def _anonymous_name(data: Mapping[str, Any]) -> str:
     return "recording" if data["source"] == "recorded" else "step"
 
 
-def _files(root: Node) -> set[str]:
+def _files_of_lines(root: Node) -> set[str]:
     """Return the files of a tree's lines, whose names :func:`without_paths` may not recognise."""
     lines = (line for n in root.walk() for line in ((n.name, *n.registered) if n.kind == "line" else n.registered))
     return {line.rpartition(":")[0] for line in lines}
 
 
-def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = _MOST_NODES) -> dict[str, Any]:
+def profile_page_data(profile: _PageProfile, text_of: TextOf | None = None, most: int = _MOST_NODES) -> dict[str, Any]:
     """Return a profile as JSON-ready values, and NumPy arrays for columns."""
-    names = _Numbers()
+    names = _TextIndex()
     plain = (
         "name", "source", "label", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp",
         "policy", "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "total_bytes", "throughput",
         "is_stable",
     )  # fmt: skip
-    root, notes = joined(profile.root, most), list(profile.notes)
+    root, notes = merge_small_nodes(profile.root, most), list(profile.notes)
     if root is not profile.root:
         count = sum(1 for _ in profile.root.walk())
         notes.append(
@@ -123,26 +128,26 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
         "checkpoint": list(profile.checkpoint),
         "versions": dict(profile.versions),
         "throughput_interval": throughput_interval(profile),
-        "steps": _steps_of(profile),
+        "steps": _recorded_step_count(profile),
         "trains": profile.source == "recorded" or bool({"backward", "optimizer"} & set(profile.root.seconds)),
         "memory_parts": dict(profile.memory_parts),
         "categories": dict(profile.categories),
         "notes": notes,
         "curve": _curve_data(profile),
         "nodes": _node_columns(root, names),
-        "tables": _tables(profile, names, text_of, most),
+        "tables": _table_columns(profile, names, text_of, most),
         "memory_curve": memory_columns(profile, names.of),
         "names": list(names.known),
     }
 
 
-def _steps_of(profile: _Shown) -> int:
+def _recorded_step_count(profile: _PageProfile) -> int:
     """Return the number of steps given in a recording's first note; 1 for other profiles."""
     found = [re.fullmatch(r"A mean of (\d+) steps\.", note) for note in profile.notes]
     return next((int(match[1]) for match in found if match), 1)
 
 
-class _Numbers:
+class _TextIndex:
     """Table of distinct texts, so that the page contains each text once."""
 
     def __init__(self) -> None:
@@ -152,21 +157,21 @@ class _Numbers:
         return self.known.setdefault(name, len(self.known))
 
 
-def _node_columns(root: Node, names: _Numbers) -> dict[str, Any]:
-    nodes, parents = _with_parents(root)
+def _node_columns(root: Node, names: _TextIndex) -> dict[str, Any]:
+    nodes, parents = _nodes_with_parents(root)
     return {
         "parent": np.array(parents, np.int32),
         "kind": np.array([names.of(n.kind) for n in nodes], np.uint32),
         **_shared_columns(nodes, names),
-        "held": _sparse([n.held_bytes for n in nodes]),
-        "phases": _sparse([{p: part.wall_s for p, part in n.seconds.items()} for n in nodes]),
-        "phases_lower": _sparse([phase_ends(n)[0] for n in nodes]),
-        "phases_upper": _sparse([phase_ends(n)[1] for n in nodes]),
+        "held": _sparse_columns([n.held_bytes for n in nodes]),
+        "phases": _sparse_columns([{p: part.wall_s for p, part in n.seconds.items()} for n in nodes]),
+        "phases_lower": _sparse_columns([phase_interval_ends(n)[0] for n in nodes]),
+        "phases_upper": _sparse_columns([phase_interval_ends(n)[1] for n in nodes]),
         "registered": _registered_columns(nodes, parents, names),
     }
 
 
-def _registered_columns(nodes: Sequence[Node], parents: Sequence[int], names: _Numbers) -> dict[str, Any]:
+def _registered_columns(nodes: Sequence[Node], parents: Sequence[int], names: _TextIndex) -> dict[str, Any]:
     """Return each line that registers parameters with the indices of the modules that contain those parameters."""
     pairs = dict.fromkeys((names.of(line), parents[n]) for n, node in enumerate(nodes) for line in node.registered)
     return {
@@ -174,7 +179,7 @@ def _registered_columns(nodes: Sequence[Node], parents: Sequence[int], names: _N
     }  # fmt: skip
 
 
-def _with_parents(root: Node) -> tuple[list[Node], list[int]]:
+def _nodes_with_parents(root: Node) -> tuple[list[Node], list[int]]:
     nodes: list[Node] = []
     parents: list[int] = []
     todo = [(root, -1)]
@@ -186,7 +191,7 @@ def _with_parents(root: Node) -> tuple[list[Node], list[int]]:
     return nodes, parents
 
 
-def _shared_columns(rows: Sequence[Node], names: _Numbers) -> dict[str, Any]:
+def _shared_columns(rows: Sequence[Node], names: _TextIndex) -> dict[str, Any]:
     reached = [row.share_of_peak for row in rows]
     return {
         "name": np.array([names.of(n.name) for n in rows], np.uint32),
@@ -202,7 +207,7 @@ def _shared_columns(rows: Sequence[Node], names: _Numbers) -> dict[str, Any]:
     }
 
 
-def _sparse(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def _sparse_columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Map each name to the indices of the rows that have it, and to their values."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for number, row in enumerate(rows):
@@ -214,9 +219,9 @@ def _sparse(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return {n: {"row": np.array(p, np.uint32), "value": np.array(v, np.float64)} for n, (p, v) in found.items()}
 
 
-def _tables(profile: _Shown, names: _Numbers, text_of: TextOf | None, most: int) -> dict[str, Any]:
+def _table_columns(profile: _PageProfile, names: _TextIndex, text_of: TextOf | None, most: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    lines = _largest(profile.lines, most)
+    lines = _largest_rows(profile.lines, most)
     if lines:
         rows = [
             Node(
@@ -230,14 +235,16 @@ def _tables(profile: _Shown, names: _Numbers, text_of: TextOf | None, most: int)
             "registered_bytes": np.array([x.registered_bytes for x in lines], np.float64),
             "text": np.array([names.of(text_of(x.name) if text_of else "") for x in lines], np.uint32),
         }
-    sums = _sums_by_name(profile.root)
+    sums = _nodes_by_kind_and_name(profile.root)
     for heading, kind in _TABLES.items():
         if sums.get(kind):
-            found[heading] = _shared_columns(_largest([total.node() for total in sums[kind].values()], most), names)
+            found[heading] = _shared_columns(
+                _largest_rows([total.node() for total in sums[kind].values()], most), names
+            )
     return found
 
 
-def _largest(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
+def _largest_rows(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
     """Return the rows with the most time and memory, in their original order."""
     if len(rows) <= most:
         return rows
@@ -246,7 +253,7 @@ def _largest(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
 
 
 @dataclass
-class _Sum:
+class _NodesOfName:
     """Nodes of one kind and name, none of which contains another."""
 
     kind: Any
@@ -254,19 +261,21 @@ class _Sum:
     nodes: list[Node] = field(default_factory=list)
 
     def node(self) -> Node:
-        return joined_node(self.kind, self.name, self.nodes)
+        return merge_nodes(self.kind, self.name, self.nodes)
 
 
-def joined_node(kind: Any, name: str, nodes: Sequence[Node]) -> Node:
+def merge_nodes(kind: Any, name: str, nodes: Sequence[Node]) -> Node:
     """Merge nodes into one node without children whose times and bytes are their sums."""
-    seconds, lower, upper = (sum_phases(getattr(n, part) for n in nodes) for part in ("seconds", "lower", "upper"))
+    seconds, lower, upper = (
+        sum_seconds_by_phase(getattr(n, part) for n in nodes) for part in ("seconds", "lower", "upper")
+    )
     parts = ("held_bytes", "requested_bytes", "bound_s", "pipe_s")
-    held, requested, bound, pipes = (_total([getattr(n, part) for n in nodes]) for part in parts)
+    held, requested, bound, pipes = (_sum_values_by_name([getattr(n, part) for n in nodes]) for part in parts)
     calls = sum(n.calls for n in nodes)
     return Node(kind, name, calls, seconds, held, requested, bound, pipes, lower=lower, upper=upper)
 
 
-def _total(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_values_by_name(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, list[Any]] = {}
     for part in parts:
         for name, value in part.items():
@@ -274,9 +283,9 @@ def _total(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: math.fsum(values) if isinstance(values[0], float) else sum(values) for name, values in found.items()}
 
 
-def _sums_by_name(root: Node) -> dict[str, dict[str, _Sum]]:
+def _nodes_by_kind_and_name(root: Node) -> dict[str, dict[str, _NodesOfName]]:
     """Return nodes by kind and name; a module inside a module of the same name is part of the outer module."""
-    found: dict[str, dict[str, _Sum]] = {}
+    found: dict[str, dict[str, _NodesOfName]] = {}
     wanted = set(_TABLES.values())
     todo: list[tuple[Node, str, frozenset[str]]] = [(root, "", frozenset())]
     while todo:
@@ -285,14 +294,14 @@ def _sums_by_name(root: Node) -> dict[str, dict[str, _Sum]]:
         if node.kind in wanted:
             name = f"{operator} {node.name}" if node.kind == "shapes" else node.name
             if node.kind != "module" or name not in around:
-                found.setdefault(node.kind, {}).setdefault(name, _Sum(node.kind, name)).nodes.append(node)
+                found.setdefault(node.kind, {}).setdefault(name, _NodesOfName(node.kind, name)).nodes.append(node)
             within = around | {name} if node.kind == "module" else around
         inner = node.name if node.kind == "operator" else operator
         todo += [(child, inner, within) for child in node.children]
     return found
 
 
-def _curve_data(profile: _Shown) -> dict[str, Any] | None:
+def _curve_data(profile: _PageProfile) -> dict[str, Any] | None:
     curve = profile.curve
     if curve is None:
         return None
@@ -309,7 +318,7 @@ def _curve_data(profile: _Shown) -> dict[str, Any] | None:
     }
 
 
-def joined(root: Node, most: int) -> Node:
+def merge_small_nodes(root: Node, most: int) -> Node:
     """Limit a tree to about ``most`` nodes by merging the smallest children of each node into one."""
     time, held = root.wall_s or 1.0, root.total_held_bytes or 1
     weights = sorted((max(n.wall_s / time, n.total_held_bytes / held) for n in root.walk()), reverse=True)
@@ -328,12 +337,12 @@ def joined(root: Node, most: int) -> Node:
         for child in small:
             built.pop(id(child), None)
         if small:
-            below.append(joined_node("overhead", f"{len(small)} smaller parts", small))
+            below.append(merge_nodes("overhead", f"{len(small)} smaller parts", small))
         built[id(node)] = replace(node, children=tuple(below)) if node.children else node
     return built[id(root)]
 
 
-def notebook_page(profile: _Shown) -> str:
+def notebook_page(profile: _PageProfile) -> str:
     """Return the page as a frame for a notebook, below a table of memory that works without scripts."""
     rows = [(words.replace("_", " "), bytes_text(size)) for words, size in profile.memory_parts.items()]
     title = re.sub(r"(?<=\d )us\b", "µs", str(profile))  # as on the page

@@ -9,26 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from roller.core.files import open_file
+from roller.core.files import open_regular_file
 from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.hardware.calibration import is_calibrated
-from roller.insight.capture.patience import PATIENCE_S
+from roller.insight.capture.idle_timeout import PATIENCE_S
 from roller.insight.capture.script_tracer import trace_script
-from roller.insight.cost.compiled import trace_as_run
+from roller.insight.cost.compiled import apply_policy_to_trace
 from roller.insight.forecast import Forecast
-from roller.insight.memory.largest_batch import capacity_of, largest_batch_on_device
+from roller.insight.memory.largest_batch import device_capacity_bytes, largest_batch_on_device
 from roller.insight.step.from_trace import from_trace
 from roller.insight.step.replay import from_kineto
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
-from roller.insight.step_profile.measured import measured_profile
+from roller.insight.step_profile.measured_profile import measured_profile
 from roller.insight.step_profile.memory_curve import memory_over_step
 from roller.insight.step_profile.onnx_profile import profile_onnx
-from roller.insight.step_profile.predicted import trace_on_devices, tree_of_forecast
+from roller.insight.step_profile.predicted_profile import add_gradient_buckets, tree_of_forecast
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
-from roller.insight.step_profile.recorded import profile_of_recording
+from roller.insight.step_profile.recorded_profile import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
-from roller.insight.step_profile.weight_padding import padded_weights
+from roller.insight.step_profile.weight_padding import find_weight_paddings
 from roller.insight.trace.affine_batch import TracesByBatch
 from roller.insight.trace.providers import is_script
 from roller.insight.trace.trace import Operator, Trace
@@ -134,7 +134,7 @@ def profile(
                 "profile: measure: expected no device, devices, policy or calls: the step runs on this processor. "
                 "Leave them out."
             )
-        return _measured(step, batch, amp, checkpoint, curve, budget_s)
+        return _measure_profile(step, batch, amp, checkpoint, curve, budget_s)
     kind = None if isinstance(step, Trace) else kind_of_file(step)
     if arguments and kind != "script":
         raise RollerError(
@@ -156,10 +156,10 @@ def profile(
     name = Path(str(traced.options.get("entry") or "step")).name
     found = _profile_of_trace(chosen, spec, name, policy, devices)
     made = replace(
-        found, make_curve=lambda: _curve_of_trace(chosen, spec, found, policy, devices),
+        found, make_curve=lambda: _batch_curve_of_trace(chosen, spec, found, policy, devices),
         make_graph=None if devices > 1 else lambda: from_trace(chosen, spec, policy=policy),
         memory_of=lambda change: chosen.memory_with(change, spec, devices=devices, policy=policy),
-        find_pads=lambda graph: padded_weights(graph, chosen, "roller" if policy == "roller" else "library"),
+        find_pads=lambda graph: find_weight_paddings(graph, chosen, "roller" if policy == "roller" else "library"),
     )  # fmt: skip
     return replace(made, curve=made.batch_curve()) if curve else made
 
@@ -174,16 +174,18 @@ def kind_of_file(path: str | Path) -> FileKind:
             f"recording of PyTorch's profiler, or a profile."
         )
     try:
-        with open_file(path) as file:
+        with open_regular_file(path) as file:
             head = file.read(_HEAD)
     except OSError as error:
-        raise RollerError(f"{path}: expected a file, got {_unreadable(error)}. Name one that can be read.") from error
+        raise RollerError(
+            f"{path}: expected a file, got {_read_error_text(error)}. Name one that can be read."
+        ) from error
     if kind == "entry" and is_script(Path(path)):
         return "script"
     return "profile" if kind == "recording" and FORMAT.encode() in head else kind
 
 
-def _unreadable(error: OSError) -> str:
+def _read_error_text(error: OSError) -> str:
     return "none" if isinstance(error, FileNotFoundError) else f"what cannot be read ({error.strerror})"
 
 
@@ -205,7 +207,7 @@ def _profile_of_file(
     return replace(profile_of_recording(path), make_graph=lambda: from_kineto(path))
 
 
-def _measured(
+def _measure_profile(
     step: str | Path | TracedStep, batch: int | None, amp: str | None, checkpoint: bool | str | Sequence[str] | None,
     curve: bool, budget_s: float,
 ) -> StepProfile:  # fmt: skip
@@ -227,13 +229,13 @@ def _measured(
             return BatchPoint(size, again.iteration_s, again.throughput, held, total, True)
 
         fixed = sum(found.memory_parts.get(kind, 0) for kind in _FIXED)
-        return batch_curve(point_at, found.batch, _memory_of_machine_bytes(), fixed_bytes=fixed)
+        return batch_curve(point_at, found.batch, _machine_memory_bytes(), fixed_bytes=fixed)
 
     made = replace(found, make_curve=make_curve)
     return replace(made, curve=made.batch_curve()) if curve else made
 
 
-def _memory_of_machine_bytes() -> int:
+def _machine_memory_bytes() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -263,19 +265,21 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
     return StepProfile(
         name, "predicted", spec.name, root, took, scale * forecast.lower_s, scale * forecast.upper_s, forecast.batch,
         forecast.samples or forecast.batch, forecast.devices, forecast.amp or "fp32", forecast.checkpoint,
-        forecast.policy, forecast.bound, capacity_of(spec), forecast.memory.total_error_bytes,
-        _out_of_memory(trace, forecast), memory_over_step(trace_on_devices(trace, forecast.devices), spec), notes=notes,
-        versions=_versions(spec), is_calibrated=is_calibrated(spec), out_of_memory_at=_failing_line(trace, forecast),
+        forecast.policy, forecast.bound, device_capacity_bytes(spec), forecast.memory.total_error_bytes,
+        _out_of_memory_text(trace, forecast), memory_over_step(add_gradient_buckets(trace, forecast.devices), spec),
+        notes=notes,
+        versions=_profile_versions(spec), is_calibrated=is_calibrated(spec), out_of_memory_at=_failing_line(trace,
+                                                                                                            forecast),
     )  # fmt: skip
 
 
-def _versions(spec: DeviceSpec) -> dict[str, str]:
+def _profile_versions(spec: DeviceSpec) -> dict[str, str]:
     torch = sys.modules.get("torch")
     found = {"roller": code_digest(("insight", "perf", "templates"))[:_DIGITS], "device": spec.content_key[:_DIGITS]}
     return found if torch is None else {**found, "torch": str(torch.__version__)}
 
 
-def _out_of_memory(trace: Trace, forecast: Forecast) -> str:
+def _out_of_memory_text(trace: Trace, forecast: Forecast) -> str:
     memory = forecast.memory
     if memory.oom is None:
         return ""
@@ -295,7 +299,9 @@ def _failing_operator(trace: Trace, forecast: Forecast) -> Operator | None:
     return None if number is None or not 0 <= number < len(trace.operators) else trace.operators[number]
 
 
-def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, policy: str, devices: int) -> BatchCurve:
+def _batch_curve_of_trace(
+    trace: TracedStep, spec: DeviceSpec, found: StepProfile, policy: str, devices: int
+) -> BatchCurve:
     if not found.batch:
         raise NoCandidateError("profile: batch_curve: expected a step with a batch, got none. Give its inputs a batch.")
 
@@ -316,7 +322,9 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
         try:
 
             def held(batch: int) -> Trace:
-                return trace_on_devices(trace_as_run(traces.at(batch), policy, on_gpu=spec.traits.blocks), devices)
+                return add_gradient_buckets(
+                    apply_policy_to_trace(traces.at(batch), policy, on_gpu=spec.traits.blocks), devices
+                )
 
             return largest_batch_on_device(held, spec).batch if found.capacity_bytes else 0
         except NoCandidateError:  # not even one sample fits, or the device has no limit
@@ -325,16 +333,15 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
     fixed = sum(found.memory_parts.get(kind, 0) for kind in _FIXED)
     curve = batch_curve(
         point_at, found.batch, found.capacity_bytes, fixed_bytes=fixed, largest=largest,
-        others=lambda most: _batches_beside_line(found.batch, most),
+        others=lambda most: _additional_batches(found.batch, most),
     )  # fmt: skip
-    others = {p.batch for p in curve.computed} - set(traces.traced)
-    told = (
-        f"Traced at batch {', '.join(map(str, traces.traced))}{'; other batches follow from those' if others else ''}."
-    )
-    return replace(curve, notes=(*curve.notes, told))
+    others = {p.batch for p in curve.computed} - set(traces.traced_batches)
+    traced = ", ".join(map(str, traces.traced_batches))
+    note = f"Traced at batch {traced}{'; other batches follow from those' if others else ''}."
+    return replace(curve, notes=(*curve.notes, note))
 
 
-def _batches_beside_line(batch: int, largest: int) -> list[int]:
+def _additional_batches(batch: int, largest: int) -> list[int]:
     """Return at most twelve powers of two up to the largest batch, preferring those from the step's batch upwards."""
     most = largest or 4 * batch
     powers = [n for n in (1 << k for k in range(31)) if n <= most]

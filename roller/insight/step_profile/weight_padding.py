@@ -10,10 +10,16 @@ from functools import cached_property
 from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes
 from roller.insight.cost.gpu import operator_launches
-from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.launches import Kernel
-from roller.insight.cost.padding import LEAST_SHARE, enlarge, joint_paddings, larger_multiples, least_padding
-from roller.insight.cost.step_cost import cached_pricer
+from roller.insight.cost.kernel_launches import Kernel
+from roller.insight.cost.kernel_prices import KernelPricer
+from roller.insight.cost.padding import (
+    LEAST_SHARE,
+    enlarge_sizes,
+    joint_paddings,
+    padded_extents,
+    smallest_worthwhile_padding,
+)
+from roller.insight.cost.step_cost import pricer_with_disk_cache
 from roller.insight.step.graph import StepGraph
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 from roller.insight.whatif.primitives import annotate, set_duration
@@ -48,7 +54,7 @@ class PaddedWeights:
 
 
 @dataclass(frozen=True)
-class _Site:
+class _PaddableKernel:
     """A kernel of a task, and the kernel's sizes that are also sizes of a weight."""
 
     task: int
@@ -61,21 +67,21 @@ class _Site:
         return self.kernel.expr, self.sizes
 
 
-def padded_weights(graph: StepGraph, trace: Trace, policy: str = "library") -> tuple[PaddedWeights, ...]:
+def find_weight_paddings(graph: StepGraph, trace: Trace, policy: str = "library") -> tuple[PaddedWeights, ...]:
     """Return weight paddings that speed up kernels with at least 2 % of the step's time."""
     spec = graph.device
     if spec is None or not spec.traits.blocks:
         return ()  # on a CPU the time of a kernel depends on the step around it
-    prices = cached_pricer(spec, policy).kernels
-    sites = list(_sites(graph, trace))
-    targets = _paddings(graph, sites, prices)
-    found = tuple(_padding_of(one, sites, prices) for one in _joined(targets))
+    prices = pricer_with_disk_cache(spec, policy).kernels
+    sites = list(_paddable_kernels(graph, trace))
+    targets = _smallest_paddings(graph, sites, prices)
+    found = tuple(_price_padding(one, sites, prices) for one in _merge_paddings(targets))
     prices.save()
     return found
 
 
-def _sites(graph: StepGraph, trace: Trace) -> Iterator[_Site]:
-    names = _weights_by_storage(trace)
+def _paddable_kernels(graph: StepGraph, trace: Trace) -> Iterator[_PaddableKernel]:
+    names = _weight_names_by_storage(trace)
     for number, operator in graph.operators.items():
         held = [t for t in (*operator.inputs, *operator.outputs) if t.storage in names and t.shape]
         if not held:
@@ -87,15 +93,15 @@ def _sites(graph: StepGraph, trace: Trace) -> Iterator[_Site]:
             grows = growing_sizes(kernel.expr)
             count = Counter(size.extent for size in grows)
             # a size that occurs more often in the kernel than in the weight may be the batch: it is ambiguous
-            own = tuple(s for s in grows if count[s.extent] == dims[s.extent] and larger_multiples(s.extent))
+            own = tuple(s for s in grows if count[s.extent] == dims[s.extent] and padded_extents(s.extent))
             if own:
-                yield _Site(number, kernel, own, tuple((names[t.storage], frozenset(t.shape)) for t in held))
+                yield _PaddableKernel(number, kernel, own, tuple((names[t.storage], frozenset(t.shape)) for t in held))
 
 
-def _weights_by_storage(trace: Trace) -> dict[int, str]:
+def _weight_names_by_storage(trace: Trace) -> dict[int, str]:
     """Return parameter names by storage, including the storages of gradients and of casts of both."""
     names = {n: s.name for n, s in trace.storages.items() if s.kind in ("parameter", "gradient") and s.name}
-    alone = [found for operator in trace.operators if (found := _copied(operator)) is not None]
+    alone = [found for operator in trace.operators if (found := _copy_source_and_result(operator)) is not None]
     for source, result in alone:
         if source.storage in names:
             names.setdefault(result.storage, names[source.storage])
@@ -105,7 +111,7 @@ def _weights_by_storage(trace: Trace) -> dict[int, str]:
     return names
 
 
-def _copied(operator: Operator) -> tuple[TensorRecord, TensorRecord] | None:
+def _copy_source_and_result(operator: Operator) -> tuple[TensorRecord, TensorRecord] | None:
     """Return the input and output of an operator with one of each and equal shapes; otherwise ``None``."""
     if len(operator.inputs) != 1 or len(operator.outputs) != 1:
         return None
@@ -113,18 +119,20 @@ def _copied(operator: Operator) -> tuple[TensorRecord, TensorRecord] | None:
     return (source, result) if source.shape == result.shape and source.storage != result.storage else None
 
 
-def _paddings(graph: StepGraph, sites: Sequence[_Site], prices: Kernels) -> list[dict[int, int]]:
+def _smallest_paddings(
+    graph: StepGraph, sites: Sequence[_PaddableKernel], prices: KernelPricer
+) -> list[dict[int, int]]:
     seconds: dict[tuple[TensorExpr, tuple[Size, ...]], float] = defaultdict(float)
     for site in sites:
         seconds[site.key] += site.kernel.count * prices.price_expression(site.kernel.expr).seconds
     whole = sum(task.duration_us for task in graph.tasks if task.on_device) / 1e6
     examined = [key for key, took in seconds.items() if took >= LEAST_SHARE * whole]
-    prices.price_in_parallel(enlarge(expr, extents) for expr, own in examined for extents in joint_paddings(own))
-    found = [least_padding(expr, own, prices) for expr, own in examined]
+    prices.price_in_parallel(enlarge_sizes(expr, extents) for expr, own in examined for extents in joint_paddings(own))
+    found = [smallest_worthwhile_padding(expr, own, prices) for expr, own in examined]
     return [{size.extent: padded for size, padded in one.items()} for one in found if one]
 
 
-def _joined(paddings: Sequence[Mapping[int, int]]) -> list[dict[int, int]]:
+def _merge_paddings(paddings: Sequence[Mapping[int, int]]) -> list[dict[int, int]]:
     """Merge paddings that share a size; for each size, take the largest padding."""
     groups: list[dict[int, int]] = []
     for one in paddings:
@@ -136,14 +144,14 @@ def _joined(paddings: Sequence[Mapping[int, int]]) -> list[dict[int, int]]:
     return groups
 
 
-def _padding_of(sizes: Mapping[int, int], sites: Sequence[_Site], prices: Kernels) -> PaddedWeights:
+def _price_padding(sizes: Mapping[int, int], sites: Sequence[_PaddableKernel], prices: KernelPricer) -> PaddedWeights:
     delta: dict[int, float] = defaultdict(float)
     weights: dict[str, None] = {}
     for site in sites:
         grown = {size: sizes[size.extent] for size in site.sizes if size.extent in sizes}
         if grown:
             expr = site.kernel.expr
-            after, before = (prices.price_expression(e).seconds for e in (enlarge(expr, grown), expr))
+            after, before = (prices.price_expression(e).seconds for e in (enlarge_sizes(expr, grown), expr))
             delta[site.task] += site.kernel.count * (after - before)
             weights |= {name: None for name, own in site.weights if own & sizes.keys()}
     return PaddedWeights(dict(sizes), tuple(weights), dict(delta))

@@ -42,13 +42,14 @@ class AffineBatch:
     def at(self, batch: int) -> Trace:
         """Return the trace for another batch."""
         low, high = self.low, self.high
-        blend = _blend_of(int(low.options["batch"]), int(high.options["batch"]), batch)
+        interpolate = _make_interpolator(int(low.options["batch"]), int(high.options["batch"]), batch)
         if low.iterations != high.iterations or len(low.events) != len(high.events):
             raise NotAffineError("traces of other lengths")
         return Trace(
-            tuple(_operator(a, b, blend) for a, b in zip(low.operators, high.operators, strict=True)),
-            tuple(_event(a, b, blend) for a, b in zip(low.events, high.events, strict=True)),
-            _storages(low.storages, high.storages, blend), low.iterations, {**low.options, "batch": batch},
+            tuple(_interpolate_operator(a, b, interpolate) for a, b in zip(low.operators, high.operators, strict=True)),
+            tuple(_interpolate_event(a, b, interpolate) for a, b in zip(low.events, high.events, strict=True)),
+            _interpolate_storages(low.storages, high.storages, interpolate), low.iterations, {**low.options,
+                                                                                              "batch": batch},
             low.warnings, low.registered,
         )  # fmt: skip
 
@@ -83,7 +84,7 @@ class TracesByBatch:
         self._is_affine = True
 
     @property
-    def traced(self) -> tuple[int, ...]:
+    def traced_batches(self) -> tuple[int, ...]:
         """Traced batches, in order."""
         return tuple(sorted(self._traced))
 
@@ -93,7 +94,7 @@ class TracesByBatch:
         if found is not None:
             return found
         if self._affine is None and self._is_affine and len(self._traced) >= _PROOF:
-            self._affine = _proved(self._traced)
+            self._affine = _fit_affine_batch(self._traced)
             self._is_affine = self._affine is not None
         if self._affine is not None and batch > 1:  # an axis of 1 is broadcast, and copies of it are left out
             try:
@@ -108,7 +109,7 @@ class TracesByBatch:
 _PROOF = 3
 
 
-def _proved(traced: Mapping[int, Trace]) -> AffineBatch | None:
+def _fit_affine_batch(traced: Mapping[int, Trace]) -> AffineBatch | None:
     """Return the traces of the smallest and the largest batch if all others can be derived from them."""
     batches = sorted(traced)
     found = AffineBatch(traced[batches[0]], traced[batches[-1]])
@@ -119,14 +120,14 @@ def _proved(traced: Mapping[int, Trace]) -> AffineBatch | None:
     return found if holds else None
 
 
-_Blend = Callable[[int, int], int]
+_Interpolator = Callable[[int, int], int]
 
 
-def _blend_of(low: int, high: int, batch: int) -> _Blend:
+def _make_interpolator(low: int, high: int, batch: int) -> _Interpolator:
     if low == high:
         raise NotAffineError("traces of one batch")
 
-    def blend(a: int, b: int) -> int:
+    def interpolate(a: int, b: int) -> int:
         if a == b:
             return a
         whole, rest = divmod((b - a) * (batch - low), high - low)
@@ -134,10 +135,10 @@ def _blend_of(low: int, high: int, batch: int) -> _Blend:
             raise NotAffineError(f"{a} at batch {low}, {b} at batch {high}")
         return a + whole
 
-    return blend
+    return interpolate
 
 
-def _operator(a: Operator, b: Operator, blend: _Blend) -> Operator:
+def _interpolate_operator(a: Operator, b: Operator, interpolate: _Interpolator) -> Operator:
     if (a.name, a.phase, a.module, a.stack, a.stream, a.iteration) != (
         b.name, b.phase, b.module, b.stack, b.stream, b.iteration
     ):  # fmt: skip
@@ -145,70 +146,77 @@ def _operator(a: Operator, b: Operator, blend: _Blend) -> Operator:
     if a.inputs == b.inputs and a.outputs == b.outputs and a.arguments == b.arguments:
         return a
     return replace(
-        a, inputs=_tensors(a.inputs, b.inputs, blend), outputs=_tensors(a.outputs, b.outputs, blend),
-        arguments=_value(a.arguments, b.arguments, blend),
+        a, inputs=_interpolate_tensors(a.inputs, b.inputs, interpolate), outputs=_interpolate_tensors(a.outputs,
+            b.outputs, interpolate),
+        arguments=_interpolate_argument(a.arguments, b.arguments, interpolate),
     )  # fmt: skip
 
 
-def _tensors(a: Sequence[TensorRecord], b: Sequence[TensorRecord], blend: _Blend) -> tuple[TensorRecord, ...]:
+def _interpolate_tensors(
+    a: Sequence[TensorRecord], b: Sequence[TensorRecord], interpolate: _Interpolator
+) -> tuple[TensorRecord, ...]:
     if len(a) != len(b):
         raise NotAffineError(f"{len(a)} and {len(b)} tensors")
-    return tuple(_tensor(x, y, blend) for x, y in zip(a, b, strict=True))
+    return tuple(_interpolate_tensor(x, y, interpolate) for x, y in zip(a, b, strict=True))
 
 
-def _tensor(a: TensorRecord, b: TensorRecord, blend: _Blend) -> TensorRecord:
+def _interpolate_tensor(a: TensorRecord, b: TensorRecord, interpolate: _Interpolator) -> TensorRecord:
     if a == b:
         return a
     if (a.dtype, a.storage, len(a.shape), len(a.stride)) != (b.dtype, b.storage, len(b.shape), len(b.stride)):
         raise NotAffineError(f"storages {a.storage} and {b.storage}")
     return TensorRecord(
-        tuple(map(blend, a.shape, b.shape)), tuple(map(blend, a.stride, b.stride)), a.dtype, a.storage,
-        blend(a.offset, b.offset),
+        tuple(map(interpolate, a.shape, b.shape)), tuple(map(interpolate, a.stride, b.stride)), a.dtype, a.storage,
+        interpolate(a.offset, b.offset),
     )  # fmt: skip
 
 
-def _value(a: Any, b: Any, blend: _Blend) -> Any:
+def _interpolate_argument(a: Any, b: Any, interpolate: _Interpolator) -> Any:
     """Return an argument; floating-point arguments, which do not affect cost, are taken from the first trace."""
     if isinstance(a, bool) or isinstance(b, bool) or type(a) is not type(b):
         if a != b:
             raise NotAffineError(f"arguments {a!r} and {b!r}")
         return a
     if isinstance(a, int):
-        return blend(a, b)
+        return interpolate(a, b)
     if isinstance(a, float):
         return a
     if isinstance(a, Mapping):
         if a.keys() != b.keys():
             raise NotAffineError("arguments of other names")
-        return {name: _value(a[name], b[name], blend) for name in a}
+        return {name: _interpolate_argument(a[name], b[name], interpolate) for name in a}
     if isinstance(a, (list, tuple)):
         if len(a) != len(b):
             raise NotAffineError("arguments of other lengths")
-        return type(a)(_value(x, y, blend) for x, y in zip(a, b, strict=True))
+        return type(a)(_interpolate_argument(x, y, interpolate) for x, y in zip(a, b, strict=True))
     if a != b:
         raise NotAffineError(f"arguments {a!r} and {b!r}")
     return a
 
 
-def _event(a: AllocEvent | FreeEvent, b: AllocEvent | FreeEvent, blend: _Blend) -> AllocEvent | FreeEvent:
+def _interpolate_event(
+    a: AllocEvent | FreeEvent, b: AllocEvent | FreeEvent, interpolate: _Interpolator
+) -> AllocEvent | FreeEvent:
     if a == b:
         return a
     if not (isinstance(a, AllocEvent) and isinstance(b, AllocEvent)) or (a.storage, a.operator, a.stream) != (
         b.storage, b.operator, b.stream
     ):  # fmt: skip
         raise NotAffineError("other allocations")
-    return replace(a, size_bytes=blend(a.size_bytes, b.size_bytes))
+    return replace(a, size_bytes=interpolate(a.size_bytes, b.size_bytes))
 
 
-def _storages(a: Mapping[int, Storage], b: Mapping[int, Storage], blend: _Blend) -> dict[int, Storage]:
+def _interpolate_storages(
+    a: Mapping[int, Storage], b: Mapping[int, Storage], interpolate: _Interpolator
+) -> dict[int, Storage]:
     if a.keys() != b.keys():
         raise NotAffineError("other storages")
-    return {number: _storage(known, b[number], blend) for number, known in a.items()}
+    return {number: _interpolate_storage(known, b[number], interpolate) for number, known in a.items()}
 
 
-def _storage(a: Storage, b: Storage, blend: _Blend) -> Storage:
+def _interpolate_storage(a: Storage, b: Storage, interpolate: _Interpolator) -> Storage:
     if a == b:
         return a
     if (a.kind, a.name) != (b.kind, b.name):
         raise NotAffineError(f"{a.kind} and {b.kind} storages")
-    return replace(a, size_bytes=blend(a.size_bytes, b.size_bytes))
+    return replace(a, size_bytes=interpolate(a.size_bytes, b.size_bytes))

@@ -13,14 +13,14 @@ from roller.insight.trace.trace import TensorRecord
 _VECTOR_BYTES, _FEW_CHANNELS = 16, 4
 
 
-def channels_innermost(tensor: TensorRecord) -> bool:
+def is_channels_last(tensor: TensorRecord) -> bool:
     """Return whether an image's channels are adjacent in memory; true for a single pixel or a single channel."""
     if math.prod(tensor.shape[2:]) == 1 or tensor.shape[1] == 1:
         return True
     return tensor.stride[1] == 1
 
 
-def suggests_innermost(tensor: TensorRecord) -> bool:
+def suggests_channels_last(tensor: TensorRecord) -> bool:
     """Return whether the strides of filters suggest channels innermost, as in ``Tensor::suggest_memory_format``.
 
     For one channel or one point, the strides themselves decide, since conversions keep channels-innermost strides.
@@ -28,7 +28,7 @@ def suggests_innermost(tensor: TensorRecord) -> bool:
     Examples
     --------
     >>> each = (TensorRecord((48, 1, 3, 3), stride, "float16", 0) for stride in ((9, 9, 3, 1), (9, 1, 3, 1)))
-    >>> [suggests_innermost(t) for t in each]
+    >>> [suggests_channels_last(t) for t in each]
     [False, True]
     """
     if len(tensor.shape) < 3 or len(tensor.stride) != len(tensor.shape) or tensor.stride[1] == 0:
@@ -42,36 +42,36 @@ def suggests_innermost(tensor: TensorRecord) -> bool:
     return True
 
 
-def vector_channels(channels: int, dtype: str) -> int:
+def channels_padded_to_vectors(channels: int, dtype: str) -> int:
     """Return the number of channels of an image whose pixels are whole vectors.
 
     Examples
     --------
-    >>> [vector_channels(n, "float16") for n in (1, 3, 20, 64)], vector_channels(20, "float32")
+    >>> [channels_padded_to_vectors(n, "float16") for n in (1, 3, 20, 64)], channels_padded_to_vectors(20, "float32")
     ([4, 4, 24, 64], 20)
     """
     if channels <= _FEW_CHANNELS:
         return _FEW_CHANNELS
-    vector = whole_vector(dtype)
+    vector = channels_per_vector(dtype)
     return -(-channels // vector) * vector
 
 
-def whole_vector(dtype: str) -> int:
+def channels_per_vector(dtype: str) -> int:
     """Return the number of channels in a vector."""
     return max(1, _VECTOR_BYTES // itemsize(dtype))
 
 
 def padded_channels(tensor: TensorRecord, groups: int) -> int:
     """Return the channels of the copy that a matrix unit's kernel needs; channels in groups are not padded."""
-    return tensor.shape[1] if groups > 1 else vector_channels(tensor.shape[1], tensor.dtype)
+    return tensor.shape[1] if groups > 1 else channels_padded_to_vectors(tensor.shape[1], tensor.dtype)
 
 
-def is_converted(tensor: TensorRecord, groups: int) -> bool:
+def needs_layout_conversion(tensor: TensorRecord, groups: int) -> bool:
     """Return whether a library converts an image or filters for a matrix unit's kernel.
 
     A tensor whose channels are innermost and form whole vectors is used unchanged.
     """
-    return padded_channels(tensor, groups) != tensor.shape[1] or not channels_innermost(tensor)
+    return padded_channels(tensor, groups) != tensor.shape[1] or not is_channels_last(tensor)
 
 
 def is_depthwise(weight: TensorRecord, groups: int, transposed: bool) -> bool:
@@ -79,7 +79,7 @@ def is_depthwise(weight: TensorRecord, groups: int, transposed: bool) -> bool:
     return groups > 1 and weight.shape[1] == 1 and len(weight.shape) <= 4 and not transposed
 
 
-def multiplies_planes(weight: TensorRecord, stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:
+def is_planar_matrix_product(weight: TensorRecord, stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:
     """Return whether a convolution is a matrix product on channel planes: filters times the planes of an image.
 
     This is the case if every window is a point, every point of the image has a window, and channels form whole vectors.
@@ -87,4 +87,4 @@ def multiplies_planes(weight: TensorRecord, stride: Sequence[int], padding: Sequ
     filters, channels, *window = weight.shape
     if groups != 1 or len(window) > 2 or {*window, *stride} != {1} or any(padding):
         return False
-    return all(vector_channels(n, weight.dtype) == n for n in (channels, filters))
+    return all(channels_padded_to_vectors(n, weight.dtype) == n for n in (channels, filters))

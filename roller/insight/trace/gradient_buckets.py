@@ -75,7 +75,7 @@ class Bucket(NamedTuple):
         return tuple(g.name for g in self.gradients)
 
 
-def gradients_of(trace: Trace) -> list[Gradient]:
+def reduced_gradients(trace: Trace) -> list[Gradient]:
     """Return the gradients that devices reduce in the last step, in order of appearance.
 
     A gradient to which several backward passes add is reduced once, when it is complete, as under ``no_sync``. A
@@ -121,7 +121,7 @@ def buckets(
     RollerError
         If the step has a backward pass but leaves no parameter gradients, so that it is unknown what devices share.
     """
-    whole = sorted(gradients_of(trace), key=lambda g: g.update or 0)
+    whole = sorted(reduced_gradients(trace), key=lambda g: g.update or 0)
     if not whole and any(o.phase == "backward" for o in trace.steady()):
         raise RollerError(
             "devices: expected a step that leaves gradients of the model's parameters, which devices reduce, got one "

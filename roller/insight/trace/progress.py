@@ -14,12 +14,12 @@ class Cancelled(RollerError):
     """The caller cancelled the work; whatever was priced until then is kept."""
 
 
-class _Watch(NamedTuple):
+class _ProgressListener(NamedTuple):
     listener: Callable[[str, int, int], None]
     is_cancelled: Callable[[], bool]
 
 
-_WATCH: ContextVar[_Watch | None] = ContextVar("watch", default=None)
+_WATCH: ContextVar[_ProgressListener | None] = ContextVar("watch", default=None)
 
 
 @contextmanager
@@ -42,17 +42,17 @@ def listening(
     Examples
     --------
     >>> with listening(lambda stage, done, total: print(stage, done, total)):
-    ...     report("price", 1, 2)
+    ...     report_progress("price", 1, 2)
     price 1 2
     """
-    token = _WATCH.set(_Watch(listener, is_cancelled))
+    token = _WATCH.set(_ProgressListener(listener, is_cancelled))
     try:
         yield
     finally:
         _WATCH.reset(token)
 
 
-def report(stage: str, done: int, total: int = 0) -> None:
+def report_progress(stage: str, done: int, total: int = 0) -> None:
     """Report the progress of a stage to the listeners."""
     watch = _WATCH.get()
     if watch is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
-def project_of(path: Path) -> Path:
+def find_project_folder(path: Path) -> Path:
     """Return the nearest project folder that contains a folder; the folder itself if there is none."""
     folder = path.resolve()
     for one in (folder, *folder.parents):
@@ -17,7 +17,7 @@ def project_of(path: Path) -> Path:
     return folder
 
 
-def module_of(path: Path, least: int = 0) -> tuple[Path, str]:
+def import_root_and_module(path: Path, least: int = 0) -> tuple[Path, str]:
     """Return the folder from which a file is imported, and the file's module name."""
     folder, names = path.absolute().parent, [path.stem]
     while (folder / "__init__.py").is_file() or len(names) <= least:
@@ -29,4 +29,4 @@ def module_of(path: Path, least: int = 0) -> tuple[Path, str]:
 def path_in_project(path: Path) -> str:
     """Return the path of a file relative to its project, as stacks name it."""
     whole = path.resolve()
-    return whole.relative_to(project_of(whole.parent)).as_posix()
+    return whole.relative_to(find_project_folder(whole.parent)).as_posix()

@@ -70,7 +70,7 @@ class ProviderErrors(ModelError):
         return cls([ProviderProblem(str(row["file"]), int(row["line"]), str(row["text"])) for row in rows])
 
 
-def names_of(provider: str) -> tuple[str, ...]:
+def provider_aliases(provider: str) -> tuple[str, ...]:
     """Return the names of a provider: its own, and those used by other tools."""
     return tuple(prefix + provider for prefix in _PREFIXES)
 
@@ -82,7 +82,7 @@ def is_script(path: Path) -> bool:
     except (OSError, ValueError, SyntaxError, RecursionError):
         return False  # loading it as an entry file raises a better error
     bound = set(_bound_names(body))
-    return "*" not in bound and not bound & {name for provider in PROVIDERS for name in names_of(provider)}
+    return "*" not in bound and not bound & {name for provider in PROVIDERS for name in provider_aliases(provider)}
 
 
 def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
@@ -97,15 +97,15 @@ def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
 
 def resolve_providers(module: Any, path: Path) -> None:
     """Give a loaded entry file the three standard names, whichever of their aliases it defines."""
-    problems = [problem for name in PROVIDERS for problem in _problems_of(module, name, path)]
+    problems = [problem for name in PROVIDERS for problem in _provider_problems(module, name, path)]
     if problems:
         raise ProviderErrors(sorted(problems, key=lambda one: one.line))
 
 
-def _problems_of(module: Any, name: str, path: Path) -> Iterator[ProviderProblem]:
-    function = next((f for alias in names_of(name) if callable(f := getattr(module, alias, None))), None)
+def _provider_problems(module: Any, name: str, path: Path) -> Iterator[ProviderProblem]:
+    function = next((f for alias in provider_aliases(name) if callable(f := getattr(module, alias, None))), None)
     if function is None:
-        taken = {alias for provider in PROVIDERS for alias in names_of(provider)}  # these are not misspellings
+        taken = {alias for provider in PROVIDERS for alias in provider_aliases(provider)}  # these are not misspellings
         names = [known for known in vars(module) if known not in taken and callable(getattr(module, known))]
         yield ProviderProblem(
             path_in_project(path), 1,
@@ -113,7 +113,7 @@ def _problems_of(module: Any, name: str, path: Path) -> Iterator[ProviderProblem
         )  # fmt: skip
         return
     setattr(module, name, function)
-    line = _line_of(function, path)
+    line = _definition_line(function, path)
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # a builtin has none
@@ -138,6 +138,6 @@ def _problems_of(module: Any, name: str, path: Path) -> Iterator[ProviderProblem
             )
 
 
-def _line_of(function: Any, path: Path) -> int:
+def _definition_line(function: Any, path: Path) -> int:
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code.co_firstlineno if code is not None and Path(code.co_filename) == path else 1

@@ -55,13 +55,13 @@ class Retracer(Generic[T]):
         found = next((kept for known, kept in self._kept.items() if known[0] == key and capability in known[1]), None)
         if found is None:
             made = self._make(whole)
-            found = self._wrap(made, self._from(whole))
-            self._kept[key, frozenset([capability, *_alike(made, capability)])] = found
+            found = self._wrap(made, self._with_defaults(whole))
+            self._kept[key, frozenset([capability, *_equivalent_capabilities(made, capability)])] = found
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return found
 
-    def _from(self, options: TraceOptions) -> Retracer[T]:
+    def _with_defaults(self, options: TraceOptions) -> Retracer[T]:
         """Return a retracer with the same traces and these options as the defaults."""
         again = Retracer(self._make, options, self._wrap)
         again._kept = self._kept
@@ -78,7 +78,7 @@ class Retracer(Generic[T]):
         )
 
 
-def _alike(trace: Trace, capability: tuple[int, int]) -> list[tuple[int, int]]:
+def _equivalent_capabilities(trace: Trace, capability: tuple[int, int]) -> list[tuple[int, int]]:
     """Return the compute capabilities for which PyTorch chooses a trace's kernels; GPUs never run a CPU's kernels."""
     if capability == HOST:
         return []

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb
 
-from roller.insight.trace.progress import report
+from roller.insight.trace.progress import report_progress
 from roller.runtime.clock import QUIET_SHARE, Clock, ClockSample, system_clock
-from roller.runtime.windows import spell
+from roller.runtime.timing_windows import time_calls_together
 
 #: Number of consecutive steps in a block.
 BLOCK_STEPS = 3
@@ -65,25 +65,25 @@ def time_steps(
     chosen = system_clock()
     calls = max(1, -(-BLOCK_STEPS // steps_per_call))
     start, blocks = chosen.now(), list[ClockSample]()
-    last_s = spell(step, chosen).wall_s
+    last_s = time_calls_together(step, chosen).wall_s
     for _ in range(_MOST_WARM):
-        now_s = spell(step, chosen).wall_s
+        now_s = time_calls_together(step, chosen).wall_s
         if abs(now_s - last_s) <= _WARM * last_s or chosen.now() - start > _WARM_SHARE * budget_s:
             break
         last_s = now_s
     try:
         while len(blocks) < LEAST or (len(blocks) < _MOST and chosen.now() - start < budget_s):
-            report("measure", len(blocks))
+            report_progress("measure", len(blocks))
             between()
             chosen.attend()
             step()  # code that ran in between has left its own data in the caches
-            blocks.append(spell(step, chosen, calls))
-            quiet = _quiet(blocks, chosen)
-            if len(quiet) >= NEEDED and _width(quiet) <= SETTLED:
+            blocks.append(time_calls_together(step, chosen, calls))
+            quiet = _undisturbed_seconds(blocks, chosen)
+            if len(quiet) >= NEEDED and _relative_interval_width(quiet) <= SETTLED:
                 break
     finally:
         chosen.release()
-    return _timing(blocks, chosen, calls * steps_per_call)
+    return _summarize_blocks(blocks, chosen, calls * steps_per_call)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -102,7 +102,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[k], ordered[-1 - k]
 
 
-def _quiet(blocks: Sequence[ClockSample], clock: Clock) -> list[float]:
+def _undisturbed_seconds(blocks: Sequence[ClockSample], clock: Clock) -> list[float]:
     return [block.wall_s for block in blocks if is_undisturbed(block, clock)]
 
 
@@ -111,15 +111,15 @@ def is_undisturbed(block: ClockSample, clock: Clock) -> bool:
     return clock.trusting or block.together_s <= QUIET_SHARE * block.wall_s
 
 
-def _width(values: Sequence[float]) -> float:
+def _relative_interval_width(values: Sequence[float]) -> float:
     lower, upper = median_interval(values)
     return (upper - lower) / statistics.median(values)
 
 
-def _timing(blocks: Sequence[ClockSample], clock: Clock, steps: int) -> StepTiming:
-    quiet = _quiet(blocks, clock)
+def _summarize_blocks(blocks: Sequence[ClockSample], clock: Clock, steps: int) -> StepTiming:
+    quiet = _undisturbed_seconds(blocks, clock)
     kept = quiet if len(quiet) >= NEEDED else [block.wall_s for block in blocks]
-    width = _width(kept)
+    width = _relative_interval_width(kept)
     note = ""
     if len(quiet) < NEEDED:
         note = (

@@ -139,7 +139,7 @@ class Operator:
                 (t.shape, t.stride, t.dtype, t.offset, places.setdefault(t.storage, len(places))) for t in records
             )
 
-        arguments = tuple((k, _hashable(v)) for k, v in self.arguments.items() if not isinstance(v, float))
+        arguments = tuple((k, _to_hashable(v)) for k, v in self.arguments.items() if not isinstance(v, float))
         return self.name, layouts(self.inputs), layouts(self.outputs), arguments
 
     @cached_property
@@ -153,11 +153,11 @@ class Operator:
         return tuple(t.dtype for t in self.inputs)
 
 
-def _hashable(value: Any) -> Any:
+def _to_hashable(value: Any) -> Any:
     """Return a hashable copy of an argument."""
     if isinstance(value, dict):
-        return tuple((k, _hashable(v)) for k, v in value.items())
-    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
+        return tuple((k, _to_hashable(v)) for k, v in value.items())
+    return tuple(map(_to_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class Trace:
                 tuple(data["warnings"]),
                 {name: _stack_by_index(stacks, number) for name, number in data.get("registered", {}).items()},
             )
-            _check(found)
+            _check_types(found)
             return found
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
             raise ArtifactError(
@@ -375,7 +375,7 @@ def _read_operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
     return Operator(**given)
 
 
-def _check(trace: Trace) -> None:
+def _check_types(trace: Trace) -> None:
     """Refuse parts of the wrong type, which would cause an error far from here, or none at all."""
     events = (number for event in trace.events for number in vars(event).values())
     tensors = (t for o in trace.operators for t in (*o.inputs, *o.outputs))

@@ -10,9 +10,9 @@ from roller.errors import RollerError
 from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.optimizer_bytes import UNFUSED, possible_optimizers
-from roller.insight.whatif.recomputed_tasks import is_recomputed
-from roller.insight.whatif.select import compute_tasks, network_tasks, tasks_by_step, total_duration_us
+from roller.insight.whatif.recomputed_tasks import is_block_recomputed
 from roller.insight.whatif.task_prices import TaskPrices, uses_16_bit_floats
+from roller.insight.whatif.task_selection import compute_tasks, network_tasks, tasks_by_step, total_duration_us
 
 #: Smallest share of a profile's work with a change for which the change counts as in place.
 MOSTLY = 0.5
@@ -80,7 +80,7 @@ def mixed_precision_reason(graph: StepGraph) -> str:
     """Return the reason if 16-bit kernels take most of the time of matrix products, or without any, of all kernels."""
     prices = TaskPrices(graph)
     every = [graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")]
-    products = [t for t in every if prices.bound_by(t) == "compute"] or every
+    products = [t for t in every if prices.limiting_resource(t) == "compute"] or every
     whole, short = total_duration_us(graph, [t.id for t in products]), [t.id for t in products if uses_16_bit_floats(t)]
     if not whole or total_duration_us(graph, short) < MOSTLY * whole:
         return ""
@@ -90,7 +90,9 @@ def mixed_precision_reason(graph: StepGraph) -> str:
 def fused_pointwise_reason(graph: StepGraph) -> str:
     """Return the reason if a compiler generated most of the memory-bound kernels."""
     prices = TaskPrices(graph)
-    bound = [n for n in compute_tasks(graph, "forward", "backward") if prices.bound_by(graph.tasks[n]) == "memory"]
+    bound = [
+        n for n in compute_tasks(graph, "forward", "backward") if prices.limiting_resource(graph.tasks[n]) == "memory"
+    ]
     fused, whole = [n for n in bound if COMPILED in graph.tasks[n].name], total_duration_us(graph, bound)
     if not fused or total_duration_us(graph, fused) < MOSTLY * whole:
         return ""
@@ -100,7 +102,7 @@ def fused_pointwise_reason(graph: StepGraph) -> str:
 
 def recomputed_blocks_reason(graph: StepGraph, blocks: Sequence[str]) -> str:
     """Return the reason if backward recomputes every block."""
-    if not blocks or not all(is_recomputed(graph, block) for block in blocks):
+    if not blocks or not all(is_block_recomputed(graph, block) for block in blocks):
         return ""
     return f"The backward runs {'each of the blocks' if len(blocks) > 1 else 'the block'} forward once more."
 
@@ -133,12 +135,12 @@ def loader_workers_reason(graph: StepGraph, loads: Sequence[int], asked: int, of
     )
 
 
-class _Parallel(Protocol):
+class _DataParallelChange(Protocol):
     @property
     def devices(self) -> int: ...
 
 
-def data_parallel_reason(change: _Parallel, graph: StepGraph) -> str:
+def data_parallel_reason(change: _DataParallelChange, graph: StepGraph) -> str:
     """Return the reason if the profile is from one rank on the same number of devices."""
     found: Collection[int] = [n for n in network_tasks(graph) if _REDUCES.search(graph.tasks[n].name)
                               and graph.tasks[n].provenance == "measured"]  # fmt: skip

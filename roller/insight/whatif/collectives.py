@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from roller.errors import RollerError, shown
 from roller.insight.step.graph import Lane, StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, group_into_buckets
-from roller.insight.whatif.select import parameter_bytes
+from roller.insight.whatif.task_selection import parameter_bytes
 
 #: Maximum number of slices of a step's gradients; each slice is two transfers per step.
 _MOST_SLICES = 100_000
@@ -66,7 +66,7 @@ def sparse_all_gather_us(
     return (devices - 1) * kept * (index_bytes + value_bytes) / bytes_per_s * 1e6
 
 
-def check_slices(graph: StepGraph, slice_bytes: float) -> float:
+def check_slice_count(graph: StepGraph, slice_bytes: float) -> float:
     """Return the bytes of a step's gradients; refuse a slice size that would result in too many slices."""
     size = parameter_bytes(graph)
     if size / slice_bytes > _MOST_SLICES:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from roller.insight.step.graph import Lane, StepGraph, TaskContext
 from roller.insight.step.simulate import simulate
 from roller.insight.step.steady_step import steady_step_us
-from roller.insight.whatif.insertion import New
+from roller.insight.whatif.insertion import NewTask
 from roller.insight.whatif.primitives import select
-from roller.insight.whatif.select import sort_by_start
+from roller.insight.whatif.task_selection import sort_by_start
 
 #: Steps until a pipeline of workers reaches its steady state.
 STEADY = 4
@@ -20,7 +20,7 @@ def loading_tasks(graph: StepGraph) -> tuple[int, ...]:
     return sort_by_start(graph, select(graph, lambda t: t.kind == "data" and t.lane.kind == "thread"))
 
 
-def loading_times_us(graph: StepGraph, loads: Sequence[int], of: int | None) -> list[float]:
+def batch_loading_times_us(graph: StepGraph, loads: Sequence[int], of: int | None) -> list[float]:
     """Return the loading time of each batch on the training thread or on one of ``of`` workers."""
     if of is None:
         return [graph.tasks[n].duration_us for n in loads]
@@ -29,10 +29,10 @@ def loading_times_us(graph: StepGraph, loads: Sequence[int], of: int | None) -> 
 
 def loader_worker_tasks(
     loads: Sequence[int], took_us: Sequence[float], workers: int, ready: int, *, is_measured: bool
-) -> list[New]:
+) -> list[NewTask]:
     """Return the loading tasks of workers, which start staggered and run at most ``ready`` batches ahead."""
     return [
-        New("load", "data", min(1.0, (at + 1) / workers) * took_us[at],
+        NewTask("load", "data", min(1.0, (at + 1) / workers) * took_us[at],
             lane=Lane(0, "loader", f"worker {at % workers}"),
             after=(loads[at - ready],) if at >= ready else (), before=(load,),
             provenance="measured" if is_measured else "calibrated", context=TaskContext(-1, "data"))

@@ -10,11 +10,11 @@ from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from roller.insight.whatif.collectives import CHANNEL, buckets_by_step
-from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.select import compute_tasks, start_key, tasks_by_step
+from roller.insight.whatif.insertion import NewTask, insert
+from roller.insight.whatif.task_selection import compute_tasks, start_key, tasks_by_step
 
 
-def data_parallel(
+def add_data_parallelism(
     graph: StepGraph,
     ring: Ring,
     copy_us: Callable[[int, int], tuple[float, Provenance]],
@@ -29,20 +29,20 @@ def data_parallel(
             f"{graph.name}: gradients: expected the bytes that devices exchange, got a sparse gradient, whose rows a "
             f"trace does not count. Ask for one device, or make the embedding with sparse=False."
         )
-    updates, new = tasks_by_step(graph, compute_tasks(graph, "optimizer")), list[New]()
+    updates, new = tasks_by_step(graph, compute_tasks(graph, "optimizer")), list[NewTask]()
 
-    def append_task(one: New) -> int:
+    def append_task(one: NewTask) -> int:
         new.append(one)
         return len(graph.tasks) + len(new) - 1
 
     for iteration, own in (buckets_by_step(graph, first_bytes, bucket_bytes) if ring.devices > 1 else {}).items():
         last: int | None = None
-        unread: list[tuple[New, int]] = []
+        unread: list[tuple[NewTask, int]] = []
         for bucket in own:  # copied when its last gradient is ready, and reduced after the previous bucket
             taken_us, provenance = copy_us(bucket.size_bytes, len(bucket.gradients))
-            copy = New("bucket", "kernel", taken_us, behind=bucket.ready, provenance=provenance)
+            copy = NewTask("bucket", "kernel", taken_us, behind=bucket.ready, provenance=provenance)
             copied = append_task(copy)
-            last = append_task(New(
+            last = append_task(NewTask(
                 "all-reduce", "collective", interference * 1e6 * ring.all_reduce_s(bucket.size_bytes), lane=CHANNEL,
                 after=(copied, *(() if last is None else (last,))), size_bytes=bucket.size_bytes,
                 context=graph.tasks[bucket.ready].context,

@@ -10,28 +10,28 @@ from roller.hardware import DeviceSpec
 from roller.hardware.peaks import peak_flops_per_s
 from roller.insight.step.graph import StepGraph, Task
 from roller.insight.step.profile_dtypes import dtype_from_profile_name
-from roller.insight.whatif.task_prices import Priced, TaskPrices
+from roller.insight.whatif.task_prices import PricedValue, TaskPrices
 
 
 @dataclass(frozen=True)
-class OnDevice:
+class DeviceRatios:
     """Ratios of times on ``spec`` to times on ``before``, the profile's device."""
 
     prices: TaskPrices
     before: DeviceSpec
     spec: DeviceSpec
 
-    def kernel_time_ratio(self, task: Task) -> Priced:
+    def kernel_time_ratio(self, task: Task) -> PricedValue:
         """Return a kernel's time ratio from its operator's prices, or else from the rates that limit the kernel."""
         found = self.prices.time_ratio(task, device=self.spec)
         if found is not None:
             return found
         old, new = self.before.sustained, self.spec.sustained
-        if self.prices.bound_by(task) == "compute":
+        if self.prices.limiting_resource(task) == "compute":
             dtype = next((d for d in map(dtype_from_profile_name, task.context.dtypes) if d in FLOATS), "float32")
-            return Priced(_peak_flops_per_s(old, dtype) / _peak_flops_per_s(new, dtype), "predicted")
+            return PricedValue(_peak_flops_per_s(old, dtype) / _peak_flops_per_s(new, dtype), "predicted")
         memory, other = old.memory_layers[-1], new.memory_layers[-1]
-        return Priced(memory.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s, "predicted")
+        return PricedValue(memory.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s, "predicted")
 
     @property
     def link_ratio(self) -> float:
@@ -46,7 +46,7 @@ class OnDevice:
         return new / old if old and new else 1.0
 
 
-def device_ratios(graph: StepGraph, device: str) -> OnDevice:
+def device_ratios(graph: StepGraph, device: str) -> DeviceRatios:
     """Return the ratios of times on another device to times on the profile's device."""
     from roller.arguments import target_of
 
@@ -55,7 +55,7 @@ def device_ratios(graph: StepGraph, device: str) -> OnDevice:
             f"{graph.name}: device: expected the device of the profile, to compare {device} with, got none. Name it: "
             f"--device, or from_kineto(..., device=)."
         )
-    return OnDevice(TaskPrices(graph), graph.device, target_of(device)[0])
+    return DeviceRatios(TaskPrices(graph), graph.device, target_of(device)[0])
 
 
 def _peak_flops_per_s(spec: DeviceSpec, dtype: str) -> float:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from roller.insight.cost.cache_residency import cached_shares
-from roller.insight.cost.compiled import compiled_operators
+from roller.insight.cost.cache_residency import cached_byte_shares
+from roller.insight.cost.compiled import compile_operators
 from roller.insight.cost.operator_price import Pricer
-from roller.insight.cost.step_cost import cached_pricer
+from roller.insight.cost.step_cost import pricer_with_disk_cache
 from roller.insight.step.graph import StepGraph
 from roller.insight.trace.trace import Operator
 from roller.insight.whatif import already_applied
-from roller.insight.whatif.select import compute_tasks, neighbouring_kernels, sort_by_start
 from roller.insight.whatif.task_prices import TaskPrices
+from roller.insight.whatif.task_selection import compute_tasks, neighbouring_kernels, sort_by_start
 
 #: Duration of each changed task; ``None`` for a removed one.
 Durations = Mapping[int, float | None]
@@ -25,14 +25,14 @@ def durations_of_generated_kernels(graph: StepGraph) -> Durations | None:
     device, known = graph.device, graph.operators
     if device is None or not device.traits.blocks or not tasks or not all(n in known for n in tasks):
         return None
-    return _durations(graph, tasks, cached_pricer(device, settings=graph.settings))
+    return _generated_kernel_durations(graph, tasks, pricer_with_disk_cache(device, settings=graph.settings))
 
 
-def _durations(graph: StepGraph, tasks: Sequence[int], pricer: Pricer) -> Durations:
+def _generated_kernel_durations(graph: StepGraph, tasks: Sequence[int], pricer: Pricer) -> Durations:
     operators = [graph.operators[n] for n in tasks]
-    kernels = list(_replacements(operators, pricer))
+    kernels = list(_replacement_kernels(operators, pricer))
     uses = Counter(place for _, of in kernels for place in of)
-    own_s = _seconds(operators, pricer)
+    own_s = _operator_seconds(operators, pricer)
     found: dict[int, float] = {}
     for kernel_s, of in kernels:
         before_s = sum(own_s[place] / uses[place] for place in of)
@@ -43,21 +43,21 @@ def _durations(graph: StepGraph, tasks: Sequence[int], pricer: Pricer) -> Durati
     return {tasks[place]: found.get(tasks[place]) for place in uses}
 
 
-def _seconds(operators: Sequence[Operator], pricer: Pricer) -> list[float]:
-    shares = cached_shares(operators, pricer.spec)
+def _operator_seconds(operators: Sequence[Operator], pricer: Pricer) -> list[float]:
+    shares = cached_byte_shares(operators, pricer.spec)
     return [pricer.price_operator(o, share).seconds for o, share in zip(operators, shares, strict=True)]
 
 
-def _replacements(operators: Sequence[Operator], pricer: Pricer) -> Iterator[tuple[float, tuple[int, ...]]]:
+def _replacement_kernels(operators: Sequence[Operator], pricer: Pricer) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Yield the seconds of generated kernels and of partly replaced calls, with the positions they replace."""
-    found = compiled_operators(operators)
+    found = compile_operators(operators)
     taken = {place for one in found if one.is_generated for place in one.of}
-    for one, seconds in zip(found, _seconds([one.operator for one in found], pricer), strict=True):
+    for one, seconds in zip(found, _operator_seconds([one.operator for one in found], pricer), strict=True):
         if one.is_generated or taken.intersection(one.of):
             yield seconds, one.of
 
 
-def durations_of_chains(graph: StepGraph, longest: int) -> Durations:
+def durations_of_fused_chains(graph: StepGraph, longest: int) -> Durations:
     """Return durations of fused chains: at most ``longest`` memory-bound neighbours in one phase and layer."""
     prices, before = TaskPrices(graph), neighbouring_kernels(graph)[0]
     chains: dict[int, list[int]] = {}
@@ -66,7 +66,7 @@ def durations_of_chains(graph: StepGraph, longest: int) -> Durations:
         task, previous = graph.tasks[n], before.get(n)
         head = n if previous is None else head_of.get(previous.id, n)
         same = previous is not None and previous.context[:3] == task.context[:3]
-        if prices.bound_by(task) == "memory" and already_applied.COMPILED not in task.name:
+        if prices.limiting_resource(task) == "memory" and already_applied.COMPILED not in task.name:
             head_of[n] = head if same and len(chains.get(head, ())) < longest else n
             chains.setdefault(head_of[n], []).append(n)
     found: dict[int, float | None] = {}

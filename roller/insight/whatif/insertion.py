@@ -14,7 +14,7 @@ _LANE_ORDER = ("stream", "thread")
 
 
 @dataclass(frozen=True)
-class New:
+class NewTask:
     """A task to insert; the n-th new task gets the id ``len(graph.tasks) + n``."""
 
     name: str
@@ -34,7 +34,7 @@ class New:
     context: TaskContext | None = None  # position in the step; by default, its neighbour's position
 
 
-def insert(graph: StepGraph, *new: New) -> StepGraph:
+def insert(graph: StepGraph, *new: NewTask) -> StepGraph:
     """Return a graph with additional tasks.
 
     Raises
@@ -45,7 +45,7 @@ def insert(graph: StepGraph, *new: New) -> StepGraph:
     Examples
     --------
     >>> gemm = Task(0, "gemm", "kernel", Lane(0, "stream", "7"), 90.0, 0.0, 90.0)
-    >>> both = insert(StepGraph([gemm], [], {}, 8.0, 1.0), New("cast", "kernel", 5.0, behind=0, launch=False))
+    >>> both = insert(StepGraph([gemm], [], {}, 8.0, 1.0), NewTask("cast", "kernel", 5.0, behind=0, launch=False))
     >>> both.tasks[1].lane.name, both.dependencies[0].kind, both.name
     ('7', 'stream', 'profile, cast inserted')
     """
@@ -64,7 +64,7 @@ def insert(graph: StepGraph, *new: New) -> StepGraph:
 class _Insertion:
     """Builds the tasks and dependencies of the new graph; dependencies are indexed by task."""
 
-    def __init__(self, graph: StepGraph, new: Sequence[New]) -> None:
+    def __init__(self, graph: StepGraph, new: Sequence[NewTask]) -> None:
         self.graph = graph
         self.tasks = [*graph.tasks, *(self._make_task(graph, n, one) for n, one in enumerate(new, len(graph.tasks)))]
         self.dependencies: list[Dependency] = list(graph.dependencies)
@@ -77,7 +77,7 @@ class _Insertion:
         launches = [t.duration_us for t in graph.tasks if t.kind == "launch" and not t.is_removed]
         self.launch_us = median(launches) if launches else 0.0
 
-    def _make_task(self, graph: StepGraph, number: int, new: New) -> Task:
+    def _make_task(self, graph: StepGraph, number: int, new: NewTask) -> Task:
         if not 0 <= new.duration_us < float("inf"):
             raise RollerError(f"insert: duration_us: expected a number of at least 0, got {shown(new.duration_us)}.")
         beside = new.behind if new.behind is not None else new.ahead
@@ -91,7 +91,7 @@ class _Insertion:
             new.provenance, False, new.context or TaskContext(), new.size_bytes, new.resource, new.priority,
         )  # fmt: skip
 
-    def add_task(self, number: int, new: New) -> None:
+    def add_task(self, number: int, new: NewTask) -> None:
         beside = new.behind if new.behind is not None else new.ahead
         for other in (*new.after, *new.before, *(() if beside is None else (beside,))):
             if not 0 <= other < len(self.tasks):
@@ -153,12 +153,12 @@ class _Insertion:
             self._replace_dependency(order, replace(self.dependencies[order], target=new))
             self._add_dependency(Dependency(new, True, beside, False, gap, because))
         if behind and self.tasks[beside].is_removed:
-            self._take_over_successors(beside, new)
+            self._move_successors(beside, new)
 
     def _is_lane_order(self, d: Dependency) -> bool:
         return d.kind in _LANE_ORDER and d.of_end
 
-    def _take_over_successors(self, removed: int, new: int) -> None:
+    def _move_successors(self, removed: int, new: int) -> None:
         """Move the successors of a removed task to its replacement."""
         for position in list(self.of_source[removed]):
             d = self.dependencies[position]

@@ -22,7 +22,7 @@ class MemoryChange:
         """Whether all tensors of the step stay unchanged."""
         return self == MemoryChange()
 
-    def followed_by(self, other: MemoryChange) -> MemoryChange:
+    def combine_with(self, other: MemoryChange) -> MemoryChange:
         """Combine two changes; if both set an option, the later change takes precedence."""
         later = {name: value for name, value in vars(other).items() if value is not None}
         return replace(self, **{**later, "batch_factor": self.batch_factor * other.batch_factor})

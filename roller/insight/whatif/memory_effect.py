@@ -31,7 +31,7 @@ class MemoryEffect(NamedTuple):
         return NOT_MODELLED if self.reason.startswith(NOT_MODELLED) else self.reason.partition(",")[0]
 
     @property
-    def says_more(self) -> bool:
+    def has_specific_reason(self) -> bool:
         """Whether ``reason`` says more than that the effect is not modelled."""
         return self.reason not in ("", NOT_MODELLED)
 
@@ -47,7 +47,7 @@ def memory_effect(graph: StepGraph, changes: Sequence[WhatIf], memory_of: Memory
         part = MemoryChange() if change.in_place(graph) else change.memory_change()
         if part is None:
             return UNKNOWN
-        whole = whole.followed_by(part)
+        whole = whole.combine_with(part)
     if whole.keeps_tensors:
         return MemoryEffect(0)
     if memory_of is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.select import parameter_bytes
+from roller.insight.whatif.task_selection import parameter_bytes
 
 #: Tensors of the parameters' size that a fused update reads and writes: the parameter, its gradient (read only), and
 #: the state, which is m and v for Adam and one buffer for momentum.

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.insight.step.breakdown import BreakdownRow, breakdown, critical_path
+from roller.insight.step.cpu_device_overlap import Overlap, overlap
 from roller.insight.step.graph import Provenance, StepGraph
-from roller.insight.step.overlap import Overlap, overlap
 from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.step.steady_step import steady_step_us, step_times_us
-from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits, is_replay_off
-from roller.insight.whatif.first_launches import without_module_loading
+from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits, replay_disagrees
 from roller.insight.whatif.median_steps import use_median_durations
+from roller.insight.whatif.module_loading import remove_module_loading
 from roller.insight.whatif.primitives import without_overhead
 from roller.insight.whatif.unroll_steps import unroll_steps
 
@@ -178,13 +178,13 @@ def what_if(
         )
     # a caller with a baseline has already checked the replay
     replayed_us = 0.0 if force or baseline is not None else simulate(graph).makespan_us
-    if is_replay_off(graph, replayed_us):
+    if replay_disagrees(graph, replayed_us):
         raise RollerError(
             f"{graph.name}: expected a replay of {graph.measured_us / 1e3:.3f} ms, as the profile took, got "
             f"{replayed_us / 1e3:.3f} ms: its tasks wait in another way than they did. Record another profile, or ask "
             f"all the same with --force (force=True)."
         )
-    known, graph = bool(graph.overhead_us), without_module_loading(without_overhead(graph))
+    known, graph = bool(graph.overhead_us), remove_module_loading(without_overhead(graph))
     step_us = steady_step_us(graph, baseline or simulate(graph))
     common = use_median_durations(graph)
     changed = common
@@ -209,7 +209,7 @@ def what_if(
         overlap(base, before), overlap(changed, after), breakdown(base, before, "phase"),
         breakdown(changed, after, "phase"),
         _relative_step_range(graph), graph.unexplained_share, _provenance_shares(changed, after),
-        changed.assumptions + _ALWAYS + (() if known or not _has_measured_host(graph) else (_OVERHEAD,)),
+        changed.assumptions + _ALWAYS + (() if known or not _has_measured_host_times(graph) else (_OVERHEAD,)),
         (base, changed), (before, after),
     )  # fmt: skip
 
@@ -220,7 +220,7 @@ def _relative_step_range(graph: StepGraph) -> float:
     return (max(steps) - min(steps)) / median(steps) if len(steps) > 1 and median(steps) else 0.0
 
 
-def _has_measured_host(graph: StepGraph) -> bool:
+def _has_measured_host_times(graph: StepGraph) -> bool:
     return any(t.provenance == "measured" and not t.on_device for t in graph.tasks)
 
 

@@ -166,4 +166,4 @@ def _count_text(tasks: Collection[int]) -> str:
 
 def _check_not_negative(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise RollerError(f"{name}: expected a finite number of at least 0, got {shown(value)}. Mend it.")
+        raise RollerError(f"{name}: expected a finite number of at least 0, got {shown(value)}. Correct it.")

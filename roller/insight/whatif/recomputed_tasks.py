@@ -7,27 +7,27 @@ from collections.abc import Sequence
 
 from roller.insight.step.graph import StepGraph, Task
 from roller.insight.trace.trace import Operator
-from roller.insight.whatif.select import compute_tasks, in_layers
+from roller.insight.whatif.task_selection import compute_tasks, matches_layers
 
 
-def is_recomputed(graph: StepGraph, block: str) -> bool:
+def is_block_recomputed(graph: StepGraph, block: str) -> bool:
     """Return whether backward recomputes a whole block; false for recordings, which do not show recomputation."""
     # backward then reads no result of the first forward; the block's last operators may still run only once, since
     # PyTorch stops at the last tensor that backward reads
-    again, forward, backward = _operators(graph, block)
+    again, forward, backward = _operators_of_block(graph, block)
     written = {tensor.storage for operator in forward for tensor in operator.outputs}
     return bool(again) and written.isdisjoint(tensor.storage for operator in backward for tensor in operator.inputs)
 
 
-def without_repeated(graph: StepGraph, block: str, tasks: Sequence[int]) -> tuple[int, ...]:
+def tasks_not_yet_recomputed(graph: StepGraph, block: str, tasks: Sequence[int]) -> tuple[int, ...]:
     """Return the tasks of a block's forward that backward does not yet recompute, in order."""
     repeated = Counter(
-        _key(graph.tasks[n]) for n in compute_tasks(graph, layers=block) if n in graph.operators
+        _task_signature(graph.tasks[n]) for n in compute_tasks(graph, layers=block) if n in graph.operators
         and graph.operators[n].recomputed
     )  # fmt: skip
     found = []
     for number in tasks:
-        key = _key(graph.tasks[number])
+        key = _task_signature(graph.tasks[number])
         if repeated[key]:
             repeated[key] -= 1
         else:
@@ -35,14 +35,14 @@ def without_repeated(graph: StepGraph, block: str, tasks: Sequence[int]) -> tupl
     return tuple(found)
 
 
-def _key(task: Task) -> tuple[object, ...]:
+def _task_signature(task: Task) -> tuple[object, ...]:
     return task.context.iteration, task.context.module, task.context.operator, task.context.shapes
 
 
-def _operators(graph: StepGraph, block: str) -> tuple[list[Operator], list[Operator], list[Operator]]:
+def _operators_of_block(graph: StepGraph, block: str) -> tuple[list[Operator], list[Operator], list[Operator]]:
     again, forward, backward = list[Operator](), list[Operator](), list[Operator]()
     for operator in graph.operators.values():
-        if in_layers(operator.module, (block,)):
+        if matches_layers(operator.module, (block,)):
             if operator.recomputed:
                 again.append(operator)
             elif operator.phase in ("forward", "backward"):

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.select import compute_tasks
+from roller.insight.whatif.task_selection import compute_tasks
 
 
-def repeated_blocks(graph: StepGraph) -> tuple[str, ...]:
+def find_repeated_blocks(graph: StepGraph) -> tuple[str, ...]:
     """Return the outermost numbered blocks with inner layers, from lists with at least two such blocks."""
     # ``--checkpoint yes`` takes the same blocks if all layers of a list have one class, which profiles do not contain
     forward, backward = (
         {graph.tasks[n].context.module for n in compute_tasks(graph, phase)} for phase in ("forward", "backward")
     )
     lists: dict[str, set[str]] = {}
-    for around, number in (part for path in forward & backward for part in _numbered(path)):
+    for around, number in (part for path in forward & backward for part in _numbered_path_parts(path)):
         lists.setdefault(around, set()).add(number)
     outermost = [x for x in sorted(lists) if not any(x.startswith(f"{o}.") for o in lists if len(lists[o]) > 1)]
     return tuple(f"{x}.{n}" for x in outermost if len(lists[x]) > 1 for n in sorted(lists[x], key=int))
 
 
-def _numbered(path: str) -> Iterator[tuple[str, str]]:
+def _numbered_path_parts(path: str) -> Iterator[tuple[str, str]]:
     """Yield each inner numbered part of a module path and the path before it."""
     parts = path.split(".")
     for at in range(1, len(parts) - 1):

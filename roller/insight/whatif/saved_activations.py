@@ -9,16 +9,16 @@ from typing import NamedTuple
 from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph, Task
 from roller.insight.step.profile_dtypes import element_bytes
-from roller.insight.whatif.select import (
+from roller.insight.whatif.task_selection import (
     compute_tasks,
-    in_layers,
+    matches_layers,
     neighbouring_kernels,
     tasks_by_layer,
     tasks_by_step,
 )
 
 
-class SavedMap(NamedTuple):
+class SavedFeatureMap(NamedTuple):
     """The input of a layer, which the layer's backward reads."""
 
     layer: str
@@ -31,19 +31,18 @@ class SavedMap(NamedTuple):
     preceding: int | None
 
 
-def saved_feature_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[int, Sequence[SavedMap]]:
+def saved_feature_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[int, Sequence[SavedFeatureMap]]:
     """Return the saved feature maps of each step in the order of forward."""
-    patterns = (layers,) if isinstance(layers, str) else tuple(layers)
     before, behind = neighbouring_kernels(graph)
     backward = tasks_by_step(graph, compute_tasks(graph, "backward"))
-    found: dict[int, list[SavedMap]] = {}
+    found: dict[int, list[SavedFeatureMap]] = {}
     for iteration, own in tasks_by_step(graph, compute_tasks(graph, "forward")).items():
         back = tasks_by_layer(graph, backward.get(iteration, ()))
         for layer, tasks in tasks_by_layer(graph, own).items():
             size = max((_first_input_bytes(graph.tasks[n]) for n in tasks), default=0)
-            if layer and layer in back and size and in_layers(layer, patterns):
+            if layer and layer in back and size and matches_layers(layer, layers):
                 following, preceding = behind.get(tasks[-1]), before.get(back[layer][0])
-                one = SavedMap(
+                one = SavedFeatureMap(
                     layer, size, tasks[-1], following.id if following else None, back[layer][0],
                     preceding.id if preceding else None,
                 )  # fmt: skip

@@ -50,7 +50,7 @@ def read_scenarios(path: str | Path) -> Scenarios:
         data = yaml.safe_load(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = str(error).partition("\n")[0]
-        raise RollerError(f"{where}: expected a scenario, got what cannot be read ({why}). Mend the file.") from error
+        raise RollerError(f"{where}: expected a scenario, got an unreadable file ({why}). Correct it.") from error
     if not isinstance(data, Mapping) or not data.keys() <= _KEYS:
         raise RollerError(
             f"{where}: expected device, measured_us and changes or scenarios, got {shown(data)}. Name what to change."
@@ -59,7 +59,7 @@ def read_scenarios(path: str | Path) -> Scenarios:
         warnings.warn(f"{where}: prices is now called measured_us.", DeprecationWarning, stacklevel=2)
     measured = data.get("measured_us", data.get("prices")) or {}
     if not isinstance(measured, Mapping) or not all(map(_is_duration, measured.values())):
-        raise RollerError(f"{where}: measured_us: expected microseconds by name, got {shown(measured)}. Mend them.")
+        raise RollerError(f"{where}: measured_us: expected microseconds by name, got {shown(measured)}. Correct them.")
     given, device = data.get("scenarios") or {}, data.get("device")
     if not isinstance(given, Mapping):
         raise RollerError(f"{where}: scenarios: expected lists of what-ifs by name, got {shown(given)}. Name them.")
@@ -105,7 +105,8 @@ def parse_what_if(name: str, parameters: Any, where: str) -> WhatIf:
             parameters if not isinstance(parameters, Mapping) else sorted(map(str, parameters.keys() - known.keys()))
         )
         raise RollerError(
-            f"{where}: {name}: expected parameters among {', '.join(known) or 'none'}, got {shown(wrong)}. Mend them."
+            f"{where}: {name}: expected parameters among {', '.join(known) or 'none'}, got {shown(wrong)}. "
+            f"Correct them."
         )
     hints = type_hints_of(kind)
     given = {str(k): _to_parameter_type(v, hints.get(str(k))) for k, v in parameters.items()}

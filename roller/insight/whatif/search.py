@@ -9,12 +9,12 @@ from itertools import combinations
 from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.simulate import simulate
-from roller.insight.whatif.first_launches import without_module_loading
 from roller.insight.whatif.memory_effect import MemoryEffect, MemoryOf, memory_effect
+from roller.insight.whatif.module_loading import remove_module_loading
 from roller.insight.whatif.optimizer_bytes import KINDS, possible_optimizers
 from roller.insight.whatif.predict import HARDLY, Answer, what_if
 from roller.insight.whatif.primitives import without_overhead
-from roller.insight.whatif.repeated_blocks import repeated_blocks
+from roller.insight.whatif.repeated_blocks import find_repeated_blocks
 from roller.insight.whatif.what_if import WhatIf
 from roller.insight.whatif.whatifs import (
     AMP,
@@ -34,7 +34,7 @@ PAIRED, MOST_ASKED = 4, 19
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The prediction for changes, or the reason why there is none."""
 
     changes: tuple[WhatIf, ...]
@@ -55,8 +55,8 @@ class Found:
 
 
 def search(
-    graph: StepGraph, *, force: bool = False, seen: Callable[[Found], None] = lambda found: None
-) -> tuple[Found, ...]:
+    graph: StepGraph, *, force: bool = False, seen: Callable[[SearchResult], None] = lambda found: None
+) -> tuple[SearchResult, ...]:
     """Predict all applicable changes and pairs of the best ones, largest gain first.
 
     Parameters
@@ -71,19 +71,19 @@ def search(
     RollerError
         If too much of the profile is unexplained.
     """
-    baseline = simulate(without_module_loading(without_overhead(graph)))
-    found: list[Found] = []
+    baseline = simulate(remove_module_loading(without_overhead(graph)))
+    found: list[SearchResult] = []
 
     def try_changes(changes: tuple[WhatIf, ...], is_bound: bool) -> None:
         try:
-            one = Found(changes, what_if(graph, *changes, force=force, baseline=baseline), is_bound=is_bound)
+            one = SearchResult(changes, what_if(graph, *changes, force=force, baseline=baseline), is_bound=is_bound)
         except RollerError as error:
-            one = Found(changes, None, str(error), is_bound)
+            one = SearchResult(changes, None, str(error), is_bound)
         found.append(one)
         seen(one)
 
     if not force:
-        what_if(graph, _unchanged)  # raises for an unexplained profile
+        what_if(graph, _return_unchanged)  # raises for an unexplained profile
     for change in _applicable_changes(graph):
         try_changes((change,), isinstance(change, ZeroTime))
     good = [x for x in _sort_by_gain(found) if not x.is_bound and x.answer and not x.answer.is_hardly_anything]
@@ -93,16 +93,16 @@ def search(
         if type(one.changes[0]) is not type(other.changes[0]):
             try_changes(one.changes + other.changes, False)
     alone = {x.name: x.answer.gain for x in found if x.answer is not None and len(x.changes) == 1}
-    return tuple(x for x in _sort_by_gain(found) if _helps_as_pair(x, alone))
+    return tuple(x for x in _sort_by_gain(found) if _gains_more_as_pair(x, alone))
 
 
-def _helps_as_pair(found: Found, alone: Mapping[str, float]) -> bool:
+def _gains_more_as_pair(found: SearchResult, alone: Mapping[str, float]) -> bool:
     if len(found.changes) == 1 or found.answer is None:
         return True
     return found.answer.gain > max(alone[str(c)] for c in found.changes) + HARDLY
 
 
-def _unchanged(graph: StepGraph) -> StepGraph:
+def _return_unchanged(graph: StepGraph) -> StepGraph:
     return graph
 
 
@@ -115,7 +115,7 @@ def _applicable_changes(graph: StepGraph) -> Iterator[WhatIf]:
     if phases >= {"forward", "backward"}:
         yield AMP()
         yield RestructuredNorm()
-        if blocks := repeated_blocks(graph):
+        if blocks := find_repeated_blocks(graph):
             yield Recompute(blocks)
     if "optimizer" in phases:
         # assume the possible optimizer that moves the most bytes
@@ -133,5 +133,5 @@ def _applicable_changes(graph: StepGraph) -> Iterator[WhatIf]:
         yield OtherNetwork()
 
 
-def _sort_by_gain(found: Sequence[Found]) -> list[Found]:
+def _sort_by_gain(found: Sequence[SearchResult]) -> list[SearchResult]:
     return sorted(found, key=lambda x: (x.answer is None, -(x.answer.gain if x.answer else 0.0), x.name))

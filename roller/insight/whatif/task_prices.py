@@ -17,11 +17,11 @@ from roller.core.dtypes import FLOATS
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.cost.operator_price import Price, Pricer
-from roller.insight.cost.step_cost import cached_pricer
+from roller.insight.cost.step_cost import pricer_with_disk_cache
 from roller.insight.step.graph import Provenance, StepGraph, Task
 from roller.insight.step.profile_dtypes import dtype_from_profile_name, element_bytes
 from roller.insight.trace.trace import Operator, TensorRecord
-from roller.insight.whatif.select import compute_tasks
+from roller.insight.whatif.task_selection import compute_tasks
 
 #: Resource that limits a task.
 Bound = Literal["compute", "memory"]
@@ -37,7 +37,7 @@ _SHORT_NAMES = re.compile(r"bf16|bfloat16|fp16|f16|half|hgemm|h884|h1688|Cijk_\w
 _TWIN_BYTES = 1 << 20
 
 
-class Priced(NamedTuple):
+class PricedValue(NamedTuple):
     """A value, in microseconds or as a factor, and its provenance."""
 
     value: float
@@ -51,15 +51,15 @@ class TaskPrices:
         self.graph = graph
         self._pricers: dict[str, Pricer] = {}
 
-    def price_stream(self, name: str, read_bytes: float, written_bytes: float, launches: int = 1) -> Priced:
+    def price_stream(self, name: str, read_bytes: float, written_bytes: float, launches: int = 1) -> PricedValue:
         """Return the time of memory-bound kernels from their bytes."""
         if name in self.graph.measured_kernels_us:
-            return Priced(self.graph.measured_kernels_us[name], "measured")
+            return PricedValue(self.graph.measured_kernels_us[name], "measured")
         if self.graph.device is not None:
             found = self._pricer_for(self.graph.device).kernels.price_stream(read_bytes, written_bytes, launches)
-            return Priced(1e6 * found.seconds, "predicted")
+            return PricedValue(1e6 * found.seconds, "predicted")
         if self.calibrated_bytes_per_us:
-            return Priced((read_bytes + written_bytes) / self.calibrated_bytes_per_us, "calibrated")
+            return PricedValue((read_bytes + written_bytes) / self.calibrated_bytes_per_us, "calibrated")
         raise RollerError(
             f"{self.graph.name}: price of {name}: expected a device, a measured time or a task that moves a known "
             f"number of bytes, got none of them. Name the device (--device, device=)."
@@ -75,7 +75,7 @@ class TaskPrices:
         # the fastest quarter: the others move more bytes than their inputs have
         return median(sorted(found + rates)[-max(1, len(found + rates) // 4) :]) if found + rates else 0.0
 
-    def bound_by(self, task: Task) -> Bound:
+    def limiting_resource(self, task: Task) -> Bound:
         """Return the resource that limits a task, from its price, shapes or name."""
         if task.resource:
             return "compute" if task.resource == "compute" else "memory"
@@ -90,7 +90,7 @@ class TaskPrices:
         """Return the operator of a task: the traced operator, or a matrix product from the profile's shapes."""
         return self.graph.operators.get(task.id) or matrix_product_of_task(task)
 
-    def time_ratio(self, task: Task, device: DeviceSpec | None = None, dtype: str | None = None) -> Priced | None:
+    def time_ratio(self, task: Task, device: DeviceSpec | None = None, dtype: str | None = None) -> PricedValue | None:
         """Return a task's time ratio on another device or in another dtype to its own time; ``None`` if unknown."""
         operator, own = self.operator_of_task(task), self.graph.device
         if own is None or operator is None or not all(x.traits.blocks for x in (own, device or own)):
@@ -100,14 +100,14 @@ class TaskPrices:
         after = self._price_operator(changed, device or own)
         if not before.kernels or not after.kernels or before.seconds <= 0.0:
             return None
-        return Priced(after.seconds / before.seconds, "predicted")
+        return PricedValue(after.seconds / before.seconds, "predicted")
 
     def _price_operator(self, operator: Operator, device: DeviceSpec) -> Price:
         return self._pricer_for(device).price_operator(operator)
 
     def _pricer_for(self, device: DeviceSpec) -> Pricer:
         if device.name not in self._pricers:
-            self._pricers[device.name] = cached_pricer(device, settings=self.graph.settings)
+            self._pricers[device.name] = pricer_with_disk_cache(device, settings=self.graph.settings)
         return self._pricers[device.name]
 
 

@@ -19,12 +19,12 @@ from roller.insight.whatif.primitives import annotate
 Pricing = Literal["model", "factor"]
 
 
-def allowed_values(*choices: str) -> Mapping[str, Any]:
+def allowed_values_metadata(*choices: str) -> Mapping[str, Any]:
     """Return the metadata for a field with a fixed set of values."""
     return {"choices": choices}
 
 
-def minimum_value(number: float) -> Mapping[str, Any]:
+def minimum_value_metadata(number: float) -> Mapping[str, Any]:
     """Return the metadata for a field with a minimum; without it, numbers must be above 0."""
     return {"least": number}
 
@@ -119,7 +119,7 @@ class WhatIf(ABC):
         if choices is not None and value not in choices:
             raise RollerError(f"{where}: expected one of {', '.join(choices)}, got {shown(value)}. Choose one of them.")
         if not _matches_type(value, hint):
-            raise RollerError(f"{where}: expected {_type_in_words(hint)}, got {shown(value)}. Mend it.")
+            raise RollerError(f"{where}: expected {_type_in_words(hint)}, got {shown(value)}. Correct it.")
         least = metadata.get("least")
         most = _MOST if int in plain_types(hint) and float not in plain_types(hint) else float("inf")
         for number in filter(_is_number, _flatten_values(value)):
@@ -127,7 +127,7 @@ class WhatIf(ABC):
             if not (low and number < most):
                 said = ("above 0" if least is None else f"of at least {least:g}") + (
                     "" if most == float("inf") else f" and below {_MOST:.0e}")  # fmt: skip
-                raise RollerError(f"{where}: expected a number {said}, got {shown(number)}. Mend it.")
+                raise RollerError(f"{where}: expected a number {said}, got {shown(number)}. Correct it.")
 
     def __str__(self) -> str:
         own = [

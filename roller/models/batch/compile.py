@@ -16,20 +16,29 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune import Selection, TuningContext, choose, first_lowered
+from roller.compiler.autotune import Selection, TuningContext, choose_first_lowered, choose_kernel
 from roller.errors import BuildError, NoCandidateError
-from roller.models.batch.executors import Forks, Results, Workers, survivors
-from roller.models.batch.jobs import QUICK, Constructed, Job, Settings, Target, builds, construct, jobs_of
-from roller.models.batch.negligible import mark_negligible, note_negligible, recall_negligible
-from roller.models.batch.outcome import Batch
-from roller.models.batch.progress import OnProgress, Progress, silent
-from roller.models.batch.proofs import Proofs, same_kernel, with_proof
+from roller.models.batch.batch_result import Batch
+from roller.models.batch.emulated_proofs import Proofs, same_kernel, with_proof
+from roller.models.batch.executors import ForkedWorkers, Results, Workers, isolate_crashing_candidates
+from roller.models.batch.jobs import (
+    QUICK,
+    Constructed,
+    Job,
+    Settings,
+    Target,
+    can_build_separately,
+    construct_jobs,
+    make_jobs,
+)
+from roller.models.batch.negligible_timing import load_negligible, mark_negligible, save_negligible
+from roller.models.batch.progress import OnProgress, Progress, ignore_progress
 from roller.models.batch.similar_kernels import SimilarKernels
-from roller.models.batch.tasks import Build, Judge, Reference, Task
-from roller.models.graph.steps import KernelSource
+from roller.models.batch.tasks import Build, CheckAndTime, Reference, Task
+from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_entry import entry_of
-from roller.runtime.cache_holdings import forget
+from roller.runtime.cache_entry import make_cache_entry
+from roller.runtime.cache_listing import remove_if_wrong
 from roller.runtime.records import Record
 
 if TYPE_CHECKING:
@@ -51,19 +60,19 @@ def compile_kernels(
     passing: Mapping[str, int] | None = None,  # bytes touched between two runs of a kernel, which evict its constants
     crew: Workers | None = None,
     cache: KernelCache | None = None,
-    progress: OnProgress = silent,
+    progress: OnProgress = ignore_progress,
     constructed: Mapping[str, Constructed] | None = None,
     given: Mapping[str, KernelArtifact] | None = None,
 ) -> Batch:
     """Compile kernels or take them from the cache; failed kernels are listed in the result."""
     start = time.monotonic()
     chosen = settings or Settings()
-    jobs = jobs_of(sources, target, chosen, uses or {}, passing)
-    kept = None if target.pretended else cache
-    hired = crew or Forks()
-    run = _Run(jobs, target, chosen, hired, kept, progress, start, constructed or {}, given or {})
+    jobs = make_jobs(sources, target, chosen, uses or {}, passing)
+    kept = None if target.is_null_device else cache
+    hired = crew or ForkedWorkers()
+    run = _BatchRun(jobs, target, chosen, hired, kept, progress, start, constructed or {}, given or {})
     try:
-        run.everything()
+        run.compile_all()
     finally:
         if crew is None:
             hired.close()
@@ -78,7 +87,7 @@ def compile_kernels(
     return Batch(artifacts, failures, origins, time.monotonic() - start)
 
 
-class _Run:
+class _BatchRun:
     """State of one batch compilation."""
 
     def __init__(
@@ -101,36 +110,36 @@ class _Run:
         self._made: Results = {}
         self._kin = SimilarKernels()
         self._constructed, self._given = constructed, given
-        self._binary = builds(target) if not target.pretended else False
+        self._binary = can_build_separately(target) if not target.is_null_device else False
         prove_s = 0.0 if target.judged else settings.prove_s
         self._proofs = Proofs(target.spec, prove_s, len(jobs), crew.workers, lambda t: crew.map(t, patient=True))
 
-    def everything(self) -> None:
+    def compile_all(self) -> None:
         """Look kernels up, construct the missing ones, and run the passes."""
-        passes = self._passes()
+        passes = self._selections()
         timed = self.target.judged and passes[-1] != QUICK
         if timed and self.cache is not None:
-            recall_negligible(self.cache.folder, self.jobs)
+            load_negligible(self.cache.folder, self.jobs)
         missing = self._look_up(self.jobs, passes[-1], "cached")
         quick = passes[0] == QUICK and len(passes) > 1
         bare = self._look_up(missing, QUICK, "predicted") if quick else missing
-        if not missing or (quick and not bare and self._late()):
+        if not missing or (quick and not bare and self._is_over_budget()):
             return
         todo = self._construct(missing)
         self.crew.prepare(self.target.spec.target.get("language", ""))
         if timed:
-            self._mark_light(todo)
+            self._mark_negligible(todo)
         if quick:
-            self._pass([j for j in todo if j in bare], QUICK)
+            self._run_pass([j for j in todo if j in bare], QUICK)
             todo = [j for j in todo if not j.light or j.digest not in self.artifacts]
-        self._pass(todo, passes[-1])
+        self._run_pass(todo, passes[-1])
 
-    def _passes(self) -> tuple[Selection, ...]:
+    def _selections(self) -> tuple[Selection, ...]:
         if self.settings.deterministic:
             return (QUICK,)
         return (QUICK, Selection()) if self.settings.budget_s is not None and self.target.judged else (Selection(),)
 
-    def _late(self) -> bool:
+    def _is_over_budget(self) -> bool:
         budget_s = self.settings.budget_s
         return budget_s is not None and time.monotonic() - self._start > budget_s
 
@@ -138,19 +147,19 @@ class _Run:
         """Take kernels from the cache; return the jobs whose kernels it lacks."""
         if not jobs or (self.cache is None and not self._given):
             return list(jobs)
-        found, missing, unproved = self._kept(jobs, how), list[Job](), list[Job]()
+        found, missing, unproved = self._find_compiled(jobs, how), list[Job](), list[Job]()
         for job in jobs:
             artifact = found.get(job.digest)
             if artifact is None or (self._binary and artifact.binary is None):
                 missing.append(job)
-            elif self._proofs.enough(artifact):
-                self._done(job, artifact, origin)
+            elif self._proofs.needs_no_attempt(artifact):
+                self._record_result(job, artifact, origin)
             else:
                 unproved.append(job)
-        self._tell("cache")
-        return missing + self._prove_kept([(j, found[j.digest]) for j in unproved], how, origin)
+        self._report_progress("cache")
+        return missing + self._prove_found([(j, found[j.digest]) for j in unproved], how, origin)
 
-    def _kept(self, jobs: Sequence[Job], how: Selection) -> dict[str, KernelArtifact]:
+    def _find_compiled(self, jobs: Sequence[Job], how: Selection) -> dict[str, KernelArtifact]:
         """Return the kernels that were given or are cached, by job digest."""
         given = {j.digest: self._given[n] for j in jobs for n, _ in j.names if n in self._given}
         others = [j for j in jobs if j.digest not in given]
@@ -160,78 +169,78 @@ class _Run:
         found = self.cache.artifacts(keys, measured=self.target.judged, since=self._began_at, anew=again)
         return given | {j.digest: found[d] for j in others if (d := j.key(how).digest) in found}
 
-    def _prove_kept(self, kept: list[tuple[Job, KernelArtifact]], how: Selection, origin: str) -> list[Job]:
+    def _prove_found(self, kept: list[tuple[Job, KernelArtifact]], how: Selection, origin: str) -> list[Job]:
         """Prove existing kernels, those with the largest predicted share first; return the jobs of wrong kernels."""
         if not kept:
             return []
         kept.sort(key=lambda pair: (-pair[0].uses * float(pair[1].estimate["seconds"]), pair[0].digest))
-        self._proofs.ahead(artifact for _, artifact in kept)
+        self._proofs.prove_while_time_remains(artifact for _, artifact in kept)
         wrong = []
         for job, known in kept:
             artifact, verdict = self._proofs.of(known)
             if verdict.wrong:
                 wrong.append(job)
                 if self.cache is not None:  # otherwise a wrong kernel without another candidate would stay cached
-                    forget(self.cache, job.key(how), partial(same_kernel, known))
+                    remove_if_wrong(self.cache, job.key(how), partial(same_kernel, known))
                 continue
             entry = None if self.cache is None else self.cache.load(job.key(how))
             if self.cache is not None and entry is not None and same_kernel(entry.artifact, known):
                 # Only the proof is new: the times keep their age.
                 self.cache.store(job.key(how), with_proof(entry, artifact), measurements=())
-            self._done(job, artifact, origin)
+            self._record_result(job, artifact, origin)
         return wrong
 
     def _construct(self, jobs: Sequence[Job]) -> list[Job]:
         """Construct candidates; return the jobs that have candidates, those with the largest predicted share first."""
-        self._tell("construct")
+        self._report_progress("construct")
         known = self._constructed
-        new, failures = construct([j for j in jobs if j.digest not in known], self.target, self.crew)
+        new, failures = construct_jobs([j for j in jobs if j.digest not in known], self.target, self.crew)
         self.failures |= failures
         for job in jobs:
             if job.digest not in failures:
                 job.candidates, job.first = known.get(job.digest) or new[job.digest]
         return sorted((j for j in jobs if j.candidates), key=lambda j: (-j.share_s, j.digest))
 
-    def _mark_light(self, todo: Sequence[Job]) -> None:
+    def _mark_negligible(self, todo: Sequence[Job]) -> None:
         """Mark the kernels that are not worth timing, and record them next to the cache."""
         chosen = [(j, self.artifacts[j.digest]) for j in self.jobs if j.digest in self.artifacts]
         others_s = sum(j.uses * float(a.estimate["seconds"]) for j, a in chosen if j not in todo)
         mark_negligible(todo, self.target.spec, others_s)
         if self.cache is not None:
-            note_negligible(self.cache.folder, self.jobs)
+            save_negligible(self.cache.folder, self.jobs)
 
-    def _pass(self, jobs: Sequence[Job], how: Selection) -> None:
+    def _run_pass(self, jobs: Sequence[Job], how: Selection) -> None:
         """Compile kernels in waves; kernels that another process holds come last."""
         bounded = how != QUICK and self.settings.budget_s is not None
         theirs: list[Job] = []
-        for part in self._kin.rounds(jobs) if self._learns(how) else (jobs,):
-            for wave in self._waves(part, how, bounded):
-                if bounded and self._late():
+        for part in self._kin.split_pilots(jobs) if self._uses_pilot_times(how) else (jobs,):
+            for wave in self._split_into_waves(part, how, bounded):
+                if bounded and self._is_over_budget():
                     return
-                theirs += self._wave(wave, how)
+                theirs += self._compile_wave(wave, how)
         for job in theirs:
-            if bounded and self._late():
+            if bounded and self._is_over_budget():
                 return
-            self._wave([job], how, wait=True)
+            self._compile_wave([job], how, wait=True)
 
-    def _learns(self, how: Selection) -> bool:
+    def _uses_pilot_times(self, how: Selection) -> bool:
         """Whether kernels are timed, so that pilot kernels correct the predictions of similar ones."""
         return how != QUICK and self.target.judged
 
-    def _waves(self, jobs: Sequence[Job], how: Selection, bounded: bool) -> Iterator[list[Job]]:
+    def _split_into_waves(self, jobs: Sequence[Job], how: Selection, bounded: bool) -> Iterator[list[Job]]:
         wave: list[Job] = []
         most = self.crew.workers * (_WAVE_IN_BUDGET if bounded else _WAVE)
         for job in jobs:
-            if self._learns(how):
-                self._kin.advise(job)
+            if self._uses_pilot_times(how):
+                self._kin.restrict_candidates(job)
             wave.append(job)
-            if sum(len(j.starts_with(how)) for j in wave) >= most:
+            if sum(len(j.candidates_built_first(how)) for j in wave) >= most:
                 yield wave
                 wave = []
         if wave:
             yield wave
 
-    def _wave(self, jobs: Sequence[Job], how: Selection, wait: bool = False) -> list[Job]:
+    def _compile_wave(self, jobs: Sequence[Job], how: Selection, wait: bool = False) -> list[Job]:
         """Compile the kernels of a wave that no other process holds; return the others."""
         with contextlib.ExitStack() as claims:
             mine, theirs = list(jobs), list[Job]()
@@ -239,85 +248,91 @@ class _Run:
                 free = [claims.enter_context(self.cache.claim(j.key(how), wait=wait)) for j in jobs]
                 theirs = [j for j, is_free in zip(jobs, free, strict=True) if not is_free]
                 mine = self._look_up([j for j in jobs if j not in theirs], how, "cached")
-            self._made_ahead(mine, how)
-            self._checked_ahead(mine, how)
-            self._proofs.ahead(self._built(mine, how))
+            self._build_ahead(mine, how)
+            self._check_ahead(mine, how)
+            self._proofs.prove_while_time_remains(self._built_artifacts(mine, how))
             benches = max(1, self.crew.benches if self.target.judged else 1)
             if benches == 1:
                 for job in mine:
-                    self._finish(job, how)
+                    self._choose_and_store(job, how)
             else:
                 with ThreadPoolExecutor(benches) as threads:
-                    list(threads.map(lambda job: self._finish(job, how), mine))
+                    list(threads.map(lambda job: self._choose_and_store(job, how), mine))
         return theirs
 
-    def _made_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
+    def _build_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
         """Build in parallel the candidates and references that every outcome of the wave needs."""
         tasks: dict[str, Task] = {}
         for job in jobs:
-            tasks |= {c.id: self._build(job, c) for c in job.starts_with(how)}
+            tasks |= {c.id: self._build_task(job, c) for c in job.candidates_built_first(how)}
             if self.target.judged:
                 periodic = bool(self.target.device)
-                programs = tuple(c.program for c in job.starts_with(how))
+                programs = tuple(c.program for c in job.candidates_built_first(how))
                 tasks[f"{job.digest}/reference"] = Reference(job.expression, self.settings.seed, periodic, programs)
-        self._map({name: task for name, task in tasks.items() if name not in self._made}, how)
+        self._run_tasks({name: task for name, task in tasks.items() if name not in self._made}, how)
 
-    def _checked_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
+    def _check_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
         """Check in parallel the untimed kernels for this processor."""
-        if not isinstance(self.crew, Forks) or self.target.device or not self.target.judged:
+        if not isinstance(self.crew, ForkedWorkers) or self.target.device or not self.target.judged:
             return
-        tasks: dict[str, Judge] = {}
+        tasks: dict[str, CheckAndTime] = {}
         for job in jobs:
-            first, *more = (c.id for c in job.starts_with(how))
+            first, *more = (c.id for c in job.candidates_built_first(how))
             built = self._made[first].value
-            if built is not None and not more and (job.way(how) == QUICK or job.options.top_k == "auto"):
-                tasks[f"{first}/checked"] = self._judgement(job, {first: built}, timed=False)
+            if (
+                built is not None
+                and not more
+                and (job.effective_selection(how) == QUICK or job.options.top_k == "auto")
+            ):
+                tasks[f"{first}/checked"] = self._judge_task(job, {first: built}, timed=False)
         if tasks:
-            with self._machine(alone=False):
-                self._made |= self.crew.check(tasks, lambda name: self._tell("build"))
+            with self._machine_lock(alone=False):
+                self._made |= self.crew.check(tasks, lambda name: self._report_progress("build"))
 
-    def _built(self, jobs: Sequence[Job], how: Selection) -> list[KernelArtifact]:
+    def _built_artifacts(self, jobs: Sequence[Job], how: Selection) -> list[KernelArtifact]:
         """Return the built artifacts of a wave's first candidates."""
-        return [made for j in jobs if (made := self._made[j.starts_with(how)[0].id].value) is not None]
+        return [made for j in jobs if (made := self._made[j.candidates_built_first(how)[0].id].value) is not None]
 
-    def _map(self, tasks: Mapping[str, Task], how: Selection) -> None:
+    def _run_tasks(self, tasks: Mapping[str, Task], how: Selection) -> None:
         if not tasks:
             return
-        with self._machine(alone=False):
-            self._made |= self.crew.map(tasks, lambda name: self._tell("build"), patient=how.deterministic)
+        with self._machine_lock(alone=False):
+            self._made |= self.crew.map(tasks, lambda name: self._report_progress("build"), patient=how.deterministic)
 
-    def _machine(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
+    def _machine_lock(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
         nobody_else = self.cache is None or not self.target.here
         return contextlib.nullcontext() if self.cache is None or nobody_else else self.cache.machine(alone=alone)
 
-    def _build(self, job: Job, candidate: Candidate) -> Build:
+    def _build_task(self, job: Job, candidate: Candidate) -> Build:
         # A kernel for a share of the units is built for that share: one for a single core starts no threads.
         spec, units = self.target.spec, job.options.units
         share = spec if units is None else spec.share(units)
         return Build(candidate.program, candidate.estimate.to_dict(), job.expression, share, self._binary)
 
-    def _finish(self, job: Job, how: Selection) -> None:
+    def _choose_and_store(self, job: Job, how: Selection) -> None:
         """Choose a kernel from its built candidates and cache it."""
-        self._tell("time" if self.target.judged and job.way(how) != QUICK else "build", job.expression.name)
+        self._report_progress(
+            "time" if self.target.judged and job.effective_selection(how) != QUICK else "build", job.expression.name
+        )
         try:
-            kernel = self._chosen(job, how)
+            kernel = self._choose_kernel(job, how)
         except NoCandidateError as err:
             self.failures[job.digest] = str(err)
         else:
             if self.cache is not None:
-                self.cache.store(job.key(how), entry_of(kernel.artifact, kernel.candidates))
+                self.cache.store(job.key(how), make_cache_entry(kernel.artifact, kernel.candidates))
             bounded = how == QUICK and not self.settings.deterministic and not job.light
-            self._done(job, kernel.artifact, "predicted" if bounded else "compiled")
+            self._record_result(job, kernel.artifact, "predicted" if bounded else "compiled")
         reached = how == QUICK and job.digest in self.artifacts
         for name in [f"{job.digest}/reference", *(c.id for c in job.candidates)]:
             if not reached or self.settings.deterministic:  # otherwise the next pass uses them again
                 self._made.pop(name, None)
-        self._tell("build")
+        self._report_progress("build")
 
-    def _chosen(self, job: Job, how: Selection) -> CompiledKernel:
+    def _choose_kernel(self, job: Job, how: Selection) -> CompiledKernel:
         def build(jobs: Mapping[str, Candidate], timed: bool) -> Results:
-            missing = {i: self._build(job, c) for i, c in jobs.items() if i not in self._made}
-            self._map(missing, how)
+            missing = {i: self._build_task(job, c) for i, c in jobs.items() if i not in self._made}
+            self._run_tasks(missing, how)
             return {i: self._made[i] for i in jobs}
 
         def take(candidate: Candidate) -> KernelArtifact:
@@ -328,38 +343,40 @@ class _Run:
             return artifact
 
         if not self.target.judged:
-            return first_lowered(job.expression, self.target.spec, job.candidates, take, self._proofs or None)
-        shop = TuningContext(job.expression, self.target.spec, job.options, take, self._judge(job), build, job.first)
-        kernel = choose(shop, job.candidates, job.way(how))
-        self._kin.learn(job, kernel.candidates)
+            return choose_first_lowered(job.expression, self.target.spec, job.candidates, take, self._proofs or None)
+        shop = TuningContext(
+            job.expression, self.target.spec, job.options, take, self._make_judge(job), build, job.first
+        )
+        kernel = choose_kernel(shop, job.candidates, job.effective_selection(how))
+        self._kin.record_times(job, kernel.candidates)
         return kernel
 
-    def _judge(self, job: Job) -> Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]:
+    def _make_judge(self, job: Job) -> Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]:
         def judge(artifacts: Mapping[str, KernelArtifact], timed: bool) -> Mapping[str, Record]:
             if not artifacts:
                 return {}
             reference = self._made.get(f"{job.digest}/reference")
             if reference is not None and reference.value is None:
                 return {i: Record(i, "failed", f"no reference: {reference.record.reason}") for i in artifacts}
-            task = self._judgement(job, artifacts, timed)
+            task = self._judge_task(job, artifacts, timed)
             ahead = None if timed else self._made.pop(f"{next(iter(artifacts))}/checked", None)
             if ahead is not None:
-                return survivors(task, ahead, lambda _: ahead)
-            with self._machine(alone=timed) if self.crew.benches == 0 else contextlib.nullcontext():
+                return isolate_crashing_candidates(task, ahead, lambda _: ahead)
+            with self._machine_lock(alone=timed) if self.crew.benches == 0 else contextlib.nullcontext():
                 return self.crew.judge(task)
 
         return judge
 
-    def _judgement(self, job: Job, artifacts: Mapping[str, KernelArtifact], timed: bool) -> Judge:
+    def _judge_task(self, job: Job, artifacts: Mapping[str, KernelArtifact], timed: bool) -> CheckAndTime:
         reference = self._made.get(f"{job.digest}/reference")
         oracle: Oracle | None = None if reference is None else reference.value
         spec, seed, device = self.target.spec, self.settings.seed, self.target.device
-        return Judge(job.expression, spec, artifacts, timed, seed, oracle, device, job.rotating_bytes)
+        return CheckAndTime(job.expression, spec, artifacts, timed, seed, oracle, device, job.rotating_bytes)
 
-    def _done(self, job: Job, artifact: KernelArtifact, origin: str) -> None:
+    def _record_result(self, job: Job, artifact: KernelArtifact, origin: str) -> None:
         self.artifacts[job.digest], self.origins[job.digest] = artifact, origin
         self.failures.pop(job.digest, None)
 
-    def _tell(self, phase: str, label: str = "") -> None:
+    def _report_progress(self, phase: str, label: str = "") -> None:
         finished = sum(o != "predicted" for o in self.origins.values()) + len(self.failures)
         self._progress(Progress(phase, finished, len(self.jobs), label))

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from roller.core.processor import usable_processors
-from roller.core.validation import whole_number
+from roller.core.validation import validate_integer
 from roller.errors import RollerError, RollerWarning, counted, shown
-from roller.models.batch.tasks import Judge, Task, load_what_tasks_use, perform
+from roller.models.batch.tasks import CheckAndTime, Task, preload_task_modules, run_task
 from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.records import Record
 from roller.targets import target_of_language
@@ -60,14 +60,14 @@ class Workers(Protocol):
     def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
         """Run all tasks and return a result per id; ``patient`` disables timeouts."""
 
-    def judge(self, task: Judge) -> dict[str, Record]:
+    def judge(self, task: CheckAndTime) -> dict[str, Record]:
         """Check and time one kernel's candidates; return a record per candidate id."""
 
     def close(self) -> None:
         """Release the workers that this object started."""
 
 
-class Forks:
+class ForkedWorkers:
     """Forked processes of this machine, by default as many as the processors this process may use."""
 
     benches = 0
@@ -78,50 +78,52 @@ class Forks:
 
     def prepare(self, language: str) -> None:
         """Import TVM, the code generator and the checker before forking, so that the children inherit them."""
-        load_what_tasks_use()
+        preload_task_modules()
         target_of_language(language, "batch").prepare()
 
     def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
         """Run all tasks; each task that runs kernels gets its own process."""
-        return self._carried_out(tasks, on_result, patient, None)
+        return self._run_in_processes(tasks, on_result, patient, None)
 
-    def check(self, tasks: Mapping[str, Judge], on_result: OnResult | None = None) -> Results:
+    def check(self, tasks: Mapping[str, CheckAndTime], on_result: OnResult | None = None) -> Results:
         """Check untimed kernels one after another in a few processes, without a timeout."""
         # Forking a process that holds TVM takes as long as such a check, so processes are reused. A kernel may corrupt
         # its process: after any failure all kernels are checked again, each in a process of its own.
         told = None if on_result is None else lambda record: on_result(record.candidate_id)
-        found = build_all(tasks, perform, workers=self.workers, timeout_s=float("inf"), on_result=told, reuse=True)
+        found = build_all(tasks, run_task, workers=self.workers, timeout_s=float("inf"), on_result=told, reuse=True)
         right = all(r.value is not None and all(x.ok for x in r.value.values()) for r in found.values())
         return found if right else self.map(tasks, patient=True)
 
-    def map_preparing(self, tasks: Mapping[str, Task], language: str) -> Results:
+    def map_while_preparing(self, tasks: Mapping[str, Task], language: str) -> Results:
         """Run tasks that need no code generator, without a timeout, during ``prepare``; ignore its failure."""
 
-        def prepared() -> None:
+        def prepare_ignoring_errors() -> None:
             with contextlib.suppress(RollerError, ImportError):
                 self.prepare(language)
 
-        return self._carried_out(tasks, None, True, prepared)
+        return self._run_in_processes(tasks, None, True, prepare_ignoring_errors)
 
-    def _carried_out(
+    def _run_in_processes(
         self, tasks: Mapping[str, Task], on_result: OnResult | None, patient: bool, meanwhile: Callable[[], None] | None
     ) -> Results:
         timeout_s = float("inf") if patient else _BUILD_S
         told = None if on_result is None else lambda record: on_result(record.candidate_id)
         reuse = not any(t.runs_kernels for t in tasks.values())
         return build_all(
-            tasks, perform, workers=self.workers, timeout_s=timeout_s, on_result=told, reuse=reuse, meanwhile=meanwhile
+            tasks, run_task, workers=self.workers, timeout_s=timeout_s, on_result=told, reuse=reuse, meanwhile=meanwhile
         )
 
-    def judge(self, task: Judge) -> dict[str, Record]:
+    def judge(self, task: CheckAndTime) -> dict[str, Record]:
         """Check and time candidates in their own process, so that a crash loses neither the batch nor the others."""
         if task.device:  # the device's own process isolates the kernels and is replaced after faults
-            return task.run(self._device(task.device, task.seed))
+            return task.run(self._open_device_session(task.device, task.seed))
         timeout_s = _JUDGE_S if task.timed else float("inf")
-        result = build_all({"all": task}, perform, workers=1, timeout_s=timeout_s)["all"]
-        return survivors(task, result, lambda one: build_all({"one": one}, perform, workers=1)["one"])
+        result = build_all({"all": task}, run_task, workers=1, timeout_s=timeout_s)["all"]
+        return isolate_crashing_candidates(
+            task, result, lambda one: build_all({"one": one}, run_task, workers=1)["one"]
+        )
 
-    def _device(self, name: str, seed: int) -> ProfilerSession:
+    def _open_device_session(self, name: str, seed: int) -> ProfilerSession:
         """Return the session of a device, opened once per batch."""
         from roller.backends.devices import parse
         from roller.runtime.profiler import ProfileOptions, ProfilerSession
@@ -136,29 +138,31 @@ class Forks:
             self._devices.popitem()[1].close()
 
 
-def survivors(task: Judge, result: BuildResult[Any], again: Callable[[Judge], BuildResult[Any]]) -> dict[str, Record]:
+def isolate_crashing_candidates(
+    task: CheckAndTime, result: BuildResult[Any], again: Callable[[CheckAndTime], BuildResult[Any]]
+) -> dict[str, Record]:
     """Return the records of a judgement; after a crash, check each candidate alone and rejudge the survivors."""
     if result.value is not None:
         return dict(result.value)
     alone: dict[str, BuildResult[Any]] = {}
     if len(task.artifacts) > 1 and result.record.status != "failed":
-        alone = {i: again(_only(task, [i], timed=False)) for i in task.artifacts}
+        alone = {i: again(_restrict_to_candidates(task, [i], timed=False)) for i in task.artifacts}
     lost = {i: Record(i, result.record.status, result.record.reason) for i in task.artifacts}
     records = {i: Record(i, alone[i].record.status, alone[i].record.reason) if i in alone else lost[i] for i in lost}
     records |= {i: r.value[i] for i, r in alone.items() if r.value is not None}
     living = [i for i, r in records.items() if r.ok]
     if living and task.timed:
-        timed = again(_only(task, living, timed=True))
+        timed = again(_restrict_to_candidates(task, living, timed=True))
         records |= dict(timed.value) if timed.value is not None else {i: lost[i] for i in living}
     return records
 
 
-def _only(task: Judge, ids: list[str], timed: bool) -> Judge:
+def _restrict_to_candidates(task: CheckAndTime, ids: list[str], timed: bool) -> CheckAndTime:
     return replace(task, artifacts={i: task.artifacts[i] for i in ids}, timed=timed)
 
 
 @dataclass
-class Hired:
+class ExecutorWorkers:
     """Any :class:`concurrent.futures.Executor`; kernels are judged on this machine unless ``bench`` is given.
 
     Parameters
@@ -180,7 +184,7 @@ class Hired:
     benches: int = 0
     owned: tuple[AbstractContextManager[Any], ...] = field(default=())
     staffed: Callable[[bool], bool] | None = None
-    _here: Forks = field(default_factory=lambda: Forks(1))
+    _here: ForkedWorkers = field(default_factory=lambda: ForkedWorkers(1))
     _alone: threading.Lock = field(default_factory=threading.Lock)
 
     def prepare(self, language: str) -> None:
@@ -194,7 +198,7 @@ class Hired:
         try:
             for future in self._done(futures, judging=False):
                 name = futures[future]
-                results[name] = _outcome(name, future)
+                results[name] = _future_result(name, future)
                 if on_result is not None:
                     on_result(name)
         finally:
@@ -202,27 +206,27 @@ class Hired:
                 future.cancel()
         rest = {name: task for name, task in tasks.items() if name not in results}
         if rest:
-            _tell_gone(counted(len(rest), "task"))
+            _warn_workers_gone(counted(len(rest), "task"))
             results |= self._here.map(rest, on_result, patient=True)
         return {name: results[name] for name in tasks}
 
-    def judge(self, task: Judge) -> dict[str, Record]:
+    def judge(self, task: CheckAndTime) -> dict[str, Record]:
         """Judge on the bench, or on this machine if there is no bench or its workers are gone."""
         bench = self.bench
         if bench is None:
             return self._here.judge(task)
 
-        def once(one: Judge) -> BuildResult[Any]:
+        def judge_on_bench(one: CheckAndTime) -> BuildResult[Any]:
             future = _submit(bench, one)
             for done in self._done([future], judging=True):
-                return _outcome("all", done)
+                return _future_result("all", done)
             future.cancel()
-            raise _GoneError
+            raise _NoWorkersError
 
         try:
-            return survivors(task, once(task), once)
-        except _GoneError:
-            _tell_gone("kernels to judge")
+            return isolate_crashing_candidates(task, judge_on_bench(task), judge_on_bench)
+        except _NoWorkersError:
+            _warn_workers_gone("kernels to judge")
             self.bench = None
             with self._alone:  # timings must not overlap
                 return self._here.judge(task)
@@ -249,11 +253,11 @@ class Hired:
             resource.__exit__(None, None, None)
 
 
-class _GoneError(Exception):
+class _NoWorkersError(Exception):
     """No worker is left to run a task."""
 
 
-def _tell_gone(what: str) -> None:
+def _warn_workers_gone(what: str) -> None:
     text = f"scheduler: its workers died and were not replaced; the remaining {what} run on this machine."
     warnings.warn(text, RollerWarning, stacklevel=3)
 
@@ -262,14 +266,14 @@ def _submit(executor: concurrent.futures.Executor, task: Task) -> concurrent.fut
     from roller.runtime.cache_key import code_digest
 
     try:
-        return executor.submit(perform, task, code_digest())
+        return executor.submit(run_task, task, code_digest())
     except (RuntimeError, concurrent.futures.BrokenExecutor) as err:  # shut down, or its processes died
         failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
         failed.set_exception(err)
         return failed
 
 
-def _outcome(name: str, future: concurrent.futures.Future[Any]) -> BuildResult[Any]:
+def _future_result(name: str, future: concurrent.futures.Future[Any]) -> BuildResult[Any]:
     """Return the result of a future; the death of its worker becomes a record."""
     try:
         return BuildResult(Record(name, "built"), future.result())
@@ -280,16 +284,16 @@ def _outcome(name: str, future: concurrent.futures.Future[Any]) -> BuildResult[A
         return BuildResult(Record(name, "crashed" if died else "failed", f"{type(err).__name__}: {err}"))
 
 
-def crew_of(
+def workers_for(
     executor: concurrent.futures.Executor | None, scheduler: Any, workers: int | None, resource: str = "cpu_slot"
 ) -> Workers:
     """Return the workers that the arguments choose; ``resource`` marks Dask workers that judge."""
     if workers is not None:
-        workers = whole_number(workers, "workers", 1, expected="a whole number of at least 1")
+        workers = validate_integer(workers, "workers", 1, expected="a whole number of at least 1")
     if executor is not None and scheduler is not None:
         raise RollerError("scheduler: expected none beside executor=, got both. Remove one of them.")
     if scheduler is not None:
-        return _dask(scheduler, resource)
+        return _dask_workers(scheduler, resource)
     if executor is not None:
         if not hasattr(executor, "submit"):
             raise RollerError(
@@ -297,11 +301,11 @@ def crew_of(
                 "Pass for example ProcessPoolExecutor(4), or scheduler='tcp://...' for Dask."
             )
         known = workers or getattr(executor, "_max_workers", None)
-        return Hired(executor, known if isinstance(known, int) else Hired.workers)
-    return Forks(workers)
+        return ExecutorWorkers(executor, known if isinstance(known, int) else ExecutorWorkers.workers)
+    return ForkedWorkers(workers)
 
 
-def _dask(scheduler: Any, resource: str) -> Hired:
+def _dask_workers(scheduler: Any, resource: str) -> ExecutorWorkers:
     """Return a Dask scheduler's workers: all of them build, and those with the resource judge."""
     named = isinstance(scheduler, str) and re.fullmatch(r"(\w+://)?\S+:\d+/?|inproc://\S+", scheduler)
     if not named and type(scheduler).__module__.partition(".")[0] != "distributed":
@@ -326,7 +330,7 @@ def _dask(scheduler: Any, resource: str) -> Hired:
                 f"scheduler: expected a Dask scheduler at '{scheduler}', got none ({err}). Start one: dask scheduler."
             ) from err
         owned = (client,)
-    found = client.run_on_scheduler(_workers)
+    found = client.run_on_scheduler(_worker_resources)
     if not found:
         for opened in owned:
             opened.__exit__(None, None, None)
@@ -336,15 +340,15 @@ def _dask(scheduler: Any, resource: str) -> Hired:
 
     def staffed(judging: bool) -> bool:
         try:
-            there = client.run_on_scheduler(_workers)
+            there = client.run_on_scheduler(_worker_resources)
         except Exception:  # noqa: BLE001 - any failure to answer means that no workers are left
             return False
         return any(not judging or resources.get(resource, 0) for _, resources in there)
 
     threads = sum(threads for threads, _ in found)
-    return Hired(client.get_executor(pure=False), threads, bench, benches, owned, staffed)
+    return ExecutorWorkers(client.get_executor(pure=False), threads, bench, benches, owned, staffed)
 
 
-def _workers(dask_scheduler: Any) -> list[tuple[int, dict[str, float]]]:
+def _worker_resources(dask_scheduler: Any) -> list[tuple[int, dict[str, float]]]:
     """Return the threads and resources of every worker; runs in the scheduler."""
     return [(w.nthreads, dict(w.resources)) for w in dask_scheduler.workers.values()]

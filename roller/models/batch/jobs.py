@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from roller.compiler.autotune import Selection
-from roller.core.c_compiler import need_compiler
+from roller.core.c_compiler import require_compiler
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.models.graph.steps import KernelSource
+from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache_key import CacheKey
-from roller.targets import pretends, target_for
+from roller.targets import is_simulated_device, target_for
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class Target:
         return self.here or self.elsewhere
 
     @property
-    def pretended(self) -> bool:
+    def is_null_device(self) -> bool:
         """Whether the null device computes with the reference: kernels for it are neither built nor cached."""
-        return pretends(self.device)
+        return is_simulated_device(self.device)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Settings:
     remeasure: bool = False
     threads: int | None = None
 
-    def on_threads(self, threads: int) -> Settings:
+    def with_threads(self, threads: int) -> Settings:
         """Return the settings for calls on ``threads`` threads: kernels are constructed for that many units."""
         units = threads if self.options.units is None else min(threads, self.options.units)
         return replace(self, options=replace(self.options, units=units), threads=threads)
@@ -130,7 +130,7 @@ class Job:
     elders: int = 0
 
     @property
-    def starts(self) -> list[Candidate]:
+    def candidates_worth_timing(self) -> list[Candidate]:
         """Return the candidates worth timing."""
         return [self.candidates[n] for n in self.first]
 
@@ -146,18 +146,18 @@ class Job:
 
     def key(self, how: Selection) -> CacheKey:
         """Return the cache key of the kernel chosen by ``how``."""
-        return self.quick if self.way(how) == QUICK else self.timed
+        return self.quick if self.effective_selection(how) == QUICK else self.timed
 
-    def way(self, how: Selection) -> Selection:
+    def effective_selection(self, how: Selection) -> Selection:
         """Return ``QUICK`` for a negligible kernel, otherwise ``how``."""
         return QUICK if self.light else how
 
-    def starts_with(self, how: Selection) -> list[Candidate]:
+    def candidates_built_first(self, how: Selection) -> list[Candidate]:
         """Return the candidates that are built in any case."""
-        return [self.candidates[0]] if self.way(how) == QUICK else self.starts
+        return [self.candidates[0]] if self.effective_selection(how) == QUICK else self.candidates_worth_timing
 
 
-def jobs_of(
+def make_jobs(
     sources: Mapping[str, KernelSource],
     target: Target,
     settings: Settings,
@@ -171,7 +171,9 @@ def jobs_of(
         options = replace(settings.options, constants=tuple(source.constants), units=units)
         expression, spec_key = options.meant(source.expression), target.spec.content_key
         identity = options.identity(expression)
-        rotating_bytes = 0 if passing is None or target.device else rotation(target.spec, passing.get(key, 0))
+        rotating_bytes = (
+            0 if passing is None or target.device else rotating_constant_bytes(target.spec, passing.get(key, 0))
+        )
         turns = {"rotating_bytes": rotating_bytes} if rotating_bytes else {}
         full, quick, timed = (
             CacheKey.of(expression, spec_key, TEMPLATE_VERSION, identity | more)
@@ -183,40 +185,41 @@ def jobs_of(
     return list(jobs.values())
 
 
-def rotation(spec: DeviceSpec, passing: int) -> int:
+def rotating_constant_bytes(spec: DeviceSpec, passing: int) -> int:
     """Return the bytes of rotating constants: more than the largest cache that ``passing`` bytes overflow; 0 if none.
 
     Examples
     --------
     >>> import roller
     >>> spec = roller.load_spec("cpu-avx512")
-    >>> rotation(spec, 1000), rotation(spec, 10**10) > spec.memory_layers[-2].capacity_bytes
+    >>> (rotating_constant_bytes(spec, 1000),
+    ...  rotating_constant_bytes(spec, 10**10) > spec.memory_layers[-2].capacity_bytes)
     (0, True)
     """
     caches = [x.capacity_bytes * (spec.units if x.scope == "unit" else 1) for x in spec.memory_layers[:-1]]
     return min(_MOST_BYTES, int(_BEYOND * max((c for c in caches if c < passing), default=0)))
 
 
-def construct(jobs: Iterable[Job], target: Target, crew: Workers) -> tuple[dict[str, Constructed], dict[str, str]]:
+def construct_jobs(jobs: Iterable[Job], target: Target, crew: Workers) -> tuple[dict[str, Constructed], dict[str, str]]:
     """Construct in parallel; return by job digest the candidates, and why kernels without candidates failed."""
     import roller.construction.worth_timing  # noqa: F401 - imported before forking, so that the children inherit it
-    from roller.models.batch.executors import Forks
+    from roller.models.batch.executors import ForkedWorkers
     from roller.models.batch.tasks import Construct
 
     tasks = {j.digest: Construct(j.expression, target.spec, j.options, Selection()) for j in jobs}
-    if tasks and target.here and not target.spec.traits.discrete and isinstance(crew, Forks):
-        need_compiler("compiling for this processor")  # fail before construction, not when kernels are linked
+    if tasks and target.here and not target.spec.traits.discrete and isinstance(crew, ForkedWorkers):
+        require_compiler("compiling for this processor")  # fail before construction, not when kernels are linked
     # Construction always runs here: it takes milliseconds, less than a remote worker needs to load roller.
-    here = crew if isinstance(crew, Forks) else Forks()
-    if len(tasks) > _MANY and not target.pretended and here is crew:  # builds follow and need the code generator
-        results = here.map_preparing(tasks, target.spec.target.get("language", ""))
+    here = crew if isinstance(crew, ForkedWorkers) else ForkedWorkers()
+    if len(tasks) > _MANY and not target.is_null_device and here is crew:  # builds follow and need the code generator
+        results = here.map_while_preparing(tasks, target.spec.target.get("language", ""))
     else:
         results = here.map(tasks, patient=True)
     found = {i: r.value for i, r in results.items() if r.value is not None}
     return found, {i: r.record.reason for i, r in results.items() if r.value is None}
 
 
-def builds(target: Target) -> bool:
+def can_build_separately(target: Target) -> bool:
     """Whether this machine can build the target's kernels separately from lowering."""
     found = target_for(target.spec)
     return bool(found.toolchain) and (target.here or found.can_build())

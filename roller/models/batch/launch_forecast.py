@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.artifact import KernelArtifact
 from roller.hardware import DeviceSpec
-from roller.models.graph.steps import Copy, ParallelGroup, Run, Step, runs_of
+from roller.models.graph.program_steps import Copy, ParallelGroup, Run, Step, iterate_kernel_runs
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,20 @@ class LaunchForecast:
     predicted_s: float
 
 
-def launch_forecast(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec) -> LaunchForecast:
+def forecast_launches(
+    steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec
+) -> LaunchForecast:
     """Return the forecast for a program from the estimates of its compiled kernels."""
     name = "streams" if any(isinstance(s, ParallelGroup) for s in steps) else "one by one"
-    launches = sum(len(artifacts[run.kernel].launches) for run in runs_of(steps))
-    return LaunchForecast(name, launches, _seconds(steps, artifacts, spec))
+    launches = sum(len(artifacts[run.kernel].launches) for run in iterate_kernel_runs(steps))
+    return LaunchForecast(name, launches, _predicted_seconds(steps, artifacts, spec))
 
 
-def _seconds(steps: Iterable[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec) -> float:
+def _predicted_seconds(steps: Iterable[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec) -> float:
     """Return the predicted seconds of consecutive steps; a parallel group takes as long as its longest lane."""
     launch_s, copied_bytes_per_s = spec.execution.launch_s, spec.memory_layers[-1].bandwidth_bytes_per_s / 2
 
-    def of(step: Step) -> float:
+    def step_seconds(step: Step) -> float:
         if isinstance(step, Run):
             kernel = artifacts[step.kernel]
             # An estimate counts one launch even for a kernel with one launch per output.
@@ -39,7 +41,7 @@ def _seconds(steps: Iterable[Step], artifacts: Mapping[str, KernelArtifact], spe
         if isinstance(step, Copy):
             return launch_s + step.rows * step.row_bytes / copied_bytes_per_s
         if isinstance(step, ParallelGroup):
-            return launch_s + max((sum(map(of, lane)) for lane in step.lanes), default=0.0)
+            return launch_s + max((sum(map(step_seconds, lane)) for lane in step.lanes), default=0.0)
         return 0.0
 
-    return sum(map(of, steps))
+    return sum(map(step_seconds, steps))

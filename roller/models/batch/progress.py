@@ -39,25 +39,25 @@ GOES_ON = "Finished kernels are in the cache; the same command goes on from ther
 OnProgress = Callable[[Progress], None]
 
 
-def silent(progress: Progress) -> None:
+def ignore_progress(progress: Progress) -> None:
     """Ignore the event."""
 
 
 @contextmanager
-def shown(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
+def progress_display(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
     """Yield the callback for ``progress``: the given one, a bar, a logger, or none."""
     if callable(progress):
         yield progress
     elif progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
-        with _bar() as show:
+        with _progress_bar() as show:
             yield show
     elif progress is None:
-        yield Logged()
+        yield ProgressLogger()
     else:
-        yield silent
+        yield ignore_progress
 
 
-class Logged:
+class ProgressLogger:
     """Logs one line at the first event of a phase and at after every tenth of the kernels."""
 
     def __init__(self) -> None:
@@ -73,16 +73,16 @@ class Logged:
 
 
 @contextmanager
-def told_on_interrupt(progress: OnProgress, *, kept: bool) -> Iterator[OnProgress]:
+def count_kernels_on_interrupt(progress: OnProgress, *, kept: bool) -> Iterator[OnProgress]:
     """Yield a callback; on an interrupt, report how many kernels were finished."""
     last = [Progress("read", 0, 0)]
 
-    def take(event: Progress) -> None:
+    def record_event(event: Progress) -> None:
         last[0] = event
         progress(event)
 
     try:
-        yield take
+        yield record_event
     except KeyboardInterrupt as stop:
         counts = f"; {last[0].done} of {last[0].total} kernels were done" if last[0].total else ""
         stop.args = (f"interrupted{counts}.{f' {GOES_ON}' if kept else ''}",)
@@ -90,7 +90,7 @@ def told_on_interrupt(progress: OnProgress, *, kept: bool) -> Iterator[OnProgres
 
 
 @contextmanager
-def _bar() -> Iterator[OnProgress]:
+def _progress_bar() -> Iterator[OnProgress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar

@@ -35,7 +35,7 @@ class SimilarKernels:
         self._known: dict[Hashable, list[dict[Hashable, float]]] = defaultdict(list)
 
     @staticmethod
-    def rounds(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+    def split_pilots(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
         """Return the pilots, and the jobs whose predictions the pilots correct."""
         seen: dict[Hashable, int] = defaultdict(int)
         elders, others = list[Job](), list[Job]()
@@ -45,37 +45,39 @@ class SimilarKernels:
             (elders if kin is None or seen[kin] <= PILOTS else others).append(job)
         return elders, others
 
-    def learn(self, job: Job, candidates: Sequence[Candidate]) -> None:
+    def record_times(self, job: Job, candidates: Sequence[Candidate]) -> None:
         """Record a kernel's times if every candidate worth timing has a valid time."""
         kin = similarity_key(job)
         if kin is None:
             return
         fates = {c.id: c for c in candidates}
-        timed = [fates[c.id] for c in job.starts]
+        timed = [fates[c.id] for c in job.candidates_worth_timing]
         seconds = [c.measured_s for c in timed if c.status in ("measured", "slower") and c.measured_s]
         if len(seconds) < len(timed):
             return
         least_s = min(seconds)
         self._known[kin].append(
             {
-                _family(c): math.log(min(s, _SLOWER * least_s) / c.estimate.seconds)
+                _kernel_family(c): math.log(min(s, _SLOWER * least_s) / c.estimate.seconds)
                 for c, s in zip(timed, seconds, strict=True)
             }
         )
 
-    def advise(self, job: Job) -> None:
+    def restrict_candidates(self, job: Job) -> None:
         """Restrict a job to the candidates still worth timing after the pilots; without enough pilots, do nothing."""
-        from roller.construction.worth_timing import uncertain
+        from roller.construction.worth_timing import positions_worth_timing
 
         kin = similarity_key(job)
         known = self._known.get(kin, []) if kin is not None else []
         if len(known) < PILOTS:
             return
         off = {family: statistics.median(k[family] for k in known) for family in known[0]}
-        seconds = {n: job.candidates[n].estimate.seconds * math.exp(off[_family(job.candidates[n])]) for n in job.first}
+        seconds = {
+            n: job.candidates[n].estimate.seconds * math.exp(off[_kernel_family(job.candidates[n])]) for n in job.first
+        }
         order = sorted(seconds, key=lambda n: (seconds[n], n))
         error = RATIO_ERROR * math.sqrt(1 + 1 / len(known))
-        kept = uncertain([seconds[n] for n in order], order, error)
+        kept = positions_worth_timing([seconds[n] for n in order], order, error)
         job.first, job.elders = tuple(order[n] for n in kept), len(known)
 
 
@@ -88,26 +90,26 @@ def similarity_key(job: Job) -> Hashable | None:
     anchor = expr.anchor
     loads = tuple((expr.tensors[x.tensor].dtype, x.index, bool(x.guard)) for x in anchor.loads)
     axes = tuple((a.name, a.kind) for a in expr.axes)
-    families = frozenset(map(_family, job.starts))
+    families = frozenset(map(_kernel_family, job.candidates_worth_timing))
     if len(families) < len(job.first):
         return None
     return axes, anchor.combiner, loads, len(expr.stages), job.options.units, job.rotating_bytes, families
 
 
-def families_of(job: Job) -> dict[int, Hashable]:
+def candidate_families(job: Job) -> dict[int, Hashable]:
     """Return the family of each candidate worth timing, by position; without similar kernels, the position itself."""
     has_kin = similarity_key(job) is not None
-    return {n: _family(job.candidates[n]) if has_kin else n for n in job.first}
+    return {n: _kernel_family(job.candidates[n]) if has_kin else n for n in job.first}
 
 
-def forms_of(job: Job) -> dict[int, Hashable]:
+def candidate_forms(job: Job) -> dict[int, Hashable]:
     """Return the form of each candidate worth timing, by position: candidates of a form share a misprediction."""
     from roller.perf.accuracy import kernel_form
 
-    return {n: kernel_form(_family(job.candidates[n])) for n in job.first}
+    return {n: kernel_form(_kernel_family(job.candidates[n])) for n in job.first}
 
 
-def _family(candidate: Candidate) -> tuple[Any, ...]:
+def _kernel_family(candidate: Candidate) -> tuple[Any, ...]:
     from roller.perf.accuracy import kernel_family
 
     return kernel_family(candidate.program)

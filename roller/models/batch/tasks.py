@@ -18,7 +18,7 @@ from roller.tile import RProgram
 
 if TYPE_CHECKING:
     from roller.compiler.autotune import Selection
-    from roller.compiler.autotune.proving import Verdict
+    from roller.compiler.autotune.proving import ProofVerdict
     from roller.construction.constructor import Candidate
     from roller.runtime.check import Oracle
     from roller.runtime.profiler import ProfilerSession
@@ -38,7 +38,7 @@ class Task(Protocol):
         """Run the task and return its result; an exception is the reason for its failure."""
 
 
-def perform(task: Task, code: str | None = None) -> Any:
+def run_task(task: Task, code: str | None = None) -> Any:
     """Run a task; refuse if ``code``, the digest of the caller's sources, differs from that of the local sources."""
     if code is not None:
         from roller.runtime.cache_key import code_digest
@@ -48,11 +48,11 @@ def perform(task: Task, code: str | None = None) -> Any:
     return task.run()
 
 
-def load_what_tasks_use() -> None:
+def preload_task_modules() -> None:
     """Import the modules for builds, references and checks, so that forked processes inherit them."""
     import numpy.ma  # noqa: F401 - here and below: for forked processes
 
-    import roller.backends.periodic
+    import roller.backends.periodic_inputs
     import roller.compiler.pipeline
     import roller.runtime.cpu_profile  # noqa: F401
 
@@ -108,7 +108,7 @@ class Prove:
     spec: DeviceSpec
     seconds: float
 
-    def run(self) -> Verdict:
+    def run(self) -> ProofVerdict:
         """Run the proof."""
         from roller.compiler.autotune.proving import prove
         from roller.compiler.pipeline import lower
@@ -129,7 +129,7 @@ class Reference:
 
     def run(self) -> Oracle:
         """Evaluate the reference."""
-        from roller.backends.periodic import periodic_inputs
+        from roller.backends.periodic_inputs import periodic_inputs
         from roller.runtime.check import Oracle
         from roller.runtime.inputs import random_inputs
 
@@ -140,7 +140,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Judge:
+class CheckAndTime:
     """Check built kernels of one expression, and time the correct ones if ``timed``.
 
     Parameters
@@ -168,21 +168,21 @@ class Judge:
         """Check and time the kernels, on ``session`` if given."""
         if self.device:
             from roller.backends.devices import parse, same_arch
-            from roller.runtime.profiler import Bench as DeviceBench
+            from roller.runtime.profiler import DeviceBench
 
             with DeviceBench(self.expression, parse(self.device), self.seed, self.reference, session) as bench:
                 arch, wanted = bench.properties().arch, self.spec.target.get("arch", "")
                 if arch and not same_arch(arch, wanted):
                     raise BuildError(f"profiling: expected a device of '{wanted}', got {self.device} of '{arch}'.")
                 return bench.profile(self.artifacts, self.timed)
-        self._same_processor()
-        from roller.runtime.cpu_profile import Bench
+        self._check_processor()
+        from roller.runtime.cpu_profile import CpuBench
 
         seed, rotating = self.seed, self.rotating_bytes
-        here = Bench(self.expression, seed, self.reference, rotating, patience_s=_PATIENCE_S)
+        here = CpuBench(self.expression, seed, self.reference, rotating, patience_s=_PATIENCE_S)
         return here.profile(self.artifacts, self.timed)
 
-    def _same_processor(self) -> None:
+    def _check_processor(self) -> None:
         """Refuse a processor whose instruction set or number of cores differs from the caller's."""
         from roller.hardware import load_spec
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from roller.errors import ModelError
-from roller.models.graph.steps import Copy, Join, ParallelGroup, Program, Step, Value, View, writes
+from roller.models.graph.program_steps import Copy, Join, ParallelGroup, Program, Step, Value, View, values_written
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Aliases:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedProgram:
     """A program whose memory is assigned except for offsets in the arena.
 
     Parameters
@@ -55,24 +55,24 @@ class Resolved:
     outputs: Mapping[int, str]
 
 
-def resolve(program: Program, align_bytes: int = 1) -> Resolved:
+def resolve_aliases(program: Program, align_bytes: int = 1) -> ResolvedProgram:
     """Assign shared memory; a view whose offset is not a multiple of ``align_bytes`` becomes a copy."""
     aliases = Aliases(dict(program.values))
-    steps = _viewed(program.steps, aliases, align_bytes)
-    written = {name for step in steps for name in writes(step)}
-    outputs, copies = _outputs(program, aliases, written)
+    steps = _alias_views(program.steps, aliases, align_bytes)
+    written = {name for step in steps for name in values_written(step)}
+    outputs, copies = _place_outputs(program, aliases, written)
     fixed = {aliases.root(name)[0] for name in outputs.values()}
     movable = {name for name in written if name not in fixed}
-    steps = _joined(steps, aliases, movable, fixed, align_bytes)
-    return Resolved(replace(program, steps=(*steps, *copies), values=aliases.values), aliases, outputs)
+    steps = _place_joins(steps, aliases, movable, fixed, align_bytes)
+    return ResolvedProgram(replace(program, steps=(*steps, *copies), values=aliases.values), aliases, outputs)
 
 
-def _viewed(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) -> tuple[Step, ...]:
+def _alias_views(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) -> tuple[Step, ...]:
     """Record views as aliases; misaligned views become copies."""
     kept: list[Step] = []
     for step in steps:
         if isinstance(step, ParallelGroup):
-            kept.append(replace(step, lanes=tuple(_viewed(lane, aliases, align_bytes) for lane in step.lanes)))
+            kept.append(replace(step, lanes=tuple(_alias_views(lane, aliases, align_bytes) for lane in step.lanes)))
         elif not isinstance(step, View):
             kept.append(step)
         elif (aliases.root(step.source)[1] + step.offset_bytes) % align_bytes == 0:
@@ -82,7 +82,7 @@ def _viewed(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) -> tupl
     return tuple(kept)
 
 
-def _outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dict[int, str], list[Step]]:
+def _place_outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dict[int, str], list[Step]]:
     """Return the value that contains each output, and the copies for outputs not computed in place."""
     found: dict[int, str] = {}
     copies: list[Step] = []
@@ -105,7 +105,7 @@ def _outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dic
     return found, copies
 
 
-def _joined(
+def _place_joins(
     steps: tuple[Step, ...], aliases: Aliases, movable: set[str], fixed: set[str], align_bytes: int
 ) -> tuple[Step, ...]:
     """Place sources of joins in their targets."""
@@ -113,21 +113,23 @@ def _joined(
     kept: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, ParallelGroup):
-            lanes = (_joined(lane, aliases, movable, fixed, align_bytes) for lane in step.lanes)
+            lanes = (_place_joins(lane, aliases, movable, fixed, align_bytes) for lane in step.lanes)
             kept.append(replace(step, lanes=tuple(lanes)))
         elif isinstance(step, Join):
-            kept += reversed(_parts(step, aliases, movable, fixed, align_bytes))
+            kept += reversed(_place_join_sources(step, aliases, movable, fixed, align_bytes))
         else:
             kept.append(step)
     return tuple(reversed(kept))
 
 
-def _parts(step: Join, aliases: Aliases, movable: set[str], fixed: set[str], align_bytes: int) -> list[Step]:
+def _place_join_sources(
+    step: Join, aliases: Aliases, movable: set[str], fixed: set[str], align_bytes: int
+) -> list[Step]:
     """Place sources in the join's target if possible; return copies for the others."""
     shape = aliases.values[step.target].shape
     itemsize = aliases.values[step.target].nbytes // max(1, aliases.values[step.target].elements)
     rows, pitch = math.prod(shape[: step.axis]), math.prod(shape[step.axis :]) * itemsize
-    if rows == 1 and step.target not in fixed and _already_joined(step, aliases, align_bytes):
+    if rows == 1 and step.target not in fixed and _alias_contiguous_join(step, aliases, align_bytes):
         return []
     copies: list[Step] = []
     start = 0
@@ -144,7 +146,7 @@ def _parts(step: Join, aliases: Aliases, movable: set[str], fixed: set[str], ali
     return copies
 
 
-def _already_joined(step: Join, aliases: Aliases, align_bytes: int) -> bool:
+def _alias_contiguous_join(step: Join, aliases: Aliases, align_bytes: int) -> bool:
     """Alias the target to its sources if these are contiguous; return whether they are."""
     root, start = aliases.root(step.sources[0])
     if root == step.target or step.target in aliases.parents or start % align_bytes:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from roller.errors import NoCandidateError
 from roller.hardware import DeviceSpec
-from roller.models.graph.chunks import chunked
-from roller.models.graph.dependencies import Dependencies
-from roller.models.graph.side_by_side import LEAST_GAIN, Costs, Outcome, coschedule
-from roller.models.graph.steps import KernelSource, Program, Run
+from roller.models.graph.program_steps import KernelSource, Program, Run
+from roller.models.graph.section_scheduler import LEAST_GAIN, CoscheduleResult, LaneCosts, schedule_sections
+from roller.models.graph.sequence_chunks import chunked_variants
+from roller.models.graph.step_dependencies import Dependencies
 from roller.perf.estimate import Estimate
 from roller.templates.common.options import ConstructOptions
 
@@ -21,35 +21,40 @@ _STREAMS = (2, 4)
 Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]
 
 
-def coscheduled(program: Program, spec: DeviceSpec, predict: Predict | None = None) -> Outcome:
+def coschedule_program(program: Program, spec: DeviceSpec, predict: Predict | None = None) -> CoscheduleResult:
     """Return a program whose independent small kernels run concurrently if that is predicted to be faster."""
-    predict = predict or predictor(spec)
+    predict = predict or make_predictor(spec)
     known: dict[str, Estimate] = {}
     # Kernels that wait for a whole sequence are cut into chunks so that others can run meanwhile.
-    variants = chunked(program) if spec.units > 1 else []
-    if spec.units < 2 or not (variants or with_company(program)):
-        return _as_it_is(program, known)
-    best = _side_by_side(program, spec, predict, known)
+    variants = chunked_variants(program) if spec.units > 1 else []
+    if spec.units < 2 or not (variants or concurrent_kernels(program)):
+        return _serial_outcome(program, known)
+    best = _best_division(program, spec, predict, known)
     serial_s = best.serial_s
     for variant in variants:
-        found = _side_by_side(variant, spec, predict, known)
+        found = _best_division(variant, spec, predict, known)
         # A variant must have sections and gain more than the error of predictions.
         best = found if found.sections and found.together_s < (1.0 - LEAST_GAIN) * best.together_s else best
     return replace(best, serial_s=serial_s)
 
 
-def _side_by_side(program: Program, spec: DeviceSpec, predict: Predict, known: dict[str, Estimate]) -> Outcome:
+def _best_division(
+    program: Program, spec: DeviceSpec, predict: Predict, known: dict[str, Estimate]
+) -> CoscheduleResult:
     """Return the best division of one program; enter the new predictions in ``known``."""
     missing = {k: s for k, s in program.kernels.items() if k not in known}
     known |= predict(missing, None) if missing else {}
     if not program.kernels.keys() <= known.keys():
-        return _as_it_is(program, known)  # kernels that fit no program are reported by the compilation
-    shared = {k: program.kernels[k] for k in sorted(with_company(program))}
-    outcomes = [coschedule(program, costs_of(known, predict(shared, u), spec, n, u)) for n, u in lanes_of(spec)]
+        return _serial_outcome(program, known)  # kernels that fit no program are reported by the compilation
+    shared = {k: program.kernels[k] for k in sorted(concurrent_kernels(program))}
+    outcomes = [
+        schedule_sections(program, coscheduling_costs(known, predict(shared, u), spec, n, u))
+        for n, u in lane_divisions(spec)
+    ]
     return min(outcomes, key=lambda o: o.together_s)
 
 
-def predictor(spec: DeviceSpec) -> Predict:
+def make_predictor(spec: DeviceSpec) -> Predict:
     """Return a function that predicts kernels by constructing the best program of each."""
     from roller.construction.constructor import construct_candidates
 
@@ -66,14 +71,14 @@ def predictor(spec: DeviceSpec) -> Predict:
     return predict
 
 
-def costs_of(
+def coscheduling_costs(
     whole: Mapping[str, Estimate], share: Mapping[str, Estimate], spec: DeviceSpec, lanes: int, units: int
-) -> Costs:
+) -> LaneCosts:
     """Return co-scheduling costs from estimates on the ``whole`` device and on one lane's ``share`` of the units."""
     caches = [layer.kept_bytes for layer in spec.memory_layers[:-1] if layer.scope == "device"]
     hot = spec.traits.keeps_caches and caches
     common = ["dram_s", *(f"{layer.name}_s" for layer in spec.memory_layers if layer.scope == "device")]
-    return Costs(
+    return LaneCosts(
         {k: e.seconds for k, e in whole.items()},
         {k: e.seconds for k, e in share.items()},
         spec.execution.fork_s if spec.execution.fork_s is not None else spec.execution.launch_s,
@@ -84,11 +89,11 @@ def costs_of(
         caches[-1] if hot else math.inf,
         spec.memory_layers[-1].bandwidth_bytes_per_s,
         spec.accuracy.ranking_error or LEAST_GAIN,
-        *(_own_caches(spec, units) if hot else ()),
+        *(_unit_cache_savings(spec, units) if hot else ()),
     )
 
 
-def _own_caches(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float]]:
+def _unit_cache_savings(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float]]:
     """Return a unit's cache bytes for constants, and the seconds saved per cached byte (on the device, in a lane)."""
     own = [n for n, layer in enumerate(spec.memory_layers) if layer.scope == "unit"][-1]
     saved = []
@@ -98,7 +103,7 @@ def _own_caches(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float
     return spec.memory_layers[own].kept_bytes, (saved[0], saved[1])
 
 
-def with_company(program: Program) -> set[str]:
+def concurrent_kernels(program: Program) -> set[str]:
     """Return the kernels that can run concurrently with another step; others do not need a prediction for a share."""
     # A step can move between its earliest and latest position on the critical path; a step is alone if no other step's
     # positions overlap these.
@@ -112,7 +117,7 @@ def with_company(program: Program) -> set[str]:
     for i in reversed(range(len(weight))):
         latest[i] = min((latest[j] for j in graph.after[i]), default=length) - weight[i]
     runs = [i for i, w in enumerate(weight) if w]
-    crowd = _running_sum(length, ((earliest[i], latest[i]) for i in runs))
+    crowd = _prefix_sums(length, ((earliest[i], latest[i]) for i in runs))
     found = set()
     for i in runs:
         step = program.steps[i]
@@ -121,7 +126,7 @@ def with_company(program: Program) -> set[str]:
     return found
 
 
-def _running_sum(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
+def _prefix_sums(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
     """Return prefix sums over positions of the number of steps that could run at each."""
     change = [0] * (length + 2)
     for first, last in places:
@@ -134,14 +139,14 @@ def _running_sum(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
     return out
 
 
-def lanes_of(spec: DeviceSpec) -> list[tuple[int, int]]:
+def lane_divisions(spec: DeviceSpec) -> list[tuple[int, int]]:
     """Return the divisions of a device to try, as (lanes, units per lane)."""
     if spec.execution.fork_s is not None:
         return [(spec.units, 1)]  # threads cannot start threads within a lane: a CPU's lane is one core
     return [(n, spec.units // n) for n in _STREAMS if spec.units >= n]
 
 
-def _as_it_is(program: Program, known: Mapping[str, Estimate]) -> Outcome:
+def _serial_outcome(program: Program, known: Mapping[str, Estimate]) -> CoscheduleResult:
     keys = [s.kernel for s in program.steps if isinstance(s, Run)]
     seconds = sum(known[k].seconds for k in keys if k in known)
-    return Outcome(program, seconds, seconds)
+    return CoscheduleResult(program, seconds, seconds)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from roller.errors import ModelError
-from roller.models.graph.steps import ParallelGroup, Program, Step, reads, writes
+from roller.models.graph.program_steps import ParallelGroup, Program, Step, values_read, values_written
 
 #: Group of memory that is touched outside any ``ParallelGroup`` or in more than one lane.
 OUTSIDE = -1
 
 
 @dataclass(frozen=True)
-class Life:
+class Lifetime:
     """Positions of the first and last steps that touch a value's memory.
 
     Parameters
@@ -30,14 +30,14 @@ class Life:
     group: int = OUTSIDE
     lane: int = OUTSIDE
 
-    def meets(self, other: Life) -> bool:
+    def overlaps(self, other: Lifetime) -> bool:
         """Whether two lifetimes overlap.
 
         Examples
         --------
-        >>> Life(0, 3).meets(Life(3, 4)), Life(0, 3).meets(Life(4, 5))
+        >>> Lifetime(0, 3).overlaps(Lifetime(3, 4)), Lifetime(0, 3).overlaps(Lifetime(4, 5))
         (True, False)
-        >>> Life(0, 1, 0, 0).meets(Life(2, 3, 0, 1))
+        >>> Lifetime(0, 1, 0, 0).overlaps(Lifetime(2, 3, 0, 1))
         True
         """
         if self.group != OUTSIDE and self.group == other.group and self.lane != other.lane:
@@ -46,79 +46,79 @@ class Life:
 
 
 @dataclass(frozen=True)
-class _Spot:
+class _StepPosition:
     position: int
     group: int = OUTSIDE
     lane: int = OUTSIDE
 
 
-def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Life]:
+def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Lifetime]:
     """Return the lifetime of every root that a step writes, in order of first use, without dynamic outputs."""
-    touched: dict[str, list[_Spot]] = {}
+    touched: dict[str, list[_StepPosition]] = {}
     spans: dict[int, tuple[int, int]] = {}
     given = {*program.inputs, *program.constants}
     position = 0
     for step in program.steps:
         if not isinstance(step, ParallelGroup):
-            _touch(step, _Spot(position), root_of, touched, given)
+            _record_touches(step, _StepPosition(position), root_of, touched, given)
             position += 1
             continue
         group, start = len(spans), position
         for lane, steps in enumerate(step.lanes):
             for inner in steps:
-                _touch(inner, _Spot(position, group, lane), root_of, touched, given)
+                _record_touches(inner, _StepPosition(position, group, lane), root_of, touched, given)
                 position += 1
         spans[group] = (start, max(start, position - 1))
-    return {name: _life(spots, spans) for name, spots in touched.items() if name not in program.loose}
+    return {name: _make_lifetime(spots, spans) for name, spots in touched.items() if name not in program.loose}
 
 
-def _touch(
+def _record_touches(
     step: Step,
-    spot: _Spot,
+    spot: _StepPosition,
     root_of: Callable[[str], str],
-    touched: dict[str, list[_Spot]],
+    touched: dict[str, list[_StepPosition]],
     given: set[str],
 ) -> None:
-    for name in reads(step):
+    for name in values_read(step):
         root = root_of(name)
         if root not in touched and root not in given:
             # A nested group is one position, which both reads and writes the values passed within it.
-            if isinstance(step, ParallelGroup) and name in writes(step):
+            if isinstance(step, ParallelGroup) and name in values_written(step):
                 continue
             raise ModelError(f"step {spot.position}: reads '{name}', which no step before it writes. Order the steps.")
         if root in touched:
             touched[root].append(spot)
-    for name in writes(step):
+    for name in values_written(step):
         root = root_of(name)
         if root in given:
             raise ModelError(f"step {spot.position}: writes '{name}', which is an input or a constant.")
         touched.setdefault(root, []).append(spot)
 
 
-def _life(spots: Iterable[_Spot], spans: dict[int, tuple[int, int]]) -> Life:
+def _make_lifetime(spots: Iterable[_StepPosition], spans: dict[int, tuple[int, int]]) -> Lifetime:
     found = list(spots)
     first, last = min(s.position for s in found), max(s.position for s in found)
     lanes = {(s.group, s.lane) for s in found}
     if len(lanes) == 1:
         group, lane = lanes.pop()
-        return Life(first, last, group, lane)
+        return Lifetime(first, last, group, lane)
     # Lanes run concurrently: memory that is touched in a lane and elsewhere is live during the whole group.
     for group in {s.group for s in found} - {OUTSIDE}:
         first, last = min(first, spans[group][0]), max(last, spans[group][1])
-    return Life(first, last)
+    return Lifetime(first, last)
 
 
-def peak_bytes(lives: Iterable[tuple[Life, int]]) -> int:
+def peak_bytes(lives: Iterable[tuple[Lifetime, int]]) -> int:
     """Return the peak of live bytes, a lower bound on the size of the arena.
 
     Examples
     --------
-    >>> peak_bytes([(Life(0, 1), 8), (Life(1, 2), 4), (Life(2, 3), 8)])
+    >>> peak_bytes([(Lifetime(0, 1), 8), (Lifetime(1, 2), 4), (Lifetime(2, 3), 8)])
     12
     """
     pairs = list(lives)
     changes: dict[int, int] = {}
-    lanes: dict[int, dict[int, list[tuple[Life, int]]]] = {}
+    lanes: dict[int, dict[int, list[tuple[Lifetime, int]]]] = {}
     for life, size in pairs:
         if life.group != OUTSIDE:
             lanes.setdefault(life.group, {}).setdefault(life.lane, []).append((life, size))
@@ -127,7 +127,7 @@ def peak_bytes(lives: Iterable[tuple[Life, int]]) -> int:
         changes[life.last + 1] = changes.get(life.last + 1, 0) - size
     for found in lanes.values():
         # All lanes may reach their peaks at the same time, at any position of the group.
-        most = sum(peak_bytes((Life(x.first, x.last), size) for x, size in lane) for lane in found.values())
+        most = sum(peak_bytes((Lifetime(x.first, x.last), size) for x, size in lane) for lane in found.values())
         first = min(x.first for lane in found.values() for x, _ in lane)
         last = max(x.last for lane in found.values() for x, _ in lane)
         changes[first] = changes.get(first, 0) + most

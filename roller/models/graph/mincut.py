@@ -14,7 +14,7 @@ INFINITE = 1 << 62
 
 
 @dataclass
-class Network:
+class FlowNetwork:
     """A flow network; nodes are numbers, including the source and the sink."""
 
     SOURCE: ClassVar[int] = 0
@@ -24,13 +24,13 @@ class Network:
     room: list[int] = field(default_factory=list)
     edges: list[list[int]] = field(default_factory=lambda: [[], []])
 
-    def node(self) -> int:
+    def add_node(self) -> int:
         """Add a node and return it."""
         self.nodes += 1
         self.edges.append([])
         return self.nodes - 1
 
-    def edge(self, tail: int, head: int, capacity: int) -> None:
+    def add_edge(self, tail: int, head: int, capacity: int) -> None:
         """Add an edge that costs ``capacity`` if ``tail`` is on the source's side and ``head`` on the sink's."""
         for here, there, room in ((tail, head, capacity), (head, tail, 0)):
             self.edges[here].append(len(self.heads))
@@ -42,22 +42,22 @@ class Network:
 
         Examples
         --------
-        >>> net = Network()
-        >>> a, b = net.node(), net.node()
+        >>> net = FlowNetwork()
+        >>> a, b = net.add_node(), net.add_node()
         >>> for tail, head, cost in [(net.SOURCE, a, 5), (a, net.SINK, 2), (b, net.SINK, 2), (a, b, 3)]:
-        ...     net.edge(tail, head, cost)
+        ...     net.add_edge(tail, head, cost)
         >>> a in net.source_side(), b in net.source_side()
         (True, True)
         """
         while True:
-            level = self._levels()
+            level = self._bfs_levels()
             if level[self.SINK] < 0:
                 return {n for n in range(self.nodes) if level[n] >= 0}
             first = [0] * self.nodes
-            while self._push(level, first):
+            while self._augment_flow(level, first):
                 pass
 
-    def _levels(self) -> list[int]:
+    def _bfs_levels(self) -> list[int]:
         """Return each node's distance from the source over edges with residual capacity; -1 if unreachable."""
         level = [-1] * self.nodes
         level[self.SOURCE], queue = 0, deque([self.SOURCE])
@@ -69,7 +69,7 @@ class Network:
                     queue.append(self.heads[e])
         return level
 
-    def _push(self, level: list[int], first: list[int]) -> bool:
+    def _augment_flow(self, level: list[int], first: list[int]) -> bool:
         """Augment the flow along one shortest path; return whether there was one."""
         way: list[int] = []
         here = self.SOURCE

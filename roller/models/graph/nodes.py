@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.models.graph.steps import DynamicOutput, Value
+from roller.models.graph.program_steps import DynamicOutput, Value
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Region(Node):
+class FallbackRegion(Node):
     """Nodes that another runtime computes together because some of their shapes are known only at run time.
 
     Parameters
@@ -69,8 +69,8 @@ class Graph:
     constants
         Arrays by name (bfloat16 by ``ml_dtypes``); external ones are memory-mapped.
     loose
-        Outputs whose shapes are known only at run time; they are absent from ``values``, and a :class:`Region` writes
-        them.
+        Outputs whose shapes are known only at run time; they are absent from ``values``, and a :class:`FallbackRegion`
+        writes them.
     """
 
     name: str

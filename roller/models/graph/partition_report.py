@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from roller.core.display import one_line
-from roller.models.graph.fusion import Cut
-from roller.models.graph.steps import Call, Copy, Foreign, Join, Program, Run, View
+from roller.core.display import one_line_repr
+from roller.models.graph.fuse_parts import UnfusedPair
+from roller.models.graph.program_steps import Call, Copy, Foreign, Join, Program, Run, View
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Partition:
     program: Program
     kernels: tuple[KernelUse, ...]
     steps: dict[str, int]
-    cuts: tuple[Cut, ...]
+    cuts: tuple[UnfusedPair, ...]
     outside: dict[str, str]
 
     def __repr__(self) -> str:
         """Return the model and the counts on one line."""
         counted = ", ".join(f"{n} {kind}" for kind, n in self.steps.items())
-        return one_line("Partition", f"{self.program.name}: {len(self.kernels)} kernels", counted)
+        return one_line_repr("Partition", f"{self.program.name}: {len(self.kernels)} kernels", counted)
 
     def __str__(self) -> str:
         """Return counts, kernels, fallback nodes, and unfused pairs grouped by reason, on several lines."""
@@ -60,7 +60,7 @@ class Partition:
         return "\n".join(lines)
 
 
-def partition_report(program: Program, cuts: tuple[Cut, ...], outside: dict[str, str]) -> Partition:
+def partition_report(program: Program, cuts: tuple[UnfusedPair, ...], outside: dict[str, str]) -> Partition:
     """Return the report of a program."""
     runs = [s for s in program.steps if isinstance(s, Run)]
     times = Counter(s.kernel for s in runs)

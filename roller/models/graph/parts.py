@@ -183,7 +183,7 @@ class FallbackSubgraph:
         return tuple(n.name or n.outputs[0] for n in self.members)
 
 
-class Named(Protocol):
+class PartProtocol(Protocol):
     """Protocol of parts: names of the values read and written, and of the original nodes."""
 
     @property
@@ -202,7 +202,7 @@ class Named(Protocol):
 Part: TypeAlias = Computed | Alias | Concat | Function | Refused | FallbackSubgraph
 
 
-def only(part: Computed, outputs: tuple[str, ...]) -> Computed:
+def restrict_outputs(part: Computed, outputs: tuple[str, ...]) -> Computed:
     """Return a part restricted to the stages that ``outputs`` need."""
     if len(part.stages) == 1 and outputs == part.outputs:
         return part

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from roller.core.display import one_line
+from roller.core.display import one_line_repr
 from roller.errors import counted
-from roller.models.graph.steps import Program
+from roller.models.graph.program_steps import Program
 
 #: Memory spaces of values.
 INPUT, OUTPUT, ARENA, CONSTANT = "input", "output", "arena", "constant"
@@ -52,4 +52,6 @@ class Plan:
     def __repr__(self) -> str:
         """Return the model, the number of steps and the memory on one line."""
         steps = counted(len(self.program.steps), "step")
-        return one_line("Plan", f"{self.program.name or 'model'}: {steps}", f"{self.arena_bytes:,} bytes of its own")
+        return one_line_repr(
+            "Plan", f"{self.program.name or 'model'}: {steps}", f"{self.arena_bytes:,} bytes of its own"
+        )

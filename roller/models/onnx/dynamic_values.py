@@ -13,19 +13,19 @@ import onnx
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import UnsupportedError
-from roller.models.graph.nodes import Graph, Node, Region
-from roller.models.graph.steps import DynamicOutput, Value
-from roller.models.onnx.bodies import outer_names, renamed
-from roller.models.onnx.fallback import group_root, node_proto, subgraph, typed
-from roller.models.onnx.scope import Scope
+from roller.models.graph.nodes import FallbackRegion, Graph, Node
+from roller.models.graph.program_steps import DynamicOutput, Value
+from roller.models.onnx.control_flow_bodies import copy_with_renamed_bodies, outer_names
+from roller.models.onnx.fallback_subgraphs import group_root, make_subgraph_model, node_to_proto, value_info_proto
+from roller.models.onnx.name_scope import Scope
+from roller.models.onnx.onnx_types import declared_shape, dtype_name, reason_if_too_large, static_value_or_reason
 from roller.models.onnx.tracer_interface import DynamicNodes, GraphTracer
-from roller.models.onnx.types import declared_shape, dtype_name, static_value, too_large
 
 #: Reason for leaving a node with static input shapes to the other runtime.
 UNKNOWN_SHAPE = "the shape of its result is known only at run time"
 
 
-def leave(
+def leave_to_runtime(
     tracer: GraphTracer, node: onnx.NodeProto, inputs: Sequence[str], scope: Scope, label: str, reason: str
 ) -> bool:
     """Leave a node to another runtime; return whether onnx can infer its result types, which this requires."""
@@ -33,17 +33,17 @@ def leave(
     if parts is None:
         return False
     domain = "" if node.domain == "ai.onnx" else node.domain
-    made = renamed(node, inputs, scope.find, f"{label}/", tracer.loaded.array)
+    made = copy_with_renamed_bodies(node, inputs, scope.find, f"{label}/", tracer.loaded.array)
     outer = tuple(n for n in outer_names(made) if n not in inputs)
     if any(n in tracer.unknown for n in outer):
         return False
     traced = Node(node.op_type, (*inputs, *outer), (), {}, label, domain, scope.version(domain, tracer.loaded.opsets))
-    found = tracer.inference.protos(made, traced)
+    found = tracer.inference.type_protos(made, traced)
     if isinstance(found, str):
         return False
     wanted = [n for n in node.output if n in scope.used]
-    types = {n: static_value(n, found[n]) for n in wanted if n in found and found[n].WhichOneof("value")}
-    if any(n not in types or (isinstance(v := types[n], Value) and too_large(v)) for n in wanted):
+    types = {n: static_value_or_reason(n, found[n]) for n in wanted if n in found and found[n].WhichOneof("value")}
+    if any(n not in types or (isinstance(v := types[n], Value) and reason_if_too_large(v)) for n in wanted):
         return False
     names = {n: tracer.define(scope, n) for n in wanted}
     for local, name in names.items():
@@ -61,44 +61,50 @@ def leave(
     return True
 
 
-def follow(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> None:
+def trace_reader_of_dynamic_value(
+    tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope
+) -> None:
     """Trace a node that reads values of unknown shape: leave it to the other runtime, or refuse it."""
     assert tracer.loose is not None
     read = next(n for n in inputs if n in tracer.loose.types)
     label = tracer.label(node, scope)
-    if not leave(tracer, node, inputs, scope, label, f"reads '{read}', whose shape is known only at run time"):
+    if not leave_to_runtime(
+        tracer, node, inputs, scope, label, f"reads '{read}', whose shape is known only at run time"
+    ):
         told = Node(node.op_type, inputs, (), {}, label)
         tracer.refuse(told, f"reads '{read}', whose shape is known only at run time; onnx cannot infer its result")
         tracer.forget(node, scope)
 
 
-def with_regions(graph: Graph, tracer: GraphTracer) -> Graph:
+def group_into_regions(graph: Graph, tracer: GraphTracer) -> Graph:
     """Return a graph with nodes left to another runtime as regions, and with dynamic outputs."""
     parts = tracer.loose
     if parts is None or not parts.nodes:
         return graph
-    nodes = _live(graph)
+    nodes = _live_nodes(graph)
     members: dict[int, list[Node]] = {}
-    for node, group in zip(nodes, _groups(nodes, parts), strict=True):
+    for node, group in zip(nodes, _group_nodes(nodes, parts), strict=True):
         members.setdefault(group, []).append(node)
-    whole = [_region(some, nodes, graph, parts) if any(n.name in parts.nodes for n in some) else some[0]
+    whole = [_make_region(some, nodes, graph, parts) if any(n.name in parts.nodes for n in some) else some[0]
              for some in members.values()]  # fmt: skip
-    loose = {n: _loose(n, parts.types[n]) for n in graph.outputs if n in parts.types}
-    _check(graph, whole, loose)
-    return Graph(graph.name, graph.inputs, graph.outputs, tuple(_in_order(whole)), graph.values, graph.constants, loose)
+    loose = {n: _dynamic_output(n, parts.types[n]) for n in graph.outputs if n in parts.types}
+    _check_region_borders(graph, whole, loose)
+    return Graph(
+        graph.name, graph.inputs, graph.outputs, tuple(_topological_order(whole)), graph.values, graph.constants, loose
+    )
 
 
-def _loose(name: str, found: onnx.TypeProto) -> DynamicOutput:
+def _dynamic_output(name: str, found: onnx.TypeProto) -> DynamicOutput:
     shape = declared_shape(found)
     dims = None if shape is None else tuple(d if isinstance(d, int) else None for d in shape)
     return DynamicOutput(name, dims, dtype_name(found.tensor_type.elem_type) or "")
 
 
-def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, DynamicOutput]) -> None:
+def _check_region_borders(graph: Graph, whole: Iterable[Node], loose: Mapping[str, DynamicOutput]) -> None:
     """Refuse values at region borders whose dtype is not supported by steps."""
     odd = {n: v.dtype or "no tensor of numbers" for n, v in loose.items() if v.dtype not in DTYPE_BYTES}
     for node in whole:
-        for n in (*node.inputs, *node.outputs) if isinstance(node, Region) else ():
+        for n in (*node.inputs, *node.outputs) if isinstance(node, FallbackRegion) else ():
             if n in graph.values and graph.values[n].dtype not in DTYPE_BYTES:
                 odd[n] = graph.values[n].dtype
     if odd:
@@ -109,7 +115,7 @@ def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, DynamicOutpu
         )  # fmt: skip
 
 
-def _groups(nodes: Sequence[Node], parts: DynamicNodes) -> list[int]:
+def _group_nodes(nodes: Sequence[Node], parts: DynamicNodes) -> list[int]:
     """Return the group number of every node: its region's, or its own."""
     # Nodes joined by values of unknown shape are one group, including nodes on paths that leave and re-enter it.
     writer = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
@@ -127,11 +133,13 @@ def _groups(nodes: Sequence[Node], parts: DynamicNodes) -> list[int]:
             if root(s) != root(n):
                 readers.setdefault(root(s), set()).add(root(n))
                 sources.setdefault(root(n), set()).add(root(s))
-    top = _cycles([root(n) for n in range(len(nodes))], readers, sources)
+    top = _strongly_connected_components([root(n) for n in range(len(nodes))], readers, sources)
     return [top[root(n)] for n in range(len(nodes))]
 
 
-def _cycles(roots: Sequence[int], readers: Mapping[int, set[int]], sources: Mapping[int, set[int]]) -> dict[int, int]:
+def _strongly_connected_components(
+    roots: Sequence[int], readers: Mapping[int, set[int]], sources: Mapping[int, set[int]]
+) -> dict[int, int]:
     """Return the strongly connected component of every root (Kosaraju's algorithm)."""
     order: list[int] = []
     seen: set[int] = set()
@@ -158,7 +166,7 @@ def _cycles(roots: Sequence[int], readers: Mapping[int, set[int]], sources: Mapp
     return found
 
 
-def _live(graph: Graph) -> list[Node]:
+def _live_nodes(graph: Graph) -> list[Node]:
     """Return the nodes that outputs depend on, without nodes left over from abandoned bodies."""
     wanted, kept = set(graph.outputs), list[Node]()
     for node in reversed(graph.nodes):
@@ -168,7 +176,7 @@ def _live(graph: Graph) -> list[Node]:
     return kept[::-1]
 
 
-def _region(members: Sequence[Node], nodes: Sequence[Node], graph: Graph, parts: DynamicNodes) -> Region:
+def _make_region(members: Sequence[Node], nodes: Sequence[Node], graph: Graph, parts: DynamicNodes) -> FallbackRegion:
     """Return nodes as one region that contains its constants."""
     own = {name for m in members for name in m.outputs if name}
     mine = {m.name for m in members}
@@ -176,18 +184,19 @@ def _region(members: Sequence[Node], nodes: Sequence[Node], graph: Graph, parts:
     read = dict.fromkeys(name for m in members for name in m.inputs if name and name not in own)
     inputs = tuple(n for n in read if n not in graph.constants)
     outputs = tuple(n for m in members for n in m.outputs if n in elsewhere)
-    protos = [parts.nodes[m.name] if m.name in parts.nodes else node_proto(m) for m in members]
-    ends = [[typed(n, graph.values[n]) if n in graph.values else onnx.helper.make_value_info(n, parts.types[n])
+    protos = [parts.nodes[m.name] if m.name in parts.nodes else node_to_proto(m) for m in members]
+    ends = [[value_info_proto(n, graph.values[n]) if n in graph.values else onnx.helper.make_value_info(n,
+                                                                                                        parts.types[n])
              for n in names] for names in (inputs, outputs)]  # fmt: skip
     held = {n: graph.constants[n] for n in read if n in graph.constants}
-    model = subgraph(protos, ends[0], ends[1], held, {m.domain: m.version for m in members})
+    model = make_subgraph_model(protos, ends[0], ends[1], held, {m.domain: m.version for m in members})
     between = "lies between such nodes"
     reasons = {m.name: parts.reasons.get(m.name, between) for m in members}
-    return Region("Region", inputs, outputs, {"model": model}, members[0].name, "roller.outside", 1,
+    return FallbackRegion("Region", inputs, outputs, {"model": model}, members[0].name, "roller.outside", 1,
                   tuple(members), reasons)  # fmt: skip
 
 
-def _in_order(nodes: Sequence[Node]) -> list[Node]:
+def _topological_order(nodes: Sequence[Node]) -> list[Node]:
     """Return nodes in topological order."""
     writer = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
     out: list[Node] = []

@@ -9,11 +9,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from roller.models.onnx.lowering import Unsupported
+from roller.models.onnx.lowering_registry import Unsupported
 
 
 @dataclass(frozen=True)
-class Sampling:
+class AxisSampling:
     """Mapping of target positions to source positions along one axis.
 
     Parameters
@@ -21,7 +21,7 @@ class Sampling:
     source, target
         Number of elements along the axis before and after.
     scale
-        Target positions per source position: a ratio of sizes, or :func:`simplest` of a factor.
+        Target positions per source position: a ratio of sizes, or :func:`simplest_fraction` of a factor.
     mode
         Coordinate transformation mode of ONNX.
     roi
@@ -36,20 +36,20 @@ class Sampling:
 
     def coordinates(self) -> np.ndarray:
         """Return the source position of every target element, float64 ``(target,)``."""
-        places, unit = self.places()
+        places, unit = self.exact_positions()
         return np.asarray(places / unit, np.float64)
 
-    def places(self) -> tuple[np.ndarray, int]:
+    def exact_positions(self) -> tuple[np.ndarray, int]:
         """Return the exact source positions ``(target,)`` as integers in a common unit, and that unit."""
         # The last bit decides which neighbour is nearest: ``4.5 * 20 / 6 - 0.5`` is 14.5, but 14.499999 with the
         # float32 nearest to ``6 / 20``.
-        slope, first = self._line()
+        slope, first = self._step_and_first()
         unit = math.lcm(slope.denominator, first.denominator)
         step, begin = int(slope * unit), int(first * unit)
         small = abs(step) * self.target + abs(begin) < 1 << 52
         return np.arange(self.target).astype(np.int64 if small else object) * step + begin, unit
 
-    def _line(self) -> tuple[Fraction, Fraction]:
+    def _step_and_first(self) -> tuple[Fraction, Fraction]:
         """Return the step between source positions, and the first position."""
         half, scale, n = Fraction(1, 2), Fraction(self.scale), self.source
         step = 1 / scale
@@ -72,15 +72,15 @@ class Sampling:
             return (end - begin) * (n - 1) / (self.target - 1), begin * (n - 1)
         raise Unsupported(f"Resize with coordinate_transformation_mode='{self.mode}' is none that ONNX defines")
 
-    def outside(self) -> np.ndarray:
+    def extrapolated_mask(self) -> np.ndarray:
         """Return a mask of target positions that take the extrapolation value."""
         if self.mode != "tf_crop_and_resize":
             return np.zeros(self.target, bool)
-        places, unit = self.places()
+        places, unit = self.exact_positions()
         return np.asarray((places < 0) | (places > (self.source - 1) * unit), bool)
 
 
-def resized(
+def resize_scales_and_shape(
     shape: Sequence[int], sizes: Sequence[int], axes: Sequence[int], policy: str
 ) -> tuple[list[Fraction], tuple[int, ...]]:
     """Return the scale per axis of ``axes``, and the shape of a Resize to ``sizes`` by its aspect ratio policy.
@@ -89,7 +89,7 @@ def resized(
     --------
     If 3 x 5 elements must not grow beyond 7 x 8, both sides grow by 8/5:
 
-    >>> resized((3, 5), (7, 8), (0, 1), "not_larger")
+    >>> resize_scales_and_shape((3, 5), (7, 8), (0, 1), "not_larger")
     ([Fraction(8, 5), Fraction(8, 5)], (5, 8))
     """
     factors, made = [Fraction(n, shape[d]) for n, d in zip(sizes, axes, strict=True)], list(shape)
@@ -105,12 +105,12 @@ def resized(
     return factors, tuple(made)
 
 
-def simplest(value: float) -> Fraction:
+def simplest_fraction(value: float) -> Fraction:
     """Return the fraction with the smallest denominator that rounds to the same float32 as ``value``.
 
     Examples
     --------
-    >>> simplest(0.6), simplest(np.float32(1 / 3)), simplest(-2.0)
+    >>> simplest_fraction(0.6), simplest_fraction(np.float32(1 / 3)), simplest_fraction(-2.0)
     (Fraction(3, 5), Fraction(1, 3), Fraction(-2, 1))
     """
     # Factors and regions are stored as float32; the fraction before rounding is intended.
@@ -118,27 +118,27 @@ def simplest(value: float) -> Fraction:
     if not np.isfinite(held):
         raise Unsupported(f"Resize by {value}, which is no number")
     if held < 0:
-        return -simplest(-float(held))
+        return -simplest_fraction(-float(held))
     exact = Fraction(float(held))
     if exact.denominator == 1:
         return exact
     low, high = ((exact + Fraction(float(np.nextafter(held, np.float32(to))))) / 2 for to in (0, np.inf))
-    return _between(low, high)
+    return _simplest_fraction_between(low, high)
 
 
-def _between(low: Fraction, high: Fraction) -> Fraction:
+def _simplest_fraction_between(low: Fraction, high: Fraction) -> Fraction:
     """Return the fraction with the smallest denominator strictly between two non-negative ones."""
     whole = low.numerator // low.denominator
     if whole + 1 < high:
         return Fraction(whole + 1)
     if low == whole:  # the next are whole + 1/2, whole + 1/3 ...
         return whole + Fraction(1, int(1 / (high - whole)) + 1)
-    return whole + 1 / _between(1 / (high - whole), 1 / (low - whole))
+    return whole + 1 / _simplest_fraction_between(1 / (high - whole), 1 / (low - whole))
 
 
-def nearest(sampling: Sampling, rounding: str) -> np.ndarray:
+def nearest_positions(sampling: AxisSampling, rounding: str) -> np.ndarray:
     """Return the source position of each target element ``(target,)``; ``rounding`` is ONNX's nearest_mode."""
-    x, unit = sampling.places()
+    x, unit = sampling.exact_positions()
     if rounding == "simple":  # before version 11: down where an axis grows, up where it shrinks
         rounding = "ceil" if sampling.scale < 1 else "floor"
     rounds: dict[str, Callable[[], np.ndarray]] = {
@@ -152,11 +152,11 @@ def nearest(sampling: Sampling, rounding: str) -> np.ndarray:
     return np.asarray(np.clip(rounds[rounding](), 0, sampling.source - 1), np.int64)
 
 
-def _linear(distance: np.ndarray) -> np.ndarray:
+def _linear_kernel(distance: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(0.0, 1.0 - np.abs(distance)))
 
 
-def _cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
+def _cubic_kernel(a: float) -> Callable[[np.ndarray], np.ndarray]:
     """Return Keys' cubic kernel with coefficient ``a``."""
 
     def kernel(distance: np.ndarray) -> np.ndarray:
@@ -168,11 +168,11 @@ def _cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
     return kernel
 
 
-def weights(
-    sampling: Sampling, kind: str, *, cubic_a: float = -0.75, antialias: bool = False, exclude_outside: bool = False
+def interpolation_matrix(
+    sampling: AxisSampling, kind: str, *, cubic_a: float = -0.75, antialias: bool = False, exclude_outside: bool = False
 ) -> np.ndarray:
     """Return the weight of every source position for every target position, float64 ``(target, source)``."""
-    kernel, reach = (_linear, 1) if kind == "linear" else (_cubic(cubic_a), 2)
+    kernel, reach = (_linear_kernel, 1) if kind == "linear" else (_cubic_kernel(cubic_a), 2)
     stretch = min(1.0, float(sampling.scale)) if antialias else 1.0
     x = sampling.coordinates()
     taps = int(np.ceil(reach / stretch))
@@ -193,7 +193,7 @@ _STEPS = 8
 
 
 @dataclass(frozen=True)
-class Band:
+class WeightBand:
     """The non-zero weights of an interpolation matrix, at positions that can be expressed by an access map.
 
     Target ``y`` takes ``table[y, k]`` times source ``step * (y // period) + offset + k``; positions outside the source
@@ -206,14 +206,14 @@ class Band:
     table: np.ndarray
 
 
-def band(table: np.ndarray) -> Band | None:
+def narrowest_band(table: np.ndarray) -> WeightBand | None:
     """Return the narrowest band that contains all weights; ``None`` if it is wider than half the source.
 
     Examples
     --------
     When a picture grows from 3 to 5 rows, each new row lies at or between old rows:
 
-    >>> found = band(np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 1, 0]]))
+    >>> found = narrowest_band(np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 1, 0]]))
     >>> found.step, found.period, found.offset, found.table.tolist()
     (1, 2, 0, [[1.0, 0.0], [0.5, 0.5], [1.0, 0.0], [0.5, 0.5], [1.0, 0.0]])
     """
@@ -240,4 +240,4 @@ def band(table: np.ndarray) -> Band | None:
     places = step * (y // period)[:, None] + offset + np.arange(taps)
     inside = (places >= 0) & (places < source)
     narrow = np.where(inside, table[y[:, None], np.clip(places, 0, source - 1)], 0.0)
-    return Band(step, period, offset, narrow)
+    return WeightBand(step, period, offset, narrow)

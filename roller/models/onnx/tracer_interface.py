@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 
 from roller.models.graph.nodes import Node
-from roller.models.graph.steps import Value
-from roller.models.onnx.inference import Inference
-from roller.models.onnx.loading import Loaded
-from roller.models.onnx.scope import Scope
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.load_model_proto import LoadedModel
+from roller.models.onnx.name_scope import Scope
+from roller.models.onnx.type_inference import Inference
 
 
 @dataclass
@@ -36,9 +36,9 @@ class DynamicNodes:
 
 
 class GraphTracer(Protocol):
-    """Interface of :class:`roller.models.onnx.tracing.Tracer`."""
+    """Interface of :class:`roller.models.onnx.trace_model.Tracer`."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     loose: DynamicNodes | None
     values: dict[str, Value]
     constants: dict[str, np.ndarray]

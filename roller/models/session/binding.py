@@ -11,11 +11,11 @@ import numpy as np
 from roller.core.dtypes import numpy_dtype, storage_dtype
 from roller.errors import ModelError
 from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
-from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step
+from roller.models.graph.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step
 from roller.models.session.constants import Constants, check_kernels, panel_key
-from roller.models.session.kernels import LoadedKernel, Taken, as_taken
+from roller.models.session.kernel_code import CallArgument, LoadedKernel, view_as_argument
 
-#: Copies of at least this many bytes are spread over threads, as in runner.c.
+#: Copies of at least this many bytes are spread over threads, as in native_runner.c.
 SHARED_COPY_BYTES = 1 << 20
 
 
@@ -75,17 +75,17 @@ class BoundCall:
 
 
 @dataclass(frozen=True)
-class BoundTogether:
+class BoundParallelGroup:
     """Lanes; ``apart``: whether they may run on separate threads because no step calls Python or starts threads."""
 
     lanes: tuple[tuple[Bound, ...], ...]
     apart: bool
 
 
-Bound: TypeAlias = "BoundRun | BoundCopy | BoundCall | BoundTogether"
+Bound: TypeAlias = "BoundRun | BoundCopy | BoundCall | BoundParallelGroup"
 
 
-def bind(plan: Plan, kernels: Mapping[str, LoadedKernel], constants: Constants) -> tuple[Bound, ...]:
+def bind_plan(plan: Plan, kernels: Mapping[str, LoadedKernel], constants: Constants) -> tuple[Bound, ...]:
     """Return the steps of a plan with their kernels and operands."""
     check_kernels(plan, kernels)
     binder = _Binder(plan, kernels, constants)
@@ -101,11 +101,11 @@ class _Binder:
     def bound(self, step: Step) -> Bound:
         if isinstance(step, ParallelGroup):
             lanes = tuple(tuple(self.bound(s) for s in lane) for lane in step.lanes)
-            return BoundTogether(lanes, all(_is_serial(s) for lane in lanes for s in lane))
+            return BoundParallelGroup(lanes, all(_is_serial(s) for lane in lanes for s in lane))
         if isinstance(step, Run):
             return self._run(step)
         if isinstance(step, Copy):
-            return BoundCopy(step, self._checked(step, step.source), self._checked(step, step.target))
+            return BoundCopy(step, self._copy_operand(step, step.source), self._copy_operand(step, step.target))
         if isinstance(step, (Call, Foreign)):
             inputs, outputs = ((self.operand(n) if n else None for n in names) for names in (step.inputs, step.outputs))
             return BoundCall(step, tuple(inputs), tuple(outputs))
@@ -120,7 +120,7 @@ class _Binder:
         if value is None or place is None:
             raise ModelError(f"a plan: value '{name}' has no place. Make the plan with memory.plan.")
         dtype = numpy_dtype(value.dtype)
-        if place.offset_bytes < 0 or place.offset_bytes + value.nbytes > self._room(place):
+        if place.offset_bytes < 0 or place.offset_bytes + value.nbytes > self._space_bytes(place):
             raise ModelError(f"a plan: value '{name}' lies outside its {place.space}. Make the plan with memory.plan.")
         if place.space != CONSTANT:
             return Operand(value.shape, dtype, place)
@@ -128,7 +128,7 @@ class _Binder:
         part = flat[place.offset_bytes : place.offset_bytes + value.nbytes]
         return Operand(value.shape, dtype, None, part.view(dtype).reshape(value.shape))
 
-    def _room(self, place: Place) -> int:
+    def _space_bytes(self, place: Place) -> int:
         """Return the size of a place's memory in bytes; -1 if it does not exist."""
         program = self.plan.program
         if place.space == ARENA:
@@ -140,7 +140,7 @@ class _Binder:
         value = program.values.get(ends[place.index]) if 0 <= place.index < len(ends) else None
         return value.nbytes if value is not None else -1
 
-    def _checked(self, step: Copy, name: str) -> Operand:
+    def _copy_operand(self, step: Copy, name: str) -> Operand:
         operand = self.operand(name)
         at, pitch = (
             (step.source_offset_bytes, step.source_pitch_bytes)
@@ -157,20 +157,24 @@ class _Binder:
     def _run(self, step: Run) -> BoundRun:
         kernel = self.kernels[step.kernel]
         try:
-            return BoundRun(step, kernel, tuple(self._taken(step, kernel, taken) for taken in kernel.code.taken))
+            return BoundRun(
+                step, kernel, tuple(self._argument_operand(step, kernel, taken) for taken in kernel.code.taken)
+            )
         except IndexError as err:
             raise ModelError(f"{step.label}: the step lacks values its kernel takes. Compile it again.") from err
 
-    def _taken(self, step: Run, kernel: LoadedKernel, taken: Taken) -> Operand:
+    def _argument_operand(self, step: Run, kernel: LoadedKernel, taken: CallArgument) -> Operand:
         if taken.role == "size":
             return Operand(taken.shape, storage_dtype(taken.dtype), None, np.empty(taken.shape, taken.dtype))
         if taken.role == "panel":
             panel = self.constants.panels[panel_key(step, kernel)][taken.position]
-            return Operand(taken.shape, storage_dtype(taken.dtype), None, as_taken(panel, taken, step.label))
+            return Operand(taken.shape, storage_dtype(taken.dtype), None, view_as_argument(panel, taken, step.label))
         name = (step.inputs if taken.role == "input" else step.outputs)[taken.position]
         operand = self.operand(name)
         if operand.held is not None:
-            return Operand(taken.shape, storage_dtype(taken.dtype), None, as_taken(operand.held, taken, step.label))
+            return Operand(
+                taken.shape, storage_dtype(taken.dtype), None, view_as_argument(operand.held, taken, step.label)
+            )
         found = Operand(taken.shape, storage_dtype(taken.dtype), operand.place)
         if found.nbytes != operand.nbytes:
             raise ModelError(
@@ -180,16 +184,16 @@ class _Binder:
         return found
 
 
-def wakes_threads(bound: Bound) -> bool:
+def uses_other_threads(bound: Bound) -> bool:
     """Whether a step also runs on threads other than its caller's."""
-    if isinstance(bound, BoundTogether):
-        return bound.apart or any(wakes_threads(b) for lane in bound.lanes for b in lane)
+    if isinstance(bound, BoundParallelGroup):
+        return bound.apart or any(uses_other_threads(b) for lane in bound.lanes for b in lane)
     if isinstance(bound, BoundCopy):
         return bound.step.rows * bound.step.row_bytes >= SHARED_COPY_BYTES
     return isinstance(bound, BoundRun) and bound.kernel.code.parallel
 
 
 def _is_serial(bound: Bound) -> bool:
-    if isinstance(bound, BoundTogether):
+    if isinstance(bound, BoundParallelGroup):
         return False
     return isinstance(bound, BoundCopy) or (isinstance(bound, BoundRun) and not bound.kernel.code.parallel)

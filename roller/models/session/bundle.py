@@ -10,18 +10,18 @@ import sys
 from collections.abc import Sequence
 
 from roller.errors import LaunchError
-from roller.runtime.bundle_command import parser_of, run_command, say, verify
-from roller.targets import DEVICES, device_name
+from roller.runtime.bundle_command import make_bundle_parser, print_progress, run_command, verify
+from roller.targets import DEVICES, canonical_device_name
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     devices = "cuda:N or rocm:N, or 'emulated' for this machine's processor"
-    parser, run = parser_of("roller.models.session.bundle", __doc__, devices)
+    parser, run = make_bundle_parser("roller.models.session.bundle", __doc__, devices)
     run.add_argument("--samples", type=int, default=50, help="runs per median")
     return parser
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_command(arguments: argparse.Namespace) -> int:
     from roller.models.session.bundle_run import run_bundle
     from roller.models.session.gpu_bundle import ModelBundle
     from roller.models.session.gpu_device import open_device
@@ -29,14 +29,14 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.samples < 1:
         raise LaunchError(f"--samples: expected at least 1, got {arguments.samples}.")
     device = open_device(arguments.device, ModelBundle(arguments.bundle).arch)
-    results = run_bundle(arguments.bundle, arguments.json, device, samples=arguments.samples, say=say)
-    say(f"{results['model']} on {results['device']}: {'right and timed' if results['ok'] else 'not right'}")
-    if not DEVICES[device_name(arguments.device).partition(":")[0]].timed:
-        say("the times are not those of a device and mean nothing")
+    results = run_bundle(arguments.bundle, arguments.json, device, samples=arguments.samples, say=print_progress)
+    print_progress(f"{results['model']} on {results['device']}: {'right and timed' if results['ok'] else 'not right'}")
+    if not DEVICES[canonical_device_name(arguments.device).partition(":")[0]].timed:
+        print_progress("the times are not those of a device and mean nothing")
     return 0 if results["ok"] else 1
 
 
-def _verify(arguments: argparse.Namespace) -> int:
+def _verify_command(arguments: argparse.Namespace) -> int:
     from roller.models.session.gpu_bundle import ModelBundle
 
     return verify(arguments.bundle, ModelBundle(arguments.bundle))
@@ -44,7 +44,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 if an input is refused or the model is wrong, otherwise 0."""
-    return run_command(_parser(), {"run": _run, "verify": _verify}, arguments)
+    return run_command(_make_parser(), {"run": _run_command, "verify": _verify_command}, arguments)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import storage_dtype, values_of
+from roller.core.dtypes import decode_stored_values, storage_dtype
 from roller.models.graph.plan import Plan
-from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step
+from roller.models.graph.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.models.session.gpu_device import Device
-from roller.models.session.gpu_runner import load_bundle
-from roller.runtime.container import Kind
-from roller.runtime.resumed import ResumedRun
+from roller.models.session.gpu_session import load_bundle
+from roller.runtime.container import DocumentKind
+from roller.runtime.resumable_run import ResumedRun
 
-RESULTS = Kind("roller-model-results", 1, "the results of a model's bundle")
+RESULTS = DocumentKind("roller-model-results", 1, "the results of a model's bundle")
 #: Phases in order; each is one row of the journal.
 PHASES = ("check", "steps", "graph", "profile")
 #: Untimed runs before the timed ones.
@@ -40,14 +40,14 @@ def run_bundle(
                       lambda earlier: earlier["phases"].values())  # fmt: skip
 
     def work() -> None:
-        for row in phases(bundle, device, samples, dict(done)):
+        for row in run_phases(bundle, device, samples, dict(done)):
             kept.keep(row)
-            say(line_of(row))
+            say(describe_phase(row))
 
-    return kept.run(work, lambda: _results(bundle, properties, done))
+    return kept.run(work, lambda: _assemble_results(bundle, properties, done))
 
 
-def phases(
+def run_phases(
     bundle: ModelBundle, device: Device, samples: int, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each phase missing from ``known``; stop if the model is wrong."""
@@ -55,7 +55,7 @@ def phases(
     left = [p for p in PHASES if p not in known]
     if not left or not known.get("check", {"ok": True})["ok"]:
         return
-    subject = _Subject(bundle, device, samples)
+    subject = _PhaseRunner(bundle, device, samples)
     for phase in left:
         start = time.perf_counter()
         row = {"phase": phase, **getattr(subject, phase)()}
@@ -65,7 +65,7 @@ def phases(
             return  # a wrong model is not timed
 
 
-class _Subject:
+class _PhaseRunner:
     """A bundle's model on a device, with one method per phase."""
 
     def __init__(self, bundle: ModelBundle, device: Device, samples: int) -> None:
@@ -73,9 +73,9 @@ class _Subject:
         self._session = load_bundle(bundle.folder, device)
         self._frame = self._session.frame()
         self._expected = bundle.expected()
-        self._frame.upload(self._feeds())
+        self._frame.upload(self._test_inputs())
 
-    def _feeds(self) -> list[np.ndarray]:
+    def _test_inputs(self) -> list[np.ndarray]:
         """Return the inputs of the first test; zeros if there is none."""
         if self._expected:
             return list(self._expected[0].feeds)
@@ -94,30 +94,30 @@ class _Subject:
                 (frame.launch if way == "steps" else frame.replay)()
                 for name, got, wanted in zip(program.outputs, frame.download(), expected.outputs, strict=True):
                     dtype = (program.loose.get(name) or program.values[name]).dtype
-                    error = relative_error(values_of(got, dtype), values_of(wanted, dtype))
+                    error = relative_error(decode_stored_values(got, dtype), decode_stored_values(wanted, dtype))
                     ok = bool(error <= self.bundle.tolerance)
                     rows.append({"test": number, "way": way, "output": name, "error": error, "ok": ok})
         return {"ok": all(r["ok"] for r in rows), "outputs": rows, "tests": len(self._expected)}
 
     def steps(self) -> dict[str, Any]:
         """Time all steps together, launched one by one."""
-        return self._timed(self._frame.launch)
+        return self._time_runs(self._frame.launch)
 
     def graph(self) -> dict[str, Any]:
         """Time all steps together, launched as a graph."""
         if not self._frame.capture():
             return {"median_s": None, "reason": self._frame.no_graph}
-        return self._timed(self._frame.replay)
+        return self._time_runs(self._frame.replay)
 
     def profile(self) -> dict[str, Any]:
         """Time each step, launched one by one."""
         plan, count = self._session.plan, max(1, min(self._samples, 20))
         times = self._frame.profile(count)
-        rows = [{"step": step_label(s), "measured_s": times[id(s)], "predicted_s": predicted_s(s, plan)}
+        rows = [{"step": step_label(s), "measured_s": times[id(s)], "predicted_s": predicted_step_s(s, plan)}
                 for s in plan.program.steps]  # fmt: skip
         return {"steps": rows, "samples": count}
 
-    def _timed(self, run: Callable[[], None]) -> dict[str, Any]:
+    def _time_runs(self, run: Callable[[], None]) -> dict[str, Any]:
         self._frame.time(run, _WARM_UP)
         samples = self._frame.time(run, self._samples)
         low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else (samples[0],) * 3
@@ -157,15 +157,15 @@ def step_label(step: Step) -> str:
     return f"copy {step.source}" if isinstance(step, Copy) else type(step).__name__.lower()
 
 
-def predicted_s(step: Step, plan: Plan) -> float | None:
+def predicted_step_s(step: Step, plan: Plan) -> float | None:
     """Return the predicted seconds of a step, or those of a group's longest lane; ``None`` without a prediction."""
     if isinstance(step, ParallelGroup):
-        lanes = [[predicted_s(s, plan) or 0.0 for s in lane] for lane in step.lanes]
+        lanes = [[predicted_step_s(s, plan) or 0.0 for s in lane] for lane in step.lanes]
         return max(map(sum, lanes), default=0.0)
     return plan.predicted_s.get(step.kernel) if isinstance(step, Run) else None
 
 
-def line_of(row: Mapping[str, Any]) -> str:
+def describe_phase(row: Mapping[str, Any]) -> str:
     """Return the result of a phase as text."""
     phase = row["phase"]
     if phase == "check":
@@ -182,7 +182,7 @@ def line_of(row: Mapping[str, Any]) -> str:
     return f"{phase}: median {row['median_s'] * 1e3:.4g} ms of {row['samples']} runs"
 
 
-def _results(bundle: ModelBundle, properties: dict[str, Any], done: dict[str, Any]) -> dict[str, Any]:
+def _assemble_results(bundle: ModelBundle, properties: dict[str, Any], done: dict[str, Any]) -> dict[str, Any]:
     wrong, complete = any(not row.get("ok", True) for row in done.values()), set(PHASES) <= set(done)
     return {"model": bundle.model, "built_for": bundle.device, "properties": properties,
             "phases": {p: done[p] for p in PHASES if p in done},

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from roller.errors import LaunchError, counted
-from roller.models.graph.steps import Foreign, Step
+from roller.models.graph.program_steps import Foreign, Step
 
 #: Maximum number of nodes that an error names.
 _NAMED = 4
@@ -21,7 +21,7 @@ _lock = threading.Lock()
 _sessions: dict[int, Any] = {}
 
 
-def need_runtimes(steps: Iterable[Step]) -> None:
+def require_runtimes(steps: Iterable[Step]) -> None:
     """Refuse steps for runtimes that are not installed, before any kernel is compiled."""
     foreign = [s for s in steps if isinstance(s, Foreign)]
     for runtime in dict.fromkeys(s.runtime for s in foreign):
@@ -34,9 +34,9 @@ def need_runtimes(steps: Iterable[Step]) -> None:
             )
 
 
-def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
+def run_fallback_step(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
     """Run a fallback subgraph; its session is created on its first run."""
-    session = _started(step)
+    session = _cached_session(step)
     names = [i.name for i in session.get_inputs()]
     given = [a for a in inputs if a is not None]
     if len(names) != len(given):
@@ -49,16 +49,16 @@ def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.
         raise LaunchError(f"{', '.join(step.nodes)}: onnxruntime fails ({err}). Check the model's inputs.") from err
 
 
-def _started(step: Foreign) -> Any:
+def _cached_session(step: Foreign) -> Any:
     with _lock:
         found = _sessions.get(id(step))
         if found is None:
-            found = _sessions[id(step)] = _start(step)
+            found = _sessions[id(step)] = _create_session(step)
             weakref.finalize(step, _sessions.pop, id(step), None)
         return found
 
 
-def _start(step: Foreign) -> Any:
+def _create_session(step: Foreign) -> Any:
     if step.runtime != "onnxruntime":
         raise LaunchError(f"a foreign step: no runtime '{step.runtime}' is known. Use fallback='onnxruntime'.")
     try:

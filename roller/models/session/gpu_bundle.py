@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.core.dtypes import bits_of
+from roller.core.dtypes import as_numpy_bits
 from roller.errors import ArtifactError
 from roller.models.graph.plan import CONSTANT, Plan
-from roller.models.graph.plan_data import plan_from_dict, plan_to_dict
-from roller.models.graph.steps import Run, reads
-from roller.models.session.arrays import ArrayReader, ArrayWriter
-from roller.models.session.constants import steps_of
+from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
+from roller.models.graph.program_steps import Run, values_read
+from roller.models.session.array_file import ArrayReader, ArrayWriter
+from roller.models.session.constants import flatten_lanes
 from roller.runtime.bundle_format import pack, unpack
-from roller.runtime.container import MODEL_BUNDLE, DeviceContainer, filled
+from roller.runtime.container import MODEL_BUNDLE, DeviceContainer, write_container
 
-#: Version of written bundles: version 2 had packs, whose plans :mod:`roller.models.graph.plan_data` refuses.
+#: Version of written bundles: version 2 had packs, whose plans :mod:`roller.models.graph.plan_json` refuses.
 _WRITTEN_VERSION = 1
 _PLAN, _KERNELS, _ARRAYS = "plan.json", "kernels.xz", "arrays.bin"
 #: Largest accepted error of an output, relative to its largest magnitude.
@@ -53,17 +53,17 @@ def write_bundle(
 ) -> dict[str, Any]:
     """Write a bundle atomically."""
     program = plan.program
-    keys = sorted({s.kernel for s in steps_of(program.steps) if isinstance(s, Run)})
+    keys = sorted({s.kernel for s in flatten_lanes(program.steps) if isinstance(s, Run)})
     missing = [k for k in keys if k not in artifacts]
     if missing:
         raise ArtifactError(f"{program.name}: expected a kernel for every key, got none for {missing[:5]}. Compile it.")
-    with filled(folder) as work:
-        files = {_PLAN: _plan_bytes(plan), _KERNELS: pack([(k, artifacts[k]) for k in keys])}
+    with write_container(folder) as work:
+        files = {_PLAN: _serialise_plan(plan), _KERNELS: pack([(k, artifacts[k]) for k in keys])}
         digests = {name: work.add(name, data) for name, data in files.items()}
         with ArrayWriter(work.folder / _ARRAYS) as writer:
-            constants = [[n, writer.add(bits_of(program.constants[n]))] for n in _constants(plan)]
-            tests = [{"feeds": [writer.add(bits_of(a)) for a in e.feeds], "source": e.source,
-                      "outputs": [writer.add(bits_of(a)) for a in e.outputs]} for e in expected]  # fmt: skip
+            constants = [[n, writer.add(as_numpy_bits(program.constants[n]))] for n in _constants_read(plan)]
+            tests = [{"feeds": [writer.add(as_numpy_bits(a)) for a in e.feeds], "source": e.source,
+                      "outputs": [writer.add(as_numpy_bits(a)) for a in e.outputs]} for e in expected]  # fmt: skip
             nbytes = writer.close()
         body = {"model": program.name, "device": device, "target": dict(target), "files": digests,
                 "kernels": len(keys), "built": sum(artifacts[k].binary is not None for k in keys),
@@ -72,15 +72,15 @@ def write_bundle(
         return work.seal(MODEL_BUNDLE, body, _WRITTEN_VERSION)
 
 
-def _constants(plan: Plan) -> list[str]:
+def _constants_read(plan: Plan) -> list[str]:
     """Return the names of the constants that steps read."""
-    used = {plan.places[n] for s in steps_of(plan.program.steps) for n in reads(s)}
+    used = {plan.places[n] for s in flatten_lanes(plan.program.steps) for n in values_read(s)}
     return sorted({p.name for p in used if p.space == CONSTANT})
 
 
-def _plan_bytes(plan: Plan) -> bytes:
+def _serialise_plan(plan: Plan) -> bytes:
     """Return a plan as JSON, with only the constants that steps read."""
-    constants = {n: plan.program.constants[n] for n in _constants(plan)}
+    constants = {n: plan.program.constants[n] for n in _constants_read(plan)}
     return json.dumps(plan_to_dict(replace(plan, program=replace(plan.program, constants=constants)))).encode()
 
 

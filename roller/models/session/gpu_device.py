@@ -1,7 +1,7 @@
 """Device interface of the GPU runner (memory, copies, kernels, streams, events, graphs) and its CuPy implementation.
 
-:class:`roller.emulator.device.EmulatedDevice` also implements it, but guarantees only the order that streams and events
-define.
+:class:`roller.emulator.emulated_device.EmulatedDevice` also implements it, but guarantees only the order that streams
+and events define.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.cuda.launcher import as_cupy, device_view, is_torch
+from roller.backends.cuda.cupy_runtime import allocate, capture_graph, import_cupy, properties, select_device
+from roller.backends.cuda.launcher import as_cupy_array, as_cupy_stream, is_torch
 from roller.backends.cuda.module import Module
-from roller.backends.cuda.runtime import allocate, captured, cupy, properties, use
 from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
-from roller.targets import DEVICES, device_name
+from roller.targets import DEVICES, canonical_device_name
 
 #: DLPack device types whose memory CuPy accepts: CUDA, CUDA managed, ROCm.
 _ON_DEVICE = (2, 10, 13)
@@ -133,7 +133,7 @@ class Device(Protocol):
 
 def open_device(name: str, arch: str) -> Device:
     """Return the device with a name; ``arch`` applies to the emulated device and the null device."""
-    kind, _, rest = device_name(name).partition(":")
+    kind, _, rest = canonical_device_name(name).partition(":")
     target = DEVICES.get(kind)
     if target is None or (target.numbered and not (rest or "0").isdecimal()):
         raise LaunchError(f"device '{name}': expected 'cuda:N', 'rocm:N' or 'emulated'. Name a GPU of this machine.")
@@ -147,8 +147,8 @@ class CupyDevice:
     needs_images = True
 
     def __init__(self, index: int = 0, rocm: bool = False) -> None:
-        self.xp = self._cp = cupy(rocm)
-        use(self._cp, index)
+        self.xp = self._cp = import_cupy(rocm)
+        select_device(self._cp, index)
         self._index = index
 
     def properties(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class CupyDevice:
         tensor = next((a for a in arrays if is_torch(a)), None)
         with self._cp.cuda.Device(self._index):
             stream = None if tensor is None else sys.modules["torch"].cuda.current_stream(tensor.device)
-            with as_cupy(self._cp.cuda, stream) as current:
+            with as_cupy_stream(self._cp.cuda, stream) as current:
                 yield current
 
     def holds(self, value: Any) -> bool:
@@ -182,7 +182,7 @@ class CupyDevice:
 
     def viewed(self, value: Any, where: str) -> Any:
         """Return a caller's device array as a CuPy array."""
-        found = device_view(self._cp, value, where)
+        found = as_cupy_array(self._cp, value, where)
         place = getattr(getattr(found, "device", None), "id", self._index)
         if place != self._index:
             raise LaunchError(
@@ -271,7 +271,7 @@ class CupyDevice:
 
     def capture(self, work: Callable[[], None], stream: Stream) -> Graph:
         """Return the work as a CUDA graph; raise :class:`LaunchError` if CuPy cannot capture (HIP)."""
-        return captured(self._cp, stream, work)
+        return capture_graph(self._cp, stream, work)
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         """Run a graph on a stream."""

@@ -14,10 +14,10 @@ from roller.artifact import KernelArtifact
 from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError, ModelError
 from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
-from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step
-from roller.models.session.fallback import run_foreign
+from roller.models.graph.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step
+from roller.models.session.array_functions import FUNCTIONS
+from roller.models.session.fallback import run_fallback_step
 from roller.models.session.gpu_device import Device, Event, Kernel, Memory, Stream
-from roller.models.session.library import FUNCTIONS
 
 #: Enqueues a step on a stream.
 Work = Callable[[Stream], None]
@@ -28,7 +28,7 @@ ALIGN_BYTES = 256
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model on a device, shared by all calls.
 
     Parameters
@@ -46,7 +46,7 @@ class Loaded:
     panels: Mapping[PanelKey, Mapping[str, Memory]]
 
 
-def nbytes_of(shape: Sequence[int], dtype: str) -> int:
+def storage_bytes(shape: Sequence[int], dtype: str) -> int:
     """Return the size of an array in device storage, in bytes."""
     return int(np.prod(shape, dtype=np.int64)) * storage_dtype(dtype).itemsize
 
@@ -58,14 +58,14 @@ def panel_key(run: Run, artifact: KernelArtifact) -> PanelKey:
 
 def workspace_bytes(artifact: KernelArtifact) -> int:
     """Return the size of a kernel's workspaces in bytes."""
-    own = (nbytes_of(a.shape, a.dtype) for a in artifact.arguments if a.role == "workspace")
+    own = (storage_bytes(a.shape, a.dtype) for a in artifact.arguments if a.role == "workspace")
     return sum(-(-n // ALIGN_BYTES) * ALIGN_BYTES for n in own)
 
 
 class Frame:
     """Arena, inputs, outputs and streams of one call, for one thread at a time."""
 
-    def __init__(self, loaded: Loaded, device: Device) -> None:
+    def __init__(self, loaded: LoadedModel, device: Device) -> None:
         self._loaded, self._device = loaded, device
         program = loaded.plan.program
         lanes = max((len(s.lanes) for s in program.steps if isinstance(s, ParallelGroup)), default=1)
@@ -76,24 +76,24 @@ class Frame:
             for space, names in ((INPUT, program.inputs), (OUTPUT, program.outputs))
         }
         # Concurrent steps must not share a workspace; steps of one stream may.
-        self._scratch = [device.allocate(most) for most in _scratch_bytes(program.steps, loaded.artifacts)]
+        self._scratch = [device.allocate(most) for most in _workspace_bytes_per_lane(program.steps, loaded.artifacts)]
         self._marks: dict[int, tuple[Event, Event]] | None = None
-        self._work = [self._marked(s, self._of(s, 0)) for s in program.steps]
+        self._work = [self._with_timing_events(s, self._of(s, 0)) for s in program.steps]
         #: Outputs of the last run whose shape is known only at run time, by number.
         self.found: dict[int, np.ndarray] = {}
         self._graph: Any = None
         #: Reason why steps are launched one by one; empty if there is a graph or none was requested.
         self.no_graph = ""
 
-    def follow(self, stream: Stream) -> None:
+    def run_after_stream(self, stream: Stream) -> None:
         """Let all later work wait for the current work of a stream."""
-        self._order(stream, self.stream)
+        self._order_streams(stream, self.stream)
 
-    def precede(self, stream: Stream) -> None:
+    def run_before_stream(self, stream: Stream) -> None:
         """Let a stream wait for all work started so far."""
-        self._order(self.stream, stream)
+        self._order_streams(self.stream, stream)
 
-    def _order(self, first: Stream, then: Stream) -> None:
+    def _order_streams(self, first: Stream, then: Stream) -> None:
         event = self._device.event()
         self._device.record(event, first)
         self._device.wait(event, then)
@@ -144,7 +144,7 @@ class Frame:
 
     def capture(self) -> bool:
         """Capture all steps as a graph if the device can; return whether there is a graph."""
-        host = [s for s in _flat(self._loaded.plan.program.steps) if isinstance(s, (Call, Foreign))]
+        host = [s for s in _flatten_steps(self._loaded.plan.program.steps) if isinstance(s, (Call, Foreign))]
         if host:
             self.no_graph = f"{len(host)} steps are functions of arrays, which no graph holds"
         elif self._graph is None:
@@ -187,7 +187,7 @@ class Frame:
                 seconds.setdefault(step, []).append(self._device.elapsed_s(start, end))
         return {step: statistics.median(times) for step, times in seconds.items()}
 
-    def _marked(self, step: Step, work: Work) -> Work:
+    def _with_timing_events(self, step: Step, work: Work) -> Work:
         """Return a step's work, enclosed in events while the frame is profiled."""
 
         def run(stream: Stream) -> None:
@@ -221,9 +221,9 @@ class Frame:
         if isinstance(step, Call):
             return self._call(step)
         if isinstance(step, Foreign):
-            return self._foreign(step)
+            return self._fallback_work(step)
         if isinstance(step, ParallelGroup):
-            return self._together(step)
+            return self._parallel_work(step)
         raise ModelError(f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory.plan.")
 
     def _run(self, step: Run, lane: int) -> Work:
@@ -238,7 +238,7 @@ class Frame:
         for argument in artifact.arguments:
             if argument.role == "workspace":
                 pointers[argument.name] = free
-                free += -(-nbytes_of(argument.shape, argument.dtype) // ALIGN_BYTES) * ALIGN_BYTES
+                free += -(-storage_bytes(argument.shape, argument.dtype) // ALIGN_BYTES) * ALIGN_BYTES
         read = {n for launch in artifact.launches for n in launch.arguments}
         sides = ((artifact.inputs, step.inputs), (artifact.outputs, step.outputs))
         if any(len(arguments) != len(names) for arguments, names in sides):
@@ -247,7 +247,7 @@ class Frame:
             for argument, name in zip(arguments, names, strict=True):
                 if argument.name not in read:  # a constant that is read in packed form
                     continue
-                expected, got = nbytes_of(argument.shape, argument.dtype), loaded.plan.program.values[name].nbytes
+                expected, got = storage_bytes(argument.shape, argument.dtype), loaded.plan.program.values[name].nbytes
                 if expected != got:
                     raise ModelError(f"{step.label}: '{name}': expected {expected} bytes, got {got}. Compile it again.")
                 pointers[argument.name] = self._address(name)[0]
@@ -278,7 +278,7 @@ class Frame:
 
         return lambda stream: self._device.call(compute, stream)
 
-    def _foreign(self, step: Foreign) -> Work:
+    def _fallback_work(self, step: Foreign) -> Work:
         """Return work that waits for the stream and runs the subgraph on the host."""
 
         def work(stream: Stream) -> None:
@@ -287,7 +287,7 @@ class Frame:
                 value = self._loaded.plan.program.values[name]
                 raw = self._device.download(self._address(name)[0], value.nbytes, stream)
                 arrays.append(raw.view(storage_dtype(value.dtype)).reshape(value.shape))
-            for name, result in zip(step.outputs, run_foreign(step, arrays), strict=True):
+            for name, result in zip(step.outputs, run_fallback_step(step, arrays), strict=True):
                 if name in self._loaded.plan.program.loose:
                     self.found[self._loaded.plan.places[name].index] = result
                 elif name:
@@ -301,10 +301,10 @@ class Frame:
 
         return work
 
-    def _together(self, step: ParallelGroup) -> Work:
+    def _parallel_work(self, step: ParallelGroup) -> Work:
         """Return work that runs lanes on separate streams, synchronized with the first stream before and after."""
         device = self._device
-        lanes = [[self._marked(s, self._of(s, n)) for s in lane] for n, lane in enumerate(step.lanes)]
+        lanes = [[self._with_timing_events(s, self._of(s, n)) for s in lane] for n, lane in enumerate(step.lanes)]
         start, ends = device.event(), [device.event() for _ in lanes[1:]]
 
         def work(stream: Stream) -> None:
@@ -323,7 +323,7 @@ class Frame:
         return work
 
 
-def _scratch_bytes(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact]) -> list[int]:
+def _workspace_bytes_per_lane(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact]) -> list[int]:
     """Return the workspace bytes of each lane."""
     most = [0]
     for step in steps:
@@ -335,5 +335,9 @@ def _scratch_bytes(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact
     return most
 
 
-def _flat(steps: Sequence[Step]) -> list[Step]:
-    return [s for step in steps for s in (_flat(sum(step.lanes, ())) if isinstance(step, ParallelGroup) else [step])]
+def _flatten_steps(steps: Sequence[Step]) -> list[Step]:
+    return [
+        s
+        for step in steps
+        for s in (_flatten_steps(sum(step.lanes, ())) if isinstance(step, ParallelGroup) else [step])
+    ]

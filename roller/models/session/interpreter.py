@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roller.backends.cpu.slots import readable
+from roller.backends.cpu.argument_slots import as_writable_view
 from roller.errors import LaunchError
-from roller.models.graph.steps import Call
-from roller.models.session.binding import Bound, BoundCall, BoundCopy, BoundRun, BoundTogether, Operand
-from roller.models.session.fallback import run_foreign
+from roller.models.graph.program_steps import Call
+from roller.models.session.binding import Bound, BoundCall, BoundCopy, BoundParallelGroup, BoundRun, Operand
+from roller.models.session.fallback import run_fallback_step
 
 #: Maps an operand to its array in this call.
 Memory: TypeAlias = Callable[[Operand], np.ndarray]
@@ -23,24 +23,26 @@ Memory: TypeAlias = Callable[[Operand], np.ndarray]
 Keep: TypeAlias = Callable[[Operand, np.ndarray], None]
 
 
-def interpret(steps: Iterable[Bound], memory: Memory, keep: Keep, seconds: dict[int, float] | None = None) -> None:
+def interpret_steps(
+    steps: Iterable[Bound], memory: Memory, keep: Keep, seconds: dict[int, float] | None = None
+) -> None:
     """Run steps in order and lanes one after another; ``seconds`` receives the time of each step by ``id``."""
     for step in steps:
         start = time.perf_counter()
         if isinstance(step, BoundRun):
-            step.kernel.call(*(readable(memory(o)) for o in step.operands))
+            step.kernel.call(*(as_writable_view(memory(o)) for o in step.operands))
         elif isinstance(step, BoundCopy):
-            _copy(step, memory)
-        elif isinstance(step, BoundTogether):
+            _run_copy(step, memory)
+        elif isinstance(step, BoundParallelGroup):
             for lane in step.lanes:
-                interpret(lane, memory, keep, seconds)
+                interpret_steps(lane, memory, keep, seconds)
         else:
-            call(step, memory, keep)
+            run_call_step(step, memory, keep)
         if seconds is not None:
             seconds[id(step)] = time.perf_counter() - start
 
 
-def _copy(bound: BoundCopy, memory: Memory) -> None:
+def _run_copy(bound: BoundCopy, memory: Memory) -> None:
     step = bound.step
     source, target = (memory(o).reshape(-1).view(np.uint8) for o in (bound.source, bound.target))
     for row in range(step.rows):
@@ -49,10 +51,10 @@ def _copy(bound: BoundCopy, memory: Memory) -> None:
         target[at : at + step.row_bytes] = source[of : of + step.row_bytes]
 
 
-def call(bound: BoundCall, memory: Memory, keep: Keep) -> None:
+def run_call_step(bound: BoundCall, memory: Memory, keep: Keep) -> None:
     """Run a library function or a fallback subgraph."""
     inputs = [None if o is None else memory(o) for o in bound.inputs]
-    made = _made(bound, inputs)
+    made = _compute_call(bound, inputs)
     for n, (result, operand) in enumerate(zip(made, bound.outputs, strict=False)):
         if operand is None:
             continue
@@ -62,27 +64,27 @@ def call(bound: BoundCall, memory: Memory, keep: Keep) -> None:
             continue
         if found.shape != operand.shape or found.dtype != operand.dtype:
             raise LaunchError(
-                f"{_name(bound)}: output {n}: expected {operand.dtype} of shape {operand.shape}, got {found.dtype} of "
-                f"shape {found.shape}. Compile the model for the shapes it runs with."
+                f"{_call_label(bound)}: output {n}: expected {operand.dtype} of shape {operand.shape}, got "
+                f"{found.dtype} of shape {found.shape}. Compile the model for the shapes it runs with."
             )
         memory(operand)[...] = found
 
 
-def _made(bound: BoundCall, inputs: list[np.ndarray | None]) -> tuple[Any, ...]:
+def _compute_call(bound: BoundCall, inputs: list[np.ndarray | None]) -> tuple[Any, ...]:
     step = bound.step
     if not isinstance(step, Call):
-        return run_foreign(step, inputs)
-    from roller.models.session.library import FUNCTIONS
+        return run_fallback_step(step, inputs)
+    from roller.models.session.array_functions import FUNCTIONS
 
     function = FUNCTIONS.get(step.function)
     if function is None:
-        raise LaunchError(f"{_name(bound)}: no function '{step.function}' in this version of roller. Upgrade it.")
+        raise LaunchError(f"{_call_label(bound)}: no function '{step.function}' in this version of roller. Upgrade it.")
     try:
         return tuple(function(np, inputs, step.attributes))
     except (IndexError, ValueError, TypeError, ArithmeticError) as err:
-        raise LaunchError(f"{_name(bound)}: {err}. Check the inputs of the model.") from err
+        raise LaunchError(f"{_call_label(bound)}: {err}. Check the inputs of the model.") from err
 
 
-def _name(bound: BoundCall) -> str:
+def _call_label(bound: BoundCall) -> str:
     step = bound.step
     return (step.label or step.function) if isinstance(step, Call) else f"{step.runtime}({', '.join(step.nodes)})"

@@ -10,16 +10,23 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from roller.core.c_compiler import need_compiler
+from roller.core.c_compiler import require_compiler
 from roller.core.cache_location import cache_folder
-from roller.core.kept_code import UntrustedError, check_folder, kept, own_folder, refused, write_kept
+from roller.core.library_cache import (
+    UntrustedError,
+    check_folder_trusted,
+    load_cached_library,
+    make_trusted_folder,
+    warn_untrusted_folder,
+    write_library_with_checksum,
+)
 from roller.core.scratch import scratch_folder
 from roller.errors import BuildError
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 
 
-def kept_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> bytes:
+def cached_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> bytes:
     """Return the cached library of ``sources``, or the result of ``compiled``, which is then cached."""
     parts = (
         *(s.read_bytes() for s in sources),
@@ -30,11 +37,11 @@ def kept_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> byte
     )
     path = cache_folder() / "runner" / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()}.so"
     try:
-        check_folder(cache_folder())
-        check_folder(path.parent)
-        found = kept(path)
+        check_folder_trusted(cache_folder())
+        check_folder_trusted(path.parent)
+        found = load_cached_library(path)
     except UntrustedError as err:
-        refused(err)
+        warn_untrusted_folder(err)
         return compiled()
     except OSError:
         found = None
@@ -43,14 +50,14 @@ def kept_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> byte
     image = compiled()
     # The write is atomic; without a usable cache folder the library is compiled each time.
     with contextlib.suppress(OSError):
-        own_folder(cache_folder())
-        write_kept(own_folder(path.parent) / path.name, image)
+        make_trusted_folder(cache_folder())
+        write_library_with_checksum(make_trusted_folder(path.parent) / path.name, image)
     return image
 
 
 def compile_library(source: Path, what: str) -> bytes:
     """Return the library built from a C file."""
-    compiler = need_compiler(what)
+    compiler = require_compiler(what)
     with scratch_folder() as folder:
         library = Path(folder, "native.so")
         command = [compiler, *_FLAGS, "-o", str(library), str(source)]

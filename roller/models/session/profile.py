@@ -11,19 +11,19 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from roller.core.display import html_table, one_line, seconds_text
-from roller.core.validation import whole_number
+from roller.core.display import html_table, one_line_repr, seconds_text
+from roller.core.validation import validate_integer
 from roller.errors import LaunchError, counted, shown
 from roller.models.graph.plan import Plan
-from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step, Value, runs_of
-from roller.models.session.binding import Bound, BoundTogether
+from roller.models.graph.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step, Value, iterate_kernel_runs
+from roller.models.session.binding import Bound, BoundParallelGroup
 from roller.runtime.clock import Clock, TrustingClock, system_clock
 from roller.runtime.disturbance import Disturbance
-from roller.runtime.timing import measure
-from roller.runtime.windows import Timing
+from roller.runtime.timing import measure_median
+from roller.runtime.timing_windows import Timing
 
 #: Predicted seconds (``None`` without a prediction) and bottleneck by kernel key.
-Said: TypeAlias = "Mapping[str, tuple[float | None, str]]"
+KernelPredictions: TypeAlias = "Mapping[str, tuple[float | None, str]]"
 #: Minimum seconds of timing whole calls, and of timing every step, and the number of samples that ends either.
 _TIMED_S, _ENOUGH = 0.3, 100
 #: Discarded calls with timed steps.
@@ -66,7 +66,7 @@ class StepTime:
     def __repr__(self) -> str:
         """Return kind, times and label on one line."""
         times = f"measured {seconds_text(self.measured_s)}, predicted {seconds_text(self.predicted_s)}"
-        return one_line("StepTime", f"{self.kind}: {times}", self.label)
+        return one_line_repr("StepTime", f"{self.kind}: {times}", self.label)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Profile:
     def __repr__(self) -> str:
         """Return the times of whole calls on one line."""
         times = f"measured {seconds_text(self.measured_s)}, predicted {seconds_text(self.predicted_s)} a call"
-        return one_line("Profile", f"{self.name}: {times}", counted(len(self.steps), "step"))
+        return one_line_repr("Profile", f"{self.name}: {times}", counted(len(self.steps), "step"))
 
     def _repr_html_(self) -> str:
         """Return an HTML table of all steps for a notebook."""
@@ -122,7 +122,7 @@ class Profile:
         return "\n".join(lines)
 
 
-class Profiled(Protocol):
+class ProfilableSession(Protocol):
     """Protocol of a session that can be timed."""
 
     @property
@@ -138,7 +138,7 @@ class Profiled(Protocol):
         """Whether a call waits for another device."""
 
     @property
-    def said(self) -> Said:
+    def said(self) -> KernelPredictions:
         """Predictions of the kernels."""
 
     def run(self, *arguments: Any) -> Any:
@@ -148,18 +148,18 @@ class Profiled(Protocol):
         """Return the median seconds of every step by its ``id``."""
 
 
-def profiled(session: Profiled, feeds: Mapping[str, Any] | None, repeats: int) -> Profile:
+def profile_session(session: ProfilableSession, feeds: Mapping[str, Any] | None, repeats: int) -> Profile:
     """Time every step of a session, and whole calls."""
-    whole_number(repeats, f"{session.name}: argument 'repeats'", 1, expected="at least 1", error=LaunchError)
+    validate_integer(repeats, f"{session.name}: argument 'repeats'", 1, expected="at least 1", error=LaunchError)
     if not (feeds is None or isinstance(feeds, Mapping)):
         raise LaunchError(f"{session.name}: argument 'feeds': expected arrays by name, got {shown(feeds)}.")
     plan, program = session.plan, session.plan.program
     given = random_feeds([program.values[n] for n in program.inputs]) if feeds is None else feeds
     whole, measured = time_calls(session, given, repeats), session.time_steps(given, repeats)
     estimates = {key: (plan.predicted_s.get(key, seconds), bound) for key, (seconds, bound) in session.said.items()}
-    steps = tuple(_steps(program.steps, measured, estimates, distinct_labels(runs_of(program.steps))))
+    steps = tuple(_step_times(program.steps, measured, estimates, distinct_labels(iterate_kernel_runs(program.steps))))
     calls = whole.samples * whole.calls
-    predicted = _predicted(program.steps, estimates)
+    predicted = _predicted_total_s(program.steps, estimates)
     return Profile(session.name, steps, whole.median_s, predicted, calls, whole.best_s, whole.doubt)
 
 
@@ -172,31 +172,31 @@ def time_bound_steps(
         taken.append({})
         run(taken[-1])
     taken = taken[_WARMUPS:]
-    return dict(_measured(steps, bound, {key: statistics.median(s[key] for s in taken) for key in taken[0]}))
+    return dict(_step_seconds(steps, bound, {key: statistics.median(s[key] for s in taken) for key in taken[0]}))
 
 
-def time_calls(session: Profiled, feeds: Mapping[str, Any], repeats: int) -> Timing:
+def time_calls(session: ProfilableSession, feeds: Mapping[str, Any], repeats: int) -> Timing:
     """Time whole calls with at least ``repeats`` samples; short calls are repeated within a sample."""
     # The system clock would count the caller's wait for a GPU as time taken by other processes.
     clock: Clock = TrustingClock() if session.waits_for_device else system_clock()
     before = clock.load()
     try:
-        found = measure(lambda: session.run(feeds), budget_s=_TIMED_S, min_samples=repeats,
+        found = measure_median(lambda: session.run(feeds), budget_s=_TIMED_S, min_samples=repeats,
                         max_samples=max(repeats, _ENOUGH), clock=clock)  # fmt: skip
     finally:
         clock.release()
     return replace(found, doubt=found.doubt and str(Disturbance.between(before, clock.load())))
 
 
-def _measured(
+def _step_seconds(
     steps: Sequence[Step], bound: Sequence[Bound], medians: Mapping[int, float]
 ) -> Iterator[tuple[int, float]]:
     """Yield the seconds of every step by ``id``, computed from those of the bound steps."""
     for step, own in zip(steps, bound, strict=True):
         yield id(step), medians.get(id(own), 0.0)
-        if isinstance(step, ParallelGroup) and isinstance(own, BoundTogether):
+        if isinstance(step, ParallelGroup) and isinstance(own, BoundParallelGroup):
             for lane, bounds in zip(step.lanes, own.lanes, strict=True):
-                yield from _measured(lane, bounds, medians)
+                yield from _step_seconds(lane, bounds, medians)
 
 
 def distinct_labels(runs: Iterable[Run]) -> dict[tuple[str, ...], str]:
@@ -227,27 +227,28 @@ def random_feeds(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray
     return found
 
 
-def _steps(
-    steps: Sequence[Step], measured: Mapping[int, float], said: Said, labels: Mapping[tuple[str, ...], str],
+def _step_times(
+    steps: Sequence[Step], measured: Mapping[int, float], said: KernelPredictions, labels: Mapping[tuple[str, ...],
+                                                                                                   str],
     lane: int | None = None,
 ) -> Iterator[StepTime]:  # fmt: skip
     """Yield the times of steps; steps in lanes follow their group."""
     total = sum(measured.get(id(s), 0.0) for s in steps) or 1.0
     for step in steps:
         seconds = measured.get(id(step), 0.0)
-        label, kind, kernel, nodes = _described(step)
+        label, kind, kernel, nodes = _describe_step(step)
         if isinstance(step, Run):
             label = labels[step.outputs]
         bottleneck = "memory" if isinstance(step, Copy) else said.get(kernel, (None, ""))[1]
         yield StepTime(
-            label, kind, kernel, nodes, _predicted_of(step, said), seconds, seconds / total, bottleneck, lane
+            label, kind, kernel, nodes, _predicted_step_s(step, said), seconds, seconds / total, bottleneck, lane
         )
         if isinstance(step, ParallelGroup):
             for number, inner in enumerate(step.lanes):
-                yield from _steps(inner, measured, said, labels, number)
+                yield from _step_times(inner, measured, said, labels, number)
 
 
-def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
+def _describe_step(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
     if isinstance(step, Run):
         return step.label, "kernel", step.kernel, step.nodes
     if isinstance(step, Copy):
@@ -260,13 +261,13 @@ def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
     return step.label or step.function, "function", "", ()
 
 
-def _predicted_of(step: Step, said: Said) -> float | None:
+def _predicted_step_s(step: Step, said: KernelPredictions) -> float | None:
     if isinstance(step, Run):
         return said.get(step.kernel, (None, ""))[0]
     if isinstance(step, ParallelGroup):
-        return max((_predicted(lane, said) for lane in step.lanes), default=0.0)
+        return max((_predicted_total_s(lane, said) for lane in step.lanes), default=0.0)
     return None
 
 
-def _predicted(steps: Sequence[Step], said: Said) -> float:
-    return sum(_predicted_of(s, said) or 0.0 for s in steps)
+def _predicted_total_s(steps: Sequence[Step], said: KernelPredictions) -> float:
+    return sum(_predicted_step_s(s, said) or 0.0 for s in steps)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roller.core.anti_unification import General
+from roller.core.anti_unification import GeneralizedData
 from roller.core.formulas import Formula
 from roller.models.graph.plan import Plan
-from roller.models.graph.plan_data import plan_from_dict
-from roller.models.graph.steps import ParallelGroup, Run, Step
-from roller.models.session.kernels import KernelCode
+from roller.models.graph.plan_json import plan_from_dict
+from roller.models.graph.program_steps import ParallelGroup, Run, Step
+from roller.models.session.kernel_code import KernelCode
 
 Sizes = Mapping[str, int]
 
@@ -31,7 +31,7 @@ class RangeKernel:
     """
 
     code: KernelCode
-    shapes: General
+    shapes: GeneralizedData
     library: bytes = field(repr=False)
     packing: str = field(default="", repr=False)
 
@@ -54,7 +54,7 @@ class RangePlan:
     Parameters
     ----------
     general
-        Result of :func:`~roller.models.graph.plan_data.plan_to_dict` in terms of sizes; runs refer to keys of
+        Result of :func:`~roller.models.graph.plan_json.plan_to_dict` in terms of sizes; runs refer to keys of
         ``kernels``.
     largest
         The plan at the largest sizes, with all constants.
@@ -72,7 +72,7 @@ class RangePlan:
         Function that returns the predicted seconds of the kernel at a position.
     """
 
-    general: General
+    general: GeneralizedData
     largest: Plan
     ends: Mapping[str, tuple[int, int]]
     derived: Mapping[str, Formula]
@@ -82,7 +82,7 @@ class RangePlan:
     choose: Callable[[str, Sizes], int]
     predict: Callable[[str, int, Sizes], float]
 
-    def whole(self, sizes: Sizes) -> dict[str, int]:
+    def with_derived_sizes(self, sizes: Sizes) -> dict[str, int]:
         """Return all sizes in order, including derived sizes."""
         found = {n: int(sizes[n]) for n in self.ends}
         for name, formula in self.derived.items():
@@ -94,16 +94,16 @@ class RangePlan:
         plan = plan_from_dict({**self.general.at(sizes), "constants": ()}, {}, self.largest.program.name)
         chosen: dict[str, int] = {}
 
-        def named(step: Step) -> Step:
+        def choose_kernels(step: Step) -> Step:
             if isinstance(step, ParallelGroup):
-                return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
+                return replace(step, lanes=tuple(tuple(map(choose_kernels, lane)) for lane in step.lanes))
             if not isinstance(step, Run):
                 return step
             if step.kernel not in chosen:
                 chosen[step.kernel] = self.choose(step.kernel, sizes)
             return replace(step, kernel=variant_key(step.kernel, chosen[step.kernel]))
 
-        return replace(plan, program=replace(plan.program, steps=tuple(map(named, plan.program.steps))))
+        return replace(plan, program=replace(plan.program, steps=tuple(map(choose_kernels, plan.program.steps))))
 
 
 def variant_key(key: str, number: int) -> str:
@@ -111,12 +111,12 @@ def variant_key(key: str, number: int) -> str:
     return f"{key}/{number}"
 
 
-def key_and_number(variant: str) -> tuple[str, int]:
+def split_variant_key(variant: str) -> tuple[str, int]:
     """Split the result of :func:`variant_key`.
 
     Examples
     --------
-    >>> key_and_number(variant_key("k3", 1))
+    >>> split_variant_key(variant_key("k3", 1))
     ('k3', 1)
     """
     key, _, number = variant.rpartition("/")

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from roller.core.display import one_line
-from roller.core.held_here import HeldHere
-from roller.core.validation import sizes_of_call
+from roller.core.display import one_line_repr
+from roller.core.unpicklable import Unpicklable
+from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted, shown
-from roller.models.graph.steps import ParallelGroup, Run, Step
-from roller.models.session.constants import Constants, PanelKey, prepare, steps_of
-from roller.models.session.feeds import Described
-from roller.models.session.frames import Frame
-from roller.models.session.kernels import LoadedKernel, aligned, load_kernel
-from roller.models.session.range_plan import RangeKernel, RangePlan, Sizes, key_and_number, variant_key
-from roller.models.session.runner import Runner, build_runner, load_runner
-from roller.models.session.saving import Saved
-from roller.models.session.session import Session
+from roller.models.graph.program_steps import ParallelGroup, Run, Step
+from roller.models.session.call_frame import Frame
+from roller.models.session.caller_arrays import Described
+from roller.models.session.constants import Constants, PanelKey, flatten_lanes, pack_constants
+from roller.models.session.cpu_session import Session
+from roller.models.session.kernel_code import LoadedKernel, allocate_aligned, load_kernel
+from roller.models.session.native_runner import Runner, build_runner, load_runner
+from roller.models.session.range_plan import RangeKernel, RangePlan, Sizes, split_variant_key, variant_key
+from roller.models.session.save_session import SessionParts
 
 if TYPE_CHECKING:
     from roller.models.session.profile import Profile
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 _MOST_READY = 256
 
 
-def _first_alike(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
+def _first_with_same_layout(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
     """Return a function that finds the first kernel with the same layout of constants as a given kernel."""
     layouts = [k.layout for k in several]
     return lambda kernel: layouts.index(kernel.layout)
 
 
-class RangeSession(HeldHere):
+class RangeSession(Unpicklable):
     """A whole model on this machine's processor, for all sizes of a range.
 
-    Calls are the same as for a :class:`~roller.models.session.session.Session`; the shapes of the arrays give the
+    Calls are the same as for a :class:`~roller.models.session.cpu_session.Session`; the shapes of the arrays give the
     sizes. The first call at new sizes takes some milliseconds longer per kernel, or tenths of a second if a kernel must
     run to prove its correctness at these sizes; nothing is compiled.
 
@@ -72,40 +72,40 @@ class RangeSession(HeldHere):
             for key, several in plan.kernels.items()
             for n, k in enumerate(several)
         }
-        self.constants = self._packed()
-        self._ready: dict[tuple[int, ...], _Sized] = {}
+        self.constants = self._pack_all_layouts()
+        self._ready: dict[tuple[int, ...], _FixedSizeSession] = {}
         #: Ready sessions by the shapes of inputs with dynamic sizes.
         self._by_shapes: dict[tuple[Any, ...], Session] = {}
         self._asked = [name for name, dims in plan.inputs.items() if any(isinstance(d, str) for d in dims)]
         self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
 
-    def _packed(self) -> Constants:
+    def _pack_all_layouts(self) -> Constants:
         """Pack the constants once per layout in which a kernel reads them."""
         largest = self.plan.largest
-        firsts = {k: list(dict.fromkeys(map(_first_alike(x), x))) for k, x in self.plan.kernels.items()}
+        firsts = {k: list(dict.fromkeys(map(_first_with_same_layout(x), x))) for k, x in self.plan.kernels.items()}
         arrays, panels = dict[str, np.ndarray](), dict[PanelKey, tuple[np.ndarray, ...]]()
         for turn in range(max(map(len, firsts.values()), default=1)):
 
-            def named(step: Step, turn: int = turn) -> Step:
+            def choose_variant(step: Step, turn: int = turn) -> Step:
                 if isinstance(step, ParallelGroup):
-                    return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
+                    return replace(step, lanes=tuple(tuple(map(choose_variant, lane)) for lane in step.lanes))
                 if not isinstance(step, Run):
                     return step
                 return replace(step, kernel=variant_key(step.kernel, firsts[step.kernel][turn]))
 
             steps = largest.program.steps
             if turn:
-                steps = tuple(s for s in steps_of(steps) if isinstance(s, Run) and turn < len(firsts[s.kernel]))
-            program = replace(largest.program, steps=tuple(map(named, steps)))
-            made = prepare(replace(largest, program=program), self._loaded)
+                steps = tuple(s for s in flatten_lanes(steps) if isinstance(s, Run) and turn < len(firsts[s.kernel]))
+            program = replace(largest.program, steps=tuple(map(choose_variant, steps)))
+            made = pack_constants(replace(largest, program=program), self._loaded)
             arrays |= made.arrays
             panels |= made.panels
-        for run in steps_of(largest.program.steps):
+        for run in flatten_lanes(largest.program.steps):
             if isinstance(run, Run):
                 several = self.plan.kernels[run.kernel]
                 for n, kernel in enumerate(several):
                     inputs = tuple(run.inputs[c] for c in kernel.code.constants)
-                    held = panels.get((variant_key(run.kernel, _first_alike(several)(kernel)), inputs))
+                    held = panels.get((variant_key(run.kernel, _first_with_same_layout(several)(kernel)), inputs))
                     if held is not None:
                         panels[variant_key(run.kernel, n), inputs] = held
         return Constants(arrays, panels)
@@ -146,7 +146,7 @@ class RangeSession(HeldHere):
         return self.plan.largest.arena_bytes
 
     def run(self, *arguments: Any, **options: Any) -> Any:
-        """Run the model; arguments and results are the same as for :meth:`roller.models.session.calls.ModelCalls.run`.
+        """Run the model; see :meth:`roller.models.session.session_interface.ModelCalls.run` for arguments and results.
 
         Raises
         ------
@@ -154,30 +154,32 @@ class RangeSession(HeldHere):
             If a size is outside its range, arrays disagree on a size, or an array does not fit.
         """
         try:  # the common case: known shapes give the session without computing sizes
-            session = self._by_shapes[self._shapes(arguments)]
+            session = self._by_shapes[self._dynamic_shapes(arguments)]
         except (KeyError, IndexError, AttributeError, TypeError):
-            session = self._first_of(arguments)
+            session = self._find_and_store_session(arguments)
         return session.run(*arguments, **options)
 
     __call__ = run
 
-    def _shapes(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    def _dynamic_shapes(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Return the shapes of a call's dynamic inputs; raise some error if the arguments are unclear."""
         feeds = arguments[0]
         held = feeds if type(feeds) is dict else dict(zip(self.plan.inputs, arguments, strict=False))
         return tuple([held[name].shape for name in self._asked])
 
-    def _first_of(self, arguments: Sequence[Any]) -> Session:
+    def _find_and_store_session(self, arguments: Sequence[Any]) -> Session:
         """Return the session for a call, and store it by the shapes of the arrays."""
-        session = self._of(self._sizes(arguments))
+        session = self._session_of_sizes(self._sizes_of_arrays(arguments))
         with self._lock, contextlib.suppress(KeyError, IndexError, AttributeError, TypeError):
             if len(self._by_shapes) >= _MOST_READY:
                 self._by_shapes.clear()
-            self._by_shapes[self._shapes(arguments)] = session
+            self._by_shapes[self._dynamic_shapes(arguments)] = session
         return session
 
     def profile(self, feeds: Mapping[str, Any], *, repeats: int = 20) -> Profile:
-        """Time every step at the sizes of the given arrays; see :meth:`roller.models.session.calls.ModelCalls.profile`.
+        """Time every step at the sizes of ``feeds``.
+
+        See :meth:`roller.models.session.session_interface.ModelCalls.profile`.
 
         Raises
         ------
@@ -189,7 +191,7 @@ class RangeSession(HeldHere):
                 f"{self.name}: profile: expected arrays by name, which say the sizes, got {shown(feeds)}. "
                 "at(...).profile() takes random ones."
             )
-        return self._of(self._sizes((feeds,))).profile(feeds, repeats=repeats)
+        return self._session_of_sizes(self._sizes_of_arrays((feeds,))).profile(feeds, repeats=repeats)
 
     def at(self, *values: int, **sizes: int) -> Session:
         """Return the session for fixed sizes, without compiling anything.
@@ -204,7 +206,7 @@ class RangeSession(HeldHere):
         LaunchError
             If a size is missing, unknown, given twice, not a whole number, or outside its range.
         """
-        return self._of(sizes_of_call(self.name, self.plan.ends, values, sizes))
+        return self._session_of_sizes(parse_call_sizes(self.name, self.plan.ends, values, sizes))
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
         """Refuse: only a session for fixed sizes can be saved, by ``at(**sizes).save(folder)``.
@@ -220,13 +222,13 @@ class RangeSession(HeldHere):
             f"Save session.at({', '.join(f'{n}={high}' for n, (_, high) in self.plan.ends.items())})."
         )
 
-    def _of(self, sizes: Sizes) -> Session:
+    def _session_of_sizes(self, sizes: Sizes) -> Session:
         try:
             return self._ready[tuple(sizes[n] for n in self.plan.ends)]
         except KeyError:
-            return self._made(sizes)
+            return self._make_session(sizes)
 
-    def _made(self, sizes: Sizes) -> Session:
+    def _make_session(self, sizes: Sizes) -> Session:
         ends = self.plan.ends
         for name, (low, high) in ends.items():
             if not low <= sizes[name] <= high:
@@ -235,15 +237,15 @@ class RangeSession(HeldHere):
                     "Compile for a range that has it."
                 )
         chosen = tuple(int(sizes[n]) for n in ends)
-        sizes = self.plan.whole(sizes)
+        sizes = self.plan.with_derived_sizes(sizes)
         plan = self.plan.at(sizes)
         kernels: dict[str, LoadedKernel] = {}
         for key, several in self.plan.kernels.items():
             for n, kernel in enumerate(several):
                 name = variant_key(key, n)
                 kernels[name] = replace(self._loaded[name], code=kernel.at(sizes))
-        parts = Saved(plan, kernels, self.constants, self.cores, self.runner, {})
-        made = _Sized.of(parts, self._arenas, lambda key: self.plan.predict(*key_and_number(key), sizes))
+        parts = SessionParts(plan, kernels, self.constants, self.cores, self.runner, {})
+        made = _FixedSizeSession.of(parts, self._arenas, lambda key: self.plan.predict(*split_variant_key(key), sizes))
         with self._lock:
             if len(self._ready) >= _MOST_READY:
                 del self._ready[next(iter(self._ready))]
@@ -251,7 +253,7 @@ class RangeSession(HeldHere):
             self._ready[chosen] = made
         return made
 
-    def _sizes(self, arguments: Sequence[Any]) -> dict[str, int]:
+    def _sizes_of_arrays(self, arguments: Sequence[Any]) -> dict[str, int]:
         """Return the sizes of a call's arrays; the smallest size if no array has it."""
         feeds = next((a for a in arguments if isinstance(a, Mapping)), None)
         arrays = dict(feeds) if feeds is not None else dict(zip(self.plan.inputs, arguments, strict=False))
@@ -259,7 +261,7 @@ class RangeSession(HeldHere):
         for name, dims in self.plan.inputs.items():
             shape = getattr(arrays.get(name), "shape", None)
             if shape is None:
-                shape = _shape(arrays[name]) if name in arrays else ()
+                shape = _shape_of_array(arrays[name]) if name in arrays else ()
             if name in arrays and len(shape) != len(dims):
                 expected = ", ".join(map(str, dims))
                 raise LaunchError(
@@ -278,10 +280,10 @@ class RangeSession(HeldHere):
     def __repr__(self) -> str:
         """Return the name, sizes and number of kernels on one line."""
         sizes = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.plan.ends.items())
-        return one_line("RangeSession", f"{self.name}: {sizes}, {counted(len(self._loaded), 'kernel')}")
+        return one_line_repr("RangeSession", f"{self.name}: {sizes}, {counted(len(self._loaded), 'kernel')}")
 
 
-def _shape(array: Any) -> tuple[int, ...]:
+def _shape_of_array(array: Any) -> tuple[int, ...]:
     """Return the shape of an object without that attribute; ``()`` if it is not an array."""
     try:
         return np.shape(np.from_dlpack(array) if hasattr(array, "__dlpack__") else array)
@@ -289,7 +291,7 @@ def _shape(array: Any) -> tuple[int, ...]:
         return ()
 
 
-class _Sized(Session):
+class _FixedSizeSession(Session):
     """The session for fixed sizes, which shares arenas with all other sizes."""
 
     _arenas: list[np.ndarray]
@@ -297,7 +299,7 @@ class _Sized(Session):
     _predict: Callable[[str], float]
 
     @classmethod
-    def of(cls, parts: Saved, arenas: list[np.ndarray], predict: Callable[[str], float]) -> _Sized:
+    def of(cls, parts: SessionParts, arenas: list[np.ndarray], predict: Callable[[str], float]) -> _FixedSizeSession:
         """Return a session that borrows memory from ``arenas``; ``predict`` gives predicted seconds by kernel key."""
         session = cls.__new__(cls)
         session._arenas, session._by_arena, session._predict = arenas, {}, predict
@@ -309,7 +311,7 @@ class _Sized(Session):
     @property
     def said(self) -> dict[str, tuple[float | None, str]]:
         """Predicted seconds of the kernels that run, by key, without bottlenecks."""
-        used = {s.kernel for s in steps_of(self.plan.program.steps) if isinstance(s, Run)}
+        used = {s.kernel for s in flatten_lanes(self.plan.program.steps) if isinstance(s, Run)}
         return {key: (self._predict(key), "") for key in used}
 
     def _frame(self, arena: np.ndarray | None = None) -> Frame:
@@ -317,7 +319,7 @@ class _Sized(Session):
             try:
                 arena = self._arenas.pop()  # atomic
             except IndexError:
-                arena = aligned(self.plan.arena_bytes)
+                arena = allocate_aligned(self.plan.arena_bytes)
         frame = self._by_arena.get(id(arena))
         if frame is None:
             frame = self._by_arena[id(arena)] = super()._frame(arena)

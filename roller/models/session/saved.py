@@ -12,23 +12,23 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
-from roller.core.processor import missing
-from roller.core.validation import flag
-from roller.core.validation import path as path_of
+from roller.core.processor import missing_features
+from roller.core.validation import validate_flag
+from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError
-from roller.models.graph.plan_data import plan_from_dict
-from roller.models.session.arrays import ArrayReader
+from roller.models.graph.plan_json import plan_from_dict
+from roller.models.session.array_file import ArrayReader
 from roller.models.session.constants import Constants, PanelKey
-from roller.models.session.kernels import KernelCode, load_kernel
-from roller.models.session.runner import load_runner
-from roller.models.session.saving import Saved
-from roller.models.session.session import Session, checked_threads
+from roller.models.session.cpu_session import Session, validate_threads
+from roller.models.session.kernel_code import KernelCode, load_kernel
+from roller.models.session.native_runner import load_runner
+from roller.models.session.save_session import SessionParts
 from roller.runtime.container import MODEL_BUNDLE, SAVED, Container
-from roller.targets import THIS_MACHINE, device_name
+from roller.targets import THIS_MACHINE, canonical_device_name
 
 if TYPE_CHECKING:
     from roller.models.session.gpu_device import Device
-    from roller.models.session.gpu_runner import GpuSession
+    from roller.models.session.gpu_session import GpuSession
 
 
 def load_model(
@@ -67,19 +67,19 @@ def load_model(
         If TVM's runtime is not installed.
     """
     where = path_of(folder, "folder", error=ArtifactError, what="the folder of a saved model")
-    verify = flag(verify, "verify", error=ArtifactError)
+    verify = validate_flag(verify, "verify", error=ArtifactError)
     if threads is not None:
-        threads = checked_threads(threads, MODEL_BUNDLE.is_in(where))
-    if MODEL_BUNDLE.is_in(where):
-        from roller.models.session.gpu_runner import load_bundle  # a processor's model does not need it
+        threads = validate_threads(threads, MODEL_BUNDLE.is_kind_of_folder(where))
+    if MODEL_BUNDLE.is_kind_of_folder(where):
+        from roller.models.session.gpu_session import load_bundle  # a processor's model does not need it
 
         return load_bundle(where, device)
     opened = Container(where, SAVED)
-    if device is not None and not (isinstance(device, str) and device_name(device) == THIS_MACHINE):
+    if device is not None and not (isinstance(device, str) and canonical_device_name(device) == THIS_MACHINE):
         raise ArtifactError(f"{where}: device: expected none for a model of this processor. Leave it out.")
     with opened.fields():
         _check_machine(opened)
-        return _session(opened, verify, threads)
+        return _restore_session(opened, verify, threads)
 
 
 def _check_machine(folder: Container) -> None:
@@ -87,7 +87,7 @@ def _check_machine(folder: Container) -> None:
     path, body, here = folder.folder / SAVED.manifest, folder.manifest, [sys.platform, platform.machine()]
     if body.get("machine") != here:
         raise ArtifactError(f"{path}: saved for {body.get('machine')}, this is {here}. Compile the model here.")
-    lacking = missing(str(feature) for feature in body["features"])
+    lacking = missing_features(str(feature) for feature in body["features"])
     if lacking:
         raise ArtifactError(
             f"{path}: expected a processor with {', '.join(body['features'])}, got one without {', '.join(lacking)}. "
@@ -95,12 +95,12 @@ def _check_machine(folder: Container) -> None:
         )
 
 
-def _session(folder: Container, verify: bool, threads: int | None) -> Session:
+def _restore_session(folder: Container, verify: bool, threads: int | None) -> Session:
     body, arrays = folder.manifest, folder.manifest["arrays"]
     reader = ArrayReader(folder.path(arrays["file"]), int(arrays["bytes"]), verify=False)
     constants = Constants(
         {str(name): reader.get(row) for name, row in arrays["constants"]},
-        {_panel_key(key, names): tuple(reader.get(r) for r in rows) for key, names, rows in arrays["panels"]},
+        {_parse_panel_key(key, names): tuple(reader.get(r) for r in rows) for key, names, rows in arrays["panels"]},
     )
     if verify:
         reader.check()
@@ -113,10 +113,10 @@ def _session(folder: Container, verify: bool, threads: int | None) -> Session:
     plan = plan_from_dict(body["plan"], {}, str(folder.folder / SAVED.manifest))
     told = {str(row["key"]): row["artifact"]["file"] for row in body["kernels"] if "artifact" in row}
     cores = int(body["cores"]) if threads is None else threads
-    return Session.restored(Saved(plan, kernels, constants, cores, runner, SavedArtifacts(folder, told)))
+    return Session.from_parts(SessionParts(plan, kernels, constants, cores, runner, SavedArtifacts(folder, told)))
 
 
-def _panel_key(key: Any, names: Any) -> PanelKey:
+def _parse_panel_key(key: Any, names: Any) -> PanelKey:
     return str(key), tuple(str(n) for n in names)
 
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.core.display import cut
+from roller.core.display import truncate_text
 from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.models.compile import compile_model
-from roller.models.session.session import Session
-from roller.models.torch.call import GraphCall
-from roller.models.torch.compare import FirstCall
+from roller.models.session.cpu_session import Session
 from roller.models.torch.differing_operator import differing_operator
-from roller.models.torch.export import Exported, export, is_weight, placeholders
-from roller.models.torch.frozen import FrozenGraph
+from roller.models.torch.export import ExportedGraph, export_graph, is_weight, placeholders
+from roller.models.torch.first_call_check import CheckedFirstCall
+from roller.models.torch.frozen_weights import FrozenGraph
+from roller.models.torch.graph_call import GraphCall
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ Graph = Callable[..., Any]
 
 # Dynamo calls one graph with the weights of several modules, and PyTorch does not count all writes into a tensor
 # (through ``weight.data``, NumPy or a fused optimizer). So weights are arguments of the kernels, read in every call,
-# unless ``options={"freeze": True}`` packs them ahead (:mod:`roller.models.torch.frozen`).
+# unless ``options={"freeze": True}`` packs them ahead (:mod:`roller.models.torch.frozen_weights`).
 #: The exporter has process-wide state; Dynamo compiles one graph at a time, but any thread may call one.
 _compiling = threading.RLock()
 
@@ -78,7 +78,9 @@ def roller_backend(
         If an option is unknown.
     """
     chosen = _known_options({} if options is None else options, other)
-    return _PerShape(graph, chosen) if any(map(_is_dynamic, examples)) else _compiled(graph, examples, chosen)
+    return (
+        _CompiledPerShape(graph, chosen) if any(map(_is_dynamic, examples)) else _compile_graph(graph, examples, chosen)
+    )
 
 
 def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,71 +103,75 @@ def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict
     return dict(options)
 
 
-def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any]) -> Graph:
+def _compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any]) -> Graph:
     """Return the graph compiled for arguments like these, or the graph itself if it is unsupported."""
     chosen = dict(options)
     freeze, compare = chosen.pop("freeze", False), chosen.pop("compare", True)
 
-    def compiled_anew(exposed: torch.fx.GraphModule, arguments: Sequence[Any]) -> Graph:
-        _tell(exposed, arguments, chosen.get("progress"), "looking for the operator that differs: ")
-        return _called(export(exposed, arguments), chosen, {}, None)
+    def compile_exposed_graph(exposed: torch.fx.GraphModule, arguments: Sequence[Any]) -> Graph:
+        _report_compiling(exposed, arguments, chosen.get("progress"), "looking for the operator that differs: ")
+        return _make_graph_call(export_graph(exposed, arguments), chosen, {}, None)
 
-    def left(why: str, arguments: Sequence[Any] | None, random: bool) -> Graph:
+    def fall_back_to_eager(why: str, arguments: Sequence[Any] | None, random: bool) -> Graph:
         if arguments is None:
-            return _eager(graph, why)
+            return _warn_and_run_eager(graph, why)
         with _compiling:
-            where = differing_operator(graph, arguments, compiled_anew, random=random)
-        return _eager(graph, f"{why} ({where})")
+            where = differing_operator(graph, arguments, compile_exposed_graph, random=random)
+        return _warn_and_run_eager(graph, f"{why} ({where})")
 
-    def called(exported: Exported, weights: Mapping[int, np.ndarray]) -> Graph:
-        call = _called(exported, chosen, weights, graph.forward)
+    def make_call(exported: ExportedGraph, weights: Mapping[int, np.ndarray]) -> Graph:
+        call = _make_graph_call(exported, chosen, weights, graph.forward)
         if not compare:
             return call
         random = exported.random
-        return FirstCall(graph, call, exported.pointwise, lambda why, a: left(why, a, random), random=random)
+        return CheckedFirstCall(
+            graph, call, exported.pointwise, lambda why, a: fall_back_to_eager(why, a, random), random=random
+        )
 
     def make() -> Graph:
-        _tell(graph, examples, chosen.get("progress"))
-        exported = export(graph, examples)
+        _report_compiling(graph, examples, chosen.get("progress"))
+        exported = export_graph(graph, examples)
 
-        def packed(weights: Mapping[int, np.ndarray]) -> Graph:
-            return _or_eager(graph, lambda: called(exported, weights))
+        def make_call_with_weights(weights: Mapping[int, np.ndarray]) -> Graph:
+            return _try_or_eager(graph, lambda: make_call(exported, weights))
 
         if not freeze or not exported.weights:
-            return called(exported, {})
-        return FrozenGraph(sorted(exported.weights), packed)
+            return make_call(exported, {})
+        return FrozenGraph(sorted(exported.weights), make_call_with_weights)
 
-    return _or_eager(graph, make)
+    return _try_or_eager(graph, make)
 
 
-def _tell(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, why: str = "") -> None:
+def _report_compiling(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, why: str = "") -> None:
     """Log, or else print on standard error, that a graph is being compiled, which may take minutes within a call."""
     if progress is False or callable(progress):
         return
     varying = [v for n, v in zip(placeholders(graph), examples, strict=False) if not is_weight(n, v)]
     shapes = ", ".join("x".join(map(str, v.shape)) or "scalar" for v in varying if hasattr(v, "shape"))
     nodes = counted(len(graph.graph.nodes), "node")
-    text = f"{why}compiling a graph of {nodes} for inputs of {cut(shapes or 'no shape', 80)}"
+    text = f"{why}compiling a graph of {nodes} for inputs of {truncate_text(shapes or 'no shape', 80)}"
     if _LOG.hasHandlers():
         _LOG.info(text)
     elif sys.stderr is not None and logging.getLogger("roller").level <= logging.INFO:
         sys.stderr.write(f"roller: {text}\n")
 
 
-def _or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
+def _try_or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
     """Return the result of ``make``, or the PyTorch graph if that fails."""
     try:
         with _compiling:
             return make()
     except REFUSALS as why:
-        return _eager(graph, _reason(why))
+        return _warn_and_run_eager(graph, _root_cause_text(why))
     except Exception as why:  # noqa: BLE001 - any internal error: PyTorch runs the graph, so that no model fails
-        fault = f"{type(why).__name__}: {_reason(why)}" if str(why) else type(why).__name__
-        return _eager(graph, f"internal error ({fault}), a fault of roller's: please report it with the model")
+        fault = f"{type(why).__name__}: {_root_cause_text(why)}" if str(why) else type(why).__name__
+        return _warn_and_run_eager(
+            graph, f"internal error ({fault}), a fault of roller's: please report it with the model"
+        )
 
 
-def _called(
-    exported: Exported, options: Mapping[str, Any], weights: Mapping[int, np.ndarray], eager: Graph | None
+def _make_graph_call(
+    exported: ExportedGraph, options: Mapping[str, Any], weights: Mapping[int, np.ndarray], eager: Graph | None
 ) -> GraphCall:
     """Return a compiled graph with the given arguments as constants."""
     known = {name: weights[k] for name, k in zip(exported.names, exported.positions, strict=True) if k in weights}
@@ -177,13 +183,13 @@ def _called(
                      exported.checks, eager)  # fmt: skip
 
 
-def _eager(graph: torch.fx.GraphModule, reason: str) -> Graph:
+def _warn_and_run_eager(graph: torch.fx.GraphModule, reason: str) -> Graph:
     warnings.warn(f"roller: a graph runs in PyTorch instead: {reason}", RuntimeWarning, stacklevel=2)
     eager: Graph = graph.forward
     return eager
 
 
-def _reason(why: BaseException) -> str:
+def _root_cause_text(why: BaseException) -> str:
     """Return the first line of the root cause; exporters wrap it in bug-reporting advice."""
     while why.__cause__ is not None:
         why = why.__cause__
@@ -194,7 +200,7 @@ def _reason(why: BaseException) -> str:
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
-class _PerShape:
+class _CompiledPerShape:
     """A graph with dynamic shapes, compiled on the first call with each shape."""
 
     def __init__(self, graph: torch.fx.GraphModule, options: dict[str, Any]) -> None:
@@ -208,22 +214,22 @@ class _PerShape:
         varying = (arguments[n] for n in self._varying)
         key = tuple(tuple(a.shape) if hasattr(a, "shape") else a for a in varying)
         found = self._made.get(key)
-        return (self._new(key, arguments) if found is None else found)(*arguments)
+        return (self._compile_for_shape(key, arguments) if found is None else found)(*arguments)
 
-    def _new(self, key: Any, arguments: tuple[Any, ...]) -> Graph:
+    def _compile_for_shape(self, key: Any, arguments: tuple[Any, ...]) -> Graph:
         with _compiling:
             if key not in self._made:
                 if any(getattr(made, "differs", False) for made in self._made.values()):
                     eager: Graph = self._graph.forward
                     return eager  # the user has been warned already
                 if len(self._made) >= MOST_SHAPES:
-                    return self._rest
-                self._made[key] = _compiled(self._graph, arguments, self._options)
+                    return self._eager_for_more_shapes
+                self._made[key] = _compile_graph(self._graph, arguments, self._options)
             return self._made[key]
 
     @cached_property
-    def _rest(self) -> Graph:
-        return _eager(self._graph, f"it was called with more than {MOST_SHAPES} different shapes")
+    def _eager_for_more_shapes(self) -> Graph:
+        return _warn_and_run_eager(self._graph, f"it was called with more than {MOST_SHAPES} different shapes")
 
 
 def _is_dynamic(example: Any) -> bool:

@@ -26,15 +26,15 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.remainder.Scalar_Tensor: remainder,
         aten.floor_divide.default: floor_divide,
         aten.floor_divide.Scalar: floor_divide,
-        aten.div.Tensor_mode: _divided,
-        aten.div.Scalar_mode: _divided,
+        aten.div.Tensor_mode: _div_with_rounding,
+        aten.div.Scalar_mode: _div_with_rounding,
         aten.logaddexp.default: logaddexp,
         aten.logaddexp2.default: logaddexp2,
         aten.log1p.default: log1p,
         aten.expm1.default: expm1,
         aten.scatter_reduce.two: scatter_reduce,
-        aten.scatter.src: _scattered(aten.scatter.src),
-        aten.scatter_add.default: _scattered(aten.scatter_add.default),
+        aten.scatter.src: _scatter_smaller_index(aten.scatter.src),
+        aten.scatter_add.default: _scatter_smaller_index(aten.scatter_add.default),
         aten.gather.default: gather,
         aten.avg_pool2d.default: avg_pool(2),
         aten.avg_pool3d.default: avg_pool(3),
@@ -43,7 +43,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def _floats(x: Any, y: Any) -> tuple[Any, Any] | None:
+def _float_operands(x: Any, y: Any) -> tuple[Any, Any] | None:
     """Return operands in the dtype of their result, if that is a float; otherwise ``None``."""
     import torch
 
@@ -53,7 +53,7 @@ def _floats(x: Any, y: Any) -> tuple[Any, Any] | None:
     return tuple(v.to(dtype) if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=dtype) for v in (x, y))
 
 
-def _number(value: float, x: torch.Tensor) -> Any:
+def _exact_factor(value: float, x: torch.Tensor) -> Any:
     """Return a factor in a tensor's precision; the exporter rounds Python numbers to float32."""
     import torch
 
@@ -73,7 +73,7 @@ def remainder(x: Any, y: Any) -> Any:
     """Return ``torch.remainder`` for floats: the exact remainder, with the divisor's sign."""
     import torch
 
-    operands = _floats(x, y)
+    operands = _float_operands(x, y)
     if operands is None:
         return NotImplemented
     x, y = operands
@@ -85,7 +85,7 @@ def floor_divide(x: Any, y: Any) -> Any:
     """Return ``torch.floor_divide`` for floats, computed from the exact remainder, as in PyTorch and Python."""
     import torch
 
-    operands = _floats(x, y)
+    operands = _float_operands(x, y)
     if operands is None:
         return NotImplemented
     x, y = operands
@@ -97,7 +97,7 @@ def floor_divide(x: Any, y: Any) -> Any:
     return torch.where(y == 0, rough, torch.where(quotient == 0, rough * 0, below))
 
 
-def _divided(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+def _div_with_rounding(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     return floor_divide(x, y) if rounding_mode == "floor" else NotImplemented
 
 
@@ -142,7 +142,7 @@ def expm1(x: torch.Tensor) -> Any:
     return torch.where(power == 1, x, torch.where((less == -1) | torch.isinf(power), less, corrected))
 
 
-def _cut(x: torch.Tensor, index: torch.Tensor, axis: int | None = None) -> torch.Tensor:
+def _narrow_to_index(x: torch.Tensor, index: torch.Tensor, axis: int | None = None) -> torch.Tensor:
     """Return the part of ``x`` that a smaller index reaches, along all axes but one."""
     for k, n in enumerate(index.shape if index.dim() == x.dim() else ()):
         if k != axis and n != x.shape[k]:
@@ -150,11 +150,11 @@ def _cut(x: torch.Tensor, index: torch.Tensor, axis: int | None = None) -> torch
     return x
 
 
-def _scattered(operator: Any) -> Callable[..., Any]:
+def _scatter_smaller_index(operator: Any) -> Callable[..., Any]:
     def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> Any:
         if index.shape == source.shape:
             return NotImplemented
-        return operator(x, dim, index, _cut(source, index))
+        return operator(x, dim, index, _narrow_to_index(source, index))
 
     return scatter
 
@@ -166,7 +166,7 @@ def gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool 
     axis = dim % max(x.dim(), 1)
     if x.dim() == 0 or all(n == x.shape[k] for k, n in enumerate(index.shape) if k != axis):
         return NotImplemented
-    return torch.gather(_cut(x, index, axis), dim, index)
+    return torch.gather(_narrow_to_index(x, index, axis), dim, index)
 
 
 def scatter_reduce(
@@ -178,8 +178,8 @@ def scatter_reduce(
     if reduce != "mean":
         if index.shape == source.shape:
             return NotImplemented
-        return torch.scatter_reduce(x, dim, index, _cut(source, index), reduce, include_self=include_self)
-    source = _cut(source, index)
+        return torch.scatter_reduce(x, dim, index, _narrow_to_index(source, index), reduce, include_self=include_self)
+    source = _narrow_to_index(source, index)
     count = torch.ones_like(x)
     if not include_self:
         x, count = (torch.scatter(v, dim, index, torch.zeros_like(source)) for v in (x, count))
@@ -188,7 +188,7 @@ def scatter_reduce(
     return total / count if x.is_floating_point() else torch.floor_divide(total, count)
 
 
-def _of_axes(sizes: int | Sequence[int], axes: int) -> list[int]:
+def _expand_to_axes(sizes: int | Sequence[int], axes: int) -> list[int]:
     """Return one size per axis, from sizes or from a single size for all."""
     found = [sizes] if isinstance(sizes, int) else list(sizes)
     return found * axes if len(found) == 1 else found
@@ -206,8 +206,8 @@ def avg_pool(axes: int) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         if divisor_override is None or ceil_mode:
             return NotImplemented
-        windows, steps, pads = (_of_axes(v, axes) for v in (kernel, stride or kernel, padding))
-        return pool(x, windows, steps, pads) * _number(math.prod(windows) / divisor_override, x)
+        windows, steps, pads = (_expand_to_axes(v, axes) for v in (kernel, stride or kernel, padding))
+        return pool(x, windows, steps, pads) * _exact_factor(math.prod(windows) / divisor_override, x)
 
     return pooled
 
@@ -223,7 +223,7 @@ def attention(
         return NotImplemented
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
-    factor = _number(query.shape[-1] ** -0.5 if scale is None else scale, query)
+    factor = _exact_factor(query.shape[-1] ** -0.5 if scale is None else scale, query)
     scores = query * factor @ key.transpose(-2, -1)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
@@ -240,4 +240,4 @@ def rrelu(x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training:
     """Return ``torch.rrelu`` in inference mode."""
     import torch
 
-    return NotImplemented if training else torch.where(x > 0, x, x * _number((lower + upper) / 2, x))
+    return NotImplemented if training else torch.where(x > 0, x, x * _exact_factor((lower + upper) / 2, x))

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from roller.core.display import cut
-from roller.models.torch.judge import difference
+from roller.core.display import truncate_text
+from roller.models.torch.result_difference import describe_difference
 
 if TYPE_CHECKING:
     import torch
@@ -25,26 +25,28 @@ def differing_operator(
 ) -> str:
     """Return a text that names the differing operator, or all candidates."""
     nodes = [n for n in graph.graph.nodes if n.op in _COMPUTES]
-    names = [_name(graph, n) for n in nodes]
+    names = [_operator_name(graph, n) for n in nodes]
     if 1 < len(nodes) <= MOST_OPERATORS:
         try:
-            found = _first(graph, arguments, compiled, random)
+            found = _first_differing(graph, arguments, compiled, random)
         except Exception:  # noqa: BLE001 - the graph with all results may be unsupported; then only names are given
             found = None
         if found is not None:
             return f"operator '{found}'"
     label = "operator" if len(set(names)) == 1 else "one of the operators"
-    return f"{label} " + cut(", ".join(f"'{n}'" for n in dict.fromkeys(names)), 100)
+    return f"{label} " + truncate_text(", ".join(f"'{n}'" for n in dict.fromkeys(names)), 100)
 
 
-def _name(graph: torch.fx.GraphModule, node: torch.fx.Node) -> str:
+def _operator_name(graph: torch.fx.GraphModule, node: torch.fx.Node) -> str:
     """Return the name of a node's operator or module in PyTorch."""
     if node.op == "call_module":
         return type(graph.get_submodule(str(node.target))).__name__
     return str(getattr(node.target, "__name__", node.target))
 
 
-def _first(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, random: bool) -> str | None:
+def _first_differing(
+    graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, random: bool
+) -> str | None:
     """Return the first operator, in order of execution, whose result differs from PyTorch's."""
     import torch
 
@@ -75,14 +77,14 @@ def _first(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Comp
         theirs = values[node.name]
 
         def eager(*given: Any, at: str = node.name) -> Sequence[Any]:
-            return [_until(graph, at, given)]
+            return [_value_of_node(graph, at, given)]
 
-        if difference([mine], [theirs], eager, arguments, pointwise=True, random=random):
-            return _name(graph, node)
+        if describe_difference([mine], [theirs], eager, arguments, pointwise=True, random=random):
+            return _operator_name(graph, node)
     return None
 
 
-def _until(graph: torch.fx.GraphModule, name: str, arguments: Sequence[Any]) -> Any:
+def _value_of_node(graph: torch.fx.GraphModule, name: str, arguments: Sequence[Any]) -> Any:
     """Return the value of a node."""
     import torch
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.models.torch.decompositions import decompositions
-from roller.models.torch.fast_paths import spell_out
-from roller.models.torch.judge import is_pointwise
-from roller.models.torch.refusals import RefusedGraphError, is_random, refuse
-from roller.models.torch.value_checks import checked
+from roller.models.torch.graph_rewrites import replace_unsupported_calls
+from roller.models.torch.result_difference import is_pointwise
+from roller.models.torch.unsupported_operators import RefusedGraphError, draws_random_numbers, refuse_unsupported
+from roller.models.torch.value_checks import with_value_checks
 
 if TYPE_CHECKING:
     import onnx
@@ -28,7 +28,7 @@ _EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
 
 @dataclass(frozen=True)
-class Held:
+class OwnedTensor:
     """A tensor that a graph owns, by its module's dict and its name; looked up in every call because it may change."""
 
     tensors: dict[str, torch.Tensor | None]
@@ -36,7 +36,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedGraph:
     """An ONNX model of a graph for fixed shapes.
 
     Parameters
@@ -62,7 +62,7 @@ class Exported:
 
     model: onnx.ModelProto
     positions: tuple[int, ...]
-    held: tuple[Held, ...]
+    held: tuple[OwnedTensor, ...]
     weights: frozenset[int]
     outputs: tuple[int | None, ...]
     dtypes: tuple[torch.dtype | None, ...]
@@ -77,24 +77,24 @@ class Exported:
         return tuple(value.name for value in self.model.graph.input)
 
 
-def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
+def export_graph(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> ExportedGraph:
     """Export a graph for arguments like these."""
     import torch
 
-    made, positions = _for_sizes(graph, examples)
+    made, positions = _fix_size_arguments(graph, examples)
     (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
     _check_results(graph, results)
-    held, module = _with_held(made)
+    held, module = _lift_owned_tensors(made)
     given = [examples[n].detach() for n in positions] + [h.tensors[h.name] for h in held]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         # Outside of Dynamo's own tracing, whose guards refer to arguments that are unknown here.
-        with _quiet(*_EXPORTERS), torch._guards.tracing(None):
+        with _silence_loggers(*_EXPORTERS), torch._guards.tracing(None):
             traced = torch.export.export(module, tuple(given), strict=False)
-            refuse(traced.graph)
-            random = is_random(traced)
+            refuse_unsupported(traced.graph)
+            random = draws_random_numbers(traced)
             pointwise = all(is_pointwise(n.target) for n in traced.graph.nodes if n.op == "call_function")
-            watched, checks = checked(traced) or (None, 0)
+            watched, checks = with_value_checks(traced) or (None, 0)
             if watched is not None:
                 traced = torch.export.export(watched, tuple(given), strict=False)
             own = decompositions()
@@ -113,20 +113,20 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
     weights = {k for k, n in enumerate(placeholders(graph)) if k in positions and is_weight(n, examples[k])}
     all_positions = (*positions, *range(len(examples), len(examples) + len(held)))
     outputs = len(model.graph.output)
-    order = _order(outputs - checks, results)
-    dtypes, strides = tuple(_dtype(r) for r in results), tuple(_stride(r) for r in results)
-    return Exported(model, all_positions, held, frozenset(weights), order, dtypes, strides, pointwise,
+    order = _output_order(outputs - checks, results)
+    dtypes, strides = tuple(_known_dtype(r) for r in results), tuple(_known_strides(r) for r in results)
+    return ExportedGraph(model, all_positions, held, frozenset(weights), order, dtypes, strides, pointwise,
                     tuple(range(outputs - checks, outputs)), random)  # fmt: skip
 
 
-def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:
+def export_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:
     """Export a module in evaluation mode for arguments like these; parameters keep their names."""
     import torch
 
     was = [m for m in module.modules() if m.training]
     try:
         module.eval()
-        with torch.no_grad(), warnings.catch_warnings(), _quiet(*_EXPORTERS):
+        with torch.no_grad(), warnings.catch_warnings(), _silence_loggers(*_EXPORTERS):
             warnings.simplefilter("ignore")  # the exporter's own deprecations
             program = torch.onnx.export(module, tuple(examples), dynamo=True, verbose=False)
     except Exception as why:  # the exporter's errors have no common class, and a module raises what it likes
@@ -148,7 +148,9 @@ def placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
     return [n for n in graph.graph.nodes if n.op == "placeholder"]
 
 
-def _for_sizes(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
+def _fix_size_arguments(
+    graph: torch.fx.GraphModule, examples: Sequence[Any]
+) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
     """Return the graph with size arguments replaced by constants, and the positions of the other arguments."""
     made = copy.copy(graph)
     made.graph = copy.deepcopy(graph.graph)
@@ -159,14 +161,14 @@ def _for_sizes(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> tuple[to
                 node.replace_all_uses_with(made.graph.call_function(int, (example,)))
             made.graph.erase_node(node)
             continue
-        _check(node.name, example)
+        _check_argument(node.name, example)
         positions.append(k)
-    spell_out(made.graph)
+    replace_unsupported_calls(made.graph)
     made.recompile()
     return made, tuple(positions)
 
 
-def _check(name: str, example: Any) -> None:
+def _check_argument(name: str, example: Any) -> None:
     import torch
 
     if type(example) not in (torch.Tensor, torch.nn.Parameter):
@@ -194,7 +196,7 @@ def is_weight(node: torch.fx.Node, example: torch.Tensor) -> bool:
     return isinstance(example, torch.nn.Parameter) or (source is not None and of_module(source))
 
 
-def _with_held(graph: torch.fx.GraphModule) -> tuple[tuple[Held, ...], torch.nn.Module]:
+def _lift_owned_tensors(graph: torch.fx.GraphModule) -> tuple[tuple[OwnedTensor, ...], torch.nn.Module]:
     """Return the tensors that a graph owns, and a module that takes them as further arguments."""
     import torch
 
@@ -203,9 +205,9 @@ def _with_held(graph: torch.fx.GraphModule) -> tuple[tuple[Held, ...], torch.nn.
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    _check(name, tensor)
+                    _check_argument(name, tensor)
                     names.append(f"{prefix}.{name}" if prefix else name)
-                    held.append(Held(tensors, name))
+                    held.append(OwnedTensor(tensors, name))
     graph.training = False  # only on this copy: submodules belong to the user
     if not held:
         return (), graph
@@ -221,31 +223,31 @@ def _check_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:
     """Refuse results that alias an argument or each other: a write to one would be visible in the other."""
     import torch
 
-    arguments = [v for n in placeholders(graph) if isinstance(v := _example(n), torch.Tensor)]
+    arguments = [v for n in placeholders(graph) if isinstance(v := _example_value(n), torch.Tensor)]
     held = [*graph.parameters(), *graph.buffers()]
-    theirs = {_storage(t) for t in (*arguments, *held)}
+    theirs = {_storage_id(t) for t in (*arguments, *held)}
     before: list[tuple[Any, torch.Tensor]] = []
     for result in results:
-        value = _example(result)
+        value = _example_value(result)
         if result is None or value is None:
             continue
         if not isinstance(value, torch.Tensor):
             raise RefusedGraphError(
                 f"result '{result}': expected a tensor, got a size. Pass dynamic=False to torch.compile."
             )
-        if _storage(value) in theirs:
+        if _storage_id(value) in theirs:
             raise RefusedGraphError(f"result '{result}' is a view of an argument. Return new values.")
         for other, tensor in before:
-            if _storage(tensor) == _storage(value) and _overlap(tensor, value):
+            if _storage_id(tensor) == _storage_id(value) and _may_overlap(tensor, value):
                 raise RefusedGraphError(f"results '{other}' and '{result}' share memory. Return new values.")
         before.append((result, value))
 
 
-def _example(node: Any) -> Any:
+def _example_value(node: Any) -> Any:
     return getattr(node, "meta", {}).get("example_value")
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def _storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -260,7 +262,7 @@ class _Span:
         }  # fmt: skip
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether views of one storage share an element, or the test is too expensive."""
     most_work: Any = 100_000
     try:
@@ -269,27 +271,27 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         return True
 
 
-def _dtype(result: Any) -> torch.dtype | None:
+def _known_dtype(result: Any) -> torch.dtype | None:
     import torch
 
-    value = _example(result)
+    value = _example_value(result)
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
-def _stride(result: Any) -> tuple[int, ...] | None:
+def _known_strides(result: Any) -> tuple[int, ...] | None:
     """Return the strides of a result with static sizes; otherwise ``None``."""
     import torch
 
-    value = _example(result)
+    value = _example_value(result)
     strides = value.stride() if isinstance(value, torch.Tensor) else ()
     known = isinstance(value, torch.Tensor) and all(type(n) is int for n in (*value.shape, *strides))
     return tuple(strides) if known else None
 
 
 @contextlib.contextmanager
-def _quiet(*names: str) -> Iterator[None]:
+def _silence_loggers(*names: str) -> Iterator[None]:
     """Silence log messages below error level."""
-    logs = [logging.getLogger(found) for found in _loggers(names)]
+    logs = [logging.getLogger(found) for found in _loggers_with_levels(names)]
     levels = [log.level for log in logs]
     for log in logs:
         log.setLevel(max(logging.ERROR, log.level))
@@ -300,13 +302,13 @@ def _quiet(*names: str) -> Iterator[None]:
             log.setLevel(level)
 
 
-def _loggers(names: Sequence[str]) -> list[str]:
+def _loggers_with_levels(names: Sequence[str]) -> list[str]:
     """Return the named loggers and those of their descendants that have their own level."""
     own = [n for n, log in logging.root.manager.loggerDict.items() if getattr(log, "level", logging.NOTSET)]
     return [*names, *(n for n in own if n.startswith(tuple(f"{name}." for name in names)))]
 
 
-def _order(count: int, results: Sequence[Any]) -> tuple[int | None, ...]:
+def _output_order(count: int, results: Sequence[Any]) -> tuple[int | None, ...]:
     """Return the model's output for each result of the graph; ``None`` for a result that is ``None``."""
     tensors = [r for r in results if r is not None]
     if len(tensors) != count:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 _Rule = Callable[[Sequence[Any], Mapping[str, Any]], "torch.Tensor | None"]
 
 
-def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
+def with_value_checks(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
     """Return a module with extra results that show whether PyTorch raises an error, and their number, or ``None``."""
     import torch
 
     # PyTorch raises for integer divisions by zero and for indices and classes out of bounds; kernels do not.
-    watched = [n for n in traced.graph.nodes if n.op == "call_function" and _asks(n)]
+    watched = [n for n in traced.graph.nodes if n.op == "call_function" and _needs_check(n)]
     if not watched:
         return None
     # Releases with this argument check guards by default.
@@ -32,7 +32,7 @@ def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int]
 
         def run_node(self, n: torch.fx.Node) -> Any:
             if n.name in names:
-                raised = _RULES[_name(n.target)](*self.fetch_args_kwargs_from_env(n))
+                raised = _RULES[_operator_name(n.target)](*self.fetch_args_kwargs_from_env(n))
                 assert raised is not None
                 self.raised.append(raised)
             return super().run_node(n)
@@ -45,24 +45,24 @@ def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int]
     return type("Checked", (torch.nn.Module,), {"forward": forward})().eval(), len(watched)
 
 
-def _name(target: Any) -> str:
+def _operator_name(target: Any) -> str:
     """Return the name of an operator, without the underscore of in-place variants."""
     packet = getattr(target, "overloadpacket", None)
     return "" if packet is None else str(packet).removeprefix("aten.").rstrip("_")
 
 
-def _asks(node: torch.fx.Node) -> bool:
+def _needs_check(node: torch.fx.Node) -> bool:
     """Whether an operator has values to check, according to the shapes and dtypes in the trace."""
     import torch
 
-    rule = _RULES.get(_name(node.target))
+    rule = _RULES.get(_operator_name(node.target))
     if rule is None:
         return False
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     return rule(args, kwargs) is not None
 
 
-def _divided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+def _is_divisor_zero(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     """Check the divisors of an integer division."""
     import torch
 
@@ -73,25 +73,25 @@ def _divided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | N
     return (y == 0).any()
 
 
-def _quotient(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    return None if kwargs.get("rounding_mode") is None else _divided(args, kwargs)
+def _is_rounded_divisor_zero(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    return None if kwargs.get("rounding_mode") is None else _is_divisor_zero(args, kwargs)
 
 
-def _outside(index: torch.Tensor, size: int) -> torch.Tensor:
+def _any_out_of_bounds(index: torch.Tensor, size: int) -> torch.Tensor:
     return ((index < 0) | (index >= size)).any()
 
 
-def _along(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+def _axis_index_out_of_bounds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     """Check the indices along an axis."""
     x, axis, index = args[:3]
-    return _outside(index, x.shape[axis]) if x.dim() else None
+    return _any_out_of_bounds(index, x.shape[axis]) if x.dim() else None
 
 
-def _embedded(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    return _outside(args[1], args[0].shape[0])
+def _embedding_index_out_of_bounds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    return _any_out_of_bounds(args[1], args[0].shape[0])
 
 
-def _classes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+def _class_out_of_bounds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     """Check the classes in a loss, except for the ignored class."""
     x, target = args[:2]
     if target.is_floating_point():
@@ -102,18 +102,18 @@ def _classes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | N
     return raised.any()
 
 
-def _one_hot(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+def _one_hot_index_out_of_bounds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     count = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
-    return _outside(args[0], count) if count > 0 else None
+    return _any_out_of_bounds(args[0], count) if count > 0 else None
 
 
 _AXES = ("gather", "index_select", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill",
          "index_reduce")  # fmt: skip
 _RULES: dict[str, _Rule] = {
-    **dict.fromkeys(("floor_divide", "remainder", "fmod"), _divided),
-    "div": _quotient,
-    **dict.fromkeys(_AXES, _along),
-    "embedding": _embedded,
-    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"), _classes),
-    "one_hot": _one_hot,
+    **dict.fromkeys(("floor_divide", "remainder", "fmod"), _is_divisor_zero),
+    "div": _is_rounded_divisor_zero,
+    **dict.fromkeys(_AXES, _axis_index_out_of_bounds),
+    "embedding": _embedding_index_out_of_bounds,
+    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"), _class_out_of_bounds),
+    "one_hot": _one_hot_index_out_of_bounds,
 }

@@ -20,14 +20,14 @@ _TURNS, _MULTIPLY_ADDS = 12, (1, 2, 3, 4, 6, 8)
 _UNIT = 1024
 
 
-def _per_core(layer: MemoryLayer, session: CpuSession) -> int:
+def _cache_bytes_per_core(layer: MemoryLayer, session: CpuSession) -> int:
     return layer.capacity_bytes // (1 if layer.scope == "unit" else session.cores)
 
 
 def block_bytes(name: str, session: CpuSession) -> int:
     """Return the size of a block that fits into a cache but not into the previous cache."""
     spec = session.spec
-    size = _per_core(spec.layer(name), session) // 2
+    size = _cache_bytes_per_core(spec.layer(name), session) // 2
     if name == "l3":  # shared with other users: a few times L2 is enough
         size = min(size, 4 * spec.layer("l2").capacity_bytes)
     return max(_UNIT, size // _UNIT * _UNIT)
@@ -41,7 +41,7 @@ def memory_bytes(session: CpuSession) -> int:
     return min(wanted, _MOST_MEMORY_BYTES, max(_MARCH_BYTES, free)) // _MARCH_BYTES * _MARCH_BYTES
 
 
-def _bandwidth(session: CpuSession, layer: str, kernel: str, cores: int) -> Measured:
+def _measure_layer_bandwidth(session: CpuSession, layer: str, kernel: str, cores: int) -> Measured:
     if layer == "dram":
         size, march = _MARCH_BYTES, memory_bytes(session)
         data = session.blocks("memory", march, session.cores)[:cores]
@@ -53,12 +53,12 @@ def _bandwidth(session: CpuSession, layer: str, kernel: str, cores: int) -> Meas
     return taken.rate(size * cores)
 
 
-def bandwidth(session: CpuSession) -> Finding:
+def measure_bandwidth(session: CpuSession) -> Finding:
     """Measure the bandwidth of every layer for one core and for all cores."""
     values: dict[str, Measured] = {}
     for layer in ("l1", "l2", "l3", "dram"):
         path = f"memory_layers.{layer}"
-        one, every = (_bandwidth(session, layer, "load_all", n) for n in (1, session.cores))
+        one, every = (_measure_layer_bandwidth(session, layer, "load_all", n) for n in (1, session.cores))
         values[f"{path}.bandwidth_bytes_per_s"] = every
         if layer == "l1":
             vector = 4 * session.spec.teu.lanes
@@ -66,29 +66,35 @@ def bandwidth(session: CpuSession) -> Finding:
             values["compute.ops_per_cycle_per_unit.load_store"] = per_cycle
         if layer in ("l3", "dram"):
             # What all cores draw together bounds what each of them draws alone from below.
-            values[f"{path}.bandwidth_per_teu_bytes_per_s"] = max(one, every.times(1 / session.cores), key=_value)
-            bend = _exponent(session, layer, one, every)
+            values[f"{path}.bandwidth_per_teu_bytes_per_s"] = max(
+                one, every.times(1 / session.cores), key=_measured_value
+            )
+            bend = _measure_saturation_exponent(session, layer, one, every)
             if bend is not None:
                 values[f"{path}.saturation_exponent"] = bend
         else:
             values[f"beside.{layer}_one_core_bytes_per_s"] = one
-        values[f"{path}.store_bandwidth_bytes_per_s"] = _bandwidth(session, layer, "store_all", session.cores)
-        values[f"beside.{layer}_store_one_core_bytes_per_s"] = _bandwidth(session, layer, "store_all", 1)
+        values[f"{path}.store_bandwidth_bytes_per_s"] = _measure_layer_bandwidth(
+            session, layer, "store_all", session.cores
+        )
+        values[f"beside.{layer}_store_one_core_bytes_per_s"] = _measure_layer_bandwidth(session, layer, "store_all", 1)
         for cores, text in {1: "one_core", session.cores: "all_cores"}.items():
-            values[f"beside.{layer}_copy_{text}_bytes_per_s"] = _bandwidth(session, layer, "copy_half", cores)
+            values[f"beside.{layer}_copy_{text}_bytes_per_s"] = _measure_layer_bandwidth(
+                session, layer, "copy_half", cores
+            )
     return Finding(values)
 
 
-def _value(m: Measured) -> float:
+def _measured_value(m: Measured) -> float:
     return m.value
 
 
-def _exponent(session: CpuSession, layer: str, one: Measured, every: Measured) -> Measured | None:
+def _measure_saturation_exponent(session: CpuSession, layer: str, one: Measured, every: Measured) -> Measured | None:
     """Return the saturation exponent ``p`` from a measurement on half the cores, or ``None`` with too few cores."""
     half = session.cores // 2
     if half < 2 or every.value >= 0.9 * session.cores * one.value:
         return None
-    middle = _bandwidth(session, layer, "load_all", half)
+    middle = _measure_layer_bandwidth(session, layer, "load_all", half)
 
     def law(p: float) -> float:
         return float(((half * one.value) ** -p + every.value**-p) ** (-1 / p))
@@ -100,59 +106,61 @@ def _exponent(session: CpuSession, layer: str, one: Measured, every: Measured) -
     return Measured(low, middle.spread, middle.samples)
 
 
-def _chase(session: CpuSession, name: str, size: int, fill: str, places: int, kernel: str = "chase_one") -> Measured:
+def _measure_pointer_chase(
+    session: CpuSession, name: str, size: int, fill: str, places: int, kernel: str = "chase_one"
+) -> Measured:
     data = session.blocks(f"{name}{size}", size)
     session.once(fill, data, size, places)
     return session.seconds(kernel, data, size).times(1 / 16)
 
 
-def latency(session: CpuSession) -> Finding:
+def measure_latency(session: CpuSession) -> Finding:
     """Measure load-to-use latency per layer, and the capacity of undetected caches."""
     spec = session.spec
     # Lines a kilobyte apart share a sixteenth of the sets: a ring that exceeds L2 is still so short that other users
     # do not evict it from a shared L3 between two visits, and four loads share a page walk.
     sizes = {"l1": spec.layer("l1").capacity_bytes // 3, "l2": spec.layer("l2").capacity_bytes // 6}
-    found = {n: _chase(session, "ring", size // 64 * 64, "chase_fill", 64) for n, size in sizes.items()}
+    found = {n: _measure_pointer_chase(session, "ring", size // 64 * 64, "chase_fill", 64) for n, size in sizes.items()}
     beyond = min(8 * spec.layer("l2").capacity_bytes, spec.layer("l3").capacity_bytes // 2)
-    found["l3"] = _chase(session, "pages", beyond, "chase_fill_pages", 4)
-    found["dram"] = _chase(session, "pages", memory_bytes(session), "chase_fill_pages", 4)
+    found["l3"] = _measure_pointer_chase(session, "pages", beyond, "chase_fill_pages", 4)
+    found["dram"] = _measure_pointer_chase(session, "pages", memory_bytes(session), "chase_fill_pages", 4)
     values = {f"memory_layers.{n}.latency_s": m for n, m in found.items()}
     doubts = {}
     for n, size in sizes.items():
-        pair = _chase(session, "rings", 2 * (size // 128 * 64), "chase_fill_two", 64, "chase_two")
+        pair = _measure_pointer_chase(session, "rings", 2 * (size // 128 * 64), "chase_fill_two", 64, "chase_two")
         if pair.value > found[n].value * (1 + 3 * TOLERANCE):
             doubts[f"memory_layers.{n}.latency_s"] = "two chases take longer than one: not bound by latency."
     for layer, outer in (("l1", "l2"), ("l2", "l3")):
         if spec.sources.get(f"memory_layers.{layer}.capacity_bytes") not in ("detected", "datasheet"):
             smallest = 4096 if layer == "l1" else 65536
-            fitting = _capacity(session, found[layer], found[outer], smallest)
+            fitting = _measure_capacity(session, found[layer], found[outer], smallest)
             values[f"memory_layers.{layer}.capacity_bytes"] = fitting
     return Finding(values, doubts=doubts)
 
 
-def _capacity(session: CpuSession, inner: Measured, outer: Measured, smallest: int) -> Measured:
+def _measure_capacity(session: CpuSession, inner: Measured, outer: Measured, smallest: int) -> Measured:
     """Return the largest usual size whose latency is closer to the inner layer's than to the outer layer's."""
     border, best, spread = math.sqrt(inner.value * outer.value), smallest, inner.spread
     for size in sorted(smallest * m << e for m in (2, 3) for e in range(10)):
-        m = _chase(session, "fits", size, "chase_fill", 64)
+        m = _measure_pointer_chase(session, "fits", size, "chase_fill", 64)
         if m.value > border:
             break
         best, spread = size, m.spread
     return Measured(best, spread, inner.samples)
 
 
-def split(session: CpuSession) -> Finding:
+def measure_split_loads(session: CpuSession) -> Finding:
     """Measure the extra load slots of vector loads that cross a cache line."""
     size = 8192
     data = session.blocks("near", 16 << 10)
     pairs = [[session.seconds(k, data, size, turns=4) for k in ("load_whole", "load_split")] for _ in range(4)]
-    whole, apart = (min(found, key=_value) for found in zip(*pairs, strict=True))
+    whole, apart = (min(found, key=_measured_value) for found in zip(*pairs, strict=True))
     # The spread is that of all slots of such a load, including its own.
     slots = Measured(max(0.0, apart.value / whole.value - 1), max(whole.spread, apart.spread), apart.samples)
     return Finding({"execution.split_load_slots": slots})
 
 
-def line(session: CpuSession) -> Finding:
+def measure_line_size(session: CpuSession) -> Finding:
     """Measure the size of a cache line."""
     size = session.spec.layer("l2").capacity_bytes // 2
     data = session.blocks("line", size)
@@ -169,21 +177,21 @@ def line(session: CpuSession) -> Finding:
     return Finding({f"memory_layers.{n}.line_bytes": line_bytes for n in ("l1", "l2", "l3")})
 
 
-def tlb(session: CpuSession) -> Finding:
+def measure_tlb(session: CpuSession) -> Finding:
     """Measure the number of entries in the first-level TLB and the cost of a miss."""
     page = session.spec.layer("l1").page_bytes or 4096
     lines = session.spec.layer("l1").capacity_bytes // 64
     most = lines * 2 // 3
     data = session.blocks("tlb", (2 * most + 2) * page, large_pages=False)
 
-    def touch(pages: int) -> Measured:
+    def time_touched_pages(pages: int) -> Measured:
         session.once("tlb_fill", data, page, pages)
         return session.seconds("chase_one", data, 0).times(1 / 16)
 
-    inside, outside = touch(16), touch(most)
+    inside, outside = time_touched_pages(16), time_touched_pages(most)
     border, entries = (inside.value + outside.value) / 2, 16
     for size in sorted(m << e for m in (2, 3) for e in range(3, 9)):
-        if 0.9 * size > most or touch(int(0.9 * size)).value > border:
+        if 0.9 * size > most or time_touched_pages(int(0.9 * size)).value > border:
             break
         entries = size
     if outside.value < 1.25 * inside.value:  # no rise: the TLB holds more pages than L1 has lines
@@ -194,7 +202,7 @@ def tlb(session: CpuSession) -> Finding:
     })  # fmt: skip
 
 
-def overlap(session: CpuSession) -> Finding:
+def measure_miss_overlap(session: CpuSession) -> Finding:
     """Measure the number of cache misses in flight by streaming data from L2 through multiply-adds."""
     small, size, vector = 16 << 10, block_bytes("l2", session), 4 * session.spec.teu.lanes
     near, far = session.blocks("near", small), session.blocks("l2", size, session.cores)[:1]
@@ -211,7 +219,7 @@ def overlap(session: CpuSession) -> Finding:
         return abs(math.log(alone / memory))
 
     balanced = min(_MULTIPLY_ADDS, key=apart)
-    ratios = sorted(_over(*times(balanced)) for _ in range(_TURNS))
+    ratios = sorted(_solve_overlap_law(*times(balanced)) for _ in range(_TURNS))
     kept = ratios[_TURNS // 4 : -(_TURNS // 4)]
     over = statistics.median(kept)
     # The model's law for two stations: both at their limit take (b + 1) / b of the time of either alone.
@@ -231,10 +239,10 @@ def overlap(session: CpuSession) -> Finding:
     return Finding(values)
 
 
-def _over(memory: float, alone: float, both: float) -> float:
+def _solve_overlap_law(memory: float, alone: float, both: float) -> float:
     """Return ``1 / b`` of ``both = longest * (1 - rho^(b+1)) / (1 - rho^b)``, or 0 if all is hidden.
 
-    >>> round(_over(1.0, 1.0, 1.25), 3), _over(1.0, 0.9, 0.99)
+    >>> round(_solve_overlap_law(1.0, 1.0, 1.25), 3), _solve_overlap_law(1.0, 0.9, 0.99)
     (0.25, 0.0)
     """
     longest = max(memory, alone)

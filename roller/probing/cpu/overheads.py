@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from roller.backends.cpu import launcher, threads
-from roller.probing.cpu.session import WINDOW_S, CpuSession, build
-from roller.probing.measured import Measured, best_of
+from roller.probing.cpu.session import WINDOW_S, CpuSession, compile_library
+from roller.probing.measured import Measured, median_of_fastest_windows
 from roller.probing.probe import Finding
 from roller.probing.registry import microbench_folder
 
@@ -21,7 +21,7 @@ _GATHERED, _ROWS, _ROW_ELEMENTS, _ROW_CYCLES = 128 * 32, 128, 28, 8.0
 _JITTER = 1.5
 
 
-def tasks(session: CpuSession) -> Finding:
+def measure_task_overhead(session: CpuSession) -> Finding:
     """Measure the overhead of a task as the intercept of its time over the length of its row."""
     data, vector = session.blocks("tasks", 32768), 4 * session.spec.teu.lanes
     short, long = (session.seconds("task_rows", data, n * vector) for n in (4, 32))
@@ -31,7 +31,7 @@ def tasks(session: CpuSession) -> Finding:
     return Finding({"execution.barrier_s": Measured(over, spread, short.samples)})
 
 
-def elements(session: CpuSession) -> Finding:
+def measure_element_copies(session: CpuSession) -> Finding:
     """Measure the time per element for copies without whole vectors."""
     data = session.blocks("elements", 65536)
     gather, copy, scatter = (session.seconds(k, data) for k in ("gather_elements", "copy_rows", "scatter_elements"))
@@ -44,12 +44,12 @@ def elements(session: CpuSession) -> Finding:
     })  # fmt: skip
 
 
-def launch(session: CpuSession) -> Finding:
+def measure_launch(session: CpuSession) -> Finding:
     """Measure the time to call an empty kernel through roller's launcher, and a kernel that forks."""
-    ffi = launcher.runtime()
+    ffi = launcher.load_tvm_runtime()
     path = session.folder / "launch.so"
     if not path.exists():
-        build([microbench_folder() / "cpu" / "launch.c"], path, ("-DWITH_RUNTIME",))
+        compile_library([microbench_folder() / "cpu" / "launch.c"], path, ("-DWITH_RUNTIME",))
     module = ffi.load_module(str(path))
     views = [ffi.from_dlpack(np.zeros(64, np.float32)) for _ in range(3)]
 
@@ -57,20 +57,20 @@ def launch(session: CpuSession) -> Finding:
         function: Any = module[name]
 
         def run() -> None:
-            threads.ready(session.cores, launcher.runtime_of_pools)
+            threads.prepare_pool(session.cores, launcher.thread_pool_runtime)
             function(*views)
 
         return run
 
-    alone = _windows(session, call("call_only"))
+    alone = _time_call_windows(session, call("call_only"))
     values = {"execution.launch_s": alone}
     if session.cores > 1:
-        both = _windows(session, call("call_and_fork"))
+        both = _time_call_windows(session, call("call_and_fork"))
         values["execution.fork_s"] = both.minus(alone)
     return Finding(values)
 
 
-def _windows(session: CpuSession, run: Callable[[], None]) -> Measured:
+def _time_call_windows(session: CpuSession, run: Callable[[], None]) -> Measured:
     for _ in range(200):
         run()
     start = time.perf_counter()
@@ -84,4 +84,4 @@ def _windows(session: CpuSession, run: Callable[[], None]) -> Measured:
         for _ in range(count):
             run()
         windows.append((time.perf_counter() - start) / count)
-    return best_of(windows)
+    return median_of_fastest_windows(windows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from roller.core.processor import tiles_permitted
+from roller.core.processor import tile_registers_permitted
 from roller.probing.cpu.session import CpuSession
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
@@ -24,7 +24,7 @@ _SWEEP = {16: ((1, 1), (2, 1), (4, 1), (4, 2), (5, 2), (6, 2), (7, 2)),
                (15, 2))}  # fmt: skip
 
 
-def clock(session: CpuSession) -> Finding:
+def measure_clock(session: CpuSession) -> Finding:
     """Measure dependent additions per second on all cores at once."""
     chain = session.constant("clock_chain")
     turns = [
@@ -41,25 +41,25 @@ def clock(session: CpuSession) -> Finding:
     return Finding({"clock_hz": found}, doubts=doubts)
 
 
-def _per_cycle(session: CpuSession, kernel: str, operations: float) -> Measured:
+def _operations_per_cycle(session: CpuSession, kernel: str, operations: float) -> Measured:
     return session.seconds(kernel, session.blocks("small", 8192), 8192, session.cores).rate(
         operations / session.clock_hz
     )
 
 
-def fma_peak(session: CpuSession) -> Finding:
+def measure_fma_peak(session: CpuSession) -> Finding:
     """Measure multiply-adds per cycle at every vector width."""
     lanes, chains = session.spec.teu.lanes, session.constant("fma_chains")
-    single = _per_cycle(session, "fma_float32", chains * lanes)
-    double = _per_cycle(session, "fma_float64", chains * lanes / 2)
-    half = _per_cycle(session, "fma_float32_half", session.constant("fma_half_chains") * lanes)
+    single = _operations_per_cycle(session, "fma_float32", chains * lanes)
+    double = _operations_per_cycle(session, "fma_float64", chains * lanes / 2)
+    half = _operations_per_cycle(session, "fma_float32_half", session.constant("fma_half_chains") * lanes)
     values = {f"{_RATE}.fma": single, f"{_RATE}.fma.float64": double}
     doubts = {}
     if half.value < single.value * (1 - TOLERANCE):
         doubts[f"{_RATE}.fma"] = "fewer accumulators are slower: bound by latency. Use more in fma.h."
     for width in (16, 32):
         if width < 4 * lanes:
-            values[f"beside.fma_per_cycle_{width}_byte_vectors"] = _per_cycle(
+            values[f"beside.fma_per_cycle_{width}_byte_vectors"] = _operations_per_cycle(
                 session, f"fma_float32_{width}", chains * width / 4
             )
     narrow = values.get("beside.fma_per_cycle_16_byte_vectors", single)
@@ -79,23 +79,23 @@ def fma_peak(session: CpuSession) -> Finding:
     return Finding(values, doubts=doubts)
 
 
-def byte_rates(session: CpuSession) -> Finding:
+def measure_byte_products(session: CpuSession) -> Finding:
     """Measure byte products per cycle for the instructions that are available and permitted."""
     values, doubts = dict[str, Measured](), dict[str, str]()
     for path, kernel, name in ((f"{_RATE}.dot.int8", "dot_bytes", "dot"), (f"{_RATE}.dot.int16", "dot_pairs", "pair")):
         products = session.constant(f"{name}_products")
         if products:
-            found = values[path] = _per_cycle(session, kernel, products)
-            half = _per_cycle(session, f"{kernel}_half", session.constant(f"{name}_half_products"))
+            found = values[path] = _operations_per_cycle(session, kernel, products)
+            half = _operations_per_cycle(session, f"{kernel}_half", session.constant(f"{name}_half_products"))
             if half.value < found.value * (1 - TOLERANCE):
                 doubts[path] = "fewer sums are slower: bound by latency. Use more in byte_products.c."
     products = session.constant("tile_products")
-    if products and tiles_permitted():
-        values[f"{_RATE}.matrix.int8"] = _per_cycle(session, "tile_bytes", products)
+    if products and tile_registers_permitted():
+        values[f"{_RATE}.matrix.int8"] = _operations_per_cycle(session, "tile_bytes", products)
     return Finding(values, doubts=doubts)
 
 
-def fma_latency(session: CpuSession) -> Finding:
+def measure_fma_latency(session: CpuSession) -> Finding:
     """Measure the latency of dependent multiply-adds."""
     path = "execution.step_latency_s"
     one, two = session.seconds("fma_one"), session.seconds("fma_two")
@@ -105,18 +105,18 @@ def fma_latency(session: CpuSession) -> Finding:
     return Finding({path: one}, doubts=doubts)
 
 
-def simple_rates(session: CpuSession) -> Finding:
+def measure_simple_rates(session: CpuSession) -> Finding:
     """Measure additions, maxima and conversions per cycle."""
     lanes, chains = session.spec.teu.lanes, session.constant("rate_chains")
-    add, top = (_per_cycle(session, k, chains * lanes) for k in ("add_float32", "max_float32"))
+    add, top = (_operations_per_cycle(session, k, chains * lanes) for k in ("add_float32", "max_float32"))
     return Finding({
         f"{_RATE}.add": min(add, top, key=lambda m: m.value),
-        f"{_RATE}.add.float64": _per_cycle(session, "add_float64", chains * lanes / 2),
-        f"{_RATE}.convert": _per_cycle(session, "convert_float32", 2 * chains * lanes),
+        f"{_RATE}.add.float64": _operations_per_cycle(session, "add_float64", chains * lanes / 2),
+        f"{_RATE}.convert": _operations_per_cycle(session, "convert_float32", 2 * chains * lanes),
     })  # fmt: skip
 
 
-def special_rate(session: CpuSession) -> Finding:
+def measure_special_rate(session: CpuSession) -> Finding:
     """Measure exponentials, divisions and roots per cycle."""
     size, data = 8192, session.blocks("small", 8192, session.cores)
 
@@ -134,7 +134,7 @@ def special_rate(session: CpuSession) -> Finding:
     return Finding(values, doubts=doubts)
 
 
-def issue_rate(session: CpuSession) -> Finding:
+def measure_issue_rate(session: CpuSession) -> Finding:
     """Measure instructions per cycle for the best mix, times the lanes of a vector."""
     lanes = session.spec.teu.lanes
     data = session.blocks("small", 8192)
@@ -144,7 +144,7 @@ def issue_rate(session: CpuSession) -> Finding:
     return Finding({f"{_RATE}.issue": max(rates, key=lambda m: m.value)})
 
 
-def micro_kernel(session: CpuSession) -> Finding:
+def measure_step_overhead(session: CpuSession) -> Finding:
     """Measure the overhead of reduction steps, and the number of accumulators needed for the full rate."""
     registers = session.spec.limits.vector_registers or 16
     data, steps = session.blocks("panels", 65536), session.constant("tile_steps")

@@ -16,7 +16,7 @@ from roller.backends.cpu import threads
 from roller.core.scratch import scratch_folder
 from roller.errors import BuildError, LaunchError
 from roller.hardware import DeviceSpec
-from roller.probing.measured import Measured, best_of
+from roller.probing.measured import Measured, median_of_fastest_windows
 from roller.probing.registry import microbench_folder
 
 #: Optimization as in the code generator's backend, without floating-point traps and ``errno``.
@@ -37,7 +37,7 @@ def native_flags(machine: str | None = None) -> tuple[str, ...]:
     return ("-mcpu=native",) if arm else ("-march=native", "-mprefer-vector-width=512")
 
 
-def build(sources: Sequence[Path], target: Path, flags: Sequence[str] = ()) -> Path:
+def compile_library(sources: Sequence[Path], target: Path, flags: Sequence[str] = ()) -> Path:
     """Compile C sources into a shared library with the system's C compiler (``CC``, or else ``cc``)."""
     name = os.environ.get("CC") or "cc"
     path = shutil.which(name)
@@ -62,7 +62,7 @@ class CpuSession:
 
     def __init__(self, spec: DeviceSpec, windows: int = 40, budget_s: float = 0.06) -> None:
         self.spec, self.windows, self.budget_s = spec, windows, budget_s
-        self.processors = one_per_core(spec.units)
+        self.processors = one_processor_per_core(spec.units)
         #: Fastest measured clock: the first probe sets it, the others count cycles with it.
         self.clock_hz, self.clocked = spec.clock_hz, False
         self._open = contextlib.ExitStack()
@@ -72,7 +72,7 @@ class CpuSession:
         sources = [p for p in sorted((microbench_folder() / "cpu").glob("*.c")) if p.stem != "launch"]
         flags = [f"-DVECTOR_BYTES={4 * spec.teu.lanes}"]
         try:
-            self.library = ctypes.CDLL(str(build(sources, self.folder / "probes.so", flags)))
+            self.library = ctypes.CDLL(str(compile_library(sources, self.folder / "probes.so", flags)))
         except BaseException:
             self._open.close()
             raise
@@ -114,7 +114,7 @@ class CpuSession:
     def once(self, kernel: str, data: Sequence[int], size: int, repeat: int = 1, processor: int | None = None) -> None:
         """Run a kernel that prepares data, on one core."""
         where = self.processors[0] if processor is None else processor
-        self._drive(kernel, repeat, data[:1], size, (0, 0), (where,), 1, 0.0)
+        self._run_windows(kernel, repeat, data[:1], size, (0, 0), (where,), 1, 0.0)
 
     def seconds(
         self,
@@ -129,23 +129,23 @@ class CpuSession:
         """Return the seconds for one repetition of a kernel."""
         where = self.processors[:cores]
         addresses = list(data) if len(data) == len(where) else [data[0]] * len(where)
-        count = repeat or self._fitting(kernel, addresses, size, march, where)
-        windows = self._drive(
+        count = repeat or self._repetitions_per_window(kernel, addresses, size, march, where)
+        windows = self._run_windows(
             kernel, count, addresses, size, march, where, max(3, self.windows // turns), self.budget_s
         )
-        return best_of(windows).times(1.0 / count)
+        return median_of_fastest_windows(windows).times(1.0 / count)
 
-    def _fitting(
+    def _repetitions_per_window(
         self, kernel: str, data: Sequence[int], size: int, march: tuple[int, int], where: Sequence[int]
     ) -> int:
         count = 1
         while True:
-            taken = min(self._drive(kernel, count, data, size, march, where, 3, 0.02))
+            taken = min(self._run_windows(kernel, count, data, size, march, where, 3, 0.02))
             if taken > WINDOW_S / 4:
                 return max(1, round(count * WINDOW_S / taken))
             count *= max(2, min(16, int(WINDOW_S / 2 / max(taken, 1e-8))))
 
-    def _drive(
+    def _run_windows(
         self, kernel: str, repeat: int, data: Sequence[int], size: int, march: tuple[int, int],
         where: Sequence[int], windows: int, budget_s: float,
     ) -> list[float]:  # fmt: skip
@@ -161,9 +161,9 @@ class CpuSession:
         return list(taken[:count])
 
 
-def one_per_core(cores: int) -> tuple[int, ...]:
+def one_processor_per_core(cores: int) -> tuple[int, ...]:
     """Return one processor per physical core available to this process, at most ``cores`` of them."""
     chosen: dict[str, int] = {}
     for processor in threads.processors():
-        chosen.setdefault(threads.core_name(processor), processor)
+        chosen.setdefault(threads.core_of_processor(processor), processor)
     return tuple(chosen.values())[: max(1, cores)]

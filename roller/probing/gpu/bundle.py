@@ -11,11 +11,11 @@ from typing import Any
 from roller.backends.devices import DeviceHandle, DeviceProperties, properties_of
 from roller.errors import ArtifactError, BuildError, RollerError
 from roller.hardware import DeviceSpec, parse_spec
-from roller.probing.document import spec_text
 from roller.probing.gpu import compute, memory
 from roller.probing.gpu.session import GpuSession, Results
-from roller.runtime.container import PROBES, Filling, copy_package, filled
-from roller.runtime.probe_bundle import RESULTS, built
+from roller.probing.spec_yaml import spec_to_yaml
+from roller.runtime.container import PROBES, ContainerWriter, copy_package, write_container
+from roller.runtime.probe_bundle import RESULTS, compile_probe
 from roller.runtime.probe_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner
 from roller.targets import target_for
@@ -30,21 +30,21 @@ _PLANS: tuple[Callable[[DeviceSpec], ProbePlan | None], ...] = (
 )  # fmt: skip
 
 
-def plans(spec: DeviceSpec) -> tuple[ProbePlan, ...]:
+def probe_plans(spec: DeviceSpec) -> tuple[ProbePlan, ...]:
     """Return the plans of all GPU probes in order of execution.
 
     >>> from roller.hardware import load_spec
-    >>> [p.name for p in plans(load_spec("k80"))][:4]
+    >>> [p.name for p in probe_plans(load_spec("k80"))][:4]
     ['tiles', 'rates', 'shared', 'latency']
     """
     return tuple(p for p in (make(spec) for make in _PLANS) if p is not None)
 
 
-def image_of(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
+def build_image(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
     """Return a plan's kernels built for a device, or the reason for the failure."""
     target = target_for(spec)
     try:
-        return built(plan.source, target.language, plan.arch or spec.target["arch"], target.probe_options)
+        return compile_probe(plan.source, target.language, plan.arch or spec.target["arch"], target.probe_options)
     except BuildError as err:
         return str(err)
 
@@ -55,20 +55,22 @@ def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, driver
         raise ArtifactError(
             f"--device: expected the specification of a GPU, got '{spec.name}'. Probe a CPU where it is."
         )
-    with filled(folder) as work:
+    with write_container(folder) as work:
         if driver:
             copy_package(work.folder, DRIVER)
-        rows = [_write(work, plan, image_of(plan, spec) if images else "left out") for plan in plans(spec)]
+        rows = [
+            _write_plan(work, plan, build_image(plan, spec) if images else "left out") for plan in probe_plans(spec)
+        ]
         body = {
             "device": spec.name, "language": spec.target["language"],
             "arch": spec.target["arch"], "units": spec.units, "options": list(target_for(spec).probe_options),
-            "spec": {"name": spec.name, "content_key": spec.content_key}, "yaml": spec_text(spec),
+            "spec": {"name": spec.name, "content_key": spec.content_key}, "yaml": spec_to_yaml(spec),
             "roller": sys.modules["roller"].__version__, "plans": rows,
         }  # fmt: skip
         return work.seal(PROBES, body)
 
 
-def _write(work: Filling, plan: ProbePlan, image: bytes | str) -> dict[str, Any]:
+def _write_plan(work: ContainerWriter, plan: ProbePlan, image: bytes | str) -> dict[str, Any]:
     digest = work.add(f"plans/{plan.name}.json", json.dumps(plan.to_dict()).encode())
     work.add(f"sources/{plan.name}.cu", plan.source.encode())
     row = {"name": plan.name, "sha256": digest, "key": plan.key, "cases": len(plan.cases)}
@@ -77,13 +79,13 @@ def _write(work: Filling, plan: ProbePlan, image: bytes | str) -> dict[str, Any]
     return {**row, "image_sha256": work.add(f"images/{plan.name}.bin", image)}
 
 
-def properties_of_results(results: Mapping[str, Any]) -> DeviceProperties:
+def read_device_properties(results: Mapping[str, Any]) -> DeviceProperties:
     """Return the device's properties, read from a bundle's results."""
     data = dict(results["properties"])
     return properties_of({**data, "stated": dict(data.get("stated", {}))})
 
 
-def session_of_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
+def session_from_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
     """Return a session for a bundle's results, and the results."""
     results = RESULTS.read(path)
     spec = parse_spec(results["yaml"], f"{path}: yaml")
@@ -124,5 +126,5 @@ class DeviceSession(GpuSession):
 
     def _run(self, plan: ProbePlan) -> Results:
         if plan.name not in self._built:
-            self._built[plan.name] = NO_IMAGE if self._handle.target.pretends else image_of(plan, self.spec)
+            self._built[plan.name] = NO_IMAGE if self._handle.target.pretends else build_image(plan, self.spec)
         return self._runner.run(plan, self._built[plan.name])

@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 
 from roller.errors import SpecError
-from roller.expr.conversions import rate_of
+from roller.expr.conversions import ops_per_cycle
 from roller.hardware import DeviceSpec
-from roller.probing.gpu.fits import choose, fit_steps
-from roller.probing.gpu.memory import steps_of
-from roller.probing.gpu.planning import full_grid, plan
-from roller.probing.gpu.session import GpuSession, Timed, doubted, samples_of
+from roller.probing.gpu.fits import choose_hypothesis, fit_steps
+from roller.probing.gpu.memory import seconds_per_step
+from roller.probing.gpu.planning import make_plan, resident_blocks
+from roller.probing.gpu.session import GpuSession, TimedCase, reject_values, total_windows
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 from roller.runtime.probe_format import Case, Contents, ProbePlan
@@ -43,12 +43,12 @@ _GROUPS, _GROUP_STEP = 2, 4 * 64 * 256 * 16
 _MATRIX_DTYPES = ("float16", "bfloat16", "int8")
 
 
-def conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int:
+def bank_conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int:
     """Return the maximum number of words per bank that a TEU's lanes access, with 4-byte words ``stride`` apart.
 
-    >>> [conflict_degree(s, 32, 32, 4) for s in (1, 2, 3, 32, 33)]
+    >>> [bank_conflict_degree(s, 32, 32, 4) for s in (1, 2, 3, 32, 33)]
     [1, 2, 1, 32, 1]
-    >>> conflict_degree(2, 32, 32, 8)
+    >>> bank_conflict_degree(2, 32, 32, 8)
     1
     """
     rows = {lane * stride * 4 // width for lane in range(lanes)}
@@ -58,18 +58,20 @@ def conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int:
 def shared_plan(spec: DeviceSpec) -> ProbePlan:
     """Return the plan for wide adjacent loads and for words at several strides."""
     layer, lanes = spec.layer("shared"), spec.teu.lanes
-    grid = min(full_grid(spec, _BLOCK), spec.units * max(1, layer.capacity_bytes // 32768))
+    grid = min(resident_blocks(spec, _BLOCK), spec.units * max(1, layer.capacity_bytes // 32768))
     threads = grid * _BLOCK
     cases = [Case("vectors", "vectors", grid, _BLOCK, (128,), 128 * threads / layer.bandwidth_bytes_per_s)]
     once = 16 * threads / spec.ops_per_s("load_store")
     for stride in _STRIDES:
-        degree, least = (conflict_degree(s, lanes, layer.banks or 32, layer.bank_width_bytes or 4) for s in (stride, 1))
+        degree, least = (
+            bank_conflict_degree(s, lanes, layer.banks or 32, layer.bank_width_bytes or 4) for s in (stride, 1)
+        )
         key = f"stride={stride}"
         cases.append(Case(key, "strided", grid, _BLOCK, (1024, stride, lanes), once * degree / least))
-    return plan("shared", (Contents("random", 8192),), cases)
+    return make_plan("shared", (Contents("random", 8192),), cases)
 
 
-def shared(session: GpuSession) -> Finding:
+def measure_shared(session: GpuSession) -> Finding:
     """Measure scratchpad bandwidth, banks and load rate."""
     spec = session.spec
     timed = session.measure(shared_plan(spec))
@@ -82,16 +84,16 @@ def shared(session: GpuSession) -> Finding:
     strided = [t for k, t in timed.items() if k.startswith("stride")]
     strides = [t.case.parameters[1] for t in strided]
     counts = {
-        pair: np.array([conflict_degree(s, spec.teu.lanes, *pair) for s in strides], np.float64) for pair in _BANKS
+        pair: np.array([bank_conflict_degree(s, spec.teu.lanes, *pair) for s in strides], np.float64) for pair in _BANKS
     }
     paths = ("memory_layers.shared.banks", "memory_layers.shared.bank_width_bytes")
     doubts: dict[str, str] = {}
     try:
-        pair = choose(steps_of(strided), counts, "banks of the scratchpad")
+        pair = choose_hypothesis(seconds_per_step(strided), counts, "banks of the scratchpad")
         spread = max(t.step.spread for t in strided)
-        values |= {p: Measured(v, spread, samples_of(strided)) for p, v in zip(paths, pair, strict=True)}
+        values |= {p: Measured(v, spread, total_windows(strided)) for p, v in zip(paths, pair, strict=True)}
     except SpecError as err:
-        values |= doubted(err, doubts, *paths)
+        values |= reject_values(err, doubts, *paths)
     return Finding(values, session.taken(), doubts)
 
 
@@ -112,10 +114,10 @@ def tiles_plan(spec: DeviceSpec) -> ProbePlan:
                 Case(key, f"tile_{ry}x{rx}", spec.units, warps * lanes, (), seconds, cycles_word=counted,
                      cycles=seconds * spec.clock_hz, output_dtype="float32")
             )  # fmt: skip
-    return plan("tiles", (Contents("small", 4096, "float32"),), cases)
+    return make_plan("tiles", (Contents("small", 4096, "float32"),), cases)
 
 
-def tiles(session: GpuSession) -> Finding:
+def measure_tiles(session: GpuSession) -> Finding:
     """Measure the clock, the multiply-add rate, and the latency and issue time of a reduction step."""
     spec = session.spec
     timed = session.measure(tiles_plan(spec))
@@ -130,7 +132,7 @@ def tiles(session: GpuSession) -> Finding:
     outputs = np.array([math.prod(int(x) for x in tile[5:].split("x")) for tile, _ in names], np.float64)
     warps = np.array([int(w[6:]) for _, w in names], np.float64)
     latency_s, issue_s, fma_s = fit_steps(
-        outputs, warps, steps_of(every), spec.teu.schedulers_per_unit, samples_of(every)
+        outputs, warps, seconds_per_step(every), spec.teu.schedulers_per_unit, total_windows(every)
     )
     values |= {"execution.step_latency_s": latency_s, "execution.step_issue_s": issue_s}
     values[f"{_RATES}.fma"] = fma_s.rate(spec.teu.lanes * spec.teu.schedulers_per_unit / session.clock_hz)
@@ -143,17 +145,17 @@ def rates_plan(spec: DeviceSpec) -> ProbePlan:
     cases = []
     for entry, (name, operations) in _CLASSES.items():
         rates = spec.compute.ops_per_cycle_per_unit
-        rate = rate_of(rates, *_class_and_dtype(name)) * spec.units * spec.clock_hz
+        rate = ops_per_cycle(rates, *_split_rate_name(name)) * spec.units * spec.clock_hz
         for part, grid in parts.items():
             seconds = operations * grid * _BLOCK / rate
             if entry == "convert":
-                both = sum(1 / rate_of(rates, *x) for x in (("add", "float32"), ("convert", "float16")))
+                both = sum(1 / ops_per_cycle(rates, *x) for x in (("add", "float32"), ("convert", "float16")))
                 seconds += 64 * grid * _BLOCK * both / spec.units / spec.clock_hz
             if entry == "issue_integer" and "integer" not in rates:  # shared pipe
                 seconds = max(seconds, 256 * grid * _BLOCK / spec.ops_per_s("add"))
             parameters = _PARAMETERS.get(entry, ())
             cases.append(Case(f"{entry} {part}", entry, grid, _BLOCK, parameters, seconds, output_dtype="float32"))
-    return plan("rates", (Contents("values", 8192, "float32", values=_VALUES),), cases)
+    return make_plan("rates", (Contents("values", 8192, "float32", values=_VALUES),), cases)
 
 
 def rates(session: GpuSession) -> Finding:
@@ -170,7 +172,7 @@ def rates(session: GpuSession) -> Finding:
         path, step = f"{_RATES}.{name}", full.step
         if share > _HALF:
             reason = f"half the warps take {share:.0%} of the time of all: latency bounds it, not the pipe"
-            values |= {} if path in values else doubted(reason, doubts, path)
+            values |= {} if path in values else reject_values(reason, doubts, path)
             continue
         if entry == "convert":
             if not {"add full", "widen full"} <= set(timed):
@@ -180,19 +182,19 @@ def rates(session: GpuSession) -> Finding:
         if path not in values or found.value > values[path].value:  # the maximum over mixes
             values[path] = found
             doubts.pop(path, None)
-    together = _turns(timed)
+    together = _mixed_to_sequential_ratio(timed)
     if together is not None and together > _BESIDE and f"{_RATES}.integer" in values:
         reason = f"both kinds together take {together:.0%} of one after another: no pipes beside those of multiply-adds"
-        values |= doubted(reason, doubts, f"{_RATES}.integer")
+        values |= reject_values(reason, doubts, f"{_RATES}.integer")
     return Finding(values, session.taken(), doubts)
 
 
-def _class_and_dtype(name: str) -> tuple[str, str]:
+def _split_rate_name(name: str) -> tuple[str, str]:
     operation, _, dtype = name.partition(".")
     return operation, dtype or "float32"
 
 
-def _turns(timed: Mapping[str, Timed]) -> float | None:
+def _mixed_to_sequential_ratio(timed: Mapping[str, TimedCase]) -> float | None:
     names = ("issue_integer full", "add full", "integer full")
     if not set(names) <= set(timed):
         return None
@@ -212,10 +214,10 @@ def matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
         out: Literal["int32", "float32"] = "int32" if dtype == "int8" else "float32"
         cases.append(Case(dtype, f"matrix_{dtype}", grid, block, (), seconds, output_dtype=out))
     words = grid * block // spec.teu.lanes * 256
-    return plan("matrix", (Contents("small", 1024),), cases, source=source, output_words=words) if cases else None
+    return make_plan("matrix", (Contents("small", 1024),), cases, source=source, output_words=words) if cases else None
 
 
-def matrix(session: GpuSession) -> Finding:
+def measure_matrix(session: GpuSession) -> Finding:
     """Measure multiply-adds per cycle and unit for the matrix unit, by dtype."""
     spec = session.spec
     asked = matrix_plan(spec)
@@ -233,22 +235,22 @@ def matrix(session: GpuSession) -> Finding:
 def group_matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
     """Return the plan for instructions that read the scratchpad directly, or ``None`` if there are none."""
     alone = (f for f in spec.emitted.fragments if f.reads_scratchpad)
-    forms = {f.operand: f for f in alone if f"{f.rate}.{f.operand}" in _given(spec)}
+    forms = {f.operand: f for f in alone if f"{f.rate}.{f.operand}" in _specified_rates(spec)}
     cases = []
     for dtype, f in forms.items():
         grid, block = spec.units, _GROUPS * f.threads
-        rate = _given(spec)[f"{f.rate}.{dtype}"] * spec.units * spec.clock_hz
+        rate = _specified_rates(spec)[f"{f.rate}.{dtype}"] * spec.units * spec.clock_hz
         cases.append(Case(dtype, f"group_matrix_{dtype}", grid, block, (), _GROUP_STEP * _GROUPS * grid / rate,
                           output_dtype="float32"))  # fmt: skip
     arch = next((f.arch for f in forms.values()), "")
-    return plan("group_matrix", (Contents("small", 1024),), cases, arch=arch) if cases else None
+    return make_plan("group_matrix", (Contents("small", 1024),), cases, arch=arch) if cases else None
 
 
-def _given(spec: DeviceSpec) -> Mapping[str, float]:
+def _specified_rates(spec: DeviceSpec) -> Mapping[str, float]:
     return spec.compute.ops_per_cycle_per_unit
 
 
-def group_matrix(session: GpuSession) -> Finding:
+def measure_group_matrix(session: GpuSession) -> Finding:
     """Measure multiply-adds per cycle and unit for these instructions, by dtype."""
     spec = session.spec
     asked = group_matrix_plan(spec)
@@ -267,10 +269,10 @@ def control_plan(spec: DeviceSpec) -> ProbePlan:
         Case("launch", "empty", 1, spec.teu.lanes, (5,), spec.execution.launch_s, launches=True),
         Case("barrier", "barrier", spec.units, 8 * spec.teu.lanes, (1,), 16 * spec.execution.barrier_s),
     )
-    return plan("control", (Contents("ones", 64),), cases)
+    return make_plan("control", (Contents("ones", 64),), cases)
 
 
-def control(session: GpuSession) -> Finding:
+def measure_control(session: GpuSession) -> Finding:
     """Measure the costs of a launch and of a barrier."""
     timed = session.measure(control_plan(session.spec))
     values = {}

@@ -24,11 +24,11 @@ _EXPLAINED = 0.2
 _CLEARER = 1.4
 
 
-def fit(model: Callable[[Array], Array], start: Sequence[float], samples: int) -> list[Measured]:
+def fit_positive_constants(model: Callable[[Array], Array], start: Sequence[float], samples: int) -> list[Measured]:
     """Minimize the sum of squares of ``model`` over positive constants (Levenberg-Marquardt in their logarithms).
 
     >>> x = np.arange(1.0, 6.0)
-    >>> [m] = fit(lambda c: np.log(c[0] * x) - np.log(3.0 * x), [1.0], 5)
+    >>> [m] = fit_positive_constants(lambda c: np.log(c[0] * x) - np.log(3.0 * x), [1.0], 5)
     >>> round(m.value, 6), m.spread < 1e-6
     (3.0, True)
     """
@@ -68,7 +68,7 @@ def fit_saturation(warps: Array, bytes_per_s: Array, samples: int) -> tuple[Meas
     def residuals(c: Array) -> Array:
         return np.asarray(np.log(((warps * c[0]) ** -c[1] + c[2] ** -c[1]) ** (-1 / c[1]) / bytes_per_s))
 
-    b, p, peak = fit(residuals, start, samples)
+    b, p, peak = fit_positive_constants(residuals, start, samples)
     return b, p, peak
 
 
@@ -87,14 +87,15 @@ def fit_steps(
         float(np.min(seconds / (np.maximum(1.0, share) * outputs))),
         float(seconds.min()) / 4,
     ]
-    latency, fma, issue = fit(residuals, start, samples)
+    latency, fma, issue = fit_positive_constants(residuals, start, samples)
     return latency, issue, fma
 
 
-def choose(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
+def choose_hypothesis(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
     """Return the hypothesis whose counts are most nearly proportional to the times.
 
-    >>> choose(np.array([1.0, 1.02, 2.01]), {32: np.array([1, 1, 2]), 64: np.array([1, 1, 1])}, "transaction")
+    >>> choose_hypothesis(np.array([1.0, 1.02, 2.01]), {32: np.array([1, 1, 2]), 64: np.array([1, 1, 1])},
+    ...     "transaction")
     32
     """
     rest = {}
@@ -109,10 +110,10 @@ def choose(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
     return ranked[0]
 
 
-def edge(sizes: Array, seconds: Array) -> float:
+def find_capacity_edge(sizes: Array, seconds: Array) -> float:
     """Return the size at which the logarithm of the time is half-way between its two levels.
 
-    >>> round(edge(np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.0, 4.0, 4.0])), 2)
+    >>> round(find_capacity_edge(np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.0, 4.0, 4.0])), 2)
     2.83
     """
     y = np.log(seconds)
@@ -129,7 +130,7 @@ def edge(sizes: Array, seconds: Array) -> float:
     return float(np.exp(x[above - 1] + share * (x[above] - x[above - 1])))
 
 
-def resampled(draw: Callable[[np.random.Generator], float], times: int, samples: int) -> Measured:
+def resample_windows(draw: Callable[[np.random.Generator], float], times: int, samples: int) -> Measured:
     """Return a value with its spread over resampled windows."""
     rng = np.random.default_rng(7)
     values = np.array([draw(rng) for _ in range(times)])

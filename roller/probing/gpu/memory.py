@@ -9,9 +9,9 @@ import numpy as np
 
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
-from roller.probing.gpu.fits import choose, edge, fit_saturation, resampled
-from roller.probing.gpu.planning import full_grid, full_warps, plan, powers
-from roller.probing.gpu.session import GpuSession, Timed, doubted, samples_of
+from roller.probing.gpu.fits import choose_hypothesis, find_capacity_edge, fit_saturation, resample_windows
+from roller.probing.gpu.planning import make_plan, powers_of_two, resident_blocks, resident_teus
+from roller.probing.gpu.session import GpuSession, TimedCase, reject_values, total_windows
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, ProbePlan
@@ -52,29 +52,29 @@ def buffer_words(spec: DeviceSpec) -> int:
     return size // 4
 
 
-def saturated(spec: DeviceSpec, warps: float) -> float:
+def specified_bandwidth(spec: DeviceSpec, warps: float) -> float:
     """Return the specified global memory bandwidth for a number of loads in flight, counted in TEUs."""
     layer = spec.layer("global")
     peak, p = layer.bandwidth_bytes_per_s, layer.saturation_exponent or 1.4
-    alone = layer.bandwidth_per_teu_bytes_per_s or peak / full_warps(spec)
+    alone = layer.bandwidth_per_teu_bytes_per_s or peak / resident_teus(spec)
     return float(((warps * alone) ** -p + peak**-p) ** (-1 / p))
 
 
 def dram_plan(spec: DeviceSpec) -> ProbePlan:
     """Return the plan for walks with few to many loads in flight, and for a copy with all of them."""
-    words, lanes, full = buffer_words(spec), spec.teu.lanes, full_warps(spec)
+    words, lanes, full = buffer_words(spec), spec.teu.lanes, resident_teus(spec)
     cases = []
     for loads, share in _LOADS.items():
-        for warps in powers(4, full):
+        for warps in powers_of_two(4, full):
             if warps < share * full:
                 continue
             threads = warps * lanes
-            seconds = 4 * threads * loads / saturated(spec, warps * loads)
+            seconds = 4 * threads * loads / specified_bandwidth(spec, warps * loads)
             cases.append(
                 Case(f"walk_{loads} warps={warps}", f"walk_{loads}", warps // 2, 2 * lanes, (words, threads, 0),
                      seconds, advance=(3, loads * threads, words))
             )  # fmt: skip
-    grid = full_grid(spec, _BLOCK)
+    grid = resident_blocks(spec, _BLOCK)
     threads = grid * _BLOCK
     vectors = words // 4 // (4 * threads) * 4 * threads
     moved = 2 * 64 * threads
@@ -85,10 +85,10 @@ def dram_plan(spec: DeviceSpec) -> ProbePlan:
         Case("copy", "copy", grid, _BLOCK, (vectors, threads, 0), moved / spec.layer("global").bandwidth_bytes_per_s,
              input=1, advance=(3, 4 * threads, vectors), checks=checks)
     )  # fmt: skip
-    return plan("dram", (Contents("ones", words), copied), cases, output_words=words)
+    return make_plan("dram", (Contents("ones", words), copied), cases, output_words=words)
 
 
-def dram(session: GpuSession) -> Finding:
+def measure_dram(session: GpuSession) -> Finding:
     """Measure the bandwidth, bandwidth per TEU and saturation exponent of global memory."""
     timed = session.measure(dram_plan(session.spec))
     values: dict[str, Measured] = {}
@@ -98,13 +98,13 @@ def dram(session: GpuSession) -> Finding:
     walks = [t for t in timed.values() if t is not copy]
     warps = np.array([t.case.grid * 2 * int(t.case.entry[-1]) for t in walks], np.float64)
     moved = np.array([4 * t.case.threads * int(t.case.entry[-1]) for t in walks])
-    alone, exponent, peak = fit_saturation(warps, moved / steps_of(walks), samples_of(walks))
+    alone, exponent, peak = fit_saturation(warps, moved / seconds_per_step(walks), total_windows(walks))
     values |= {"bandwidth_per_teu_bytes_per_s": alone, "saturation_exponent": exponent}
     session.remarks.append(f"loads alone reach {peak.value / 1e9:.0f} GB/s")
     return Finding({f"memory_layers.global.{k}": v for k, v in values.items()}, session.taken())
 
 
-def steps_of(timed: list[Timed]) -> np.ndarray:
+def seconds_per_step(timed: list[TimedCase]) -> np.ndarray:
     """Return the seconds per step of each case, or raise an error if they are noise."""
     steps = [t.step for t in timed]
     for t, m in zip(timed, steps, strict=True):
@@ -116,22 +116,22 @@ def steps_of(timed: list[Timed]) -> np.ndarray:
     return np.array([m.value for m in steps])
 
 
-def _region(size_bytes: float) -> int:
+def _region_vectors(size_bytes: float) -> int:
     return max(1, round(size_bytes / 16 / (4 * _BLOCK))) * 4 * _BLOCK
 
 
 def l2_plan(spec: DeviceSpec) -> ProbePlan:
     """Return the plan for the same reads over regions within and beyond L2."""
-    capacity, grid = spec.layer("l2").capacity_bytes, full_grid(spec, _BLOCK)
+    capacity, grid = spec.layer("l2").capacity_bytes, resident_blocks(spec, _BLOCK)
     cases = []
     for part in _PARTS:
-        vectors = _region(part * capacity)
+        vectors = _region_vectors(part * capacity)
         rate = spec.layer("l2" if part <= 1.0 else "global").bandwidth_bytes_per_s
         cases.append(Case(f"part={part}", "sweep", grid, _BLOCK, (vectors,), 64 * grid * _BLOCK / rate))
-    return plan("l2", (Contents("random", 4 * _region(_PARTS[-1] * capacity)),), cases)
+    return make_plan("l2", (Contents("random", 4 * _region_vectors(_PARTS[-1] * capacity)),), cases)
 
 
-def l2(session: GpuSession) -> Finding:
+def measure_l2(session: GpuSession) -> Finding:
     """Measure the bandwidth and capacity of L2."""
     timed = session.measure(l2_plan(session.spec))
     values: dict[str, Measured] = {}
@@ -143,20 +143,22 @@ def l2(session: GpuSession) -> Finding:
     path = "memory_layers.l2.capacity_bytes"
     doubts: dict[str, str] = {}
     try:
-        at = edge(sizes, steps_of(every))
-        found = resampled(lambda rng: edge(sizes, np.array([t.drawn(rng) for t in every])), 25, samples_of(every))
+        at = find_capacity_edge(sizes, seconds_per_step(every))
+        found = resample_windows(
+            lambda rng: find_capacity_edge(sizes, np.array([t.drawn(rng) for t in every])), 25, total_windows(every)
+        )
         above = int(np.argmax(sizes >= at))  # the edge is uncertain between two tested sizes
         apart = float(sizes[above] / sizes[above - 1] - 1)
         values[path] = Measured(found.value, max(found.spread, apart), found.samples)
     except SpecError as err:
-        values |= doubted(err, doubts, path)
+        values |= reject_values(err, doubts, path)
     return Finding(values, session.taken(), doubts)
 
 
-def transactions_of(run: int, offset: int, size: int) -> int:
+def transaction_count(run: int, offset: int, size: int) -> int:
     """Return the number of transactions of ``size`` bytes that a run of bytes touches.
 
-    >>> transactions_of(32, 0, 32), transactions_of(32, 16, 32), transactions_of(4, 0, 64)
+    >>> transaction_count(32, 0, 32), transaction_count(32, 16, 32), transaction_count(4, 0, 64)
     (1, 2, 1)
     """
     return (offset + run - 1) // size - offset // size + 1
@@ -164,7 +166,7 @@ def transactions_of(run: int, offset: int, size: int) -> int:
 
 def transactions_plan(spec: DeviceSpec) -> ProbePlan:
     """Return the plan for aligned and unaligned runs of bytes in L2 and in fresh global memory."""
-    grid, everything = full_grid(spec, _BLOCK), buffer_words(spec)
+    grid, everything = resident_blocks(spec, _BLOCK), buffer_words(spec)
     threads = grid * _BLOCK
     lines = spec.layer("l2").capacity_bytes // 2 // (4 * _PITCH_WORDS)
     turn = next(n for n in range(round(lines * 0.618), lines) if math.gcd(n, lines) == 1)  # visits every line
@@ -175,16 +177,16 @@ def transactions_plan(spec: DeviceSpec) -> ProbePlan:
         for run, offset in _RUNS:
             groups = 4 * threads // run
             jump = turn * _PITCH_WORDS if layer == "l2" else groups * _PITCH_WORDS
-            moved = 4 * groups * transactions_of(run, offset, size) * size
+            moved = 4 * groups * transaction_count(run, offset, size) * size
             cases.append(
                 Case(f"{layer} run={run} offset={offset}", "runs", grid, _BLOCK,
                      (words, _PITCH_WORDS, run // 4, offset // 4, jump, 0), moved / level.bandwidth_bytes_per_s,
                      advance=(6, 4 * jump, words) if layer == "global" else None)
             )  # fmt: skip
-    return plan("transactions", (Contents("random", everything),), cases)
+    return make_plan("transactions", (Contents("random", everything),), cases)
 
 
-def transactions(session: GpuSession) -> Finding:
+def measure_transactions(session: GpuSession) -> Finding:
     """Measure the L2 transaction size and the minimum fetch of global memory."""
     timed = session.measure(transactions_plan(session.spec))
     values: dict[str, Measured] = {}
@@ -192,9 +194,9 @@ def transactions(session: GpuSession) -> Finding:
     for layer, field in (("l2", "l2.transaction_bytes"), ("global", "global.fetch_bytes")):
         mine = {k: t for k, t in timed.items() if k.startswith(layer)}
         try:
-            values[f"memory_layers.{field}"] = _transaction(mine, field)
+            values[f"memory_layers.{field}"] = _infer_transaction_size(mine, field)
         except SpecError as err:
-            values |= doubted(err, doubts, f"memory_layers.{field}")
+            values |= reject_values(err, doubts, f"memory_layers.{field}")
     asked, moved = (f"memory_layers.{x}.transaction_bytes" for x in ("l2", "global"))
     if asked in values:  # a load from global memory moves at least an L2 transaction
         values[moved] = values[asked]
@@ -203,20 +205,20 @@ def transactions(session: GpuSession) -> Finding:
     return Finding(values, session.taken(), doubts)
 
 
-def _transaction(timed: Mapping[str, Timed], field: str) -> Measured:
+def _infer_transaction_size(timed: Mapping[str, TimedCase], field: str) -> Measured:
     shapes = [tuple(int(x.split("=")[1]) for x in k.split(" ")[1:]) for k in timed]
     every = list(timed.values())
     groups = np.array([16 * t.case.threads // run for t, (run, _) in zip(every, shapes, strict=True)])
-    counts = {s: np.array([transactions_of(run, o, s) for run, o in shapes], np.float64) for s in _SIZES}
-    size: int = choose(steps_of(every) / groups, counts, field)
+    counts = {s: np.array([transaction_count(run, o, s) for run, o in shapes], np.float64) for s in _SIZES}
+    size: int = choose_hypothesis(seconds_per_step(every) / groups, counts, field)
 
     def draw(rng: np.random.Generator) -> float:
         try:
-            return float(choose(np.array([t.drawn(rng) for t in every]) / groups, counts, field))
+            return float(choose_hypothesis(np.array([t.drawn(rng) for t in every]) / groups, counts, field))
         except SpecError:
             return 2.0 * size
 
-    return resampled(draw, 15, samples_of(every))
+    return resample_windows(draw, 15, total_windows(every))
 
 
 def latency_plan(spec: DeviceSpec) -> ProbePlan:
@@ -232,10 +234,10 @@ def latency_plan(spec: DeviceSpec) -> ProbePlan:
              16 * (spec.layer(name).latency_s or 1e-7), input=n)
         for n, name in enumerate(("shared", "l2", "global"))
     )  # fmt: skip
-    return plan("latency", inputs, cases)
+    return make_plan("latency", inputs, cases)
 
 
-def latency(session: GpuSession) -> Finding:
+def measure_latency(session: GpuSession) -> Finding:
     """Measure the latencies of the scratchpad, L2 and global memory."""
     timed = session.measure(latency_plan(session.spec))
     return Finding({f"memory_layers.{k}.latency_s": t.step.times(1 / 16) for k, t in timed.items()}, session.taken())

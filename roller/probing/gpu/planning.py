@@ -11,7 +11,7 @@ import numpy as np
 
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
-from roller.probing.gpu.reference import reference_of
+from roller.probing.gpu.reference import kernel_reference
 from roller.probing.registry import microbench_folder
 from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, ProbePlan
 
@@ -22,7 +22,7 @@ _TOLERANCE = {"int32": 0.0, "float32": 2e-3}
 
 
 @functools.cache
-def source_of(name: str) -> str:
+def read_probe_source(name: str) -> str:
     """Return the source of a probe with its portability header inlined."""
     folder = microbench_folder() / "gpu"
     try:
@@ -33,7 +33,7 @@ def source_of(name: str) -> str:
     return text.replace('#include "portable.h"', portable)
 
 
-def plan(
+def make_plan(
     name: str,
     inputs: tuple[Contents, ...],
     cases: Sequence[Case],
@@ -45,27 +45,29 @@ def plan(
     """Return a plan whose cases include expected results."""
     words = output_words or max(c.threads + (c.grid if c.cycles_word is not None else 0) for c in cases)
     done = tuple(
-        c if c.checks else replace(c, checks=_checks(c, inputs[c.input], source), tolerance=_TOLERANCE[c.output_dtype])
+        c
+        if c.checks
+        else replace(c, checks=_expected_results(c, inputs[c.input], source), tolerance=_TOLERANCE[c.output_dtype])
         for c in cases
     )
-    return ProbePlan(name, source_of(source or name), inputs, words, done, arch)
+    return ProbePlan(name, read_probe_source(source or name), inputs, words, done, arch)
 
 
-def _checks(case: Case, data: Contents, source: str | None) -> tuple[tuple[int, float], ...]:
+def _expected_results(case: Case, data: Contents, source: str | None) -> tuple[tuple[int, float], ...]:
     rng = np.random.default_rng(case.threads)
     picked = rng.integers(0, case.threads, _SAMPLED)
     threads = np.unique(np.concatenate([[0, case.threads - 1], picked])).astype(np.int64)
-    values = reference_of(case, data, uniform=source == "matrix_cdna")(CHECK_STEPS, case, data, threads)
+    values = kernel_reference(case, data, uniform=source == "matrix_cdna")(CHECK_STEPS, case, data, threads)
     return tuple((int(t), float(v)) for t, v in zip(threads, values, strict=True))
 
 
-def full_warps(spec: DeviceSpec) -> int:
+def resident_teus(spec: DeviceSpec) -> int:
     """Return the number of TEUs resident on the whole device in blocks of two."""
     assert spec.limits.threads_per_unit and spec.limits.blocks_per_unit  # required for GPUs by the schema
     return spec.units * min(spec.limits.threads_per_unit // spec.teu.lanes, 2 * spec.limits.blocks_per_unit)
 
 
-def full_grid(spec: DeviceSpec, block: int) -> int:
+def resident_blocks(spec: DeviceSpec, block: int) -> int:
     """Return the number of blocks of ``block`` threads, with 32 registers each, resident on the whole device."""
     lim = spec.limits
     assert lim.threads_per_unit and lim.registers_per_unit and lim.blocks_per_unit  # likewise
@@ -73,10 +75,10 @@ def full_grid(spec: DeviceSpec, block: int) -> int:
     return spec.units * max(1, per_unit)
 
 
-def powers(low: int, high: int) -> tuple[int, ...]:
+def powers_of_two(low: int, high: int) -> tuple[int, ...]:
     """Return the powers of two from ``low`` up to ``high``, and ``high`` itself.
 
-    >>> powers(4, 20)
+    >>> powers_of_two(4, 20)
     (4, 8, 16, 20)
     """
     return (*(1 << n for n in range(math.ceil(math.log2(low)), math.ceil(math.log2(high)))), high)

@@ -11,7 +11,7 @@ import numpy as np
 
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
-from roller.probing.measured import Measured, best_of
+from roller.probing.measured import Measured, median_of_fastest_windows
 from roller.runtime.probe_format import Case, ProbePlan
 
 #: Results of a plan by case, as the device process reports them.
@@ -19,7 +19,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedCase:
     """One case and its times."""
 
     case: Case
@@ -32,7 +32,7 @@ class Timed:
     @property
     def step(self) -> Measured:
         """Seconds per step, from the difference between the runs, which cancels launch and start-up times."""
-        return best_of(self.twice).minus(best_of(self.once)).times(1 / self.steps)
+        return median_of_fastest_windows(self.twice).minus(median_of_fastest_windows(self.once)).times(1 / self.steps)
 
     def drawn(self, rng: np.random.Generator) -> float:
         """Return the seconds per step from one random run of each kind, drawn from the faster halves."""
@@ -51,7 +51,7 @@ class GpuSession:
         #: Messages about failed cases.
         self.remarks: list[str] = []
 
-    def measure(self, plan: ProbePlan) -> dict[str, Timed]:
+    def measure(self, plan: ProbePlan) -> dict[str, TimedCase]:
         """Return the successful cases of a plan, by key; each failure becomes a remark."""
         results = self._source(plan)
         good = {}
@@ -64,7 +64,7 @@ class GpuSession:
             if r.get("cycles"):
                 short, long = (float(np.median(c)) for c in r["cycles"])
                 cycles = (long - short) / r["steps"]
-            good[case.key] = Timed(case, int(r["steps"]), tuple(r["once"]), tuple(r["twice"]), cycles)
+            good[case.key] = TimedCase(case, int(r["steps"]), tuple(r["once"]), tuple(r["twice"]), cycles)
         if not good:
             raise SpecError(
                 f"probe '{plan.name}': no case succeeded: {self.remarks[-1]}. Correct what is named and repeat."
@@ -77,12 +77,12 @@ class GpuSession:
         return found
 
 
-def doubted(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, Measured]:
+def reject_values(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, Measured]:
     """Return values that must not be written, and record the reasons."""
     doubts.update(dict.fromkeys(paths, str(reason)))
     return dict.fromkeys(paths, Measured(0.0, math.inf, 0))
 
 
-def samples_of(timed: Sequence[Timed]) -> int:
+def total_windows(timed: Sequence[TimedCase]) -> int:
     """Return the total number of windows in the cases."""
     return sum(len(t.once) + len(t.twice) for t in timed)

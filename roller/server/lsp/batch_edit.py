@@ -17,7 +17,7 @@ class NoBatchError(RollerError):
         self.found = found
 
 
-def batch_literal_of(name: str, text: str, constant: str = "") -> BatchLiteral:
+def find_or_choose_batch_literal(name: str, text: str, constant: str = "") -> BatchLiteral:
     """Return the literal batch size, or the candidate named by ``constant``."""
     found = find_batch_literal(text)
     if isinstance(found, BatchLiteral):

@@ -11,11 +11,11 @@ from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
 
 from roller.errors import RollerError, printable, shown
-from roller.server.lsp.batch_edit import NoBatchError, batch_edit, batch_literal_of
+from roller.server.lsp.batch_edit import NoBatchError, batch_edit, find_or_choose_batch_literal
 from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.editor_state import EditorState
-from roller.server.lsp.settings import devices_of, whole_number
-from roller.server.lsp.words import share_text, size_text, time_text
+from roller.server.lsp.number_texts import share_text, size_text, time_text
+from roller.server.lsp.settings import parse_device_setting, whole_number
 
 #: Maximum number of children listed in a message.
 _MOST_SAID = 8
@@ -50,7 +50,7 @@ def _register(server: LanguageServer, editor: EditorState, name: str, command: C
             raise RefusedError(str(error)) from None
 
 
-def text_of(params: Any, name: str) -> str:
+def text_parameter(params: Any, name: str) -> str:
     """Return a text parameter of a request; ``""`` if it is missing."""
     value = getattr(params, name, None)
     return value if isinstance(value, str) else ""
@@ -76,7 +76,7 @@ async def _profile(server: LanguageServer, editor: EditorState, arguments: tuple
 async def _drill(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
     found = editor.session_of(_argument("drill: uri", arguments, 0, str, "the URI of a file", ""))
     words = "a module's path, file:line, or a list of both"
-    path = _path_of(_argument("drill: part", arguments, 1, (str, list, tuple), words, ""))
+    path = _checked_node_path(_argument("drill: part", arguments, 1, (str, list, tuple), words, ""))
     says = _argument("drill: says", arguments, 2, bool, "whether to show a message", False)
     if found.figures is None:
         raise RollerError(
@@ -100,7 +100,7 @@ async def _drill(server: LanguageServer, editor: EditorState, arguments: tuple[A
     return answer
 
 
-def _path_of(given: Any) -> list[str]:
+def _checked_node_path(given: Any) -> list[str]:
     path = [given] if isinstance(given, str) else list(given)
     if not path or not all(isinstance(name, str) for name in path):
         raise RollerError(
@@ -136,7 +136,7 @@ async def _set_batch(server: LanguageServer, editor: EditorState, arguments: tup
     text = editor.text_of(found, entry)
     if text is None:
         text = found.project.read(entry).text  # raises with the reason
-    literal = batch_literal_of(entry, text, constant)
+    literal = find_or_choose_batch_literal(entry, text, constant)
     workspace = server.client_capabilities.workspace
     known = None if workspace is None else workspace.workspace_edit
     document = editor.open_document(found.project.entry)
@@ -154,7 +154,7 @@ async def _set_batch(server: LanguageServer, editor: EditorState, arguments: tup
 async def _set_device(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
     found = editor.session_of(_argument("setDevice: uri", arguments, 0, str, "the URI of a file", ""))
     given = arguments[1] if len(arguments) > 1 else None
-    editor.with_devices(found, devices_of(given, "roller.setDevice: devices"))
+    editor.set_devices(found, parse_device_setting(given, "roller.setDevice: devices"))
     return {"options": found.session.options.to_data()}
 
 
@@ -166,7 +166,7 @@ async def _set_live(server: LanguageServer, editor: EditorState, arguments: tupl
 
 async def _show_page(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
     found = editor.session_of(_argument("showPage: uri", arguments, 0, str, "the URI of a file", ""))
-    page = await editor.page_of(found)
+    page = await editor.served_page(found)
     host = _argument("showPage: host", arguments, 1, str, "host:port, as the browser has it", "")
     if host:
         page.allow(host)

@@ -8,11 +8,11 @@ from typing import Any
 
 from lsprotocol import types
 
-from roller.insight.step_profile.revision import source_lines
+from roller.insight.step_profile.git_revision import source_lines
 from roller.server.lsp.editor_session import EditorSession
+from roller.server.lsp.number_texts import interval_text, size_text, time_text
 from roller.server.lsp.positions import Encoding, range_of_line
-from roller.server.lsp.words import interval_text, size_text, time_text
-from roller.server.places import places_in
+from roller.server.source_locations import first_project_line_in
 
 #: Lines of a failed process's output quoted in a diagnostic.
 _OUTPUT_LINES = 5
@@ -30,7 +30,7 @@ class Finding:
     data: Mapping[str, Any]
 
 
-def findings_of(shown: EditorSession) -> list[Finding]:
+def find_session_problems(shown: EditorSession) -> list[Finding]:
     """Return the findings for a session's current state."""
     error = shown.session.state.error
     if error is not None:
@@ -56,7 +56,7 @@ def _out_of_memory(shown: EditorSession) -> Iterator[Finding]:
     if figures is None or figures.profile.fits:
         return
     profile, fit = figures.profile, shown.result("fit")
-    places = places_in(profile.out_of_memory, shown.project)
+    places = first_project_line_in(profile.out_of_memory, shown.project)
     entry = shown.project.entry_name
     file, line = (places[0]["file"], places[0]["line"]) if places else (entry, figures.steps.get(entry, 1))
     text = f"{profile.device}, batch {profile.batch} ({profile.source}): {profile.out_of_memory}"
@@ -103,13 +103,13 @@ def hint_text(hint: Mapping[str, Any]) -> str:
     return f"{name}: {gain}; {step}, {label}{bound}."
 
 
-def placed_diagnostics(
+def diagnostics_by_file(
     shown: EditorSession, text_of: Callable[[str], str | None], encoding: Encoding
 ) -> dict[str, list[types.Diagnostic]]:
     """Return the diagnostics by file, at the current lines of the documents."""
     placed: dict[str, list[types.Diagnostic]] = {}
     base = shown.error_texts if shown.session.state.error is not None else {}
-    for finding in findings_of(shown):
+    for finding in find_session_problems(shown):
         text = text_of(finding.file)
         if text is None:
             continue

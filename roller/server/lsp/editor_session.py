@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from roller.errors import shown
-from roller.server.lsp.figures import ProfileFigures
-from roller.server.lsp.positions import PlacedLine, placed_lines
-from roller.server.lsp.short_pauses import pass_over_present_objects
+from roller.server.lsp.pause_tuning import freeze_present_objects
+from roller.server.lsp.positions import LineInDocument, map_lines
+from roller.server.lsp.profile_figures import ProfileFigures
 from roller.server.profile_request import StepOptions
 from roller.server.project import Project, ProjectError
 from roller.server.session import Session
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Placement:
+class DocumentLines:
     """Map from lines of the profile to lines of a document; ``is_stale`` if files have changed since the profile."""
 
     name: str
-    lines: Mapping[int, PlacedLine]
+    lines: Mapping[int, LineInDocument]
     is_stale: bool
 
     def line_of_profile(self, line: int) -> tuple[int, bool] | None:
@@ -64,7 +64,7 @@ class EditorSession:
         self.error_texts: Mapping[str, str] = {}
         self.is_closed = False
         self._changed = changed
-        self._placed: dict[tuple[str, str], Mapping[int, PlacedLine]] = {}
+        self._placed: dict[tuple[str, str], Mapping[int, LineInDocument]] = {}
         self._results: dict[str, Any] = {}
         self._options_shown: tuple[Any, ...] = ()
         self._messages: asyncio.Queue[tuple[Mapping[str, Any], StepOptions]] = asyncio.Queue()
@@ -84,26 +84,26 @@ class EditorSession:
         await asyncio.gather(self._following, return_exceptions=True)
         await self.session.close()
 
-    def covers(self, path: Path) -> str | None:
+    def name_if_profiled(self, path: Path) -> str | None:
         """Return the project-relative name of the entry file or a profiled file; ``None`` for other files."""
         name = self.project.name_of(path)
         texts = {} if self.figures is None else self.figures.texts
         return name if name is not None and (name == self.project.entry_name or name in texts) else None
 
-    def placement(self, name: str, text: str) -> Placement | None:
+    def lines_in_document(self, name: str, text: str) -> DocumentLines | None:
         """Return the current lines of the latest profile in a document; ``None`` if the document is not profiled."""
         figures = self.figures
         if figures is None or name not in figures.texts:
             return None
-        return Placement(name, self.placed(figures.texts[name], text), self.is_stale)
+        return DocumentLines(name, self.placed(figures.texts[name], text), self.is_stale)
 
-    def placed(self, old: str, new: str) -> Mapping[int, PlacedLine]:
+    def placed(self, old: str, new: str) -> Mapping[int, LineInDocument]:
         """Map the lines of an earlier text to the current text; cached, since every request needs the map."""
         key = (old, new)
         if key not in self._placed:
             while len(self._placed) >= _KEPT:
                 del self._placed[next(iter(self._placed))]
-            self._placed[key] = placed_lines(old, new)
+            self._placed[key] = map_lines(old, new)
         return self._placed[key]
 
     @property
@@ -116,7 +116,7 @@ class EditorSession:
         """Whether files or options have changed since the displayed profile was made."""
         figures, session = self.figures, self.session
         return figures is not None and (
-            figures.revision < session.state.revision or _what_decides(session.options) != self._options_shown
+            figures.revision < session.state.revision or _profile_options(session.options) != self._options_shown
         )
 
     def result(self, stage: str) -> Any:
@@ -144,7 +144,7 @@ class EditorSession:
             self._results[message["stage"]] = message["data"]
         elif message["type"] == "result":
             await self._take_profile(message, options)
-            pass_over_present_objects()
+            freeze_present_objects()
         elif message["type"] == "state" and message["error"] is not None:
             self.error_texts = self._texts_of(message["error"])
 
@@ -161,7 +161,7 @@ class EditorSession:
             what = shown(f"{type(error).__name__}: {error}")
             why = f"{name}: expected a profile that can be shown, got {what}. Run roller profile {name}."
         self.figures, self.figures_error = figures, why
-        self._results, self._options_shown = {}, _what_decides(options)
+        self._results, self._options_shown = {}, _profile_options(options)
 
     def _texts_of(self, error: Mapping[str, Any]) -> Mapping[str, str]:
         found = {}
@@ -171,6 +171,6 @@ class EditorSession:
         return found
 
 
-def _what_decides(options: StepOptions) -> tuple[Any, ...]:
+def _profile_options(options: StepOptions) -> tuple[Any, ...]:
     """Return only the options that the profile depends on."""
     return options.devices[:1], options.batch, options.amp, options.checkpoint

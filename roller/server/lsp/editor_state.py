@@ -15,7 +15,7 @@ from pygls.uris import from_fs_path, to_fs_path
 
 from roller.errors import RollerError
 from roller.insight.step_profile.profiling import kind_of_file
-from roller.server.lsp.diagnostics import placed_diagnostics
+from roller.server.lsp.diagnostics import diagnostics_by_file
 from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.positions import Encoding
 from roller.server.lsp.progress import ProgressReports
@@ -24,7 +24,7 @@ from roller.server.project import ProjectError
 from roller.server.worker_process import WorkerProcesses
 
 if TYPE_CHECKING:
-    from roller.server.lsp.page import EditorPage
+    from roller.server.lsp.editor_page import EditorPage
 
 #: Seconds without an edit before diagnostics are sent again.
 _PAUSE_S = 0.2
@@ -86,9 +86,9 @@ class EditorState:
 
     def document(self, uri: str) -> tuple[EditorSession, str, str] | None:
         """Return the session, project-relative name and text of a document; ``None`` without a session."""
-        path = path_of(uri)
+        path = resolved_path_of_uri(uri)
         for one in reversed(self.sessions.values()):
-            name = None if path is None else one.covers(path)
+            name = None if path is None else one.name_if_profiled(path)
             if name is not None:
                 text = self.text_of(one, name)
                 return None if text is None else (one, name, text)
@@ -107,7 +107,7 @@ class EditorState:
     def open_document(self, path: Path) -> Any:
         """Return the editor's open document for a file, or ``None``."""
         for uri, document in self._server.workspace.text_documents.items():
-            if path_of(uri) == path:
+            if resolved_path_of_uri(uri) == path:
                 return document
         return None
 
@@ -122,7 +122,7 @@ class EditorState:
         """Profile the configured entry file, or else the file of the URI or the entry file of that file's session."""
         if self._wrong_settings:
             raise SettingsError(self._wrong_settings)
-        entry = self._entry_of(uri)
+        entry = self._entry_file_of(uri)
         shown = self.sessions.pop(entry, None)
         if shown is not None:
             self.sessions[entry] = shown
@@ -144,8 +144,8 @@ class EditorState:
         await shown.start()
         return shown
 
-    def _entry_of(self, uri: str) -> Path:
-        path = path_of(uri) if uri else None
+    def _entry_file_of(self, uri: str) -> Path:
+        path = resolved_path_of_uri(uri) if uri else None
         if uri and path is None:
             raise RollerError(f"profile: expected a file, got {uri[:80]}. Save it first.")
         if self.settings.entry:
@@ -166,7 +166,7 @@ class EditorState:
             return found[0]
         if not uri and self.sessions:
             return next(reversed(self.sessions.values()))
-        name = Path(path_of(uri) or uri).name or "the workspace"
+        name = Path(resolved_path_of_uri(uri) or uri).name or "the workspace"
         raise RollerError(f"{name}: expected a file with a profile, got none. Use roller.profile on an entry file.")
 
     async def snapshot(self, uri: str, waits: bool) -> dict[str, Any]:
@@ -183,11 +183,11 @@ class EditorState:
             one.session.look()
         self.publish(uri)
 
-    async def page_of(self, shown: EditorSession) -> EditorPage:
+    async def served_page(self, shown: EditorSession) -> EditorPage:
         """Return the page of a session; start it if necessary."""
         entry = shown.project.entry
         try:
-            from roller.server.lsp.page import EditorPage, known_devices
+            from roller.server.lsp.editor_page import EditorPage, known_devices
         except ImportError as error:
             raise RollerError(
                 f"showPage: expected the package {error.name}, got none. Install roller with the extra 'serve'."
@@ -254,7 +254,7 @@ class EditorState:
         self._waiting[entry] = loop.call_later(_PAUSE_S, self._publish_all, found[0])
 
     def _publish_all(self, shown: EditorSession) -> None:
-        placed = placed_diagnostics(shown, lambda name: self.text_of(shown, name), self.encoding)
+        placed = diagnostics_by_file(shown, lambda name: self.text_of(shown, name), self.encoding)
         before = self._published.get(shown.project.entry, {})
         made: dict[str, types.PublishDiagnosticsParams] = {}
         for name in {*placed, *before}:
@@ -277,12 +277,12 @@ class EditorState:
         if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
             self._server.workspace_inlay_hint_refresh(None)
 
-    def with_devices(self, shown: EditorSession, devices: tuple[tuple[str, int], ...]) -> None:
+    def set_devices(self, shown: EditorSession, devices: tuple[tuple[str, int], ...]) -> None:
         """Profile the step on other devices."""
         shown.session.set_options(replace(shown.session.options, devices=devices))
 
 
-def path_of(uri: str) -> Path | None:
+def resolved_path_of_uri(uri: str) -> Path | None:
     """Return the resolved path of a file URI; ``None`` for other URIs."""
     try:
         path = to_fs_path(uri) if uri.startswith("file:") else None

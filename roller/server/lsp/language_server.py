@@ -19,22 +19,22 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from roller.errors import RollerError
 from roller.errors import shown as shown_text
-from roller.server.lsp import commands, shown
+from roller.server.lsp import commands, lenses_and_hovers
 from roller.server.lsp.editor_state import EditorState
-from roller.server.lsp.short_pauses import shorten_pauses
-from roller.server.time_limit import within
+from roller.server.lsp.pause_tuning import tune_gc_and_switch_interval
+from roller.server.time_limit import await_with_limit
 
 #: Version of the commands, requests and data; a client with another version refuses the server.
 PROTOCOL = 1
 
 
-class _Protocol(LanguageServerProtocol):
+class _OrderedProtocol(LanguageServerProtocol):
     _was_initialized = False
 
     def handle_message(self, message: Any) -> None:
         """Reject messages before ``initialize``, repeated ``initialize`` messages, and messages after ``shutdown``."""
         method = getattr(message, "method", None)
-        why = self._refusal_of(method) if method is not None and method != types.EXIT else None
+        why = self._order_violation(method) if method is not None and method != types.EXIT else None
         if why is None:
             self._was_initialized |= method == types.INITIALIZE
             super().handle_message(message)
@@ -42,7 +42,7 @@ class _Protocol(LanguageServerProtocol):
             code, text = why
             self._send_response(message.id, None, types.ResponseError(code, text))
 
-    def _refusal_of(self, method: str) -> tuple[int, str] | None:
+    def _order_violation(self, method: str) -> tuple[int, str] | None:
         if self._shutdown:
             return types.ErrorCodes.InvalidRequest, f"{method}: expected exit after shutdown, got another message."
         if not self._was_initialized and method != types.INITIALIZE:
@@ -64,7 +64,7 @@ class RollerLanguageServer(LanguageServer):
 
     def __init__(self) -> None:
         super().__init__(
-            "roller", version("roller"), types.TextDocumentSyncKind.Full, protocol_cls=_Protocol, max_workers=2
+            "roller", version("roller"), types.TextDocumentSyncKind.Full, protocol_cls=_OrderedProtocol, max_workers=2
         )
         self.editor = EditorState(self)
         self.was_shut_down = False
@@ -91,7 +91,7 @@ def serve_editor() -> None:
     logging.getLogger("pygls").setLevel(logging.CRITICAL)  # a refusal is an answer, not an error of the server
     output, sys.stdout = sys.stdout.buffer, sys.stderr  # prints must not mix with the messages
     server = make_server()
-    shorten_pauses()
+    tune_gc_and_switch_interval()
     server.start_io(sys.stdin.buffer, output)
 
 
@@ -105,7 +105,7 @@ def _register_lifetime(server: RollerLanguageServer) -> None:
         await ls.editor.read_configuration()
 
     @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
-    async def configured(ls: RollerLanguageServer, params: types.DidChangeConfigurationParams) -> None:
+    async def did_change_configuration(ls: RollerLanguageServer, params: types.DidChangeConfigurationParams) -> None:
         settings = params.settings
         if isinstance(settings, Mapping) and "roller" in settings:
             ls.editor.configure(settings["roller"])
@@ -117,9 +117,9 @@ def _register_lifetime(server: RollerLanguageServer) -> None:
         await ls.editor.close()
 
     @server.feature(types.EXIT)
-    async def leave(ls: RollerLanguageServer, params: None) -> None:
+    async def exit_process(ls: RollerLanguageServer, params: None) -> None:
         try:
-            await within(5.0, ls.editor.close())
+            await await_with_limit(5.0, ls.editor.close())
         finally:
             os._exit(0 if ls.was_shut_down else 1)  # a thread may still block on input that the client left open
 
@@ -146,22 +146,22 @@ def _register_requests(server: RollerLanguageServer) -> None:
     @server.feature(types.TEXT_DOCUMENT_CODE_LENS)
     def lenses(ls: RollerLanguageServer, params: types.CodeLensParams) -> list[types.CodeLens]:
         found = ls.editor.document(params.text_document.uri)
-        return [] if found is None else shown.lenses(*found, params.text_document.uri, ls.editor.encoding)
+        return [] if found is None else lenses_and_hovers.lenses(*found, params.text_document.uri, ls.editor.encoding)
 
     @server.feature(types.TEXT_DOCUMENT_HOVER)
     def hover(ls: RollerLanguageServer, params: types.HoverParams) -> types.Hover | None:
         found = ls.editor.document(params.text_document.uri)
-        return None if found is None else shown.hover(*found, params.position, ls.editor.encoding)
+        return None if found is None else lenses_and_hovers.hover(*found, params.position, ls.editor.encoding)
 
     @server.feature(types.TEXT_DOCUMENT_INLAY_HINT)
     def inlays(ls: RollerLanguageServer, params: types.InlayHintParams) -> list[types.InlayHint]:
         found = ls.editor.document(params.text_document.uri)
-        return [] if found is None else shown.inlays(*found, params.range, ls.editor.encoding)
+        return [] if found is None else lenses_and_hovers.inlays(*found, params.range, ls.editor.encoding)
 
     @server.feature("roller/profile")
     async def profile(ls: RollerLanguageServer, params: Any) -> dict[str, Any]:
         try:
-            uri, waits = commands.text_of(params, "uri"), getattr(params, "wait", False) is True
+            uri, waits = commands.text_parameter(params, "uri"), getattr(params, "wait", False) is True
             return await ls.editor.snapshot(uri, waits)
         except RollerError as error:
             raise commands.RefusedError(str(error)) from None
@@ -169,7 +169,7 @@ def _register_requests(server: RollerLanguageServer) -> None:
     @server.feature("roller/status")
     def status(ls: RollerLanguageServer, params: Any) -> dict[str, Any]:
         try:
-            found = ls.editor.session_of(commands.text_of(params, "uri"))
+            found = ls.editor.session_of(commands.text_parameter(params, "uri"))
         except RollerError as error:
             raise commands.RefusedError(str(error)) from None
         state = found.session.state
@@ -177,10 +177,12 @@ def _register_requests(server: RollerLanguageServer) -> None:
 
     @server.feature("roller/line")
     def line(ls: RollerLanguageServer, params: Any) -> dict[str, Any] | None:
-        found = ls.editor.document(commands.text_of(params, "uri"))
+        found = ls.editor.document(commands.text_parameter(params, "uri"))
         number = getattr(params, "line", None)
         if found is None or type(number) is not int:
             return None
-        at = shown.found_line(*found, number)
+        at = lenses_and_hovers.profiled_line_at(*found, number)
         figures = found[0].figures
-        return None if at is None or figures is None else {**shown.line_data(figures, at[0]), "stale": at[1]}
+        return (
+            None if at is None or figures is None else {**lenses_and_hovers.line_data(figures, at[0]), "stale": at[1]}
+        )

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from lsprotocol import types
 
-from roller.insight.step_profile.revision import moved_numbers, source_lines
+from roller.insight.step_profile.git_revision import moved_line_numbers, source_lines
 
 Encoding = types.PositionEncodingKind | str
 
 
-def units_of(text: str, encoding: Encoding) -> int:
+def length_in_units(text: str, encoding: Encoding) -> int:
     """Return the length of a text in the client's units: UTF-8 bytes, UTF-16 code units, or characters.
 
     Examples
     --------
-    >>> [units_of("aπ🙂", encoding) for encoding in ("utf-8", "utf-16", "utf-32")]
+    >>> [length_in_units("aπ🙂", encoding) for encoding in ("utf-8", "utf-16", "utf-32")]
     [7, 4, 3]
     """
     if encoding == types.PositionEncodingKind.Utf8:
@@ -36,7 +36,7 @@ def position_at(text: str, offset: int, encoding: Encoding) -> types.Position:
     1:2
     """
     before = source_lines(text[:offset])
-    return types.Position(len(before) - 1, units_of(before[-1], encoding))
+    return types.Position(len(before) - 1, length_in_units(before[-1], encoding))
 
 
 def range_of_line(lines: list[str], line: int, encoding: Encoding) -> types.Range:
@@ -44,31 +44,31 @@ def range_of_line(lines: list[str], line: int, encoding: Encoding) -> types.Rang
     text = lines[line - 1] if 0 < line <= len(lines) else ""
     indent = len(text) - len(text.lstrip())
     return types.Range(
-        types.Position(max(0, line - 1), units_of(text[:indent], encoding)),
-        types.Position(max(0, line - 1), units_of(text, encoding)),
+        types.Position(max(0, line - 1), length_in_units(text[:indent], encoding)),
+        types.Position(max(0, line - 1), length_in_units(text, encoding)),
     )
 
 
 @dataclass(frozen=True)
-class PlacedLine:
+class LineInDocument:
     """Current line number (from 1) of a profiled line, and whether the line's text has changed."""
 
     line: int
     is_changed: bool = False
 
 
-def placed_lines(old: str, new: str) -> Mapping[int, PlacedLine]:
+def map_lines(old: str, new: str) -> Mapping[int, LineInDocument]:
     r"""Map line numbers of an earlier text to line numbers of the current text; deleted lines are missing.
 
     Examples
     --------
-    >>> placed_lines("a\nb\nc", "a\n\nB\nc\nd")[3]
-    PlacedLine(line=4, is_changed=False)
+    >>> map_lines("a\nb\nc", "a\n\nB\nc\nd")[3]
+    LineInDocument(line=4, is_changed=False)
     """
     lines = source_lines(old), source_lines(new)
     if lines[0] == lines[1]:
-        return {n: PlacedLine(n) for n in range(1, len(lines[0]) + 1)}
+        return {n: LineInDocument(n) for n in range(1, len(lines[0]) + 1)}
     return {
-        before: PlacedLine(after, lines[0][before - 1] != lines[1][after - 1])
-        for before, after in moved_numbers(*lines)
+        before: LineInDocument(after, lines[0][before - 1] != lines[1][after - 1])
+        for before, after in moved_line_numbers(*lines)
     }

@@ -20,7 +20,7 @@ _COUNTED = {"trace": "operators", "price": "operators"}
 
 
 @dataclass
-class _Shown:
+class _OpenProgress:
     """Progress of one profile: its token, whether the client shows it, and the next text."""
 
     token: str
@@ -36,7 +36,7 @@ class ProgressReports:
         self._server = server
         self._count = 0
         #: By session. There is no overall percentage: a profile runs its stages many times.
-        self._open: dict[int, _Shown] = {}
+        self._open: dict[int, _OpenProgress] = {}
 
     def take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:
         """Begin, update or end a session's progress report according to its message."""
@@ -46,7 +46,7 @@ class ProgressReports:
         key = id(shown)
         found = self._open.get(key)
         if message["type"] == "progress" and found is not None and found.has_begun:
-            self._tell_soon(found, progress_text(*message["progress"]))
+            self._report_throttled(found, progress_text(*message["progress"]))
         elif message["type"] == "state" and message["status"] == "running":
             if found is None:
                 self._begin(key, f"Profiling {shown.project.entry_name}")
@@ -58,13 +58,13 @@ class ProgressReports:
                 end = types.WorkDoneProgressEnd(message=message["status"])
                 self._server.work_done_progress.end(found.token, end)
 
-    def _tell_soon(self, found: _Shown, text: str) -> None:
+    def _report_throttled(self, found: _OpenProgress, text: str) -> None:
         """Report the latest text, at most once per interval."""
         found.next = text
         if found.timer is None:
             self._tell(found)
 
-    def _tell(self, found: _Shown) -> None:
+    def _tell(self, found: _OpenProgress) -> None:
         found.timer = None
         if found.next:
             self._server.work_done_progress.report(found.token, types.WorkDoneProgressReport(message=found.next))
@@ -73,7 +73,7 @@ class ProgressReports:
 
     def _begin(self, key: int, title: str) -> None:
         self._count += 1
-        progress, found = self._server.work_done_progress, _Shown(f"roller-{self._count}")
+        progress, found = self._server.work_done_progress, _OpenProgress(f"roller-{self._count}")
 
         def begin(*_: Any) -> None:
             if self._open.get(key) is found and not found.has_begun:  # the profile may have ended meanwhile

@@ -60,7 +60,7 @@ class Settings:
             if value is None:
                 continue
             if name == "device":
-                options = replace(options, devices=devices_of(value))
+                options = replace(options, devices=parse_device_setting(value))
             elif name == "batch":
                 options = replace(options, batch=whole_number(value, "batch"))
             elif name == "amp":
@@ -104,12 +104,12 @@ def _short(name: Any) -> str:
     return text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "..."
 
 
-def devices_of(value: Any, where: str = "device") -> tuple[tuple[str, int], ...]:
+def parse_device_setting(value: Any, where: str = "device") -> tuple[tuple[str, int], ...]:
     """Parse device names and counts from ``"h100,2xa100"`` or a list; ``where`` begins the error message.
 
     Examples
     --------
-    >>> devices_of("h100, 2xa100")
+    >>> parse_device_setting("h100, 2xa100")
     (('h100', 1), ('a100', 2))
     """
     words = value.split(",") if isinstance(value, str) else value

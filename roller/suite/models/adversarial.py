@@ -30,11 +30,11 @@ class Up(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return images (batch, outputs, 2 height, 2 width)."""
-        y = self.conv1(_doubled(torch.relu(self.norm1(x))))
-        return self.shortcut(_doubled(x)) + self.conv2(torch.relu(self.norm2(y)))
+        y = self.conv1(_upsample_by_two(torch.relu(self.norm1(x))))
+        return self.shortcut(_upsample_by_two(x)) + self.conv2(torch.relu(self.norm2(y)))
 
 
-def _doubled(x: torch.Tensor) -> torch.Tensor:
+def _upsample_by_two(x: torch.Tensor) -> torch.Tensor:
     return functional.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
@@ -102,7 +102,7 @@ def gradient_penalty(critic: nn.Module, real: torch.Tensor, made: torch.Tensor) 
     return ((slopes.flatten(1).norm(dim=1) - 1) ** 2).mean()
 
 
-def _step_of(learning_rate: float, model: Networks) -> TrainingStep:
+def _make_step(learning_rate: float, model: Networks) -> TrainingStep:
     generator, critic = model.generator, model.critic
     of_generator, of_critic = (
         torch.optim.Adam(n.parameters(), lr=learning_rate, betas=(0.0, 0.9)) for n in (generator, critic)
@@ -136,5 +136,5 @@ def wgan_gp(*, reduced: bool = False) -> Workload:
     channels = 8 if reduced else CHANNELS
     return Workload(
         partial(Networks, channels), lambda batch: (torch.rand(batch, CRITIC_UPDATES, 3, SIDE, SIDE) * 2 - 1,),
-        partial(_step_of, 1e-4), batch=4 if reduced else 64, units_per_sample=CRITIC_UPDATES,
+        partial(_make_step, 1e-4), batch=4 if reduced else 64, units_per_sample=CRITIC_UPDATES,
     )  # fmt: skip

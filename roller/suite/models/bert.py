@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.entry import Workload
-from roller.suite.models.blocks import Block, FeedForward, Sizes
-from roller.suite.models.steps import supervised
+from roller.suite.models.supervised_step import supervised_step_factory
+from roller.suite.models.transformer_blocks import Block, FeedForward, Sizes
 
 BERT_BASE = Sizes(12, 768, 12, 3072, 30522, 512)
 BERT_LARGE = Sizes(24, 1024, 16, 4096, 30522, 512)
@@ -70,28 +70,29 @@ def _loss(
     return (functional.cross_entropy(begins, first) + functional.cross_entropy(ends, last)) / 2
 
 
-def _inputs(vocabulary: int, length: int, batch: int) -> tuple[torch.Tensor, ...]:
+def _random_inputs(vocabulary: int, length: int, batch: int) -> tuple[torch.Tensor, ...]:
     """Return tokens (batch, length), their types, and the start and end positions (batch,) of answers."""
     kinds = (torch.arange(length) >= length // 8).long().repeat(batch, 1)
     first, last = torch.randint(length // 8, length, (2, batch)).sort(0).values
     return torch.randint(vocabulary, (batch, length)), kinds, first, last
 
 
-def _workload(published: Sizes, batch: int, *, reduced: bool) -> Workload:
+def _make_workload(published: Sizes, batch: int, *, reduced: bool) -> Workload:
     small = Sizes(published.layers, 64, 4, 256, 1_000, 64)
     sizes, length = (small, 32) if reduced else (published, LENGTH)
     adamw = partial(torch.optim.AdamW, lr=1e-3 if reduced else 3e-5)
     return Workload(
-        partial(Answers, sizes), partial(_inputs, sizes.vocabulary, length), supervised(adamw, _loss, clip_norm=1.0),
+        partial(Answers, sizes), partial(_random_inputs, sizes.vocabulary, length), supervised_step_factory(adamw,
+            _loss, clip_norm=1.0),
         batch=8 if reduced else batch,
     )  # fmt: skip
 
 
 def bert_base(*, reduced: bool = False) -> Workload:
     """Return BERT base: 12 blocks, 108,893,186 parameters; reduced: a width of 64, 32 tokens."""
-    return _workload(BERT_BASE, 8, reduced=reduced)
+    return _make_workload(BERT_BASE, 8, reduced=reduced)
 
 
 def bert_large(*, reduced: bool = False) -> Workload:
     """Return BERT large: 24 blocks, 334,094,338 parameters; reduced: a width of 64, 32 tokens."""
-    return _workload(BERT_LARGE, 4, reduced=reduced)
+    return _make_workload(BERT_LARGE, 4, reduced=reduced)

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.entry import Workload
-from roller.suite.models import boxes as ops
-from roller.suite.models.residual import RESNET50, RESNET101, FrozenNorm, stages_of
-from roller.suite.models.steps import supervised
+from roller.suite.models import box_operators as ops
+from roller.suite.models.residual import RESNET50, RESNET101, FrozenNorm, make_stages
+from roller.suite.models.supervised_step import supervised_step_factory
 
 # Faster R-CNN: Ren et al., 2015, arXiv:1506.01497, on the first four parts of ResNet-101, with the fifth as head
 # (He et al., 2015), for the 20 classes of Pascal VOC 2007 in images of about 350 x 500, at batch 1. Of 2,000 boxes 300
@@ -62,39 +62,39 @@ class Proposer(nn.Module):
             deltas.append(self.deltas(x).permute(0, 2, 3, 1).reshape(len(x), -1, 4))
             anchors.append(ops.anchors_of_level(level.shape, stride, sizes, RATIOS, level.device))
         with torch.no_grad():
-            proposed = self._proposed(scores, deltas, anchors, image)
+            proposed = self._select_proposals(scores, deltas, anchors, image)
         return proposed, self._loss(torch.cat(scores, 1), torch.cat(deltas, 1), torch.cat(anchors), objects)
 
-    def _proposed(
+    def _select_proposals(
         self, scores: list[torch.Tensor], deltas: list[torch.Tensor], anchors: list[torch.Tensor],
         image: tuple[int, int],
     ) -> torch.Tensor:  # fmt: skip
         kept, ranks = [], []
         for score, delta, anchor in zip(scores, deltas, anchors, strict=True):
             best, numbers = score.topk(min(self.considered, score.shape[1]), 1)
-            near = ops.picked(anchor.expand(len(score), -1, -1), numbers)
-            found = ops.decoded(ops.picked(delta, numbers), near, image)
-            rank, left = ops.suppressed(found, best, 0.7, self.count)
-            kept.append(ops.picked(found, left))
+            near = ops.gather_rows(anchor.expand(len(score), -1, -1), numbers)
+            found = ops.decode_boxes(ops.gather_rows(delta, numbers), near, image)
+            rank, left = ops.suppress_overlapping_boxes(found, best, 0.7, self.count)
+            kept.append(ops.gather_rows(found, left))
             ranks.append(rank)
         if len(kept) == 1:
             return kept[0]
         order = torch.cat(ranks, 1).topk(self.count, 1).indices
-        return ops.picked(torch.cat(kept, 1), order)
+        return ops.gather_rows(torch.cat(kept, 1), order)
 
     def _loss(
         self, scores: torch.Tensor, deltas: torch.Tensor, anchors: torch.Tensor, objects: torch.Tensor
     ) -> torch.Tensor:
         with torch.no_grad():
-            labels, number = ops.matched(anchors, objects, 0.3, 0.7, best_of_each=True)
-            chosen = ops.sampled(labels, 256, 128)
-            labels = ops.picked(labels, chosen)
-            near = ops.picked(anchors.expand(len(objects), -1, -1), chosen)
-            wanted = ops.encoded(ops.picked(objects, ops.picked(number, chosen)), near)
+            labels, number = ops.match_anchors(anchors, objects, 0.3, 0.7, best_of_each=True)
+            chosen = ops.sample_anchors(labels, 256, 128)
+            labels = ops.gather_rows(labels, chosen)
+            near = ops.gather_rows(anchors.expand(len(objects), -1, -1), chosen)
+            wanted = ops.encode_boxes(ops.gather_rows(objects, ops.gather_rows(number, chosen)), near)
         scored = functional.binary_cross_entropy_with_logits(
-            ops.picked(scores, chosen), (labels == 1).float(), weight=(labels >= 0).float()
+            ops.gather_rows(scores, chosen), (labels == 1).float(), weight=(labels >= 0).float()
         )
-        return scored + ops.smooth_l1(ops.picked(deltas, chosen), wanted, labels == 1)
+        return scored + ops.smooth_l1_box_loss(ops.gather_rows(deltas, chosen), wanted, labels == 1)
 
 
 class Refiner(nn.Module):
@@ -111,21 +111,21 @@ class Refiner(nn.Module):
         flat = classes.flatten()
         found = self.deltas(x).unflatten(-1, (-1, 4))
         own = found.gather(1, flat[:, None, None].expand(-1, 1, 4)).view(near.shape)
-        wanted = ops.encoded(objects, near, HEAD_WEIGHTS)
-        return functional.cross_entropy(self.score(x), flat) + ops.smooth_l1(own, wanted, classes > 0, 1.0)
+        wanted = ops.encode_boxes(objects, near, HEAD_WEIGHTS)
+        return functional.cross_entropy(self.score(x), flat) + ops.smooth_l1_box_loss(own, wanted, classes > 0, 1.0)
 
 
-def sampled_boxes(
+def sample_proposals(
     proposed: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return ``count`` proposals or objects, at most a quarter of them matched, with object indices and classes."""
     with torch.no_grad():
         everything = torch.cat([proposed, objects], 1)
-        labels, number = ops.matched(everything, objects, 0.5, 0.5)
-        chosen = ops.sampled(labels, count, count // 4)
-        number = ops.picked(number, chosen)
-        found = torch.where(ops.picked(labels, chosen) == 1, ops.picked(classes, number), 0)
-        return ops.picked(everything, chosen), number, found
+        labels, number = ops.match_anchors(everything, objects, 0.5, 0.5)
+        chosen = ops.sample_anchors(labels, count, count // 4)
+        number = ops.gather_rows(number, chosen)
+        found = torch.where(ops.gather_rows(labels, chosen) == 1, ops.gather_rows(classes, number), 0)
+        return ops.gather_rows(everything, chosen), number, found
 
 
 class FasterRCNN(nn.Module):
@@ -133,7 +133,7 @@ class FasterRCNN(nn.Module):
 
     def __init__(self, width: int = 64, classes: int = 21, count: int = 64) -> None:
         super().__init__()
-        self.stem, stages = Stem(width), stages_of(RESNET101, width, FrozenNorm)
+        self.stem, stages = Stem(width), make_stages(RESNET101, width, FrozenNorm)
         self.body, self.head = stages[:3], stages[3]
         self.proposer = Proposer(16 * width, 8 * width, (16,), ((64, 128, 256, 512),), 2_000, 300)
         self.refiner, self.count = Refiner(32 * width, classes), count
@@ -142,9 +142,9 @@ class FasterRCNN(nn.Module):
         """Return the loss for images (batch, 3, height, width) with objects (batch, n, 4) of classes (batch, n)."""
         level = self.body(self.stem(images))
         proposed, loss = self.proposer([level], (images.shape[2], images.shape[3]), objects)
-        near, number, found = sampled_boxes(proposed, objects, classes, self.count)
+        near, number, found = sample_proposals(proposed, objects, classes, self.count)
         x = self.head(ops.roi_align([level], [16], near, 14)).mean((2, 3))
-        return loss + self.refiner.loss(x, near, ops.picked(objects, number), found)
+        return loss + self.refiner.loss(x, near, ops.gather_rows(objects, number), found)
 
 
 class Pyramid(nn.Module):
@@ -174,7 +174,7 @@ class MaskRCNN(nn.Module):
         kept: int = 1_000,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.stem, self.stages = Stem(width), stages_of(RESNET50, width, FrozenNorm)
+        self.stem, self.stages = Stem(width), make_stages(RESNET50, width, FrozenNorm)
         self.pyramid = Pyramid([4 * width << n for n in range(4)], channels)
         sizes = tuple((32 << n,) for n in range(5))
         self.proposer = Proposer(channels, channels, (4, 8, 16, 32, 64), sizes, 2_000, kept)
@@ -197,10 +197,10 @@ class MaskRCNN(nn.Module):
             levels.append(x)
         levels = self.pyramid(levels)
         proposed, loss = self.proposer(levels, (images.shape[2], images.shape[3]), objects)
-        near, number, found = sampled_boxes(proposed, objects, classes, self.count)
+        near, number, found = sample_proposals(proposed, objects, classes, self.count)
         strides = self.proposer.strides[:4]
         x = self.box_head(ops.roi_align(levels[:4], strides, near, 7, 2))
-        loss = loss + self.refiner.loss(x, near, ops.picked(objects, number), found)
+        loss = loss + self.refiner.loss(x, near, ops.gather_rows(objects, number), found)
         few = self.count // 4
         return loss + self._mask_loss(levels[:4], strides, near[:, :few], number[:, :few], found[:, :few], masks)
 
@@ -219,7 +219,7 @@ class MaskRCNN(nn.Module):
         return (error * (flat > 0)).sum() / (flat > 0).sum().clamp(min=1)
 
 
-def objects_in(batch: int, height: int, width: int, classes: int) -> tuple[torch.Tensor, ...]:
+def random_objects(batch: int, height: int, width: int, classes: int) -> tuple[torch.Tensor, ...]:
     """Return random objects (batch, OBJECTS, 4), each at least an eighth of the image in size, and classes from 1."""
     size = torch.tensor([width, height])
     low = torch.rand(batch, OBJECTS, 2) * 0.5
@@ -227,13 +227,13 @@ def objects_in(batch: int, height: int, width: int, classes: int) -> tuple[torch
     return boxes, torch.randint(1, classes, (batch, OBJECTS))
 
 
-def _images(height: int, width: int, classes: int, batch: int) -> tuple[torch.Tensor, ...]:
-    return torch.randn(batch, 3, height, width), *objects_in(batch, height, width, classes)
+def _random_images(height: int, width: int, classes: int, batch: int) -> tuple[torch.Tensor, ...]:
+    return torch.randn(batch, 3, height, width), *random_objects(batch, height, width, classes)
 
 
-def _images_and_masks(height: int, width: int, classes: int, batch: int) -> tuple[torch.Tensor, ...]:
+def _random_images_and_masks(height: int, width: int, classes: int, batch: int) -> tuple[torch.Tensor, ...]:
     masks = (torch.rand(batch, OBJECTS, height, width) < 0.5).float()
-    return *_images(height, width, classes, batch), masks
+    return *_random_images(height, width, classes, batch), masks
 
 
 def _loss(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
@@ -245,7 +245,10 @@ def faster_rcnn(*, reduced: bool = False) -> Workload:
     width, height, long, count = (8, 128, 160, 16) if reduced else (64, 352, 500, 64)
     sgd = partial(torch.optim.SGD, lr=1e-3, momentum=0.9, weight_decay=1e-4)
     return Workload(
-        partial(FasterRCNN, width, 21, count), partial(_images, height, long, 21), supervised(sgd, _loss), batch=1
+        partial(FasterRCNN, width, 21, count),
+        partial(_random_images, height, long, 21),
+        supervised_step_factory(sgd, _loss),
+        batch=1,
     )
 
 
@@ -255,6 +258,7 @@ def mask_rcnn(*, reduced: bool = False) -> Workload:
     sizes = (16, 91, 32, 64, 128, 100) if reduced else ()
     sgd = partial(torch.optim.SGD, lr=0.02 if reduced else 5e-3, momentum=0.9, weight_decay=1e-4)
     return Workload(
-        partial(MaskRCNN, *sizes), partial(_images_and_masks, height, width, 91), supervised(sgd, _loss),
+        partial(MaskRCNN, *sizes), partial(_random_images_and_masks, height, width, 91), supervised_step_factory(sgd,
+                                                                                                                 _loss),
         batch=1 if reduced else 2,
     )  # fmt: skip

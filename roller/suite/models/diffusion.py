@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.entry import Workload
-from roller.suite.models.steps import supervised
+from roller.suite.models.supervised_step import supervised_step_factory
 
 SIDE, CHANNELS, FACTORS, BLOCKS = 32, 128, (1, 2, 2, 2), 2
 #: Side of the images with attention, noise steps, groups of a norm.
@@ -139,7 +139,7 @@ def _loss(model: nn.Module, images: torch.Tensor, times: torch.Tensor, noise: to
     return functional.mse_loss(model(kept.sqrt() * images + (1 - kept).sqrt() * noise, times), noise)
 
 
-def _inputs(side: int, batch: int) -> tuple[torch.Tensor, ...]:
+def _random_inputs(side: int, batch: int) -> tuple[torch.Tensor, ...]:
     """Return images (batch, 3, side, side), times (batch,) and noise of the images' shape."""
     shape = (batch, 3, side, side)
     return torch.rand(shape) * 2 - 1, torch.randint(STEPS, (batch,)), torch.randn(shape)
@@ -150,6 +150,7 @@ def diffusion_unet(*, reduced: bool = False) -> Workload:
     channels = 16 if reduced else CHANNELS
     adam = partial(torch.optim.Adam, lr=1e-3 if reduced else 2e-4)
     return Workload(
-        partial(DiffusionUNet, channels), partial(_inputs, SIDE), supervised(adam, _loss, clip_norm=1.0),
+        partial(DiffusionUNet, channels), partial(_random_inputs, SIDE), supervised_step_factory(adam, _loss,
+                                                                                                 clip_norm=1.0),
         batch=4 if reduced else 64,
     )  # fmt: skip

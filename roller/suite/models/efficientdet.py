@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.entry import Workload
-from roller.suite.models import boxes as ops
-from roller.suite.models.detection import objects_in
-from roller.suite.models.steps import supervised
+from roller.suite.models import box_operators as ops
+from roller.suite.models.detection import random_objects
+from roller.suite.models.supervised_step import supervised_step_factory
 
 SIDE, CHANNELS, CLASSES, LAYERS = 512, 64, 90, 3
 #: Stages of EfficientNet-B0 (Tan and Le, 2019): growth, channels, blocks, stride, kernel.
@@ -27,7 +27,7 @@ STRIDES = (8, 16, 32, 64, 128)
 RATIOS, SCALES = (0.5, 1.0, 2.0), (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
 
 
-def _norm(channels: int) -> nn.BatchNorm2d:
+def _make_batch_norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
 
 
@@ -38,7 +38,7 @@ class ConvNorm(nn.Sequential):
         self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, *, groups: int = 1, activation: bool = True
     ) -> None:
         conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-        super().__init__(conv, _norm(outputs), *([nn.SiLU(inplace=True)] if activation else []))
+        super().__init__(conv, _make_batch_norm(outputs), *([nn.SiLU(inplace=True)] if activation else []))
 
 
 class Squeeze(nn.Module):
@@ -101,7 +101,7 @@ class Separable(nn.Sequential):
     def __init__(self, inputs: int, outputs: int, *, normed: bool) -> None:
         super().__init__(
             nn.Conv2d(inputs, inputs, 3, padding=1, groups=inputs, bias=False), nn.Conv2d(inputs, outputs, 1),
-            *([_norm(outputs)] if normed else []),
+            *([_make_batch_norm(outputs)] if normed else []),
         )  # fmt: skip
 
 
@@ -120,11 +120,11 @@ class Fusion(nn.Module):
         return self.conv(functional.silu(mixed))
 
 
-def _halved(x: torch.Tensor) -> torch.Tensor:
+def _downsample_by_two(x: torch.Tensor) -> torch.Tensor:
     return functional.max_pool2d(x, 3, 2, 1)
 
 
-def _doubled(x: torch.Tensor) -> torch.Tensor:
+def _upsample_by_two(x: torch.Tensor) -> torch.Tensor:
     return functional.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
@@ -140,11 +140,11 @@ class BiFPN(nn.Module):
         """Return five levels; ``again`` are the inputs of the bottom-up path and have the same shapes."""
         down = [levels[4]]
         for number in (3, 2, 1, 0):
-            down.insert(0, self.down[number](levels[number], _doubled(down[0])))
+            down.insert(0, self.down[number](levels[number], _upsample_by_two(down[0])))
         found = [down[0]]
         for number in (1, 2, 3, 4):
             middle = [down[number]] if number < 4 else []
-            found.append(self.up[number - 1](again[number], *middle, _halved(found[-1])))
+            found.append(self.up[number - 1](again[number], *middle, _downsample_by_two(found[-1])))
         return found
 
 
@@ -154,7 +154,7 @@ class Head(nn.Module):
     def __init__(self, channels: int, outputs: int, layers: int = LAYERS) -> None:
         super().__init__()
         self.convs = nn.ModuleList(Separable(channels, channels, normed=False) for _ in range(layers))
-        self.norms = nn.ModuleList(nn.ModuleList(_norm(channels) for _ in range(layers)) for _ in STRIDES)
+        self.norms = nn.ModuleList(nn.ModuleList(_make_batch_norm(channels) for _ in range(layers)) for _ in STRIDES)
         self.last = Separable(channels, outputs, normed=False)
 
     def forward(self, levels: list[torch.Tensor], each: int) -> torch.Tensor:
@@ -185,8 +185,8 @@ class EfficientDet(nn.Module):
     def forward(self, images: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         """Return the loss for images (batch, 3, side, side), objects (batch, n, 4) and classes (batch, n) from 1 on."""
         taken = self.backbone(images)
-        sixth = _halved(self.further(taken[-1]))
-        levels = [*(layer(x) for layer, x in zip(self.lateral, taken, strict=True)), sixth, _halved(sixth)]
+        sixth = _downsample_by_two(self.further(taken[-1]))
+        levels = [*(layer(x) for layer, x in zip(self.lateral, taken, strict=True)), sixth, _downsample_by_two(sixth)]
         again = [levels[0], *(layer(x) for layer, x in zip(self.again, taken[1:], strict=True)), *levels[3:]]
         for layer in self.pyramid:
             levels = layer(levels, again)
@@ -204,11 +204,11 @@ def detection_loss(
 ) -> torch.Tensor:
     """Return the focal loss (alpha 0.25, gamma 1.5) of all anchors plus 50 times the box error of matched anchors."""
     with torch.no_grad():
-        labels, number = ops.matched(anchors, objects, 0.5, 0.5)
+        labels, number = ops.match_anchors(anchors, objects, 0.5, 0.5)
         counts = labels == 1
-        chosen = torch.where(counts, ops.picked(classes, number), 0)
+        chosen = torch.where(counts, ops.gather_rows(classes, number), 0)
         wanted = functional.one_hot(chosen, scores.shape[-1] + 1)[..., 1:].to(scores.dtype)
-        boxes = ops.encoded(ops.picked(objects, number), anchors)
+        boxes = ops.encode_boxes(ops.gather_rows(objects, number), anchors)
         most = counts.sum().clamp(min=1)
     raw = functional.binary_cross_entropy_with_logits(scores, wanted, reduction="none")
     shares = torch.sigmoid(scores)
@@ -218,8 +218,8 @@ def detection_loss(
     return focal + 50 * (error * counts).sum() / (4 * most)
 
 
-def _images(side: int, batch: int) -> tuple[torch.Tensor, ...]:
-    return torch.randn(batch, 3, side, side), *objects_in(batch, side, side, CLASSES + 1)
+def _random_images(side: int, batch: int) -> tuple[torch.Tensor, ...]:
+    return torch.randn(batch, 3, side, side), *random_objects(batch, side, side, CLASSES + 1)
 
 
 def _loss(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
@@ -231,6 +231,7 @@ def efficientdet_d0(*, reduced: bool = False) -> Workload:
     divisor, channels, side = (4, 16, 128) if reduced else (1, CHANNELS, SIDE)
     sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=4e-5)
     return Workload(
-        partial(EfficientDet, divisor, channels), partial(_images, side), supervised(sgd, _loss, clip_norm=10.0),
+        partial(EfficientDet, divisor, channels), partial(_random_images, side), supervised_step_factory(sgd, _loss,
+            clip_norm=10.0),
         batch=2 if reduced else 8,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.entry import Workload
-from roller.suite.models.steps import supervised
+from roller.suite.models.supervised_step import supervised_step_factory
 
 # A3C: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning", 2016, arXiv:1602.01783: four layers over
 # four frames of 84 x 84, without the recurrent one.
@@ -48,7 +48,7 @@ def _actor_critic_loss(
     return -(chosen * advantage.detach()).mean() + 0.5 * advantage.pow(2).mean() - 0.01 * entropy
 
 
-def _episodes(batch: int) -> tuple[torch.Tensor, ...]:
+def _random_episodes(batch: int) -> tuple[torch.Tensor, ...]:
     """Return frames (batch, 4, 84, 84), actions (batch,) and discounted returns (batch,)."""
     frames = torch.rand(batch, FRAMES, SCREEN, SCREEN)
     return frames, torch.randint(ACTIONS, (batch,)), torch.randn(batch) + 1
@@ -59,7 +59,8 @@ def a3c(*, reduced: bool = False) -> Workload:
     channels, units = (4, 64) if reduced else (16, 256)
     rmsprop = partial(torch.optim.RMSprop, lr=7e-4, alpha=0.99, eps=0.1)
     return Workload(
-        partial(ActorCritic, channels, units), _episodes, supervised(rmsprop, _actor_critic_loss, clip_norm=40.0),
+        partial(ActorCritic, channels, units), _random_episodes, supervised_step_factory(rmsprop, _actor_critic_loss,
+                                                                                         clip_norm=40.0),
         batch=16 if reduced else 128,
     )  # fmt: skip
 
@@ -108,7 +109,7 @@ def _go_loss(model: nn.Module, positions: torch.Tensor, moves: torch.Tensor, win
     return functional.cross_entropy(logits, moves) + functional.mse_loss(values, winners)
 
 
-def _positions(board: int, batch: int) -> tuple[torch.Tensor, ...]:
+def _random_positions(board: int, batch: int) -> tuple[torch.Tensor, ...]:
     """Return positions (batch, 17, board, board), move probabilities (batch, points + 1) and winners (batch,)."""
     moves = torch.randn(batch, board * board + 1).softmax(-1)
     return torch.rand(batch, PLANES, board, board).round(), moves, torch.rand(batch).round() * 2 - 1
@@ -119,6 +120,6 @@ def minigo(*, reduced: bool = False) -> Workload:
     width, board = (32, 9) if reduced else (WIDTH, BOARD)
     sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=1e-4)
     return Workload(
-        partial(GoNetwork, width, board), partial(_positions, board), supervised(sgd, _go_loss),
+        partial(GoNetwork, width, board), partial(_random_positions, board), supervised_step_factory(sgd, _go_loss),
         batch=8 if reduced else 64,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.entry import Workload
-from roller.suite.models.steps import supervised
+from roller.suite.models.supervised_step import supervised_step_factory
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RMSNorm(nn.Module):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
 
 
-def rotations(sizes: Sizes) -> torch.Tensor:
+def rotary_table(sizes: Sizes) -> torch.Tensor:
     """Return the cosines and sines for all positions: (2, length, elements per head)."""
     each = sizes.width // sizes.heads
     rates = sizes.theta ** (-torch.arange(0, each, 2) / each)
@@ -53,7 +53,7 @@ def rotations(sizes: Sizes) -> torch.Tensor:
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def rotated(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def rotate_heads(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Rotate heads (batch, heads, length, elements) by their positions (rotary embedding)."""
     first, second = x.chunk(2, -1)
     return x * places[0] + torch.cat([-second, first], -1) * places[1]
@@ -72,7 +72,7 @@ class GroupedAttention(nn.Module):
     def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Return tokens (batch, length, width)."""
         q, k, v = (part(x).unflatten(-1, (-1, self.each)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        q, k = rotated(q, places), rotated(k, places)
+        q, k = rotate_heads(q, places), rotate_heads(k, places)
         k, v = (t.repeat_interleave(self.shared, 1) for t in (k, v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.tokens = nn.Embedding(sizes.vocabulary, sizes.width)
-        self.register_buffer("places", rotations(sizes), persistent=False)
+        self.register_buffer("places", rotary_table(sizes), persistent=False)
         self.blocks = nn.ModuleList(DecoderBlock(sizes) for _ in range(sizes.layers))
         self.norm = RMSNorm(sizes.width)
         self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
@@ -139,5 +139,5 @@ def decoder(*, reduced: bool = False) -> Workload:
     adamw = partial(torch.optim.AdamW, lr=3e-3 if reduced else 5e-4, betas=(0.9, 0.95))
     return Workload(
         partial(Decoder, sizes), lambda batch: (torch.randint(sizes.vocabulary, (batch, sizes.length + 1)),),
-        supervised(adamw, _loss, clip_norm=1.0), batch=4 if reduced else 2, units_per_sample=sizes.length,
+        supervised_step_factory(adamw, _loss, clip_norm=1.0), batch=4 if reduced else 2, units_per_sample=sizes.length,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.entry import Workload
-from roller.suite.models.steps import supervised
+from roller.suite.models.supervised_step import supervised_step_factory
 
 USERS, ITEMS, FACTORS, LAYERS = 138_493, 26_744, 64, (256, 256, 128, 64)
 
@@ -46,7 +46,7 @@ def _loss(model: nn.Module, users: torch.Tensor, items: torch.Tensor, met: torch
     return functional.binary_cross_entropy_with_logits(model(users, items), met)
 
 
-def _inputs(users: int, items: int, batch: int) -> tuple[torch.Tensor, ...]:
+def _random_inputs(users: int, items: int, batch: int) -> tuple[torch.Tensor, ...]:
     """Return users (batch,), items (batch,) and whether they interact; four out of five do not, as published."""
     return torch.randint(users, (batch,)), torch.randint(items, (batch,)), (torch.rand(batch) < 0.2).float()
 
@@ -56,6 +56,6 @@ def ncf(*, reduced: bool = False) -> Workload:
     sizes = (1_000, 500, 8, (32, 32, 16, 8)) if reduced else (USERS, ITEMS, FACTORS, LAYERS)
     adam = partial(torch.optim.Adam, lr=1e-2 if reduced else 1e-3)
     return Workload(
-        partial(NeuMF, *sizes), partial(_inputs, sizes[0], sizes[1]), supervised(adam, _loss),
+        partial(NeuMF, *sizes), partial(_random_inputs, sizes[0], sizes[1]), supervised_step_factory(adam, _loss),
         batch=256 if reduced else 16_384,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.entry import Workload
-from roller.suite.models.steps import supervised
+from roller.suite.models.supervised_step import supervised_step_factory
 
 #: Number of bottlenecks per stage.
 RESNET50, RESNET101 = (3, 4, 6, 3), (3, 4, 23, 3)
@@ -60,7 +60,7 @@ class Bottleneck(nn.Module):
         return self.relu(y)
 
 
-def stages_of(blocks: tuple[int, ...], width: int, norm: type[nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
+def make_stages(blocks: tuple[int, ...], width: int, norm: type[nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
     """Return stages of bottlenecks; each stage after the first halves the image size and doubles the channels."""
     inputs, stages = width, []
     for number, count in enumerate(blocks):
@@ -79,7 +79,7 @@ class ResNet50(nn.Module):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)
         self.relu, self.pool = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
-        self.stages = stages_of(RESNET50, width)
+        self.stages = make_stages(RESNET50, width)
         self.average, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(32 * width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ class ResNet50(nn.Module):
         return self.fc(torch.flatten(self.average(self.stages(x)), 1))
 
 
-def images_and_classes(batch: int, side: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def random_images_and_classes(batch: int, side: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random images (batch, 3, side, side) and class indices (batch,)."""
     return torch.randn(batch, 3, side, side), torch.randint(classes, (batch,))
 
@@ -102,6 +102,6 @@ def resnet50(*, reduced: bool = False) -> Workload:
     width, side, classes = (16, 64, 100) if reduced else (64, IMAGE, CLASSES)
     sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
     return Workload(
-        partial(ResNet50, width, classes), lambda batch: images_and_classes(batch, side, classes),
-        supervised(sgd, _loss), batch=8 if reduced else 32,
+        partial(ResNet50, width, classes), lambda batch: random_images_and_classes(batch, side, classes),
+        supervised_step_factory(sgd, _loss), batch=8 if reduced else 32,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.entry import Workload
-from roller.suite.models.steps import supervised
+from roller.suite.models.supervised_step import supervised_step_factory
 
 #: Bins of a spectrogram, frames per second, and letters including the CTC blank, which is letter 0.
 BINS, FRAMES_PER_S, LETTERS = 161, 100, 29
@@ -79,7 +79,7 @@ def _loss(model: nn.Module, spectrograms: torch.Tensor, letters: torch.Tensor) -
     return functional.ctc_loss(scores, letters, (scores.shape[0],) * batch, (spoken,) * batch, zero_infinity=True)
 
 
-def _inputs(frames: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _random_inputs(frames: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return spectrograms (batch, 1, bins, frames) and letters (batch, spoken)."""
     spoken = frames * LETTERS_PER_S // FRAMES_PER_S
     return torch.randn(batch, 1, BINS, frames), torch.randint(1, LETTERS, (batch, spoken))
@@ -91,6 +91,6 @@ def deep_speech_2(*, reduced: bool = False, recurrent_layers: int = 5) -> Worklo
     frames = round(seconds * FRAMES_PER_S)
     sgd = partial(torch.optim.SGD, lr=1e-3 if reduced else 3e-4, momentum=0.9, nesterov=True)
     return Workload(
-        partial(DeepSpeech2, recurrent_layers, units, channels), partial(_inputs, frames),
-        supervised(sgd, _loss, clip_norm=400.0), batch=4, units_per_sample=frames / FRAMES_PER_S,
+        partial(DeepSpeech2, recurrent_layers, units, channels), partial(_random_inputs, frames),
+        supervised_step_factory(sgd, _loss, clip_norm=400.0), batch=4, units_per_sample=frames / FRAMES_PER_S,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from roller.suite.entry import Workload
-from roller.suite.models.steps import supervised
+from roller.suite.models.supervised_step import supervised_step_factory
 
 # Seq2Seq: Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", 2015, arXiv:1508.04025
 # with the benchmark's five LSTM layers of 512 units. Their split is not published; here two read the source and three
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.words = nn.Embedding(vocabulary, width, padding_idx=PADDING)
         nn.init.normal_(self.words.weight, std=width**-0.5)
-        self.register_buffer("places", _sinusoids(LONGEST + 1, width), persistent=False)
+        self.register_buffer("places", _position_encoding(LONGEST + 1, width), persistent=False)
         self.dropout, self.width = nn.Dropout(dropout), width
         self.encoder = nn.ModuleList(
             nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, batch_first=True) for _ in range(layers)
@@ -89,24 +89,24 @@ class Transformer(nn.Module):
         return x @ self.words.weight.t()
 
 
-def _sinusoids(length: int, width: int) -> torch.Tensor:
+def _position_encoding(length: int, width: int) -> torch.Tensor:
     """Return the position encoding (length, width): sines, then cosines."""
     rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     angles = torch.arange(length)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], 1)
 
 
-def sentences(batch: int, vocabulary: int, words: int) -> torch.Tensor:
+def random_sentences(batch: int, vocabulary: int, words: int) -> torch.Tensor:
     """Return random sentences (batch, words), padded to ``words``, of at least 20 words if ``words`` permits."""
     lengths = torch.randint(min(SHORTEST, words), words + 1, (batch, 1))
     return torch.randint(1, vocabulary, (batch, words)).masked_fill(torch.arange(words) >= lengths, PADDING)
 
 
-def _pairs(vocabulary: int, words: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+def _sentence_pair_generator(vocabulary: int, words: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     """Return a function that maps a batch size to sources (batch, words) and targets with a leading start token."""
     return lambda batch: (
-        sentences(batch, vocabulary, words),
-        functional.pad(sentences(batch, vocabulary, words), (1, 0), value=1),
+        random_sentences(batch, vocabulary, words),
+        functional.pad(random_sentences(batch, vocabulary, words), (1, 0), value=1),
     )
 
 
@@ -122,8 +122,8 @@ def seq2seq(*, reduced: bool = False) -> Workload:
     vocabulary, width = (1_000, 64) if reduced else (VOCABULARY, WIDTH)
     adam = partial(torch.optim.Adam, lr=1e-2 if reduced else 1e-3)
     return Workload(
-        partial(Seq2Seq, vocabulary, width), _pairs(vocabulary, LONGEST),
-        supervised(adam, partial(_loss, 0.0), clip_norm=5.0), batch=8 if reduced else 64,
+        partial(Seq2Seq, vocabulary, width), _sentence_pair_generator(vocabulary, LONGEST),
+        supervised_step_factory(adam, partial(_loss, 0.0), clip_norm=5.0), batch=8 if reduced else 64,
     )  # fmt: skip
 
 
@@ -132,6 +132,7 @@ def transformer(*, reduced: bool = False) -> Workload:
     vocabulary, width = (1_000, 64) if reduced else (VOCABULARY, WIDTH)
     adam = partial(torch.optim.Adam, lr=1e-3 if reduced else 5e-4, betas=(0.9, 0.98), eps=1e-9)
     return Workload(
-        partial(Transformer, vocabulary, width), _pairs(vocabulary, LONGEST), supervised(adam, partial(_loss, 0.1)),
+        partial(Transformer, vocabulary, width), _sentence_pair_generator(vocabulary, LONGEST),
+        supervised_step_factory(adam, partial(_loss, 0.1)),
         batch=8 if reduced else 64,
     )  # fmt: skip

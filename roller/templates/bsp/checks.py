@@ -10,8 +10,8 @@ from roller.core.fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch, batch_of
-from roller.templates.bsp.common.decide import decided
-from roller.templates.bsp.matrix.candidates import matrix_passes
+from roller.templates.bsp.common.program_counts import program_counts
+from roller.templates.bsp.matrix.candidates import matrix_unit_grains
 from roller.tile.boxes import whole_axes
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
@@ -42,13 +42,13 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
     """Return the (m, n, k) axes along which a matrix instruction can compute an expression."""
     del spec
-    ways = [unit.matrix_axes for unit in matrix_passes(geometry, fragment)]
+    ways = [unit.matrix_axes for unit in matrix_unit_grains(geometry, fragment)]
     return [tuple(geometry.names.index(a) for a in way) for way in ways]
 
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
     """Return the construction budget that a program exceeds, or ``None`` if it fits."""
-    used = int(decided(batch_of([program]), spec).working_bytes[0])
+    used = int(program_counts(batch_of([program]), spec).working_bytes[0])
     budget = spec.layer(spec.traits.scratchpad).budget_bytes
     return f"{used:,} bytes of a unit's scratchpad, {budget:,} are usable" if used > budget else None
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.bsp.common.decide import decided
 from roller.templates.bsp.common.price import Parts, Terms
+from roller.templates.bsp.common.program_counts import program_counts
 from roller.templates.bsp.matrix import price as matrix
-from roller.templates.bsp.matrix.candidates import matrix_limits, matrix_pools
+from roller.templates.bsp.matrix.candidates import matrix_candidate_mask, matrix_candidates
 from roller.templates.bsp.vector import price as vector
-from roller.templates.bsp.vector.candidates import vector_limits, vector_pools
+from roller.templates.bsp.vector.candidates import vector_candidate_mask, vector_candidates
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.template import Template, template_of
@@ -20,13 +20,13 @@ from roller.tile.geometry import Floats, Geometry
 from roller.tile.program import RProgram
 
 #: Emitter of all kernels: one codelet of plain loops per stage.
-_CODELETS = "roller.templates.bsp.emit.codelets:source_of"
+_CODELETS = "roller.templates.bsp.emit.codelets:write_codelets"
 
 TEMPLATES = (
-    Template("matrix", lambda p: p.fragment is not None, matrix.price, _CODELETS, matrix_pools,
-             decide=decided, limits=matrix_limits),
+    Template("matrix", lambda p: p.fragment is not None, matrix.price, _CODELETS, matrix_candidates,
+             decide=program_counts, limits=matrix_candidate_mask),
     Template("vector", lambda p: p.fragment is None and not p.traits.slides_windows and not p.traits.output_side,
-             vector.price, _CODELETS, vector_pools, decide=decided, limits=vector_limits),
+             vector.price, _CODELETS, vector_candidates, decide=program_counts, limits=vector_candidate_mask),
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.expr.joining import join_digits
-from roller.expr.splitting import plain_axes
+from roller.expr.splitting import rename_reserved_axes
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
@@ -14,7 +14,7 @@ def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[Tensor
     """Return the forms to construct programs for: fused and, if it exists, grouped."""
     key = f"forms/{options.axis_fusion}/{options.axis_grouping}"
     if key not in expr._memo:
-        plain = fuse_axes(expr) if options.axis_fusion else plain_axes(expr)
+        plain = fuse_axes(expr) if options.axis_fusion else rename_reserved_axes(expr)
         grouped = group_axes(plain) if options.axis_grouping else None
         expr._memo[key] = (plain,) if grouped is None else (plain, grouped)
     forms: tuple[TensorExpr, ...] = expr._memo[key]
@@ -26,8 +26,8 @@ def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) 
     if not spec.fragments:
         return ()
     forms = canonical_forms(expr, options)
-    if _is_one_row(expr):  # fragments overhang an axis of extent 1, which other forms omit
-        return (*forms, plain_axes(expr))
+    if _is_vector_matrix_product(expr):  # fragments overhang an axis of extent 1, which other forms omit
+        return (*forms, rename_reserved_axes(expr))
     if "forms/stepped" not in expr._memo:
         stepped = group_axes(forms[0], reductions=False)
         expr._memo["forms/stepped"] = () if stepped is None or stepped in forms else (stepped,)
@@ -35,7 +35,7 @@ def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) 
     return (*forms, *extra)
 
 
-def _is_one_row(expr: TensorExpr) -> bool:
+def _is_vector_matrix_product(expr: TensorExpr) -> bool:
     """Return whether the expression is a product of one row or column."""
     s = expr.anchor
     wide = {a.name for a in s.spatial_axes if a.extent > 1}
@@ -46,7 +46,7 @@ def _is_one_row(expr: TensorExpr) -> bool:
     return one <= other or other <= one
 
 
-def joined_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
+def joined_channel_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
     """Return the form whose blocked channels are one axis, if any; Winograd's products need it."""
     whole = join_digits(canonical_forms(expr, options)[0]) if options.winograd else None
     return () if whole is None else (whole,)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from roller.core.display import non_defaults
-from roller.core.validation import flag, number, whole_number
+from roller.core.display import non_default_repr
+from roller.core.validation import validate_flag, validate_integer, validate_number
 from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.templates.common.policy import POLICIES
@@ -84,29 +84,31 @@ class ConstructOptions:
 
     def __repr__(self) -> str:
         """Name the options that differ from the defaults."""
-        return non_defaults(self)
+        return non_default_repr(self)
 
     def __post_init__(self) -> None:
         """Reject values that no construction can honour."""
-        made: dict[str, Any] = {name: flag(getattr(self, name), _where(name)) for name in _SWITCHES}
+        made: dict[str, Any] = {name: validate_flag(getattr(self, name), _option_name(name)) for name in _SWITCHES}
         if not (isinstance(self.top_k, str) and self.top_k == "auto"):
             expected = "an integer of at least 1 or 'auto'"
-            made["top_k"] = whole_number(self.top_k, _where("top_k"), 1, MOST_PROGRAMS, expected=expected)
+            made["top_k"] = validate_integer(self.top_k, _option_name("top_k"), 1, MOST_PROGRAMS, expected=expected)
         expected = "a value of at least 0"  # infinity forbids no padding
-        made["epsilon"] = number(self.epsilon, _where("epsilon"), infinite=True, expected=expected)
+        made["epsilon"] = validate_number(self.epsilon, _option_name("epsilon"), infinite=True, expected=expected)
         if self.units is not None:
-            made["units"] = whole_number(self.units, _where("units"), 1, expected="an integer of at least 1 or None")
+            made["units"] = validate_integer(
+                self.units, _option_name("units"), 1, expected="an integer of at least 1 or None"
+            )
         if not isinstance(self.policy, str) or self.policy not in POLICIES:
             raise RollerError(
-                f"{_where('policy')}: expected one of {list(POLICIES)}, got {shown(self.policy)}. "
+                f"{_option_name('policy')}: expected one of {list(POLICIES)}, got {shown(self.policy)}. "
                 "Sokoban's enumeration is a benchmark now: `python -m benchmarks.sokoban` in a clone."
             )
         count = AUTO_MOST if self.top_k == "auto" else made["top_k"]
         expected = f"an integer of at least top_k={count}"
-        made["pool"] = whole_number(self.pool, _where("pool"), count, MOST_PROGRAMS, expected=expected)
+        made["pool"] = validate_integer(self.pool, _option_name("pool"), count, MOST_PROGRAMS, expected=expected)
         if not isinstance(self.constants, tuple) or not all(isinstance(n, str) for n in self.constants):
             got = shown(self.constants)
-            raise RollerError(f"{_where('constants')}: expected a tuple of names of inputs, got {got}.")
+            raise RollerError(f"{_option_name('constants')}: expected a tuple of names of inputs, got {got}.")
         for name, value in made.items():  # Python's own numbers: they become part of keys and of JSON
             object.__setattr__(self, name, value)
 
@@ -145,5 +147,5 @@ class ConstructOptions:
         return {**self.to_dict(), "constants": list(self.constants_of(expression))}
 
 
-def _where(name: str) -> str:
+def _option_name(name: str) -> str:
     return f"ConstructOptions.{name}"

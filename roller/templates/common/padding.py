@@ -8,7 +8,7 @@ from roller.templates.common.options import ConstructOptions
 from roller.tile.geometry import Geometry, Ints
 
 
-def padding_allowed(geometry: Geometry, block: Ints, options: ConstructOptions) -> np.ndarray:
+def allowed_padding_mask(geometry: Geometry, block: Ints, options: ConstructOptions) -> np.ndarray:
     """Return the mask of blocks whose padded waste is within ``epsilon``, or zero if the expression forbids padding."""
     if options.epsilon >= 1.0 and geometry.expr.allow_padding:
         return np.ones(len(block), bool)

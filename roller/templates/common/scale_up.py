@@ -12,15 +12,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from roller.templates.common.growth import Growth
-from roller.templates.common.score import reuse_score, tile_cost
+from roller.templates.common.data_reuse_score import reuse_score, traffic_and_footprint
+from roller.templates.common.growth_trace import GrowthTrace
 from roller.tile.geometry import Geometry, Ints, product
 
 #: Maximum extent of a register tile along one axis.
 REGISTER_EXTENT = 32
 
 
-def _mixed(number: int) -> int:
+def _splitmix64(number: int) -> int:
     """Return 64 pseudo-random bits (the finalizer of SplitMix64): ``numpy.random`` is slow to load."""
     bits = (1 << 64) - 1
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & bits
@@ -29,7 +29,7 @@ def _mixed(number: int) -> int:
 
 
 #: Odd 64-bit multipliers (fixed, so that results do not depend on the run) of the row hash.
-_MULTIPLIERS = np.array([_mixed(n * 0x9E3779B97F4A7C15 % (1 << 64)) | 1 for n in range(1, 65)], np.uint64)
+_MULTIPLIERS = np.array([_splitmix64(n * 0x9E3779B97F4A7C15 % (1 << 64)) | 1 for n in range(1, 65)], np.uint64)
 
 
 def unique_rows(rows: Ints) -> Ints:
@@ -53,7 +53,7 @@ def aligned_extents(extent: int, limit: int) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def grow(
+def grow_tiles(
     geometry: Geometry,
     start: Ints,
     next_extent: Callable[[Ints, int], Ints],
@@ -62,7 +62,7 @@ def grow(
     branch: int,
     rounds: int,
     cap: int,
-    seen: Growth | None = None,
+    seen: GrowthTrace | None = None,
 ) -> Ints:
     """Enlarge every state along its ``branch`` best axes until nothing fits; return all states visited."""
     visited = [start]
@@ -74,7 +74,9 @@ def grow(
         for n, a in enumerate(axes):
             both[1 + n, :, a] = next_extent(states, int(a))
             grew[n] = both[1 + n, :, a] > states[:, a]
-        traffic, footprint = (x.reshape(both.shape[:2]) for x in tile_cost(geometry, both.reshape(-1, both.shape[2])))
+        traffic, footprint = (
+            x.reshape(both.shape[:2]) for x in traffic_and_footprint(geometry, both.reshape(-1, both.shape[2]))
+        )
         score = reuse_score((traffic[0], footprint[0]), (traffic[1:], footprint[1:]))
         if seen is not None:
             seen.note(states, both[1:], score, grew)
@@ -96,12 +98,12 @@ def best_children(table: Ints, score: np.ndarray, grew: np.ndarray, branch: int)
     return np.asarray(table[order[branches, states], states])
 
 
-def register_tiles(
+def construct_register_tiles(
     geometry: Geometry,
     fits: Callable[[Ints], np.ndarray],
     keep_per_size: int,
     start: Ints,
-    seen: Growth | None = None,
+    seen: GrowthTrace | None = None,
 ) -> Ints:
     """Construct register tiles: outputs per thread with the best ratio of products to operands."""
     # ``start`` is the first tile: 1 along spatial axes, and the reduction extents of all tiles.
@@ -113,7 +115,9 @@ def register_tiles(
             table[low] = high
         table[options[-1] :] = np.arange(options[-1], len(table))
         tables.append(table)
-    tiles = grow(geometry, start[None], lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96, seen=seen)
+    tiles = grow_tiles(
+        geometry, start[None], lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96, seen=seen
+    )
     outputs = product(tiles, geometry.spatial_axes)
     operands = sum((a.elements(tiles) for a in geometry.loads), np.zeros(len(tiles), np.int64))
     padded = product(-(-geometry.extents // tiles) * tiles / geometry.extents, geometry.spatial_axes)
@@ -126,7 +130,7 @@ def register_tiles(
     return tiles[np.sort(np.concatenate(kept))]
 
 
-def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> Ints:
+def round_up_to_whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> Ints:
     """Return the threads of blocks, with each axis in turn rounded up until the block fills whole TEUs (rule 1)."""
     rows = np.arange(len(threads))[:, None]
     axes = np.flatnonzero(spatial)
@@ -141,7 +145,7 @@ def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> In
     return unique_rows(np.concatenate(found))
 
 
-def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
+def factorisations_of_lanes(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
     """Return every factorization of a TEU's lanes over the spatial axes, ``(M, axes)``."""
     axes = np.flatnonzero(spatial)
     bits = lanes.bit_length() - 1
@@ -149,14 +153,14 @@ def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
     # power of two. The last axis is padded if all together hold fewer than ``lanes`` threads.
     room = [min(bits, (n - 1).bit_length()) for n in counts[axes].tolist()]
     room[-1] = max(room[-1], bits - sum(room[:-1]))
-    splits = _splits(tuple(room), bits)
+    splits = _power_of_two_factorisations(tuple(room), bits)
     seeds = np.ones((len(splits), len(counts)), np.int64)
     seeds[:, axes] = splits
     return seeds
 
 
 @lru_cache(maxsize=1024)
-def _splits(room: tuple[int, ...], bits: int) -> Ints:
+def _power_of_two_factorisations(room: tuple[int, ...], bits: int) -> Ints:
     """Return powers of two per axis, at most ``2 ** room``, whose product is ``2 ** bits``."""
     ways = [s for s in itertools.product(*(range(r + 1) for r in room)) if sum(s) == bits]
     return np.left_shift(1, np.array(ways, np.int64))

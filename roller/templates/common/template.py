@@ -13,9 +13,9 @@ from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.targets.lazy import loaded
-from roller.templates.common.moves import Place
+from roller.targets.lazy import import_object
 from roller.templates.common.options import ConstructOptions
+from roller.templates.common.tile_neighbours import NeighbourContext
 from roller.tile.geometry import Floats, Geometry
 from roller.tile.structures import Structure
 
@@ -28,7 +28,7 @@ Vary = Callable[[TileBatch, DeviceSpec, ConstructOptions], list[TileBatch]]
 Whole = Callable[[TensorExpr, DeviceSpec, ConstructOptions], list[TileBatch]]
 
 
-class Programs(Protocol):
+class ProgramProperties(Protocol):
     """Properties of a batch or a program that select its template."""
 
     @property
@@ -80,13 +80,13 @@ class Template:
     """
 
     name: str
-    matches: Callable[[Programs], bool]
+    matches: Callable[[ProgramProperties], bool]
     price: Callable[..., Terms]
     emit: str
     pool: Pool | None = None
     whole: Whole | None = None
     vary: Vary | None = None
-    neighbours: Callable[[Place], Iterator[TileBatch]] = lambda place: iter(())
+    neighbours: Callable[[NeighbourContext], Iterator[TileBatch]] = lambda place: iter(())
     bound: Callable[[TileBatch, DeviceSpec], Floats] | None = None
     arithmetic: Callable[[TileBatch, DeviceSpec], Floats] | None = None
     decide: Callable[[TileBatch, DeviceSpec], Any] | None = None
@@ -95,10 +95,10 @@ class Template:
 
     def emitted(self, *arguments: Any) -> Any:
         """Call :attr:`emit` and return the kernels it writes."""
-        return loaded(self.emit)(*arguments)
+        return import_object(self.emit)(*arguments)
 
 
-def template_of(templates: Sequence[Template], programs: Programs) -> Template:
+def template_of(templates: Sequence[Template], programs: ProgramProperties) -> Template:
     """Return the first template that writes the given programs."""
     for template in templates:
         if template.matches(programs):

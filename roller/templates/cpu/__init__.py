@@ -1,10 +1,10 @@
 """Kernel templates for CPUs: their candidate programs, prices and emitted code."""
 
-from roller.templates.cpu.boxes import read_once
+from roller.templates.cpu.boxes import is_read_once
 from roller.templates.cpu.common.cores import BOTTLENECKS, Parts
 from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
-from roller.templates.cpu.decide import decided
-from roller.templates.cpu.explained import explained
+from roller.templates.cpu.decisions import decisions_for_device
+from roller.templates.cpu.price_terms import explained
 from roller.templates.cpu.registry import TEMPLATES, lower_bound_s, pool, price, price_programs, programs_of
 from roller.templates.cpu.streaming.price import leaves_caches
 
@@ -12,7 +12,7 @@ __all__ = [
     "BOTTLENECKS",
     "TEMPLATES",
     "Parts",
-    "decided",
+    "decisions_for_device",
     "explained",
     "lane_count",
     "lane_distance",
@@ -22,6 +22,6 @@ __all__ = [
     "price",
     "price_programs",
     "programs_of",
-    "read_once",
+    "is_read_once",
     "room",
 ]

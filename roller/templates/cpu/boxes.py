@@ -14,25 +14,25 @@ def copies_box(access: Access) -> bool:
     if "box" not in access._memo:
         forward = (access.coefficients[:, access.spatial] >= 0).all()  # otherwise its start is known only at run time
         inside = all(b.index in access.index for b in access.guard)
-        access._memo["box"] = bool(forward) and inside and not access.gather and _skips(access)
+        access._memo["box"] = bool(forward) and inside and not access.gather and _has_window_or_stride(access)
     return bool(access._memo["box"])
 
 
-def _skips(access: Access) -> bool:
+def _has_window_or_stride(access: Access) -> bool:
     """Return whether some dimension is a window or strided, so that a box has fewer elements than a gather."""
     rows = access.coefficients
     alone = np.count_nonzero(rows, axis=1) == 1
     return any(access.shared) or bool((alone[:, None] & (rows != 0) & (rows != 1)).any())
 
 
-def read_once(access: Access, v: int | None) -> bool:
+def is_read_once(access: Access, v: int | None) -> bool:
     """Return whether micro-kernels read every element once, with lanes along ``v`` adjacent or equal."""
-    if access.axis_extents[access.spatial & ~access.uses].prod() > 1 or access.guard or _skips(access):
+    if access.axis_extents[access.spatial & ~access.uses].prod() > 1 or access.guard or _has_window_or_stride(access):
         return False
     return v is None or lane_stride(access.index, access.tensor.shape, access.axis_names[v]) in (0, 1)
 
 
-def in_words(access: Access, axis: int, elements: int) -> bool:
+def words_are_contiguous(access: Access, axis: int, elements: int) -> bool:
     """Return whether each aligned group of ``elements`` along ``axis`` is contiguous in memory and complete."""
     # Guards on other axes are not considered.
     extent, name = int(access.axis_extents[axis]), access.axis_names[axis]
@@ -42,11 +42,11 @@ def in_words(access: Access, axis: int, elements: int) -> bool:
     return run is not None and run.step == 1 and run.length % elements == 0
 
 
-def lies_in_words(access: Access, axis: int, fragment: Fragment) -> bool:
+def words_are_readable(access: Access, axis: int, fragment: Fragment) -> bool:
     """Return whether words along ``axis`` are contiguous where a micro-kernel reads them: in memory or in a box."""
     # A box of widened rows also has words at any position of its rows. The last word may extend past its axis: a row
     # has a few more elements, and the values packed for these lanes are zero.
-    if in_words(access, axis, fragment.depth(int(access.axis_extents[axis]))):
+    if words_are_contiguous(access, axis, fragment.depth(int(access.axis_extents[axis]))):
         return True
     along = access.coefficients[:, axis]
-    return fragment.widens and copies_box(access) and int(along[-1]) == 1 and not along[:-1].any()
+    return fragment.widens_operands and copies_box(access) and int(along[-1]) == 1 and not along[:-1].any()

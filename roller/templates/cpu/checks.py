@@ -12,9 +12,9 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.tasks import vector_axes
 from roller.templates.cpu.dots.candidates import dot_axes
-from roller.templates.cpu.matrix import products
+from roller.templates.cpu.matrix import byte_products
 from roller.templates.cpu.streaming.candidates import store_choices
-from roller.templates.cpu.tiled.candidates import staged_choices
+from roller.templates.cpu.tiled.candidates import packed_input_choices
 from roller.templates.pricing import estimate_program
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
@@ -54,7 +54,9 @@ def _cpu_axes(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> list[s
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
     """Return all choices of axes along m, n and k of an instruction, as positions."""
-    return [tuple(geometry.names.index(n) for n in way) for way in products.matrix_axes(geometry, spec, fragment)]
+    return [
+        tuple(geometry.names.index(n) for n in way) for way in byte_products.byte_product_axes(geometry, spec, fragment)
+    ]
 
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
@@ -77,7 +79,7 @@ def named_batches(
     register, panel, block = (np.array([r], np.int64) for r in rows)
     ones, out = np.ones(1, np.int64), list[TileBatch]()
     for v in vector_axes(geometry, structure):
-        for staged in staged_choices(geometry, v) if structure.reuses else [()]:
+        for staged in packed_input_choices(geometry, v) if structure.reuses else [()]:
             batch = TileBatch(geometry, structure.name, register, block, ones, staged, panel, v)
             out += store_choices(batch, spec)
     return out

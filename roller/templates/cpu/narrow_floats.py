@@ -46,4 +46,4 @@ def panel_stays_stored(access: Access, v: int | None, constants: Collection[str]
     if not row.is_narrow or row.is_byte_float or v is None or not access.uses[v]:
         return False
     large = access.tensor.name in constants and access.tensor.nbytes >= _FAR_BYTES
-    return large and int(np.where(access.touched | ~access.spatial, 1, access.axis_extents).prod()) <= _FEW_USES
+    return large and int(np.where(access.touched_axes | ~access.spatial, 1, access.axis_extents).prod()) <= _FEW_USES

@@ -46,17 +46,17 @@ class Slide:
         return (self.high - 1 - self.step * first_output) // self.gap + 1
 
 
-def slides(geometry: Geometry) -> tuple[Slide, ...]:
+def padded_slides(geometry: Geometry) -> tuple[Slide, ...]:
     """Return the reduction axes whose points outside an index bound add nothing, as slides."""
     # Each slide has one bound, on an index of one spatial and one reduction axis with positive coefficients.
     expr = geometry.expr
     if "slides" not in expr._memo:
-        expr._memo["slides"] = _slides(geometry)
+        expr._memo["slides"] = _find_padded_slides(geometry)
     found: tuple[Slide, ...] = expr._memo["slides"]
     return found
 
 
-def _slides(geometry: Geometry) -> tuple[Slide, ...]:
+def _find_padded_slides(geometry: Geometry) -> tuple[Slide, ...]:
     s, at = geometry.expr.anchor, {n: a for a, n in enumerate(geometry.names)}
     if s.combiner is None:
         return ()
@@ -75,13 +75,13 @@ def _slides(geometry: Geometry) -> tuple[Slide, ...]:
     return tuple(f[0] for f in found.values() if len(set(f)) == 1 and f[0] is not None)
 
 
-def cuts(geometry: Geometry, staged: Sequence[str]) -> Mapping[int, tuple[int, ...]]:
+def clipping_segments(geometry: Geometry, staged: Sequence[str]) -> Mapping[int, tuple[int, ...]]:
     """Return ends of register tiles such that each tap is inside for all outputs of a tile or for none."""
     # Guarded operands that are not ``staged`` can then be read in place without a guard. By axis: the first output of
     # each segment, and the number of outputs; empty if some guard is of another kind, or if segments are single
     # outputs.
     found: dict[int, set[int]] = {}
-    known = {s.bound: s for s in slides(geometry)}
+    known = {s.bound: s for s in padded_slides(geometry)}
     for load in geometry.expr.anchor.loads:
         for b in load.guard if load.tensor not in staged else ():
             if b not in known or b.index not in load.index:
@@ -115,7 +115,7 @@ def tile_starts(segments: Sequence[int], tile: int) -> Ints:
     return np.concatenate(parts)
 
 
-def end_at(
+def end_tiles_at_segments(
     segments: Mapping[int, tuple[int, ...]], geometry: Geometry, tile: Ints, tiles: Ints, chunk: Ints, unit: Ints
 ) -> Ints:
     """Make tiles end with the segments of their axis, in place; return ``chunk`` with whole windows."""
@@ -123,31 +123,33 @@ def end_at(
     for a, ends in segments.items():
         tile[:, a] = np.minimum(tile[:, a], shortest(ends)) // unit[:, a] * unit[:, a]
         tiles[:, a] = sum(-(-(end - first) // tile[:, a]) for first, end in itertools.pairwise(ends))
-    taps = [s.tap for s in slides(geometry)]
+    taps = [s.tap for s in padded_slides(geometry)]
     chunk = chunk.copy()
     chunk[:, taps] = geometry.extents[taps]
     return chunk
 
 
-def live_shares(geometry: Geometry, tile: Ints, chunk: Ints, segments: Mapping[int, tuple[int, ...]]) -> Floats:
+def computed_point_shares(
+    geometry: Geometry, tile: Ints, chunk: Ints, segments: Mapping[int, tuple[int, ...]]
+) -> Floats:
     """Return the average share of every axis's points that micro-kernels compute, ``(N, axes)``."""
     shares = np.ones(tile.shape)
-    for s in slides(geometry):
+    for s in padded_slides(geometry):
         taps = int(geometry.extents[s.tap])
         sizes, which = np.unique(tile[:, s.output], return_inverse=True)
         ends = segments.get(s.output, (0, int(geometry.extents[s.output])))
-        each = np.array([_live(s, tile_starts(ends, int(n)), int(n), taps) / taps for n in sizes])
+        each = np.array([_mean_computed_taps(s, tile_starts(ends, int(n)), int(n), taps) / taps for n in sizes])
         found = np.where(chunk[:, s.tap] == taps, each[which], 1.0)
         shares[:, s.tap] = np.where((found <= _MOST_LIVE) | (s.output in segments), found, 1.0)
     return shares
 
 
-def _live(slide: Slide, begin: Ints, tile: int, taps: int) -> float:
+def _mean_computed_taps(slide: Slide, begin: Ints, tile: int, taps: int) -> float:
     """Return the mean number of taps that register tiles compute."""
     first = np.clip(slide.first(begin + (tile - 1)), 0, taps)
     return float(np.mean(np.clip(slide.end(begin), first, taps) - first))
 
 
-def skipping(shares: Floats) -> Sequence[int]:
-    """Return the axes of which one program's micro-kernels skip some points, given its row of :func:`live_shares`."""
+def partly_computed_axes(shares: Floats) -> Sequence[int]:
+    """Return the axes along which micro-kernels skip points, given a row of :func:`computed_point_shares`."""
     return tuple(int(a) for a in np.flatnonzero(shares < 1.0))

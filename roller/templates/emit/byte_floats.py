@@ -1,7 +1,7 @@
 """8-bit floats in generated code: stored as bytes, converted by integer arithmetic.
 
 Few processors and GPUs have instructions for them, and GPU instructions saturate. Templates therefore write such dtypes
-like any other, and :func:`without_byte_floats` turns tensors into ``uint8`` and conversions into the device's
+like any other, and :func:`replace_byte_floats_by_bytes` turns tensors into ``uint8`` and conversions into the device's
 arithmetic before TVM lowers anything.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from roller.core.dtypes import BYTE_FLOATS, DTYPES, DType, stored, stored_of
+from roller.core.dtypes import BYTE_FLOATS, DTYPES, DType, encode_stored_values, round_to_dtype
 from roller.errors import BuildError
 from roller.expr import Cast, Const, IndexValue, Scalar, Stage, TensorExpr, transform
 from roller.te.compat import Call, TensorLoad, dtype_of, structural_map, structural_walk, tirx
@@ -21,29 +21,29 @@ Conversion: TypeAlias = Callable[[Any, DType], Any]
 _BYTE = "uint8"
 
 
-def without_byte_arithmetic(expr: TensorExpr) -> TensorExpr:
+def widen_byte_float_arithmetic(expr: TensorExpr) -> TensorExpr:
     """Return an expression that computes and accumulates in float32 instead of 8-bit floats."""
 
-    def scalar(n: Scalar) -> Scalar:
+    def widen_scalar(n: Scalar) -> Scalar:
         if not isinstance(n, (Cast, Const, IndexValue)) or not _is_byte_float(n.dtype):
             return n
         if isinstance(n, Const):
-            return Const(float(stored(n.value, n.dtype)), "float32")
+            return Const(float(round_to_dtype(n.value, n.dtype)), "float32")
         return Cast("float32", n) if isinstance(n, Cast) else replace(n, dtype="float32")
 
-    def stage(s: Stage) -> Stage:
+    def widen_stage(s: Stage) -> Stage:
         acc = "float32" if _is_byte_float(s.acc_dtype) else s.acc_dtype
-        return replace(s, body=transform(s.body, scalar), acc_dtype=acc)
+        return replace(s, body=transform(s.body, widen_scalar), acc_dtype=acc)
 
-    return replace(expr, stages=tuple(map(stage, expr.stages)))
+    return replace(expr, stages=tuple(map(widen_stage, expr.stages)))
 
 
-def without_byte_floats(
+def replace_byte_floats_by_bytes(
     params: Sequence[Any], body: Any, to_float: Conversion, to_byte: Conversion
 ) -> tuple[list[Any], Any]:
     """Return a function's buffers and statement with bytes in place of 8-bit floats."""
-    pass_ = _AsBytes(to_float, to_byte)
-    if not any(_is_byte_float(n) for n in _dtypes(params, body)):
+    pass_ = _ByteFloatRewriter(to_float, to_byte)
+    if not any(_is_byte_float(n) for n in _dtypes_in_function(params, body)):
         return list(params), body
     handlers = {
         TensorLoad: pass_.load, tirx.BufferStore: pass_.store, tirx.AllocBuffer: pass_.alloc,
@@ -57,7 +57,7 @@ def _is_byte_float(dtype: str) -> bool:
     return dtype in BYTE_FLOATS
 
 
-def _dtypes(params: Sequence[Any], body: Any) -> set[str]:
+def _dtypes_in_function(params: Sequence[Any], body: Any) -> set[str]:
     found = {str(b.dtype) for b in params}
 
     values = (tirx.Cast, tirx.FloatImm), lambda node: found.add(dtype_of(node))
@@ -65,7 +65,7 @@ def _dtypes(params: Sequence[Any], body: Any) -> set[str]:
     return found
 
 
-def _raw(value: Any) -> Any:
+def _byte_of(value: Any) -> Any:
     """Return the byte of an 8-bit float, or any other value unchanged."""
     if not _is_byte_float(dtype_of(value)):
         return value
@@ -78,7 +78,7 @@ def _raw(value: Any) -> Any:
     return value.args[0]
 
 
-class _AsBytes:
+class _ByteFloatRewriter:
     """Node handlers of one pass, called after a node's children; an 8-bit float is a reinterpreted byte."""
 
     def __init__(self, to_float: Conversion, to_byte: Conversion) -> None:
@@ -106,7 +106,7 @@ class _AsBytes:
         """Write a byte."""
         if not _is_byte_float(str(node.buffer.dtype)):
             return node
-        return tirx.BufferStore(self.buffer(node.buffer), _raw(node.value), list(node.indices))
+        return tirx.BufferStore(self.buffer(node.buffer), _byte_of(node.value), list(node.indices))
 
     def alloc(self, node: Any) -> Any:
         """Allocate bytes."""
@@ -126,7 +126,7 @@ class _AsBytes:
         to, source = dtype_of(node), dtype_of(node.value)
         value = node.value
         if _is_byte_float(source):
-            value = self.to_float(_raw(value), DTYPES[source])
+            value = self.to_float(_byte_of(value), DTYPES[source])
             if not _is_byte_float(to):
                 return value if to == "float32" else value.astype(to)
         if _is_byte_float(to):
@@ -138,21 +138,23 @@ class _AsBytes:
         dtype = dtype_of(node)
         if not _is_byte_float(dtype):
             return node
-        return tirx.reinterpret(dtype, tirx.const(int(stored_of(float(node.value), dtype)), _BYTE))
+        return tirx.reinterpret(dtype, tirx.const(int(encode_stored_values(float(node.value), dtype)), _BYTE))
 
     def select(self, node: Any) -> Any:
         """Select one of two bytes."""
         dtype = dtype_of(node)
         if not _is_byte_float(dtype):
             return node
-        return tirx.reinterpret(dtype, tirx.Select(node.condition, _raw(node.true_value), _raw(node.false_value)))
+        return tirx.reinterpret(
+            dtype, tirx.Select(node.condition, _byte_of(node.true_value), _byte_of(node.false_value))
+        )
 
     def call(self, node: Any) -> Any:
         """Rewrite the address of a byte, and a conditional of two bytes."""
         name = getattr(node.op, "name", "")
         if name == "tirx.address_of":
-            return tirx.address_of(_raw(node.args[0]))
+            return tirx.address_of(_byte_of(node.args[0]))
         if name != "prim.if_then_else" or not _is_byte_float(dtype_of(node)):
             return node
         condition, *values = node.args
-        return tirx.reinterpret(dtype_of(node), tirx.if_then_else(condition, *(_raw(v) for v in values)))
+        return tirx.reinterpret(dtype_of(node), tirx.if_then_else(condition, *(_byte_of(v) for v in values)))

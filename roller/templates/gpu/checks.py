@@ -9,12 +9,12 @@ from roller.errors import TileError
 from roller.expr import SPATIAL
 from roller.hardware import DeviceSpec
 from roller.perf.batch import batch_of
-from roller.templates.gpu.common.occupancy import register_words, scratchpad_bytes, usable_registers
+from roller.templates.gpu.common.occupancy import operand_registers, scratchpad_bytes, usable_registers
 from roller.templates.gpu.matrix.candidates import matrix_forms
 from roller.templates.pricing import estimate_program
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
-from roller.tile.winograd_products import products, products_program
+from roller.tile.winograd_products import batched_product, products_program
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
@@ -33,16 +33,16 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
     if (inner.traits.slides_windows or not inner.traits.reduces) and inner.split_k > 1:
         raise TileError(f"program: expected no split_k of a '{inner.structure}' program. Leave it out.")
     if inner.traits.slides_windows:
-        _check_windows(inner)
+        _check_whole_windows(inner)
     steps = math.prod(inner.reduction_steps.values())
     if inner.split_k > max(1, steps):
         raise TileError(f"program: split_k: expected at most the {steps} reduction steps, got {inner.split_k}.")
-    _check_vector(inner)
+    _check_whole_vectors(inner)
     if inner is not program:
-        _check_products(program)
+        _check_window_product_tiles(program)
 
 
-def _check_windows(program: RProgram) -> None:
+def _check_whole_windows(program: RProgram) -> None:
     """Raise if the threads of a window program would process only part of a window."""
     for layer, tile in program.tiles:
         for axis, extent in zip(program.axes, tile, strict=True):
@@ -53,7 +53,7 @@ def _check_windows(program: RProgram) -> None:
                 )
 
 
-def _check_vector(program: RProgram) -> None:
+def _check_whole_vectors(program: RProgram) -> None:
     """Raise if the register tile does not hold whole vectors; rows with shifted positions are exempt."""
     axis = program.vector_axis
     if axis is None or program.traits.spreads_reductions:
@@ -65,9 +65,9 @@ def _check_vector(program: RProgram) -> None:
         )
 
 
-def _check_products(program: RProgram) -> None:
+def _check_window_product_tiles(program: RProgram) -> None:
     """Raise if the tiles of a window product do not tile the product of its transformed operands."""
-    found = products(program.expr, program.structure)
+    found = batched_product(program.expr, program.structure)
     assert found is not None  # there is a window product
     inner = found.inner(program)
     if found.outer(inner, program.expr, program.structure) != program or min(e for _, t in inner.tiles for e in t) < 1:
@@ -89,7 +89,7 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
     threads, lanes = program.threads_per_block, spec.teu.lanes
     if lim.threads_per_block is not None and threads > lim.threads_per_block:
         return f"{threads} threads of a block, limits.threads_per_block is {lim.threads_per_block}"
-    words, usable = int(register_words(batch)[0]), int(usable_registers(batch, spec)[0])
+    words, usable = int(operand_registers(batch)[0]), int(usable_registers(batch, spec)[0])
     if words > usable:
         return f"{words} registers of a thread for results and operands, {usable} are usable"
     used, budget = int(scratchpad_bytes(batch)[0]), spec.layer("shared").budget_bytes

@@ -13,84 +13,92 @@ from roller.templates.common.forms import canonical_forms, matrix_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.policy import POLICIES, LibraryPolicy
 from roller.templates.common.template import Template, template_of
-from roller.templates.gpu.common.limits import whole_teus
 from roller.templates.gpu.common.operand_copies import OperandCopy, operand_copies
 from roller.templates.gpu.common.price import Parts, Terms
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.window_strips import walk
-from roller.templates.gpu.library import library_options, product_tiles, restricted
-from roller.templates.gpu.matrix.candidates import matrix_pools
-from roller.templates.gpu.matrix.neighbours import neighbours as rings
+from roller.templates.gpu.common.thread_limits import fills_whole_teus
+from roller.templates.gpu.common.window_walks import window_walk
+from roller.templates.gpu.library_programs import (
+    library_product_programs,
+    restrict_options_to_library,
+    restrict_to_library,
+)
+from roller.templates.gpu.matrix.candidates import matrix_candidates
+from roller.templates.gpu.matrix.neighbours import matrix_neighbours as rings
 from roller.templates.gpu.matrix.price import PHASES as MATRIX
-from roller.templates.gpu.rows.candidates import row_pools
+from roller.templates.gpu.rows.candidates import row_candidates
 from roller.templates.gpu.rows.price import PHASES as ROWS
-from roller.templates.gpu.streaming.candidates import stream_pools
+from roller.templates.gpu.streaming.candidates import stream_candidates
 from roller.templates.gpu.streaming.price import PHASES as STREAMING
-from roller.templates.gpu.tiled.candidates import plain
-from roller.templates.gpu.tiled.neighbours import neighbours
+from roller.templates.gpu.tiled.candidates import plain_tiled_candidates
+from roller.templates.gpu.tiled.neighbours import tiled_neighbours
 from roller.templates.gpu.tiled.price import PHASES as TILED
-from roller.templates.gpu.tiled.variants import variants
-from roller.templates.gpu.window.candidates import window_limits, window_pools
+from roller.templates.gpu.tiled.variants import variants_if_pipelining
+from roller.templates.gpu.window.candidates import window_candidate_mask, window_candidates
 from roller.templates.gpu.window.price import PHASES as WINDOW
 from roller.templates.gpu.winograd import price as winograd
-from roller.templates.gpu.winograd.candidates import winograd_gpu_pool
+from roller.templates.gpu.winograd.candidates import winograd_candidates
 from roller.tile.geometry import Floats, Geometry
 from roller.tile.program import RProgram
 
 _HERE = "roller.templates.gpu"
 
 
-def _copies(batch: TileBatch, spec: DeviceSpec) -> tuple[OperandCopy, OperandCopy]:
+def _operand_copies(batch: TileBatch, spec: DeviceSpec) -> tuple[OperandCopy, OperandCopy]:
     del spec
     return operand_copies(batch)
 
 
-def _winograd(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def _winograd_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     forms = map(Geometry.of, canonical_forms(expr, options))
-    return [b for geometry in forms for b in winograd_gpu_pool(geometry, spec, options)]
+    return [b for geometry in forms for b in winograd_candidates(geometry, spec, options)]
 
 
-def _matrix(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def _matrix_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the programs for matrix units, including warp groups: one search finds both."""
     forms = [Geometry.of(form) for form in matrix_forms(expr, spec, options)]
-    return matrix_pools(forms, spec, options) if forms else []
+    return matrix_candidates(forms, spec, options) if forms else []
 
 
 TEMPLATES = (
     Template(
-        "window", lambda p: p.traits.slides_windows, WINDOW.price, f"{_HERE}.window.emit:kernels", window_pools,
-        decide=lambda batch, spec: walk(batch), bound=WINDOW.bound, arithmetic=WINDOW.arithmetic, limits=window_limits,
+        "window", lambda p: p.traits.slides_windows, WINDOW.price, f"{_HERE}.window.emit:kernels", window_candidates,
+        decide=lambda batch, spec: window_walk(batch), bound=WINDOW.bound, arithmetic=WINDOW.arithmetic,
+        limits=window_candidate_mask,
     ),
     Template(
-        "tiled", lambda p: p.traits.reuses and p.fragment is None, TILED.price, f"{_HERE}.tiled.emit:kernels", plain,
-        vary=variants, neighbours=neighbours, bound=TILED.bound, arithmetic=TILED.arithmetic, limits=whole_teus,
+        "tiled", lambda p: p.traits.reuses and p.fragment is None, TILED.price, f"{_HERE}.tiled.emit:kernels",
+        plain_tiled_candidates,
+        vary=variants_if_pipelining, neighbours=tiled_neighbours, bound=TILED.bound, arithmetic=TILED.arithmetic,
+        limits=fills_whole_teus,
     ),
     Template(
-        "rows", lambda p: p.traits.spreads_reductions, ROWS.price, f"{_HERE}.rows.emit_kernels:kernels", row_pools,
-        bound=ROWS.bound, arithmetic=ROWS.arithmetic, limits=whole_teus,
+        "rows", lambda p: p.traits.spreads_reductions, ROWS.price, f"{_HERE}.rows.emit_kernels:kernels", row_candidates,
+        bound=ROWS.bound, arithmetic=ROWS.arithmetic, limits=fills_whole_teus,
     ),
     Template(
-        "streaming", lambda p: not p.traits.reduces, STREAMING.price, f"{_HERE}.streaming.emit:kernels", stream_pools,
-        bound=STREAMING.bound, arithmetic=STREAMING.arithmetic, limits=whole_teus,
+        "streaming", lambda p: not p.traits.reduces, STREAMING.price, f"{_HERE}.streaming.emit:kernels",
+        stream_candidates,
+        bound=STREAMING.bound, arithmetic=STREAMING.arithmetic, limits=fills_whole_teus,
     ),
     Template(
         "winograd", lambda p: p.traits.output_side > 0, winograd.price, f"{_HERE}.winograd.emit:kernels",
-        whole=_winograd, bound=TILED.bound, arithmetic=TILED.arithmetic, limits=whole_teus,
+        whole=_winograd_programs, bound=TILED.bound, arithmetic=TILED.arithmetic, limits=fills_whole_teus,
     ),
     Template(
         "warp_group", lambda p: p.fragment is not None and p.fragment.reads_scratchpad, MATRIX.price,
-        f"{_HERE}.warp_group.emit:kernels", bound=MATRIX.bound, arithmetic=MATRIX.arithmetic, decide=_copies,
-        neighbours=rings, limits=whole_teus,
+        f"{_HERE}.warp_group.emit:kernels", bound=MATRIX.bound, arithmetic=MATRIX.arithmetic, decide=_operand_copies,
+        neighbours=rings, limits=fills_whole_teus,
     ),
     Template(
         "matrix", lambda p: p.fragment is not None, MATRIX.price, f"{_HERE}.matrix.emit:kernels",
-        whole=_matrix, bound=MATRIX.bound, arithmetic=MATRIX.arithmetic, decide=_copies,
-        neighbours=rings, limits=whole_teus,
+        whole=_matrix_programs, bound=MATRIX.bound, arithmetic=MATRIX.arithmetic, decide=_operand_copies,
+        neighbours=rings, limits=fills_whole_teus,
     ),
 )  # fmt: skip
 
 
-def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def programs_of_form(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the batches of the templates that take one form at a time, before variants are added."""
     return [b for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
 
@@ -99,21 +107,23 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
     """Yield the batches of every template, in their order; batches for all forms at once come last."""
     policy = POLICIES[options.policy]
     if policy is None:
-        yield from _constructed(expr, spec, options)
+        yield from _constructed_programs(expr, spec, options)
     else:
-        yield from _like_libraries(expr, spec, library_options(options, policy), policy)
+        yield from _library_programs(expr, spec, restrict_options_to_library(options, policy), policy)
 
 
-def _like_libraries(
+def _library_programs(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, policy: LibraryPolicy
 ) -> list[TileBatch]:
     """Return the programs of the policy's kernels: for a matrix unit if it takes the dtypes, else for threads."""
-    found = _winograd(expr, spec, options) or _matrix(expr, spec, options)
-    found = found or [b for f in canonical_forms(expr, options) for b in product_tiles(Geometry.of(f), spec, policy)]
-    return found or restricted(_constructed(expr, spec, options), spec, policy)
+    found = _winograd_programs(expr, spec, options) or _matrix_programs(expr, spec, options)
+    found = found or [
+        b for f in canonical_forms(expr, options) for b in library_product_programs(Geometry.of(f), spec, policy)
+    ]
+    return found or restrict_to_library(_constructed_programs(expr, spec, options), spec, policy)
 
 
-def _constructed(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
+def _constructed_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
     for geometry in map(Geometry.of, canonical_forms(expr, options)):
         found = [(t, b) for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
         yield from (b for _, b in found)

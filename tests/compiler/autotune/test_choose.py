@@ -119,13 +119,13 @@ def test_deterministic_here_is_built_checked_and_runs() -> None:
 
 def test_ways_to_choose_do_not_share_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Any] = []
-    real = pipeline._compile
+    real = pipeline._compile_uncached
 
     def counting(*arguments: Any) -> Any:
         compiled.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(pipeline, "_compile", counting)
+    monkeypatch.setattr(pipeline, "_compile_uncached", counting)
     expr = ops.elementwise("relu", (60,))
     ways: list[dict[str, Any]] = [
         {"top_k": 2}, {"top_k": "auto"}, {"deterministic": True}, {"top_k": 2, "deterministic": True},
@@ -142,13 +142,13 @@ def test_ways_to_choose_do_not_share_what_is_cached(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_only_lowered_elsewhere_does_not_pass_for_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from roller.runtime.cache_entry import CacheEntry, entry_of
+    from roller.runtime.cache_entry import CacheEntry, make_cache_entry
 
     expr = ops.elementwise("relu", (61,))
     elsewhere = roller.compile(expr, "v100", deterministic=True)
-    assert not entry_of(elsewhere.artifact, elsewhere.candidates).measured
+    assert not make_cache_entry(elsewhere.artifact, elsewhere.candidates).measured
     here = roller.compile(expr, "cpu", deterministic=True)
-    entry: CacheEntry = entry_of(here.artifact, here.candidates)
+    entry: CacheEntry = make_cache_entry(here.artifact, here.candidates)
     assert entry.measured and entry.artifact.measured_s is None
 
 

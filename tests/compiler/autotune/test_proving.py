@@ -19,14 +19,14 @@ from roller import ops
 from roller.artifact import KernelArtifact
 from roller.compiler import pipeline
 from roller.compiler.autotune import proving
-from roller.compiler.autotune.proving import Share, Verdict, is_proved, noted, prove
-from roller.compiler.autotune.scaled import scaled
-from roller.emulator import ORDERS, Emulated, allowance, library
-from roller.emulator.allowance import Allowance
+from roller.compiler.autotune.proving import ProofBudget, ProofVerdict, is_proved, prove, with_verdict
+from roller.compiler.autotune.scaled_kernel import find_scaled_kernel
+from roller.emulator import ORDERS, Emulated, build_library, time_allowance
+from roller.emulator.time_allowance import Allowance
 from roller.errors import BuildError, EmulationError, EmulationTimeout, NoCandidateError, RollerError
 from roller.hardware import load_spec
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_holdings import holdings
+from roller.runtime.cache_listing import list_cached_kernels
 from tests.emulator.faults import index_off_by_one, planted
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator builds kernels with g++")
@@ -81,18 +81,18 @@ def test_where_all_are_wrong_the_reasons_are_given(monkeypatch: pytest.MonkeyPat
 def test_a_kept_kernel_that_turns_out_wrong_is_not_served_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with_faults(monkeypatch, 1000)
     roller.compile(SMALL, "v100", top_k=1)
-    assert [h.status for h in holdings(KernelCache())] == ["predicted"]
+    assert [h.status for h in list_cached_kernels(KernelCache())] == ["predicted"]
     with pytest.raises(NoCandidateError, match="wrong"):
         roller.compile(SMALL, "v100", top_k=1, prove=True)
-    assert holdings(KernelCache()) == []
+    assert list_cached_kernels(KernelCache()) == []
 
 
 def test_a_kernel_is_proved_once_and_one_that_was_kept_unproved_then(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def counted(artifact: KernelArtifact, *_: Any, **__: Any) -> Verdict:
+    def counted(artifact: KernelArtifact, *_: Any, **__: Any) -> ProofVerdict:
         asked.append(artifact.device)
-        return Verdict("emulated")
+        return ProofVerdict("emulated")
 
     monkeypatch.setattr(proving, "prove", counted)
     assert roller.compile(SMALL, "v100", top_k=2).artifact.build.get("proved") is None
@@ -106,21 +106,21 @@ def test_a_kernel_is_proved_once_and_one_that_was_kept_unproved_then(monkeypatch
 def test_what_was_not_proved_is_tried_again_only_for_longer() -> None:
     made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
     assert not is_proved(made, 1.0)
-    tried = noted(made, Verdict("not proved (too long)"), 2.0)
+    tried = with_verdict(made, ProofVerdict("not proved (too long)"), 2.0)
     assert is_proved(tried, 2.0) and not is_proved(tried, 3.0)
     for part in ("emulated: 3 of 9 blocks", "emulated: scaled to i=512 j=384", "emulated: forward order only"):
-        known = noted(made, Verdict(part), 2.0)
+        known = with_verdict(made, ProofVerdict(part), 2.0)
         assert is_proved(known, 2.0) and not is_proved(known, 3.0)
-    assert is_proved(noted(made, Verdict("emulated"), 2.0), 3000.0)
+    assert is_proved(with_verdict(made, ProofVerdict("emulated"), 2.0), 3000.0)
     assert is_proved(replace(made, measured_s=1e-3), 1.0)
 
 
 def test_more_seconds_prove_more_of_a_kernel_that_was_proved_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
-    def proved(artifact: KernelArtifact, seconds: float, **_: Any) -> Verdict:
+    def proved(artifact: KernelArtifact, seconds: float, **_: Any) -> ProofVerdict:
         asked.append(seconds)
-        return Verdict("emulated: 8 of 9 blocks" if seconds < 10 else "emulated")
+        return ProofVerdict("emulated: 8 of 9 blocks" if seconds < 10 else "emulated")
 
     monkeypatch.setattr(proving, "prove", proved)
     for prove_s in (2.0, 2.0, 1.0, 4.0, 12.0, 3000.0):
@@ -154,14 +154,14 @@ def test_a_large_kernel_is_proved_by_a_small_one_of_the_same_structure(
         return pipeline.lower(program, expression, spec)
 
     made = lower(roller.construct(e, device, 1)[0].program, e)
-    found = scaled(made, lower)
+    found = find_scaled_kernel(made, lower)
     assert found is not None and found.same
     own, small = made.program, found.artifact.program
     assert (own.tiles, own.stages, own.split_k, own.vector_elements) == (
         small.tiles, small.stages, small.split_k, small.vector_elements)  # fmt: skip
     # How much is run is decided by the seconds; that it ends within them is not what is stated here.
     monkeypatch.setattr(Allowance, "left_s", property(lambda self: 900.0))
-    monkeypatch.setattr(allowance, "PATIENCE", 1e6)
+    monkeypatch.setattr(time_allowance, "PATIENCE", 1e6)
     verdict = prove(made, 3.0, lower=lower)
     assert verdict.proved.startswith("emulated: scaled to i=") and not verdict.wrong
 
@@ -196,8 +196,8 @@ def test_a_small_kernel_of_another_structure_condemns_nothing(monkeypatch: pytes
 
 def test_a_share_of_seconds_is_spent_in_order_of_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
-    monkeypatch.setattr(proving, "prove", lambda *_, **__: Verdict("emulated", took_s=1.0))
-    share = Share(2.0)
+    monkeypatch.setattr(proving, "prove", lambda *_, **__: ProofVerdict("emulated", took_s=1.0))
+    share = ProofBudget(2.0)
     known = [share(str(n), made)[0].build["proved"] for n in range(4)]
     assert known == ["emulated", "emulated", *2 * [f"not proved ({proving.USED_UP})"]]
 
@@ -214,20 +214,20 @@ def wait_for_idle_threads() -> None:
 def test_waiting_for_a_processor_costs_a_proof_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
 
-    def slept(*_: Any, **__: Any) -> Verdict:
+    def slept(*_: Any, **__: Any) -> ProofVerdict:
         time.sleep(0.5)
-        return Verdict("emulated")
+        return ProofVerdict("emulated")
 
-    monkeypatch.setattr(proving, "_proved", slept)
+    monkeypatch.setattr(proving, "_prove_within", slept)
     wait_for_idle_threads()
     assert prove(made).took_s <= 0.25
 
-    def computed(*_: Any, **__: Any) -> Verdict:
+    def computed(*_: Any, **__: Any) -> ProofVerdict:
         busy = "import time\nwhile time.process_time() < 0.2: pass"
         subprocess.run([sys.executable, "-S", "-c", busy], check=True)  # as g++ is one
-        return Verdict("emulated")
+        return ProofVerdict("emulated")
 
-    monkeypatch.setattr(proving, "_proved", computed)
+    monkeypatch.setattr(proving, "_prove_within", computed)
     assert prove(made).took_s >= 0.15
 
 
@@ -236,7 +236,7 @@ def test_wherever_time_runs_out_large_kernels_are_proved_less_and_never_wrong(
     monkeypatch: pytest.MonkeyPatch, wrong: bool
 ) -> None:
     """The proof of a scaled kernel and then of blocks of its own, stopped at every run."""
-    e, spec, run, load = ops.matmul(256, 250, 32), load_spec("v100"), Emulated.run, library.load
+    e, spec, run, load = ops.matmul(256, 250, 32), load_spec("v100"), Emulated.run, build_library.load
 
     @cache
     def lower(program: roller.RProgram, expression: roller.TensorExpr) -> KernelArtifact:
@@ -254,7 +254,7 @@ def test_wherever_time_runs_out_large_kernels_are_proved_less_and_never_wrong(
         run(self, buffers, **options)
 
     monkeypatch.setattr(proving, "_POINTS", 1.0)  # as if it were too large to be tried whole
-    monkeypatch.setattr(library, "load", lambda *a, keep, **k: load(*a, **k))  # built once
+    monkeypatch.setattr(build_library, "load", lambda *a, keep, **k: load(*a, **k))  # built once
     monkeypatch.setattr(Emulated, "run", late)
     for at in range(1, 12):
         for calls in (range(at, at + 1), range(at, 99)):
@@ -276,4 +276,4 @@ def test_a_kernel_without_memory_is_not_proved(monkeypatch: pytest.MonkeyPatch) 
 
     made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
     monkeypatch.setattr("roller.emulator.prove", none_left)
-    assert prove(made) == Verdict("not proved (not enough memory)")
+    assert prove(made) == ProofVerdict("not proved (not enough memory)")

@@ -13,7 +13,7 @@ from roller import ConstructOptions, KernelArtifact, ops
 from roller.compiler.autotune import TuningContext
 from roller.compiler.autotune import refine as choosing_refine
 from roller.compiler.autotune.refine import BATCH, MARGIN
-from roller.construction.neighbours import neighbours
+from roller.construction.neighbours import neighbour_programs
 from roller.errors import BuildError
 from roller.hardware import load_spec
 from roller.runtime import build_pool
@@ -51,7 +51,7 @@ class Bench:
 @pytest.fixture(autouse=True)
 def built_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds need no processes of their own here."""
-    monkeypatch.setattr(build_pool, "build_all", lambda jobs, make, **_: build_pool.build_here(jobs, make))
+    monkeypatch.setattr(build_pool, "build_all", lambda jobs, make, **_: build_pool.build_in_process(jobs, make))
 
 
 def shop_of(bench: Bench, make: Callable[[Any], KernelArtifact] | None = None) -> TuningContext:
@@ -76,7 +76,7 @@ def ticking(step: float = 1.0) -> Callable[[], float]:
 
 def around(kernel: roller.CompiledKernel) -> list[roller.Candidate]:
     known = {str(c.program) for c in kernel.candidates}
-    found = neighbours(kernel.program, EXPR, SPEC, OPTIONS)
+    found = neighbour_programs(kernel.program, EXPR, SPEC, OPTIONS)
     return [c for c in found if str(c.program) not in known]
 
 
@@ -87,7 +87,7 @@ def test_a_faster_neighbour_takes_the_place_and_the_search_goes_on_around_it(sta
     assert found.program == goal.program
     assert found.measured_s == 0.5
     assert found.estimate == goal.estimate
-    beyond = {str(c.program) for c in neighbours(goal.program, EXPR, SPEC, OPTIONS)}
+    beyond = {str(c.program) for c in neighbour_programs(goal.program, EXPR, SPEC, OPTIONS)}
     tried = {str(c.program) for c in found.candidates}
     assert len(tried & (beyond - {str(c.program) for c in around(start)})) > 0
     assert [c.id for c in found.candidates[:3]] == [c.id for c in start.candidates]

@@ -74,8 +74,8 @@ def test_data_that_differ_in_more_than_numbers_are_refused(differ):
 
 def test_sizes_to_look_at_lie_in_the_box_and_none_is_one():
     box = Box({"b": (1, 8), "s": (1, 512)})
-    some = [p for p, _ in zip(box.points(0), range(200), strict=False)]
+    some = [p for p, _ in zip(box.random_sizes(0), range(200), strict=False)]
     assert all(2 <= p["b"] <= 8 and 2 <= p["s"] <= 512 for p in some)
     assert {p["b"] for p in some} == set(range(2, 9)) and min(p["s"] for p in some) < 4
-    assert box.low in box.compared() and box.high in box.compared()
-    assert box.raised(box.low) == {"b": 2, "s": 2} and box.middle == {"b": 3, "s": 23}
+    assert box.low in box.sample_sizes() and box.high in box.sample_sizes()
+    assert box.at_least_two(box.low) == {"b": 2, "s": 2} and box.middle == {"b": 3, "s": 23}

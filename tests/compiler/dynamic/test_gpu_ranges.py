@@ -22,8 +22,8 @@ from roller.emulator.translate import translate
 from roller.errors import ArtifactError, BuildError, EmulationError, LaunchError, NoCandidateError, RollerError
 from roller.targets import target_for
 from roller.templates import pricing
-from roller.templates.gpu.emit import general
-from roller.templates.gpu.emit.general import Numbers, generalised
+from roller.templates.gpu.emit import size_arguments
+from roller.templates.gpu.emit.size_arguments import CodeNumbers, generalise_code
 from tests.backends import fake_cupy
 
 OPS = roller.ops
@@ -139,7 +139,7 @@ def test_a_kernel_whose_numbers_are_others_is_not_used():
 
 
 def test_numbers_are_passed_only_where_they_fit():
-    numbers = Numbers((None, 5, None, None), (0, -1, 1, 0), (1, 3), ("n0", "n1"))
+    numbers = CodeNumbers((None, 5, None, None), (0, -1, 1, 0), (1, 3), ("n0", "n1"))
     assert numbers.read((7, 5, 3, 7)) == {"n0": 7, "n1": 1}
     for wrong in ((7, 6, 3, 7), (7, 5, 4, 7), (7, 5, 3, 8), (-1, 5, 3, -1), (7, 5, 1 << 31, 7)):
         assert numbers.read(wrong) is None
@@ -149,18 +149,18 @@ def test_codes_of_several_kinds_have_no_kernel(rows):
     first, other = compiled(OPS.matmul(9, 8, 8), "v100", most=1, i=(1, 9)).kernels[0], rows.kernels[0]
     several = [k.program.own({"i": 5}, rows.spec) for k in (first, other)]
     with pytest.raises(BuildError, match="got another one"):
-        generalised(several)
+        generalise_code(several)
 
 
 def test_what_is_too_many_or_too_large_says_which(rows, monkeypatch):
     several = [rows.kernels[0].program.own({"i": m}, rows.spec) for m in (9, 77)]
     with monkeypatch.context() as patch:
-        patch.setattr(general, "_MOST", 0)
+        patch.setattr(size_arguments, "_MOST", 0)
         with pytest.raises(BuildError, match=r"at most 0 numbers that differ between sizes, got [1-9]"):
-            generalised(several)
-    monkeypatch.setattr(general, "_LIMIT", 9)
+            generalise_code(several)
+    monkeypatch.setattr(size_arguments, "_LIMIT", 9)
     with pytest.raises(BuildError, match=r"numbers from 0 to 2\*\*31 - 1 where sizes differ, got \d+\."):
-        generalised(several)
+        generalise_code(several)
 
 
 def test_codes_are_written_once_for_a_kernel(rows, monkeypatch):
@@ -174,7 +174,7 @@ def test_codes_are_written_once_for_a_kernel(rows, monkeypatch):
     target = target_for(rows.spec).generation()
     unlowered = target.unlowered_for
     monkeypatch.setattr(target, "unlowered_for", lambda *a, **k: written.append(a[0]) or unlowered(*a, **k))
-    owns = made.owns(several, rows.spec)
+    owns = made.codes_at(several, rows.spec)
     assert len(written) == 3 and [o.grids for o in owns] == [made.own(p, rows.spec).grids for p in several]
 
 
@@ -190,14 +190,14 @@ def test_places_are_looked_at_once():
 def lacking_kernel(monkeypatch, rounds_lacking):
     """Compile what has code of several kinds, where some sizes are said to have none for some rounds."""
     asked = []
-    lacking = search._lacking
+    lacking = search._sizes_without_code
 
     def told(box, seed, found):
         asked.append((seed, [set(map(str, j.places)) for j in found]))
         return [{"i": 100 + seed}] if seed < rounds_lacking else lacking(box, seed, found)
 
-    monkeypatch.setattr(search, "_lacking", told)
-    monkeypatch.setattr(search, "_nearest", lambda _codes: [])
+    monkeypatch.setattr(search, "_sizes_without_code", told)
+    monkeypatch.setattr(search, "_choose_nearest_kernels", lambda _codes: [])
     kernel = compiled(OPS.matmul(64, 40, 24), "v100", most=2, i=(1, 300))
     return kernel, asked
 

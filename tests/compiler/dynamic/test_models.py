@@ -8,7 +8,7 @@ import pytest
 
 import roller
 from roller.errors import ArtifactError, LaunchError, ModelError, RollerError
-from roller.models.ranges import ranges_of
+from roller.models.ranges import parse_ranges
 from roller.models.session.range_session import RangeSession
 
 ORT = pytest.importorskip("onnxruntime")
@@ -55,8 +55,8 @@ def test_every_size_is_right(session):
 
 def test_shapes_that_came_before_find_their_session_at_once(session, monkeypatch):
     x, seen = np.ones((7, 24), "float32"), []
-    looked = session._sizes
-    monkeypatch.setattr(session, "_sizes", lambda arguments: seen.append(arguments) or looked(arguments))
+    looked = session._sizes_of_arrays
+    monkeypatch.setattr(session, "_sizes_of_arrays", lambda arguments: seen.append(arguments) or looked(arguments))
     meant = session.run({"x": x})["y"]
     seen.clear()
     np.testing.assert_array_equal(session.run({"x": x})["y"], meant)
@@ -178,7 +178,7 @@ def test_sizes_are_those_of_arrays_that_only_export_their_memory(session):
 )
 def test_ranges_that_are_none_are_refused(shapes, text):
     with pytest.raises(ModelError, match=text):
-        ranges_of(layers(), shapes)
+        parse_ranges(layers(), shapes)
 
 
 def test_ranges_are_for_this_processor_alone_and_beside_nothing_else():
@@ -192,7 +192,7 @@ def test_ranges_are_for_this_processor_alone_and_beside_nothing_else():
 
 def test_a_range_may_be_one_of_python():
     pair, python = ({"x": (("batch", *r), 24)} for r in ((1, 4), (range(1, 5),)))
-    assert ranges_of(layers(), pair) == ranges_of(layers(), python)
+    assert parse_ranges(layers(), pair) == parse_ranges(layers(), python)
 
 
 def test_one_size_alone_is_no_range():
@@ -212,10 +212,10 @@ def test_sizes_may_be_called_as_lengths_that_follow_are():
 
 def test_symbols_of_inputs_that_are_not_named_are_the_same_sizes():
     model = with_weights(LAYERS.replace("float[batch] scale", "float[batch, 3] scale"))
-    found = ranges_of(model, {"x": (("batch", 2, 9), 24)})
+    found = parse_ranges(model, {"x": (("batch", 2, 9), 24)})
     assert found.inputs == {"x": ("batch", 24), "scale": ("batch", 3)}
     assert found.at({"batch": 5}) == {"x": (5, 24), "scale": (5, 3)}
-    assert ranges_of(model, {"x": (("batch", 7, 7), 24)}).inputs["scale"] == (7, 3)
+    assert parse_ranges(model, {"x": (("batch", 7, 7), 24)}).inputs["scale"] == (7, 3)
 
 
 ATTENTION = """<ir_version: 8, opset_import: ["": 17]>

@@ -14,7 +14,7 @@ POINTS = [{"batch": b, "sequence": s} for b, s in ((3, 61), (2, 130), (7, 45), (
 
 
 def own(make, box=BOX, points=POINTS):
-    whole = [box.whole(p) for p in points]
+    whole = [box.with_derived(p) for p in points]
     return relevant_sizes(SymbolicExpr.of([make(p) for p in whole], whole), whole, box, ConstructOptions())
 
 
@@ -35,4 +35,4 @@ def test_a_length_behind_a_stride_is_the_size_of_what_has_no_other():
     box = Box({"batch": (1, 8), "sequence": (2, 512)}, {"half": half})
     found = own(lambda p: ops.matmul(p["half"], 16, 8), box)
     assert dict(found.box.ends) == {"half": (1, 256)} and not found.box.derived
-    assert found.at(box.whole({"batch": 3, "sequence": 41})) == {"half": 20}
+    assert found.at(box.with_derived({"batch": 3, "sequence": 41})) == {"half": 20}

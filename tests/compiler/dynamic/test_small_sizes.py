@@ -11,21 +11,21 @@ import pytest
 import roller
 from roller.compiler.dynamic import cpu, prices
 from roller.compiler.dynamic.box import Box
-from roller.compiler.dynamic.extents import extents_of
+from roller.compiler.dynamic.dynamic_axes import parse_dynamic_axes
 from roller.compiler.dynamic.families import (
-    _of_one_row,
-    _programs,
+    _best_open_programs,
+    _family_from_one_row,
+    choose_fewest_rows,
     families,
-    fewest,
-    own_of_first,
+    families_of_first_extents,
     price_table,
-    samples,
+    sample_extents,
 )
-from roller.compiler.dynamic.ranges import open_range
+from roller.compiler.dynamic.ranges import parse_open_range
 from roller.compiler.dynamic.search_request import search_request
-from roller.compiler.dynamic.symbolic_search import constructed
+from roller.compiler.dynamic.symbolic_search import construct_symbolic_programs
 from roller.templates.common.options import ConstructOptions
-from roller.templates.cpu.emit.plan import decisions_of
+from roller.templates.cpu.emit.axis_plans import program_decisions
 
 SPEC = roller.load_spec("cpu-avx2")
 OPTIONS = ConstructOptions()
@@ -33,20 +33,20 @@ OPTIONS = ConstructOptions()
 
 @pytest.fixture(scope="module")
 def product():
-    varies = open_range(roller.ops.matmul(64, 256, 256), {"i": (1, 64)})
+    varies = parse_open_range(roller.ops.matmul(64, 256, 256), {"i": (1, 64)})
     return varies, families(varies, SPEC, OPTIONS)[0]
 
 
 def test_first_extents_are_looked_at_one_by_one():
-    assert samples(1, 4096)[:8] == tuple(range(1, 9)) and samples(1, 4096)[-1] == 4096
-    assert samples(3, 5) == (3, 4, 5) and samples(1, 12, 12) == tuple(range(1, 13))
-    assert samples(1, 4096, 1, 2) == (1, 64, 4096)
+    assert sample_extents(1, 4096)[:8] == tuple(range(1, 9)) and sample_extents(1, 4096)[-1] == 4096
+    assert sample_extents(3, 5) == (3, 4, 5) and sample_extents(1, 12, 12) == tuple(range(1, 13))
+    assert sample_extents(1, 4096, 1, 2) == (1, 64, 4096)
 
 
 def test_a_family_is_priced_with_the_tile_of_its_code(product):
     family = next(f for f in product[1] if f.rows >= 5)
     more = family.rows + 1
-    decisions = decisions_of(family.at(more))
+    decisions = program_decisions(family.at(more))
     assert decisions.tile[0, family.axis] == family.rows and decisions.tiles[0, family.axis] == 2
     (one, two, whole) = price_table([family], [family.rows, more, 2 * family.rows], SPEC)[0]
     assert two > 1.2 * one and two == pytest.approx(whole, rel=0.1), "a row more is a whole tile"
@@ -54,17 +54,17 @@ def test_a_family_is_priced_with_the_tile_of_its_code(product):
 
 def test_programs_of_one_row_are_families(product):
     varies, found = product
-    several = _programs(varies.at(1), varies, 1, SPEC, OPTIONS)
+    several = _best_open_programs(varies.at(1), varies, 1, SPEC, OPTIONS)
     program = next(p for p in several if p.split_k == 1)
-    assert all(_of_one_row(p, found[0]) is None for p in several if p.split_k > 1)
-    family = _of_one_row(program, found[0])
+    assert all(_family_from_one_row(p, found[0]) is None for p in several if p.split_k > 1)
+    family = _family_from_one_row(program, found[0])
     assert family is not None and family.rows == 1 and "i" not in program.axis_names
     assert family.at(1).tiles[-1][1][family.axis] == 1
     assert np.isfinite(price_table([family], [1, 2, 64], SPEC)).all()
-    other = open_range(roller.ops.matmul(64, 128, 256), {"i": (1, 64)})
-    assert all(_of_one_row(p, found[0]) is None for p in _programs(other.at(1), other, 1, SPEC, OPTIONS)), (
-        "other extents"
-    )
+    other = parse_open_range(roller.ops.matmul(64, 128, 256), {"i": (1, 64)})
+    assert all(
+        _family_from_one_row(p, found[0]) is None for p in _best_open_programs(other.at(1), other, 1, SPEC, OPTIONS)
+    ), "other extents"
 
 
 def test_the_first_extents_have_a_kernel_whose_tile_holds_all_rows():
@@ -72,37 +72,39 @@ def test_the_first_extents_have_a_kernel_whose_tile_holds_all_rows():
     costs = np.array(
         [[1.0, 2.0, 3.0, 40.0], [np.inf, 2.1, 3.5, 20.0], [np.inf, np.inf, 4.0, 15.0], [np.inf] * 3 + [9.0]]
     )
-    assert own_of_first(found, (1, 2, 3, 40), costs) == [0, 1], "three rows at once are predicted too far behind"
+    assert families_of_first_extents(found, (1, 2, 3, 40), costs) == [0, 1], (
+        "three rows at once are predicted too far behind"
+    )
 
 
 def test_rows_that_are_given_come_first():
     costs = np.array([[1.0, 9.0], [9.0, 1.0], [2.0, 2.0]])
-    assert fewest(costs, np.ones(2), 3, given=[2]) == [2, 0, 1]
-    assert fewest(costs, np.ones(2), 1, given=[1]) == [1]
+    assert choose_fewest_rows(costs, np.ones(2), 3, given=[2]) == [2, 0, 1]
+    assert choose_fewest_rows(costs, np.ones(2), 1, given=[1]) == [1]
 
 
 def test_sizes_that_grow_together_are_closer_where_they_are_small():
-    places = Box({"h": (7, 64), "w": (7, 64)}).compared()
+    places = Box({"h": (7, 64), "w": (7, 64)}).sample_sizes()
     alike = sorted(p["h"] for p in places if p["h"] == p["w"])
     assert {7, 8, 9, 64} <= set(alike)
     assert len(alike) <= 12
 
 
 def image_programs(shapes):
-    varies = extents_of(roller.ops.conv2d(1, 64, 7, 21, 64, 3, 3, padding=1), shapes)
+    varies = parse_dynamic_axes(roller.ops.conv2d(1, 64, 7, 21, 64, 3, 3, padding=1), shapes)
     question = search_request(varies, OPTIONS)
     sizes = varies.box.low
-    return sizes, constructed(question, [sizes], SPEC, OPTIONS, 24)[0]
+    return sizes, construct_symbolic_programs(question, [sizes], SPEC, OPTIONS, 24)[0]
 
 
 def test_a_division_by_a_size_is_priced():
     sizes, programs = image_programs({"ho": (7, 64), "wo": (21, 64)})
     usual, meant = prices.predicted(programs, sizes, SPEC), cpu.predicted(programs, sizes, SPEC)
-    apart = [n for n, p in enumerate(programs) if p.divided and np.isfinite(usual[n])]
+    apart = [n for n, p in enumerate(programs) if p.tensors_divided_by_sizes and np.isfinite(usual[n])]
     assert all(m == u for n, (u, m) in enumerate(zip(usual, meant, strict=True)) if n not in apart)
     assert any("*" in name for n in apart for name in programs[n].open_axes), "axes in one"
     assert any(meant[n] > usual[n] for n in apart)
-    assert not any(p.divided for p in image_programs({"n": (1, 8)})[1]), "the image is one of numbers"
+    assert not any(p.tensors_divided_by_sizes for p in image_programs({"n": (1, 8)})[1]), "the image is one of numbers"
 
 
 def test_tasks_that_share_filters_among_them_are_a_kind():

@@ -12,7 +12,7 @@ import pytest
 from roller.arguments import target_of
 from roller.compiler.dynamic import symbolic_build
 from roller.compiler.dynamic.box import Box
-from roller.compiler.dynamic.kernel_choice import PricedKernel, fastest_first
+from roller.compiler.dynamic.kernel_choice import PricedKernel, rank_by_time
 from roller.compiler.dynamic.symbolic_choice import SymbolicKernels, compile_symbolic
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.compiler.dynamic.symbolic_proof import fault
@@ -20,7 +20,7 @@ from roller.core.fitting import Fitter
 from roller.core.formulas import Atom, Formula
 from roller.errors import NoCandidateError
 from roller.ops import matmul
-from roller.runtime.cpu_profile import Bench
+from roller.runtime.cpu_profile import CpuBench
 from roller.templates.common.options import ConstructOptions
 
 BOX = Box({"rows": (7, 200)})
@@ -71,7 +71,7 @@ def test_a_formula_that_is_wrong_at_one_size_does_not_run_there(wrong):
     for rows in (UNSEEN - 1, UNSEEN + 1, 7, 200):
         assert wrong.kernels[wrong.best({"rows": rows})].takes({"rows": rows})
     sizes = {"rows": UNSEEN}
-    expression, order = wrong.own.expression.at(sizes), fastest_first(wrong.judged, sizes, wrong.spec)
+    expression, order = wrong.own.expression.at(sizes), rank_by_time(wrong.judged, sizes, wrong.spec)
     first = order[0]
     right = [n for n in order if not fault(wrong.kernels[n], expression, sizes, wrong.spec.units)]
     assert first not in right
@@ -89,7 +89,7 @@ def test_a_formula_that_is_wrong_at_one_size_does_not_run_there(wrong):
 def test_code_of_another_kind_runs_before_it_is_used(right, wrong):
     def at(kernels, rows):
         sizes = {"rows": rows}
-        first = fastest_first(kernels.judged, {"rows": UNSEEN}, kernels.spec)[0]
+        first = rank_by_time(kernels.judged, {"rows": UNSEEN}, kernels.spec)[0]
         other = replace(kernels.kernels[first], code="of another kind")
         return fault(other, kernels.own.expression.at(sizes), sizes, kernels.spec.units)
 
@@ -145,8 +145,8 @@ def test_what_was_timed_is_chosen_by_its_times(spec, expression, monkeypatch):
         times[rows] = {n: 1e-3 * (1 + k) for k, n in enumerate(several)}
         return {n: replace(r, status="measured", measured_s=times[rows][n]) for n, r in records.items()}
 
-    measured = Bench.profile
-    monkeypatch.setattr(Bench, "profile", profile)
+    measured = CpuBench.profile
+    monkeypatch.setattr(CpuBench, "profile", profile)
     made = compile_symbolic({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions(), passing_bytes={})["k"]
     assert len(times) > 2 and not made.doubt
     for column, sizes in enumerate(made.judged[0].places):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from roller.compiler.dynamic import symbolic_search
-from roller.compiler.dynamic.kernel_choice import PricedKernel, usual_of
+from roller.compiler.dynamic.kernel_choice import PricedKernel, mean_correction
 from roller.compiler.dynamic.symbolic_choice import EFFORT
-from roller.compiler.dynamic.symbolic_search import Search, SearchRequest, chosen, spread
+from roller.compiler.dynamic.symbolic_search import Search, SearchRequest, chosen, spread_positions
 
 SPEC = SimpleNamespace(units=1)
 
@@ -65,7 +65,7 @@ def bench_of(monkeypatch, seconds, disturbed=()):
                 for n, k in here.items()
             }
 
-    monkeypatch.setattr("roller.runtime.cpu_profile.Bench", Bench)
+    monkeypatch.setattr("roller.runtime.cpu_profile.CpuBench", Bench)
     monkeypatch.setattr("roller.runtime.cpu_profile.has_guards", lambda _: False)
     return asked
 
@@ -104,7 +104,7 @@ def test_times_that_others_disturbed_decide_nothing(monkeypatch):
     s = searched([{"s": 8}, {"s": 512}], np.full((2, 2), 1e-3))
     judged, doubt = chosen(s, SPEC, EFFORT, 0, timed=True)
     assert doubt == "others ran" and [dict(j.measured) for j in judged] == [{0: 3e-3}]
-    assert judged[0].everywhere == pytest.approx([3e-3, 3e-3])
+    assert judged[0].seconds_at_samples == pytest.approx([3e-3, 3e-3])
 
 
 def test_constants_come_from_behind_a_cache_as_in_the_model(monkeypatch):
@@ -117,24 +117,24 @@ def test_constants_come_from_behind_a_cache_as_in_the_model(monkeypatch):
 
 def test_a_kernel_without_times_is_off_as_the_others_and_a_little_more():
     costs = {0: np.array([1.0, 2.0]), 1: np.array([1.0, 1.0])}
-    usual = usual_of(costs, {0: {0: 2.0, 1: 4.0}})
-    assert usual == pytest.approx(2.0) and usual_of(costs, {}) == 1.0
+    usual = mean_correction(costs, {0: {0: 2.0, 1: 4.0}})
+    assert usual == pytest.approx(2.0) and mean_correction(costs, {}) == 1.0
     untimed = PricedKernel(None, ({"s": 8}, {"s": 9}), costs[1], {}, usual)
-    assert untimed.everywhere == pytest.approx([2.2, 2.2])
+    assert untimed.seconds_at_samples == pytest.approx([2.2, 2.2])
 
 
 def test_sizes_that_are_timed_lie_far_from_each_other():
     grid = [{"s": s, "b": 1} for s in range(1, 513)]
-    found = [grid[n]["s"] for n in spread(grid, ("s", "b"), 6)]
+    found = [grid[n]["s"] for n in spread_positions(grid, ("s", "b"), 6)]
     assert found == sorted(set(found)) and len(found) == 6 and {1, 512} <= set(found)
     assert min(b / a for a, b in itertools.pairwise(found)) > 2
-    assert spread([], ("s",), 6) == [] and spread([{"s": 4}] * 9, ("s",), 6) == [0]
+    assert spread_positions([], ("s",), 6) == [] and spread_positions([{"s": 4}] * 9, ("s",), 6) == [0]
 
 
 def test_what_was_not_measured_is_predicted_as_far_off_as_near_by():
     several = ({"h": 8, "w": 8}, {"h": 9, "w": 8}, {"h": 64, "w": 64})
     judged = PricedKernel(None, several, np.array([1.0, 1.0, 4.0]), {0: 2.0, 2: 4.0})
-    assert judged.everywhere == pytest.approx([2.0, 1.98, 4.0], rel=0.02)
+    assert judged.seconds_at_samples == pytest.approx([2.0, 1.98, 4.0], rel=0.02)
     assert judged.off({"h": 8, "w": 8, "derived": 3}) == pytest.approx(2.0, rel=0.02)
     untimed = PricedKernel(None, several, np.array([1.0, math.inf, 4.0]), {})
-    assert untimed.everywhere == pytest.approx([1.1, math.inf, 4.4])
+    assert untimed.seconds_at_samples == pytest.approx([1.1, math.inf, 4.4])

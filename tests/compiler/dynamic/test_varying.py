@@ -9,10 +9,17 @@ import pytest
 
 import roller
 from roller.backends.cpu.launcher import CpuKernel
-from roller.compiler.dynamic.compile import _everywhere, _Times
-from roller.compiler.dynamic.families import Family, families, families_suit, fewest, price_table, samples
+from roller.compiler.dynamic.compile import _KernelTimes, _seconds_at_all_extents
+from roller.compiler.dynamic.families import (
+    Family,
+    choose_fewest_rows,
+    families,
+    price_table,
+    sample_extents,
+    templates_allow_families,
+)
 from roller.compiler.dynamic.kernel import VaryingKernel
-from roller.compiler.dynamic.ranges import open_range
+from roller.compiler.dynamic.ranges import parse_open_range
 from roller.errors import ArtifactError, LaunchError, RollerError
 from roller.expr.resizing import growing_sizes
 from roller.templates.common.options import ConstructOptions
@@ -67,7 +74,7 @@ def test_every_extent_is_right_and_in_bounds(make, axis, high):
 
 def test_nothing_is_compiled_for_a_new_extent(monkeypatch, product):
     kernel = product
-    monkeypatch.setattr("roller.templates.cpu.emit.library.build_library", None)
+    monkeypatch.setattr("roller.templates.cpu.emit.build_library.build_library", None)
     a, b = np.ones((9, 16), "float32"), np.ones((16, 32), "float32")
     out = np.empty((9, 32), "float32")
     assert kernel(a, b, out=out) is out and (out == 16).all()
@@ -175,21 +182,21 @@ def test_only_this_processor_and_gpus_take_ranges():
         roller.compile(roller.ops.matmul(8, 8, 8), "ipu_mk2", shapes={"i": (1, 8)})
     with pytest.raises(RollerError, match="a pretended v100"):
         roller.compile(roller.ops.matmul(8, 8, 8), "null:v100", shapes={"i": (1, 8)})
-    varies = open_range(roller.ops.softmax((8, 8)), {"d0": (1, 8)})
+    varies = parse_open_range(roller.ops.softmax((8, 8)), {"d0": (1, 8)})
     assert families(varies, SPEC, ConstructOptions())[0] == [], "templates of rows need the extent when they are chosen"
-    assert not families_suit(varies, SPEC, ConstructOptions())
+    assert not templates_allow_families(varies, SPEC, ConstructOptions())
 
 
 def test_a_range_has_its_expression_at_every_extent():
-    varies = open_range(roller.ops.matmul(8, 16, 32, epilogue=("bias",)), {"i": range(1, 100)})
+    varies = parse_open_range(roller.ops.matmul(8, 16, 32, epilogue=("bias",)), {"i": range(1, 100)})
     assert (varies.low, varies.high, varies.place) == (1, 99, (0, 0))
     assert varies.at(7) == roller.ops.matmul(7, 16, 32, epilogue=("bias",))
 
 
 def test_a_family_keeps_its_tiles():
-    varies = open_range(roller.ops.matmul(64, 64, 64), {"i": (1, 500)})
+    varies = parse_open_range(roller.ops.matmul(64, 64, 64), {"i": (1, 500)})
     found, best = families(varies, SPEC, ConstructOptions())
-    assert set(best) == set(samples(1, 500)) and len(found) > 8
+    assert set(best) == set(sample_extents(1, 500)) and len(found) > 8
     for family in found:
         n, rows = family.axis, family.rows
         for extent in (rows, rows + 1, 10 * rows, 500):
@@ -204,9 +211,9 @@ def test_a_family_keeps_its_tiles():
 def test_few_families_are_chosen_by_what_they_add():
     costs = np.array([[2.0, 2.0, 2.0], [np.inf, 1.0, 4.0], [np.inf, 4.0, 1.0], [np.inf, 1.1, 1.1]])
     best = np.array([2.0, 1.0, 1.0])
-    assert fewest(costs, best, 8) == [0, 3, 1, 2]
-    assert fewest(costs, best, 2) == [0, 3]
-    assert fewest(costs[[0, 0]], best, 8) == [0]
+    assert choose_fewest_rows(costs, best, 8) == [0, 3, 1, 2]
+    assert choose_fewest_rows(costs, best, 2) == [0, 3]
+    assert choose_fewest_rows(costs[[0, 0]], best, 8) == [0]
 
 
 def test_a_kernel_beyond_a_capacity_is_for_no_extent_from_there_on(monkeypatch, product):
@@ -215,15 +222,15 @@ def test_a_kernel_beyond_a_capacity_is_for_no_extent_from_there_on(monkeypatch, 
 
     monkeypatch.setattr("roller.compiler.dynamic.compile.price_table", priced)
     variant, every = product.variants[0], np.arange(2, 65)
-    rows, times = variant.family.rows, _Times([variant.family], SPEC)
+    rows, times = variant.family.rows, _KernelTimes([variant.family], SPEC)
     times.price((2, rows, 12, 16, 24, 64))
-    seconds = _everywhere(0, rows, times, every)
+    seconds = _seconds_at_all_extents(0, rows, times, every)
     assert np.isfinite(seconds[(every >= rows) & (every <= 16)]).all() and np.isinf(seconds[every > 16]).all()
 
 
 def test_a_kernel_takes_what_it_took_at_near_extents(product):
     families = [v.family for v in product.variants] * 3
-    times = _Times(families[:3], SPEC)
+    times = _KernelTimes(families[:3], SPEC)
     times.price((16, 32, 64))
     predicted = times.predicted
     assert [times.at(n, 32) for n in range(3)] == list(predicted[32]), "nothing was measured"
@@ -236,7 +243,7 @@ def test_a_kernel_takes_what_it_took_at_near_extents(product):
 
 
 def test_few_kernels_are_timed_where_near_extents_say_how_they_compare(product):
-    times = _Times([product.variants[0].family] * 4, SPEC)
+    times = _KernelTimes([product.variants[0].family] * 4, SPEC)
     times.predicted = {x: np.array([1.0, 1.1, 1.3, 1.5]) * x for x in (8, 16, 64)}
     assert times.near(range(4), 16) == [0, 1, 2]
     times.measured = {n: {8: t} for n, t in enumerate((8.0, 10.0, 10.5, 12.0))}

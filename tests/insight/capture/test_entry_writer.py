@@ -127,7 +127,7 @@ def test_an_existing_file_or_another_folder_is_refused(model, tmp_path):
 
 
 def test_an_input_is_the_code_of_a_batch():
-    made = [InputShape.parse(text).code() for text in ("3x4", ":int64", "7:bool")]
+    made = [InputShape.parse(text).tensor_expression() for text in ("3x4", ":int64", "7:bool")]
     assert made == [
         "torch.randn((batch_size, 3, 4), dtype=torch.float32)",
         "torch.randint(2, (batch_size,), dtype=torch.int64)",

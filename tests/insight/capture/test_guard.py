@@ -7,14 +7,14 @@ import textwrap
 
 import pytest
 
-from roller.insight.capture.patience import Patience
+from roller.insight.capture.idle_timeout import IdleTimeout
 
 pytestmark = pytest.mark.slow  # each starts a process: neither guard nor fence can be undone
 
 HEAD = """
 import os, sys
-from roller.insight.capture.fence import leave_network, limit_writes
-from roller.insight.capture.guard import Guard
+from roller.insight.capture.kernel_sandbox import leave_network, limit_writes
+from roller.insight.capture.python_sandbox import Guard
 folder, notes = os.environ["TMPDIR"], []
 """
 
@@ -143,7 +143,7 @@ def test_the_kernel_refuses_the_network_to_a_user_without_privileges(run):
 def test_patience_is_over_without_a_sign(run):
     said = run("""
         import threading, time
-        from roller.insight.capture.patience import Patience
+        from roller.insight.capture.idle_timeout import Patience
         over = threading.Event()
         waiting = Patience(0.5, lambda frame: (print(frame.f_code.co_name), over.set()))
         waiting.start()
@@ -157,4 +157,4 @@ def test_patience_is_over_without_a_sign(run):
     """)
     assert said[0] == "False"
     assert said[-1] == "True"
-    assert Patience.__doc__
+    assert IdleTimeout.__doc__

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from roller.errors import ModelError  # noqa: E402
 from roller.insight.trace.options import TraceOptions  # noqa: E402
-from roller.insight.trace.pytorch.script_run import Script, ScriptTracer  # noqa: E402
+from roller.insight.trace.pytorch.script_run import Script, ScriptRunner  # noqa: E402
 from roller.insight.tracing import trace  # noqa: E402
 
 HEAD = """
@@ -53,7 +53,7 @@ def run(tmp_path, monkeypatch):
             found.append(one)
             raise Done
 
-        tracer = ScriptTracer(Script(path, arguments), TraceOptions(batch, "a100"), calls, finish)
+        tracer = ScriptRunner(Script(path, arguments), TraceOptions(batch, "a100"), calls, finish)
         try:
             return tracer.run()
         except Done:
@@ -259,4 +259,4 @@ def test_a_script_that_does_not_come_to_train_says_why(run, text, said):
 
 def test_a_processor_is_refused(tmp_path):
     with pytest.raises(ModelError, match="expected a GPU for a training script"):
-        ScriptTracer(Script(tmp_path / "train.py"), TraceOptions(device="cpu"), None, print)
+        ScriptRunner(Script(tmp_path / "train.py"), TraceOptions(device="cpu"), None, print)

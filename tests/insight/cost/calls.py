@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from roller.insight.cost.launches import Fused, Kernel, Stream, Wait
-from roller.insight.trace.pytorch.data_dependent import Values
+from roller.insight.cost.kernel_launches import FusedKernel, HostWait, Kernel, MemoryKernel
+from roller.insight.trace.pytorch.data_dependent import MetaOperators
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
 from roller.insight.trace.pytorch.stacks import Stacks
@@ -90,7 +90,7 @@ def leaves(values: Any) -> list[Any]:
     return [t for v in values for t in leaves(v)]
 
 
-class Given(Values):
+class Given(MetaOperators):
     """Results that are given, not computed."""
 
     def __init__(self, results: Sequence[Any]) -> None:
@@ -106,7 +106,7 @@ def recorded(
 ) -> tuple[list[Operator], tuple[Any, ...]]:
     """Return the operators that a call dispatches, and the tensors it returns."""
     recorder = OperatorRecorder(
-        OriginTracker({}, Stacks(Path.cwd())), Values(0.5, lambda: "test") if given is None else Given(given)
+        OriginTracker({}, Stacks(Path.cwd())), MetaOperators(0.5, lambda: "test") if given is None else Given(given)
     )
     with torch.no_grad(), recorder:
         result = call(*args, **kwargs) if given is None else recorder.__torch_dispatch__(call, (), args, kwargs)
@@ -140,9 +140,9 @@ def bytes_of(launches: Sequence[Any]) -> tuple[float, float]:
         if isinstance(launch, Kernel):
             read += launch.count * sum(t.nbytes for t in launch.expr.inputs)
             written += launch.count * sum(t.nbytes for t in launch.expr.output_tensors)
-        elif isinstance(launch, (Stream, Fused)):
+        elif isinstance(launch, (MemoryKernel, FusedKernel)):
             read, written = read + launch.read_bytes, written + launch.written_bytes
         else:
-            assert isinstance(launch, Wait)
+            assert isinstance(launch, HostWait)
             read += launch.read_bytes
     return read, written

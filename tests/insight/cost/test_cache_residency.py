@@ -8,8 +8,8 @@ import pytest
 
 import roller
 from roller.hardware import load_spec
-from roller.insight.cost.cache_residency import cached_shares
-from roller.insight.cost.kernels import KernelPrice
+from roller.insight.cost.cache_residency import cached_byte_shares
+from roller.insight.cost.kernel_prices import KernelPrice
 from roller.insight.cost.step_cost import price_step
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord, Trace
 
@@ -37,7 +37,7 @@ def chain(*mib, name="aten.exp.default"):
     ],
 )
 def test_a_result_stays_if_it_and_what_made_it_fit(device, mib, expected):
-    assert cached_shares(chain(*mib), load_spec(device)) == expected
+    assert cached_byte_shares(chain(*mib), load_spec(device)) == expected
 
 
 def test_a_value_read_again_later_is_written_back_first():
@@ -48,19 +48,21 @@ def test_a_value_read_again_later_is_written_back_first():
         Operator(2, "aten.exp.default", "forward", (wide,), (z,)),
         Operator(3, "aten.exp.default", "forward", (y,), (sum_,)),
     ]
-    shares = cached_shares(steps, load_spec("rtx4090"))
+    shares = cached_byte_shares(steps, load_spec("rtx4090"))
     assert shares == [0.0, 0.9375, 0.0, 0.0]  # found at once; gone by the last read, so its write went to memory
 
 
 def test_freed_memory_holds_what_comes_next():
-    assert cached_shares(chain(*[24] * 6), load_spec("rtx4090"))[1:-1] == [1.0] * 3
+    assert cached_byte_shares(chain(*[24] * 6), load_spec("rtx4090"))[1:-1] == [1.0] * 3
 
 
 def test_what_the_step_does_not_free_is_written_back():
     steps, spec = chain(24, 24, 24, 24), load_spec("rtx4090")
     freed = [AllocEvent(1, 24 * MIB, 0), FreeEvent(1, 1), AllocEvent(3, 24 * MIB, 2)]
-    assert cached_shares(steps, spec, freed) == [0.5, 0.5, 0.5]  # 2 is read where it lies, and written to memory
-    assert cached_shares(steps, spec, [*freed, FreeEvent(2, 2)]) == cached_shares(steps, spec) == [0.5, 1.0, 0.5]
+    assert cached_byte_shares(steps, spec, freed) == [0.5, 0.5, 0.5]  # 2 is read where it lies, and written to memory
+    assert (
+        cached_byte_shares(steps, spec, [*freed, FreeEvent(2, 2)]) == cached_byte_shares(steps, spec) == [0.5, 1.0, 0.5]
+    )
 
 
 @pytest.mark.parametrize(("mib", "share"), [(8, 0.5), (100, 0.0)])
@@ -71,7 +73,7 @@ def test_what_is_evicted_before_it_is_freed_is_written_back(mib, share):
         Operator(8, "aten.exp.default", "forward", (y,), (z,)),
         Operator(9, "aten.zero_.default", "forward", (wide,), (wide,), {"self": {"tensor": 0}}),
     ]
-    assert cached_shares(steps, load_spec("rtx4090"), [FreeEvent(1, 9)])[:2] == [share, 0.5]
+    assert cached_byte_shares(steps, load_spec("rtx4090"), [FreeEvent(1, 9)])[:2] == [share, 0.5]
 
 
 def test_views_touch_nothing():
@@ -82,7 +84,7 @@ def test_views_touch_nothing():
         Operator(1, "aten.view.default", "forward", (y,), (view,)),
         Operator(2, "aten.exp.default", "forward", (view,), (tensor(2, 8),)),
     ]
-    assert cached_shares(steps, load_spec("rtx4090")) == [0.5, 0.0, 0.5]
+    assert cached_byte_shares(steps, load_spec("rtx4090")) == [0.5, 0.0, 0.5]
 
 
 def test_only_memory_gets_faster():

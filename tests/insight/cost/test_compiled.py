@@ -8,8 +8,8 @@ import pytest
 
 import roller
 from roller.errors import RollerError
-from roller.insight.cost.compiled import Selection, compiled_trace, trace_as_run
-from roller.insight.cost.compiled.maximum_flow import INFINITE, Network
+from roller.insight.cost.compiled import CompileSelection, apply_policy_to_trace, compile_trace
+from roller.insight.cost.compiled.maximum_flow import INFINITE, FlowNetwork
 from roller.insight.cost.compiled.memory_format import convolution_format
 from roller.insight.cost.step_cost import price_step
 from roller.insight.forecast import forecast
@@ -51,7 +51,7 @@ def trace(*operators, unread=(), given=()):
 
 
 def kernels(step, **options):
-    found = compiled_trace(step, Selection(**options))
+    found = compile_trace(step, CompileSelection(**options))
     return [(o.name.removesuffix(".default"), [t.storage for t in o.inputs], [t.storage for t in o.outputs])
             for o in found.operators]  # fmt: skip
 
@@ -154,9 +154,9 @@ def test_numbers_that_are_drawn_for_two_readers_are_drawn_once():
 
 def test_memory_between_the_nodes_of_a_kernel_is_gone():
     step = trace(unary("exp", 0, 1), unary("tanh", 1, 2), unary("neg", 2, 3), given={0})
-    found = compiled_trace(step)
+    found = compile_trace(step)
     assert [(type(e).__name__, e.storage) for e in found.events] == [("AllocEvent", 3)]
-    calls = compiled_trace(trace(matmul(0, 9, 1), matmul(1, 9, 2), unary("exp", 2, 3), given={0, 9}))
+    calls = compile_trace(trace(matmul(0, 9, 1), matmul(1, 9, 2), unary("exp", 2, 3), given={0, 9}))
     assert [(type(e).__name__, e.storage, e.operator) for e in calls.events] == [
         ("AllocEvent", 1, 0), ("AllocEvent", 2, 1), ("FreeEvent", 1, 1), ("AllocEvent", 3, 2), ("FreeEvent", 2, 2),
     ]  # fmt: skip
@@ -229,13 +229,13 @@ def test_convolutions_run_in_channels_last_unless_one_of_the_graph_would_lose_mu
 
 def test_images_and_filters_are_copied_once_and_results_stay_in_channels_last():
     relu = operator("relu.default", [tensor(3, (8, 128, 16, 16))], [tensor(4, (8, 128, 16, 16))])
-    found = compiled_trace(trace(convolution(), relu, given={1, 2})).operators
+    found = compile_trace(trace(convolution(), relu, given={1, 2})).operators
     names = [o.name for o in found]
     assert names == ["inductor.triton_poi_fused_clone.default"] * 2 + [
         "aten.convolution.default", "inductor.triton_poi_fused_relu.default",
     ]  # fmt: skip
     assert {t.stride[1] for o in found[2:] for t in (*o.inputs, *o.outputs)} == {1}
-    points = compiled_trace(trace(convolution(window=1), given={1, 2})).operators
+    points = compile_trace(trace(convolution(window=1), given={1, 2})).operators
     assert len(points) == 2  # filters of one point are the same in both formats
 
 
@@ -244,13 +244,13 @@ def test_the_bias_of_a_convolution_is_added_by_what_follows():
     arguments = {**own.arguments, "bias": {"tensor": 2}}
     biased = Operator(0, own.name, "forward", (*own.inputs, tensor(7, (128,))), own.outputs, arguments)
     relu = operator("relu.default", [tensor(3, (8, 128, 16, 16))], [tensor(4, (8, 128, 16, 16))])
-    *_, call, kernel = compiled_trace(trace(biased, relu, given={1, 2, 7})).operators
+    *_, call, kernel = compile_trace(trace(biased, relu, given={1, 2, 7})).operators
     assert call.arguments["bias"] is None and len(call.inputs) == 2
     assert [t.storage for t in kernel.inputs] == [call.outputs[0].storage, 7]
 
 
 def test_the_minimum_cut_separates_by_the_least_capacity():
-    network = Network()
+    network = FlowNetwork()
     for a, b, capacity in ((0, 1, INFINITE), (0, 2, 3.0), (1, 3, 5.0), (2, 3, INFINITE), (1, 2, 1.0), (3, 9, INFINITE)):
         network.connect(a, b, capacity)
     assert network.minimum_cut(0, 9) == {0, 1}  # 3 + 5 + 1
@@ -272,9 +272,9 @@ def test_a_step_that_compiles_itself_is_compiled_and_a_processor_is_not_describe
     itself = Trace(**{**vars(step), "options": {"compiled": {"modules": [""], "mode": "default"}}})
     assert len(price_step(itself, roller.load_spec("a100")).operators) == 1
     assert len(price_step(step, roller.load_spec("a100")).operators) == 2
-    assert trace_as_run(itself, on_gpu=False) is itself and trace_as_run(itself, "roller") is itself
-    again = trace_as_run(itself)
-    assert trace_as_run(again, "compiled") is again and Trace.from_json(again.to_json()).options["is_compiled"]
+    assert apply_policy_to_trace(itself, on_gpu=False) is itself and apply_policy_to_trace(itself, "roller") is itself
+    again = apply_policy_to_trace(itself)
+    assert apply_policy_to_trace(again, "compiled") is again and Trace.from_json(again.to_json()).options["is_compiled"]
     with pytest.raises(RollerError, match=r"policy: expected library or roller on 'cpu-avx2', got compiled"):
         price_step(step, roller.load_spec("cpu-avx2"), "compiled")
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from roller.insight.cost.compiled import compiled_trace
-from roller.insight.cost.compiled.attention_patterns import fusible_dtypes
+from roller.insight.cost.compiled import compile_trace
+from roller.insight.cost.compiled.attention_patterns import fusible_attention_dtypes
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
 
 BATCH, HEADS, ROWS, DEPTH = 2, 4, 128, 64
@@ -60,7 +60,7 @@ def attention(dtype="float32", mask=False, selects=False, also_read=False):
 
 
 def names(trace):
-    return [o.name.removesuffix(".default") for o in compiled_trace(trace).operators]
+    return [o.name.removesuffix(".default") for o in compile_trace(trace).operators]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def names(trace):
 def test_sixteen_bits_are_fused_without_copies_of_the_heads(dtype, mask, expected):
     step = attention(dtype, mask)
     assert names(step) == [expected]
-    (found,) = compiled_trace(step).operators
+    (found,) = compile_trace(step).operators
     assert [t.storage for t in found.inputs] == [0, 1, 2, *([20] if mask else [])]
     assert [t.shape for t in found.inputs[:3]] == [(BATCH, HEADS, ROWS, DEPTH)] * 3
     assert found.outputs[0].storage == 16 and found.outputs[0].stride[1] == DEPTH  # heads of a token side by side
@@ -81,7 +81,7 @@ def test_sixteen_bits_are_fused_without_copies_of_the_heads(dtype, mask, expecte
 
 def test_float32_is_fused_by_older_releases_and_where_products_round():
     step = attention()
-    assert "float32" not in fusible_dtypes(step) and len(names(step)) > 1
+    assert "float32" not in fusible_attention_dtypes(step) and len(names(step)) > 1
     older = Trace(step.operators, (), {}, step.iterations, {"batch": BATCH, "torch_release": "2.4"})
     rounding = Trace(step.operators, (), {}, step.iterations, {"batch": BATCH, "tf32": ["convolution", "product"]})
     assert names(older) == names(rounding) == ["aten._scaled_dot_product_efficient_attention"]
@@ -101,5 +101,5 @@ def test_memory_between_the_products_is_gone():
     events += [FreeEvent(s, last[s]) for s in written if s in last]
     events.sort(key=lambda e: (e.operator, isinstance(e, FreeEvent)))
     storages = {s: Storage("activation", size_bytes=512) for s in written}
-    found = compiled_trace(Trace(step.operators, tuple(events), storages, step.iterations, {"batch": BATCH}))
+    found = compile_trace(Trace(step.operators, tuple(events), storages, step.iterations, {"batch": BATCH}))
     assert {e.storage for e in found.events} == {16}

@@ -12,10 +12,10 @@ import functools
 import pytest
 
 import roller
-from roller.insight.cost.compiled import compiled_trace
-from roller.insight.cost.gpu import is_view
-from roller.insight.cost.gpu.data_movement import bytes_together
-from roller.insight.cost.gpu.operator_view import View, distinct_bytes
+from roller.insight.cost.compiled import compile_trace
+from roller.insight.cost.gpu import returns_only_views
+from roller.insight.cost.gpu.data_movement import merged_span_bytes
+from roller.insight.cost.gpu.operator_view import OperatorView, distinct_bytes
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch._inductor.scheduler")
@@ -114,11 +114,11 @@ def scheduled(model, x, training):
 
 def predicted(model, x, training):
     options = {"optimizer": "sgd", "loss": lambda result: result} if training else {}
-    step = compiled_trace(roller.trace(model, x, **options)).steady()
+    step = compile_trace(roller.trace(model, x, **options)).steady()
     found = []
     for phase in ("forward", "backward")[: 1 + training]:
-        sizes = [(o.name, bytes_together(o.inputs) + sum(map(distinct_bytes, o.outputs)))
-                 for o in step if o.phase == phase and not is_view(View(o))]  # fmt: skip
+        sizes = [(o.name, merged_span_bytes(o.inputs) + sum(map(distinct_bytes, o.outputs)))
+                 for o in step if o.phase == phase and not returns_only_views(OperatorView(o))]  # fmt: skip
         kernels = sum(name.startswith("inductor") and size > SCALARS for name, size in sizes)
         found.append((sum(size for _, size in sizes), kernels))
     return found

@@ -7,9 +7,9 @@ import pytest
 import roller
 from roller.errors import RollerError
 from roller.insight.cost.cpu import ProcessorPricer
-from roller.insight.cost.cpu.machine_rates import Machine
+from roller.insight.cost.cpu.machine_rates import ProcessorRates
 from roller.insight.cost.cpu.operator_table import operator_class, operator_work
-from roller.insight.cost.cpu.operator_work import GRAIN_ELEMENTS, Work
+from roller.insight.cost.cpu.operator_work import GRAIN_ELEMENTS, OperatorWork
 from roller.insight.forecast import forecast
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
 from tests.offenders import every
@@ -74,7 +74,7 @@ def test_what_is_packed_is_shared_by_as_many_cores_as_there_are_products():
     def arithmetic(batch, cores):
         x, w, y = tensor(0, batch, 512, 512), tensor(1, batch, 512, 512), tensor(2, batch, 512, 512)
         work = operator_work(operator("bmm.default", (x, w), (y,)))[0]
-        return Machine(SPEC).arithmetic_s(work, cores) * cores / batch
+        return ProcessorRates(SPEC).arithmetic_s(work, cores) * cores / batch
 
     assert arithmetic(8, 1) == pytest.approx(arithmetic(8, 4))
     assert arithmetic(8, 4) < arithmetic(1, 4)
@@ -108,14 +108,14 @@ def test_a_tensor_that_is_mapped_anew_costs_its_pages():
 @pytest.mark.parametrize(("elements", "threads"), [(9, 1), (GRAIN_ELEMENTS, 1), (GRAIN_ELEMENTS + 1, 2), (1 << 22, 2)])
 def test_a_loop_is_shared_from_a_grain_on(elements, threads):
     work, _ = operator_work(relu(elements))
-    assert Machine(SPEC).thread_count(work) == threads
+    assert ProcessorRates(SPEC).thread_count(work) == threads
 
 
 def test_draws_are_made_one_after_the_other():
     x = tensor(0, 1 << 20)
     one, two = (roller.load_spec("cpu-avx512", {"units": n}) for n in (1, 2))
     draw = operator("bernoulli_.float", (x,), (x,), p=0.5)
-    assert Machine(two).thread_count(operator_work(draw)[0]) == 1
+    assert ProcessorRates(two).thread_count(operator_work(draw)[0]) == 1
     assert seconds(draw, spec=one)[0] == pytest.approx(seconds(draw, spec=two)[0], rel=0.3)
 
 
@@ -191,7 +191,7 @@ def test_columns_are_summed_in_strips():
 
 def test_what_has_no_row_is_priced_by_its_bytes():
     work, mapped = operator_work(operator("of_tomorrow.default", (tensor(0, 1000),), (tensor(1, 1000),)))
-    assert not mapped and isinstance(work, Work) and work.parallel_elements == 1000
+    assert not mapped and isinstance(work, OperatorWork) and work.parallel_elements == 1000
     view = operator("view.default", (tensor(0, 8, 2),), (TensorRecord((16,), (1,), "float32", 0),))
     assert operator_work(view) == (None, True)
 

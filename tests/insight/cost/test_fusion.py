@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import random
 
-from roller.insight.cost.compiled.fusion import fuse
-from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value
+from roller.insight.cost.compiled.fusion import fuse_nodes
+from roller.insight.cost.compiled.loop_nodes import LoopNode, StorageVersion, TensorAccess
 from roller.insight.trace.trace import TensorRecord
 from tests.insight.cost.test_compiled import kernels, operator, tensor, trace, unary
 
 
 def node(place, points, reads, result, kind="pointwise"):
     """Return a node that reads values, each with its size, and writes one."""
-    tensors = {Value(n): TensorRecord((size,), (1,), "float32", n) for n, size in reads}
+    tensors = {StorageVersion(n): TensorRecord((size,), (1,), "float32", n) for n, size in reads}
     return LoopNode(
         place, kind, "n", "forward", points,
-        reads={Access(v, 0, ((t.shape[0], 1),)): t for v, t in tensors.items()},
-        writes={Value(result): TensorRecord((points,), (1,), "float32", result)},
+        reads={TensorAccess(v, 0, ((t.shape[0], 1),)): t for v, t in tensors.items()},
+        writes={StorageVersion(result): TensorRecord((points,), (1,), "float32", result)},
     )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_a_path_through_a_kernel_that_began_before_both_is_seen():
         node(3, 128, [(100, 128), (3, 64)], 4),  # one kernel with the first, which the call waits for
         node(4, 64, [(2, 64), (101, 64)], 5),  # shares its input with the third, which the call has to wait for
     ]
-    groups = fuse(nodes)
+    groups = fuse_nodes(nodes)
     assert sorted(sorted(n.operator for n in group.nodes) for group in groups) == [[0, 3], [1], [2], [4]]
     assert is_in_order(groups)
 
@@ -48,7 +48,7 @@ def test_kernels_of_random_graphs_run_after_what_they_read():
             reads = [(n, nodes[n].rows) for n in sources] + [(100 + draw.randint(0, 3), 64)]
             kind = "extern" if draw.random() < 0.25 else "pointwise"
             nodes.append(node(place, draw.choice([64, 128]), reads, place, kind))
-        groups = fuse(nodes)
+        groups = fuse_nodes(nodes)
         assert is_in_order(groups) and sum(len(group.nodes) for group in groups) == len(nodes), seed
 
 

@@ -8,8 +8,8 @@ pytest.importorskip("torch")
 
 from roller.insight.cost.gpu import operator_launches
 from roller.insight.cost.gpu.operator_table import TABLE
-from roller.insight.cost.gpu.operator_view import View
-from roller.insight.cost.launches import Fused, Kernel, Stream
+from roller.insight.cost.gpu.operator_view import OperatorView
+from roller.insight.cost.kernel_launches import FusedKernel, Kernel, MemoryKernel
 from tests.insight.cost.calls import Draw, bytes_of, recorded, touched
 from tests.insight.cost.cases_moving import moving_cases
 from tests.insight.cost.cases_pointwise import default_reads, pointwise_cases
@@ -23,7 +23,7 @@ COUNTED_BY_PRODUCTS = {"_cudnn_rnn", "_cudnn_rnn_backward"}
 def called(case):
     """Return the one operator of a case's row, and the results."""
     operators, results = recorded(case.call, *case.args, given=case.results, **case.kwargs)
-    found = [o for o in operators if View(o).packet.removeprefix("aten.") == case.row]
+    found = [o for o in operators if OperatorView(o).packet.removeprefix("aten.") == case.row]
     assert len(found) == 1, f"{case} dispatches {[o.name for o in operators]}"
     return found[0], results
 
@@ -42,7 +42,7 @@ def test_bytes_are_those_of_the_tensors_that_are_touched(family, seed):
         if not mapped or list(found) != close:
             wrong.append(f"{case}: mapped {mapped}, expected {wanted}, got {found}")
         kernels = sum(x.count if isinstance(x, Kernel) else x.launches for x in launches if not hasattr(x, "waits")
-                      and isinstance(x, (Kernel, Stream, Fused)))  # fmt: skip
+                      and isinstance(x, (Kernel, MemoryKernel, FusedKernel)))  # fmt: skip
         if case.launches not in (None, kernels):
             wrong.append(f"{case}: expected {case.launches} launches, got {kernels}")
     assert not wrong, "\n".join(wrong)

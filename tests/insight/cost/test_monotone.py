@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from roller import load_spec, ops
-from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.kernel_prices import KernelPricer
 
 DEVICES = ("v100", "a100", "h100", "t4", "mi300x", "l4", "p100", "b200")
 #: Of different templates: matrix units, threads, a matrix and a vector, a split reduction, depthwise windows.
@@ -95,8 +95,8 @@ def _falls(seed: int, pairs: int, numbers=WORSE) -> list[str]:
         device, name, number = rng.choice(DEVICES), rng.choice(list(OPERATORS)), rng.choice(list(numbers))
         share, spec = rng.choice((0.95, 0.9, 0.75, 0.5)), load_spec(device).sustained
         if (device, name) not in known:
-            known[device, name] = Kernels(spec, "library").price_expression(OPERATORS[name]()).seconds
-        now = Kernels(numbers[number](spec, share), "library").price_expression(OPERATORS[name]()).seconds
+            known[device, name] = KernelPricer(spec, "library").price_expression(OPERATORS[name]()).seconds
+        now = KernelPricer(numbers[number](spec, share), "library").price_expression(OPERATORS[name]()).seconds
         if now < known[device, name] * (1 - _allowed(spec, number)):
             found.append(f"{name} on {device}, {number} x {share}: {known[device, name]} to {now}")
     return found

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import roller  # noqa: E402
 from roller.insight.cost.gpu import operator_launches  # noqa: E402
-from roller.insight.cost.launches import Fused, Stream  # noqa: E402
+from roller.insight.cost.kernel_launches import FusedKernel, MemoryKernel  # noqa: E402
 from roller.insight.cost.operator_flops import operator_flops  # noqa: E402
 from tests.insight.cost.calls import Draw, aten, recorded  # noqa: E402
 from tests.insight.cost.cases_products import attentions, convolutions, products  # noqa: E402
@@ -82,7 +82,9 @@ def test_a_traced_step_multiplies_as_often_as_pytorch_counts(amp):
     math_kernel = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     with FlopCounterMode(display=False) as counter, math_kernel:
         Net()(x).sum().backward()
-    fused = [n for o in trace.steady() for n in operator_launches(o)[0] if isinstance(n, Fused) and n.exponentials]
+    fused = [
+        n for o in trace.steady() for n in operator_launches(o)[0] if isinstance(n, FusedKernel) and n.exponentials
+    ]
     assert len(fused) == 2
     # Of attention the counter here takes the products apart: backward multiplies four times where weights are kept,
     # five where they are computed again.
@@ -162,5 +164,5 @@ def test_a_product_of_windows_moves_the_image_and_not_its_windows():
     x, w = (torch.empty(s, device="meta") for s in ((2, 16, 20, 20, 20), (16, 16, 3, 3, 3)))
     (operator,), (out,) = recorded(aten.convolution.default, x, w, None, [1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1)
     (launch,) = operator_launches(operator)[0]
-    assert isinstance(launch, Fused) and launch.read_bytes == 4 * (x.numel() + w.numel())
-    assert launch.written_bytes == 4 * out.numel() and not [n for n in [launch] if isinstance(n, Stream)]
+    assert isinstance(launch, FusedKernel) and launch.read_bytes == 4 * (x.numel() + w.numel())
+    assert launch.written_bytes == 4 * out.numel() and not [n for n in [launch] if isinstance(n, MemoryKernel)]

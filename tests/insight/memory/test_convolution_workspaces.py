@@ -8,7 +8,7 @@ import pytest
 
 from roller import load_spec
 from roller.insight.cost.operator_price import Pricer
-from roller.insight.memory.convolution_workspaces import add_convolution_workspaces, workspace_bytes
+from roller.insight.memory.convolution_workspaces import add_convolution_workspaces, convolution_workspace_bytes
 from roller.insight.memory.simulate import Library, add_workspaces, simulate_memory
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
@@ -44,10 +44,10 @@ def published():
 
 def test_the_published_convolution_reserves_its_tensors_twice():
     operator, trace = convolution(), published()
-    assert workspace_bytes(operator) == 2 * IMAGE + WEIGHT
+    assert convolution_workspace_bytes(operator) == 2 * IMAGE + WEIGHT
     found = simulate_memory(trace, library=CONVERTS)
     assert abs(found.peak.reserved_bytes / (4.02 * 2**30) - 1) < 0.01  # pytorch/pytorch#123533
-    assert found.by_kind()["workspace"] == workspace_bytes(operator)
+    assert found.by_kind()["workspace"] == convolution_workspace_bytes(operator)
 
 
 def test_a_convolution_without_room_for_its_workspace_runs_without_it():
@@ -84,8 +84,8 @@ def test_memory_converts_what_the_price_converts(device, release, dtype, case):
 
 def test_nothing_is_converted_where_channels_are_innermost_or_no_matrix_unit_is_used():
     for other in (convolution(innermost=True), convolution("float32"), convolution(groups=256)):
-        assert workspace_bytes(other) == 0
-    assert workspace_bytes(replace(convolution(), name="aten.mm.default")) == 0
+        assert convolution_workspace_bytes(other) == 0
+    assert convolution_workspace_bytes(replace(convolution(), name="aten.mm.default")) == 0
 
 
 def test_a_gradient_converts_for_one_call_at_a_time():
@@ -98,13 +98,13 @@ def test_a_gradient_converts_for_one_call_at_a_time():
             0, "aten.convolution_backward.default", "backward", (forward.outputs[0], image, weight), outputs,
             {"groups": 1},
         )  # fmt: skip
-        assert workspace_bytes(backward) == size
+        assert convolution_workspace_bytes(backward) == size
 
 
 def test_channels_that_are_no_whole_vectors_are_padded_in_the_copy():
     image, weight = tensor(0, (8, 3, 64, 64)), tensor(1, (64, 3, 7, 7))
     operator = Operator(0, "aten.convolution.default", "forward", (image, weight), (tensor(2, (8, 64, 64, 64)),))
-    assert workspace_bytes(operator) == 2 * (8 * 4 * 64 * 64 + 64 * 4 * 7 * 7 + 8 * 64 * 64 * 64)
+    assert convolution_workspace_bytes(operator) == 2 * (8 * 4 * 64 * 64 + 64 * 4 * 7 * 7 + 8 * 64 * 64 * 64)
 
 
 def test_a_workspace_lies_between_the_results_of_its_operator_and_what_it_frees():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import roller
-from roller.insight.memory.cpu_heap import MOST_MAPPED_BYTES, Heap, cpu_memory, storage_placements
+from roller.insight.memory.cpu_heap import MOST_MAPPED_BYTES, GlibcHeap, simulate_cpu_memory, storage_placements
 from roller.insight.memory.largest_batch import memory_on_device
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, Trace
 
@@ -32,13 +32,13 @@ EVENTS = (
 
 
 def test_the_peak_is_what_is_live():
-    found = cpu_memory(trace(EVENTS, {0: "parameter"}.items()), 16 * MIB)
+    found = simulate_cpu_memory(trace(EVENTS, {0: "parameter"}.items()), 16 * MIB)
     assert found.fits and found.peak.requested_bytes == found.peak.reserved_bytes == found.total_bytes == 9 * MIB
     assert found.peak_operator == 1 and found.by_kind() == {"temporary": 5 * MIB, "parameter": 4 * MIB}
 
 
 def test_what_memory_does_not_hold():
-    found = cpu_memory(trace(EVENTS), 8 * MIB)
+    found = simulate_cpu_memory(trace(EVENTS), 8 * MIB)
     assert not found.fits and found.oom_operator == 1 and found.oom.wanted_bytes == 3 * MIB
 
 
@@ -80,7 +80,7 @@ def test_gradients_of_a_step_take_the_place_of_those_before():
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, MOST_MAPPED_BYTES)), max_size=60))
 def test_no_two_storages_share_bytes(calls):
-    heap, held = Heap(), {}
+    heap, held = GlibcHeap(), {}
     for number, (name, size) in enumerate(calls):
         if name in held:
             heap.free(held.pop(name))

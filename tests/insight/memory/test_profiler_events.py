@@ -10,7 +10,7 @@ import pytest
 
 from roller.errors import ArtifactError
 from roller.insight.memory.blocks_and_pools import Pool
-from roller.insight.memory.profiler_events import MemoryEvent, check_addresses, read_memory_events
+from roller.insight.memory.profiler_events import MemoryEvent, check_simulated_addresses, read_memory_events
 from roller.insight.memory.snapshot import make_snapshot, read_snapshot, snapshot_events, write_snapshot
 from roller.insight.trace.trace import AllocEvent, Frame, FreeEvent, Operator, Storage, Trace
 
@@ -20,7 +20,7 @@ RECORDED = Path(__file__).with_name("h100_memory_events.json.gz")
 
 
 def test_every_address_of_a_real_stream():
-    small, large = check_addresses(read_memory_events(RECORDED))
+    small, large = check_simulated_addresses(read_memory_events(RECORDED))
     assert (small.known, small.right, small.learnt) == (137, 137, 0)
     assert large.right == large.known == 149 - large.learnt and large.learnt <= 4
 
@@ -33,7 +33,7 @@ def test_a_rule_that_is_broken_is_found(monkeypatch):
         return last if last < len(self.keys) and self.keys[last][1] >= size else len(self.keys)
 
     monkeypatch.setattr(Pool, "best_fit_position", worst)
-    _, large = check_addresses(read_memory_events(RECORDED))
+    _, large = check_simulated_addresses(read_memory_events(RECORDED))
     assert large.right < 0.9 * large.known
 
 
@@ -53,8 +53,8 @@ def test_bare_lists_and_compressed_traces_are_read(tmp_path):
     ]
     (tmp_path / "t.json.gz").write_bytes(gzip.compress(json.dumps(events).encode()))
     assert [e.size_bytes for e in read_memory_events(tmp_path / "t.json.gz")] == [512, -512]
-    assert check_addresses([])[0].known == 0
-    assert check_addresses([MemoryEvent(2 * MIB, 512, 0), MemoryEvent(2 * MIB, -512, 0)])[0].right == 1
+    assert check_simulated_addresses([])[0].known == 0
+    assert check_simulated_addresses([MemoryEvent(2 * MIB, 512, 0), MemoryEvent(2 * MIB, -512, 0)])[0].right == 1
 
 
 def traced():
@@ -70,7 +70,7 @@ def test_a_snapshot_comes_back_and_its_addresses_are_the_simulators(tmp_path):
     made = make_snapshot(traced())
     write_snapshot(tmp_path / "s.pickle", made)
     read = read_snapshot(tmp_path / "s.pickle")
-    assert read == made and [c.wrong for c in check_addresses(snapshot_events(read))] == [(), ()]
+    assert read == made and [c.wrong for c in check_simulated_addresses(snapshot_events(read))] == [(), ()]
     assert [e["frames"][0]["line"] for e in read["device_traces"][0] if e["action"] == "alloc"][-1] == 3
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from roller.errors import RollerError
 from roller.insight.step.kineto_reader import read_profile
-from roller.insight.step.missing_device_events import missing_device_events, missing_events_notes
+from roller.insight.step.missing_device_events import missing_events_notes, missing_events_reason
 from roller.insight.step.replay import from_kineto, replay
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.search import search
@@ -76,13 +76,13 @@ def test_kernels_that_are_missing_in_part_are_counted(tmp_path):
     gone = {id(r) for r in kernels[: len(kernels) // 2]}
     some = read_profile(written([r for r in rows if id(r) not in gone], tmp_path / "p.json"))
     assert (
-        missing_device_events(some).startswith("Of ")
-        and "have no kernel in the profile" in missing_device_events(some)
+        missing_events_reason(some).startswith("Of ")
+        and "have no kernel in the profile" in missing_events_reason(some)
         and not missing_events_notes(some)
     )
-    assert not missing_device_events(read_profile(written(rows, tmp_path / "p.json")))
+    assert not missing_events_reason(read_profile(written(rows, tmp_path / "p.json")))
     few = read_profile(written([r for r in rows if r is not kernels[0]], tmp_path / "p.json"))
-    assert not missing_device_events(few) and missing_events_notes(few)[0].startswith("1 of 122 launches has no kernel")
+    assert not missing_events_reason(few) and missing_events_notes(few)[0].startswith("1 of 122 launches has no kernel")
 
 
 def test_launches_of_a_capture_have_no_kernels(tmp_path):
@@ -95,5 +95,5 @@ def test_launches_of_a_capture_have_no_kernels(tmp_path):
     captured = [
         {**launch, "args": {"correlation": 91_000 + n}, "ts": first - 800.0 + 2 * n, "dur": 1.0} for n in range(200)
     ]
-    assert not missing_device_events(read_profile(written([*rows, begin, *captured, end], tmp_path / "p.json")))
-    assert missing_device_events(read_profile(written([*rows, *captured], tmp_path / "p.json")))
+    assert not missing_events_reason(read_profile(written([*rows, begin, *captured, end], tmp_path / "p.json")))
+    assert missing_events_reason(read_profile(written([*rows, *captured], tmp_path / "p.json")))

@@ -11,8 +11,13 @@ from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.kineto_reader import Event
 from roller.insight.step.profile_graph import build_graph
 from roller.insight.step.replay import from_kineto, replay
-from roller.insight.step.unexplained_waits import describe_longest_waits, drop_start, explained_part, unexplained_waits
-from roller.insight.whatif.first_launches import without_module_loading
+from roller.insight.step.unexplained_waits import (
+    describe_longest_waits,
+    drop_profile_start,
+    drop_unexplained_start,
+    unexplained_waits,
+)
+from roller.insight.whatif.module_loading import remove_module_loading
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.whatifs import Batch
 from tests.offenders import every
@@ -49,7 +54,7 @@ def test_a_device_that_was_busy_before_the_profile_tells_no_latency():
 
 
 def test_what_follows_a_beginning_that_cannot_be_explained_is_answered():
-    part = explained_part(build_graph(busy_before()))
+    part = drop_unexplained_start(build_graph(busy_before()))
     found = replay(part)
     assert found.is_explained and abs(found.error) < 1e-6
     assert found.measured_us == pytest.approx(39 * 51 + 50)
@@ -73,11 +78,11 @@ def steps(count=4, held_us=0.0, before=()):
 
 
 def test_a_step_that_work_from_before_the_profile_held_up_is_left_off():
-    graph = explained_part(build_graph(steps(held_us=6000.0)))
+    graph = drop_unexplained_start(build_graph(steps(held_us=6000.0)))
     assert graph.iterations == (1, 2, 3) and "up to the profile's step 1" in graph.notes[0]
     assert replay(graph).iteration_us == pytest.approx(2000.0)
     whole = build_graph(steps())
-    assert explained_part(whole) is whole
+    assert drop_unexplained_start(whole) is whole
 
 
 def test_waits_before_the_first_marked_step_are_left_off():
@@ -87,7 +92,7 @@ def test_waits_before_the_first_marked_step_are_left_off():
     ]  # fmt: skip
     graph = build_graph(steps(before=before))
     assert graph.unexplained_share > 0.05
-    part = explained_part(graph)
+    part = drop_unexplained_start(graph)
     assert part.iterations == (0, 1, 2, 3) and replay(part).is_explained
     assert "before the first marked step" in part.notes[0] and SIDE in part.notes[0]
     assert min(t.measured_start_us for t in part.tasks) == 10_010.0
@@ -98,7 +103,7 @@ def test_a_wait_in_the_middle_is_refused_with_its_span_and_stream():
     late = events.index(next(e for e in events if e.correlation == 21 and e.kind == "kernel"))
     events[late] = events[late]._replace(start_us=events[late].start_us + 900.0)
     events[late + 1] = events[late + 1]._replace(duration_us=1904.0)
-    graph = explained_part(build_graph(events))
+    graph = drop_unexplained_start(build_graph(events))
     assert not graph.notes and not replay(graph).is_explained
     with pytest.raises(RollerError, match=r"device 0, stream 7 from 4\.0\d\d to 4\.9\d\d ms \(before gemm\)"):
         what_if(graph, Batch(2.0))
@@ -151,9 +156,9 @@ def test_no_launch_gets_longer_where_loading_is_taken_out():
     slow = [e for n in range(8) for e in (call("cudaLaunchKernel", n, 1e3 * n, 150.0 + 9 * n),
                                           kernel(n, 1e3 * n + 155.0 + 9 * n, 5.0, name=f"kernel {n}"))]  # fmt: skip
     graph = build_graph(slow)
-    assert without_module_loading(graph).notes
+    assert remove_module_loading(graph).notes
     assert all(
-        a.duration_us <= b.duration_us for a, b in zip(without_module_loading(graph).tasks, graph.tasks, strict=True)
+        a.duration_us <= b.duration_us for a, b in zip(remove_module_loading(graph).tasks, graph.tasks, strict=True)
     )
 
 
@@ -229,7 +234,7 @@ def test_a_stream_that_was_told_to_wait_waits_for_what_had_been_issued():
 
 
 def test_what_is_under_way_when_a_profile_begins_is_shortened():
-    graph = drop_start(build_graph(steps()), 500.0)
+    graph = drop_profile_start(build_graph(steps()), 500.0)
     first = min((t for t in graph.tasks if t.on_device), key=lambda t: t.measured_start_us)
     assert (first.measured_start_us, first.duration_us) == (500.0, 508.0)
     assert replay(graph).replayed_us == pytest.approx(graph.measured_us)
@@ -238,7 +243,7 @@ def test_what_is_under_way_when_a_profile_begins_is_shortened():
 def test_a_rest_of_hardly_anything_does_not_answer_for_a_profile():
     """Kernels that no call can be found for belong to no step: what lies behind the last of their waits is no step."""
     unlaunched = [e._replace(correlation=None) for e in steps(40)]
-    part = explained_part(build_graph(unlaunched))
+    part = drop_unexplained_start(build_graph(unlaunched))
     assert not part.notes and sum(t.on_device for t in part.tasks) == 40 and part.unexplained_share > 0.05
 
 

@@ -7,27 +7,27 @@ import random
 from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve
 from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
-from roller.insight.step_profile.tree import Key, Tree
+from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 
 
 def small_profile() -> StepProfile:
     """Return a predicted profile with lines, modules, operators, kernels, memory and a curve over the batch."""
-    draw, tree = random.Random(5), Tree()
+    draw, tree = random.Random(5), TreeBuilder()
     for block in range(6):
         for operator in range(4):
-            line = Key("line", f"net/model.py:{10 + operator}")
-            module = Key("module", f"blocks.{block}")
-            path = (Key("line", "net/train.py:9"), module, line, Key("operator", f"aten.op_{operator}.default"))
+            line = NodeKey("line", f"net/model.py:{10 + operator}")
+            module = NodeKey("module", f"blocks.{block}")
+            path = (NodeKey("line", "net/train.py:9"), module, line, NodeKey("operator", f"aten.op_{operator}.default"))
             for phase in ("forward", "backward"):
                 took = draw.random() * 1e-3
-                leaf = (*path, Key("kernel", f"kernel_{operator}"))
+                leaf = (*path, NodeKey("kernel", f"kernel_{operator}"))
                 bound = "compute" if operator % 2 else "dram"
                 tree.add_time(leaf, phase, Seconds(took, took / 3, 1e-6), bound=bound, pipes=[("fma", took / 7)],
                               error=(0.75, 1.5) if operator else None)  # fmt: skip
             tree.add_bytes(path, "activation", held=draw.randrange(1 << 30))
         tree.add_bytes((module,), "parameter", name=f"blocks.{block}.weight", held=1 << 22,
                        registered=("net/model.py:3",))  # fmt: skip
-    tree.add_bytes((Key("overhead", "memory of no tensor"),), "context", held=500_000_000, tensors=0)
+    tree.add_bytes((NodeKey("overhead", "memory of no tensor"),), "context", held=500_000_000, tensors=0)
     root = tree.build()
     curve = batch_curve(
         lambda n: BatchPoint(n, 0.1 * n + 0.3, n / (0.1 * n + 0.3), 100 * n, 200 * n, True, "device", "forward"), 4, 0
@@ -50,10 +50,10 @@ def small_profile() -> StepProfile:
 
 def large_profile(kernels: int) -> StepProfile:
     """Return a recorded profile with that many kernels, each of another name, in times of whole nanoseconds."""
-    draw, tree = random.Random(7), Tree()
+    draw, tree = random.Random(7), TreeBuilder()
     for number in range(kernels):
         took = draw.randrange(1, 2_000_000) / 1e9
-        path = (Key("module", f"layer{number % 40}"), Key("operator", f"aten::op_{number % 83}"))
-        tree.add_time((*path, Key("kernel", f"kernel_{number}")), "forward", Seconds(took, took, 0.0))
+        path = (NodeKey("module", f"layer{number % 40}"), NodeKey("operator", f"aten::op_{number % 83}"))
+        tree.add_time((*path, NodeKey("kernel", f"kernel_{number}")), "forward", Seconds(took, took, 0.0))
     root = tree.build()
     return StepProfile("large.json", "recorded", "cuda:0", root, root.wall_s, root.wall_s, root.wall_s)

@@ -9,7 +9,7 @@ import pytest
 from roller.cli.profile_tables import _curve_sentences
 from roller.errors import NoCandidateError, RollerError
 from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve, fit_line
-from roller.insight.step_profile.profiling import _batches_beside_line
+from roller.insight.step_profile.profiling import _additional_batches
 
 MIB = 1 << 20
 
@@ -140,7 +140,7 @@ def test_where_neither_tells_a_limit_none_is_claimed():
     ],
 )  # fmt: skip
 def test_powers_of_two_from_the_batch_on_are_beside_the_line(batch, largest, wanted):
-    assert _batches_beside_line(batch, largest) == wanted
+    assert _additional_batches(batch, largest) == wanted
 
 
 def test_the_largest_batch_is_computed_too():

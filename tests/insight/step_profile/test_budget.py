@@ -12,16 +12,16 @@ from roller.errors import RollerError
 from roller.insight.step_profile.budget import (
     Excess,
     Limit,
-    _rounded_up,
+    _round_up_to_four_digits,
     changed_versions,
     check_budget,
+    excesses_to_sarif,
     read_budget,
-    sarif,
     write_budget,
 )
 from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.step_profile import StepProfile
-from roller.insight.step_profile.tree import Key, Tree
+from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 from tests.insight.step_profile.sarif_objects import problems_of
 from tests.insight.step_profile.test_profile_json import sample
 
@@ -96,12 +96,12 @@ def test_a_budget_is_for_one_device_batch_and_precision(tmp_path, changes, said)
 
 @given(st.floats(1e-9, 1e12))
 def test_a_written_limit_is_rounded_up_to_four_digits(value):
-    found = _rounded_up(value)
+    found = _round_up_to_four_digits(value)
     assert value <= found <= value * 1.0011 and found == float(f"{found:.4g}")
 
 
 def _profile_of(*leaves):
-    tree = Tree()
+    tree = TreeBuilder()
     for path, took, held in leaves:
         tree.add_time(path, "forward", Seconds(took, took, 0.0))
         tree.add_bytes(path, "context", held=held)
@@ -110,29 +110,31 @@ def _profile_of(*leaves):
 
 
 def test_an_excess_of_the_memory_has_a_line_where_no_tensor_takes_most_of_it(write):
-    lines = [((Key("line", f"a.py:{n}"), Key("operator", "mm")), 0.1, 2 << 20 if n == 2 else 1 << 20) for n in (1, 2)]
-    made = _profile_of(((Key("overhead", "memory of no tensor"),), 0.0, 1 << 30), *lines)
+    lines = [
+        ((NodeKey("line", f"a.py:{n}"), NodeKey("operator", "mm")), 0.1, 2 << 20 if n == 2 else 1 << 20) for n in (1, 2)
+    ]
+    made = _profile_of(((NodeKey("overhead", "memory of no tensor"),), 0.0, 1 << 30), *lines)
     (found,) = check_budget(made, read_budget(write("step: {memory_mib: 1}")))
     assert found.place == "a.py:2" and str(found).startswith("a.py:2: step: expected a memory of at most 1 MiB")
-    (result,) = sarif((found,))["runs"][0]["results"]
+    (result,) = excesses_to_sarif((found,))["runs"][0]["results"]
     assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 2}
 
 
 def test_a_refusal_names_some_modules_and_counts_the_others(write):
-    made = _profile_of(*(((Key("module", f"m{n}"), Key("operator", "mm")), 0.1, 1) for n in range(10)))
+    made = _profile_of(*(((NodeKey("module", f"m{n}"), NodeKey("operator", "mm")), 0.1, 1) for n in range(10)))
     with pytest.raises(RollerError, match=r"m0, m1, m2, m3, m4, m5, m6, m7 and 2 more\.$"):
         check_budget(made, read_budget(write("modules: {zzz: {time_ms: 1}}")))
 
 
 def test_an_excess_of_a_step_without_lines_is_at_the_beginning_of_its_file(write):
-    made = _profile_of(((Key("module", "fc"), Key("operator", "mm")), 0.1, 1 << 30))
+    made = _profile_of(((NodeKey("module", "fc"), NodeKey("operator", "mm")), 0.1, 1 << 30))
     budget = read_budget(write("{step: {memory_mib: 1, time_ms: 1}, modules: {fc: {time_ms: 1}}}"))
     assert [x.place for x in check_budget(made, budget)] == ["train.py:1"] * 3
 
 
 def test_sarif_has_a_result_with_file_and_line_for_each_excess(write):
     excesses = check_budget(sample(), read_budget(write("{step: {time_ms: 1}, modules: {fc: {memory_mib: 1}}}")))
-    data = sarif(excesses, ("a cause.",))
+    data = excesses_to_sarif(excesses, ("a cause.",))
     (run,) = data["runs"]
     assert data["version"] == "2.1.0" and run["tool"]["driver"]["name"] == "roller"
     assert [x["ruleId"] for x in run["results"]] == ["budget/time_ms", "budget/memory_mib"]
@@ -149,8 +151,8 @@ def test_sarif_has_a_result_with_file_and_line_for_each_excess(write):
 def test_a_log_of_excesses_has_the_objects_of_sarif_and_no_others(write):
     excesses = check_budget(sample(), read_budget(write("{step: {time_ms: 1}, modules: {fc: {memory_mib: 1}}}")))
     odd = [replace(excesses[0], place=place) for place in ("my project/tr%ain\u00e4.py:9", "/else/where.py:1")]
-    assert problems_of(sarif((*excesses, *odd), ("a cause.",))) == []
-    wrong = sarif(excesses)
+    assert problems_of(excesses_to_sarif((*excesses, *odd), ("a cause.",))) == []
+    wrong = excesses_to_sarif(excesses)
     wrong["runs"][0]["results"][0].pop("message")
     wrong["runs"][0]["results"][1]["locations"][0]["physicalLocation"]["region"]["startLine"] = 0
     wrong["runs"][0]["tool"]["driver"]["kind"] = wrong["version"] = "2.0"
@@ -170,7 +172,7 @@ def test_weights_of_a_line_count_once(write):
 
 def test_a_place_in_sarif_is_a_uri(write):
     excess = Excess(Limit("step", "", "time_ms", 1.0), 2.0, "my project/train.py:9")
-    (result,) = sarif((excess,))["runs"][0]["results"]
+    (result,) = excesses_to_sarif((excess,))["runs"][0]["results"]
     assert result["locations"][0]["physicalLocation"]["artifactLocation"] == {"uri": "my%20project/train.py"}
 
 

@@ -13,12 +13,12 @@ from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.hints_difference_json import difference_data
 from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.step_profile import StepProfile
-from roller.insight.step_profile.tree import Key, Tree
+from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 
 KEYS = st.tuples(
-    st.sampled_from([Key("line", "a.py:1"), Key("line", "a.py:2"), Key("module", "net")]),
-    st.sampled_from([Key("module", "net.0"), Key("line", "a.py:3"), Key("operator", "mm")]),
-    st.sampled_from([Key("kernel", "gemm"), Key("kernel", "add")]),
+    st.sampled_from([NodeKey("line", "a.py:1"), NodeKey("line", "a.py:2"), NodeKey("module", "net")]),
+    st.sampled_from([NodeKey("module", "net.0"), NodeKey("line", "a.py:3"), NodeKey("operator", "mm")]),
+    st.sampled_from([NodeKey("kernel", "gemm"), NodeKey("kernel", "add")]),
 )
 LEAVES = st.lists(st.tuples(KEYS, st.floats(0.0, 1.0), st.integers(0, 1 << 40)), min_size=1)
 NET = """
@@ -58,7 +58,7 @@ def iteration_provider(model):
 
 
 def profile_of(leaves):
-    tree = Tree()
+    tree = TreeBuilder()
     for path, took, size in leaves:
         tree.add_time(path, "forward", Seconds(took, took, 0.0))
         tree.add_bytes(path[:2], "activation", held=size)
@@ -84,15 +84,19 @@ def test_changes_of_lines_and_of_children_sum_to_that_of_the_step_and_the_revers
 
 
 def test_a_profile_differs_from_itself_in_nothing():
-    same = profile_of([((Key("line", "a.py:1"), Key("operator", "mm"), Key("kernel", "gemm")), 0.5, 7)])
+    same = profile_of([((NodeKey("line", "a.py:1"), NodeKey("operator", "mm"), NodeKey("kernel", "gemm")), 0.5, 7)])
     found = difference(same, same)
     assert (found.delta_s, found.delta_bytes) == (0.0, 0) and all(x.delta_s == x.delta_bytes == 0 for x in found.lines)
 
 
 def test_lines_that_an_edit_moved_are_the_same_lines():
-    kernel = (Key("operator", "mm"), Key("kernel", "gemm"))
-    before = profile_of([((Key("line", "a.py:1"), *kernel), 0.5, 0), ((Key("line", "a.py:2"), *kernel), 0.25, 0)])
-    after = profile_of([((Key("line", "a.py:2"), *kernel), 0.5, 0), ((Key("line", "a.py:3"), *kernel), 0.125, 0)])
+    kernel = (NodeKey("operator", "mm"), NodeKey("kernel", "gemm"))
+    before = profile_of(
+        [((NodeKey("line", "a.py:1"), *kernel), 0.5, 0), ((NodeKey("line", "a.py:2"), *kernel), 0.25, 0)]
+    )
+    after = profile_of(
+        [((NodeKey("line", "a.py:2"), *kernel), 0.5, 0), ((NodeKey("line", "a.py:3"), *kernel), 0.125, 0)]
+    )
     found = difference(before, after, {"a.py:1": "a.py:2", "a.py:2": "a.py:3"})
     assert [(x.name, x.delta_s) for x in found.lines] == [("a.py:3", -0.125), ("a.py:2", 0.0)]
     assert [(x.name, x.delta_s) for x in found.root.children] == [("a.py:3", -0.125), ("a.py:2", 0.0)]
@@ -115,7 +119,7 @@ def test_the_line_of_a_changed_layer_comes_first(tmp_path):
 
 
 def test_the_label_of_a_difference_is_the_less_certain_one():
-    one = profile_of([((Key("line", "a.py:1"), Key("operator", "mm"), Key("kernel", "gemm")), 0.5, 7)])
+    one = profile_of([((NodeKey("line", "a.py:1"), NodeKey("operator", "mm"), NodeKey("kernel", "gemm")), 0.5, 7)])
     calibrated, measured = replace(one, is_calibrated=True), replace(one, source="measured")
     pairs = ((one, calibrated), (calibrated, calibrated), (measured, calibrated), (measured, measured))
     found = [difference_data(difference(*pair)) for pair in pairs]
@@ -125,8 +129,8 @@ def test_the_label_of_a_difference_is_the_less_certain_one():
 
 def test_deep_trees_are_compared_without_recursion():
     def deep(took):
-        tree = Tree()
-        tree.add_time(tuple(Key("line", f"a.py:{n}") for n in range(3000)), "forward", Seconds(took, took))
+        tree = TreeBuilder()
+        tree.add_time(tuple(NodeKey("line", f"a.py:{n}") for n in range(3000)), "forward", Seconds(took, took))
         root = tree.build()
         return StepProfile("step", "predicted", "a100", root, root.wall_s, 0.0, 9.0)
 
@@ -136,9 +140,9 @@ def test_deep_trees_are_compared_without_recursion():
 
 def test_a_notebook_shows_the_lines_that_change():
     def profile_of(seconds: float) -> StepProfile:
-        tree = Tree()
+        tree = TreeBuilder()
         for line, took in (("a.py:1", seconds), ("<b>.py:2", 0.5)):
-            tree.add_time((Key("line", line), Key("kernel", "k")), "forward", Seconds(took, took, 0.0))
+            tree.add_time((NodeKey("line", line), NodeKey("kernel", "k")), "forward", Seconds(took, took, 0.0))
         root = tree.build()
         return StepProfile("a.py", "predicted", "a100", root, root.wall_s, root.wall_s, root.wall_s)
 

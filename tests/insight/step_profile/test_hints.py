@@ -88,7 +88,7 @@ def test_hints_of_a_calibrated_profile_are_calibrated_and_prices_compare_with_on
         asked = [x for x in found if not x.not_asked]
         assert {x.rests_on for x in asked} <= {kind, "assumed", "measured"}
         assert len({x.price_before for x in asked}) == 1
-    ends = [replace(asked[0], rests_on=x).as_calibrated().rests_on for x in ("predicted", "assumed")]
+    ends = [replace(asked[0], rests_on=x).label_calibrated().rests_on for x in ("predicted", "assumed")]
     assert ends == ["calibrated", "assumed"]
     own_s = asked[0].iteration_s - asked[0].delta_s
     assert asked[0].price_before == pytest.approx(own_s * 125_000 * 0.001)  # the profile is another step: 0.35 s
@@ -100,10 +100,10 @@ def test_a_price_is_old_after_180_days():
     card = RateCard("EUR", {"a100": HourlyRate(1.5, "mine", "2026-01-01"), "t4": HourlyRate(0.5, "mine", "2026-01-02")})
     day = date(2026, 7, 1)  # 181 days after the first of January
     assert [rate.is_old(day) for rate in card.devices.values()] == [True, False]
-    (note,) = card.old_prices(["a100", "t4", "h100", "a100"], day)
+    (note,) = card.old_rate_notes(["a100", "t4", "h100", "a100"], day)
     assert note.startswith("The price of a100 is from 2026-01-01 (mine), more than 180 days old")
-    assert card.missing("t4") == ""
-    assert card.missing("h100") == "No price for h100 (only for a100, t4): its cost is not shown."
+    assert card.missing_rate_note("t4") == ""
+    assert card.missing_rate_note("h100") == "No price for h100 (only for a100, t4): its cost is not shown."
 
 
 ENTRY = """

@@ -12,27 +12,27 @@ import roller
 from roller.errors import ArtifactError
 from roller.hardware import load_spec
 from roller.hardware.calibration import is_calibrated
-from roller.hardware.written import Written
+from roller.hardware.sourced_numbers import SourcedNumber
 from roller.insight.cost.operator_price import LaunchPrice
 from roller.insight.measured_step import MeasuredStep
 from roller.insight.onnx_models import KernelShare
-from roller.insight.step_profile.measured import profile_of_measured_step
-from roller.insight.step_profile.node import Node, Seconds, with_intervals
-from roller.insight.step_profile.predicted import error_of
+from roller.insight.step_profile.measured_profile import profile_of_measured_step
+from roller.insight.step_profile.node import Node, Seconds, compute_node_intervals
+from roller.insight.step_profile.predicted_profile import relative_error_bounds
 from roller.insight.step_profile.profile_json import from_data, load_profile, to_data
-from roller.insight.step_profile.tree import Key, Tree
+from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 from roller.insight.trace.trace import Operator, Trace
 from tests.insight.step_profile.profiles import small_profile
 
-LINE, OPERATOR = Key("line", "a.py:3"), Key("operator", "mm")
+LINE, OPERATOR = NodeKey("line", "a.py:3"), NodeKey("operator", "mm")
 
 
 def a_tree() -> Node:
-    tree = Tree()
-    kernel = (LINE, OPERATOR, Key("kernel", "gemm"))
+    tree = TreeBuilder()
+    kernel = (LINE, OPERATOR, NodeKey("kernel", "gemm"))
     tree.add_time(kernel, "forward", Seconds(0.5, 0.25, 0.125), error=(0.5, 2.0))
     tree.add_time(kernel, "backward", Seconds(1.0, 1.0, 0.0), error=(0.5, 2.0))
-    tree.add_time((LINE, Key("call", "cudaLaunchKernel")), "forward", Seconds(0.25, 0.0, 0.5))
+    tree.add_time((LINE, NodeKey("call", "cudaLaunchKernel")), "forward", Seconds(0.25, 0.0, 0.5))
     return tree.build()
 
 
@@ -50,24 +50,24 @@ def test_ends_sum_to_those_of_the_parent_and_host_time_counts_as_it_is():
 
 
 def test_a_tree_without_errors_has_no_intervals():
-    tree = Tree()
+    tree = TreeBuilder()
     tree.add_time((LINE, OPERATOR), "forward", Seconds(0.5, 0.5, 0.0))
     assert all(n.interval_s is None and not n.lower for n in tree.build().walk())
 
 
 def test_calls_whose_errors_differ_have_their_mean_by_time():
-    tree = Tree()
+    tree = TreeBuilder()
     for took, error in ((0.75, (0.5, 1.5)), (0.25, (0.9, 3.5))):
-        tree.add_time((OPERATOR, Key("kernel", "k")), "forward", Seconds(took, took, 0.0), error=error)
+        tree.add_time((OPERATOR, NodeKey("kernel", "k")), "forward", Seconds(took, took, 0.0), error=error)
     root = tree.build()
     assert root.children[0].children[0].error == pytest.approx((0.6, 2.0), rel=1e-15)
     assert root.interval_s == pytest.approx((0.6, 2.0), rel=1e-15)
 
 
 def test_the_error_of_a_price():
-    assert error_of(LaunchPrice("k", 1, 2.0, "dram", None, 1.0, 3.0)) == (0.5, 1.5)
-    assert error_of(LaunchPrice("k", 0, 0.0, "none", None, 0.0, 0.0)) is None
-    assert error_of(LaunchPrice("k", 1, 2.0, "dram")) is None, "of unknown error"
+    assert relative_error_bounds(LaunchPrice("k", 1, 2.0, "dram", None, 1.0, 3.0)) == (0.5, 1.5)
+    assert relative_error_bounds(LaunchPrice("k", 0, 0.0, "none", None, 0.0, 0.0)) is None
+    assert relative_error_bounds(LaunchPrice("k", 1, 2.0, "dram")) is None, "of unknown error"
 
 
 def test_intervals_survive_the_json_to_the_last_digit():
@@ -105,12 +105,12 @@ def test_a_deep_tree_has_intervals():
     leaf = Node("kernel", "k", 1, {"forward": Seconds(1.0, 1.0, 0.0)}, error=(0.5, 2.0))
     for depth in range(5000):
         leaf = Node("module", f"m{depth}", 1, leaf.seconds, children=(leaf,))
-    assert with_intervals(leaf).interval_s == (0.5, 2.0)
+    assert compute_node_intervals(leaf).interval_s == (0.5, 2.0)
 
 
 def test_only_rates_of_the_very_device_calibrate(tmp_path):
     from roller.hardware.detect import detect_unprobed
-    from roller.probing import Measured, spec_text, with_measured
+    from roller.probing import Measured, insert_measured_values, spec_to_yaml
 
     here, published = detect_unprobed(), load_spec("v100")
     assert not is_calibrated(here) and not is_calibrated(published)
@@ -119,8 +119,8 @@ def test_only_rates_of_the_very_device_calibrate(tmp_path):
     assert is_calibrated(probed) and is_calibrated(probed.sustained)
     assert not is_calibrated(probed.with_overrides({"clock_hz": 1.0e9})), "set by hand: another device"
     assert not is_calibrated(replace(probed, machine="")), "any device of the name"
-    text = with_measured(
-        spec_text(published, "mine"), {"memory_layers.global.bandwidth_bytes_per_s": Measured(8.1e11, 0.01, 9)},
+    text = insert_measured_values(
+        spec_to_yaml(published, "mine"), {"memory_layers.global.bandwidth_bytes_per_s": Measured(8.1e11, 0.01, 9)},
         "probed 2026-05-01 by roller probe",
     )  # fmt: skip
     (tmp_path / "mine.yaml").write_text(text)
@@ -133,7 +133,8 @@ def test_the_spread_of_another_number_calibrates_no_rate():
     for repeated, expected in ((rate, True), (other, False)):
         mine = replace(
             published, machine="", source_items=((rate, "measured"), (other, "measured")),
-            written=(Written(rate, (("measured", 8.1e11),)), Written(repeated, (("measured", 1.0),), spread=0.01)),
+            written=(SourcedNumber(rate, (("measured", 8.1e11),)), SourcedNumber(repeated, (("measured", 1.0),),
+                                                                                 spread=0.01)),
         )  # fmt: skip
         assert is_calibrated(mine) == expected
 

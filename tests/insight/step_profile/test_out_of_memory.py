@@ -11,7 +11,7 @@ import pytest
 from roller.errors import ArtifactError, RollerError
 from roller.insight.step_profile.budget import check_budget, read_budget, write_budget
 from roller.insight.step_profile.difference import difference
-from roller.insight.step_profile.hints_difference_json import beside_profile, difference_data
+from roller.insight.step_profile.hints_difference_json import difference_data, hints_and_difference_data
 from roller.insight.step_profile.profile_json import from_data, save_profile, to_data
 from roller.insight.step_profile.profile_page import page_of_profile
 from tests.insight.step_profile.sarif_objects import problems_of
@@ -87,7 +87,7 @@ def test_its_memory_compares_with_none(cli, tmp_path, side):
     code, out, _ = cli("profile", after, "--against", before)
     out = " ".join(out.split())
     assert code == 0 and "Difference: 0 us, memory does not compare." in out and found.misfits[0] in out
-    shown = data_of(page_of_profile(pair[1], parts=beside_profile(pair[1], None, found)))["difference"]
+    shown = data_of(page_of_profile(pair[1], parts=hints_and_difference_data(pair[1], None, found)))["difference"]
     assert shown["delta_bytes"] is None and shown[side.lower()]["out_of_memory"] == WHY
 
 
@@ -99,7 +99,7 @@ def test_lines_that_differ_in_time_tell_no_change_of_memory():
 
 
 def small_step(seconds):
-    from tests.insight.step_profile.test_difference import Key, profile_of
+    from tests.insight.step_profile.test_difference import NodeKey, profile_of
 
-    path = (Key("line", "a.py:1"), Key("operator", "mm"), Key("kernel", "gemm"))
+    path = (NodeKey("line", "a.py:1"), NodeKey("operator", "mm"), NodeKey("kernel", "gemm"))
     return profile_of([(path, seconds, int(8 * seconds))])

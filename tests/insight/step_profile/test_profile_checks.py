@@ -11,7 +11,7 @@ from roller.errors import RollerError
 from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.profile_json import save_profile
 from roller.insight.step_profile.step_profile import StepProfile
-from roller.insight.step_profile.tree import Key, Tree
+from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 from tests.git_repositories import commit_all
 from tests.insight.step_profile.sarif_objects import problems_of
 from tests.insight.step_profile.test_difference import NET, STEP
@@ -37,9 +37,9 @@ def test_the_difference_to_a_saved_profile(cli, tmp_path, recorded):
 
 
 def _lines_of(**seconds):
-    tree = Tree()
+    tree = TreeBuilder()
     for line, took in seconds.items():
-        tree.add_time((Key("line", f"{line}.py:1"), Key("operator", "mm")), "forward", Seconds(took, took, 0.0))
+        tree.add_time((NodeKey("line", f"{line}.py:1"), NodeKey("operator", "mm")), "forward", Seconds(took, took, 0.0))
     root = tree.build()
     return StepProfile("a.py", "predicted", "a100", root, root.wall_s, root.wall_s, root.wall_s)
 
@@ -194,20 +194,23 @@ def test_a_revision_against_the_working_tree(cli, project):
 
 
 def test_what_is_no_revision_is_refused(project, tmp_path):
-    from roller.insight.step_profile.revision import checked_out
+    from roller.insight.step_profile.git_revision import checkout_revision
 
     for revision, said in (
         ("none", "--against git:none: expected a revision of this repository, got none"),
         ("-x", "expected a revision, got"),
     ):
-        with pytest.raises(RollerError, match=said), checked_out(project, revision):
+        with pytest.raises(RollerError, match=said), checkout_revision(project, revision):
             pass
     alone = tmp_path / "alone.py"
     alone.write_text("")
-    with pytest.raises(RollerError, match=r"git:HEAD: expected alone\.py in a repository"), checked_out(alone, "HEAD"):
+    with (
+        pytest.raises(RollerError, match=r"git:HEAD: expected alone\.py in a repository"),
+        checkout_revision(alone, "HEAD"),
+    ):
         pass
     new = project.with_name("new.py")
     new.write_text("")
     said = r"new\.py: expected a file at revision 'HEAD', got none\. It is not in git: commit it first\."
-    with pytest.raises(RollerError, match=said), checked_out(new, "HEAD"):
+    with pytest.raises(RollerError, match=said), checkout_revision(new, "HEAD"):
         pass

@@ -12,7 +12,7 @@ import pytest
 from roller.errors import ArtifactError, RollerError
 from roller.insight.step_profile.profile_json import load_profile
 from roller.insight.step_profile.profiling import kind_of_file, profile
-from roller.insight.step_profile.recorded import profile_of_recording
+from roller.insight.step_profile.recorded_profile import profile_of_recording
 from tests.insight.step_profile.test_profile_json import OLD, sample
 
 HOST, DEVICE = {"pid": 1, "tid": 1}, {"pid": 0, "tid": 7}
@@ -231,12 +231,14 @@ def test_the_verb_prints_what_sums_to_the_step_and_no_empty_rows(cli, tmp_path, 
     from roller.insight.step_profile.node import Seconds
     from roller.insight.step_profile.profile_json import save_profile
     from roller.insight.step_profile.step_profile import StepProfile
-    from roller.insight.step_profile.tree import Key, Tree
+    from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 
-    tree = Tree()
-    tree.add_time((Key("line", "train.py:9"), Key("operator", "aten.mm.default")), "forward", Seconds(0.3, 0.3, 0.0))
-    tree.count_call((Key("line", "train.py:9"), Key("operator", "aten.view.default")))
-    tree.add_time((Key("overhead", "outside of operators"),), "other", Seconds(-0.05, 0.0, 0.0), calls=0)
+    tree = TreeBuilder()
+    tree.add_time(
+        (NodeKey("line", "train.py:9"), NodeKey("operator", "aten.mm.default")), "forward", Seconds(0.3, 0.3, 0.0)
+    )
+    tree.count_call((NodeKey("line", "train.py:9"), NodeKey("operator", "aten.view.default")))
+    tree.add_time((NodeKey("overhead", "outside of operators"),), "other", Seconds(-0.05, 0.0, 0.0), calls=0)
     root = tree.build()
     save_profile(StepProfile("train.py", "measured", "a CPU", root, root.wall_s, 0.2, 0.3), tmp_path / "p.json")
     monkeypatch.setenv("COLUMNS", "120")
@@ -253,12 +255,14 @@ def test_at_80_columns_lines_keep_their_numbers_and_batches_their_rows(cli, tmp_
     from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve
     from roller.insight.step_profile.node import Seconds
     from roller.insight.step_profile.profile_json import save_profile
-    from roller.insight.step_profile.tree import Key, Tree
+    from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 
-    tree, folder = Tree(), "a_long_folder/of_a_long_project/"
+    tree, folder = TreeBuilder(), "a_long_folder/of_a_long_project/"
     for number in (71, 72):
-        path = (Key("line", f"{folder}train.py:9"), Key("line", f"{folder}network.py:{number}"))
-        tree.add_time((*path, Key("operator", "aten.mm.default")), "forward", Seconds(0.1, 0.1, 0.0), bound="compute")
+        path = (NodeKey("line", f"{folder}train.py:9"), NodeKey("line", f"{folder}network.py:{number}"))
+        tree.add_time(
+            (*path, NodeKey("operator", "aten.mm.default")), "forward", Seconds(0.1, 0.1, 0.0), bound="compute"
+        )
     root = tree.build()
     curve = batch_curve(
         lambda n: BatchPoint(n, n / 256, 256.0, n << 25, n << 26, True, "launches", "forward"), 128, 20 << 30

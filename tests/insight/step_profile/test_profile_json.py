@@ -14,19 +14,21 @@ from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve
 from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.profile_json import VERSION, from_data, load_profile, save_profile, to_data
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
-from roller.insight.step_profile.tree import Key, Tree
+from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 from tests.offenders import every
 
 OLD = Path(__file__).with_name("version_1.json")
 
 
 def sample():
-    tree = Tree()
-    line = Key("line", "train.py:9")
+    tree = TreeBuilder()
+    line = NodeKey("line", "train.py:9")
     for phase, took in (("forward", 0.1), ("backward", 0.25)):
-        leaf = (line, Key("module", "fc"), Key("operator", "aten.mm.default"), Key("kernel", "gemm"))
+        leaf = (line, NodeKey("module", "fc"), NodeKey("operator", "aten.mm.default"), NodeKey("kernel", "gemm"))
         tree.add_time(leaf, phase, Seconds(took, took / 2, 1e-6), bound="compute", pipes=[("fma", took / 3)])
-    tree.add_bytes((line, Key("module", "fc")), "parameter", name="weight", held=1 << 40, registered=("train.py:2",))
+    tree.add_bytes(
+        (line, NodeKey("module", "fc")), "parameter", name="weight", held=1 << 40, registered=("train.py:2",)
+    )
     tree.add_bytes((line,), "activation", held=77, requested=99)
     root = tree.build()
     curve = batch_curve(lambda n: BatchPoint(n, 0.1 * n, 10.0, 100 * n, 200 * n, True, "device", "forward"), 4, 0)

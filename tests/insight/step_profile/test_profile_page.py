@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from roller.insight.step_profile.difference import difference
-from roller.insight.step_profile.hints_difference_json import beside_profile
+from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
 from roller.insight.step_profile.node import Node, Seconds
 from roller.insight.step_profile.profile_json import to_data
-from roller.insight.step_profile.profile_page import data_of_profile, joined, page_of_profile
+from roller.insight.step_profile.profile_page import merge_small_nodes, page_of_profile, profile_page_data
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
 from roller.page import html_page
 from roller.page.html_page import MOST_BYTES
@@ -84,18 +84,18 @@ def test_a_module_within_a_module_of_its_name_counts_once():
     line = Node("line", "a.py:3", 1, leaf.seconds, children=(inner,))
     outer = Node("module", "rnn", 1, leaf.seconds, children=(line,))
     root = Node("step", "step", 1, leaf.seconds, children=(outer,))
-    data = data_of_profile(StepProfile("a.py", "predicted", "", root, 0.5, 0.5, 0.5))
+    data = profile_page_data(StepProfile("a.py", "predicted", "", root, 0.5, 0.5, 0.5))
     assert data["tables"]["modules"]["wall_s"].tolist() == [0.5]
 
 
 def test_small_parts_are_joined_and_sums_stay():
     profile = small_profile()
     count = sum(1 for _ in profile.root.walk())
-    small = joined(profile.root, 40)
+    small = merge_small_nodes(profile.root, 40)
     assert 10 < sum(1 for _ in small.walk()) < count
     assert small.seconds == profile.root.seconds and small.held_bytes == profile.root.held_bytes
     StepProfile("x", "predicted", "", small, small.wall_s, 0.0, 0.0).check()
-    assert joined(profile.root, count) == profile.root
+    assert merge_small_nodes(profile.root, count) == profile.root
 
 
 def test_a_profile_that_is_too_large_is_joined_and_says_so(monkeypatch):
@@ -134,7 +134,9 @@ def test_an_anonymous_difference_names_no_file_of_either_side():
         before, out_of_memory="mm at lost stuff/sub file:3: too much", out_of_memory_at="lost stuff/sub file:3"
     )
     for pair in ((before, after), (after, before)):
-        page = page_of_profile(pair[1], anonymous=True, parts=beside_profile(pair[1], None, difference(*pair)))
+        page = page_of_profile(
+            pair[1], anonymous=True, parts=hints_and_difference_data(pair[1], None, difference(*pair))
+        )
         found = data_of(page)["difference"]
         text = json.dumps(found)
         assert not [word for word in ("stuff", "train", "sub", "b.py", "My Net") if word in text]
@@ -188,7 +190,7 @@ def test_a_page_without_intervals_says_so():
 
 def test_joined_parts_keep_the_sum_of_their_intervals():
     root = small_profile().root
-    small = joined(root, 40)
+    small = merge_small_nodes(root, 40)
     assert small.interval_s == root.interval_s
     for node in small.walk():
         if node.children and node.interval_s:

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from roller.insight.step_profile.lines import lines_of_tree
 from roller.insight.step_profile.node import Seconds
-from roller.insight.step_profile.tree import Key, Tree, path_of_call
+from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder, path_of_call
 from roller.insight.trace.trace import Frame
 
 FLOATS = st.floats(0.0, 10.0)
 KEYS = st.tuples(
-    st.sampled_from([Key("line", "a.py:1"), Key("line", "a.py:2"), Key("line", "b.py:1")]),
-    st.sampled_from([Key("module", "net"), Key("module", "net.0"), Key("operator", "aten.mm.default")]),
-    st.sampled_from([Key("kernel", "gemm"), Key("kernel", "add")]),
+    st.sampled_from([NodeKey("line", "a.py:1"), NodeKey("line", "a.py:2"), NodeKey("line", "b.py:1")]),
+    st.sampled_from([NodeKey("module", "net"), NodeKey("module", "net.0"), NodeKey("operator", "aten.mm.default")]),
+    st.sampled_from([NodeKey("kernel", "gemm"), NodeKey("kernel", "add")]),
 )
 TIMES = st.lists(st.tuples(KEYS, st.sampled_from(["forward", "backward"]), st.tuples(FLOATS, FLOATS, FLOATS)))
 BYTES = st.lists(st.tuples(KEYS, st.sampled_from(["activation", "parameter"]), st.integers(0, 1 << 40)))
@@ -29,7 +29,7 @@ def names(path):
 
 @given(TIMES, BYTES)
 def test_children_sum_to_their_parents(times, sizes):
-    tree = Tree()
+    tree = TreeBuilder()
     for path, phase, seconds in times:
         tree.add_time(path, phase, Seconds(*seconds), bound="dram", pipes=[("fma", seconds[1])])
     for path, kind, size in sizes:
@@ -70,27 +70,27 @@ def test_names_that_are_no_paths_of_modules_are_not_cut():
 
 
 def test_a_module_with_one_module_in_it_is_left_out():
-    tree = Tree()
+    tree = TreeBuilder()
     for name in ("net.blocks.0", "net.blocks.1"):
-        tree.add_time((*path_of_call((), name, "mm"), Key("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
+        tree.add_time((*path_of_call((), name, "mm"), NodeKey("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
     (blocks,) = tree.build().children
     assert blocks.name == "net.blocks" and {child.name for child in blocks.children} == {"net.blocks.0", "net.blocks.1"}
 
 
 def test_parameters_belong_to_the_first_call_of_their_module_or_to_the_nearest_around_it():
-    tree = Tree()
+    tree = TreeBuilder()
     called = path_of_call((Frame("net.py", 3),), "head.norm", "aten.layer_norm")
-    tree.add_time((*called, Key("kernel", "k")), "forward", Seconds(1.0, 1.0))
+    tree.add_time((*called, NodeKey("kernel", "k")), "forward", Seconds(1.0, 1.0))
     assert names(tree.path_of_module("head.norm")) == ["net.py:3", "head", "head.norm"]
     assert names(tree.path_of_module("head.never.called")) == ["net.py:3", "head", "head.never", "head.never.called"]
     assert names(tree.path_of_module("other")) == ["other"] and tree.path_of_module("") == ()
 
 
 def test_a_line_that_calls_itself_counts_once_and_has_every_instance():
-    tree = Tree()
+    tree = TreeBuilder()
     outer, inner = Frame("net.py", 7, "Tree.forward"), Frame("net.py", 7, "Tree.forward", "left")
     for stack, module in (((outer,), ""), ((outer, inner), "left")):
-        tree.add_time((*path_of_call(stack, module, "mm"), Key("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
+        tree.add_time((*path_of_call(stack, module, "mm"), NodeKey("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
     tree.add_bytes(tree.path_of_module("left"), "parameter", name="weight", held=12, registered=("net.py:2",))
     made, called = lines_of_tree(tree.build())
     assert (made.name, made.registered_bytes, made.instances) == ("net.py:2", 12, ())
@@ -99,17 +99,17 @@ def test_a_line_that_calls_itself_counts_once_and_has_every_instance():
 
 
 def test_deep_stacks_need_no_recursion():
-    tree = Tree()
+    tree = TreeBuilder()
     stack = tuple(Frame("net.py", n + 1) for n in range(5000))
-    tree.add_time((*path_of_call(stack, "", "mm"), Key("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
+    tree.add_time((*path_of_call(stack, "", "mm"), NodeKey("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
     root = tree.build()
     assert sum(1 for _ in root.walk()) == 5003 and root.wall_s == 1.0
 
 
 def test_a_tree_of_many_levels_is_compared_and_has_its_lines_without_recursion_or_squares():
     def deep(last):
-        tree, path = Tree(), tuple(Key("line", f"a.py:{n}") for n in range(20_000))
-        tree.add_time((*path, Key("operator", last)), "forward", Seconds(1.0, 1.0))
+        tree, path = TreeBuilder(), tuple(NodeKey("line", f"a.py:{n}") for n in range(20_000))
+        tree.add_time((*path, NodeKey("operator", last)), "forward", Seconds(1.0, 1.0))
         return tree.build()
 
     one, same, other = deep("mm"), deep("mm"), deep("add")
@@ -118,10 +118,10 @@ def test_a_tree_of_many_levels_is_compared_and_has_its_lines_without_recursion_o
 
 
 def test_a_line_that_calls_itself_counts_once():
-    tree, line, other = Tree(), Key("line", "a.py:1"), Key("line", "a.py:2")
-    tree.add_time((line, other, line, Key("operator", "mm")), "forward", Seconds(1.0, 1.0))
-    tree.add_time((other, Key("operator", "mm")), "forward", Seconds(2.0, 2.0))
-    tree.add_time((line, Key("operator", "mm")), "forward", Seconds(4.0, 4.0))
+    tree, line, other = TreeBuilder(), NodeKey("line", "a.py:1"), NodeKey("line", "a.py:2")
+    tree.add_time((line, other, line, NodeKey("operator", "mm")), "forward", Seconds(1.0, 1.0))
+    tree.add_time((other, NodeKey("operator", "mm")), "forward", Seconds(2.0, 2.0))
+    tree.add_time((line, NodeKey("operator", "mm")), "forward", Seconds(4.0, 4.0))
     assert {line.name: line.wall_s for line in lines_of_tree(tree.build())} == {"a.py:1": 5.0, "a.py:2": 3.0}
 
 

@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 
 from roller.hardware import load_spec
-from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.padding import LEAST_GAIN
 from roller.insight.step_profile import weight_padding
 from roller.insight.step_profile.profiling import profile
-from roller.insight.step_profile.weight_padding import padded_weights
+from roller.insight.step_profile.weight_padding import find_weight_paddings
 from roller.insight.whatif.predict import what_if
 from roller.ops import matmul
 
@@ -29,7 +29,7 @@ def traced(*sizes, batch=2048, amp="bf16"):
 
 def pads_of(step):
     graph = step.graph("a100")
-    return graph, padded_weights(graph, step)
+    return graph, find_weight_paddings(graph, step)
 
 
 def test_a_linear_layer_of_999_is_padded_and_one_of_1024_is_not():
@@ -42,7 +42,7 @@ def test_a_linear_layer_of_999_is_padded_and_one_of_1024_is_not():
 
 def test_the_gain_is_the_difference_of_the_prices_of_all_its_products():
     graph, (pad,) = pads_of(traced(1024, 999, 1024))
-    prices, to = Kernels(load_spec("a100").sustained, "library"), pad.sizes[999]
+    prices, to = KernelPricer(load_spec("a100").sustained, "library"), pad.sizes[999]
     products = [n for n in pad.delta_s if "mm" in graph.tasks[n].context.operator]
     assert len(products) == 5  # two forward, three backward: the first layer has no gradient of its input
 
@@ -73,7 +73,7 @@ def test_every_launch_of_a_kernel_counts(monkeypatch):
     lstm = torch.nn.LSTM(1023, 512, bidirectional=True)
     step = trace(lstm, torch.zeros(16, 256, 1023), optimizer="sgd", amp="bf16", device="a100", loss=_first_sum)
     graph, (pad,) = pads_of(step)
-    prices, (task,) = Kernels(load_spec("a100").sustained, "library"), _tasks(graph, "aten._cudnn_rnn.default")
+    prices, (task,) = KernelPricer(load_spec("a100").sustained, "library"), _tasks(graph, "aten._cudnn_rnn.default")
 
     def seconds(width):
         product = matmul(16 * 256, 4 * 512, width, transpose_b=True, dtype="bfloat16")
@@ -98,13 +98,13 @@ def _tasks(graph, operator):
 def test_a_size_of_several_kernels_gets_its_largest_padding():
     paddings = [{999: 1000, 777: 784}, {777: 778}, {501: 504}, {999: 1008, 250: 256}]
     for order in (paddings, paddings[::-1]):
-        found = weight_padding._joined(order)
+        found = weight_padding._merge_paddings(order)
         assert sorted(found, key=len) == [{501: 504}, {999: 1008, 777: 784, 250: 256}]
 
 
 def test_a_graph_without_a_gpu_has_no_pads():
     step = traced(1024, 999, 1024)
-    assert padded_weights(replace(step.graph("a100"), device=None), step) == ()
+    assert find_weight_paddings(replace(step.graph("a100"), device=None), step) == ()
 
 
 def test_padded_sizes_follow_the_what_ifs():

@@ -54,7 +54,7 @@ def test_only_what_three_traces_prove_is_not_traced_again(square):
     for batch in (8, 16, 24, 40, 12, 8, 1):
         assert is_same_step(traces.at(batch), step(batch, square))
     assert asked == ([8, 16, 24, 40, 12, 1] if square else [8, 16, 24, 1])
-    assert traces.traced == tuple(sorted(asked))
+    assert traces.traced_batches == tuple(sorted(asked))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from roller.insight.step.graph import TaskContext
 from roller.insight.trace.options import FixedOptionError
 from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.memory_effect import MemoryEffect, memory_effect
-from roller.insight.whatif.repeated_blocks import repeated_blocks
+from roller.insight.whatif.repeated_blocks import find_repeated_blocks
 from roller.insight.whatif.search import search
 from roller.insight.whatif.whatifs import (
     AMP,
@@ -64,9 +64,9 @@ def test_a_change_says_how_a_step_with_its_memory_is_traced(change, wanted):
 
 def test_changes_follow_one_another():
     first = MemoryChange(amp="bf16", batch_factor=2.0)
-    both = first.followed_by(MemoryChange(amp="fp16", batch_factor=1.5, devices=4))
+    both = first.combine_with(MemoryChange(amp="fp16", batch_factor=1.5, devices=4))
     assert both == MemoryChange(amp="fp16", batch_factor=3.0, devices=4)
-    assert first.followed_by(MemoryChange()) == first and not first.keeps_tensors and MemoryChange().keeps_tensors
+    assert first.combine_with(MemoryChange()) == first and not first.keeps_tensors and MemoryChange().keeps_tensors
 
 
 def test_the_effect_is_the_difference_of_two_traces():
@@ -81,7 +81,7 @@ def test_what_is_not_known_is_said_and_never_zero():
     assert memory_effect(graph, [CudaGraph()], memory_of) == MemoryEffect(None, "not modelled")
     assert memory_effect(graph, [AMP(), CudaGraph()], memory_of).delta_bytes is None
     alone = memory_effect(graph, [AMP()], None)
-    assert alone == MemoryEffect(None, "not modelled: the step cannot be traced again") and alone.says_more
+    assert alone == MemoryEffect(None, "not modelled: the step cannot be traced again") and alone.has_specific_reason
     assert alone.in_short == "not modelled" and MemoryEffect(0).in_short == ""
 
     def fails(change):
@@ -118,9 +118,9 @@ def test_blocks_that_repeat_are_the_outermost_numbered_layers_with_inner_ones():
     layers = ("net.10.a.0.conv", "net.2.a.0.conv", "net.2.a.1.conv", "head", "alone.0.conv")
     both = [t for p in ("forward", "backward") for t in _tasks(p, (*layers, "flat.0", "flat.1"))]
     graph = replace(training(), tasks=both)
-    assert repeated_blocks(graph) == ("net.2", "net.10")
+    assert find_repeated_blocks(graph) == ("net.2", "net.10")
     forward = [t for t in both if t.context.phase == "forward"]
-    assert repeated_blocks(replace(graph, tasks=forward)) == ()
+    assert find_repeated_blocks(replace(graph, tasks=forward)) == ()
 
 
 def _tasks(phase, layers):

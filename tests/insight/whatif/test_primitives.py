@@ -12,7 +12,7 @@ from roller.errors import RollerError
 from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
 from roller.insight.step.replay import replay
 from roller.insight.step.simulate import simulate
-from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.insertion import NewTask, insert
 from roller.insight.whatif.primitives import remove, scale, schedule, select, set_duration
 
 THREAD, STREAM = Lane(0, "thread", "1"), Lane(0, "stream", "7")
@@ -60,17 +60,17 @@ def test_a_removed_kernel_takes_its_launch_along_unless_told_not_to():
 
 def test_an_inserted_kernel_brings_its_launch():
     graph = training([1, 1, 1])
-    more = insert(graph, New("cast", "kernel", 1.0, behind=4))
+    more = insert(graph, NewTask("cast", "kernel", 1.0, behind=4))
     assert simulate(more).makespan_us == 24 + 4 and len(more.tasks) == len(graph.tasks) + 2  # one more launch
-    fused = insert(graph, New("cast", "kernel", 50.0, behind=4, launch=False))
+    fused = insert(graph, NewTask("cast", "kernel", 50.0, behind=4, launch=False))
     # k1 from 14 to 15, the new one from 16 to 66, k2 from 67 to 68.
     assert simulate(fused).makespan_us == 68 + 3
-    assert simulate(insert(graph, New("cast", "kernel", 50.0, ahead=5, launch=False))) == simulate(fused)
-    last = insert(graph, New("cast", "kernel", 5.0, behind=5, launch=False))
+    assert simulate(insert(graph, NewTask("cast", "kernel", 50.0, ahead=5, launch=False))) == simulate(fused)
+    last = insert(graph, NewTask("cast", "kernel", 5.0, behind=5, launch=False))
     assert simulate(last).end_us[-1] == 21 + 1 + 5
     # Ahead of the first: launched first, from 0 to 4, and run from 8 to 18; then k0 from 19, which its own launch at 4
     # does not hold back.
-    first = insert(graph, New("cast", "kernel", 10.0, ahead=3))
+    first = insert(graph, NewTask("cast", "kernel", 10.0, ahead=3))
     assert simulate(first).start_us[3] == 19 and simulate(first).start_us[7] == 8
 
 
@@ -79,16 +79,16 @@ def test_tasks_on_channels_wait_for_ends_and_are_waited_for():
     channel, count = Lane(0, "channel", "all-reduce"), len(graph.tasks)
     more = insert(
         graph,
-        New("one", "collective", 20.0, lane=channel, after=[3]),
-        New("two", "collective", 5.0, lane=channel, after=[4], before=[5]),
+        NewTask("one", "collective", 20.0, lane=channel, after=[3]),
+        NewTask("two", "collective", 5.0, lane=channel, after=[4], before=[5]),
     )
     found = simulate(more)
     assert [found.start_us[n] for n in (count, count + 1, 5)] == [18.0, 38.0, 43.0]
     first = insert(
         graph,
-        New("busy", "collective", 20.0, lane=channel),
-        New("one", "collective", 5.0, lane=channel, after=[3]),
-        New("two", "collective", 5.0, lane=channel, after=[3], priority=1),
+        NewTask("busy", "collective", 20.0, lane=channel),
+        NewTask("one", "collective", 5.0, lane=channel, after=[3]),
+        NewTask("two", "collective", 5.0, lane=channel, after=[3], priority=1),
     )
     assert [simulate(first).start_us[count + n] for n in range(3)] == [0.0, 25.0, 20.0]
     by_id = schedule(first, lambda t: t.id)
@@ -105,7 +105,7 @@ def test_changes_that_are_none_and_changes_that_only_grow(kernels, data):
     number = data.draw(st.integers(0, len(kernels) - 1)) + len(kernels)
     bare = remove(graph, [number], launches=False)
     assert simulate(bare).makespan_us <= before.makespan_us
-    back = insert(bare, New("again", "kernel", graph.tasks[number].duration_us, behind=number, launch=False))
+    back = insert(bare, NewTask("again", "kernel", graph.tasks[number].duration_us, behind=number, launch=False))
     assert simulate(back).makespan_us == pytest.approx(before.makespan_us)
     chosen = data.draw(st.sets(st.sampled_from(sorted(everything))))
     assert simulate(scale(graph, chosen, 1.7)).makespan_us >= before.makespan_us
@@ -119,11 +119,11 @@ def test_wrong_changes_say_so():
     for change in (
         lambda: scale(graph, [99], 1.0), lambda: scale(graph, [0], -1.0), lambda: scale(graph, [0], float("nan")),
         lambda: set_duration(graph, [0], lambda t: -3.0), lambda: remove(graph, ["k1"]),
-        lambda: insert(graph, New("n", "kernel", float("inf"), behind=2)),
-        lambda: insert(graph, New("n", "kernel", 1.0)),
-        lambda: insert(graph, New("n", "kernel", 1.0, behind=99)),
-        lambda: insert(graph, New("n", "kernel", 1.0, lane=STREAM, behind=2)),
-        lambda: insert(replace(graph, tasks=graph.tasks[2:], dependencies=[]), New("n", "kernel", 1, 0)),
+        lambda: insert(graph, NewTask("n", "kernel", float("inf"), behind=2)),
+        lambda: insert(graph, NewTask("n", "kernel", 1.0)),
+        lambda: insert(graph, NewTask("n", "kernel", 1.0, behind=99)),
+        lambda: insert(graph, NewTask("n", "kernel", 1.0, lane=STREAM, behind=2)),
+        lambda: insert(replace(graph, tasks=graph.tasks[2:], dependencies=[]), NewTask("n", "kernel", 1, 0)),
     ):  # fmt: skip
         with pytest.raises(RollerError, match="expected"):
             change()

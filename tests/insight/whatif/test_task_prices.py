@@ -22,4 +22,4 @@ def test_launches_are_no_twins_of_kernels():
 )
 def test_products_are_known_by_their_operator_where_shapes_are_missing(name, bound):
     task = Task(0, "kernel", "kernel", STREAM, 9.0, 0.0, 9.0, context=TaskContext(operator=name))
-    assert TaskPrices(training()).bound_by(task) == bound
+    assert TaskPrices(training()).limiting_resource(task) == bound

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from roller.models.graph.nodes import Graph, Node
-from roller.models.onnx.types import element_type, onnx_dtype
+from roller.models.onnx.onnx_types import element_type, onnx_dtype
 
 
 def to_model(

@@ -16,8 +16,16 @@ from onnx.reference import ReferenceEvaluator
 
 from roller.expr import Tensor, TensorExpr
 from roller.models.graph.nodes import Node
-from roller.models.graph.steps import Value
-from roller.models.onnx.lowering import Called, Compute, Joined, Reshaped, Rewritten, Site, lower_node
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.lowering_registry import (
+    Compute,
+    ConcatOfInputs,
+    InputView,
+    LibraryCall,
+    SimplerNodes,
+    Site,
+    lower_node,
+)
 
 #: Version of the operators tested: the newest that ONNX Runtime knows too.
 NEWEST = 23
@@ -94,24 +102,24 @@ def expressions(
 def _evaluate(n: Node, env: dict[str, np.ndarray], values: Mapping[str, Value], known: Mapping[str, np.ndarray],
               seen: list[tuple[TensorExpr, list[np.ndarray]]] | None = None) -> None:  # fmt: skip
     found = lower_node(site_of(n, values, known))
-    if isinstance(found, Rewritten):
+    if isinstance(found, SimplerNodes):
         values, known = {**values, **found.values}, {**known, **found.constants}
         values.update({k: Value(k, a.shape, a.dtype.name) for k, a in found.constants.items() if k not in values})
         env.update(found.constants)
         for inner in found.nodes:
             _evaluate(inner, env, values, known, seen)
-    elif isinstance(found, Reshaped):
+    elif isinstance(found, InputView):
         value = values[n.outputs[0]]
         shown = env[n.inputs[found.position]].reshape(-1)[found.offset : found.offset + value.elements]
         _write(env, value, shown.reshape(value.shape))
-    elif isinstance(found, Joined):
+    elif isinstance(found, ConcatOfInputs):
         _write(env, values[n.outputs[0]], np.concatenate([env[i] for i in n.inputs if i], axis=found.axis))
-    elif isinstance(found, Called):
-        from roller.models.session import library
+    elif isinstance(found, LibraryCall):
+        from roller.models.session import array_functions
 
         env.update(found.constants)
         given = [env[i] if i else None for i in (n.inputs if found.inputs is None else found.inputs)]
-        results = library.FUNCTIONS[found.function](np, given, dict(found.attributes))
+        results = array_functions.FUNCTIONS[found.function](np, given, dict(found.attributes))
         for o, a in zip(n.outputs, results if isinstance(results, (tuple, list)) else (results,), strict=False):
             _write(env, values[o], a)
     else:

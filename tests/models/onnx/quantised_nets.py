@@ -6,9 +6,9 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from roller.models.onnx.folding import fold
-from roller.models.onnx.partition import partition
-from roller.models.onnx.reader import read
+from roller.models.onnx.fold_graph import fold_graph
+from roller.models.onnx.partition_graph import partition_graph
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.onnx.lowering_oracle import EXACT
 from tests.models.session.reference import evaluate_program
 
@@ -94,7 +94,7 @@ def runtime(model, feeds, *, fused):
 
 def program_of(model):
     """Return the program of a model."""
-    return partition(fold(read(model.SerializeToString())))
+    return partition_graph(fold_graph(read_onnx_graph(model.SerializeToString())))
 
 
 def results(model, feeds):

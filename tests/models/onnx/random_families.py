@@ -24,9 +24,9 @@ import onnx.reference
 from onnx import helper, numpy_helper
 
 from roller.errors import ModelError, RollerError, RollerWarning
-from roller.models.graph.steps import Program
-from roller.models.onnx.evaluate import _REFERENCE_IS_WRONG
-from roller.models.onnx.lowering import Lowered, Site, Unsupported, lower_node
+from roller.models.graph.program_steps import Program
+from roller.models.onnx.evaluate_constants import _REFERENCE_IS_WRONG
+from roller.models.onnx.lowering_registry import Lowered, Site, Unsupported, lower_node
 from tests.models.onnx.families.making import KINDS, FamilyMaker
 from tests.models.onnx.lowering_oracle import EXACT
 from tests.models.onnx.random_graphs import shown
@@ -79,8 +79,8 @@ def family_case(family: str, seed: int) -> FamilyCase:
         for _ in range(m.one([0, 1, 2]) if general and m.pool else 0):
             _tried(m, m.one(OPERATORS))
     made = [o for n in m.nodes for o in n.output if o]
-    read = {i for n in m.nodes for i in n.input}
-    outputs = list(dict.fromkeys([n for n in made if n not in read or m.flip(0.1)] + m.extra))
+    read_folded_graph = {i for n in m.nodes for i in n.input}
+    outputs = list(dict.fromkeys([n for n in made if n not in read_folded_graph or m.flip(0.1)] + m.extra))
     outputs = outputs or list(m.feeds)[:1]
     tolerance = max([2e-5, *(t for k, t in _TOLERANCES.items() if any(v.dtype == k for v in m.pool))])
     return FamilyCase(made_model(m, m.nodes, outputs), m.feeds, made_model(m, m.judged, outputs), tolerance)
@@ -143,9 +143,9 @@ def judged(c: FamilyCase) -> dict[str, np.ndarray] | None:
 
 def evaluated(c: FamilyCase) -> dict[str, np.ndarray]:
     """Return what the partitioned program computes, without compiling it."""
-    from roller.models.compile import partitioned, read
+    from roller.models.compile import partition_graph, read_folded_graph
 
-    return _run(partitioned(read(c.proto)), c)
+    return _run(partition_graph(read_folded_graph(c.proto)), c)
 
 
 def _run(program: Program, c: FamilyCase) -> dict[str, np.ndarray]:
@@ -159,17 +159,17 @@ def _run(program: Program, c: FamilyCase) -> dict[str, np.ndarray]:
 
 def left_out(c: FamilyCase) -> dict[str, np.ndarray]:
     """Return what the program computes with about a third of its nodes left to ONNX Runtime, by chance."""
-    from roller.models.compile import partitioned, read
-    from roller.models.onnx import lowered
+    from roller.models.compile import partition_graph, read_folded_graph
+    from roller.models.onnx import lower_graph
 
     def some(site: Site) -> Lowered:
         if not site.node.domain and zlib.crc32((site.node.name or site.node.op).encode()) % 3 == 0:
             raise Unsupported("left out by chance")
         return lower_node(site)
 
-    with unittest.mock.patch.object(lowered, "lower_node", some), warnings.catch_warnings():
+    with unittest.mock.patch.object(lower_graph, "lower_node", some), warnings.catch_warnings():
         warnings.simplefilter("ignore", RollerWarning)
-        program = partitioned(read(c.proto), fallback="onnxruntime")
+        program = partition_graph(read_folded_graph(c.proto), fallback="onnxruntime")
     return _run(program, c)
 
 

@@ -44,8 +44,8 @@ def case(seed: int, longest: int = 14) -> Case:
         except LookupError:
             m.constants = before | {n: m.constants[n] for n in m.constants if any(n in x.input for x in m.nodes)}
     made = [o for n in m.nodes for o in n.output]
-    read = {i for n in m.nodes for i in n.input}
-    outputs = [n for n in made if n not in read or m.flip(0.1)]
+    read_folded_graph = {i for n in m.nodes for i in n.input}
+    outputs = [n for n in made if n not in read_folded_graph or m.flip(0.1)]
     outputs += [n for n in [*m.feeds, *m.constants] if m.flip(0.04) and n[0] in "xc"]
     return Case(_model(m.nodes, m.feeds, m.constants, outputs or made[-1:] or list(m.feeds)), m.feeds)
 
@@ -79,10 +79,10 @@ def expected(c: Case, outputs: list[str] | None = None) -> dict[str, np.ndarray]
 
 def evaluated(c: Case) -> dict[str, np.ndarray]:
     """Return what the partitioned program computes, without compiling it."""
-    from roller.models.compile import partitioned, read
+    from roller.models.compile import partition_graph, read_folded_graph
     from tests.models.session.reference import evaluate_program
 
-    found = evaluate_program(partitioned(read(c.proto)), c.feeds)
+    found = evaluate_program(partition_graph(read_folded_graph(c.proto)), c.feeds)
     return {o.name: found[o.name] for o in c.proto.graph.output}
 
 

@@ -8,7 +8,7 @@ import time
 
 from roller.models.batch import tasks
 
-_build, _judge = tasks.Build.run, tasks.Judge.run
+_build, _judge = tasks.Build.run, tasks.CheckAndTime.run
 
 
 def _log(what, about):
@@ -32,4 +32,4 @@ def _logged_judge(task):
 
 def dask_setup(worker):
     """Called by a worker that preloads this module; importing it alone changes nothing."""
-    tasks.Build.run, tasks.Judge.run = _slow_build, _logged_judge
+    tasks.Build.run, tasks.CheckAndTime.run = _slow_build, _logged_judge

@@ -18,10 +18,10 @@ from roller.errors import BuildError, NoCandidateError
 from roller.hardware import load_spec
 from roller.models.batch import tasks
 from roller.models.batch.compile import compile_kernels
-from roller.models.batch.executors import Forks, survivors
-from roller.models.batch.jobs import Settings, Target, jobs_of, rotation
-from roller.models.batch.negligible import mark_negligible
-from roller.models.graph.steps import KernelSource
+from roller.models.batch.executors import ForkedWorkers, isolate_crashing_candidates
+from roller.models.batch.jobs import Settings, Target, make_jobs, rotating_constant_bytes
+from roller.models.batch.negligible_timing import mark_negligible
+from roller.models.graph.program_steps import KernelSource
 from roller.runtime.build_pool import BuildResult
 from roller.runtime.cache import CacheKey, KernelCache
 from roller.runtime.cache_lock import file_lock
@@ -79,14 +79,16 @@ def test_a_model_times_kernels_with_constants_its_caches_lost(cache, monkeypatch
     """Under a key of its own: what was chosen with warm constants is another question's answer."""
     expr, seen = roller.ops.matmul(64, 64, 64), []
     wanted = {"k": KernelSource(expr, (expr.inputs[1].name,)), "bare": KernelSource(roller.ops.matmul(48, 48, 48))}
-    judge = Forks.judge
-    monkeypatch.setattr(Forks, "judge", lambda self, task: seen.append(task.rotating_bytes) or judge(self, task))
+    judge = ForkedWorkers.judge
+    monkeypatch.setattr(
+        ForkedWorkers, "judge", lambda self, task: seen.append(task.rotating_bytes) or judge(self, task)
+    )
     passing = {"k": 1 << 40}
     for origin in ("compiled", "cached"):
         batch = compile_kernels(wanted, target(), settings(top_k=2), passing=passing, cache=cache)
         assert set(batch.origins.values()) == {origin}
     spec = target().spec
-    assert sorted(seen) == [0, rotation(spec, 1 << 40)]
+    assert sorted(seen) == [0, rotating_constant_bytes(spec, 1 << 40)]
     assert max(seen) >= min(spec.memory_layers[-2].capacity_bytes, 1 << 27), "as the caches, but for vast ones"
     again = compile_kernels(wanted, target(), settings(top_k=2), cache=cache)
     assert again.origins == {"k": "compiled", "bare": "cached"} and seen[-1] == 0
@@ -95,9 +97,9 @@ def test_a_model_times_kernels_with_constants_its_caches_lost(cache, monkeypatch
 def test_kernels_whose_choice_no_measurement_of_the_model_shows_are_not_timed(cache, monkeypatch):
     heavy, lighter = roller.ops.matmul(192, 192, 192), roller.ops.matmul(40, 24, 72)
     wanted, seen = {"heavy": KernelSource(heavy), "light": KernelSource(lighter)}, []
-    judge = Forks.judge
+    judge = ForkedWorkers.judge
     monkeypatch.setattr(
-        Forks, "judge", lambda self, task: seen.append((task.expression, task.timed)) or judge(self, task)
+        ForkedWorkers, "judge", lambda self, task: seen.append((task.expression, task.timed)) or judge(self, task)
     )
     spec = target().spec.with_overrides({"accuracy.ranking_error": 0.3})  # so that both have something to choose
     for origin in ("compiled", "cached"):
@@ -115,7 +117,7 @@ def test_kernels_whose_choice_no_measurement_of_the_model_shows_are_not_timed(ca
 def test_the_lightest_kernels_are_those_that_cost_the_model_least(uses, light):
     spec = load_spec("cpu-avx512").with_overrides({"accuracy.ranking_error": 0.3})
     wanted = {n: KernelSource(roller.ops.matmul(n, n, n)) for n in (128, 132)}
-    jobs = jobs_of(wanted, Target(spec, False), settings(top_k="auto"), dict(zip(wanted, uses, strict=True)))
+    jobs = make_jobs(wanted, Target(spec, False), settings(top_k="auto"), dict(zip(wanted, uses, strict=True)))
     for job in jobs:
         job.candidates, job.first = tasks.Construct(job.expression, spec, job.options, Selection()).run()
         assert len(job.first) > 1
@@ -130,13 +132,14 @@ def test_rivals_of_one_form_go_before_those_of_another(monkeypatch):
     spec = load_spec("cpu-avx512").with_overrides({"accuracy.ranking_error": 0.3})
     wanted = {"k": KernelSource(roller.ops.matmul(128, 384, 512), ("B",))}
     for other, left in (("slowest", 2), ("second", 1)):
-        (job,) = jobs_of(wanted, Target(spec, False), settings(top_k="auto"), {})
+        (job,) = make_jobs(wanted, Target(spec, False), settings(top_k="auto"), {})
         job.candidates, found = tasks.Construct(job.expression, spec, job.options, Selection()).run()
         job.first = before = found[:3]
         assert len(before) == 3
         form = {n: "of another" if n == before[left] else "of one" for n in before}
         monkeypatch.setattr(
-            "roller.models.batch.negligible.forms_of", lambda job, form=form: {n: form[n] for n in job.first}
+            "roller.models.batch.negligible_timing.candidate_forms",
+            lambda job, form=form: {n: form[n] for n in job.first},
         )
         for n in range(40):
             mark_negligible([job], spec, job.share_s * 1.25**n)
@@ -151,7 +154,7 @@ def test_of_a_kernel_whose_choice_shows_only_what_shows_is_built():
 
     spec = load_spec("cpu-avx512").with_overrides({"accuracy.ranking_error": 0.5})
     wanted = {n: KernelSource(roller.ops.matmul(128, 384, n), ("B",)) for n in (512, 480)}
-    jobs = jobs_of(wanted, Target(spec, False), settings(top_k="auto"), {})
+    jobs = make_jobs(wanted, Target(spec, False), settings(top_k="auto"), {})
     for job in jobs:
         job.candidates, job.first = tasks.Construct(job.expression, spec, job.options, Selection()).run()
     before = [job.first for job in jobs]
@@ -160,7 +163,7 @@ def test_of_a_kernel_whose_choice_shows_only_what_shows_is_built():
     for others_s in (0.0, *(sum(j.share_s for j in jobs) * n for n in (1, 2, 4, 8, 16))):
         mark_negligible(jobs, spec, others_s)
         left.append(len(jobs[0].first))
-        assert len({frozenset(kernel_family(c.program) for c in j.starts) for j in jobs}) == 1
+        assert len({frozenset(kernel_family(c.program) for c in j.candidates_worth_timing) for j in jobs}) == 1
         assert all(0 in j.first and set(j.first) <= set(b) for j, b in zip(jobs, before, strict=True))
         assert len({j.light for j in jobs}) == 1
     assert left == sorted(left, reverse=True) and 1 < left[-1] < left[0], left
@@ -214,14 +217,14 @@ def test_an_interrupted_batch_continues_where_it_stopped(cache):
 
 
 def test_kernels_that_others_disturbed_are_measured_again(cache, monkeypatch):
-    busy, judge = [True], Forks.judge
+    busy, judge = [True], ForkedWorkers.judge
 
     def judged(self, task):
         records = judge(self, task)
         doubted = {i: replace(r, status="doubtful", reason="others") for i, r in records.items() if busy[0] and r.ok}
         return records | doubted
 
-    monkeypatch.setattr(Forks, "judge", judged)
+    monkeypatch.setattr(ForkedWorkers, "judge", judged)
     found = []
     for is_busy, remeasure in ((True, False), (False, False), (False, False), (True, True), (False, False)):
         busy[0] = is_busy
@@ -322,7 +325,7 @@ def test_a_killed_batch_continues_where_it_stopped(cache, tmp_path):
 
 
 def test_a_candidate_that_kills_its_judge_loses_alone():
-    task = tasks.Judge(None, None, {"good": None, "bad": None, "fine": None}, True, 0, None)
+    task = tasks.CheckAndTime(None, None, {"good": None, "bad": None, "fine": None}, True, 0, None)
     asked = []
 
     def again(one):
@@ -332,7 +335,7 @@ def test_a_candidate_that_kills_its_judge_loses_alone():
         status = "measured" if one.timed else "checked"
         return BuildResult(Record("one", "built"), {i: Record(i, status) for i in one.artifacts})
 
-    found = survivors(task, again(task), again)
+    found = isolate_crashing_candidates(task, again(task), again)
     assert {i: r.status for i, r in found.items()} == {"good": "measured", "bad": "crashed", "fine": "measured"}
     assert asked[-1] == (["fine", "good"], True) and "SIGSEGV" in found["bad"].reason
 
@@ -355,7 +358,7 @@ class _Checked:
 
 def test_checks_that_find_nothing_wrong_share_processes(tmp_path):
     log = tmp_path / "log"
-    found = Forks(2).check({str(n): _Checked(log) for n in range(8)})
+    found = ForkedWorkers(2).check({str(n): _Checked(log) for n in range(8)})
     assert list(found) == [str(n) for n in range(8)] and all(r.value["one"].ok for r in found.values())
     ran = log.read_text().split()
     assert len(ran) == 8 and len(set(ran)) <= 2
@@ -365,7 +368,7 @@ def test_checks_that_find_nothing_wrong_share_processes(tmp_path):
 def test_where_a_check_fails_all_are_made_again_each_in_a_process_of_its_own(tmp_path, status, kills, then):
     log = tmp_path / "log"
     tasks_ = {str(n): _Checked(log, *((status, kills) if n == 3 else ())) for n in range(6)}
-    found = Forks(1).check(tasks_)
+    found = ForkedWorkers(1).check(tasks_)
     assert [r.value["one"].status for r in found.values()] == ["checked"] * 3 + [then] + ["checked"] * 2
     ran = log.read_text().split()
     assert len(set(ran[-6:])) == 6 and len(ran) == 12

@@ -14,12 +14,12 @@ import pytest
 import roller
 from roller.errors import BuildError, LaunchError, ModelError
 from roller.models import compile as stages
-from roller.models import expected
-from roller.models.batch.executors import Forks
-from roller.models.compile import partitioned, read
-from roller.models.graph.steps import Foreign
-from roller.models.session.fallback import need_runtimes
-from roller.models.witnesses import asked, verdict
+from roller.models import reference_outputs
+from roller.models.batch.executors import ForkedWorkers
+from roller.models.compile import partition_graph, read_folded_graph
+from roller.models.disagreement import decide_which_is_right, run_references
+from roller.models.graph.program_steps import Foreign
+from roller.models.session.fallback import require_runtimes
 from tests.models.onnx.networks import tower, unsupported
 
 
@@ -44,14 +44,16 @@ def test_a_fallback_without_its_package_is_found_before_compiling(monkeypatch, w
 
 def test_runtimes_are_asked_for_only_where_nodes_need_them(without):
     without("onnxruntime")
-    need_runtimes([])
+    require_runtimes([])
     with pytest.raises(LaunchError, match=r"computes 6 nodes \('0', '1', '2', '3', \.\.\.\)"):
-        need_runtimes([Foreign("onnxruntime", b"", nodes=tuple("0123")), Foreign("onnxruntime", b"", nodes=("4", "5"))])
+        require_runtimes(
+            [Foreign("onnxruntime", b"", nodes=tuple("0123")), Foreign("onnxruntime", b"", nodes=("4", "5"))]
+        )
 
 
 @pytest.mark.parametrize("fallback", ["onnxrutime", "", 3])
 def test_a_runtime_nobody_knows_is_refused_before_the_model_is_read(monkeypatch, fallback):
-    monkeypatch.setattr(stages, "read", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(stages, "read_folded_graph", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(ModelError, match="fallback: expected 'onnxruntime' or None, got "):
         roller.compile_model(b"", fallback=fallback)
 
@@ -59,7 +61,7 @@ def test_a_runtime_nobody_knows_is_refused_before_the_model_is_read(monkeypatch,
 def test_a_missing_c_compiler_is_found_before_anything_is_constructed(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(Forks, "map", lambda *_, **__: pytest.fail("constructed"))
+    monkeypatch.setattr(ForkedWorkers, "map", lambda *_, **__: pytest.fail("constructed"))
     with pytest.raises(BuildError, match=r"expected a C compiler \(cc, .* found none\. Install .*apt-get"):
         roller.compile_model(tower(), batch=1, cache=False)
     with pytest.raises(BuildError, match="compiling for this processor: expected a C compiler"):
@@ -112,7 +114,7 @@ def test_a_model_is_held_to_onnx_runtime(cli, tmp_path, monkeypatch):
     def wrong(self, *arguments):
         return [np.full((1, 5), 7, np.float32)]
 
-    monkeypatch.setattr("roller.models.session.session.Session.run", wrong)
+    monkeypatch.setattr("roller.models.session.cpu_session.Session.run", wrong)
     code, out, _ = cli("check", path, "--batch", "1", "--threads", "1")
     assert code == 1 and "tower: DIFFERS" in out
     assert f"{tower().graph.output[0].name}: ONNX Runtime is right: onnx's reference evaluator agrees with it\n" in out
@@ -121,13 +123,13 @@ def test_a_model_is_held_to_onnx_runtime(cli, tmp_path, monkeypatch):
 def test_where_onnx_runtime_is_wrong_the_reference_says_so(cli, tmp_path, monkeypatch):
     path = tmp_path / "tower.onnx"
     onnx.save(tower(), path)
-    right = expected.computed
+    right = reference_outputs.run_onnxruntime
 
     def optimised_wrongly(*arguments, optimised=True):
         outputs, version = right(*arguments, optimised=optimised)
         return (tuple(o + 1 for o in outputs) if optimised else outputs), version
 
-    monkeypatch.setattr("roller.models.expected.computed", optimised_wrongly)
+    monkeypatch.setattr("roller.models.reference_outputs.run_onnxruntime", optimised_wrongly)
     code, out, _ = cli("check", path, "--batch", "1", "--threads", "1")
     said = "roller is right: onnx's reference evaluator agrees with it, and ONNX Runtime does without its optimisations"
     assert code == 1 and said in out
@@ -136,26 +138,35 @@ def test_where_onnx_runtime_is_wrong_the_reference_says_so(cli, tmp_path, monkey
 
 
 def test_who_is_right_in_words():
-    assert verdict(False, True, False).right == verdict(False, True, None).right == "onnxruntime"
-    assert verdict(True, False, False).right == verdict(None, None, True).right == "roller"
-    assert [verdict(*v).right for v in ((None, None, False), (False, False, True), (True, True, None))] == [None] * 3
-    assert "differs from both" in verdict(False, False, False).why and "no answer" in verdict(None, None, None).why
+    assert (
+        decide_which_is_right(False, True, False).right
+        == decide_which_is_right(False, True, None).right
+        == "onnxruntime"
+    )
+    assert decide_which_is_right(True, False, False).right == decide_which_is_right(None, None, True).right == "roller"
+    assert [
+        decide_which_is_right(*v).right for v in ((None, None, False), (False, False, True), (True, True, None))
+    ] == [None] * 3
+    assert (
+        "differs from both" in decide_which_is_right(False, False, False).why
+        and "no answer" in decide_which_is_right(None, None, None).why
+    )
 
 
 def test_a_model_that_the_reference_does_not_take_is_judged_by_what_is_left(monkeypatch):
-    program = partitioned(read(tower(), batch=1))
+    program = partition_graph(read_folded_graph(tower(), batch=1))
     feeds = {n: np.zeros(program.values[n].shape, np.float32) for n in program.inputs}
-    assert asked(tower(), program, feeds).reference is not None
-    monkeypatch.setattr("roller.models.witnesses.MAX_ELEMENTS", 1)
-    found = asked(tower(), program, feeds)
+    assert run_references(tower(), program, feeds).reference is not None
+    monkeypatch.setattr("roller.models.disagreement.MAX_ELEMENTS", 1)
+    found = run_references(tower(), program, feeds)
     assert found.reference is None and found.unoptimised is not None
-    monkeypatch.setattr("roller.models.witnesses.MAX_ELEMENTS", 1 << 26)
-    found = asked(b"nonsense", program, feeds)
+    monkeypatch.setattr("roller.models.disagreement.MAX_ELEMENTS", 1 << 26)
+    found = run_references(b"nonsense", program, feeds)
     assert found.reference is None and found.unoptimised is None
 
 
 def test_a_check_without_its_peer_compiles_nothing(cli, monkeypatch, without):
-    monkeypatch.setattr("roller.cli.check.compiled_or_listed", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr("roller.cli.check.compile_or_list_unsupported", lambda *_, **__: pytest.fail("compiled"))
     code, _, err = cli("check", "m.onnx", "-d", "v100")
     assert code == 1 and "--device: expected one of this machine" in err
     without("onnxruntime")

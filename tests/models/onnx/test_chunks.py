@@ -10,9 +10,9 @@ import pytest
 
 from roller import ops
 from roller.hardware import load_spec
-from roller.models.graph.chunks import chunked, shrunk
-from roller.models.graph.coschedule import coscheduled
-from roller.models.graph.steps import Join, KernelSource, ParallelGroup, Program, Run, Value, View
+from roller.models.graph.coschedule import coschedule_program
+from roller.models.graph.program_steps import Join, KernelSource, ParallelGroup, Program, Run, Value, View
+from roller.models.graph.sequence_chunks import chunked_variants, restrict_rows
 from tests.models.session import programs
 from tests.models.session.reference import evaluate_program
 
@@ -49,7 +49,7 @@ def joins(program):
 
 def test_chunks_compute_the_same_bit_by_bit():
     program = layers()
-    found = chunked(program)
+    found = chunked_variants(program)
     assert [len(joins(p)) for p in found] == [1 + 2 * 4, 1 + 2 * 12]  # the last layer's is what the model gives
     feeds = {"x": programs.random(7, 24, 16)}
     (wanted,) = evaluate_program(program, feeds).values()
@@ -62,12 +62,12 @@ def test_chunks_compute_the_same_bit_by_bit():
 def test_layers_overlap_where_that_is_predicted_to_pay():
     program = layers(4, 24, 1, 256)
     spec = load_spec("cpu-avx512").with_overrides({"units": 2})
-    found = coscheduled(program, spec)
+    found = coschedule_program(program, spec)
     assert any(isinstance(s, ParallelGroup) for s in found.program.steps)
     assert found.together_s < 0.9 * found.serial_s
     serial = Program("", program.inputs, program.outputs, program.values, program.constants, program.steps,
                      program.kernels)  # fmt: skip
-    assert found.serial_s == pytest.approx(coscheduled(serial, spec).serial_s)
+    assert found.serial_s == pytest.approx(coschedule_program(serial, spec).serial_s)
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def test_layers_overlap_where_that_is_predicted_to_pay():
     ids=["output", "varying", "crossing", "single"],
 )
 def test_what_cannot_be_cut_stays_whole(change):
-    assert chunked(change(layers())) == []
+    assert chunked_variants(change(layers())) == []
 
 
 def test_rows_that_go_their_ways_apart():
-    product = shrunk(ops.matmul(12, 8, 4), 0, 3)
+    product = restrict_rows(ops.matmul(12, 8, 4), 0, 3)
     assert [t.shape for t in (*product.inputs, *product.output_tensors)] == [(3, 4), (4, 8), (3, 8)]
     a, b = programs.random(0, 12, 4), programs.random(1, 4, 8)
     whole, part = (e.evaluate([x, b])[0] for e, x in ((ops.matmul(12, 8, 4), a), (product, a[:3])))
     np.testing.assert_array_equal(part, whole[:3])
-    softmax = shrunk(ops.softmax((12, 8), axis=1), 0, 4)
+    softmax = restrict_rows(ops.softmax((12, 8), axis=1), 0, 4)
     assert softmax.output_tensors[0].shape == (4, 8)
 
 
@@ -103,12 +103,12 @@ def test_rows_that_go_their_ways_apart():
     ],
 )
 def test_rows_that_meet(expression, position):
-    assert shrunk(expression, position, 3) is None
+    assert restrict_rows(expression, position, 3) is None
 
 
 def test_cuts_go_between_sources():
     program = layers(2, 7)
-    (only,) = chunked(program)  # seven steps have no other equal parts
+    (only,) = chunked_variants(program)  # seven steps have no other equal parts
     runs = [s for s in only.steps if isinstance(s, Run) and s.label == "projection"]
     assert len(runs) == 1 + 7
     assert len(set(itertools.chain.from_iterable(r.outputs for r in runs))) == len(runs)
@@ -118,4 +118,4 @@ def test_a_program_is_cut_for_its_sections_alone():
     program = layers(4, 24, 1, 256)
     spec = load_spec("cpu-avx512").with_overrides({"units": 2})
     costly = spec.with_overrides({"execution.fork_s": 1e-2})  # no section can pay for its start
-    assert coscheduled(program, costly).program is program
+    assert coschedule_program(program, costly).program is program

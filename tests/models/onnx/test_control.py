@@ -9,8 +9,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from roller.errors import ModelError
-from roller.models.onnx.folding import fold
-from roller.models.onnx.reader import read
+from roller.models.onnx.fold_graph import fold_graph
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.onnx.export import to_model
 from tests.models.onnx.models import BOOL, FLOAT, INT64, body, info, model_of, runtime
 
@@ -19,7 +19,7 @@ RNG = np.random.default_rng(3)
 
 def same(model, *all_feeds):
     """Read, fold, and hold the graph against the reference on all feeds; return it."""
-    graph = fold(read(model))
+    graph = fold_graph(read_onnx_graph(model))
     assert not {"If", "Loop", "Scan"} & {n.op for n in graph.nodes}
     assert graph.outputs == tuple(o.name for o in model.graph.output)
     small = to_model(graph)
@@ -64,7 +64,7 @@ def test_branches_of_different_shapes_are_refused_with_both():
     bodies["else_branch"] = body([helper.make_node("ReduceSum", ["x"], ["s"])], [], [info("s")])
     nodes = [helper.make_node("If", ["c"], ["y"], name="choose", **bodies)]
     with pytest.raises(ModelError, match=r"If 'choose': .*float32\[2, 3\] and float32\[1, 1\]"):
-        read(model_of(nodes, [info("c", BOOL, []), info("x", FLOAT, [2, 3])], [info("y")]))
+        read_onnx_graph(model_of(nodes, [info("c", BOOL, []), info("x", FLOAT, [2, 3])], [info("y")]))
 
 
 def power_loop(condition):
@@ -93,7 +93,7 @@ def test_loop_stops_where_a_constant_condition_says_so():
         helper.make_node("Less", ["i", "three"], ["go"])]))]  # fmt: skip
     inputs = [info("x", FLOAT, [3]), info("v0", FLOAT, [3])]
     model = model_of(nodes, inputs, [info("y"), info("all")], [("yes", np.array(True))])
-    graph = fold(read(model))
+    graph = fold_graph(read_onnx_graph(model))
     assert graph.values["all"].shape == (4, 3)  # the turn whose condition fails is the last one
 
 
@@ -113,10 +113,10 @@ def test_loops_without_a_bound_are_refused():
     outputs = [info("y"), info("all")]
     nodes = [helper.make_node("Loop", ["", "", "v0"], ["y", "all"], body=collect, name="turn")]
     with pytest.raises(ModelError, match=r"Loop 'turn': it does not say how often it runs"):
-        read(model_of(nodes, inputs, outputs))
+        read_onnx_graph(model_of(nodes, inputs, outputs))
     nodes = [helper.make_node("Loop", ["m", "", "v0"], ["y", "all"], body=collect, name="turn")]
     with pytest.raises(ModelError, match=r"Loop 'turn': how often it runs is computed at run time"):
-        read(model_of(nodes, [*inputs, info("m", INT64, [])], outputs))
+        read_onnx_graph(model_of(nodes, [*inputs, info("m", INT64, [])], outputs))
 
 
 def test_scan_is_unrolled_in_both_directions():
@@ -131,7 +131,7 @@ def test_scan_is_unrolled_in_both_directions():
                          scan_output_axes=[-1])
     ]  # fmt: skip
     inputs = [info("s0", FLOAT, [3]), info("p", FLOAT, [4, 3]), info("q", FLOAT, [3, 4])]
-    graph = fold(read(model_of(nodes, inputs, [info("last"), info("all")])))
+    graph = fold_graph(read_onnx_graph(model_of(nodes, inputs, [info("last"), info("all")])))
     s0, p, q = floats(3), floats(4, 3), floats(3, 4)
     last, collected = ReferenceEvaluator(to_model(graph)).run(None, {"s0": s0, "p": p, "q": q})
     state, expected = s0, []

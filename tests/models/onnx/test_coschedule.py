@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from roller.hardware import load_spec
-from roller.models.graph.coschedule import coscheduled, costs_of, predictor, with_company
-from roller.models.graph.steps import KernelSource, ParallelGroup, Program, Run, Value
+from roller.models.graph.coschedule import concurrent_kernels, coschedule_program, coscheduling_costs, make_predictor
+from roller.models.graph.program_steps import KernelSource, ParallelGroup, Program, Run, Value
 from roller.ops import matmul
 from roller.perf.estimate import Estimate
 
@@ -37,7 +37,7 @@ def cores():
 
 def test_the_cells_of_a_small_lstm_are_predicted_to_gain_from_a_core_each(cores):
     program = lstm_like(6, 12)
-    found = coscheduled(program, cores)
+    found = coschedule_program(program, cores)
     assert found.together_s < 0.9 * found.serial_s
     assert found.runs > len(program.steps) // 2
     assert all(len(s.lanes) == 2 for s in found.program.steps if isinstance(s, ParallelGroup))
@@ -47,7 +47,7 @@ def test_the_cells_of_a_small_lstm_are_predicted_to_gain_from_a_core_each(cores)
 
 def test_large_products_stay_on_all_cores(cores):
     program = lstm_like(3, 3, batch=512, hidden=512)
-    assert coscheduled(program, cores).program is program
+    assert coschedule_program(program, cores).program is program
 
 
 def test_estimates_that_are_there_are_not_made_again(cores):
@@ -56,10 +56,10 @@ def test_estimates_that_are_there_are_not_made_again(cores):
 
     def predict(sources, units):
         asked.append((sorted(sources), units))
-        return predictor(cores)(sources, units)
+        return make_predictor(cores)(sources, units)
 
-    whole = predictor(cores)(program.kernels, None)
-    found = coscheduled(program, cores, predict)
+    whole = make_predictor(cores)(program.kernels, None)
+    found = coschedule_program(program, cores, predict)
     assert asked == [(sorted(program.kernels), None), (["product", "sum"], 1)]
     assert found.serial_s <= 12 * sum(e.seconds for e in whole.values())  # less what cores keep of their weights
 
@@ -68,26 +68,26 @@ def test_nothing_is_asked_of_a_chain_or_a_single_core(cores):
     def never(sources, units):
         raise AssertionError("asked")
 
-    assert with_company(lstm_like(1, 5)) == {"product", "sum"}  # the next product needs no sum
+    assert concurrent_kernels(lstm_like(1, 5)) == {"product", "sum"}  # the next product needs no sum
     chain = lstm_like(5, 1)
-    assert with_company(chain) == set()
-    assert coscheduled(chain, cores, never).program is chain
-    assert coscheduled(lstm_like(3, 4), cores.with_overrides({"units": 1}), never).program.steps
+    assert concurrent_kernels(chain) == set()
+    assert coschedule_program(chain, cores, never).program is chain
+    assert coschedule_program(lstm_like(3, 4), cores.with_overrides({"units": 1}), never).program.steps
 
 
 def test_kernels_without_a_program_are_left_to_the_compiler_to_report(cores):
     program = lstm_like(3, 4)
-    assert coscheduled(program, cores, lambda sources, units: {}).program is program
+    assert coschedule_program(program, cores, lambda sources, units: {}).program is program
 
 
 def test_what_lanes_share_is_the_busiest_layer_of_the_whole_device(cores):
     estimate = Estimate(3e-6, "l2", (("l2_s", 3e-6), ("l3_s", 1e-6), ("dram_s", 2e-6)))
-    costs = costs_of({"k": estimate}, {"k": estimate}, cores, 2, 1)
+    costs = coscheduling_costs({"k": estimate}, {"k": estimate}, cores, 2, 1)
     assert costs.common_s == {"k": 2e-6}
     assert costs.sync_s == cores.execution.fork_s
 
 
 def test_streams_of_a_gpu_take_parts_of_its_units():
-    found = coscheduled(lstm_like(6, 12), load_spec("h200"))
+    found = coschedule_program(lstm_like(6, 12), load_spec("h200"))
     assert {s.units for s in found.program.kernels.values()} <= {None, 66, 33}
     assert found.together_s < found.serial_s

@@ -9,10 +9,10 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from roller.errors import ModelError
-from roller.models.compile import partitioned
-from roller.models.onnx.folding import fold
-from roller.models.onnx.lowering import has_lowering
-from roller.models.onnx.reader import read
+from roller.models.compile import partition_graph
+from roller.models.onnx.fold_graph import fold_graph
+from roller.models.onnx.lowering_registry import has_lowering
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.session.reference import evaluate_program
 
 
@@ -28,7 +28,7 @@ def _model(op, shapes, opset=24, outputs=("y",), types=None, **attributes):
 
 def _agrees(model, arrays):
     feeds = {i.name: a for i, a in zip(model.graph.input, arrays, strict=True)}
-    program = partitioned(fold(read(model)))
+    program = partition_graph(fold_graph(read_onnx_graph(model)))
     got = evaluate_program(program, feeds)
     for name, wanted in zip(program.outputs, ReferenceEvaluator(model).run(None, feeds), strict=True):
         np.testing.assert_allclose(got[name], wanted, rtol=1e-4, atol=1e-5)
@@ -54,11 +54,11 @@ def test_a_definition_older_than_the_model():
 def test_what_is_refused_names_the_operator_of_the_model():
     model = _model("Bernoulli", [(3, 4)])
     with pytest.raises(ModelError, match=r"Bernoulli|RandomUniformLike"):
-        partitioned(fold(read(model)))
+        partition_graph(fold_graph(read_onnx_graph(model)))
 
 
 def test_attributes_reach_the_definition():
     model = _model("HannWindow", [()], types=[TensorProto.INT32], periodic=0)
-    graph = fold(read(model, values={"x0": np.array(8, np.int32)}))
+    graph = fold_graph(read_onnx_graph(model, values={"x0": np.array(8, np.int32)}))
     (name,) = graph.outputs
     np.testing.assert_allclose(graph.constants[name], np.hanning(8), atol=1e-6)

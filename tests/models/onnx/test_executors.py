@@ -20,9 +20,9 @@ from roller.arguments import target_of
 from roller.errors import RollerError, RollerWarning
 from roller.models.batch import executors, tasks
 from roller.models.batch.compile import compile_kernels
-from roller.models.batch.executors import Hired, crew_of
+from roller.models.batch.executors import ExecutorWorkers, workers_for
 from roller.models.batch.jobs import Settings, Target
-from roller.models.graph.steps import KernelSource
+from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache import KernelCache
 from roller.templates.common.options import ConstructOptions
 
@@ -52,7 +52,7 @@ def works(batch, sizes):
 
 def test_threads_build(cache):
     with ThreadPoolExecutor(2) as pool:
-        batch = compiled([64, 4096], crew_of(pool, None, None), cache, top_k=2)
+        batch = compiled([64, 4096], workers_for(pool, None, None), cache, top_k=2)
         assert pool.submit(int, "3").result() == 3  # it is the caller's, and still open
     assert works(batch, [64, 4096]) and set(batch.origins.values()) == {"compiled"}
     assert all(a.measured_s for a in batch.artifacts.values())
@@ -60,13 +60,13 @@ def test_threads_build(cache):
 
 def test_processes_that_know_nothing_build(cache):
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert works(compiled([64], crew_of(pool, None, None), cache), [64])
+        assert works(compiled([64], workers_for(pool, None, None), cache), [64])
 
 
 def test_processes_that_die_are_reasons(cache, monkeypatch):
     monkeypatch.setattr(tasks.Build, "run", lambda task: os._exit(3))
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        batch = compiled([64, 128], crew_of(pool, None, None), cache)
+        batch = compiled([64, 128], workers_for(pool, None, None), cache)
     assert not batch.artifacts and set(batch.failures) == {"relu64", "relu128"}
     assert all("crashed: BrokenProcessPool" in why for why in batch.failures.values())
 
@@ -92,7 +92,9 @@ def test_tasks_of_workers_that_are_gone_are_done_here(monkeypatch):
     monkeypatch.setattr(executors, "_ALONE_S", 0.02)
     monkeypatch.setattr(executors, "_LOOK_S", 0.01)
     asked = []
-    crew = Hired(Deserted(), bench=Deserted(), benches=1, staffed=lambda judging: asked.append(judging), _here=Here())
+    crew = ExecutorWorkers(
+        Deserted(), bench=Deserted(), benches=1, staffed=lambda judging: asked.append(judging), _here=Here()
+    )
     with pytest.warns(RollerWarning, match="its workers died and were not replaced"):
         assert crew.map({"a": "one", "b": "two"}) == {"a": "one here", "b": "two here"}
     with pytest.warns(RollerWarning, match="run on this machine"):
@@ -103,20 +105,20 @@ def test_tasks_of_workers_that_are_gone_are_done_here(monkeypatch):
 def test_an_executor_that_is_shut_down_is_a_reason(cache):
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    assert "cannot schedule new futures" in compiled([64], Hired(pool), cache).failures["relu64"]
+    assert "cannot schedule new futures" in compiled([64], ExecutorWorkers(pool), cache).failures["relu64"]
 
 
 def test_a_worker_with_other_sources_builds_nothing():
     with pytest.raises(RollerError, match="expected the caller's version of roller"):
-        tasks.perform(tasks.Construct(None, None, None, None), code="another")
+        tasks.run_task(tasks.Construct(None, None, None, None), code="another")
 
 
 def test_no_scheduler_is_one_clear_error(monkeypatch):
     monkeypatch.setattr("roller.models.batch.executors._CONNECT_S", 0.2)
     with pytest.raises(RollerError, match=r"scheduler: expected an address with a port .*, got 'foo'"):
-        crew_of(None, "foo", None, "gpu")
+        workers_for(None, "foo", None, "gpu")
     with pytest.raises(RollerError, match=r"scheduler: expected a Dask scheduler at 'tcp://127.0.0.1:9', got none"):
-        crew_of(None, "tcp://127.0.0.1:9", None)
+        workers_for(None, "tcp://127.0.0.1:9", None)
 
 
 @contextlib.contextmanager
@@ -173,7 +175,7 @@ def test_a_killed_dask_worker_loses_nothing(cache, tmp_path):
 
         killer = threading.Thread(target=kill_in_the_middle)
         killer.start()
-        crew = crew_of(None, address, None)
+        crew = workers_for(None, address, None)
         try:
             assert (crew.workers, crew.benches) == (3, 1)
             batch = compiled(sizes, crew, cache)
@@ -198,7 +200,7 @@ def test_a_killed_dask_worker_loses_nothing(cache, tmp_path):
 def test_gpu_kernels_are_judged_where_the_gpu_is(cache, tmp_path):
     with cluster(tmp_path, ["", "gpu=1"], build_s=0.0) as (address, workers):
         wait_for_workers(address, 2)
-        crew = crew_of(None, address, None, "gpu")
+        crew = workers_for(None, address, None, "gpu")
         try:
             batch = compiled([64, 128], crew, cache, device="null:v100", top_k=2)
         finally:

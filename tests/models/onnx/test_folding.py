@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from roller.models.onnx.folding import fold
-from roller.models.onnx.reader import read
+from roller.models.onnx.fold_graph import fold_graph
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.onnx import models
 from tests.models.onnx.export import to_model
 from tests.models.onnx.models import FLOAT, info
@@ -34,7 +34,7 @@ def run(model, feeds):
 
 def folded(model, rtol=1e-5, atol=1e-5):
     """Fold a model, hold it against the original, and return the folded graph."""
-    graph = fold(read(model))
+    graph = fold_graph(read_onnx_graph(model))
     feeds = {n: RNG.standard_normal(graph.values[n].shape).astype(graph.values[n].dtype) for n in graph.inputs}
     assert graph.outputs == tuple(o.name for o in model.graph.output)
     for expected, got in zip(run(model, feeds), run(to_model(graph), feeds), strict=True):
@@ -143,7 +143,7 @@ def test_shifts_that_cancel_are_not_added_up(before, left):
     weights = {"magic": MAGIC, "w": floats(3, 3, 1, 1), "m": np.zeros(3, np.float32)}
     source = "x1" if before else "x"
     nodes = [*before, helper.make_node("Add", [source, "magic"], ["t"]), helper.make_node("Sub", ["t", "magic"], ["y"])]
-    graph = fold(read(model_of(nodes, {"x": (1, 3, 4, 4)}, ["y"], weights)))
+    graph = fold_graph(read_onnx_graph(model_of(nodes, {"x": (1, 3, 4, 4)}, ["y"], weights)))
     assert ops(graph) == left
 
 
@@ -153,7 +153,7 @@ def test_two_operators_of_the_model_round_one_after_the_other():
         helper.make_node("Mul", ["t", "small"], ["y"]),
     ]
     model = model_of(nodes, {"x": (2, 3, 4)}, ["y"], {"large": np.float32(1e38), "small": np.float32(1e-38)})
-    assert ops(fold(read(model))) == ["Mul", "Mul"]
+    assert ops(fold_graph(read_onnx_graph(model))) == ["Mul", "Mul"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_sum_with_zero_that_loses_the_sign_of_zero_stays(op, zero, left):
         helper.make_node("Exp", ["x"], ["t"]),
         helper.make_node(op, ["t", "zero"], ["y"]),
     ]
-    graph = fold(read(model_of(nodes, {"x": (2, 3)}, ["y"], {"zero": np.float32(zero)})))
+    graph = fold_graph(read_onnx_graph(model_of(nodes, {"x": (2, 3)}, ["y"], {"zero": np.float32(zero)})))
     assert ops(graph) == ["Exp", *left]
 
 
@@ -196,7 +196,7 @@ def test_weights_of_half_precision_are_not_rounded_once_more(kind, left):
     model = model_of(nodes, {"x": (1, 2, 2, 2)}, ["y"], weights)
     for entry in (*model.graph.input, *model.graph.output):
         entry.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
-    assert ops(fold(read(model))) == left
+    assert ops(fold_graph(read_onnx_graph(model))) == left
 
 
 def test_half_precision_weights_that_would_overflow_are_left_alone():
@@ -208,7 +208,7 @@ def test_half_precision_weights_that_would_overflow_are_left_alone():
     model = model_of(nodes, {"x": (1, 1, 2, 2)}, ["y"], weights)
     for entry in (*model.graph.input, *model.graph.output):
         entry.type.tensor_type.elem_type = TensorProto.FLOAT16
-    assert ops(fold(read(model))) == ["Conv", "Mul"]
+    assert ops(fold_graph(read_onnx_graph(model))) == ["Conv", "Mul"]
 
 
 def test_zero_padding_folds_into_convolution_and_average():
@@ -290,7 +290,7 @@ def test_outputs_that_are_inputs_constants_or_each_other():
     graph = folded(model_of(nodes, {"x": (2, 3)}, ["same", "fixed", "n1", "n2"], {"k": floats(2)}))
     assert sorted(ops(graph)) == ["Identity", "Identity", "Neg"]
     assert "fixed" in graph.constants
-    again = fold(graph)
+    again = fold_graph(graph)
     assert [(n.op, n.inputs, n.outputs) for n in again.nodes] == [(n.op, n.inputs, n.outputs) for n in graph.nodes]
 
 
@@ -327,7 +327,7 @@ def test_random_draws_are_neither_folded_nor_merged():
         helper.make_node("RandomNormal", [], ["b"], shape=[2, 3]),
         helper.make_node("Add", ["a", "b"], ["y"]),
     ]
-    graph = fold(read(model_of(nodes, {}, ["y"])))
+    graph = fold_graph(read_onnx_graph(model_of(nodes, {}, ["y"])))
     assert ops(graph) == ["RandomNormal", "RandomNormal", "Add"]
 
 
@@ -344,12 +344,12 @@ def test_large_equal_constants_are_told_from_nearly_equal_ones():
 def test_light_models_compute_the_same(name):
     """With weights that compute: each constant of the model filled at random before folding."""
     path = Path(onnx.__file__).parent / f"backend/test/data/light/{name}.onnx"
-    graph = read(path)
+    graph = read_onnx_graph(path)
     filled = {
         n: a if a.dtype == np.int64 else (np.abs(floats(*a.shape)) + 0.5) * 0.1 for n, a in graph.constants.items()
     }
     graph = type(graph)(graph.name, graph.inputs, graph.outputs, graph.nodes, graph.values, filled)
-    small = fold(graph)
+    small = fold_graph(graph)
     assert not {"BatchNormalization", "Dropout", "Identity"} & set(ops(small))
     feeds = {n: floats(*graph.values[n].shape) for n in graph.inputs}
     for expected, got in zip(run(to_model(graph), feeds), run(to_model(small), feeds), strict=True):
@@ -363,4 +363,4 @@ def test_what_the_reference_computes_wrongly_is_not_folded(op, attributes):
     kinds = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 2, 1, 1]) for n in "x"]
     out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "held", kinds, [out], [held]))
-    assert [n.op for n in fold(read(model)).nodes] == [op, "Add"]
+    assert [n.op for n in fold_graph(read_onnx_graph(model)).nodes] == [op, "Add"]

@@ -15,10 +15,10 @@ import pytest
 
 import roller
 from roller.backends.cuda.toolchain import available
-from roller.emulator.device import EmulatedDevice
+from roller.emulator.emulated_device import EmulatedDevice
 from roller.errors import LaunchError
-from roller.models.expected import expected_of
-from roller.models.graph.steps import ParallelGroup, runs_of
+from roller.models.graph.program_steps import ParallelGroup, iterate_kernel_runs
+from roller.models.reference_outputs import expected_of
 from roller.models.session import gpu_device
 from roller.models.session.bundle_run import run_bundle
 from roller.models.session.gpu_bundle import ModelBundle
@@ -56,7 +56,7 @@ def test_branches_of_a_model_are_streams_of_a_gpu(tmp_path):
     assert any(isinstance(s, ParallelGroup) for s in ModelBundle(tmp_path / "b").plan().program.steps)
     assert {s.units for s in made.plan.program.kernels.values()} - {None}
     assert made.launches.name == "streams"
-    runs = runs_of(made.plan.program.steps)
+    runs = iterate_kernel_runs(made.plan.program.steps)
     assert made.launches.launches == sum(len(made.artifacts[run.kernel].launches) for run in runs)
     # Lanes take as long as the longest of them.
     assert 0 < made.launches.predicted_s < sum(row["share_s"] for row in made.rows)

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from roller.errors import ModelError
-from roller.models.onnx.folding import fold
-from roller.models.onnx.reader import read
+from roller.models.onnx.fold_graph import fold_graph
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.onnx import models
 from tests.models.onnx.models import FLOAT, INT64
 from tests.offenders import every
@@ -52,7 +52,7 @@ def test_truncated_file(tmp_path, kept):
     path.write_bytes(data[:kept])
     for source in (path, data[:kept]):
         with pytest.raises(ModelError):
-            read(source)
+            read_onnx_graph(source)
 
 
 def test_every_flipped_byte_is_read_or_refused():
@@ -62,7 +62,7 @@ def test_every_flipped_byte_is_read_or_refused():
             broken = bytearray(data)
             broken[at] ^= bits
             try:
-                fold(read(bytes(broken)))
+                fold_graph(read_onnx_graph(bytes(broken)))
             except ModelError as error:
                 assert str(error)
 
@@ -84,7 +84,7 @@ def test_no_model_at_all(tmp_path):
         (model_of([node("Relu", "x", "y")], opset=-6), "expected operator set 1 to"),
     ):
         with pytest.raises(ModelError, match=message):
-            read(source)
+            read_onnx_graph(source)
 
 
 @every(
@@ -114,18 +114,18 @@ def test_no_model_at_all(tmp_path):
 )
 def test_wrong_graphs(nodes, message):
     with pytest.raises(ModelError, match=message):
-        read(model_of(nodes))
+        read_onnx_graph(model_of(nodes))
 
 
 def test_wrong_types():
     with pytest.raises(ModelError, match="B has inconsistent type"):
-        read(model_of([node("Add", "x w", "y")], weights=[("w", np.arange(3))]))
+        read_onnx_graph(model_of([node("Add", "x w", "y")], weights=[("w", np.arange(3))]))
     with pytest.raises(ModelError, match="no tensor of numbers"):
-        read(model_of([node("Neg", "x", "y")], [info("x", TensorProto.STRING)]))
+        read_onnx_graph(model_of([node("Neg", "x", "y")], [info("x", TensorProto.STRING)]))
     with pytest.raises(ModelError, match="no tensor of numbers"):
-        read(model_of([node("Neg", "x", "y")], [onnx.ValueInfoProto(name="x")]))
+        read_onnx_graph(model_of([node("Neg", "x", "y")], [onnx.ValueInfoProto(name="x")]))
     with pytest.raises(ModelError, match="uint16"):
-        read(model_of([node("Identity", "x", "y")], [info("x", TensorProto.UINT16)]))
+        read_onnx_graph(model_of([node("Identity", "x", "y")], [info("x", TensorProto.UINT16)]))
 
 
 @every(
@@ -142,7 +142,7 @@ def test_wrong_types():
 )
 def test_damaged_weights(tensor, message):
     with pytest.raises(ModelError, match=message):
-        read(model_of([node("Add", "x w", "y")], weights=[tensor]))
+        read_onnx_graph(model_of([node("Add", "x w", "y")], weights=[tensor]))
 
 
 def huge(*dims):
@@ -166,28 +166,30 @@ def huge(*dims):
 )  # fmt: skip
 def test_huge_shapes_are_not_allocated(nodes, weights):
     with pytest.raises(ModelError):
-        read(model_of(nodes, weights=weights))
+        read_onnx_graph(model_of(nodes, weights=weights))
 
 
 def test_a_large_constant_of_one_number_takes_no_memory():
     nodes = [node("ConstantOfShape", "s", "k"), node("Gather", "k i", "r"), node("Add", "r x", "y")]
     model = model_of(nodes, weights=[huge(10**6, 3, 100), ("i", np.array([5]))])
     with pytest.raises(ModelError):  # the shapes do not broadcast, which is all that is wrong with it
-        read(model)
+        read_onnx_graph(model)
 
 
 def test_constants_that_grow_stop_being_folded():
     """Each doubles the one before: 2^40 elements at the end, computed for none of them."""
     nodes = [node("Concat", f"k{i} k{i}", f"k{i + 1}", axis=0) for i in range(40)]
     with pytest.raises(ModelError, match=r"takes .* bytes, more than"):
-        read(model_of([*nodes, node("ReduceSum", "k40", "y")], weights=[("k0", np.ones((1, 64), np.float32))]))
+        read_onnx_graph(
+            model_of([*nodes, node("ReduceSum", "k40", "y")], weights=[("k0", np.ones((1, 64), np.float32))])
+        )
 
 
 def test_huge_inputs():
     with pytest.raises(ModelError, match="more than"):
-        read(model_of([node("Neg", "x", "y")], [info("x", shape=[2**40, 2**40])]))
+        read_onnx_graph(model_of([node("Neg", "x", "y")], [info("x", shape=[2**40, 2**40])]))
     with pytest.raises(ModelError, match="negative"):
-        read(model_of([node("Neg", "x", "y")], [info("x", shape=[-4])]))
+        read_onnx_graph(model_of([node("Neg", "x", "y")], [info("x", shape=[-4])]))
 
 
 def test_a_hundred_thousand_nodes():
@@ -197,7 +199,7 @@ def test_a_hundred_thousand_nodes():
         node(kinds[i // 20_000][0], f"v{i}{kinds[i // 20_000][1]}", f"v{i + 1}", name="same") for i in range(100_000)
     ]
     model = model_of(nodes, [info("v0")], [info("v100000", shape=None)], [("k", np.float32(1.0001))])
-    graph = fold(read(model.SerializeToString()))
+    graph = fold_graph(read_onnx_graph(model.SerializeToString()))
     assert graph.outputs == ("v100000",) and len({n.name for n in graph.nodes}) == len(graph.nodes) == 60_000
 
 
@@ -222,13 +224,13 @@ def test_deep_bodies(depth):
     model = model_of([top], weights=[("c", np.array(True))])
     for source in (model, model.SerializeToString()):
         with pytest.raises(ModelError, match=r"nested deeper|cannot be parsed"):
-            read(source)
+            read_onnx_graph(source)
 
 
 def test_bodies_that_double_are_bounded():
     """Each level holds the one below twice: 2^11 nodes to choose from, and a choice between equal ones is none."""
     nodes = [helper.make_node("If", ["c"], ["y"], then_branch=nested(10), else_branch=nested(10))]
-    graph = fold(read(model_of(nodes, [info("x"), info("c", TensorProto.BOOL, [])])))
+    graph = fold_graph(read_onnx_graph(model_of(nodes, [info("x"), info("c", TensorProto.BOOL, [])])))
     assert [n.op for n in graph.nodes] == ["Neg"]
 
 
@@ -246,7 +248,7 @@ def test_nested_loops_are_bounded():
         return [count, helper.make_node("Loop", [f"m{depth}", "", start], [out], body=graph)]
 
     with pytest.raises(ModelError, match=r"more than .* nodes once its loops are unrolled"):
-        read(model_of(loop(4)))
+        read_onnx_graph(model_of(loop(4)))
 
 
 def function(name, *callees):
@@ -260,20 +262,20 @@ def test_functions_that_call_themselves_or_double():
     call = [helper.make_node("F0", ["x"], ["y"], domain="f")]
     imports = [helper.make_opsetid("f", 1)]
     with pytest.raises(ModelError, match="function 'F0' calls itself"):
-        read(model_of(call, functions=[function("F0", "F1"), function("F1", "F0")], imports=imports))
+        read_onnx_graph(model_of(call, functions=[function("F0", "F1"), function("F1", "F0")], imports=imports))
     double = [function(f"F{i}", f"F{i + 1}", f"F{i + 1}") for i in range(40)]
     end = helper.make_function("f", "F40", ["a"], ["b"], [node("Neg", "a", "b")], [helper.make_opsetid("", 17)])
     with pytest.raises(ModelError, match="expand to more than"):
-        read(model_of(call, functions=[*double, end], imports=imports))
+        read_onnx_graph(model_of(call, functions=[*double, end], imports=imports))
     deep = [function(f"F{i}", f"F{i + 1}") for i in range(2000)]
     with pytest.raises(ModelError, match="deep"):
-        read(model_of(call, functions=[*deep, function("F2000", "F2001")], imports=imports))
+        read_onnx_graph(model_of(call, functions=[*deep, function("F2000", "F2001")], imports=imports))
 
 
 def test_names_that_are_no_text():
     data = model_of([node("Neg", "x", "longname"), node("Exp", "longname", "y")]).SerializeToString()
     with pytest.raises(ModelError):
-        read(data.replace(b"longname", b"long\xff\xfeme"))
+        read_onnx_graph(data.replace(b"longname", b"long\xff\xfeme"))
 
 
 def external(location, dims=(4,), **told):
@@ -302,14 +304,15 @@ def folder(tmp_path):
 def test_external_data_is_mapped(folder):
     path = folder / "m.onnx"
     path.write_bytes(external("w.bin", offset=16, length=16).SerializeToString())
-    for graph in (read(path), read(path.read_bytes(), base_dir=folder), read(onnx.load(path, load_external_data=False),
+    for graph in (read_onnx_graph(path), read_onnx_graph(path.read_bytes(), base_dir=folder),
+                  read_onnx_graph(onnx.load(path, load_external_data=False),
                                                                              base_dir=folder)):  # fmt: skip
         assert isinstance(graph.constants["w"], np.memmap) and not graph.constants["w"].flags.writeable
         assert graph.constants["w"].tolist() == [4, 5, 6, 7]
     path.write_bytes(external("sub/w.bin").SerializeToString())
-    assert read(path).constants["w"].tolist() == [0, 1, 2, 3]
+    assert read_onnx_graph(path).constants["w"].tolist() == [0, 1, 2, 3]
     with pytest.raises(ModelError, match=r"the model came without a path. Pass `base_dir=`"):
-        read(path.read_bytes())
+        read_onnx_graph(path.read_bytes())
 
 
 def test_compile_model_takes_the_folder_of_the_weights(folder, monkeypatch):
@@ -318,7 +321,7 @@ def test_compile_model_takes_the_folder_of_the_weights(folder, monkeypatch):
     path = folder / "m.onnx"
     path.write_bytes(external("w.bin", offset=16, length=16).SerializeToString())
     seen = []
-    monkeypatch.setattr(road, "partitioned", lambda graph, **_: seen.append(graph) or 1 / 0)
+    monkeypatch.setattr(road, "partition_graph", lambda graph, **_: seen.append(graph) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         road.compile_model(path.read_bytes(), base_dir=folder)
     assert seen[0].constants["w"].tolist() == [4, 5, 6, 7]
@@ -326,11 +329,11 @@ def test_compile_model_takes_the_folder_of_the_weights(folder, monkeypatch):
 
 def test_a_folder_is_refused_with_what_loads_it(tmp_path):
     with pytest.raises(ModelError) as refused:
-        read(tmp_path)
+        read_onnx_graph(tmp_path)
     assert str(refused.value) == f"'{tmp_path}': expected a file, got a folder or a device."
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(ModelError, match=r"Load a saved model with roller\.load_model"):
-        read(tmp_path)
+        read_onnx_graph(tmp_path)
 
 
 @every(
@@ -363,5 +366,5 @@ def test_external_data_that_is_elsewhere_or_too_short(folder, model, message):
     path.write_bytes(model.SerializeToString())
     before = (folder.parent / "secret.bin").stat().st_atime_ns
     with pytest.raises(ModelError, match=message):
-        read(path)
+        read_onnx_graph(path)
     assert (folder.parent / "secret.bin").stat().st_atime_ns == before

@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from roller.errors import ModelError
-from roller.models.onnx import duplicates, inline
-from roller.models.onnx.loading import load
-from roller.models.session.constants import _readable
+from roller.models.onnx import mapped_weights, remove_duplicates
+from roller.models.onnx.load_model_proto import load_onnx
+from roller.models.session.constants import _make_readable
 from tests.models.onnx.models import model_of
 
 LARGE = (520, 512)
@@ -40,14 +40,14 @@ def test_large_weights_are_mapped_and_equal_to_what_is_parsed(tmp_path):
     path = tmp_path / "m.onnx"
     made = model([numpy_helper.from_array(a, n) for n, a in arrays().items()])
     onnx.save(made, path)
-    loaded, parsed = load(path), load(path.read_bytes())
+    loaded, parsed = load_onnx(path), load_onnx(path.read_bytes())
     assert {n for n, a in loaded.initialisers.items() if is_mapped(a)} == {"w", "last"}
     for name, array in arrays().items():
         for found in (loaded.initialisers[name], parsed.initialisers[name]):
             assert found.dtype == array.dtype and np.array_equal(found, array)
     assert loaded.graph == parsed.graph and loaded.opsets == parsed.opsets
     # What a session reads as it is does not depend on the file any more.
-    assert not is_mapped(_readable(loaded.initialisers["w"])) and _readable(arrays()["w"]).shape == LARGE
+    assert not is_mapped(_make_readable(loaded.initialisers["w"])) and _make_readable(arrays()["w"]).shape == LARGE
 
 
 def test_what_does_not_fit_its_type_is_refused_as_when_it_is_parsed(tmp_path):
@@ -55,14 +55,14 @@ def test_what_does_not_fit_its_type_is_refused_as_when_it_is_parsed(tmp_path):
     wrong.dims[0] += 1
     onnx.save(model([wrong]), path)
     with pytest.raises(ModelError, match="tensor 'w'"):
-        load(path)
+        load_onnx(path)
 
 
 def test_packed_elements_are_parsed(tmp_path):
     path = tmp_path / "m.onnx"
     packed = TensorProto(name="p", data_type=TensorProto.INT4, dims=[2, 1 << 20], raw_data=bytes(1 << 20))
     onnx.save(model([packed]), path)
-    found = load(path).initialisers["p"]
+    found = load_onnx(path).initialisers["p"]
     assert found.shape == (2, 1 << 20) and not is_mapped(found)
 
 
@@ -71,9 +71,9 @@ def test_a_cut_file_is_left_to_protobuf(tmp_path, cut):
     path = tmp_path / "m.onnx"
     data = model([numpy_helper.from_array(arrays()["w"], "w")]).SerializeToString()
     path.write_bytes(data[:-cut])
-    assert inline.without_weights(path) is None
+    assert mapped_weights.split_off_weights(path) is None
     with pytest.raises(ModelError, match="damaged"):
-        load(path)
+        load_onnx(path)
 
 
 def test_two_graphs_in_one_file_are_merged_by_protobuf(tmp_path):
@@ -81,10 +81,10 @@ def test_two_graphs_in_one_file_are_merged_by_protobuf(tmp_path):
     data = model([numpy_helper.from_array(arrays()["w"], "w")]).SerializeToString()
     more = onnx.ModelProto(graph=onnx.GraphProto(initializer=[numpy_helper.from_array(arrays()["small"], "small")]))
     path.write_bytes(data + more.SerializeToString())
-    assert inline.without_weights(path) is None
-    assert set(load(path).initialisers) == {"w", "small"}
+    assert mapped_weights.split_off_weights(path) is None
+    assert set(load_onnx(path).initialisers) == {"w", "small"}
 
 
 def test_a_sample_touches_few_pages():
-    at = duplicates._sample(np.arange(1 << 22, dtype=np.int64))
-    assert len(set((at // 512).tolist())) <= 2 * duplicates._PLACES and at[0] == 0 and at[-1] == (1 << 22) - 1
+    at = remove_duplicates._sample_elements(np.arange(1 << 22, dtype=np.int64))
+    assert len(set((at // 512).tolist())) <= 2 * remove_duplicates._PLACES and at[0] == 0 and at[-1] == (1 << 22) - 1

@@ -10,8 +10,8 @@ import pytest
 from onnx import helper
 
 from benchmarks.onnx.large import SHAPES, large_model, stages
-from roller.models.compile import read
-from roller.models.onnx.partition import partition
+from roller.models.compile import read_folded_graph
+from roller.models.onnx.partition_graph import partition_graph
 from tests.models.onnx.models import FLOAT, model_of, runtime
 from tests.models.session.reference import evaluate_program
 
@@ -42,5 +42,5 @@ def test_one_node_of_many_inputs(op):
         [helper.make_node(op, names, ["y"], **told)], [(n, FLOAT, (2, 3)) for n in names], [("y", FLOAT, None)]
     )
     feeds = {n: np.full((2, 3), k % 7, np.float32) for k, n in enumerate(names)}
-    program = partition(read(model))
+    program = partition_graph(read_folded_graph(model))
     np.testing.assert_allclose(evaluate_program(program, feeds)["y"], runtime(model, feeds)[0], rtol=1e-6)

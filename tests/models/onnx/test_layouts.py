@@ -16,12 +16,12 @@ from roller.errors import RollerWarning
 from roller.hardware import load_spec
 from roller.models import compile as compiling
 from roller.models.batch import tasks
-from roller.models.compile import compile_partitioned, partitioned, read
-from roller.models.graph.blocking import Blocked, converted, rewritten
-from roller.models.graph.coschedule import predictor
-from roller.models.graph.layouts import ChosenLayouts, _Choice, laid_out
-from roller.models.graph.mincut import INFINITE, Network
-from roller.models.graph.steps import Join, Program, Run
+from roller.models.compile import compile_for_device, partition_graph, read_folded_graph
+from roller.models.graph.channel_blocks import BlockedLayout, conversion_kernel, rewrite_to_blocked
+from roller.models.graph.coschedule import make_predictor
+from roller.models.graph.layout_choice import ChosenLayouts, _LayoutProblem, choose_layouts
+from roller.models.graph.mincut import INFINITE, FlowNetwork
+from roller.models.graph.program_steps import Join, Program, Run
 from roller.models.options import ModelOptions
 from roller.perf.estimate import Estimate
 from tests.models.onnx import conv_graphs, models
@@ -32,12 +32,12 @@ from tests.offenders import every
 
 def blocked_throughout(program: Program, block: int) -> ChosenLayouts:
     """Return a program with everything in blocks that can be, whatever it costs: held to the plain one."""
-    choice = _Choice(program, block)
-    return choice.applied(frozenset(choice.able))
+    choice = _LayoutProblem(program, block)
+    return choice.program_with(frozenset(choice.able))
 
 
 def program_of(proto, batch=None):
-    return partitioned(read(proto, batch=batch))
+    return partition_graph(read_folded_graph(proto, batch=batch))
 
 
 # --- the cut ---------------------------------------------------------------------------------------
@@ -45,11 +45,11 @@ def program_of(proto, batch=None):
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 9)), max_size=14))
 def test_a_cut_is_the_cheapest_of_all(edges):
-    net = Network()
+    net = FlowNetwork()
     for _ in range(4):
-        net.node()
+        net.add_node()
     for tail, head, cost in edges:
-        net.edge(tail, head, cost)
+        net.add_edge(tail, head, cost)
     side = net.source_side()
 
     def cost(members):
@@ -62,10 +62,10 @@ def test_a_cut_is_the_cheapest_of_all(edges):
 
 
 def test_what_may_not_be_cut_is_not():
-    net = Network()
-    a, b = net.node(), net.node()
+    net = FlowNetwork()
+    a, b = net.add_node(), net.add_node()
     for tail, head, cost in [(0, a, 3), (a, b, INFINITE), (b, 1, 5)]:
-        net.edge(tail, head, cost)
+        net.add_edge(tail, head, cost)
     assert net.source_side() == {0}
 
 
@@ -74,38 +74,38 @@ def test_what_may_not_be_cut_is_not():
 
 @pytest.mark.parametrize("shape", [(2, 32, 5, 7), (1, 16, 3), (3, 48, 2, 2, 2)])
 def test_conversions_there_and_back(shape):
-    layout = Blocked.of(shape, 16)
+    layout = BlockedLayout.of(shape, 16)
     x = np.random.default_rng(0).standard_normal(shape)
-    (there,) = converted(layout, "float32", to_blocked=True).source.expression.evaluate(
-        [x.reshape(converted(layout, "float32", to_blocked=True).source.expression.inputs[0].shape)]
+    (there,) = conversion_kernel(layout, "float32", to_blocked=True).source.expression.evaluate(
+        [x.reshape(conversion_kernel(layout, "float32", to_blocked=True).source.expression.inputs[0].shape)]
     )
     want = np.moveaxis(x.reshape(shape[0], shape[1] // 16, 16, *shape[2:]), 2, -1)
     assert want.shape == layout.shape and np.array_equal(there.reshape(-1), want.reshape(-1))
-    back = converted(layout, "float32", to_blocked=False).source.expression
+    back = conversion_kernel(layout, "float32", to_blocked=False).source.expression
     assert np.array_equal(back.evaluate([there.reshape(back.inputs[0].shape)])[0].reshape(-1), x.reshape(-1))
 
 
 @pytest.mark.parametrize("shape", [(8, 60, 7, 7), (8, 64), (8, 64, 1, 1), (4, 0, 2, 2)])
 def test_what_has_no_blocks(shape):
-    assert Blocked.of(shape, 16) is None
+    assert BlockedLayout.of(shape, 16) is None
 
 
 @every("shape", [(2, 32, 35), (2, 32, 5, 7), (64, 35), (2, 2, 16, 35), (1, 2, 32, 5, 1, 7), (2240,)])
 def test_the_channel_is_found_in_any_shape_of_the_value(shape):
-    layout = Blocked.of((2, 32, 5, 7), 16)
+    layout = BlockedLayout.of((2, 32, 5, 7), 16)
     found, place = layout.split(shape)
     assert np.prod(found) == 2240 and found[place] == 16 and np.prod(found[place + 1 :]) == 35
 
 
 def test_a_shape_that_cuts_through_blocks_has_no_digits():
-    assert Blocked.of((1, 48, 5, 7), 16).split((2, 24, 35)) is None
+    assert BlockedLayout.of((1, 48, 5, 7), 16).split((2, 24, 35)) is None
 
 
 def test_a_convolution_on_blocks_is_a_sum_of_products_over_whole_axes():
     program = program_of(tower(channels=32), batch=2)
     run = program.steps[0]
-    source, layout = program.kernels[run.kernel], Blocked.of((2, 32, 8, 8), 16)
-    made = rewritten(source, {source.expression.output_tensors[0].name: layout}).source
+    source, layout = program.kernels[run.kernel], BlockedLayout.of((2, 32, 8, 8), 16)
+    made = rewrite_to_blocked(source, {source.expression.output_tensors[0].name: layout}).source
     anchor = made.expression.anchor
     assert all(i.is_affine for ld in anchor.loads for i in ld.index)
     assert anchor.spatial_axes[-1].extent == 16 and made.expression.output_tensors[0].shape[-1] == 16
@@ -162,7 +162,7 @@ def chosen(proto, gains, batch=None):
     """Return the program laid out for such gains."""
     program = program_of(proto, batch)
     spec = load_spec("cpu-avx512")
-    laid = laid_out(program, replace(spec, teu=replace(spec.teu, lanes=8)), costs(program, gains))
+    laid = choose_layouts(program, replace(spec, teu=replace(spec.teu, lanes=8)), costs(program, gains))
     x = np.random.default_rng(1).standard_normal(program.values["x"].shape, dtype=np.float32)
     plain, blocked = evaluate_program(program, [x]), evaluate_program(laid.program, [x])
     assert all(np.allclose(plain[n], blocked[n], atol=1e-5) for n in program.outputs)
@@ -242,12 +242,12 @@ def test_an_output_in_the_middle_stays_as_it_is_declared():
 def test_what_gains_too_little_or_fits_no_program_changes_nothing():
     program = program_of(tower(channels=16), batch=1)
     spec = load_spec("cpu-avx512")
-    assert laid_out(program, spec, costs(program, {"conv": 0.001})).program is program
+    assert choose_layouts(program, spec, costs(program, {"conv": 0.001})).program is program
 
     def nothing_blocked(sources, units):
         return {k: e for k, e in costs(program, {})(sources, units).items() if k in program.kernels}
 
-    assert laid_out(program, spec, nothing_blocked).program is program
+    assert choose_layouts(program, spec, nothing_blocked).program is program
 
 
 def test_products_that_sum_over_no_channels_are_not_even_predicted():
@@ -260,7 +260,7 @@ def test_products_that_sum_over_no_channels_are_not_even_predicted():
         raise AssertionError("nothing needs to be predicted")
 
     assert blocked_throughout(program, 16).blocked  # though it could be blocked
-    assert laid_out(program, load_spec("cpu-avx512"), predict).program is program
+    assert choose_layouts(program, load_spec("cpu-avx512"), predict).program is program
 
 
 def test_devices_whose_threads_are_lanes_have_no_blocks():
@@ -269,13 +269,13 @@ def test_devices_whose_threads_are_lanes_have_no_blocks():
     def predict(sources, units):
         raise AssertionError("nothing needs to be predicted")
 
-    assert laid_out(program, load_spec("v100"), predict).program is program
+    assert choose_layouts(program, load_spec("v100"), predict).program is program
 
 
 def test_real_predictions_choose_and_explain():
     program = program_of(tower(channels=32, size=16), batch=4)
     spec = load_spec("cpu-avx512")
-    laid = laid_out(program, spec, predictor(spec))
+    laid = choose_layouts(program, spec, make_predictor(spec))
     assert laid.chosen_s <= laid.plain_s
     assert str(laid).startswith("layouts: ") and ("blocks" in str(laid)) == bool(laid.blocked)
 
@@ -285,7 +285,7 @@ def test_a_model_in_blocks_runs_as_the_plain_one_and_is_saved(tmp_path):
     program = program_of(tower(channels=32, blocks=2), batch=2)
     laid = blocked_throughout(program, 16)
     assert len(laid.blocked) > 2
-    made = compile_partitioned(laid.program, "cpu", ModelOptions(deterministic=True, progress=False)).session()
+    made = compile_for_device(laid.program, "cpu", ModelOptions(deterministic=True, progress=False)).session()
     x = np.random.default_rng(3).standard_normal((2, 32, 8, 8), dtype=np.float32)
     want = evaluate_program(program, [x])["y"]
     assert np.allclose(made.run(None, {"x": x})[0], want, rtol=1e-4, atol=1e-5)
@@ -307,7 +307,7 @@ def test_a_kernel_in_blocks_that_no_candidate_computes_does_not_fail_the_model(m
             raise ValueError("no luck")
         return kept(task)
 
-    monkeypatch.setattr(compiling, "laid_out", lambda *_: laid)
+    monkeypatch.setattr(compiling, "choose_layouts", lambda *_: laid)
     monkeypatch.setattr(tasks.Build, "run", refuse)
     with pytest.warns(RollerWarning, match=r"kernels? in blocks .* no luck\. The model is compiled without them"):
         session = roller.compile_model(model, batch=2, top_k=1, cache=False, progress=False)

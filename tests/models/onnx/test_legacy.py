@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper, version_converter
 
 from benchmarks.onnx_backend import RollerBackend
 from roller.errors import ModelError
-from roller.models.onnx import legacy
+from roller.models.onnx import legacy_opsets
 from tests.models.onnx.models import BOOL, FLOAT, info
 from tests.offenders import every
 
@@ -160,7 +160,7 @@ def test_every_default_that_set_7_has_otherwise_is_said():
         if schema.domain or schema.since_version >= 7:
             continue
         node = helper.make_node(schema.name, [], ["y"])
-        legacy._say_defaults(node, schema.since_version)
+        legacy_opsets._add_changed_defaults(node, schema.since_version)
         said = {a.name: a for a in node.attribute}
         for name, own in schema.attributes.items():
             later = newest[schema.name].attributes.get(name)

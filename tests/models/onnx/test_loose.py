@@ -11,13 +11,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import roller
-from roller.emulator.device import EmulatedDevice
+from roller.emulator.emulated_device import EmulatedDevice
 from roller.errors import LaunchError, RollerWarning, UnsupportedError
-from roller.models.compile import partitioned, read
-from roller.models.expected import expected_of
-from roller.models.graph.steps import Foreign, Run
+from roller.models.compile import partition_graph, read_folded_graph
+from roller.models.graph.program_steps import Foreign, Run
+from roller.models.reference_outputs import expected_of
 from roller.models.session.bundle_run import run_bundle
-from roller.models.session.feeds import Described
+from roller.models.session.caller_arrays import Described
 from tests.models.session.reference import evaluate_program
 from tests.offenders import every
 
@@ -135,7 +135,7 @@ def wanted(model, feeds):
 
 def program_of(model):
     with pytest.warns(RollerWarning, match="nodes that onnxruntime computes"):
-        return partitioned(read(model, fallback="onnxruntime"), fallback="onnxruntime")
+        return partition_graph(read_folded_graph(model, fallback="onnxruntime"), fallback="onnxruntime")
 
 
 def agree(got, expected):
@@ -159,7 +159,7 @@ def test_what_has_no_known_shape_is_left_outside_and_nothing_else(name):
 @every("name", MODELS)
 def test_without_a_fallback_everything_is_refused_at_once(name):
     with pytest.raises(UnsupportedError, match="fallback='onnxruntime' leaves what it can to ONNX Runtime"):
-        read(MODELS[name][0])
+        read_folded_graph(MODELS[name][0])
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_batches_are_overridden_beside_them():
         {"x": (F, ("n", 8))}, {"m": (F, ("n", 8)), "at": (I, [2, "k"])}, weights((8, 8)))  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RollerWarning)
-        program = partitioned(read(model, batch=3, fallback="onnxruntime"), fallback="onnxruntime")
+        program = partition_graph(read_folded_graph(model, batch=3, fallback="onnxruntime"), fallback="onnxruntime")
     assert program.values["x"].shape == (3, 8) and any(isinstance(s, Run) for s in program.steps)
 
 
@@ -254,4 +254,4 @@ def test_strings_do_not_leave_a_region():
     model = model_of([N("NonZero", ["x"], ["at"], "where"), N("Cast", ["at"], ["y"], "text", to=TensorProto.STRING)],
                      {"x": (F, (4, 8))}, {"y": (TensorProto.STRING, [2, "n"])})  # fmt: skip
     with pytest.raises(UnsupportedError, match=r"'y' is no tensor of numbers"):
-        read(model, fallback="onnxruntime")
+        read_folded_graph(model, fallback="onnxruntime")

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from roller.models.graph.steps import Run
-from roller.models.onnx.folding import fold
-from roller.models.onnx.lowered import lower_graph
-from roller.models.onnx.partition import partition, program_of
-from roller.models.onnx.reader import read
+from roller.models.graph.program_steps import Run
+from roller.models.onnx.fold_graph import fold_graph
+from roller.models.onnx.lower_graph import lower_graph
+from roller.models.onnx.partition_graph import make_program, partition_graph
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.session.reference import evaluate_program
 
 
@@ -52,15 +52,15 @@ class Net:
         described = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
         model = helper.make_graph(self.nodes, "net", self.inputs, described, self.constants)
         made = helper.make_model(model, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-        return fold(read(made.SerializeToString()))
+        return fold_graph(read_onnx_graph(made.SerializeToString()))
 
 
 def held(graph, rtol=1e-5):
     """Return the fused program after holding it to the program of one step per node."""
     random = np.random.default_rng(1)
     feeds = {n: random.standard_normal(graph.values[n].shape).astype(graph.values[n].dtype) for n in graph.inputs}
-    program = partition(graph)
-    expected = evaluate_program(program_of(lower_graph(graph)), feeds)
+    program = partition_graph(graph)
+    expected = evaluate_program(make_program(lower_graph(graph)), feeds)
     found = evaluate_program(program, feeds)
     assert list(found) == list(expected)
     for name, array in expected.items():
@@ -242,7 +242,7 @@ def test_a_negative_zero_is_not_taken_for_zero():
     net = Net()
     x, zero, negative = net.input(2), net.constant(0.0), net.constant(-0.0)
     parts = [net.add("Reciprocal", net.add("Mul", net.add("Abs", x), z)) for z in (zero, negative)]
-    program = partition(net.graph(*parts))
+    program = partition_graph(net.graph(*parts))
     found = evaluate_program(program, {"x0": np.ones(2, np.float32)})
     assert [float(a[0]) for a in found.values()] == [np.inf, -np.inf]
     assert len(program.kernels) == 2

@@ -63,7 +63,7 @@ def test_a_session_runs_what_is_left_to_another_runtime(monkeypatch):
     from onnx import TensorProto, helper
 
     from roller.errors import RollerWarning
-    from roller.models.onnx.lowering import LOWERINGS
+    from roller.models.onnx.lowering_registry import LOWERINGS
 
     nodes = [helper.make_node("Relu", ["x"], ["a"], "first"), helper.make_node("Tanh", ["a"], ["b"], "other"),
              helper.make_node("Neg", ["b"], ["y"], "last")]  # fmt: skip

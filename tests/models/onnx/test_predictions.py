@@ -6,10 +6,10 @@ import pytest
 
 import roller
 from roller.arguments import target_of
-from roller.models.batch.executors import Forks
-from roller.models.batch.jobs import Settings, Target, construct
-from roller.models.batch.predictions import Predictions
-from roller.models.graph.steps import KernelSource
+from roller.models.batch.executors import ForkedWorkers
+from roller.models.batch.jobs import Settings, Target, construct_jobs
+from roller.models.batch.kernel_predictions import Predictions
+from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_notes import read_note, write_note
 from roller.templates.common.options import ConstructOptions
@@ -24,7 +24,7 @@ def predict(tmp_path):
     def make(may_construct=True):
         def made(jobs):
             assert may_construct
-            return construct(jobs, target, Forks())[0]
+            return construct_jobs(jobs, target, ForkedWorkers())[0]
 
         return Predictions(SOURCES, target, settings, made, KernelCache(tmp_path))
 

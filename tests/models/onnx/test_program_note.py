@@ -9,9 +9,9 @@ import pytest
 import roller
 from roller.errors import ModelError
 from roller.models import compile as stages
-from roller.models.compile import partitioned, read
-from roller.models.onnx import note_files, program_note, reader
-from roller.models.onnx.program_note import ProgramNote
+from roller.models.compile import partition_graph, read_folded_graph
+from roller.models.onnx import noted_weight_files, program_cache, read_model
+from roller.models.onnx.program_cache import ProgramNote
 from tests.models.onnx.networks import tower
 
 
@@ -27,7 +27,7 @@ def made(note):
 
     def make():
         calls.append(1)
-        return partitioned(read(note.model, batch=note.batch, shapes=note.shapes))
+        return partition_graph(read_folded_graph(note.model, batch=note.batch, shapes=note.shapes))
 
     return note.load_or_make(make), bool(calls)
 
@@ -48,13 +48,13 @@ def test_whatever_decides_the_program_decides_the_note(tmp_path, path, monkeypat
     assert not made(ProgramNote(tmp_path, path, 2))[1]
     onnx.save(tower(blocks=2, seed=1), path)
     assert made(ProgramNote(tmp_path, path, 2))[1]
-    monkeypatch.setattr(program_note, "code_digest", lambda parts: "another roller")
+    monkeypatch.setattr(program_cache, "code_digest", lambda parts: "another roller")
     assert made(ProgramNote(tmp_path, path, 2))[1]
 
 
 def test_a_model_written_while_it_is_read_leaves_no_note(tmp_path, path):
     def make():
-        program = partitioned(read(path, batch=2))
+        program = partition_graph(read_folded_graph(path, batch=2))
         onnx.save(tower(blocks=1), path)
         return program
 
@@ -74,8 +74,8 @@ def test_a_damaged_note_is_none(tmp_path, path, damage):
 @pytest.fixture
 def at_once(monkeypatch):
     """Files are taken as settled: a test waits for no clock."""
-    monkeypatch.setattr(note_files, "SETTLED_S", -1.0)
-    monkeypatch.setattr(note_files, "LEAST_BYTES", 256)
+    monkeypatch.setattr(noted_weight_files, "SETTLED_S", -1.0)
+    monkeypatch.setattr(noted_weight_files, "LEAST_BYTES", 256)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def made_from(note, path):
 
     def make():
         calls.append(1)
-        return partitioned(read(note.model, batch=2, base_dir=path.parent))
+        return partition_graph(read_folded_graph(note.model, batch=2, base_dir=path.parent))
 
     return note.load_or_make(make), bool(calls)
 
@@ -139,14 +139,14 @@ def test_whatever_happens_to_weights_beside_the_model_ends_the_note(tmp_path, be
 
 
 def test_weights_that_were_just_written_leave_no_note(tmp_path, beside, monkeypatch):
-    monkeypatch.setattr(note_files, "SETTLED_S", 2.5)
+    monkeypatch.setattr(noted_weight_files, "SETTLED_S", 2.5)
     os.utime(beside.with_name("m.data"), (1, 1))  # which does not make its last change older
     assert made(ProgramNote(tmp_path, beside, 2))[1]
     assert not list(tmp_path.glob("notes/*"))
 
 
 def test_large_weights_of_a_large_model_stay_in_it(tmp_path, at_once, monkeypatch):
-    monkeypatch.setattr(program_note, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(program_cache, "MOST_BYTES", 1 << 20)
     path = tmp_path / "wide.onnx"
     onnx.save(product(width=640), path)
     assert path.stat().st_size > 1 << 20
@@ -185,11 +185,11 @@ def test_tensors_of_bodies_and_functions_name_their_files_too():
     opsets = [onnx.helper.make_opsetid("", 17)]
     function = onnx.helper.make_function("d", "f", [], ["cfunction"], [holding("function")], opsets)
     model = onnx.helper.make_model(graph, functions=[function], opset_imports=opsets)
-    assert note_files.locations(model) == {"body", "initialiser", "node", "function"}
+    assert noted_weight_files.external_file_names(model) == {"body", "initialiser", "node", "function"}
 
 
 def test_old_notes_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(program_note, "MOST_NOTES", 2)
+    monkeypatch.setattr(program_cache, "MOST_NOTES", 2)
     model = tower().SerializeToString()
     paths = [ProgramNote(tmp_path, model, n).path() for n in (1, 2, 3)]
     for n, path in enumerate(paths):
@@ -202,7 +202,7 @@ def test_a_warm_compile_reads_no_model(tmp_path, path, monkeypatch):
     monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path))
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 8, 8), dtype=np.float32)}
     cold = roller.compile_model(path, batch=1, top_k=1, deterministic=True, progress=False).run(None, feeds)[0]
-    monkeypatch.setattr(reader, "read", lambda *a, **k: pytest.fail("read again"))
+    monkeypatch.setattr(read_model, "read_onnx_graph", lambda *a, **k: pytest.fail("read again"))
     warm = roller.compile_model(path, batch=1, top_k=1, deterministic=True, progress=False).run(None, feeds)[0]
     assert np.array_equal(cold, warm)
     with pytest.raises(pytest.fail.Exception):

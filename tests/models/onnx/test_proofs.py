@@ -12,14 +12,14 @@ pytest.importorskip("tvm")
 import roller
 from roller import ops
 from roller.compiler import pipeline
-from roller.compiler.autotune.proving import USED_UP, Verdict
+from roller.compiler.autotune.proving import USED_UP, ProofVerdict
 from roller.errors import RollerError
 from roller.models.batch import compile as batch
-from roller.models.batch import proofs, tasks
+from roller.models.batch import emulated_proofs, tasks
 from roller.models.batch.compile import compile_kernels
-from roller.models.batch.jobs import Settings, jobs_of
-from roller.models.compile import hire
-from roller.models.graph.steps import KernelSource
+from roller.models.batch.jobs import Settings, make_jobs
+from roller.models.compile import resolve_target_and_workers
+from roller.models.graph.program_steps import KernelSource
 from roller.models.options import ModelOptions
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.runtime.cache import KernelCache
@@ -32,7 +32,7 @@ SOURCES = {"m": KernelSource(ops.matmul(40, 36, 20), ()), "r": KernelSource(ops.
 
 
 def compiled(prove_s, cache=None):
-    target, crew = hire("v100", workers=2)
+    target, crew = resolve_target_and_workers("v100", workers=2)
     try:
         settings = Settings(roller.ConstructOptions(top_k=3), prove_s=prove_s)
         return compile_kernels(SOURCES, target, settings, crew=crew, cache=cache)
@@ -57,7 +57,7 @@ def forbid_work(monkeypatch, *but):
     """Let no kernel be constructed, lowered or proved from here on."""
     for task in {tasks.Construct, tasks.Build, tasks.Prove} - set(but):
         monkeypatch.setattr(task, "run", lambda self: pytest.fail(f"{type(self).__name__} again"))
-    monkeypatch.setattr(batch, "construct", lambda *_: pytest.fail("constructed again"))
+    monkeypatch.setattr(batch, "construct_jobs", lambda *_: pytest.fail("constructed again"))
 
 
 def test_what_is_in_the_cache_is_proved_as_it_is(tmp_path, monkeypatch):
@@ -66,9 +66,9 @@ def test_what_is_in_the_cache_is_proved_as_it_is(tmp_path, monkeypatch):
     forbid_work(monkeypatch, tasks.Prove)
     found = compiled(600.0, cache)
     assert known(found) == {"m": "emulated", "r": "emulated"} and found.count("cached") == 2
-    target, crew = hire("v100", workers=1)
+    target, crew = resolve_target_and_workers("v100", workers=1)
     crew.close()
-    (job, _) = jobs_of(SOURCES, target, Settings(roller.ConstructOptions(top_k=3)), {})
+    (job, _) = make_jobs(SOURCES, target, Settings(roller.ConstructOptions(top_k=3)), {})
     assert [c.proved for c in cache.load(job.full).candidates] == ["emulated", "", ""]
 
 
@@ -81,12 +81,12 @@ def test_what_is_known_after_so_many_seconds_is_not_asked_again(tmp_path, monkey
         for artifact in artifacts:
             tried.append(artifact)
             name = "m" if artifact.expression.name == "matmul" else "r"
-            self._known[proofs._fact(artifact)] = Verdict(texts.get(name, "emulated"))
+            self._known[emulated_proofs._proof_subject(artifact)] = ProofVerdict(texts.get(name, "emulated"))
         if not texts:
             self._known.clear()
             self._left_s = 0.0
 
-    monkeypatch.setattr(proofs.Proofs, "_prove", proved)
+    monkeypatch.setattr(emulated_proofs.Proofs, "_prove_in_parallel", proved)
     first, count = compiled(4.0, cache), len(tried)
     expected = {"m": "emulated", "r": "emulated", **texts} if texts else dict.fromkeys("mr", NO_TIME)
     assert known(first) == expected and count
@@ -115,8 +115,10 @@ def test_a_kept_kernel_that_turns_out_wrong_gives_way_too(tmp_path, monkeypatch)
 def test_a_kept_kernel_that_is_wrong_goes_where_nothing_takes_its_place(tmp_path, monkeypatch):
     cache = KernelCache(tmp_path)
     compiled(0.0, cache)
-    jobs = jobs_of(SOURCES, hire_target(), Settings(roller.ConstructOptions(top_k=3)), {})
-    monkeypatch.setattr(proofs.Proofs, "_prove", wrong_where(lambda artifact: artifact.expression.name == "matmul"))
+    jobs = make_jobs(SOURCES, hire_target(), Settings(roller.ConstructOptions(top_k=3)), {})
+    monkeypatch.setattr(
+        emulated_proofs.Proofs, "_prove_in_parallel", wrong_where(lambda artifact: artifact.expression.name == "matmul")
+    )
     failed = compiled(600.0, cache)
     assert "planted" in failed.failures["m"] and failed.origins == {"r": "cached"}
     assert [cache.load(j.full) is None for j in jobs] == [True, False]
@@ -126,7 +128,7 @@ def test_a_kept_kernel_that_is_wrong_goes_where_nothing_takes_its_place(tmp_path
 def test_a_proof_makes_no_time_of_a_kernel_a_new_one(tmp_path):
     cache = KernelCache(tmp_path)
     compiled(0.0, cache)
-    key = jobs_of(SOURCES, hire_target(), Settings(roller.ConstructOptions(top_k=3)), {})[0].full
+    key = make_jobs(SOURCES, hire_target(), Settings(roller.ConstructOptions(top_k=3)), {})[0].full
     kept = cache.load(key)
     rows = (kept.candidates[0], replace(kept.candidates[1], status="slower", measured_s=1e-3), *kept.candidates[2:])
     cache.store(key, replace(kept, candidates=rows, stored_at=5.0), measurements=())
@@ -137,7 +139,7 @@ def test_a_proof_makes_no_time_of_a_kernel_a_new_one(tmp_path):
 
 
 def hire_target():
-    target, crew = hire("v100", workers=1)
+    target, crew = resolve_target_and_workers("v100", workers=1)
     crew.close()
     return target
 
@@ -147,7 +149,9 @@ def wrong_where(planted):
 
     def prove(self, artifacts):
         for a in artifacts:
-            self._known[proofs._fact(a)] = Verdict("not proved", "planted") if planted(a) else Verdict("emulated")
+            self._known[emulated_proofs._proof_subject(a)] = (
+                ProofVerdict("not proved", "planted") if planted(a) else ProofVerdict("emulated")
+            )
 
     return prove
 
@@ -184,7 +188,7 @@ def test_a_model_is_proved_when_asked_and_left_alone_when_told(model, tmp_path, 
     monkeypatch.setattr(tasks.Prove, "run", lambda self: pytest.fail("proved"))
     plain.save(tmp_path / "plain")
     assert all("proved" not in a.build for a in ModelBundle(tmp_path / "plain").artifacts().values())
-    monkeypatch.setattr(tasks.Prove, "run", lambda self: Verdict("emulated"))
+    monkeypatch.setattr(tasks.Prove, "run", lambda self: ProofVerdict("emulated"))
     for how in ({"prove": True}, {"prove_s": 9.0}):
         made = roller.compile_model(model, "v100", top_k=1, workers=1, progress=False, cache=False, **how)
         assert {row["proved"] for row in made.rows} == {"emulated"} and made.unproved_s == 0.0

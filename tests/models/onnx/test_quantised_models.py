@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import roller
-from roller.models.onnx.folding import fold
-from roller.models.onnx.reader import read
+from roller.models.onnx.fold_graph import fold_graph
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.onnx.quantised_nets import Quantised, program_of, results, runtime, stored_dtypes
 
 #: Elements that may round the other way: what is rounded was within a few roundings of float32 of a half.
@@ -63,7 +63,7 @@ def test_every_form_of_a_convolution(told):
 def test_weights_of_nine_bits_are_multiplied_as_numbers():
     net = Quantised()
     y = conv(net, net.input((1, 4, 9, 8)), weight_dtype="uint8", weight_zero=100)
-    nodes = fold(read(net.model(net.stored(y, 1.1, 100)).SerializeToString())).nodes
+    nodes = fold_graph(read_onnx_graph(net.model(net.stored(y, 1.1, 100)).SerializeToString())).nodes
     assert "Conv" in {n.op for n in nodes}
     agree(net.model(net.stored(y, 1.1, 100)), net.feeds)
 
@@ -139,7 +139,10 @@ def test_one_operator_between_conversions(op, told, dtype, zero):
     program = agree(model, net.feeds, kernels=(False,) if op == "Softmax" else (False, True))
     assert op == "AveragePool" or set(stored_dtypes(program)) <= {dtype}
     if moves:
-        assert {n.op for n in fold(read(net.model(net.stored(y, 0.05, zero, dtype)).SerializeToString())).nodes} == {op}
+        assert {
+            n.op
+            for n in fold_graph(read_onnx_graph(net.model(net.stored(y, 0.05, zero, dtype)).SerializeToString())).nodes
+        } == {op}
 
 
 @pytest.mark.parametrize("scales, nodes", [((0.1, 0.1), {"Concat"}),
@@ -149,7 +152,7 @@ def test_values_beside_each_other(scales, nodes):
     parts = [net.real(net.input((2, n, 5)), s, 10) for n, s in zip((3, 4), scales, strict=True)]
     model = net.model(net.stored(net.add("Concat", *parts, axis=1), 0.1, 10))
     agree(model, net.feeds)
-    graph = fold(read(model.SerializeToString()))
+    graph = fold_graph(read_onnx_graph(model.SerializeToString()))
     assert {n.op for n in graph.nodes} == nodes
     assert sum(n.op == "QuantizeLinear" for n in graph.nodes) == len(nodes) // 3, "what has the scale is not touched"
 
@@ -190,7 +193,10 @@ def test_odd_scales_stay_as_they_are(scale):
     net = Quantised()
     x = net.input((3, 5), "float32")
     model = net.model(net.real(net.stored(x, scale, 3), scale, 3))
-    assert [n.op for n in fold(read(model.SerializeToString())).nodes] == ["QuantizeLinear", "DequantizeLinear"]
+    assert [n.op for n in fold_graph(read_onnx_graph(model.SerializeToString())).nodes] == [
+        "QuantizeLinear",
+        "DequantizeLinear",
+    ]
 
 
 @pytest.mark.parametrize("op", ["QLinearConv", "QLinearMatMul"])
@@ -213,7 +219,9 @@ def test_weights_alone_may_be_quantised():
     model = net.model(net.add("MatMul", net.input((3, 8), "float32"), weight))
     # ONNX Runtime's own kernel quantises the other operand, too.
     np.testing.assert_allclose(results(model, net.feeds)[0], runtime(model, net.feeds, fused=False)[0], rtol=1e-5)
-    assert [n.op for n in fold(read(model.SerializeToString())).nodes] == ["MatMul"], "dequantised once, not per call"
+    assert [n.op for n in fold_graph(read_onnx_graph(model.SerializeToString())).nodes] == ["MatMul"], (
+        "dequantised once, not per call"
+    )
 
 
 def test_a_bias_that_overflows_is_added_as_a_number():
@@ -222,7 +230,7 @@ def test_a_bias_that_overflows_is_added_as_a_number():
     held = net.constant(np.full(5, 2**31 - 5, np.int32))
     bias = net.real(held, np.float32(0.1) * by, np.zeros(5, np.int32), "int32", axis=0)
     y = net.add("Gemm", net.real(net.input((3, 8)), 0.1, 0), weight, bias)
-    graph = fold(read(net.model(net.stored(y, 1e6, 0)).SerializeToString()))
+    graph = fold_graph(read_onnx_graph(net.model(net.stored(y, 1e6, 0)).SerializeToString()))
     assert {n.op for n in graph.nodes} >= {"Gemm"}
     agree(net.model(net.stored(y, 1e6, 0)), net.feeds)
 
@@ -270,7 +278,7 @@ def test_a_convolution_that_quantises_its_image(told):
     y = dynamic(net, x, weight, np.float32(0.02), "ConvInteger", **told)
     model = net.model(net.add("Add", y, net.constant(np.arange(8, dtype=np.float32).reshape(8, 1, 1))))
     agree(model, net.feeds)
-    ops = {(n.domain, n.op) for n in fold(read(model.SerializeToString())).nodes}
+    ops = {(n.domain, n.op) for n in fold_graph(read_onnx_graph(model.SerializeToString())).nodes}
     assert ("" if "auto_pad" in told else "roller", "ConvInteger") in ops
     assert ("", "Pad") in ops or "pads" not in told
 
@@ -305,7 +313,7 @@ def test_weights_of_four_bits_are_dequantised_once(block):
     weight = net.add("DequantizeLinear", "w", scale, **({"axis": 0, "block_size": 4} if block else {"axis": 1}))
     model = net.model(net.add("MatMul", net.input((3, 8), "float32"), weight))
     model.graph.initializer.append(held)
-    assert [n.op for n in fold(read(model.SerializeToString())).nodes] == ["MatMul"]
+    assert [n.op for n in fold_graph(read_onnx_graph(model.SerializeToString())).nodes] == ["MatMul"]
     np.testing.assert_allclose(results(model, net.feeds)[0], runtime(model, net.feeds, fused=False)[0], rtol=1e-5)
 
 
@@ -317,4 +325,4 @@ def test_values_of_four_bits_are_refused_by_name():
     model = net.model(net.add("DequantizeLinear", stored, scale, "z"))
     model.graph.initializer.append(zero)
     with pytest.raises(roller.errors.ModelError, match="int4, which is not compiled"):
-        fold(read(model.SerializeToString()))
+        fold_graph(read_onnx_graph(model.SerializeToString()))

@@ -8,10 +8,10 @@ import pytest
 from onnx import helper, numpy_helper
 
 from roller.errors import LaunchError, ModelError
-from roller.models.compile import partitioned, read
-from roller.models.graph.steps import Foreign
-from roller.models.onnx.evaluate import _REFERENCE_IS_WRONG
-from roller.models.session.fallback import run_foreign
+from roller.models.compile import partition_graph, read_folded_graph
+from roller.models.graph.program_steps import Foreign
+from roller.models.onnx.evaluate_constants import _REFERENCE_IS_WRONG
+from roller.models.session.fallback import run_fallback_step
 from tests.models.onnx.random_families import (
     FAMILIES,
     FamilyCase,
@@ -73,7 +73,7 @@ def test_what_another_runtime_raises_is_said_with_its_nodes():
     (outside,) = [n.name for n in proto.graph.node]
     step = Foreign("onnxruntime", proto.SerializeToString(), ("x", "i"), ("y",), (outside or "gather",))
     with pytest.raises(LaunchError, match=r"gather: onnxruntime fails .*Check the model"):
-        run_foreign(step, [np.zeros((3, 2), np.float32), np.int64([7])])
+        run_fallback_step(step, [np.zeros((3, 2), np.float32), np.int64([7])])
 
 
 @pytest.mark.slow
@@ -187,10 +187,10 @@ def test_nodes_without_their_inputs_are_refused(op):
     proto = made([helper.make_node("Identity", ["x"], ["y"])], x).proto
     proto.graph.node[0].CopyFrom(helper.make_node(op, ["x"], ["y"], axis="a"))
     with pytest.raises(ModelError):
-        partitioned(read(proto))
+        partition_graph(read_folded_graph(proto))
 
 
 def test_one_tuple_names_one_slice():
-    program = partitioned(read(made([helper.make_node("GatherND", ["x", "i"], ["y"])],
+    program = partition_graph(read_folded_graph(made([helper.make_node("GatherND", ["x", "i"], ["y"])],
                                     {"x": np.zeros((3, 4), np.float32), "i": np.int64([1])}).proto))  # fmt: skip
     assert program.values["y"].shape == (4,)

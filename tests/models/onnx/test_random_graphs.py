@@ -8,8 +8,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import roller
-from roller.models.compile import partitioned, read
-from roller.models.graph.steps import Run
+from roller.models.compile import partition_graph, read_folded_graph
+from roller.models.graph.program_steps import Run
 from tests.models.onnx.random_graphs import Case, case, compiled, differences, expected
 
 
@@ -46,7 +46,7 @@ def test_what_a_transpose_cuts_is_stored_beside_it_along_axes():
     nodes = [helper.make_node("Add", ["x", "z"], ["a"]), helper.make_node("Transpose", ["a"], ["y"], perm=[2, 1, 3, 0])]
     c = model(nodes, {"x": x, "z": z}, ["a", "y"])
     assert differences(c) == []
-    kernels = partitioned(read(c.proto)).kernels.values()
+    kernels = partition_graph(read_folded_graph(c.proto)).kernels.values()
     assert all(i.is_affine for k in kernels for s in k.expression.stages for i in s.store)
 
 
@@ -60,7 +60,9 @@ def test_whole_numbers_wrap_before_they_are_widened(op):
 
 def test_whole_numbers_that_may_wrap_are_stored_before_they_are_compared():
     nodes = [helper.make_node("Add", ["x", "one"], ["a"]), helper.make_node("Less", ["x", "a"], ["y"])]
-    program = partitioned(read(model(nodes, {"x": np.int32([2**31 - 1, 3])}, ["y"], {"one": np.int32(1)}).proto))
+    program = partition_graph(
+        read_folded_graph(model(nodes, {"x": np.int32([2**31 - 1, 3])}, ["y"], {"one": np.int32(1)}).proto)
+    )
     assert len([s for s in program.steps if isinstance(s, Run)]) == 2
 
 
@@ -71,7 +73,7 @@ def test_a_position_is_one_of_the_tensor_whatever_it_holds(op, last):
     c = model([helper.make_node(op, ["x"], ["y"], axis=1, keepdims=0, select_last_index=last)], {"x": x}, ["y"])
     from tests.models.session.reference import evaluate_program
 
-    found = evaluate_program(partitioned(read(c.proto)), c.feeds)["y"]
+    found = evaluate_program(partition_graph(read_folded_graph(c.proto)), c.feeds)["y"]
     plain = {"ArgMax": 0, "ArgMin": 1 + last}[op]
     assert list(found) == [1, plain, 2 * last]
 

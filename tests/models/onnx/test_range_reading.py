@@ -11,9 +11,9 @@ from roller.compiler.dynamic.box import Box
 from roller.core.anti_unification import MismatchError
 from roller.core.formulas import Formula
 from roller.errors import ModelError
-from roller.models.compile import partitioned, read
-from roller.models.onnx import range_reading
-from roller.models.onnx.range_reading import read_ranges
+from roller.models.compile import partition_graph, read_folded_graph
+from roller.models.onnx import read_dynamic_sizes
+from roller.models.onnx.read_dynamic_sizes import read_at_sample_sizes
 
 CONV = """<ir_version: 8, opset_import: ["": 17]>
 image (float[batch, 3, height, width] x) => (float[batch, 4, rows, columns] y) {{
@@ -26,7 +26,9 @@ def strided(low, high, stride, window):
     model = onnx.parser.parse_model(CONV.format(stride=stride))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 3, window, window), "float32"), "w"))
     box = Box({"batch": (1, 4), "height": (low, high), "width": (low, high)})
-    return box, lambda p: partitioned(read(model, shapes={"x": (p["batch"], 3, p["height"], p["width"])}))
+    return box, lambda p: partition_graph(
+        read_folded_graph(model, shapes={"x": (p["batch"], 3, p["height"], p["width"])})
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,9 +38,9 @@ def strided(low, high, stride, window):
 def test_a_stride_gives_the_length_of_every_size(low, high, stride, window):
     """Of these ranges the sizes that are looked at first leave several quotients possible."""
     box, reads = strided(low, high, stride, window)
-    found = read_ranges(box, reads).box
+    found = read_at_sample_sizes(box, reads).box
     for size in range(low, high + 1):
-        lengths = found.whole({"batch": 2, "height": size, "width": size})
+        lengths = found.with_derived({"batch": 2, "height": size, "width": size})
         meant = (size - window) // stride + 1
         rows, columns = ([x for n, x in lengths.items() if n.startswith(f"{side}_at_")] for side in ("height", "width"))
         assert set(rows) == set(columns) == {meant}, size
@@ -47,10 +49,10 @@ def test_a_stride_gives_the_length_of_every_size(low, high, stride, window):
 def test_a_length_that_stays_in_doubt_is_refused(monkeypatch):
     box, reads = strided(16, 40, 4, 3)
     doubtful = (Formula(1), Formula(2))
-    monkeypatch.setattr(range_reading, "_ROUNDS", 2)
-    monkeypatch.setattr(range_reading, "_lengths", lambda programs, points: ({}, [doubtful]))
+    monkeypatch.setattr(read_dynamic_sizes, "_ROUNDS", 2)
+    monkeypatch.setattr(read_dynamic_sizes, "_derive_length_formulas", lambda programs, points: ({}, [doubtful]))
     with pytest.raises(MismatchError, match="expected one formula of each, got 1 other"):
-        read_ranges(box, reads)
+        read_at_sample_sizes(box, reads)
 
 
 def test_what_happens_at_the_largest_sizes_alone_is_refused():

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from roller.errors import ModelError, UnsupportedError
-from roller.models.onnx.folding import fold
-from roller.models.onnx.reader import read
+from roller.models.onnx.fold_graph import fold_graph
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.onnx.models import FLOAT, INT64, model_of
 from tests.offenders import every
 
@@ -23,7 +23,7 @@ LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.
 @pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem)
 @pytest.mark.parametrize("batch", [None, 8])
 def test_light_models_are_all_static(path, batch):
-    graph = read(path, batch=batch)
+    graph = read_onnx_graph(path, batch=batch)
     assert len(graph.inputs) == len(graph.outputs) == 1
     assert graph.values[graph.inputs[0]].shape == (batch or 1, 3, 224, 224)
     assert graph.values[graph.outputs[0]].shape[:2] == (batch or 1, 1000)
@@ -50,7 +50,7 @@ def shape_arithmetic(batch):
 
 
 def test_shape_arithmetic_folds():
-    graph = read(shape_arithmetic("n"), batch=5)
+    graph = read_onnx_graph(shape_arithmetic("n"), batch=5)
     assert [n.op for n in graph.nodes] == ["Reshape"]
     assert graph.values["y"].shape == (5, 12)
     assert graph.constants[graph.nodes[0].inputs[1]].tolist() == [5, -1]
@@ -61,7 +61,7 @@ def test_bytes_path_and_message_agree(tmp_path):
     before = model.SerializeToString()
     path = tmp_path / "m.onnx"
     path.write_bytes(before)
-    graphs = [read(m) for m in (model, before, path, str(path))]
+    graphs = [read_onnx_graph(m) for m in (model, before, path, str(path))]
     assert model.SerializeToString() == before
     for graph in graphs:
         assert [(n.op, n.inputs, n.outputs) for n in graph.nodes] == [("Reshape", ("x", "target"), ("y",))]
@@ -70,13 +70,13 @@ def test_bytes_path_and_message_agree(tmp_path):
 
 def test_unknown_dimensions_are_refused_with_the_remedy():
     with pytest.raises(ModelError, match=r"'x' with dimensions \['n', 3, 4\].*batch="):
-        read(shape_arithmetic("n"))
+        read_onnx_graph(shape_arithmetic("n"))
 
 
 def test_shapes_override_binds_the_symbol_in_all_inputs():
     nodes = [helper.make_node("Add", ["x", "z"], ["y"])]
     model = model_of(nodes, [("x", FLOAT, ["n", "k"]), ("z", FLOAT, ["n", "k"])], [("y", FLOAT, ["n", "k"])])
-    graph = read(model, shapes={"x": (3, 7)})
+    graph = read_onnx_graph(model, shapes={"x": (3, 7)})
     assert graph.values["z"].shape == graph.values["y"].shape == (3, 7)
 
 
@@ -96,15 +96,15 @@ def test_shapes_override_binds_the_symbol_in_all_inputs():
 )
 def test_overrides_that_do_not_fit_are_refused(override, message):
     with pytest.raises(ModelError, match=message):
-        read(shape_arithmetic("n"), **override)
+        read_onnx_graph(shape_arithmetic("n"), **override)
 
 
 def test_values_make_an_input_constant():
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
     model = model_of(nodes, [("x", FLOAT, [2, 6]), ("shape", INT64, [2])], [("y", FLOAT, None)])
     with pytest.raises(ModelError, match=r"'y' depends on the values of 'x', 'shape'. Pass values=\{'shape': ...\}"):
-        read(model)
-    graph = read(model, values={"shape": np.array([3, 4])})
+        read_onnx_graph(model)
+    graph = read_onnx_graph(model, values={"shape": np.array([3, 4])})
     assert graph.inputs == ("x",) and graph.values["y"].shape == (3, 4)
     assert graph.constants["shape"].tolist() == [3, 4]
 
@@ -118,7 +118,7 @@ def test_all_refusals_are_listed_at_once():
     ]
     model = model_of(nodes, [("x", FLOAT, [4]), ("z", FLOAT, [4])], [("c", FLOAT, None), ("d", FLOAT, None)])
     with pytest.raises(ModelError, match=r"'first': the shape .*\n.*'second': the shape .*\n.*2 nodes after"):
-        read(model)
+        read_onnx_graph(model)
 
 
 def test_what_has_no_lowering_is_listed_beside_what_has_no_shape():
@@ -141,7 +141,7 @@ def test_what_has_no_lowering_is_listed_beside_what_has_no_shape():
     model.opset_import.append(helper.make_opsetid("acme", 1))
     model.graph.value_info.append(helper.make_tensor_value_info("k", FLOAT, [4]))
     with pytest.raises(UnsupportedError, match=r"\(1 node after them was not looked at\)") as caught:
-        read(model)
+        read_onnx_graph(model)
     assert {line.split("'")[1] for line in caught.value.nodes} == {
         "shapeless", "declared", "unknown", "custom behind", "shapeless behind", "text", "training"
     }  # fmt: skip
@@ -156,7 +156,7 @@ def test_attributes_are_plain_python_and_unread_outputs_gone():
         helper.make_node("LeakyRelu", ["p"], ["l"], alpha=0.5),
         helper.make_node("Mul", ["l", "k"], ["y"]),
     ]
-    graph = read(model_of(nodes, [("x", FLOAT, [1, 1, 3, 3])], [("y", FLOAT, None)]))
+    graph = read_onnx_graph(model_of(nodes, [("x", FLOAT, [1, 1, 3, 3])], [("y", FLOAT, None)]))
     pool, leaky, _ = graph.nodes
     assert pool.attributes == {"kernel_shape": (2, 2), "auto_pad": "SAME_UPPER"}
     assert pool.outputs == ("p",) and pool.version == 17
@@ -167,13 +167,13 @@ def test_attributes_are_plain_python_and_unread_outputs_gone():
 def test_initialisers_that_are_inputs_too_are_constants():
     nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
     w = np.ones(3, np.float32)
-    graph = read(model_of(nodes, [("x", FLOAT, [3]), ("w", FLOAT, [3])], [("y", FLOAT, [3])], [("w", w)]))
+    graph = read_onnx_graph(model_of(nodes, [("x", FLOAT, [3]), ("w", FLOAT, [3])], [("y", FLOAT, [3])], [("w", w)]))
     assert graph.inputs == ("x",) and np.array_equal(graph.constants["w"], w)
 
 
 def test_unsorted_nodes_are_sorted():
     nodes = [helper.make_node("Neg", ["a"], ["y"]), helper.make_node("Exp", ["x"], ["a"])]
-    graph = read(model_of(nodes, [("x", FLOAT, [3])], [("y", FLOAT, [3])]))
+    graph = read_onnx_graph(model_of(nodes, [("x", FLOAT, [3])], [("y", FLOAT, [3])]))
     assert [n.op for n in graph.nodes] == ["Exp", "Neg"]
 
 
@@ -188,23 +188,23 @@ def test_literal_batches_in_reshapes_follow_the_override():
     ]
     weights = [("split", np.array([1, 2, 3, 4])), ("flat", np.array([1, -1])), ("w", np.ones((1, 24), np.float32))]
     model = model_of(nodes, [("x", FLOAT, [1, 6, 4])], [("y", FLOAT, [1, 24])], weights)
-    graph = read(model, batch=3)
+    graph = read_onnx_graph(model, batch=3)
     assert [graph.values[n].shape for n in ("a", "b", "c", "y")] == [(3, 2, 3, 4), (3, 3, 2, 4), (3, 24), (3, 24)]
     assert graph.constants["v"].shape == (1, 24)
-    assert read(model, batch=1).values["y"].shape == (1, 24)
+    assert read_onnx_graph(model, batch=1).values["y"].shape == (1, 24)
 
 
 def test_models_whose_constants_fix_the_batch_are_refused():
     nodes = [helper.make_node("Add", ["x", "w"], ["a"]), helper.make_node("MatMul", ["a", "a"], ["y"])]
     model = model_of(nodes, [("x", FLOAT, [2, 2])], [("y", FLOAT, None)], [("w", np.ones((2, 2), np.float32))])
     with pytest.raises(ModelError, match="Add_a"):
-        read(model, batch=3)
+        read_onnx_graph(model, batch=3)
 
 
 def test_outputs_nobody_reads_may_lack_a_name():
     nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["", "h"], hidden_size=2)]
     weights = [("w", np.ones((1, 8, 3), np.float32)), ("r", np.ones((1, 8, 2), np.float32))]
-    graph = fold(read(model_of(nodes, [("x", FLOAT, [4, 1, 3])], [("h", FLOAT, None)], weights)))
+    graph = fold_graph(read_onnx_graph(model_of(nodes, [("x", FLOAT, [4, 1, 3])], [("h", FLOAT, None)], weights)))
     assert graph.nodes[0].outputs == ("", "h") and graph.values["h"].shape == (1, 1, 2)
 
 
@@ -231,7 +231,7 @@ def test_constants_are_computed(op, arrays, attributes, expected):
     names = [f"c{i}" for i in range(len(arrays))]
     model = model_of([helper.make_node(op, names, ["y"], **attributes)], [], [("y", FLOAT, None)],
                      list(zip(names, arrays, strict=True)))  # fmt: skip
-    graph = read(model)
+    graph = read_onnx_graph(model)
     assert graph.nodes == ()
     assert graph.constants["y"].tolist() == expected
 
@@ -244,7 +244,7 @@ def test_shapes_of_half_and_small_types_are_kept():
 
     model = model_of(nodes, [("x", TensorProto.FLOAT16, [3])], [("y", TensorProto.BFLOAT16, [3])],
                      [("w", np.arange(3).astype(ml_dtypes.bfloat16))])  # fmt: skip
-    graph = fold(read(model))
+    graph = fold_graph(read_onnx_graph(model))
     assert [graph.values[n].dtype for n in ("x", "a", "w", "y")] == ["float16", "bfloat16", "bfloat16", "bfloat16"]
     assert graph.constants["w"].tolist() == [0, 1, 2]
 
@@ -254,7 +254,7 @@ def test_tensorflow_graphs_say_what_is_missing(tmp_path, monkeypatch):
     path = tmp_path / "frozen.pb"
     path.write_bytes(b"")
     with pytest.raises(ModelError, match=r"frozen\.pb: reading TensorFlow graphs needs tf2onnx and tensorflow"):
-        read(path)
+        read_onnx_graph(path)
 
 
 def test_declared_types_are_believed_for_operators_of_unknown_domains():
@@ -262,7 +262,7 @@ def test_declared_types_are_believed_for_operators_of_unknown_domains():
     model = model_of(nodes, [("x", FLOAT, [2, 3])], [("y", FLOAT, None)])
     model.opset_import.append(helper.make_opsetid("shop", 3))
     with pytest.raises(ModelError, match="domain 'shop', and the model does not declare what it returns"):
-        read(model)
+        read_onnx_graph(model)
     model.graph.value_info.append(helper.make_tensor_value_info("a", FLOAT, [2, 5]))
-    graph = read(model)
+    graph = read_onnx_graph(model)
     assert graph.values["y"].shape == (2, 5) and (graph.nodes[0].domain, graph.nodes[0].version) == ("shop", 3)

@@ -12,10 +12,10 @@ from roller.arguments import target_of
 from roller.compiler.autotune import Selection, wanted
 from roller.construction.constructor import construct_candidates
 from roller.models.batch.compile import compile_kernels
-from roller.models.batch.executors import Forks
-from roller.models.batch.jobs import Job, Settings, Target, jobs_of
+from roller.models.batch.executors import ForkedWorkers
+from roller.models.batch.jobs import Job, Settings, Target, make_jobs
 from roller.models.batch.similar_kernels import PILOTS, SimilarKernels
-from roller.models.graph.steps import KernelSource
+from roller.models.graph.program_steps import KernelSource
 from roller.perf.accuracy import kernel_family
 from roller.runtime.cache import KernelCache
 from roller.runtime.records import Record
@@ -30,7 +30,7 @@ def sources() -> dict[str, KernelSource]:
 
 def constructed(target: Target | None = None) -> list[Job]:
     target = target or Target(roller.load_spec("cpu-avx512"), True)
-    jobs = jobs_of(sources(), target, Settings(), {})
+    jobs = make_jobs(sources(), target, Settings(), {})
     for job in jobs:
         job.candidates = construct_candidates(job.expression, target.spec, job.options)
         job.first = wanted(job.candidates, target.spec, job.options, Selection())
@@ -48,30 +48,30 @@ def timed(job: Job, factors: dict[object, float], status: str = "measured") -> t
 
 
 def test_the_first_of_a_kin_choose_for_the_others() -> None:
-    elders, others = SimilarKernels.rounds(jobs := constructed())
+    elders, others = SimilarKernels.split_pilots(jobs := constructed())
     assert [j.digest for j in elders] == [j.digest for j in jobs[:PILOTS]] and others == jobs[PILOTS:]
-    families = [kernel_family(c.program) for c in jobs[0].starts]
+    families = [kernel_family(c.program) for c in jobs[0].candidates_worth_timing]
     assert len(families) > 1
     for best in families:
         kin, (*first, last) = SimilarKernels(), constructed()
         for job in first[:PILOTS]:
-            kin.advise(job)
+            kin.restrict_candidates(job)
             assert not job.elders, "nobody was timed yet, or too few"
-            kin.learn(job, timed(job, dict.fromkeys([best], 0.85)))
-        kin.advise(last)
-        assert [kernel_family(c.program) for c in last.starts] == [best] and last.elders == PILOTS
+            kin.record_times(job, timed(job, dict.fromkeys([best], 0.85)))
+        kin.restrict_candidates(last)
+        assert [kernel_family(c.program) for c in last.candidates_worth_timing] == [best] and last.elders == PILOTS
 
 
 def test_families_that_were_as_fast_are_timed_again() -> None:
     """What is known to 6 % of a kernel with the same time is worth a second candidate, and no third."""
     kin, (*first, last) = SimilarKernels(), constructed()
     for job in first[:PILOTS]:
-        seconds = max(c.estimate.seconds for c in job.starts)
-        equal = {kernel_family(c.program): seconds / c.estimate.seconds for c in job.starts}
-        kin.learn(job, timed(job, equal))
-    ratios = [c.estimate.seconds / last.candidates[0].estimate.seconds for c in last.starts]
+        seconds = max(c.estimate.seconds for c in job.candidates_worth_timing)
+        equal = {kernel_family(c.program): seconds / c.estimate.seconds for c in job.candidates_worth_timing}
+        kin.record_times(job, timed(job, equal))
+    ratios = [c.estimate.seconds / last.candidates[0].estimate.seconds for c in last.candidates_worth_timing]
     assert max(map(math.log, ratios)) < 0.02, "else they are no equals"
-    kin.advise(last)
+    kin.restrict_candidates(last)
     assert len(last.first) == 2
 
 
@@ -84,18 +84,18 @@ def test_nothing_is_learned_of_what_says_nothing(what: str) -> None:
             job.options = dataclasses.replace(job.options, top_k=3)
         job.light = what == "light"
         status = what if what in ("doubtful", "failed") else "measured"
-        kin.learn(job, timed(job, {kernel_family(job.candidates[1].program): 0.5}, status))
-    kin.advise(last)
+        kin.record_times(job, timed(job, {kernel_family(job.candidates[1].program): 0.5}, status))
+    kin.restrict_candidates(last)
     assert last.first == before and not last.elders
 
 
 def test_one_disturbed_time_decides_nothing() -> None:
     kin, (*first, last) = SimilarKernels(), constructed()
-    good, *rest = (kernel_family(c.program) for c in last.starts)
+    good, *rest = (kernel_family(c.program) for c in last.candidates_worth_timing)
     for n, job in enumerate(first[:PILOTS]):
-        kin.learn(job, timed(job, {good: 40.0} if n == 1 else dict.fromkeys(rest, 1.2)))
-    kin.advise(last)
-    assert [kernel_family(c.program) for c in last.starts] == [good]
+        kin.record_times(job, timed(job, {good: 40.0} if n == 1 else dict.fromkeys(rest, 1.2)))
+    kin.restrict_candidates(last)
+    assert [kernel_family(c.program) for c in last.candidates_worth_timing] == [good]
 
 
 def test_a_batch_builds_one_candidate_of_those_that_come_after(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_batch_builds_one_candidate_of_those_that_come_after(monkeypatch: pyte
     assert handle is None
     target, slow = Target(spec, True), dict[object, float]()
 
-    def judge(self: Forks, task: object) -> dict[str, Record]:
+    def judge(self: ForkedWorkers, task: object) -> dict[str, Record]:
         artifacts = task.artifacts  # type: ignore[attr-defined]
         for n, a in enumerate(
             artifacts.values()
@@ -115,11 +115,11 @@ def test_a_batch_builds_one_candidate_of_those_that_come_after(monkeypatch: pyte
             for i, a in artifacts.items()
         }  # fmt: skip
 
-    monkeypatch.setattr(Forks, "judge", judge)
+    monkeypatch.setattr(ForkedWorkers, "judge", judge)
     cache, wanted_ = KernelCache(), sources()
     batch = compile_kernels(wanted_, target, Settings(), cache=cache)
     assert not batch.failures and set(batch.origins.values()) == {"compiled"}
-    elders, others = SimilarKernels.rounds(constructed(target))
+    elders, others = SimilarKernels.split_pilots(constructed(target))
     names = {True: [j.names[0][0] for j in elders if len(j.first) > 1], False: [j.names[0][0] for j in others]}
     for was_timed, keys in names.items():
         assert all((batch.artifacts[key].measured_s is not None) == was_timed for key in keys)

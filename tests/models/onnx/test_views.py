@@ -6,10 +6,10 @@ import pytest
 pytest.importorskip("onnx")
 
 from roller.models.graph.nodes import Graph, Node
-from roller.models.graph.steps import Value, View
-from roller.models.onnx.folding import fold
-from roller.models.onnx.partition import partition
-from roller.models.onnx.reader import read
+from roller.models.graph.program_steps import Value, View
+from roller.models.onnx.fold_graph import fold_graph
+from roller.models.onnx.partition_graph import partition_graph
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.session.reference import evaluate_program
 
 
@@ -27,7 +27,7 @@ def slices(shape, begins, ends, axes, out):
 
 
 def views(graph):
-    program = partition(graph)
+    program = partition_graph(graph)
     return program, [s.offset_bytes for s in program.steps if isinstance(s, View)]
 
 
@@ -57,7 +57,7 @@ def test_steps_of_an_unrolled_layer_share_their_kernels(tmp_path):
     counts = []
     for steps in (4, 8):
         path = build("lstm_unrolled", tmp_path, layers=2, steps=steps, width=32)
-        program = partition(fold(read(path)))
+        program = partition_graph(fold_graph(read_onnx_graph(path)))
         counts.append(len(program.kernels))
         feeds = random_feeds(path)
     assert counts[0] == counts[1] <= 8

@@ -10,12 +10,12 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.compiler.pipeline import lower
 from roller.construction.constructor import construct_candidates
-from roller.emulator.device import EmulatedDevice
+from roller.emulator.emulated_device import EmulatedDevice
 from roller.expr import TensorExpr
 from roller.hardware import load_spec
-from roller.models.graph.memory import plan
-from roller.models.graph.steps import Program
-from roller.models.session.gpu_runner import GpuSession
+from roller.models.graph.memory_plan import plan_memory
+from roller.models.graph.program_steps import Program
+from roller.models.session.gpu_session import GpuSession
 from roller.templates.common.options import ConstructOptions
 from tests.models.session.reference import evaluate_program
 
@@ -36,7 +36,7 @@ def kernels(program: Program) -> dict[str, KernelArtifact]:
 
 
 def session(program: Program, device: EmulatedDevice, **options) -> GpuSession:
-    return GpuSession(plan(program, value_align_bytes=16), kernels(program), device, **options)
+    return GpuSession(plan_memory(program, value_align_bytes=16), kernels(program), device, **options)
 
 
 def assert_right(program: Program, outputs, given) -> None:

@@ -14,8 +14,19 @@ from roller.compiler.pipeline import lower
 from roller.construction.constructor import construct_candidates
 from roller.expr import TensorExpr
 from roller.hardware.detect import detect_cpu
-from roller.models.graph.steps import Call, Foreign, Join, KernelSource, ParallelGroup, Program, Run, Step, Value, View
-from roller.models.session.constants import steps_of
+from roller.models.graph.program_steps import (
+    Call,
+    Foreign,
+    Join,
+    KernelSource,
+    ParallelGroup,
+    Program,
+    Run,
+    Step,
+    Value,
+    View,
+)
+from roller.models.session.constants import flatten_lanes
 from roller.templates.common.options import ConstructOptions
 
 
@@ -143,7 +154,7 @@ def mixed() -> Program:
 
 def flat(steps: Sequence[Step]) -> list[Step]:
     """Steps, those of lanes in place of their ``ParallelGroup``."""
-    return list(steps_of(steps))
+    return list(flatten_lanes(steps))
 
 
 def with_foreign() -> Program:

@@ -13,8 +13,8 @@ import numpy as np
 
 from roller.core.dtypes import numpy_dtype
 from roller.errors import ModelError
-from roller.models.graph.steps import Call, Copy, Join, ParallelGroup, Program, Run, Step, Value, View
-from roller.models.session.fallback import run_foreign
+from roller.models.graph.program_steps import Call, Copy, Join, ParallelGroup, Program, Run, Step, Value, View
+from roller.models.session.fallback import run_fallback_step
 
 
 def evaluate_program(program: Program, feeds: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -79,7 +79,7 @@ def _run(step: Step, program: Program, held: dict[str, np.ndarray]) -> None:
             for inner in lane:
                 _run(inner, program, held)
     else:
-        made = _call(step, held) if isinstance(step, Call) else run_foreign(step, [held[n] for n in step.inputs])
+        made = _call(step, held) if isinstance(step, Call) else run_fallback_step(step, [held[n] for n in step.inputs])
         for name, result in zip(step.outputs, made, strict=False):
             if name in values and np.shape(result) != values[name].shape:
                 got = f"expected shape {values[name].shape}, got {np.shape(result)}"
@@ -100,7 +100,7 @@ def _copy(step: Copy, program: Program, held: dict[str, np.ndarray]) -> None:
 
 
 def _call(step: Call, held: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-    library = importlib.import_module("roller.models.session.library")
+    library = importlib.import_module("roller.models.session.array_functions")
     given = [held[n] if n else None for n in step.inputs]
     results = library.FUNCTIONS[step.function](np, given, dict(step.attributes))
     return results if isinstance(results, (tuple, list)) else (results,)

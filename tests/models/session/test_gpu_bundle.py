@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roller.errors import ArtifactError, LaunchError
-from roller.models.graph.memory import plan
+from roller.models.graph.memory_plan import plan_memory
 from roller.models.session import bundle, bundle_run
 from roller.models.session.gpu_bundle import Expected, ModelBundle, write_bundle
 from roller.runtime.container import MANIFEST, MODEL_BUNDLE
@@ -26,7 +26,7 @@ def written(folder, program=None, wrong=False):
     feeds = programs.feeds(program, 5)
     outputs = evaluate_program(program, feeds)
     tests = Expected(tuple(feeds.values()), tuple(outputs[n] + wrong for n in program.outputs), "float64")
-    made = plan(program, predicted_s=dict.fromkeys(program.kernels, 2e-6), value_align_bytes=16)
+    made = plan_memory(program, predicted_s=dict.fromkeys(program.kernels, 2e-6), value_align_bytes=16)
     write_bundle(folder, made, gpu.kernels(program), device="h200", target=TARGET, expected=[tests])
     return folder
 
@@ -54,7 +54,7 @@ def results_of(path):
 
 def test_a_bundle_is_checked_timed_and_profiled(tmp_path, capsys):
     folder, out = written(tmp_path / "b"), tmp_path / "r.json"
-    assert MODEL_BUNDLE.is_in(folder)
+    assert MODEL_BUNDLE.is_kind_of_folder(folder)
     assert bundle.main(["verify", str(folder)]) == 0
     assert bundle.main(["run", str(folder), "--json", str(out), "--device", "emulated", "--samples", "3"]) == 0
     said = capsys.readouterr().out
@@ -75,12 +75,12 @@ def test_a_bundle_is_checked_timed_and_profiled(tmp_path, capsys):
 def test_a_killed_run_continues(tmp_path, monkeypatch, capsys):
     folder, out = written(tmp_path / "b"), tmp_path / "r.json"
     arguments = ["run", str(folder), "--json", str(out), "--device", "emulated", "--samples", "2"]
-    monkeypatch.setattr(bundle_run._Subject, "graph", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(bundle_run._PhaseRunner, "graph", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     assert bundle.main(arguments) == 1
     assert "run the same command again" in capsys.readouterr().err
     assert set(results_of(out)["phases"]) == {"check", "steps"}
     monkeypatch.undo()
-    monkeypatch.setattr(bundle_run._Subject, "check", lambda self: pytest.fail("checked again"))
+    monkeypatch.setattr(bundle_run._PhaseRunner, "check", lambda self: pytest.fail("checked again"))
     assert bundle.main(arguments) == 0
     assert results_of(out)["complete"]
     monkeypatch.setattr(bundle_run, "load_bundle", lambda *_: pytest.fail("loaded, with nothing to do"))
@@ -136,9 +136,9 @@ def test_a_bundle_for_another_device_is_refused(tmp_path, capsys):
     folder = written(tmp_path / "b")
     manifest = json.loads((folder / MANIFEST).read_text())
     body = {k: v for k, v in manifest.items() if k != "checksum"}
-    sealed = MODEL_BUNDLE.sealed({**body, "target": {"language": "cuda", "arch": "sm_70"}})
+    sealed = MODEL_BUNDLE.with_checksum({**body, "target": {"language": "cuda", "arch": "sm_70"}})
     (folder / MANIFEST).write_text(json.dumps(sealed))
-    from roller.emulator.device import EmulatedDevice
+    from roller.emulator.emulated_device import EmulatedDevice
 
     with pytest.raises(LaunchError, match=r"built for h200 \(sm_70\), the device is emulated device \(sm_90\)"):
         bundle_run.run_bundle(folder, tmp_path / "r.json", EmulatedDevice(arch="sm_90"))
@@ -147,7 +147,7 @@ def test_a_bundle_for_another_device_is_refused(tmp_path, capsys):
 
 
 def test_kernels_must_be_complete_and_the_folder_free(tmp_path):
-    made = plan(programs.mlp(), value_align_bytes=16)
+    made = plan_memory(programs.mlp(), value_align_bytes=16)
     with pytest.raises(ArtifactError, match="expected a kernel for every key"):
         write_bundle(tmp_path / "b", made, {}, device="h200", target=TARGET)
     assert not (tmp_path / "b").exists()

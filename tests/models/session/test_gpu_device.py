@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from roller.errors import LaunchError
-from roller.models.graph.memory import plan
-from roller.models.graph.steps import Copy
+from roller.models.graph.memory_plan import plan_memory
+from roller.models.graph.program_steps import Copy
 from roller.models.session.gpu_device import CupyDevice
-from roller.models.session.gpu_runner import GpuSession
+from roller.models.session.gpu_session import GpuSession
 from tests.backends import fake_cupy
 from tests.models.session import gpu, programs
 
@@ -46,7 +46,7 @@ def session(program, **options):
         names = tuple(a.name for a in (*found.inputs, *found.outputs))
         launch = replace(found.launches[0], entry=key, arguments=names)
         artifacts[key] = replace(found, launches=(launch,), binary=b"image")
-    return GpuSession(plan(program, value_align_bytes=16), artifacts, CupyDevice(0), **options)
+    return GpuSession(plan_memory(program, value_align_bytes=16), artifacts, CupyDevice(0), **options)
 
 
 @pytest.mark.parametrize("graphs", [True, False])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from roller import ops
-from roller.emulator.device import POLICIES, EmulatedDevice
+from roller.emulator.emulated_device import POLICIES, EmulatedDevice
 from roller.errors import EmulationError, LaunchError, ModelError
-from roller.models.graph.memory import plan
-from roller.models.graph.steps import Copy, KernelSource, ParallelGroup
-from roller.models.session.gpu_runner import GpuSession
+from roller.models.graph.memory_plan import plan_memory
+from roller.models.graph.program_steps import Copy, KernelSource, ParallelGroup
+from roller.models.session.gpu_session import GpuSession
 from tests.models.session import gpu, programs
 
 
@@ -123,7 +123,7 @@ def test_panels_are_packed_once_per_kernel_and_constants():
     artifact = gpu.lowered(source.expression, source.constants, "winograd2")
     assert artifact.prepare is not None
     device = EmulatedDevice(check=False)
-    session = GpuSession(plan(program, value_align_bytes=16), {"conv": artifact}, device, graphs=False)
+    session = GpuSession(plan_memory(program, value_align_bytes=16), {"conv": artifact}, device, graphs=False)
     assert device.executed == 4  # two uploads of filters, which go again, and two transformations
     feeds = programs.feeds(program)
     for _ in range(2):
@@ -158,7 +158,7 @@ def test_wrong_feeds_are_refused(feeds, message):
 
 def test_kernels_must_be_there_and_fit():
     program = programs.mlp()
-    made = plan(program, value_align_bytes=16)
+    made = plan_memory(program, value_align_bytes=16)
     with pytest.raises(ModelError, match="got none for"):
         GpuSession(made, {}, EmulatedDevice())
     other = dict.fromkeys(program.kernels, gpu.lowered(ops.elementwise("relu", (3,))))
@@ -170,7 +170,7 @@ def test_what_another_runtime_makes_of_another_shape_overwrites_nothing(monkeypa
     program = programs.with_foreign()
     session = gpu.session(program, EmulatedDevice(check=False), graphs=False)
     monkeypatch.setattr(
-        "roller.models.session.gpu_frame.run_foreign", lambda step, inputs: (np.zeros((9, 9), np.float32),) * 2
+        "roller.models.session.gpu_frame.run_fallback_step", lambda step, inputs: (np.zeros((9, 9), np.float32),) * 2
     )
     with pytest.raises(LaunchError, match=r"sign, sinh: 's': expected float32 of shape \(3, 4\), got .* \(9, 9\)"):
         session.run(None, programs.feeds(program))

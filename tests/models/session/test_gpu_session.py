@@ -14,13 +14,13 @@ import pytest
 import roller
 from roller.artifact import KernelArtifact
 from roller.backends.null.gpu import NullGpu
-from roller.emulator.device import EmulatedDevice
+from roller.emulator.emulated_device import EmulatedDevice
 from roller.errors import ArtifactError, LaunchError
-from roller.models.graph.memory import plan
-from roller.models.graph.steps import Call, Copy, ParallelGroup, Run
+from roller.models.graph.memory_plan import plan_memory
+from roller.models.graph.program_steps import Call, Copy, ParallelGroup, Run
+from roller.models.session.cpu_session import Session
 from roller.models.session.gpu_device import CupyDevice
-from roller.models.session.gpu_runner import GpuSession
-from roller.models.session.session import Session
+from roller.models.session.gpu_session import GpuSession
 from tests.backends import fake_cupy
 from tests.models.session import gpu, programs
 from tests.models.session.reference import evaluate_program
@@ -65,7 +65,7 @@ def test_it_is_called_in_the_three_manners_of_a_session(session):
 
 def test_every_public_name_of_a_session_is_there(session):
     """Whoever wrote against one can use the other."""
-    of_processors = {"restored", "run_timed", "run_placed"}  # which take or give what a processor alone has
+    of_processors = {"from_parts", "run_timed", "run_on_addresses"}  # which take or give what a processor alone has
     public = {n for n in vars(Session) if not n.startswith("_")} - of_processors
     assert public <= set(dir(session)) | {"save", "profile"}
 
@@ -212,7 +212,7 @@ def on_cupy(monkeypatch):
         names = tuple(a.name for a in (*found.inputs, *found.outputs))
         launch = replace(found.launches[0], entry=key, arguments=names)
         artifacts[key] = replace(found, launches=(launch,), binary=b"image")
-    return GpuSession(plan(program, value_align_bytes=16), artifacts, CupyDevice(0))
+    return GpuSession(plan_memory(program, value_align_bytes=16), artifacts, CupyDevice(0))
 
 
 def test_cupy_and_torch_arrays_are_taken_and_given(on_cupy, monkeypatch):

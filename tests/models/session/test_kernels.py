@@ -6,21 +6,21 @@ import mmap
 
 import pytest
 
-from roller.models.session.kernels import LINE_BYTES, aligned
+from roller.models.session.kernel_code import LINE_BYTES, allocate_aligned
 
 HUGE_BYTES = 1 << 21
 
 
 @pytest.mark.parametrize("nbytes", [1, 100, 4096, HUGE_BYTES - 1])
 def test_small_memory_starts_at_a_cache_line(nbytes):
-    found = aligned(nbytes)
+    found = allocate_aligned(nbytes)
     assert found.nbytes == nbytes and found.ctypes.data % LINE_BYTES == 0 and found.flags.writeable
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no huge pages")
 @pytest.mark.parametrize("nbytes", [HUGE_BYTES, HUGE_BYTES + 1, 3 * HUGE_BYTES - 7])
 def test_large_memory_starts_at_a_huge_page(nbytes):
-    several = [aligned(nbytes) for _ in range(3)]
+    several = [allocate_aligned(nbytes) for _ in range(3)]
     for n, found in enumerate(several):
         assert found.nbytes == nbytes and found.ctypes.data % HUGE_BYTES == 0
         found[:: max(1, nbytes // 5)] = n + 1

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller.errors import ModelError
-from roller.models.graph.aliases import resolve
-from roller.models.graph.arena import ALIGN_BYTES, pack
-from roller.models.graph.lifetimes import Life, peak_bytes
-from roller.models.graph.memory import _arena_roots, plan
+from roller.models.graph.aliases import resolve_aliases
+from roller.models.graph.arena_packing import ALIGN_BYTES, pack_buffers
+from roller.models.graph.lifetimes import Lifetime, peak_bytes
+from roller.models.graph.memory_plan import _arena_lifetimes, plan_memory
 from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT
-from roller.models.graph.steps import Copy, Join, ParallelGroup, Program, Run, View, reads, writes
-from roller.models.session.constants import steps_of
+from roller.models.graph.program_steps import Copy, Join, ParallelGroup, Program, Run, View, values_read, values_written
+from roller.models.session.constants import flatten_lanes
 from tests.models.session import programs
 
 
@@ -42,18 +42,18 @@ class Usage:
 
 def usage(program: Program) -> Usage:
     """Return what the plan of a program takes, and between which bounds that lies (bytes, rounded to cache lines)."""
-    resolved = resolve(program)
-    lives = _arena_roots(resolved)
+    resolved = resolve_aliases(program)
+    lives = _arena_lifetimes(resolved)
     sizes = [-(-resolved.program.values[name].nbytes // ALIGN_BYTES) * ALIGN_BYTES for name in lives]
-    _, total = pack(tuple(lives.values()), sizes)
+    _, total = pack_buffers(tuple(lives.values()), sizes)
     return Usage(total, peak_bytes(zip(lives.values(), sizes, strict=True)), sum(sizes))
 
 
 def lives(max_groups: int = 2):
-    plain = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(lambda p: Life(p[0], p[0] + p[1]))
+    plain = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(lambda p: Lifetime(p[0], p[0] + p[1]))
     # Lanes of group g stand at 100 * g + 10 * lane.
     inner = st.tuples(st.integers(1, max_groups), st.integers(0, 2), st.integers(0, 8), st.integers(0, 4)).map(
-        lambda p: Life(100 * p[0] + 10 * p[1] + p[2], 100 * p[0] + 10 * p[1] + min(9, p[2] + p[3]), p[0], p[1])
+        lambda p: Lifetime(100 * p[0] + 10 * p[1] + p[2], 100 * p[0] + 10 * p[1] + min(9, p[2] + p[3]), p[0], p[1])
     )
     return st.lists(st.tuples(st.one_of(plain, inner), st.integers(0, 5000)), max_size=40)
 
@@ -62,9 +62,9 @@ def lives(max_groups: int = 2):
 def test_buffers_in_use_at_once_lie_apart(drawn):
     found = [life for life, _ in drawn]
     sizes = [size for _, size in drawn]
-    offsets, total = pack(found, sizes)
+    offsets, total = pack_buffers(found, sizes)
     for a, b in itertools.combinations(range(len(found)), 2):
-        if found[a].meets(found[b]) and sizes[a] and sizes[b]:
+        if found[a].overlaps(found[b]) and sizes[a] and sizes[b]:
             assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
     assert all(o % 64 == 0 and o + s <= total for o, s in zip(offsets, sizes, strict=True))
     rounded = [-(-s // 64) * 64 for s in sizes]
@@ -72,8 +72,8 @@ def test_buffers_in_use_at_once_lie_apart(drawn):
 
 
 def test_an_arena_of_buffers_in_a_row_is_as_small_as_can_be():
-    found = [Life(n, n + 1) for n in range(50)]
-    _, total = pack(found, [6400] * 50)
+    found = [Lifetime(n, n + 1) for n in range(50)]
+    _, total = pack_buffers(found, [6400] * 50)
     assert total == 12800
 
 
@@ -107,7 +107,7 @@ def chain_with_lanes(seed: int) -> Program:
         else:
             step = run(readable)
         steps.append(step)
-        readable += writes(step)
+        readable += values_written(step)
     outputs = [str(n) for n in rng.choice(readable, size=3, replace=False)]
     inputs = {"x": shapes.pop("x")}
     return programs.program(steps, inputs, outputs, shapes, {}, constants)
@@ -117,7 +117,7 @@ def _lane(run, readable, rng):
     mine, made = list(readable), []
     for _ in range(rng.integers(1, 4)):
         made.append(run(mine))
-        mine += writes(made[-1])
+        mine += values_written(made[-1])
     return tuple(made)
 
 
@@ -125,7 +125,7 @@ class Bytes:
     """Runs a program symbolically: every byte carries the name of what was written there, and reads check it."""
 
     def __init__(self, program: Program) -> None:
-        self.program, self.plan = program, plan(program)
+        self.program, self.plan = program, plan_memory(program)
         self.wanted = self.contents()
 
     def contents(self) -> dict[str, list[tuple[str, int]]]:
@@ -133,14 +133,14 @@ class Bytes:
         values, held = self.program.values, {}
         for name in (*self.program.inputs, *self.program.constants):
             held[name] = [(name, n) for n in range(values[name].nbytes)]
-        for step in steps_of(self.program.steps):
+        for step in flatten_lanes(self.program.steps):
             if isinstance(step, View):
                 end = step.offset_bytes + values[step.target].nbytes
                 held[step.target] = held[step.source][step.offset_bytes : end]
             elif isinstance(step, Join):
                 held[step.target] = [b for s in step.sources for b in held[s]]
             else:
-                for name in writes(step):
+                for name in values_written(step):
                     held[name] = [(name, n) for n in range(values[name].nbytes)]
         return held
 
@@ -198,14 +198,14 @@ def test_no_step_of_any_order_reads_what_another_value_has_overwritten(seed):
 
 
 def test_joins_of_joins_are_computed_in_place():
-    found = plan(programs.dense_block())
+    found = plan_memory(programs.dense_block())
     assert not [s for s in found.program.steps if isinstance(s, (Copy, Join, View))]
     at = {n: found.places[n].offset_bytes - found.places["abc"].offset_bytes for n in ("a", "b", "ab", "c")}
     assert at == {"a": 0, "b": 4 * 36 * 4, "ab": 0, "c": 8 * 36 * 4}
 
 
 def test_a_join_within_rows_is_one_copy_with_pitch_per_source():
-    found = [s for s in plan(programs.dense_block(batch=2)).program.steps if isinstance(s, Copy)]
+    found = [s for s in plan_memory(programs.dense_block(batch=2)).program.steps if isinstance(s, Copy)]
     width = 4 * 36 * 4
     assert [(s.source, s.target, s.rows, s.row_bytes, s.target_offset_bytes, s.target_pitch_bytes) for s in found] == [
         ("a", "ab", 2, width, 0, 2 * width),
@@ -226,13 +226,13 @@ def test_all_joins_of_one_growing_list_share_its_memory():
             steps.append(Join(tuple(names), f"j{n}", 1))
             shapes[f"j{n}"] = (1, 2 * (n + 1), 3)
     steps.append(programs.run("k", "j3", "y"))
-    found = plan(programs.program(steps, {"x": one}, ["y"], {**shapes, "y": (1, 8, 3)}))
+    found = plan_memory(programs.program(steps, {"x": one}, ["y"], {**shapes, "y": (1, 8, 3)}))
     assert not any(isinstance(s, Copy) for s in found.program.steps)
     assert found.arena_bytes == 128  # 8 * 3 floats, rounded to cache lines
 
 
 def test_outputs_are_written_where_the_caller_wants_them():
-    found = plan(programs.mixed())
+    found = plan_memory(programs.mixed())
     places = found.places
     # 'flat' is all of 'r', so the kernel writes it there; 'tail' is a part of it.
     assert (places["r"].space, places["r"].index, places["t"].space, places["t"].index) == (OUTPUT, 0, OUTPUT, 4)
@@ -246,7 +246,7 @@ def test_outputs_are_written_where_the_caller_wants_them():
 def test_views_off_the_alignment_of_a_device_are_copied():
     steps = [programs.run("k", "x", "a"), View("a", "b", 4), View("a", "c", 16), programs.run("k", ("b", "c"), "y")]
     program = programs.program(steps, {"x": (12,)}, ["y"], {"a": (12,), "b": (8,), "c": (8,), "y": (8,)})
-    found = plan(program, value_align_bytes=16)
+    found = plan_memory(program, value_align_bytes=16)
     assert [s for s in found.program.steps if isinstance(s, Copy)] == [Copy("a", "b", 1, 32, 4)]
     assert found.places["c"].offset_bytes == found.places["a"].offset_bytes + 16
     assert found.places["a"].space == ARENA
@@ -255,13 +255,13 @@ def test_views_off_the_alignment_of_a_device_are_copied():
 def test_what_no_step_writes_is_refused():
     program = programs.mlp()
     with pytest.raises(ModelError, match="reads 'h0', which no step before it writes"):
-        plan(replace(program, steps=program.steps[1:]))
+        plan_memory(replace(program, steps=program.steps[1:]))
     with pytest.raises(ModelError, match="output 'nobody' is written by no step"):
-        plan(replace(program, outputs=("nobody",), values={**program.values, "nobody": program.values["x"]}))
+        plan_memory(replace(program, outputs=("nobody",), values={**program.values, "nobody": program.values["x"]}))
 
 
 def test_reads_and_writes_of_a_plan_all_have_places():
     for make in (programs.mlp, programs.dense_block, programs.lanes, programs.mixed):
-        found = plan(make())
-        names = {n for s in found.program.steps for n in (*reads(s), *writes(s))}
+        found = plan_memory(make())
+        names = {n for s in found.program.steps for n in (*values_read(s), *values_written(s))}
         assert names <= set(found.places)

@@ -17,9 +17,9 @@ import hypothesis.strategies as st
 import pytest
 
 from roller.errors import BuildError, LaunchError
-from roller.models.session import runner as module
-from roller.models.session.native import cut
-from roller.models.session.runner import build_runner, load_runner
+from roller.models.session import native_runner as module
+from roller.models.session.native_frame import cut
+from roller.models.session.native_runner import build_runner, load_runner
 
 CHECKS = Path(__file__).with_name("pool_check.c")
 TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -27,7 +27,7 @@ TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_vo
 
 @pytest.fixture(scope="module")
 def runner():
-    return load_runner(module._compiled())
+    return load_runner(module._compile_runner())
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_the_threads_of_a_launch_race_for_nothing(tmp_path):
 
 def test_the_library_is_compiled_once_and_kept(cache_dir, monkeypatch):
     image = build_runner()
-    monkeypatch.setattr(module, "_compiled", lambda: pytest.fail("compiled again"))
+    monkeypatch.setattr(module, "_compile_runner", lambda: pytest.fail("compiled again"))
     assert build_runner() == image
     assert [p.suffix for p in (cache_dir / "runner").iterdir()] == [".so"]
 
@@ -154,12 +154,12 @@ def test_the_library_is_compiled_once_and_kept(cache_dir, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "file"))
-    assert build_runner() == module._compiled()
+    assert build_runner() == module._compile_runner()
 
 
 def test_without_a_compiler_the_error_names_them(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    module._compiled.cache_clear()  # the next test that needs it compiles it again
+    module._compile_runner.cache_clear()  # the next test that needs it compiles it again
     with pytest.raises(BuildError, match=r"expected a C compiler .*gcc.* on PATH, found none"):
         build_runner()
 

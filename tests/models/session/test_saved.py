@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from roller.errors import ArtifactError, LaunchError
-from roller.models.graph.memory import plan
+from roller.models.graph.memory_plan import plan_memory
+from roller.models.session.cpu_session import Session
 from roller.models.session.saved import load_model
-from roller.models.session.session import Session
 from roller.runtime.container import checksum
 from tests.models.session import programs
 from tests.models.session.reference import evaluate_program
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def folder(tmp_path_factory) -> Path:
     """A saved model with packed weights."""
     program = programs.mlp()
-    session = Session(plan(program), programs.kernels(program), cores=2)
+    session = Session(plan_memory(program), programs.kernels(program), cores=2)
     return session.save(tmp_path_factory.mktemp("saved") / "mlp")
 
 
@@ -42,7 +42,7 @@ def copy(folder, tmp_path) -> Path:
 )
 def test_a_loaded_model_computes_what_the_saved_one_does(make, tmp_path):
     program = make()
-    session = Session(plan(program), programs.kernels(program), cores=2)
+    session = Session(plan_memory(program), programs.kernels(program), cores=2)
     found = load_model(session.save(tmp_path / "m"))
     again = load_model(found.save(tmp_path / "again"))  # from mapped arrays and library files
     fed = programs.feeds(program)

@@ -18,13 +18,13 @@ import pytest
 from roller.artifact import KernelArtifact
 from roller.backends.cpu.threads import processors
 from roller.errors import LaunchError, ModelError
-from roller.models.graph.memory import plan
-from roller.models.graph.steps import Call, Foreign, Join, KernelSource, ParallelGroup, Program, Run
+from roller.models.graph.memory_plan import plan_memory
+from roller.models.graph.program_steps import Call, Foreign, Join, KernelSource, ParallelGroup, Program, Run
 from roller.models.session import constants
-from roller.models.session.session import Session
+from roller.models.session.cpu_session import Session
 from roller.ops import matmul
 from roller.templates.cpu.emit import llvm
-from roller.templates.cpu.emit.library import build_library
+from roller.templates.cpu.emit.build_library import build_library
 from tests.models.session import programs
 from tests.models.session.reference import evaluate_program
 
@@ -35,7 +35,7 @@ CASES = {
 
 
 def session_of(program: Program, **options) -> Session:
-    return Session(plan(program), programs.kernels(program), cores=2, **options)
+    return Session(plan_memory(program), programs.kernels(program), cores=2, **options)
 
 
 def poison(session: Session) -> None:
@@ -61,7 +61,7 @@ def test_constants_that_are_mapped_are_copied_whole(nbytes, tmp_path, monkeypatc
     whole = np.random.default_rng(0).integers(0, 256, nbytes + 3, np.uint8)
     (tmp_path / "weights").write_bytes(whole.tobytes())
     mapped = np.memmap(tmp_path / "weights", np.float16, "r", 3, (nbytes // 2,))  # not aligned either
-    copied = constants._readable(mapped)
+    copied = constants._make_readable(mapped)
     (tmp_path / "weights").write_bytes(bytes(nbytes + 3))
     assert type(copied) is np.ndarray and copied.flags.aligned and copied.dtype == np.float16
     assert copied.tobytes() == whole[3:].tobytes()
@@ -71,7 +71,7 @@ def test_constants_that_are_mapped_are_copied_whole(nbytes, tmp_path, monkeypatc
 @pytest.mark.parametrize("make", [programs.dense_block, programs.mixed, programs.lanes])
 def test_loops_may_be_cut_into_any_number_of_tasks(make, tasks, monkeypatch):
     program = make()
-    monkeypatch.setattr("roller.models.session.native.cut", lambda _extent, _threads, _seconds: tasks)
+    monkeypatch.setattr("roller.models.session.native_frame.cut", lambda _extent, _threads, _seconds: tasks)
     session, fed = session_of(program), programs.feeds(program)
     for name, array in evaluate_program(program, fed).items():
         np.testing.assert_allclose(session.run(fed)[name], array, rtol=1e-4, atol=1e-5)
@@ -82,7 +82,7 @@ def test_every_parallel_loop_of_a_kernel_has_its_number_of_tasks(monkeypatch):
     ends = {"x": (512, 512), "w": (512, 512)}
     steps = [programs.run("mm", ["x", "w"], "y")]
     big = programs.program(steps, ends, ["y"], {"y": (512, 512)}, {"mm": KernelSource(expression)})
-    monkeypatch.setattr("roller.models.session.native.cut", lambda extent, _threads, _seconds: 10 * extent)
+    monkeypatch.setattr("roller.models.session.native_frame.cut", lambda extent, _threads, _seconds: 10 * extent)
     session = session_of(big)
     code = session.kernels["mm"].code
     assert code.parallel and len(code.tasks) >= 1
@@ -238,7 +238,7 @@ def test_a_function_that_refuses_its_inputs_is_one_clear_error_and_the_session_g
 
 def test_a_runtime_that_is_not_there_or_refuses_is_named(monkeypatch):
     program = programs.with_foreign()
-    found, kernels, x = plan(program), programs.kernels(program), programs.random(0, 3, 4)
+    found, kernels, x = plan_memory(program), programs.kernels(program), programs.random(0, 3, 4)
     for change, match in (
         ({"model": b"nonsense"}, "sign, sinh: onnxruntime refuses the subgraph"),
         ({"runtime": "tensorflow"}, "no runtime 'tensorflow' is known"),
@@ -269,7 +269,7 @@ def test_a_kernel_that_refuses_its_arrays_says_why(native, monkeypatch):
             lane = (steps[1].lanes[1][0], wrong, steps[1].lanes[1][2])
             steps[1] = replace(steps[1], lanes=(steps[1].lanes[0], lane))
         broken = session_of(program, native=native)
-        broken._begin(tuple(steps))
+        broken._bind_and_allocate(tuple(steps))
         with pytest.raises(Exception, match=r"(?i)shape|mismatch"):
             broken.run(programs.feeds(program))
 
@@ -329,18 +329,18 @@ def test_runs_that_pack_the_same_constant_by_the_same_kernel_share_the_panel():
 def test_constants_can_be_let_go_while_others_are_packed():
     """Each is gone when the next one is packed, also where the caller still holds the plan."""
     program = programs.mlp()
-    found, wanted = plan(program), evaluate_program(program, programs.feeds(program))["h5"]
+    found, wanted = plan_memory(program), evaluate_program(program, programs.feeds(program))["h5"]
     session = Session(found, programs.kernels(program), cores=2, consume=True)
     assert not found.program.constants
     np.testing.assert_allclose(session.run(programs.feeds(program))["h5"], wanted, rtol=1e-4, atol=1e-5)
-    mixed = plan(programs.mixed())
+    mixed = plan_memory(programs.mixed())
     Session(mixed, programs.kernels(programs.mixed()), cores=2, consume=True)
     assert set(mixed.program.constants) == {"table", "ids"}  # read as they are
 
 
 def test_what_does_not_fit_is_refused_before_anything_runs():
     program = programs.mlp()
-    found, kernels = plan(program), programs.kernels(program)
+    found, kernels = plan_memory(program), programs.kernels(program)
     with pytest.raises(ModelError, match="no artifact for its kernel 'relu'"):
         Session(found, {"matmul": kernels["matmul"]}, cores=2)
     other = programs.kernels(programs.mlp(rows=5))["relu"]
@@ -352,7 +352,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs():
         replace(s, inputs=(s.inputs[0], "x")) if s.kernel == "matmul" else s for s in program.steps
     ), values={**program.values, "x": program.values["w0"]})  # fmt: skip
     with pytest.raises(ModelError, match="a kernel packs it once, so it must be a constant"):
-        Session(plan(computed), kernels, cores=2)
+        Session(plan_memory(computed), kernels, cores=2)
     gpu: KernelArtifact = replace(kernels["relu"], language="cuda")
     with pytest.raises(LaunchError, match="expected a CPU kernel, got one of language 'cuda'"):
         Session(found, {**kernels, "relu": gpu}, cores=2)

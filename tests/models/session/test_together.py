@@ -9,21 +9,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller.models.graph.dependencies import Dependencies, live_bytes
-from roller.models.graph.side_by_side import Costs, coschedule, share_key
-from roller.models.graph.steps import Copy, Join, KernelSource, ParallelGroup, Program, Run, Value, View, reads, writes
-from roller.models.graph.weights import by_constants, large_constants, passing_bytes, reloaded_bytes, resident_bytes
+from roller.models.graph.program_steps import (
+    Copy,
+    Join,
+    KernelSource,
+    ParallelGroup,
+    Program,
+    Run,
+    Value,
+    View,
+    values_read,
+    values_written,
+)
+from roller.models.graph.section_scheduler import LaneCosts, schedule_sections, share_key
+from roller.models.graph.step_dependencies import Dependencies, peak_live_bytes
+from roller.models.graph.weight_reuse import (
+    bytes_between_reads,
+    core_cached_bytes,
+    large_constant_per_step,
+    order_by_constants,
+    reloaded_bytes,
+)
 from roller.ops import matmul
 
 SOURCE = KernelSource(matmul(4, 4, 4), ("B",))
 #: A kernel that gains little from a second core: what shows is what the fork costs.
-SMALL = Costs({"k": 7e-6}, {"k": 9e-6}, sync_s=2e-6, lanes=2, units=1)
+SMALL = LaneCosts({"k": 7e-6}, {"k": 9e-6}, sync_s=2e-6, lanes=2, units=1)
 
 
 def program_of(steps, shape=(8,), inputs=("x",)):
-    names = {n for s in steps for n in (*reads(s), *writes(s))}
-    read = {n for s in steps for n in reads(s)}
-    outputs = tuple(n for s in steps for n in writes(s) if n not in read)
+    names = {n for s in steps for n in (*values_read(s), *values_written(s))}
+    read = {n for s in steps for n in values_read(s)}
+    outputs = tuple(n for s in steps for n in values_written(s) if n not in read)
     values = {n: Value(n, shape) for n in names}
     return Program("p", inputs, outputs, values, {}, tuple(steps), {"k": SOURCE, "big": SOURCE})
 
@@ -56,8 +73,10 @@ def predicted_s(steps, costs):
 
 def assert_valid(before, after):
     """Every step once, what it reads written, lanes independent of each other."""
-    assert sorted(w for s in flat(after.steps) for w in writes(s)) == sorted(w for s in before.steps for w in writes(s))
-    made = {w for s in before.steps for w in writes(s)}
+    assert sorted(w for s in flat(after.steps) for w in values_written(s)) == sorted(
+        w for s in before.steps for w in values_written(s)
+    )
+    made = {w for s in before.steps for w in values_written(s)}
     written: set[str] = set()
     for step in after.steps:
         lanes = step.lanes if isinstance(step, ParallelGroup) else ((step,),)
@@ -65,8 +84,8 @@ def assert_valid(before, after):
         for lane in lanes:
             mine: set[str] = set()
             for s in lane:
-                assert set(reads(s)) & made <= written | mine, f"{s} reads what is not there"
-                mine.update(writes(s))
+                assert set(values_read(s)) & made <= written | mine, f"{s} reads what is not there"
+                mine.update(values_written(s))
             seen.append(mine)
         written.update(*seen)
     for s in flat(after.steps):
@@ -76,7 +95,7 @@ def assert_valid(before, after):
 
 def test_a_wavefront_of_cells_takes_both_cores():
     before = wavefront(10, 100)
-    found = coschedule(before, SMALL)
+    found = schedule_sections(before, SMALL)
     assert_valid(before, found.program)
     assert found.runs > 950
     assert found.together_s == pytest.approx(predicted_s(found.program.steps, SMALL))
@@ -88,37 +107,37 @@ def test_a_wavefront_of_cells_takes_both_cores():
 
 def test_a_chain_and_kernels_that_use_all_cores_stay_as_they_are():
     chain = program_of([Run("", "k", (f"v{i}" if i else "x",), (f"v{i + 1}",)) for i in range(50)])
-    assert coschedule(chain, SMALL).program is chain
+    assert schedule_sections(chain, SMALL).program is chain
     wide = program_of([Run("", "k", ("x",), (f"v{i}",)) for i in range(50)])
-    scales = Costs({"k": 1e-3}, {"k": 1.999e-3}, 2e-6, 2, 1)
-    assert coschedule(wide, scales).program is wide  # less is predicted than predictions are good for
-    bound = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, common_s={"k": 7e-6})
-    assert coschedule(wide, bound).program is wide  # the memory they share is what takes the time
-    assert coschedule(wide, SMALL).runs == 50
+    scales = LaneCosts({"k": 1e-3}, {"k": 1.999e-3}, 2e-6, 2, 1)
+    assert schedule_sections(wide, scales).program is wide  # less is predicted than predictions are good for
+    bound = LaneCosts({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, common_s={"k": 7e-6})
+    assert schedule_sections(wide, bound).program is wide  # the memory they share is what takes the time
+    assert schedule_sections(wide, SMALL).runs == 50
 
 
 def test_a_big_kernel_runs_alone_beside_small_ones():
     small = [Run("", "k", ("x",), (f"v{i}",)) for i in range(6)]
     before = program_of([Run("", "big", ("x",), ("w",)), *small])
-    costs = Costs({"k": 7e-6, "big": 1e-4}, {"k": 9e-6, "big": 1.99e-4}, 2e-6, 2, 1)
-    found = coschedule(before, costs)
+    costs = LaneCosts({"k": 7e-6, "big": 1e-4}, {"k": 9e-6, "big": 1.99e-4}, 2e-6, 2, 1)
+    found = schedule_sections(before, costs)
     assert_valid(before, found.program)
     assert Run("", "big", ("x",), ("w",)) in found.program.steps
     assert found.runs == 6
-    huge = Costs({"k": 7e-6, "big": 1e-2}, {"k": 9e-6, "big": 1.99e-2}, 2e-6, 2, 1)
-    assert coschedule(before, huge).program is before  # not worth the kernels it would take
+    huge = LaneCosts({"k": 7e-6, "big": 1e-2}, {"k": 9e-6, "big": 1.99e-2}, 2e-6, 2, 1)
+    assert schedule_sections(before, huge).program is before  # not worth the kernels it would take
 
 
 def test_branches_share_a_section_and_meet_in_a_join():
     branches = [Run("", "k", (f"b{b}.{i}" if i else "x",), (f"b{b}.{i + 1}",)) for b in range(2) for i in range(4)]
     steps = [*branches, View("b1.4", "b1.view"), Join(("b0.4", "b1.view"), "y", 0)]
     before = program_of(steps)
-    found = coschedule(before, SMALL)
+    found = schedule_sections(before, SMALL)
     assert_valid(before, found.program)
     assert [type(s) for s in found.program.steps if not isinstance(s, View)] == [ParallelGroup, Join]
     assert found.together_s == pytest.approx(4 * 9e-6 + 2e-6)
     # A branch that is not in lanes at all (no prediction for a share) leaves the other one alone too.
-    assert coschedule(before, Costs({"k": 7e-6}, {}, 2e-6, 2, 1)).program is before
+    assert schedule_sections(before, LaneCosts({"k": 7e-6}, {}, 2e-6, 2, 1)).program is before
 
 
 def test_views_and_copies_follow_their_lane():
@@ -127,7 +146,7 @@ def test_views_and_copies_follow_their_lane():
         steps += [Run("", "k", ("x",), (f"a{b}",)), View(f"a{b}", f"b{b}", 4),
                   Copy(f"b{b}", f"c{b}", 2, 8), Run("", "k", (f"c{b}",), (f"d{b}",))]  # fmt: skip
     before = program_of(steps)
-    found = coschedule(before, Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, bytes_per_s=16e9))
+    found = schedule_sections(before, LaneCosts({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, bytes_per_s=16e9))
     assert_valid(before, found.program)
     (section,) = found.program.steps
     assert [[type(s) for s in lane] for lane in section.lanes] == [[Run, View, Copy, Run]] * 2
@@ -138,16 +157,16 @@ def test_order_is_not_bought_with_memory():
     before = wavefront(10, 100)
     values = {n: Value(n, (1 << 20,)) for n in before.values}
     heavy = Program("p", before.inputs, before.outputs, values, {}, before.steps, before.kernels)
-    found = coschedule(heavy, SMALL)
+    found = schedule_sections(heavy, SMALL)
     assert_valid(heavy, found.program)
     assert found.runs > 900
-    assert live_bytes(heavy, found.program.steps) <= 1.25 * live_bytes(heavy, heavy.steps)
+    assert peak_live_bytes(heavy, found.program.steps) <= 1.25 * peak_live_bytes(heavy, heavy.steps)
 
 
 def test_live_bytes_counts_views_as_what_they_view():
     steps = [Run("", "k", ("x",), ("a",)), View("a", "b"), Run("", "k", ("b",), ("c",)), Run("", "k", ("c",), ("y",))]
     program = program_of(steps)
-    assert live_bytes(program, steps) == 2 * 32
+    assert peak_live_bytes(program, steps) == 2 * 32
     assert Dependencies.of(steps).before == ((), (0,), (1,), (2,))
 
 
@@ -170,8 +189,8 @@ def dags(draw):
 @given(dags(), st.integers(2, 4), st.floats(0, 2e-5))
 @settings(deadline=None, max_examples=60)
 def test_any_graph_keeps_its_meaning_and_never_gets_slower(before, lanes, sync_s):
-    costs = Costs({"k": 7e-6, "big": 4e-5}, {"k": 9e-6, "big": 7e-5}, sync_s, lanes, 1)
-    found = coschedule(before, costs)
+    costs = LaneCosts({"k": 7e-6, "big": 4e-5}, {"k": 9e-6, "big": 7e-5}, sync_s, lanes, 1)
+    found = schedule_sections(before, costs)
     assert_valid(before, found.program)
     assert found.together_s <= found.serial_s * (1 + 1e-12)
     assert found.together_s == pytest.approx(predicted_s(found.program.steps, costs))
@@ -179,7 +198,7 @@ def test_any_graph_keeps_its_meaning_and_never_gets_slower(before, lanes, sync_s
 
 def test_ten_thousand_steps_keep_their_meaning():
     before = wavefront(20, 500)
-    found = coschedule(before, Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 4, 1))
+    found = schedule_sections(before, LaneCosts({"k": 7e-6}, {"k": 9e-6}, 2e-6, 4, 1))
     assert_valid(before, found.program)
     assert found.runs > 9000
 
@@ -195,9 +214,9 @@ def test_a_lane_reads_weights_again_while_they_are_at_hand():
     program = program_of(steps, shape=(1 << 14,))
     weights = {n: np.zeros(1 << 14, np.float32) for n in ("W0", "R0", "W1", "R1")}
     program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
-    graph, constants = Dependencies.of(steps), large_constants(program)
+    graph, constants = Dependencies.of(steps), large_constant_per_step(program)
     by_time = sorted(range(len(steps)), key=lambda i: (i // 3 % 4, i))
-    order = by_constants(by_time, graph, constants)
+    order = order_by_constants(by_time, graph, constants)
     assert sorted(order) == list(range(len(steps)))
     seen: set[int] = set()
     for i in order:
@@ -218,12 +237,12 @@ def test_weights_that_leave_the_cache_between_steps_are_paid_for():
     assert reloaded_bytes(program, by_layer, 4 * size) == 0
     assert reloaded_bytes(program, by_layer, 2 * size) == 4 * size  # each once: the last call left others
     assert reloaded_bytes(program, by_time, 2 * size) == 12 * size
-    cold = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, kept_bytes=2 * size, reload_bytes_per_s=1e9)
-    found = coschedule(program, cold)
+    cold = LaneCosts({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, kept_bytes=2 * size, reload_bytes_per_s=1e9)
+    found = schedule_sections(program, cold)
     assert found.serial_s == pytest.approx(12 * 7e-6 + 4 * size / 1e9)
     assert_valid(program, found.program)
-    warm = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1)
-    assert coschedule(program, warm).together_s < found.together_s
+    warm = LaneCosts({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1)
+    assert schedule_sections(program, warm).together_s < found.together_s
 
 
 def test_what_passes_between_two_reads_of_a_constant():
@@ -234,7 +253,7 @@ def test_what_passes_between_two_reads_of_a_constant():
     program = program_of([*again, *rest], shape=(1024,))
     weights = {n: np.zeros(1024, np.float32) for n in names}
     program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
-    found = passing_bytes(program)
+    found = bytes_between_reads(program)
     assert found["k"] == 0, "four of its five runs follow one that read the same"
     assert found["W1"] == found["W3"] == (4 + 2) * size, "all weights, and what one step has of values"
 
@@ -246,14 +265,14 @@ def test_weights_that_fit_a_core_in_parts_alone_are_no_reason_for_lanes():
     weights = {n: np.zeros(1024, np.float32) for n in ("W0", "W1")}
     program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
     size = 4096
-    assert resident_bytes(program, steps, size / 2, 2) == (14 * size, 0)
+    assert core_cached_bytes(program, steps, size / 2, 2) == (14 * size, 0)
     lanes = [ParallelGroup((tuple(steps[:8]), tuple(steps[8:])))]
-    assert resident_bytes(program, lanes, size / 2, 2) == (0, 0)
-    assert resident_bytes(program, lanes, size, 2) == (0, 14 * size)
+    assert core_cached_bytes(program, lanes, size / 2, 2) == (0, 0)
+    assert core_cached_bytes(program, lanes, size, 2) == (0, 14 * size)
     saved = (3e-6 / size, 3e-6 / size)
-    small = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, own_bytes=size / 2, own_s_per_byte=saved)
-    found = coschedule(program, small)
+    small = LaneCosts({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, own_bytes=size / 2, own_s_per_byte=saved)
+    found = schedule_sections(program, small)
     assert found.program is program
     assert found.serial_s == pytest.approx(16 * 7e-6 - 14 * 3e-6)
-    large = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, own_bytes=size, own_s_per_byte=saved)
-    assert coschedule(program, large).together_s == pytest.approx(8 * 9e-6 + 2e-6 - 14 * 3e-6 / 2)
+    large = LaneCosts({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, own_bytes=size, own_s_per_byte=saved)
+    assert schedule_sections(program, large).together_s == pytest.approx(8 * 9e-6 + 2e-6 - 14 * 3e-6 / 2)

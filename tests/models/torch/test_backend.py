@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip i
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
 from roller.errors import RollerError  # noqa: E402
-from roller.models.torch import backend, fast_paths  # noqa: E402
+from roller.models.torch import backend, graph_rewrites  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -136,13 +136,13 @@ def test_fast_paths_compute_what_pytorch_does():
     with torch.no_grad():
         for options in ({}, {"need_weights": False}, {"average_attn_weights": False}):
             mine = [options.get("need_weights", True), options.get("average_attn_weights", True)]
-            for a, b in zip(fast_paths.attention(x, x, x, *held, None, *mine), attention(x, x, x, **options),
+            for a, b in zip(graph_rewrites.attention(x, x, x, *held, None, *mine), attention(x, x, x, **options),
                             strict=True):  # fmt: skip
                 assert (a is None) == (b is None)
                 if a is not None:
                     torch.testing.assert_close(a, b)
     with pytest.raises(RollerError, match="set_fastpath_enabled"):
-        fast_paths.attention(x, x, x, *held, torch.ones(2, 5, dtype=torch.bool))
+        graph_rewrites.attention(x, x, x, *held, torch.ones(2, 5, dtype=torch.bool))
 
 
 @pytest.mark.slow
@@ -217,10 +217,10 @@ def _raising(error):
     return raising
 
 
-@pytest.mark.parametrize("place", ["export", "_called"])
+@pytest.mark.parametrize("place", ["export_graph", "_make_graph_call"])
 @pytest.mark.parametrize("fault", [AssertionError(), KeyError("w"), TypeError("no such dtype")])
 def test_a_fault_of_its_own_leaves_the_graph_to_pytorch(monkeypatch, place, fault):
-    monkeypatch.setattr(backend, "export", lambda *_: Mock(weights=()))
+    monkeypatch.setattr(backend, "export_graph", lambda *_: Mock(weights=()))
     monkeypatch.setattr(backend, place, _raising(fault))
     words = rf"internal error \({type(fault).__name__}.*please report"
     with pytest.warns(RuntimeWarning, match=words):
@@ -230,7 +230,7 @@ def test_a_fault_of_its_own_leaves_the_graph_to_pytorch(monkeypatch, place, faul
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
 def test_whoever_stops_compiling_is_heard(monkeypatch, stop):
-    monkeypatch.setattr(backend, "export", _raising(stop))
+    monkeypatch.setattr(backend, "export_graph", _raising(stop))
     with pytest.raises(stop):
         roller_backend(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
 
@@ -267,8 +267,8 @@ def test_quotients_take_their_arguments_by_name():
                       x.clone().div_(other=y, **whole))
     )  # fmt: skip
     expected = graph(x, y)
-    fast_paths.spell_out(graph.graph)
+    graph_rewrites.replace_unsupported_calls(graph.graph)
     graph.recompile()
-    assert "divided" in graph.code
+    assert "divide" in graph.code
     for found, wanted in zip(graph(x, y), expected, strict=True):
         assert torch.equal(found, wanted)

@@ -11,10 +11,10 @@ pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pi
 
 from roller.errors import LaunchError  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
-from roller.models.torch.call import GraphCall, laid_out  # noqa: E402
-from roller.models.torch.compare import FirstCall  # noqa: E402
 from roller.models.torch.differing_operator import differing_operator  # noqa: E402
-from roller.models.torch.judge import difference  # noqa: E402
+from roller.models.torch.first_call_check import CheckedFirstCall  # noqa: E402
+from roller.models.torch.graph_call import GraphCall, with_strides  # noqa: E402
+from roller.models.torch.result_difference import describe_difference  # noqa: E402
 from tests.offenders import every  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -30,7 +30,7 @@ def fresh():
 
 def judged(mine, f, *arguments, pointwise=True):
     """Compare a result with that of a function of PyTorch."""
-    return difference([mine], [f(*arguments)], lambda *a: [f(*a)], arguments, pointwise=pointwise)
+    return describe_difference([mine], [f(*arguments)], lambda *a: [f(*a)], arguments, pointwise=pointwise)
 
 
 _X, _Y = torch.tensor([1.0, 5e6, -2.5]), torch.tensor([0.1, 0.1, 2.0])
@@ -79,7 +79,7 @@ def test_shapes_and_dtypes_are_compared():
     assert judged(x[0], lambda x: x, x) == "result 0 has shape (3,) instead of (2, 3)"
     assert judged(x.double(), lambda x: x, x) == "result 0 has dtype torch.float64 instead of torch.float32"
     assert judged(None, lambda x: x, x) == "result 0 is a tensor in only one of the two"
-    assert difference([], [x], lambda x: [x], [x], pointwise=True) == "it returns 0 results instead of 1"
+    assert describe_difference([], [x], lambda x: [x], [x], pointwise=True) == "it returns 0 results instead of 1"
 
 
 def test_products_of_long_rows_agree_in_any_order():
@@ -100,7 +100,7 @@ def test_results_are_laid_out_with_any_strides(name):
     shape, stride = STRIDES[name]
     memory = torch.arange(200.0)
     values = memory.as_strided(shape, stride) if name in ("expanded", "windows") else torch.randn(shape)
-    made = laid_out(values.contiguous(), stride)
+    made = with_strides(values.contiguous(), stride)
     assert made.stride() == stride and torch.equal(made, values)
 
 
@@ -116,9 +116,9 @@ class Call:
             raise self.results[0]
         return self.results
 
-    alone = __call__
+    run_compiled = __call__
 
-    def like(self, results, _):
+    def match_strides(self, results, _):
         return results
 
 
@@ -130,7 +130,7 @@ def first_call(f, *results, random=False):
         told.append(why)
         return graph.forward
 
-    return FirstCall(graph, call, True, left, random=random), call, told
+    return CheckedFirstCall(graph, call, True, left, random=random), call, told
 
 
 def test_a_graph_that_agrees_is_compared_once():
@@ -177,7 +177,7 @@ def test_what_others_draw_meanwhile_is_theirs():
     graph = torch.fx.symbolic_trace(lambda x: (x + 1,))
     graph.forward = f
     told = []
-    run = FirstCall(graph, Call(torch.tensor([2.0001])), True, lambda why, _: told.append(why) or f)
+    run = CheckedFirstCall(graph, Call(torch.tensor([2.0001])), True, lambda why, _: told.append(why) or f)
     torch.manual_seed(3)
     run(torch.tensor([1.0]))  # is judged, in a call of PyTorch in float64 and four with noise
     after = torch.rand(1)
@@ -188,7 +188,7 @@ def test_what_others_draw_meanwhile_is_theirs():
 
 def test_what_cannot_be_compared_is_left_to_pytorch_with_its_result():
     run, call, told = first_call(lambda x: (x + 1,), torch.tensor([2.0]))
-    call.like = lambda *_: {}["no such"]
+    call.match_strides = lambda *_: {}["no such"]
     assert run(torch.tensor([1.0]))[0].tolist() == [2] and run(torch.tensor([4.0]))[0].tolist() == [5]
     assert told == ["its first call could not be compared (KeyError)"] and call.calls == 1 and run.differs
 
@@ -219,7 +219,7 @@ def test_strides_of_a_shape_that_only_a_run_knows_are_those_of_one_call():
 
     call = graph_call(run)
     theirs = torch.arange(6).reshape(2, 3).t(), torch.ones(3, 2).t()
-    found = call.like((torch.arange(6).reshape(3, 2), torch.ones(2, 3)), theirs)
+    found = call.match_strides((torch.arange(6).reshape(3, 2), torch.ones(2, 3)), theirs)
     assert [t.stride() for t in found] == [(1, 3), (1, 2)]
     for n in (3, 5):
         whole, other = call()

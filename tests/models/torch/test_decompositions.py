@@ -11,9 +11,9 @@ pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pi
 from roller.models.torch import decompositions as lowered  # noqa: E402
 from roller.models.torch import value_checks  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
-from roller.models.torch.judge import difference  # noqa: E402
-from roller.models.torch.refusals import RefusedGraphError, refuse  # noqa: E402
-from roller.models.torch.value_checks import checked  # noqa: E402
+from roller.models.torch.result_difference import describe_difference  # noqa: E402
+from roller.models.torch.unsupported_operators import RefusedGraphError, refuse_unsupported  # noqa: E402
+from roller.models.torch.value_checks import with_value_checks  # noqa: E402
 from tests.offenders import every  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -88,7 +88,7 @@ SAME = {
 def test_decompositions_compute_what_pytorch_does(name):
     mine, theirs, *arguments = SAME[name]
     results = [mine(*arguments)], [theirs(*arguments)]
-    assert difference(*results, lambda *a: [theirs(*a)], arguments, pointwise=True) is None
+    assert describe_difference(*results, lambda *a: [theirs(*a)], arguments, pointwise=True) is None
 
 
 def test_what_the_exporter_does_right_is_left_to_it():
@@ -122,17 +122,17 @@ CHECKS = {
 
 def flag_of(graph, arguments):
     """Return what the rule of a graph's one checked operator says of arguments that PyTorch itself would raise for."""
-    (node,) = (n for n in graph.nodes if value_checks._name(n.target) in value_checks._RULES)
+    (node,) = (n for n in graph.nodes if value_checks._operator_name(n.target) in value_checks._RULES)
     names = [n.name for n in graph.nodes if n.op == "placeholder"]
     given = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: arguments[names.index(n.name)])
-    return value_checks._RULES[value_checks._name(node.target)](*given)
+    return value_checks._RULES[value_checks._operator_name(node.target)](*given)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(CHECKS))
 def test_values_that_pytorch_raises_for_are_told(name):
     f, first, right, wrong = CHECKS[name]
-    module, count = checked(exported(f, *first))
+    module, count = with_value_checks(exported(f, *first))
     assert count == 1
     for arguments in (first, *right):
         result, raised = module(*arguments)
@@ -148,8 +148,8 @@ def test_values_that_pytorch_raises_for_are_told(name):
 
 @pytest.mark.slow
 def test_divisions_that_cannot_raise_are_not_checked():
-    assert checked(exported(lambda x: (x % 2) + x // 3, PLACES)) is None
-    assert checked(exported(lambda x, y: torch.div(x, y) + x % 2.5, PLACES, PLACES)) is None
+    assert with_value_checks(exported(lambda x: (x % 2) + x // 3, PLACES)) is None
+    assert with_value_checks(exported(lambda x, y: torch.div(x, y) + x % 2.5, PLACES, PLACES)) is None
 
 
 @pytest.mark.slow
@@ -169,18 +169,18 @@ def test_complex_and_random_numbers_are_refused_by_name():
         ),
     ):
         with pytest.raises(RefusedGraphError, match=words):
-            refuse(exported(f, x).graph)
-    refuse(exported(lambda x: torch.nn.functional.pad(x, (2, 1), "circular"), x).graph)
+            refuse_unsupported(exported(f, x).graph)
+    refuse_unsupported(exported(lambda x: torch.nn.functional.pad(x, (2, 1), "circular"), x).graph)
     with pytest.raises(RefusedGraphError, match="'pad' is not exported"):
-        refuse(exported(lambda x: torch.nn.functional.pad(x, (2, -1), "circular"), x).graph)
-    refuse(exported(lambda x: torch.nn.functional.dropout(x, 0.5, False), x).graph)
+        refuse_unsupported(exported(lambda x: torch.nn.functional.pad(x, (2, -1), "circular"), x).graph)
+    refuse_unsupported(exported(lambda x: torch.nn.functional.dropout(x, 0.5, False), x).graph)
     attend = torch.nn.functional.scaled_dot_product_attention
-    refuse(exported(lambda q: attend(q, q, q), x).graph)
-    refuse(exported(torch.nn.functional.rrelu, x).graph)
+    refuse_unsupported(exported(lambda q: attend(q, q, q), x).graph)
+    refuse_unsupported(exported(torch.nn.functional.rrelu, x).graph)
     with pytest.raises(RefusedGraphError, match="'scaled_dot_product_attention' draws random"):
-        refuse(exported(lambda q: attend(q, q, q, dropout_p=0.5), x).graph)
+        refuse_unsupported(exported(lambda q: attend(q, q, q, dropout_p=0.5), x).graph)
     with pytest.raises(RefusedGraphError, match="'rrelu' draws random"):
-        refuse(exported(lambda x: torch.nn.functional.rrelu(x, training=True), x).graph)
+        refuse_unsupported(exported(lambda x: torch.nn.functional.rrelu(x, training=True), x).graph)
 
 
 def compiled(f, **options):
@@ -245,6 +245,6 @@ def test_releases_whose_modules_check_no_guards_are_taken():
     traced = exported(lambda x, y: x // y, PLACES, PLACES + 1)
     made = traced.module
     traced.module = lambda: made()
-    module, _ = checked(traced)
+    module, _ = with_value_checks(traced)
     whole, raised = module(PLACES, PLACES + 1)
     assert whole.tolist() == [0, 0] and not raised

@@ -9,7 +9,7 @@ pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pi
 
 from roller.models.torch import backend  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
-from roller.models.torch.export import _EXPORTERS, _quiet  # noqa: E402
+from roller.models.torch.export import _EXPORTERS, _silence_loggers  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -64,7 +64,7 @@ def test_exporters_are_quiet_whatever_their_levels_and_get_them_back():
     before = [log.level for log in logs]
     logs[1].setLevel(logging.INFO)
     try:
-        with _quiet(*_EXPORTERS):
+        with _silence_loggers(*_EXPORTERS):
             assert not any(log.isEnabledFor(logging.WARNING) for log in logs)
             assert all(log.isEnabledFor(logging.ERROR) for log in logs)
         assert logs[1].level == logging.INFO and [log.level for log in logs[2:]] == before[2:]
@@ -81,7 +81,7 @@ def test_a_graph_that_is_compiled_anew_to_name_an_operator_is_told_first(capsys,
         return str(len(compiled(graph, arguments)(*arguments)))
 
     monkeypatch.setattr(backend, "differing_operator", named)
-    monkeypatch.setattr("roller.models.torch.compare.difference", like)
+    monkeypatch.setattr("roller.models.torch.first_call_check.describe_difference", like)
     with pytest.warns(RuntimeWarning, match=r"results of its first call differ from PyTorch's: result 0 differs \(1\)"):
         run(deterministic=True)
     first, again = capsys.readouterr().err.splitlines()

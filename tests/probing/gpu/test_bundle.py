@@ -9,7 +9,7 @@ import roller
 from roller.backends.devices import parse
 from roller.errors import ArtifactError, LaunchError, RollerError
 from roller.probing import probes, split_by_spread
-from roller.probing.gpu.bundle import DeviceSession, create_bundle, plans, session_of_results
+from roller.probing.gpu.bundle import DeviceSession, create_bundle, probe_plans, session_from_results
 from roller.runtime import bundle as runner
 from roller.runtime.probe_bundle import ProbeBundle, run_probe_bundle
 from roller.runtime.probe_format import Contents, ProbePlan
@@ -50,7 +50,7 @@ def test_a_bundle_brings_the_numbers_of_its_device_home(name, bundles, tmp_path)
     out = tmp_path / "r.json"
     assert runner.main(["run", str(folder), "--json", str(out), "--device", f"null:{name}?noise=0.003"]) == 0
     assert not out.with_name("r.json.journal").exists()
-    session, results = session_of_results(out)
+    session, results = session_from_results(out)
     assert results["complete"] and results["kind"] == "null"
     values, doubts, failed, _ = findings(session)
     # A specification whose L2 is hardly faster than its memory has no edge to find.
@@ -78,7 +78,7 @@ def test_noise_is_refused_field_by_field(bundles, tmp_path):
     folder, _ = bundles["v100"]
     out = tmp_path / "r.json"
     run_probe_bundle(folder, out, parse("null:v100?noise=0.5"))
-    values, doubts, failed, _ = findings(session_of_results(out)[0])
+    values, doubts, failed, _ = findings(session_from_results(out)[0])
     fine, refused = split_by_spread({k: v for k, v in values.items() if k not in doubts})
     assert len(fine) <= 3 and len(refused) + len(doubts) + len(failed) >= 12
     assert "compute.ops_per_cycle_per_unit.add" in refused
@@ -91,7 +91,7 @@ def test_two_runs_in_a_row_agree(bundles, tmp_path):
     for seed in (1, 2):
         out = tmp_path / f"{seed}.json"
         run_probe_bundle(folder, out, parse(f"null:v100?noise=0.01&seed={seed}"))
-        found.append(split_by_spread(findings(session_of_results(out)[0])[0])[0])
+        found.append(split_by_spread(findings(session_from_results(out)[0])[0])[0])
     both = set(found[0]) & set(found[1])
     assert len(both) >= 20
     for path in both:
@@ -109,14 +109,14 @@ def test_one_bad_case_loses_no_other(bundles, tmp_path):
     rows = list(results["latency"].values())
     assert "expected" in rows[1]["reason"] and "the work timed was not done" in rows[1]["reason"]
     assert "past its end" in rows[2]["reason"]
-    session, _ = session_of_results(out)
+    session, _ = session_from_results(out)
     values, _, failed, remarks = findings(session)
     assert not failed and "memory_layers.shared.latency_s" in values
     assert "memory_layers.l2.latency_s" not in values and any(r.startswith("l2: wrong") for r in remarks)
 
 
 def test_a_crash_ends_the_process_and_not_the_run():
-    ask = {p.name: p for p in plans(roller.load_spec("v100"))}
+    ask = {p.name: p for p in probe_plans(roller.load_spec("v100"))}
     handle = PlanRunner(parse("null:v100?crash=1"))
     try:
         control, latency = (handle.run(ask[n], b"image") for n in ("control", "latency"))
@@ -129,7 +129,7 @@ def test_a_crash_ends_the_process_and_not_the_run():
 
 
 def test_a_case_that_hangs_is_left():
-    ask = {p.name: p for p in plans(roller.load_spec("v100"))}
+    ask = {p.name: p for p in probe_plans(roller.load_spec("v100"))}
     handle = PlanRunner(parse("null:v100?hang=0"), case_timeout_s=1.0)
     try:
         latency = list(handle.run(ask["latency"], b"image").values())
@@ -176,7 +176,7 @@ def test_refusals_name_what_is_wrong(bundles, tmp_path):
     data["results"]["control"]["launch"]["once"][0] = 1.0
     out.write_text(json.dumps(data))
     with pytest.raises(ArtifactError, match="checksum does not match"):
-        session_of_results(out)
+        session_from_results(out)
     file = next((folder / "plans").glob("l2.json"))
     text = file.read_text()
     file.write_text(text + " ")
@@ -191,8 +191,8 @@ def test_results_of_other_sources_are_refused(bundles, tmp_path, monkeypatch):
     folder, _ = bundles["v100"]
     out = tmp_path / "r.json"
     run_probe_bundle(folder, out, parse("null:v100"))
-    session, _ = session_of_results(out)
-    (plan,) = [p for p in plans(session.spec) if p.name == "control"]
+    session, _ = session_from_results(out)
+    (plan,) = [p for p in probe_plans(session.spec) if p.name == "control"]
     with pytest.raises(ArtifactError, match=r"probe 'control' was made by roller .* with other sources"):
         session.measure(replace(plan, source=plan.source + " "))
 
@@ -205,7 +205,7 @@ def test_a_device_that_is_here_is_measured_at_once():
 
 
 def test_plans_survive_the_journey():
-    for plan in plans(roller.load_spec("h200")):
+    for plan in probe_plans(roller.load_spec("h200")):
         again = ProbePlan.from_dict(json.loads(json.dumps(plan.to_dict())))
         assert again == plan and again.key == plan.key
         assert len({c.key for c in plan.cases}) == len(plan.cases)

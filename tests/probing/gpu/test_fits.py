@@ -5,9 +5,9 @@ import pytest
 
 import roller
 from roller.errors import SpecError
-from roller.probing.gpu.compute import _BANKS, _STRIDES, conflict_degree
-from roller.probing.gpu.fits import choose, edge, fit_saturation, fit_steps
-from roller.probing.gpu.memory import _RUNS, _SIZES, transactions_of
+from roller.probing.gpu.compute import _BANKS, _STRIDES, bank_conflict_degree
+from roller.probing.gpu.fits import choose_hypothesis, find_capacity_edge, fit_saturation, fit_steps
+from roller.probing.gpu.memory import _RUNS, _SIZES, transaction_count
 from roller.probing.measured import MAX_SPREAD
 from roller.templates.gpu import compute_rate_per_unit, dram_bandwidth
 from tests.offenders import every
@@ -81,26 +81,26 @@ def test_noise_widens_the_spread_beyond_what_is_written():
 
 @pytest.mark.parametrize("size", _SIZES[1:])
 def test_transaction_size_is_chosen(size):
-    counts = {s: np.array([transactions_of(r, o, s) for r, o in _RUNS], float) for s in _SIZES}
-    assert choose(noisy(1e-9 * counts[size], 0.03), counts, "transaction") == size
+    counts = {s: np.array([transaction_count(r, o, s) for r, o in _RUNS], float) for s in _SIZES}
+    assert choose_hypothesis(noisy(1e-9 * counts[size], 0.03), counts, "transaction") == size
 
 
 @every("pair", [p for p in _BANKS if p != (16, 8)])
 @every("lanes", [32, 64])
 def test_banks_are_chosen(pair, lanes):
-    counts = {p: np.array([conflict_degree(s, lanes, *p) for s in _STRIDES], float) for p in _BANKS}
-    assert choose(noisy(1e-9 * counts[pair], 0.03), counts, "banks") == pair
+    counts = {p: np.array([bank_conflict_degree(s, lanes, *p) for s in _STRIDES], float) for p in _BANKS}
+    assert choose_hypothesis(noisy(1e-9 * counts[pair], 0.03), counts, "banks") == pair
 
 
 def test_times_that_no_size_explains_are_refused():
-    counts = {s: np.array([transactions_of(r, o, s) for r, o in _RUNS], float) for s in _SIZES}
+    counts = {s: np.array([transaction_count(r, o, s) for r, o in _RUNS], float) for s in _SIZES}
     with pytest.raises(SpecError, match=r"transaction: expected one size that explains the times, got .* leaves"):
-        choose(np.array([float(r) for r, _ in _RUNS]), counts, "transaction")
+        choose_hypothesis(np.array([float(r) for r, _ in _RUNS]), counts, "transaction")
 
 
 def test_edge_of_a_cache_that_forgets_gradually():
     sizes = np.array([0.25, 0.5, 0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 3.0, 4.0, 6.0])
     hit = 1 / (1 + (sizes / 1.0) ** 12)
-    assert edge(sizes, hit * 1.0 + (1 - hit) * 2.6) == pytest.approx(1.0, rel=0.05)
+    assert find_capacity_edge(sizes, hit * 1.0 + (1 - hit) * 2.6) == pytest.approx(1.0, rel=0.05)
     with pytest.raises(SpecError, match="expected the time to rise"):
-        edge(sizes, np.ones(len(sizes)))
+        find_capacity_edge(sizes, np.ones(len(sizes)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from roller.emulator import emulate
-from roller.probing.gpu.reference import reference_of
+from roller.probing.gpu.reference import kernel_reference
 from roller.runtime.probe_format import CHECK_STEPS
 from tests.builds import builds_folder
 from tests.emulator.snippets import artifact
@@ -68,7 +68,7 @@ def test_kernel_leaves_what_its_work_gives(name, key, built):
     np.testing.assert_allclose(out[words], values, rtol=case.tolerance, atol=case.tolerance)
     if case.entry != "copy":  # every thread, not only those that a device's run is held to
         threads = np.arange(case.threads)
-        want = reference_of(case, plan.inputs[case.input])(CHECK_STEPS, case, plan.inputs[case.input], threads)
+        want = kernel_reference(case, plan.inputs[case.input])(CHECK_STEPS, case, plan.inputs[case.input], threads)
         np.testing.assert_allclose(out[: case.threads], want, rtol=case.tolerance, atol=case.tolerance)
     else:
         copied = CHECK_STEPS * 16 * case.threads

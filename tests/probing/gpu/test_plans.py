@@ -3,9 +3,9 @@
 import pytest
 
 import roller
-from roller.backends.cuda.bench import BUDGET_S, TARGET_S, WINDOWS
+from roller.backends.cuda.probe_bench import BUDGET_S, TARGET_S, WINDOWS
 from roller.hardware import list_specs
-from roller.probing.gpu.bundle import plans
+from roller.probing.gpu.bundle import probe_plans
 from roller.probing.gpu.memory import dram_plan, transactions_plan
 from tests.offenders import every
 from tests.probing.gpu.tiny import tiny
@@ -16,7 +16,7 @@ IDS = [f"{s.name}-{s.units}" for s in SPECS]
 
 @pytest.mark.parametrize("spec", SPECS, ids=IDS)
 def test_all_probes_end_within_the_time_a_person_waits(spec):
-    cases = [c for p in plans(spec) for c in p.cases]
+    cases = [c for p in probe_plans(spec) for c in p.cases]
     # Runs of n and 2n steps; what the first guess and the budget add at most.
     assert len(cases) * max(BUDGET_S, 3 * TARGET_S * WINDOWS) <= 45.0
     for case in cases:
@@ -26,7 +26,7 @@ def test_all_probes_end_within_the_time_a_person_waits(spec):
 
 @pytest.mark.parametrize("spec", SPECS, ids=IDS)
 def test_launches_and_buffers_are_within_the_limits(spec):
-    for plan in plans(spec):
+    for plan in probe_plans(spec):
         held = 4 * (sum(c.words for c in plan.inputs) + plan.output_words)
         assert held <= spec.layer("global").capacity_bytes // 2, plan.name
         for case in plan.cases:

@@ -10,8 +10,8 @@ import pytest
 
 from roller.backends.cuda import toolchain as cuda
 from roller.backends.rocm import toolchain as rocm
-from roller.probing import microbench_folder, probes, statement_of
-from roller.probing.gpu.planning import source_of
+from roller.probing import microbench_folder, probes, read_statement
+from roller.probing.gpu.planning import read_probe_source
 from roller.targets import LANGUAGES
 from tests.probing.gpu.tiny import entries_of
 
@@ -63,7 +63,7 @@ def holds(codes, wanted):
 def ptx_loops(name, arch):
     """Return per kernel the opcodes of its last loop."""
     out = {}
-    for part in cuda.to_ptx(source_of(name), arch, OPTIONS["cuda"]).split(".entry ")[1:]:
+    for part in cuda.to_ptx(read_probe_source(name), arch, OPTIONS["cuda"]).split(".entry ")[1:]:
         found = loops_of(part, r"(\$L\w+):", r"\bbra(?:\.uni)?\s+(\$L\w+);")
         codes = (re.match(r"[{\s]*(?:@!?%p\d+\s+)?([a-z][\w.:]*)", line) for line in (found[-1] if found else []))
         out[part.partition("(")[0]] = [c[1] for c in codes if c]
@@ -72,10 +72,10 @@ def ptx_loops(name, arch):
 
 def test_every_probe_states_what_it_measures():
     for name in NAMES:
-        said = statement_of(microbench_folder() / "gpu" / f"{name}.cu")
+        said = read_statement(microbench_folder() / "gpu" / f"{name}.cu")
         assert all(len(s) > 60 for s in (said.measures, said.spoiled_by, said.proof)), name
     for probe in probes("gpu"):
-        said = statement_of(microbench_folder() / probe.source).measures
+        said = read_statement(microbench_folder() / probe.source).measures
         for field in probe.fields:
             last = f"{field.split('.')[2]}.*" if "matrix" in field else field.rpartition(".")[2]
             assert last in said, f"{probe.source} does not name {field}"
@@ -86,10 +86,10 @@ def test_every_probe_states_what_it_measures():
 @pytest.mark.parametrize("arch", ["sm_70", "sm_80", "sm_90"])
 @pytest.mark.parametrize("name", COMMON_NAMES)
 def test_cuda_builds_without_spills(name, arch):
-    image, log = cuda.compile_source(source_of(name), arch, OPTIONS["cuda"])
+    image, log = cuda.compile_source(read_probe_source(name), arch, OPTIONS["cuda"])
     found = cuda.kernel_resources(log)
     later = {"matrix_bfloat16", "matrix_int8"} if arch == "sm_70" else set()
-    assert set(found) == set(entries_of(source_of(name))) - later
+    assert set(found) == set(entries_of(read_probe_source(name))) - later
     assert image[:4] == b"\x7fELF"
     for entry, used in found.items():
         assert used["spill_bytes"] == 0, entry
@@ -99,7 +99,7 @@ def test_cuda_builds_without_spills(name, arch):
 
 @needs_cuda
 def test_products_of_warp_groups_build_without_spills_or_waits_between_them():
-    source = source_of("group_matrix")
+    source = read_probe_source("group_matrix")
     _, log = cuda.compile_source(source, "sm_90a", OPTIONS["cuda"])
     found = cuda.kernel_resources(log)
     assert set(found) == set(entries_of(source)) == {"group_matrix_float16", "group_matrix_bfloat16"}
@@ -115,9 +115,9 @@ def test_products_of_warp_groups_build_without_spills_or_waits_between_them():
 @pytest.mark.parametrize("arch", ["gfx906", "gfx90a"])
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("matrix", "group_matrix")])
 def test_hip_builds_without_spills(name, arch):
-    image, log = rocm.compile_source(source_of(name), arch, OPTIONS["hip"])
+    image, log = rocm.compile_source(read_probe_source(name), arch, OPTIONS["hip"])
     found = rocm.kernel_resources(log)
-    expected = set() if (name, arch) == ("matrix_cdna", "gfx906") else set(entries_of(source_of(name)))
+    expected = set() if (name, arch) == ("matrix_cdna", "gfx906") else set(entries_of(read_probe_source(name)))
     assert set(found) == expected and image
     assert all(used["spill_bytes"] == 0 for used in found.values())
 
@@ -128,7 +128,7 @@ def test_hip_builds_without_spills(name, arch):
 def test_loops_hold_the_instruction_meant(name, arch):
     loops = ptx_loops(name, arch)
     later = {"matrix_bfloat16", "matrix_int8"} if arch == "sm_70" else set()
-    assert set(loops) == set(entries_of(source_of(name))) - later
+    assert set(loops) == set(entries_of(read_probe_source(name))) - later
     for entry, codes in loops.items():
         assert holds(codes, LOOPS[entry]), f"{entry}: {collections.Counter(codes)}"
 
@@ -154,13 +154,13 @@ GCN = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("matrix", "group_matrix")])
 def test_loops_of_hip_hold_the_instruction_meant(name, tmp_path):
-    (tmp_path / "k.hip.cpp").write_text(source_of(name))
-    command = [rocm.find(), "--offload-arch=gfx90a", "--cuda-device-only", "-S", "-O3", "-w", *OPTIONS["hip"]]
+    (tmp_path / "k.hip.cpp").write_text(read_probe_source(name))
+    command = [rocm.find_hipcc(), "--offload-arch=gfx90a", "--cuda-device-only", "-S", "-O3", "-w", *OPTIONS["hip"]]
     environment = {**os.environ, "HIP_PLATFORM": "amd", "TMPDIR": str(tmp_path)}
     subprocess.run([*command, "k.hip.cpp", "-o", "k.s"], cwd=tmp_path, env=environment, check=True)
     text = (tmp_path / "k.s").read_text()
     parts = re.split(r"\n(?=\w+:\s+; @)", text)[1:]
-    assert len(parts) == len(entries_of(source_of(name)))
+    assert len(parts) == len(entries_of(read_probe_source(name)))
     for part in parts:
         entry = part.partition(":")[0]
         found = loops_of(part.split(".Lfunc_end")[0], r"(\.LBB\w+):", r"s_c?branch\w*\s+(\.LBB\w+)")
@@ -187,7 +187,7 @@ SASS = {
 @pytest.mark.parametrize("name", COMMON_NAMES)
 def test_machine_code_holds_the_instruction_meant(name, tmp_path):
     image = tmp_path / "image.cubin"
-    image.write_bytes(cuda.compile_source(source_of(name), "sm_80", OPTIONS["cuda"])[0])
+    image.write_bytes(cuda.compile_source(read_probe_source(name), "sm_80", OPTIONS["cuda"])[0])
     text = subprocess.run(["nvdisasm", "-c", str(image)], capture_output=True, text=True, check=True).stdout
     for part in re.split(r"\n(?=\.text\.)", text)[1:]:
         entry = re.match(r"\.text\.(\w+)", part)[1]

@@ -6,7 +6,7 @@ import pytest
 
 from roller.backends.devices import DeviceProperties
 from roller.hardware import list_specs, load_spec
-from roller.probing.gpu.stated import as_stated, base_of
+from roller.probing.gpu.driver_numbers import choose_base_spec, with_driver_numbers
 from tests.offenders import every
 
 SPECS = [s for s in map(load_spec, list_specs()) if s.kind == "gpu"]
@@ -21,7 +21,7 @@ def device(arch, unit=65536, block=None, static=49152, units=40):
 
 
 def started(properties, specs=SPECS):
-    return as_stated(base_of(properties, specs), properties)
+    return with_driver_numbers(choose_base_spec(properties, specs), properties)
 
 
 @every(
@@ -30,7 +30,7 @@ def started(properties, specs=SPECS):
      ("gfx907", "mi50"), ("gfx940", "mi210"), ("gfx950", "mi300x")],
 )  # fmt: skip
 def test_a_base_is_older_even_where_a_newer_one_is_as_near(arch, older):
-    spec = base_of(device(arch), SPECS)
+    spec = choose_base_spec(device(arch), SPECS)
     assert spec.description.endswith(f"starting from {older}")
     assert spec.target["arch"] == arch
 
@@ -49,7 +49,7 @@ def test_instructions_of_one_architecture_stay_there(arch):
     spec = started(device(arch, 233472, 232448))
     assert spec.fragments
     assert not [f for f in spec.fragments if f.arch]
-    h100 = base_of(device("sm_90", 233472, 232448, units=132), SPECS)
+    h100 = choose_base_spec(device("sm_90", 233472, 232448, units=132), SPECS)
     assert "sm_90a" in {f.arch for f in h100.fragments}
 
 

@@ -28,7 +28,7 @@ from roller.tile import RProgram
 from roller.tile.geometry import Geometry
 
 if TYPE_CHECKING:
-    from roller.templates.gpu.emit.general import Numbers, OwnCode
+    from roller.templates.gpu.emit.size_arguments import CodeForSizes, CodeNumbers
 
 #: Log level for a kernel that is not used at some sizes, which other kernels support.
 UNUSED = logging.DEBUG
@@ -45,7 +45,7 @@ class GpuProgram(SymbolicProgram):
     #: Whether rows of variable length are copied element by element: one code for any length, not only for multiples of
     #: a vector.
     scalar: bool = False
-    _own: dict[tuple[int, ...], OwnCode | str] = field(default_factory=dict, compare=False, repr=False)
+    _own: dict[tuple[int, ...], CodeForSizes | str] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, sizes: Sizes) -> RProgram:
         """Return the program at the given sizes: the same tiles, but whole windows if threads slide over them."""
@@ -67,7 +67,7 @@ class GpuProgram(SymbolicProgram):
                 p.split_k, p.stages, p.raster, p.fragment, p.matrix_axes, self.scalar, id(self.form))  # fmt: skip
 
     @property
-    def with_scalar(self) -> list[GpuProgram]:
+    def with_scalar_variant(self) -> list[GpuProgram]:
         """The program, and its variant without vector accesses along rows of variable length."""
         expr, varying = self.program.expr, set(self.open_axes)
         ends = [load.index[-1].axes for s in expr.stages for load in s.loads if load.index]
@@ -78,9 +78,9 @@ class GpuProgram(SymbolicProgram):
         program = replace(self.program, vector_elements=1) if plain else self.program
         return [self, GpuProgram(program, self.form, self.sizes, scalar=True)]
 
-    def own(self, sizes: Sizes, spec: DeviceSpec) -> OwnCode | str:
+    def own(self, sizes: Sizes, spec: DeviceSpec) -> CodeForSizes | str:
         """Return the program's code for the given sizes, or the reason why it has none."""
-        from roller.templates.gpu.emit.general import OwnCode
+        from roller.templates.gpu.emit.size_arguments import CodeForSizes
 
         key = tuple(sizes.values())
         if key not in self._own:
@@ -90,12 +90,12 @@ class GpuProgram(SymbolicProgram):
                 program = self.at(sizes)
                 spec.traits.module_for("templates", "checks").check_program(program, Geometry.of(program.expr), spec)
                 generation = target_for(spec).generation()
-                self._own[key] = OwnCode(generation.unlowered_for(program, spec, scalar=self.scalar))
+                self._own[key] = CodeForSizes(generation.unlowered_for(program, spec, scalar=self.scalar))
             except RollerError as err:
                 self._own[key] = str(err)
         return self._own[key]
 
-    def owns(self, several: Sequence[Sizes], spec: DeviceSpec) -> list[OwnCode | str]:
+    def codes_at(self, several: Sequence[Sizes], spec: DeviceSpec) -> list[CodeForSizes | str]:
         """Return the program's code for several sizes, each generated only once even if the cache evicts it."""
         kept = {key: self._own[key] for p in several if (key := tuple(p.values())) in self._own}
         return [kept[key] if (key := tuple(p.values())) in kept else self.own(p, spec) for p in several]
@@ -107,7 +107,7 @@ class GpuKernel:
 
     program: GpuProgram
     artifact: KernelArtifact  #: Artifact with the numbers of one of the sizes
-    numbers: Numbers  #: The numbers in the code that are passed as arguments
+    numbers: CodeNumbers  #: The numbers in the code that are passed as arguments
     code: str  #: Digest of the code without these numbers
     spec: DeviceSpec
 
@@ -168,12 +168,12 @@ def fault(kernel: GpuKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceS
 
 
 def build(
-    program: GpuProgram, codes: Sequence[OwnCode], sizes: Sizes, expression: TensorExpr, spec: DeviceSpec
+    program: GpuProgram, codes: Sequence[CodeForSizes], sizes: Sizes, expression: TensorExpr, spec: DeviceSpec
 ) -> GpuKernel:
     """Return the kernel for versions of a program's code that differ only in numbers; do not compile its source."""
-    from roller.templates.gpu.emit.general import generalised
+    from roller.templates.gpu.emit.size_arguments import generalise_code
 
-    code, numbers = generalised(codes)
+    code, numbers = generalise_code(codes)
     made = program.at(sizes)
     artifact = target_for(spec).generation().lowered_for(code, made, expression, spec)
     packing = set(artifact.prepare.arguments) & set(numbers.names) if artifact.prepare is not None else ()
@@ -184,12 +184,12 @@ def build(
         )
     estimate = pricing.estimate_program(made, spec).to_dict()
     alone = target_for(spec).generation().lowered_for(codes[0].code, made, expression, spec)
-    if _vectors(artifact) < _vectors(alone):
+    if _count_vector_accesses(artifact) < _count_vector_accesses(alone):
         raise BuildError(f"{expression.name}: a kernel of a range: expected the vectors of one shape's, got fewer.")
     kernel = GpuKernel(program, replace(artifact, estimate=estimate), numbers, codes[0].digest, spec)
     return replace(kernel, artifact=kernel.at(sizes, expression))
 
 
-def _vectors(artifact: KernelArtifact) -> int:
+def _count_vector_accesses(artifact: KernelArtifact) -> int:
     """Return the number of vector accesses in a source, which TVM emits if it knows the alignment."""
     return len(_VECTOR.findall(artifact.source))

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.extents import Extents
-from roller.compiler.dynamic.families import fewest, shortlist
+from roller.compiler.dynamic.dynamic_axes import DynamicAxes
+from roller.compiler.dynamic.families import choose_fewest_rows, shortlist_rows
 from roller.compiler.dynamic.gpu.programs import MOST_KEPT, GpuKernel, GpuProgram, build, predicted
 from roller.compiler.dynamic.kernel_choice import PricedKernel
 from roller.compiler.dynamic.search_request import search_request
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
-from roller.compiler.dynamic.symbolic_search import MOST, Search, SearchRequest, constructed
-from roller.construction.constructor import target_units
+from roller.compiler.dynamic.symbolic_search import MOST, Search, SearchRequest, construct_symbolic_programs
+from roller.construction.constructor import share_of_device
 from roller.errors import NoCandidateError, RollerError, counted
 from roller.hardware import DeviceSpec
 from roller.targets import target_for
@@ -44,7 +44,7 @@ _ALL = 48
 
 
 @dataclass
-class _Codes:
+class _CodeKinds:
     """The kinds of programs' code, by size."""
 
     s: Search
@@ -92,7 +92,7 @@ class _Codes:
         """Return the kind of a program's generated code at the given sizes; empty if there is none."""
         mine, key = self.known.setdefault(row, {}), tuple(sizes.values())
         if key not in mine:
-            own = _program(self.s, row).own(sizes, self.spec)
+            own = _gpu_program(self.s, row).own(sizes, self.spec)
             mine[key] = sizes, "" if isinstance(own, str) else own.digest
         return mine[key][1]
 
@@ -100,9 +100,9 @@ class _Codes:
         """Return the kernel of a kind, or ``None`` if it cannot be built."""
         if kind not in self.built:
             row, code = kind
-            program = _program(self.s, row)
-            mine = _some([p for p, digest in self.known[row].values() if digest == code], MOST_KEPT)
-            several = [own for own in program.owns(mine, self.spec) if not isinstance(own, str)]
+            program = _gpu_program(self.s, row)
+            mine = _pick_sizes([p for p, digest in self.known[row].values() if digest == code], MOST_KEPT)
+            several = [own for own in program.codes_at(mine, self.spec) if not isinstance(own, str)]
             try:
                 self.built[kind] = build(
                     program, several, mine[0], self.s.question.own.expression.at(mine[0]), self.spec
@@ -114,68 +114,68 @@ class _Codes:
         return self.built[kind]
 
 
-def _program(s: Search, row: int) -> GpuProgram:
+def _gpu_program(s: Search, row: int) -> GpuProgram:
     program = s.families[row]
     assert isinstance(program, GpuProgram)
     return program
 
 
-def _offered(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[GpuProgram]:
-    return GpuProgram(program, form, sizes).with_scalar
+def _offer_programs(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[GpuProgram]:
+    return GpuProgram(program, form, sizes).with_scalar_variant
 
 
-def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions) -> Search:
-    places = q.own.box.compared(_PLACES)
-    several, found = constructed(q, places, spec, options, _EACH, _offered)
+def _construct_and_price(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions) -> Search:
+    places = q.own.box.sample_sizes(_PLACES)
+    several, found = construct_symbolic_programs(q, places, spec, options, _EACH, _offer_programs)
     costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
     best = np.minimum([found[tuple(p.values())] for p in places], costs.min(axis=0, initial=np.inf))
     return Search(q, list(several), places, costs, best)
 
 
-def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> SymbolicRange:
+def compile_range(varies: DynamicAxes, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> SymbolicRange:
     """Compile an expression for all extents of some axes on a GPU, which may be absent."""
-    share = target_units(spec, options)
-    s = _constructed(search_request(varies, options), share, replace(options, units=None))
+    share = share_of_device(spec, options)
+    s = _construct_and_price(search_request(varies, options), share, replace(options, units=None))
     if not s.families:
         raise NoCandidateError(
             f"{varies.expr.name}: shapes: expected programs whose forms all sizes have, got none. "
             "Compile for each extent."
         )
     target_for(spec).prepare()
-    codes = _Codes(s, share, _some(s.places, _FEW))
+    codes = _CodeKinds(s, share, _pick_sizes(s.places, _FEW))
     judged: list[PricedKernel] = []
-    if all(codes.is_single(row) for row in fewest(s.costs, s.best, MOST)):
+    if all(codes.is_single(row) for row in choose_fewest_rows(s.costs, s.best, MOST)):
         made_for = list(s.places)
-        _look_at(s, list(itertools.islice(varies.box.points(5), _PRICED)), share)
-        judged = _nearest(codes)
+        _add_sample_sizes(s, list(itertools.islice(varies.box.random_sizes(5), _PRICED)), share)
+        judged = _choose_nearest_kernels(codes)
         if not judged:
-            _only(s, made_for)
+            _restrict_sample_sizes(s, made_for)
     if not judged:
-        _look_at(s, _further(varies.box), share)
-        judged = _covering(codes)
+        _add_sample_sizes(s, _further_sample_sizes(varies.box), share)
+        judged = _choose_covering_kernels(codes)
     return SymbolicRange(varies, s.question.own.expression, judged, s.best, share, reachable=reachable)
 
 
-def _nearest(codes: _Codes) -> list[PricedKernel]:
+def _choose_nearest_kernels(codes: _CodeKinds) -> list[PricedKernel]:
     """Return the kernels closest to the best if each program has one kind of code; otherwise none."""
     s = codes.s
-    rows = fewest(s.costs, s.best, MOST)
+    rows = choose_fewest_rows(s.costs, s.best, MOST)
     _LOG.info("%s: writing %s for a range", s.question.name, counted(len(rows), "program"))
     if not all(codes.is_single(row) for row in rows):
         return []
     several = [(row, codes.build((row, codes.digest(row, codes.few[0])))) for row in rows]
     found = [PricedKernel(k, tuple(s.places), s.costs[row], {}) for row, k in several if k is not None]
-    return [] if len(found) < len(several) or _lacking(s.question.own.box, 0, found) else found
+    return [] if len(found) < len(several) or _sizes_without_code(s.question.own.box, 0, found) else found
 
 
-def _covering(codes: _Codes) -> list[PricedKernel]:
+def _choose_covering_kernels(codes: _CodeKinds) -> list[PricedKernel]:
     """Return near-best kernels with code for all sample sizes."""
     s = codes.s
     # Sizes found to have no code become sample sizes, so that the last choice has code for them.
-    rows = shortlist(s.costs, s.best, MOST, _WRITTEN)
+    rows = shortlist_rows(s.costs, s.best, MOST, _WRITTEN)
     for n in range(_ROUNDS + 1):
-        found = _chosen(codes, rows)
-        lacking = _lacking(s.question.own.box, n, found)
+        found = _choose_kernels(codes, rows)
+        lacking = _sizes_without_code(s.question.own.box, n, found)
         if not lacking:
             break
         if n == _ROUNDS:
@@ -184,17 +184,17 @@ def _covering(codes: _Codes) -> list[PricedKernel]:
                 "each of them.", s.question.name, lacking[0],
             )  # fmt: skip
             break
-        _look_at(s, lacking, codes.spec)
+        _add_sample_sizes(s, lacking, codes.spec)
         codes.forget(rows, lacking)
     return found
 
 
-def _chosen(codes: _Codes, rows: Sequence[int]) -> list[PricedKernel]:
+def _choose_kernels(codes: _CodeKinds, rows: Sequence[int]) -> list[PricedKernel]:
     s = codes.s
     while True:
         kinds = codes.kinds(rows)
         costs = codes.costs(kinds)
-        taken = fewest(costs, costs.min(axis=0, initial=np.inf), MOST) if kinds else []
+        taken = choose_fewest_rows(costs, costs.min(axis=0, initial=np.inf), MOST) if kinds else []
         least = costs[taken].min(axis=0, initial=np.inf)
         if np.isinf(least).any():
             lacking = [dict(p) for p, x in zip(s.places, least, strict=True) if np.isinf(x)]
@@ -209,14 +209,14 @@ def _chosen(codes: _Codes, rows: Sequence[int]) -> list[PricedKernel]:
             return found
 
 
-def _some(places: Sequence[Sizes], count: int) -> list[Sizes]:
+def _pick_sizes(places: Sequence[Sizes], count: int) -> list[Sizes]:
     ordered = sorted(places, key=lambda p: math.prod(p.values()))
     if len(ordered) <= count:
         return ordered
     return [ordered[n] for n in sorted({round(k * (len(ordered) - 1) / (count - 1)) for k in range(count)})]
 
 
-def _look_at(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
+def _add_sample_sizes(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
     known = {tuple(p.values()) for p in s.places}
     more = [p for key, p in {tuple(p.values()): p for p in places}.items() if key not in known]
     if not more:
@@ -227,16 +227,16 @@ def _look_at(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
     s.best = np.concatenate([s.best, costs.min(axis=0, initial=np.inf)])
 
 
-def _only(s: Search, places: Sequence[Sizes]) -> None:
+def _restrict_sample_sizes(s: Search, places: Sequence[Sizes]) -> None:
     wanted = {tuple(p.values()) for p in places}
     columns = [n for n, p in enumerate(s.places) if tuple(p.values()) in wanted]
     s.places, s.costs, s.best = [s.places[n] for n in columns], s.costs[:, columns], s.best[columns]
 
 
-def _further(box: Box) -> list[dict[str, int]]:
+def _further_sample_sizes(box: Box) -> list[dict[str, int]]:
     """Return further sizes for code generation, with various remainders modulo the vector lengths."""
     found: dict[tuple[int, ...], dict[str, int]] = {}
-    for sizes, rest in zip(box.points(5), itertools.islice(itertools.cycle(_RESTS), _MORE), strict=False):
+    for sizes, rest in zip(box.random_sizes(5), itertools.islice(itertools.cycle(_RESTS), _MORE), strict=False):
         for n in range(len(sizes)):  # along each axis, and along all axes
             more = {name: rest if k >= n else 0 for k, name in enumerate(sizes)}
             p = {n: min(box.ends[n][1], max(box.ends[n][0], x // 8 * 8 + more[n])) for n, x in sizes.items()}
@@ -244,9 +244,9 @@ def _further(box: Box) -> list[dict[str, int]]:
     return list(found.values())
 
 
-def _lacking(box: Box, seed: int, found: Sequence[PricedKernel]) -> list[dict[str, int]]:
+def _sizes_without_code(box: Box, seed: int, found: Sequence[PricedKernel]) -> list[dict[str, int]]:
     """Return sample sizes, random and smallest, for which no kernel has code."""
-    tried: list[dict[str, int]] = list(itertools.islice(box.points(31 + seed), _TRIED))
+    tried: list[dict[str, int]] = list(itertools.islice(box.random_sizes(31 + seed), _TRIED))
     tried += [{n: min(high, low + seed * 3 + k) for n, (low, high) in box.ends.items()} for k in range(3)]
     if math.prod(high - low + 1 for low, high in box.ends.values()) <= _ALL:
         several = itertools.product(*(range(low, high + 1) for low, high in box.ends.values()))

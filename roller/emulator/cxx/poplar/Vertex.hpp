@@ -27,7 +27,7 @@ typedef emul::Narrow<emul::Fp16> half;
 
 namespace roller_steps {
 
-// Mirror of roller.emulator.bsp.FieldStruct.
+// Mirror of roller.emulator.codelet_emulator.FieldStruct.
 struct Field {
   void* data;
   uint8_t* held;

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.insight.cost.compiled.compiled_step import compiled_trace
-from roller.insight.cost.compiled.generated_kernels import Emitted, compile_graph
-from roller.insight.cost.compiled.loop_nodes import Builder
-from roller.insight.cost.compiled.selection import Selection, launches_with_others, selection_of
+from roller.insight.cost.compiled.compile_selection import (
+    CompileSelection,
+    captured_launch_predicate,
+    selection_from_trace,
+)
+from roller.insight.cost.compiled.compiled_step import compile_trace
+from roller.insight.cost.compiled.generated_kernels import CompiledOperator, compile_graph
+from roller.insight.cost.compiled.loop_nodes import NodeBuilder
 from roller.insight.trace.trace import Operator, Trace
 
-__all__ = ["Selection", "compiled_operators", "compiled_trace", "launches_with_others", "selection_of", "trace_as_run"]
+__all__ = [
+    "CompileSelection",
+    "compile_operators",
+    "compile_trace",
+    "captured_launch_predicate",
+    "selection_from_trace",
+    "apply_policy_to_trace",
+]
 
 
-def trace_as_run(trace: Trace, policy: str = "library", *, on_gpu: bool = True) -> Trace:
+def apply_policy_to_trace(trace: Trace, policy: str = "library", *, on_gpu: bool = True) -> Trace:
     """Return a trace as it runs under a policy."""
     # ``compiled`` compiles the whole step, ``library`` compiles the parts that the step itself compiles, and ``roller``
     # compiles nothing. The compiler's code for CPUs is not described.
-    own = selection_of(trace)
+    own = selection_from_trace(trace)
     if trace.options.get("is_compiled") or not on_gpu or not (policy == "compiled" or (policy == "library" and own)):
         return trace
-    return compiled_trace(trace, Selection(mode=own.mode) if policy == "compiled" and own else own)
+    return compile_trace(trace, CompileSelection(mode=own.mode) if policy == "compiled" and own else own)
 
 
-def compiled_operators(operators: Sequence[Operator]) -> list[Emitted]:
+def compile_operators(operators: Sequence[Operator]) -> list[CompiledOperator]:
     """Return the operators that replace the operators of a forward and its backward, in unchanged memory formats."""
     taken = max((t.storage for o in operators for t in (*o.inputs, *o.outputs)), default=0)
-    return compile_graph(operators, Builder(1 + taken), lambda _: "")
+    return compile_graph(operators, NodeBuilder(1 + taken), lambda _: "")

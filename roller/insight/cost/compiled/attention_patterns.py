@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from roller.insight.cost.gpu import is_view
-from roller.insight.cost.gpu.operator_view import View, element_count
+from roller.insight.cost.gpu import returns_only_views
+from roller.insight.cost.gpu.operator_view import OperatorView, element_count
 from roller.insight.cost.library_settings import DEFAULT_TF32
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
@@ -23,29 +23,29 @@ _CAREFUL_RELEASE = TorchRelease(2, 8)
 _SCALES, _CASTS = frozenset({"aten.div", "aten.mul"}), frozenset({"aten._to_copy", "aten.clone"})
 
 
-def fusible_dtypes(trace: Trace) -> frozenset[str]:
+def fusible_attention_dtypes(trace: Trace) -> frozenset[str]:
     """Return the dtypes whose written-out attention is fused by the compiler of a trace's PyTorch release."""
     release = TorchRelease.parse(trace.options.get("torch_release"))
     rounds = "product" in trace.options.get("tf32", DEFAULT_TF32)
     return frozenset({"float16", "bfloat16"} | ({"float32"} if rounds or release < _CAREFUL_RELEASE else set()))
 
 
-def with_fused_attention(
+def fuse_attention(
     operators: Sequence[Operator], dtypes: Collection[str], graph_of: Callable[[Operator], str | None]
 ) -> list[Operator]:
     """Return operators with each written-out attention replaced by a fused operator."""
-    graph = _Graph(operators, graph_of)
+    graph = _StorageUsers(operators, graph_of)
     found: dict[int, Operator] = {}
     gone: set[int] = set()
     for place, operator in enumerate(operators):
-        match = _match(graph, place, operator) if operator.name == "aten._softmax.default" else None
-        if match is not None and match.query.dtype in dtypes and graph.is_one(match.places):
+        match = _match_attention(graph, place, operator) if operator.name == "aten._softmax.default" else None
+        if match is not None and match.query.dtype in dtypes and graph.is_in_one_graph(match.places):
             found[match.last] = match.operator(operators[match.last])
             gone |= match.places
     return [found.get(n, o) for n, o in enumerate(operators) if n in found or n not in gone]
 
 
-class _Graph:
+class _StorageUsers:
     """Writers and readers of each storage; views read nothing."""
 
     def __init__(self, operators: Sequence[Operator], graph_of: Callable[[Operator], str | None]) -> None:
@@ -53,8 +53,8 @@ class _Graph:
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.writers: dict[int, list[int]] = defaultdict(list)
         for place, operator in enumerate(operators):
-            view = View(operator)
-            if is_view(view):
+            view = OperatorView(operator)
+            if returns_only_views(view):
                 continue
             for storage in {t.storage for t in operator.inputs}:
                 self.readers[storage].append(place)
@@ -62,11 +62,11 @@ class _Graph:
                 for storage in {t.storage for t in operator.outputs}:
                     self.writers[storage].append(place)
 
-    def is_one(self, places: Collection[int]) -> bool:
+    def is_in_one_graph(self, places: Collection[int]) -> bool:
         """Return whether all operators belong to one graph."""
         return len({self.graph_of(self.operators[n]) for n in places}) == 1
 
-    def writer(self, record: TensorRecord) -> int | None:
+    def only_writer(self, record: TensorRecord) -> int | None:
         """Return the only operator that writes a tensor; ``None`` if none or several do."""
         found = self.writers.get(record.storage, ())
         return found[0] if len(found) == 1 else None
@@ -78,11 +78,11 @@ class _Graph:
 
     def packet(self, place: int) -> str:
         """Return the name of an operator without its overload."""
-        return View(self.operators[place]).packet
+        return OperatorView(self.operators[place]).packet
 
 
 @dataclass(frozen=True)
-class _Match:
+class _AttentionMatch:
     """Operators of an attention, and its operands in the layout ``(batch, heads, length, depth)``."""
 
     last: int
@@ -110,34 +110,36 @@ class _Match:
         )  # fmt: skip
 
 
-def _match(graph: _Graph, place: int, softmax: Operator) -> _Match | None:
+def _match_attention(graph: _StorageUsers, place: int, softmax: Operator) -> _AttentionMatch | None:
     """Return the attention around a softmax over its last dimension; ``None`` if there is none."""
     x = softmax.inputs[0]
     if len(x.shape) != 4 or int(softmax.arguments.get("dim", -1)) % 4 != 3:
         return None
-    before = _before(graph, place)
-    after = _after(graph, place)
+    before = _find_score_product(graph, place)
+    after = _find_value_product(graph, place)
     if before is None or after is None:
         return None
     first, mask, others = before
     last, more = after
     places = {first, place, last, *others, *more}
     scores, result = graph.operators[first], graph.operators[last]
-    operands = [_operand(graph, t, x.shape[:2], places) for t in (*scores.inputs[:2], result.inputs[1])]
+    operands = [
+        _operand_in_four_dimensions(graph, t, x.shape[:2], places) for t in (*scores.inputs[:2], result.inputs[1])
+    ]
     if any(t is None for t in operands):
         return None
     query, key, value = (t for t in operands if t is not None)
     key = replace(key, shape=(*key.shape[:2], key.shape[3], key.shape[2]), stride=(*key.stride[:2], *key.stride[:1:-1]))
-    return _Match(last, places, query, key, value, mask)
+    return _AttentionMatch(last, places, query, key, value, mask)
 
 
-def _before(graph: _Graph, place: int) -> tuple[int, TensorRecord | None, set[int]] | None:
+def _find_score_product(graph: _StorageUsers, place: int) -> tuple[int, TensorRecord | None, set[int]] | None:
     """Return the product of queries and keys before a softmax, the mask, and the operators between them."""
     mask: TensorRecord | None = None
     between: set[int] = set()
     record = graph.operators[place].inputs[0]
     while True:
-        at = graph.writer(record)
+        at = graph.only_writer(record)
         if at is None or graph.only_reader(record) is None:
             return None
         operator, packet = graph.operators[at], graph.packet(at)
@@ -146,7 +148,7 @@ def _before(graph: _Graph, place: int) -> tuple[int, TensorRecord | None, set[in
         large = [t for t in operator.inputs if element_count(t) == element_count(record)]
         if packet == "aten.add" and mask is None and len(operator.inputs) == 2:
             # the scores are the operand that is computed only for this sum
-            scores = [t for t in large if graph.only_reader(t) is not None and graph.writer(t) is not None]
+            scores = [t for t in large if graph.only_reader(t) is not None and graph.only_writer(t) is not None]
             if not scores:
                 return None
             record, (mask,) = scores[0], [t for t in operator.inputs if t is not scores[0]]
@@ -157,7 +159,7 @@ def _before(graph: _Graph, place: int) -> tuple[int, TensorRecord | None, set[in
         between.add(at)
 
 
-def _after(graph: _Graph, place: int) -> tuple[int, set[int]] | None:
+def _find_value_product(graph: _StorageUsers, place: int) -> tuple[int, set[int]] | None:
     """Return the product with the values after a softmax, and the operators between them."""
     between: set[int] = set()
     record = graph.operators[place].outputs[0]
@@ -174,19 +176,21 @@ def _after(graph: _Graph, place: int) -> tuple[int, set[int]] | None:
         record = operator.outputs[0]
 
 
-def _operand(graph: _Graph, record: TensorRecord, outer: Sequence[int], places: set[int]) -> TensorRecord | None:
+def _operand_in_four_dimensions(
+    graph: _StorageUsers, record: TensorRecord, outer: Sequence[int], places: set[int]
+) -> TensorRecord | None:
     """Return an operand of a batched product in four dimensions, without a copy that only the product needs."""
     if record.shape[0] != outer[0] * outer[1]:
         return None
-    at = graph.writer(record)
+    at = graph.only_writer(record)
     if at is not None and graph.packet(at) == "aten.clone" and graph.only_reader(record) is not None:
         source = graph.operators[at].inputs[0]
-        if source.shape == (*outer, *record.shape[1:]) and not _is_turned(record):
+        if source.shape == (*outer, *record.shape[1:]) and not _is_transposed(record):
             places.add(at)
             return source
     step = record.stride[0]
     return replace(record, shape=(*outer, *record.shape[1:]), stride=(outer[1] * step, step, *record.stride[1:]))
 
 
-def _is_turned(record: TensorRecord) -> bool:
+def _is_transposed(record: TensorRecord) -> bool:
     return record.stride[-1] != 1

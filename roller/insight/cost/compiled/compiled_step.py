@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from roller.insight.cost.compiled.attention_patterns import fusible_dtypes, with_fused_attention
-from roller.insight.cost.compiled.generated_kernels import Emitted, compile_graph, unread_values
-from roller.insight.cost.compiled.loop_nodes import Builder, LoopNode, Value
-from roller.insight.cost.compiled.memory_format import convolution_format, laid_out
-from roller.insight.cost.compiled.selection import COMPILED_PHASES, Selection, selection_of
+from roller.insight.cost.compiled.attention_patterns import fuse_attention, fusible_attention_dtypes
+from roller.insight.cost.compiled.compile_selection import COMPILED_PHASES, CompileSelection, selection_from_trace
+from roller.insight.cost.compiled.generated_kernels import CompiledOperator, compile_graph, unread_values
+from roller.insight.cost.compiled.loop_nodes import LoopNode, NodeBuilder, StorageVersion
+from roller.insight.cost.compiled.memory_format import assign_memory_formats, convolution_format
 from roller.insight.cost.gpu.operator_view import distinct_bytes
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, Trace
 
 
-def compiled_trace(trace: Trace, selection: Selection | None = None) -> Trace:
+def compile_trace(trace: Trace, selection: CompileSelection | None = None) -> Trace:
     """Return a trace as run by PyTorch's compiler.
 
     Examples
@@ -25,19 +25,19 @@ def compiled_trace(trace: Trace, selection: Selection | None = None) -> Trace:
     >>> x, y, z = (TensorRecord((64,), (1,), "float32", n) for n in range(3))
     >>> exp, neg = (Operator(n, f"aten.{name}.default", "forward", (a,), (b,))
     ...             for n, name, a, b in ((0, "exp", x, y), (1, "neg", y, z)))
-    >>> [operator.name for operator in compiled_trace(Trace((exp, neg), (), {}, (0, 2))).operators]
+    >>> [operator.name for operator in compile_trace(Trace((exp, neg), (), {}, (0, 2))).operators]
     ['inductor.triton_poi_fused_exp_neg.default']
     """
     # Forward and backward operators that the selection covers become library calls and generated kernels
     # (``inductor.triton_...``). Storages between nodes of one kernel vanish; all others are allocated where they are
     # written and freed after their last use. The update of the parameters does not change.
-    writer = _TraceWriter(trace, selection or selection_of(trace) or Selection())
+    writer = _CompiledTraceWriter(trace, selection or selection_from_trace(trace) or CompileSelection())
     for start, end in zip(trace.iterations, trace.iterations[1:], strict=False):
         writer.add_step(start, end)
     return writer.trace()
 
 
-def _segments(operators: Sequence[Operator]) -> Iterator[list[Operator]]:
+def _forward_backward_segments(operators: Sequence[Operator]) -> Iterator[list[Operator]]:
     """Yield runs of consecutive operators: a forward with its backward, or operators of other phases."""
     found: list[Operator] = []
     for phase, run in groupby(operators, key=lambda o: o.phase if o.phase in COMPILED_PHASES else "other"):
@@ -51,10 +51,10 @@ def _segments(operators: Sequence[Operator]) -> Iterator[list[Operator]]:
         yield found
 
 
-class _TraceWriter:
+class _CompiledTraceWriter:
     """Writes the operators and events of a compiled trace."""
 
-    def __init__(self, trace: Trace, selection: Selection) -> None:
+    def __init__(self, trace: Trace, selection: CompileSelection) -> None:
         self.old, self.selection = trace, selection
         self.operators: list[Operator] = []
         self.events: list[tuple[int, int, AllocEvent | FreeEvent]] = []  # position, rank at that position, event
@@ -62,17 +62,17 @@ class _TraceWriter:
         self.storages = dict(trace.storages)
         self.free_at = {e.storage: e.operator for e in trace.events if isinstance(e, FreeEvent)}
         self.new_index: dict[int, int] = {}
-        self.builder = Builder(
-            1 + max((*trace.storages, *trace.allocations, *_storages_of(trace.operators)), default=0)
+        self.builder = NodeBuilder(
+            1 + max((*trace.storages, *trace.allocations, *_storages_of_operators(trace.operators)), default=0)
         )
         self.rewritten: set[int] = set()  # storages whose allocations are rewritten
         self.outliving: set[int] = set()  # rewritten storages that are freed where they were freed before
 
     def add_step(self, start: int, end: int) -> None:
         """Add one step."""
-        for segment in _segments(self.old.operators[start:end]):
+        for segment in _forward_backward_segments(self.old.operators[start:end]):
             if segment[0].phase in COMPILED_PHASES and any(self.selection.graph_of(o) is not None for o in segment):
-                self._add_compiled(segment)
+                self._add_compiled_segment(segment)
             else:
                 for operator in segment:
                     self._add_operator(operator, (operator.index,))
@@ -85,26 +85,26 @@ class _TraceWriter:
             self.new_index[n] = index
         return index
 
-    def _add_compiled(self, segment: Sequence[Operator]) -> None:
+    def _add_compiled_segment(self, segment: Sequence[Operator]) -> None:
         graph_of = self.selection.graph_of
-        operators = with_fused_attention(segment, fusible_dtypes(self.old), graph_of)
+        operators = fuse_attention(segment, fusible_attention_dtypes(self.old), graph_of)
         graphs: dict[str | None, list[Operator]] = defaultdict(list)
         for operator in segment:
             graphs[graph_of(operator)].append(operator)
         formats = {g: None if g is None else convolution_format(own) for g, own in graphs.items()}
-        operators = laid_out(operators, lambda o: formats[graph_of(o)], self.builder.new_storage)
+        operators = assign_memory_formats(operators, lambda o: formats[graph_of(o)], self.builder.new_storage)
         last = segment[-1].index
-        outlives: set[Value] = set()
+        outlives: set[StorageVersion] = set()
 
-        def outliving(nodes: Sequence[LoopNode]) -> set[Value]:
-            outlives.update(self._outliving(nodes, last))
+        def collect_outliving_values(nodes: Sequence[LoopNode]) -> set[StorageVersion]:
+            outlives.update(self._values_read_after_segment(nodes, last))
             return outlives
 
-        emitted = compile_graph(operators, self.builder, graph_of, outliving)
+        emitted = compile_graph(operators, self.builder, graph_of, collect_outliving_values)
         self._write(segment, [replace(e, of=tuple(operators[n].index for n in e.of)) for e in emitted],
                     {v.storage for v in outlives})  # fmt: skip
 
-    def _outliving(self, nodes: Sequence[LoopNode], last: int) -> set[Value]:
+    def _values_read_after_segment(self, nodes: Sequence[LoopNode], last: int) -> set[StorageVersion]:
         """Return the values that are read after the segment."""
         # Their memory is freed after the segment; an unread result may also be freed right after the last operator.
         unread = unread_values(nodes)
@@ -115,15 +115,15 @@ class _TraceWriter:
         freed = {s: self.free_at.get(s, last + 1) for s in latest if s in known}
         return {v for s, v in latest.items() if s in freed and (freed[s] > last or (freed[s] == last and v in unread))}
 
-    def _write(self, segment: Sequence[Operator], emitted: Sequence[Emitted], outlives: set[int]) -> None:
+    def _write(self, segment: Sequence[Operator], emitted: Sequence[CompiledOperator], outlives: set[int]) -> None:
         """Add a segment's operators, with an allocation at each storage's first write and a free after its last use."""
         old, within, here = self.old.allocations, {o.index for o in segment}, len(self.operators) - 1
-        own = {s for s in _storages_of(segment) if s in old and old[s].operator in within}
+        own = {s for s in _storages_of_operators(segment) if s in old and old[s].operator in within}
         allocated: dict[int, tuple[int, int]] = {}
         last_use: dict[int, int] = {}
         for one in emitted:
             index = self._add_operator(one.operator, one.of)
-            last_use |= dict.fromkeys(_storages_of((one.operator,)), index)
+            last_use |= dict.fromkeys(_storages_of_operators((one.operator,)), index)
             for t in one.operator.outputs:
                 if (
                     t.storage in one.writes
@@ -158,5 +158,5 @@ class _TraceWriter:
         )  # fmt: skip
 
 
-def _storages_of(operators: Iterable[Operator]) -> Iterator[int]:
+def _storages_of_operators(operators: Iterable[Operator]) -> Iterator[int]:
     return (t.storage for o in operators for t in (*o.inputs, *o.outputs))

@@ -6,49 +6,49 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from roller.insight.cost.compiled.loop_nodes import Builder, is_trailing, with_shape_of
-from roller.insight.cost.gpu import is_view
+from roller.insight.cost.compiled.loop_nodes import NodeBuilder, are_innermost_dims, gathered_table_read
+from roller.insight.cost.gpu import returns_only_views
 from roller.insight.cost.gpu.operator_table import COPYING, FILLING, NOTHING, POINTWISE
-from roller.insight.cost.gpu.operator_view import View, element_count
+from roller.insight.cost.gpu.operator_view import OperatorView, element_count
 from roller.insight.trace.trace import Operator, TensorRecord
 
 #: Reduced elements from which on a reduction is a loop; fewer are unrolled (``unroll_reductions_threshold``).
 UNROLLED = 8
 #: Adds the nodes of the operator at an index.
-Rule = Callable[[Builder, int, View], None]
+Rule = Callable[[NodeBuilder, int, OperatorView], None]
 
 
-class _Undescribed(Exception):
+class _UnsupportedArguments(Exception):
     """No rule describes an operator with these arguments."""
 
 
-def add_nodes(builder: Builder, index: int, operator: Operator) -> None:
+def add_nodes(builder: NodeBuilder, index: int, operator: Operator) -> None:
     """Add the nodes for an operator: none for a view, a library call if no rule describes the operator."""
-    view = View(operator)
+    view = OperatorView(operator)
     name = view.packet.removeprefix("aten.")
-    if is_view(view) or name in NOTHING or not any(map(element_count, (*view.inputs, *view.outputs))):
+    if returns_only_views(view) or name in NOTHING or not any(map(element_count, (*view.inputs, *view.outputs))):
         return
-    rule = _RULES.get(name, extern)
+    rule = _RULES.get(name, add_library_call)
     if not view.outputs or not all(len(t.stride) == len(t.shape) for t in (*view.inputs, *view.outputs)):
-        rule = extern  # tensor lists, or a sparse tensor
-    if rule is not extern and _writes_part(view):
-        rule = extern  # a part of a tensor, written in place
+        rule = add_library_call  # tensor lists, or a sparse tensor
+    if rule is not add_library_call and _writes_part_of_tensor(view):
+        rule = add_library_call  # a part of a tensor, written in place
     before = len(builder.nodes)
     try:
         rule(builder, index, view)
-    except (_Undescribed, KeyError):  # KeyError: a missing tensor
+    except (_UnsupportedArguments, KeyError):  # KeyError: a missing tensor
         builder.undo(before)
-        extern(builder, index, view)
+        add_library_call(builder, index, view)
 
 
-def _first_inputs(view: View, count: int = 1) -> tuple[TensorRecord, ...]:
+def _first_inputs(view: OperatorView, count: int = 1) -> tuple[TensorRecord, ...]:
     """Return the first inputs; an operator on host tensors may have too few inputs."""
     if len(view.inputs) < count:
-        raise _Undescribed(f"{view.operator.name}: {len(view.inputs)} inputs")
+        raise _UnsupportedArguments(f"{view.operator.name}: {len(view.inputs)} inputs")
     return view.inputs[:count]
 
 
-def _writes_part(view: View) -> bool:
+def _writes_part_of_tensor(view: OperatorView) -> bool:
     """Return whether an in-place operator writes only part of its storage's tensor."""
     return view.in_place and bool(view.outputs) and (view.out.offset != 0 or not _is_dense(view.out))
 
@@ -58,16 +58,16 @@ def _is_dense(t: TensorRecord) -> bool:
     return span == element_count(t)
 
 
-def extern(builder: Builder, index: int, view: View) -> None:
+def add_library_call(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a call that is not fused."""
     written = view.outputs if not view.in_place else (view.out,)
     builder.add(index, view.operator, "extern", view.inputs, written)
 
 
-def pointwise(operations: int = 1, windowed: bool = False, read: Sequence[str] = ()) -> Rule:
+def pointwise_rule(operations: int = 1, windowed: bool = False, read: Sequence[str] = ()) -> Rule:
     """Return the rule for an element-wise operator, which reads all inputs or only the named ones."""
 
-    def rule(builder: Builder, index: int, view: View) -> None:
+    def rule(builder: NodeBuilder, index: int, view: OperatorView) -> None:
         named = [t for t in (view.tensor(n) for n in read) if t is not None]
         builder.add(
             index, view.operator, "pointwise", named if read else view.inputs, view.outputs or (view.out,),
@@ -77,12 +77,12 @@ def pointwise(operations: int = 1, windowed: bool = False, read: Sequence[str] =
     return rule
 
 
-def fill(builder: Builder, index: int, view: View) -> None:
+def add_fill(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a node that reads nothing."""
     builder.add(index, view.operator, "pointwise", (), (view.out,), rows=element_count(view.out))
 
 
-def draw(builder: Builder, index: int, view: View) -> None:
+def add_random_draw(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add random numbers; only ``bernoulli`` reads a tensor: its probabilities."""
     own = view.tensor("self") if view.packet == "aten.bernoulli" and view.overload in ("default", "out") else None
     given = [t for t in (view.tensor("p"), own) if t is not None and not (view.in_place and t is own)]
@@ -91,17 +91,17 @@ def draw(builder: Builder, index: int, view: View) -> None:
     ).is_random = True  # fmt: skip
 
 
-def copy(builder: Builder, index: int, view: View) -> None:
+def add_copy(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a copy to another layout or dtype; a copy from the host is a library call."""
     name = "src" if view.packet == "aten.copy" else "self"
     source = view.tensor(name, 1 if name == "src" else 0)
     if source is None:
-        extern(builder, index, view)
+        add_library_call(builder, index, view)
     else:
         builder.add(index, view.operator, "pointwise", (source,), (view.out,), rows=element_count(view.out))
 
 
-def max_pool(builder: Builder, index: int, view: View) -> None:
+def add_max_pool(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a maximum over windows; its positions are stored as one-byte offsets."""
     out, *places = view.outputs
     short = [replace(t, dtype="int8") for t in places]
@@ -111,7 +111,7 @@ def max_pool(builder: Builder, index: int, view: View) -> None:
     )  # fmt: skip
 
 
-def max_pool_backward(builder: Builder, index: int, view: View) -> None:
+def add_max_pool_backward(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add the gradient of a maximum over windows."""
     places = replace(view.required_tensor("indices", len(view.inputs) - 1), dtype="int8")
     builder.add(
@@ -120,16 +120,16 @@ def max_pool_backward(builder: Builder, index: int, view: View) -> None:
     )  # fmt: skip
 
 
-def dropout(builder: Builder, index: int, view: View) -> None:
+def add_dropout(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a random mask and its product with the input."""
     if len(view.outputs) < 2:
-        raise _Undescribed(f"{view.operator.name}: no mask")
+        raise _UnsupportedArguments(f"{view.operator.name}: no mask")
     out, mask = view.outputs[:2]
     builder.add(index, view.operator, "pointwise", (), (mask,), rows=element_count(mask)).is_random = True
     builder.add(index, view.operator, "pointwise", (*_first_inputs(view), mask), (out,), rows=element_count(out))
 
 
-def concatenate(builder: Builder, index: int, view: View) -> None:
+def add_concatenation(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a concatenation."""
     builder.add(
         index, view.operator, "pointwise", view.inputs, (view.out,), rows=element_count(view.out),
@@ -137,30 +137,30 @@ def concatenate(builder: Builder, index: int, view: View) -> None:
     )  # fmt: skip
 
 
-def gather(builder: Builder, index: int, view: View) -> None:
+def add_gather(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a gather, which reads the indices and as many table elements as it writes."""
     (table,), rest = _first_inputs(view), view.inputs[1:]
-    taken = replace(with_shape_of(table, view.out), offset=-1 - index)
+    taken = replace(gathered_table_read(table, view.out), offset=-1 - index)
     builder.add(
         index, view.operator, "pointwise", (taken, *(t for t in rest if t.dtype in ("int64", "int32", "bool"))),
         (view.out,), rows=element_count(view.out), windowed=True,
     )  # fmt: skip
 
 
-def reduction(builder: Builder, index: int, view: View) -> None:
+def add_reduction(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a reduction over some dimensions, or with two tensors, an element-wise maximum or minimum."""
     (x,) = _first_inputs(view)
     if view.overload == "other":
-        pointwise()(builder, index, view)
+        pointwise_rule()(builder, index, view)
         return
     given = view.argument("dim", ())
     dims = (given,) if isinstance(given, int) else tuple(given) or tuple(range(len(x.shape)))
     length = math.prod(x.shape[d] for d in dims) if x.shape else 1
-    _reduce(builder, index, view, view.inputs, view.outputs, length, is_trailing(x, dims))
+    _add_reduction_node(builder, index, view, view.inputs, view.outputs, length, are_innermost_dims(x, dims))
 
 
-def _reduce(
-    builder: Builder, index: int, view: View, reads: Sequence[TensorRecord], writes: Sequence[TensorRecord],
+def _add_reduction_node(
+    builder: NodeBuilder, index: int, view: OperatorView, reads: Sequence[TensorRecord], writes: Sequence[TensorRecord],
     length: int, trailing: bool,
 ) -> None:  # fmt: skip
     points = max(map(element_count, reads))
@@ -173,46 +173,48 @@ def _reduce(
     )  # fmt: skip
 
 
-def _reduce_then_map(
-    builder: Builder, index: int, view: View, large: Sequence[TensorRecord], small: Sequence[TensorRecord],
+def _add_reduce_then_map(
+    builder: NodeBuilder, index: int, view: OperatorView, large: Sequence[TensorRecord], small: Sequence[TensorRecord],
     out: TensorRecord, statistics: Sequence[TensorRecord], length: int, trailing: bool,
 ) -> None:  # fmt: skip
     """Add row sums of large tensors, then an element-wise function of these tensors, the sums and small tensors."""
     rows = element_count(large[0]) // max(1, length)
     sums = tuple(statistics) or (builder.temporary((rows,), "float32"),)
-    _reduce(builder, index, view, large, sums, length, trailing)
+    _add_reduction_node(builder, index, view, large, sums, length, trailing)
     builder.add(
         index, view.operator, "pointwise", (*large, *small, *sums), (out,), rows=element_count(out), operations=4
     )
 
 
-def softmax(builder: Builder, index: int, view: View) -> None:
+def add_softmax(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a softmax: maximum and sum per row, then the quotient."""
     (x,), dim = _first_inputs(view), int(view.argument("dim", -1))
     length = x.shape[dim] if x.shape else 1
-    _reduce_then_map(builder, index, view, (x,), (), view.out, (), length, is_trailing(x, (dim,)))
+    _add_reduce_then_map(builder, index, view, (x,), (), view.out, (), length, are_innermost_dims(x, (dim,)))
 
 
-def softmax_backward(builder: Builder, index: int, view: View) -> None:
+def add_softmax_backward(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add the gradient of a softmax."""
     gradient, output = view.required_tensor("grad_output", 0), view.required_tensor("output", 1)
     dim = int(view.argument("dim", -1))
     length = gradient.shape[dim] if gradient.shape else 1
-    _reduce_then_map(builder, index, view, (gradient, output), (), view.out, (), length, is_trailing(output, (dim,)))
+    _add_reduce_then_map(
+        builder, index, view, (gradient, output), (), view.out, (), length, are_innermost_dims(output, (dim,))
+    )
 
 
-def layer_norm(builder: Builder, index: int, view: View) -> None:
+def add_layer_norm(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a norm over the last dimensions."""
     (x,) = _first_inputs(view)
     shape = view.argument("normalized_shape", x.shape[-1:])
     dims = range(len(x.shape) - len(shape), len(x.shape))
     kept = [t for t in view.outputs[1:] if element_count(t)]
-    _reduce_then_map(
-        builder, index, view, (x,), view.inputs[1:], view.out, kept, math.prod(shape), is_trailing(x, dims)
+    _add_reduce_then_map(
+        builder, index, view, (x,), view.inputs[1:], view.out, kept, math.prod(shape), are_innermost_dims(x, dims)
     )
 
 
-def layer_norm_backward(builder: Builder, index: int, view: View) -> None:
+def add_layer_norm_backward(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add the gradients of a norm over the last dimensions: the input's by rows, the parameters' over all rows."""
     gradient, x = _first_inputs(view, 2)
     shape = view.argument("normalized_shape", x.shape[-1:])
@@ -222,7 +224,7 @@ def layer_norm_backward(builder: Builder, index: int, view: View) -> None:
     results = list(view.outputs)
     if wanted[0]:
         out = results.pop(0)
-        _reduce_then_map(builder, index, view, (gradient, x), small, out, (), length, is_trailing(x, dims))
+        _add_reduce_then_map(builder, index, view, (gradient, x), small, out, (), length, are_innermost_dims(x, dims))
     if any(wanted[1:]) and results:
         rows = element_count(x) // length
         builder.add(
@@ -231,31 +233,31 @@ def layer_norm_backward(builder: Builder, index: int, view: View) -> None:
         )  # fmt: skip
 
 
-def group_norm(builder: Builder, index: int, view: View) -> None:
+def add_group_norm(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a norm over groups of channels."""
     (x,) = _first_inputs(view)
     length = element_count(x) // (x.shape[0] * int(view.argument("group", 1)))
     kept = [t for t in view.outputs[1:] if element_count(t)]
-    trailing = loop_is_channels_first(x)
-    _reduce_then_map(builder, index, view, (x,), view.inputs[1:], view.out, kept, length, trailing)
+    trailing = is_channels_first(x)
+    _add_reduce_then_map(builder, index, view, (x,), view.inputs[1:], view.out, kept, length, trailing)
 
 
-def group_norm_backward(builder: Builder, index: int, view: View) -> None:
+def add_group_norm_backward(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add the gradients of a norm over groups."""
     gradient, x = _first_inputs(view, 2)
     length = element_count(x) // (x.shape[0] * int(view.argument("group", 1)))
-    _reduce_then_map(
+    _add_reduce_then_map(
         builder, index, view, (gradient, x), view.inputs[2:], view.outputs[0], view.outputs[1:], length,
-        loop_is_channels_first(x),
+        is_channels_first(x),
     )  # fmt: skip
 
 
-def loop_is_channels_first(x: TensorRecord) -> bool:
+def is_channels_first(x: TensorRecord) -> bool:
     """Return whether all dimensions after the first two are innermost in memory."""
-    return is_trailing(x, range(2, len(x.shape)))
+    return are_innermost_dims(x, range(2, len(x.shape)))
 
 
-def batch_norm(builder: Builder, index: int, view: View) -> None:
+def add_batch_norm(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a norm over each channel; batch statistics are a separate reduction before the element-wise node."""
     x = view.required_tensor("input", 0)
     own = not view.has_tensor("running_mean") or bool(view.argument("training", True))
@@ -269,23 +271,23 @@ def batch_norm(builder: Builder, index: int, view: View) -> None:
         return
     kept = [t for t in view.outputs[1:] if 0 < element_count(t) <= x.shape[1]]
     length = element_count(x) // x.shape[1]
-    _reduce_then_map(builder, index, view, (x,), small, view.out, kept, length, x.shape[0] == 1)
+    _add_reduce_then_map(builder, index, view, (x,), small, view.out, kept, length, x.shape[0] == 1)
 
 
-def batch_norm_backward(builder: Builder, index: int, view: View) -> None:
+def add_batch_norm_backward(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add the gradients of a norm over each channel."""
     x = view.required_tensor("input", 0)
     large = [t for t in view.inputs if t.shape == x.shape]
     small = [t for t in view.inputs if 0 < element_count(t) <= x.shape[1]]
     length = element_count(x) // x.shape[1]
-    _reduce_then_map(builder, index, view, large, small, view.outputs[0], view.outputs[1:], length, x.shape[0] == 1)
+    _add_reduce_then_map(builder, index, view, large, small, view.outputs[0], view.outputs[1:], length, x.shape[0] == 1)
 
 
-def convolution(builder: Builder, index: int, view: View) -> None:
+def add_convolution(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a convolution and an element-wise node for its bias."""
     bias = view.tensor("bias")
     if bias is None:
-        extern(builder, index, view)
+        add_library_call(builder, index, view)
         return
     x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
     raw = replace(view.out, storage=builder.new_storage())
@@ -296,7 +298,7 @@ def convolution(builder: Builder, index: int, view: View) -> None:
     builder.add(index, view.operator, "pointwise", (raw, bias), (view.out,), rows=element_count(view.out))
 
 
-def convolution_backward(builder: Builder, index: int, view: View) -> None:
+def add_convolution_backward(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a convolution's image and weight gradients as one call and its bias gradient as a reduction."""
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
     outputs = list(view.outputs)
@@ -304,26 +306,28 @@ def convolution_backward(builder: Builder, index: int, view: View) -> None:
         gradient, bias = view.required_tensor("grad_output", 0), outputs.pop()
         dims = (0, *range(2, len(gradient.shape)))
         length = element_count(gradient) // max(1, element_count(bias))
-        _reduce(builder, index, view, (gradient,), (bias,), length, is_trailing(gradient, dims))
+        _add_reduction_node(builder, index, view, (gradient,), (bias,), length, are_innermost_dims(gradient, dims))
     if any(wanted[:2]):
         node = builder.add(index, view.operator, "extern", view.inputs, outputs)
         arguments = {**view.operator.arguments, "output_mask": [*wanted[:2], False]}
         node.call = replace(view.operator, outputs=tuple(outputs), arguments=arguments)
 
 
-def elementwise_loss(builder: Builder, index: int, view: View) -> None:
+def add_elementwise_loss(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add an element-wise loss, with its mean or sum if requested."""
     if view.argument("reduction", 1) == 0:
-        pointwise(4)(builder, index, view)
+        pointwise_rule(4)(builder, index, view)
     else:
-        _reduce(builder, index, view, view.inputs, view.outputs, element_count(_first_inputs(view)[0]), True)
+        _add_reduction_node(
+            builder, index, view, view.inputs, view.outputs, element_count(_first_inputs(view)[0]), True
+        )
 
 
-def nll_loss(builder: Builder, index: int, view: View) -> None:
+def add_nll_loss(builder: NodeBuilder, index: int, view: OperatorView) -> None:
     """Add a negative log-likelihood: a sum over one element of each row."""
     x, target = _first_inputs(view, 2)
-    taken = replace(with_shape_of(x, target), offset=-1 - index)
-    _reduce(builder, index, view, (taken, target), view.outputs, max(1, element_count(target)), True)
+    taken = replace(gathered_table_read(x, target), offset=-1 - index)
+    _add_reduction_node(builder, index, view, (taken, target), view.outputs, max(1, element_count(target)), True)
 
 
 _WINDOWS = ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
@@ -339,41 +343,41 @@ _REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "max",
 _RANDOM = ("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "uniform", "normal",
            "exponential", "bernoulli")  # fmt: skip
 _RULES: dict[str, Rule] = {
-    **{name: pointwise(len(functions)) for name, functions in POINTWISE.items()},
-    **dict.fromkeys(FILLING, fill),
-    **dict.fromkeys(_RANDOM, draw),
-    **dict.fromkeys(COPYING, copy),
-    **dict.fromkeys(_MOVES, pointwise()),
-    **dict.fromkeys(_WINDOWS, pointwise(4, windowed=True)),
-    **dict.fromkeys(_WINDOW_GRADIENTS, pointwise(4, windowed=True, read=("grad_output",))),
-    "max_pool2d_with_indices": max_pool,
-    "max_pool2d_with_indices_backward": max_pool_backward,
-    **dict.fromkeys(_REDUCTIONS, reduction),
-    **dict.fromkeys(("native_dropout", "_fused_dropout"), dropout),
-    **dict.fromkeys(("cat", "stack"), concatenate),
-    **dict.fromkeys(("embedding", "index", "_unsafe_index", "index_select", "gather"), gather),
-    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), softmax),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), softmax_backward),
-    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), layer_norm),
-    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), layer_norm_backward),
-    "native_group_norm": group_norm,
-    "native_group_norm_backward": group_norm_backward,
+    **{name: pointwise_rule(len(functions)) for name, functions in POINTWISE.items()},
+    **dict.fromkeys(FILLING, add_fill),
+    **dict.fromkeys(_RANDOM, add_random_draw),
+    **dict.fromkeys(COPYING, add_copy),
+    **dict.fromkeys(_MOVES, pointwise_rule()),
+    **dict.fromkeys(_WINDOWS, pointwise_rule(4, windowed=True)),
+    **dict.fromkeys(_WINDOW_GRADIENTS, pointwise_rule(4, windowed=True, read=("grad_output",))),
+    "max_pool2d_with_indices": add_max_pool,
+    "max_pool2d_with_indices_backward": add_max_pool_backward,
+    **dict.fromkeys(_REDUCTIONS, add_reduction),
+    **dict.fromkeys(("native_dropout", "_fused_dropout"), add_dropout),
+    **dict.fromkeys(("cat", "stack"), add_concatenation),
+    **dict.fromkeys(("embedding", "index", "_unsafe_index", "index_select", "gather"), add_gather),
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), add_softmax),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), add_softmax_backward),
+    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), add_layer_norm),
+    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), add_layer_norm_backward),
+    "native_group_norm": add_group_norm,
+    "native_group_norm_backward": add_group_norm_backward,
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
          "_native_batch_norm_legit_functional", "_batch_norm_with_update", "_batch_norm_no_update"),
-        batch_norm,
+        add_batch_norm,
     ),
     **dict.fromkeys(
-        ("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"), batch_norm_backward
+        ("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"), add_batch_norm_backward
     ),
-    **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), convolution),
-    "convolution_backward": convolution_backward,
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), nll_loss),
+    **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), add_convolution),
+    "convolution_backward": add_convolution_backward,
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), add_nll_loss),
     **dict.fromkeys(
-        ("nll_loss_backward", "nll_loss2d_backward"), pointwise(2, read=("grad_output", "target", "total_weight"))
+        ("nll_loss_backward", "nll_loss2d_backward"), pointwise_rule(2, read=("grad_output", "target", "total_weight"))
     ),
     **dict.fromkeys(
         ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
-        elementwise_loss,
+        add_elementwise_loss,
     ),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value, is_flat
+from roller.insight.cost.compiled.loop_nodes import LoopNode, StorageVersion, TensorAccess, is_contiguous_access
 from roller.insight.cost.gpu.operator_view import distinct_bytes, element_count
 from roller.insight.trace.trace import TensorRecord
 
@@ -20,7 +20,7 @@ LEAST_SAVED_BYTES = 10
 
 
 @dataclass(eq=False)
-class Group:
+class FusionGroup:
     """Nodes of one kernel."""
 
     nodes: list[LoopNode]
@@ -28,8 +28,8 @@ class Group:
     first: int
     last: int
     #: Groups that write values this group reads, and groups that read values it writes.
-    before: set[Group] = field(default_factory=set, repr=False)
-    after: set[Group] = field(default_factory=set, repr=False)
+    before: set[FusionGroup] = field(default_factory=set, repr=False)
+    after: set[FusionGroup] = field(default_factory=set, repr=False)
     #: Latest last node of all groups that have to run before this one, and of the group itself.
     latest: int = 0
 
@@ -43,22 +43,22 @@ class Group:
         """Whether the kernel contains a reduction."""
         return self.loops.kind == "reduction"
 
-    def reads(self) -> dict[Access, TensorRecord]:
+    def reads(self) -> dict[TensorAccess, TensorRecord]:
         """Return the reads of values that other groups compute."""
         own = {value for node in self.nodes for value in node.writes}
         return {a: t for node in self.nodes for a, t in node.reads.items() if a.value not in own}
 
-    def writes(self) -> dict[Value, TensorRecord]:
+    def writes(self) -> dict[StorageVersion, TensorRecord]:
         """Return the values that the group's nodes compute."""
         return {value: t for node in self.nodes for value, t in node.writes.items()}
 
 
-def fuse(nodes: Sequence[LoopNode]) -> list[Group]:
+def fuse_nodes(nodes: Sequence[LoopNode]) -> list[FusionGroup]:
     """Return fused kernels, ordered so that each runs after the kernels whose results it reads."""
     # Pairs of kernels that share a buffer are fused, those of one kind (reductions, or none) and with the most shared
     # bytes first, if their loops agree and no third kernel has to run between them. A reduction over axes that are not
     # innermost is fused with no element-wise node over all its points.
-    groups = [Group([node], n, n, latest=n) for n, node in enumerate(nodes)]
+    groups = [FusionGroup([node], n, n, latest=n) for n, node in enumerate(nodes)]
     writer = {value: group for group in groups for node in group.nodes for value in node.writes}
     for group in groups:
         for value in group.nodes[0].values():
@@ -67,27 +67,27 @@ def fuse(nodes: Sequence[LoopNode]) -> list[Group]:
                 group.before.add(source)
                 source.after.add(group)
     for _ in range(ROUNDS):
-        pairs = sorted(_pairs(groups), key=lambda p: p[0], reverse=True)
-        merged: dict[Group, Group] = {}
+        pairs = sorted(_pairs_sharing_buffers(groups), key=lambda p: p[0], reverse=True)
+        merged: dict[FusionGroup, FusionGroup] = {}
         for _, one, other in pairs:
-            a, b = (_find(merged, g) for g in (one, other))
+            a, b = (_find_merged_group(merged, g) for g in (one, other))
             a, b = sorted((a, b), key=lambda g: (g.first, g.last))
             if a is not b and _can_fuse(a, b) and not _has_path_between(a, b):
                 merged[b] = a
-                _merge(a, b)
+                _merge_groups(a, b)
         if not merged:
             break
         groups = [g for g in groups if g not in merged]
-    return _in_order(groups)
+    return _topological_order(groups)
 
 
-def _find(merged: dict[Group, Group], group: Group) -> Group:
+def _find_merged_group(merged: dict[FusionGroup, FusionGroup], group: FusionGroup) -> FusionGroup:
     while group in merged:
         group = merged[group]
     return group
 
 
-def _merge(a: Group, b: Group) -> None:
+def _merge_groups(a: FusionGroup, b: FusionGroup) -> None:
     """Merge the nodes of ``b`` into ``a``."""
     a.nodes = sorted(a.nodes + b.nodes, key=lambda n: (n.operator, n.kind == "pointwise"))
     a.first, a.last = min(a.first, b.first), max(a.last, b.last)
@@ -111,10 +111,12 @@ def _merge(a: Group, b: Group) -> None:
                 todo.append(follower)
 
 
-def _pairs(groups: Sequence[Group]) -> Iterator[tuple[tuple[bool, float, int], Group, Group]]:
+def _pairs_sharing_buffers(
+    groups: Sequence[FusionGroup],
+) -> Iterator[tuple[tuple[bool, float, int], FusionGroup, FusionGroup]]:
     """Yield pairs of groups that share a buffer, with their scores."""
-    users: dict[Access | Value, list[Group]] = defaultdict(list)
-    shared: dict[tuple[int, int], tuple[Group, Group, float]] = {}
+    users: dict[TensorAccess | StorageVersion, list[FusionGroup]] = defaultdict(list)
+    shared: dict[tuple[int, int], tuple[FusionGroup, FusionGroup, float]] = {}
     fusible = [group for group in groups if group.nodes[0].kind != "extern"]
     for group in fusible:
         for value in group.writes():
@@ -123,27 +125,32 @@ def _pairs(groups: Sequence[Group]) -> Iterator[tuple[tuple[bool, float, int], G
         for access, record in group.reads().items():
             users[access].append(group)
             source = users.get(access.value)
-            if source and is_flat(access, element_count(record)):
-                _add(shared, source[0], group, distinct_bytes(record))
+            if source and is_contiguous_access(access, element_count(record)):
+                _add_shared_bytes(shared, source[0], group, distinct_bytes(record))
     for key, members in users.items():
-        if isinstance(key, Access):
+        if isinstance(key, TensorAccess):
             size = float(distinct_bytes(members[0].reads()[key]))
             for n, one in enumerate(members[:MOST_COMPARED]):
                 for other in members[n + 1 : MOST_COMPARED]:
-                    _add(shared, one, other, size)
+                    _add_shared_bytes(shared, one, other, size)
     for one, other, size in shared.values():
         if size >= LEAST_SAVED_BYTES:
             yield (one.is_reduction == other.is_reduction, size, -abs(other.first - one.last)), one, other
 
 
-def _add(shared: dict[tuple[int, int], tuple[Group, Group, float]], one: Group, other: Group, size: float) -> None:
+def _add_shared_bytes(
+    shared: dict[tuple[int, int], tuple[FusionGroup, FusionGroup, float]],
+    one: FusionGroup,
+    other: FusionGroup,
+    size: float,
+) -> None:
     if one is not other:
         key = (id(one), id(other)) if one.first <= other.first else (id(other), id(one))
         before = shared.get(key, (one, other, 0.0))[2]
         shared[key] = (one, other, before + size)
 
 
-def _can_fuse(a: Group, b: Group) -> bool:
+def _can_fuse(a: FusionGroup, b: FusionGroup) -> bool:
     """Return whether the loops of two kernels agree; ``a`` begins earlier."""
     if len(a.nodes) + len(b.nodes) > MOST_NODES or a.nodes[0].graph != b.nodes[0].graph:
         return False
@@ -156,10 +163,10 @@ def _can_fuse(a: Group, b: Group) -> bool:
     return all(n.points == reducing.rows or (n.points == reducing.points and reducing.trailing) for n in mapping.nodes)
 
 
-def _has_path_between(a: Group, b: Group) -> bool:
+def _has_path_between(a: FusionGroup, b: FusionGroup) -> bool:
     """Return whether a third kernel has to run between the two."""
     low = min(a.first, b.first)
-    todo, seen = [g for g in (a.before | b.before) if g is not a and g is not b], set[Group]()
+    todo, seen = [g for g in (a.before | b.before) if g is not a and g is not b], set[FusionGroup]()
     while todo:
         group = todo.pop()
         if group in seen or group.latest < low:  # everything upstream of it runs before both
@@ -171,12 +178,12 @@ def _has_path_between(a: Group, b: Group) -> bool:
     return False
 
 
-def _in_order(groups: Sequence[Group]) -> list[Group]:
+def _topological_order(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
     """Return groups ordered so that each follows the groups it reads from, with ties broken by last node."""
     waiting = {g: len(g.before) for g in groups}
     ready = [(g.last, n, g) for n, g in enumerate(groups) if not g.before]
     heapq.heapify(ready)
-    found: list[Group] = []
+    found: list[FusionGroup] = []
     while ready:
         group = heapq.heappop(ready)[2]
         found.append(group)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from roller.insight.cost.compiled.decompositions import add_nodes, extern
-from roller.insight.cost.compiled.fusion import Group, fuse
-from roller.insight.cost.compiled.inlining import inline
-from roller.insight.cost.compiled.loop_nodes import Builder, LoopNode, Value
-from roller.insight.cost.compiled.partition import partition
-from roller.insight.cost.gpu.operator_view import View
+from roller.insight.cost.compiled.decompositions import add_library_call, add_nodes
+from roller.insight.cost.compiled.forward_backward_partition import partition_forward_backward
+from roller.insight.cost.compiled.fusion import FusionGroup, fuse_nodes
+from roller.insight.cost.compiled.inlining import inline_nodes
+from roller.insight.cost.compiled.loop_nodes import LoopNode, NodeBuilder, StorageVersion
+from roller.insight.cost.gpu.operator_view import OperatorView
 from roller.insight.trace.trace import GENERATED, Operator, TensorRecord
 
 #: Maximum number of operators in a kernel's name, and of reduced elements in a row that one block holds whole.
@@ -18,7 +18,7 @@ _MOST_NAMED, _PERSISTENT = 6, 1024
 
 
 @dataclass(frozen=True)
-class Emitted:
+class CompiledOperator:
     """An operator of the compiled graph."""
 
     operator: Operator
@@ -29,16 +29,16 @@ class Emitted:
     is_generated: bool
 
 
-def unread_values(nodes: Sequence[LoopNode]) -> set[Value]:
+def unread_values(nodes: Sequence[LoopNode]) -> set[StorageVersion]:
     """Return the final values of storages that no node reads."""
     read = {value for node in nodes for value in node.values()}
     return {v for v in {value.storage: value for node in nodes for value in node.writes}.values() if v not in read}
 
 
 def compile_graph(
-    operators: Sequence[Operator], builder: Builder, graph_of: Callable[[Operator], str | None],
-    outliving: Callable[[Sequence[LoopNode]], set[Value]] = unread_values,
-) -> list[Emitted]:  # fmt: skip
+    operators: Sequence[Operator], builder: NodeBuilder, graph_of: Callable[[Operator], str | None],
+    outliving: Callable[[Sequence[LoopNode]], set[StorageVersion]] = unread_values,
+) -> list[CompiledOperator]:  # fmt: skip
     """Return the operators that replace the operators of a forward and its backward, in order."""
     # Nodes of different graphs are not fused: each graph stores its results.
     start = len(builder.nodes)
@@ -47,7 +47,7 @@ def compile_graph(
         if graph is not None:
             add_nodes(builder, place, operator)
         else:
-            extern(builder, place, View(operator))
+            add_library_call(builder, place, OperatorView(operator))
         for node in builder.nodes[first:]:
             node.graph = graph
     nodes = builder.nodes[start:]
@@ -55,15 +55,20 @@ def compile_graph(
     forward = [n for n in nodes if n.phase == "forward"]
     backward = [n for n in nodes if n.phase != "forward"]
     if not forward or not backward:
-        return _emit(operators, nodes, needed)
-    parts = partition(forward, backward, _NewStorages(builder))
-    return [*_emit(operators, parts.forward, needed | parts.saved), *_emit(operators, parts.backward, needed)]
+        return _emit_operators(operators, nodes, needed)
+    parts = partition_forward_backward(forward, backward, _NewStorageNumbers(builder))
+    return [
+        *_emit_operators(operators, parts.forward, needed | parts.saved),
+        *_emit_operators(operators, parts.backward, needed),
+    ]
 
 
-def _emit(operators: Sequence[Operator], nodes: Sequence[LoopNode], needed: Collection[Value]) -> list[Emitted]:
+def _emit_operators(
+    operators: Sequence[Operator], nodes: Sequence[LoopNode], needed: Collection[StorageVersion]
+) -> list[CompiledOperator]:
     """Return the kernels and calls for nodes, leaving out those whose results are never read."""
-    groups = fuse(inline(nodes, needed))
-    readers: dict[Value, set[int]] = {}
+    groups = fuse_nodes(inline_nodes(nodes, needed))
+    readers: dict[StorageVersion, set[int]] = {}
     for n, group in enumerate(groups):
         for access in group.reads():
             readers.setdefault(access.value, set()).add(n)
@@ -72,15 +77,17 @@ def _emit(operators: Sequence[Operator], nodes: Sequence[LoopNode], needed: Coll
         node = group.nodes[0]
         if node.kind == "extern":
             call = node.call or operators[node.operator]
-            found.append(Emitted(call, (node.operator,), frozenset(v.storage for v in node.writes), False))
+            found.append(CompiledOperator(call, (node.operator,), frozenset(v.storage for v in node.writes), False))
             continue
         written = {v: t for v, t in group.writes().items() if v in needed or readers.get(v, set()) - {n}}
         if written:
-            found.append(_generated(operators, group, tuple(written.values())))
+            found.append(_generated_operator(operators, group, tuple(written.values())))
     return found
 
 
-def _generated(operators: Sequence[Operator], group: Group, written: tuple[TensorRecord, ...]) -> Emitted:
+def _generated_operator(
+    operators: Sequence[Operator], group: FusionGroup, written: tuple[TensorRecord, ...]
+) -> CompiledOperator:
     """Return the operator for a generated kernel, with the line and module of its last node."""
     members = dict.fromkeys(member for node in group.nodes for member in node.members)
     names = list(dict.fromkeys(name for _, name in sorted(members)))
@@ -90,16 +97,18 @@ def _generated(operators: Sequence[Operator], group: Group, written: tuple[Tenso
         operators[last.operator], name=f"{GENERATED}.triton_{kind}_fused_{'_'.join(names[:_MOST_NAMED])}.default",
         phase=last.phase, inputs=tuple(dict.fromkeys(group.reads().values())), outputs=written, arguments={},
     )  # fmt: skip
-    return Emitted(operator, tuple(dict.fromkeys(n for n, _ in members)), frozenset(t.storage for t in written), True)
+    return CompiledOperator(
+        operator, tuple(dict.fromkeys(n for n, _ in members)), frozenset(t.storage for t in written), True
+    )
 
 
-class _NewStorages(dict[Value, int]):
+class _NewStorageNumbers(dict[StorageVersion, int]):
     """Storage numbers for recomputed values."""
 
-    def __init__(self, builder: Builder) -> None:
+    def __init__(self, builder: NodeBuilder) -> None:
         super().__init__()
         self._builder = builder
 
-    def __missing__(self, value: Value) -> int:
+    def __missing__(self, value: StorageVersion) -> int:
         self[value] = number = self._builder.new_storage()
         return number

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value, access_of
+from roller.insight.cost.compiled.loop_nodes import LoopNode, StorageVersion, TensorAccess, tensor_access
 from roller.insight.cost.gpu.operator_view import element_count
 from roller.insight.trace.trace import TensorRecord
 
@@ -17,16 +17,16 @@ from roller.insight.trace.trace import TensorRecord
 SHARED_READS, MOST_READS, MOST_OPERATIONS, MOST_JOINED = 4, 8, 30, 8
 
 
-def inline(nodes: Sequence[LoopNode], needed: Collection[Value]) -> list[LoopNode]:
+def inline_nodes(nodes: Sequence[LoopNode], needed: Collection[StorageVersion]) -> list[LoopNode]:
     """Return the nodes whose results are stored; they read the inputs of the inlined nodes."""
-    readers: dict[Value, list[LoopNode]] = defaultdict(list)
+    readers: dict[StorageVersion, list[LoopNode]] = defaultdict(list)
     for node in nodes:
         for value in node.values():
             readers[value].append(node)
-    gone: dict[Value, LoopNode] = {}
+    gone: dict[StorageVersion, LoopNode] = {}
     kept: list[LoopNode] = []
     for node in nodes:
-        whole = _with_inputs_inlined(node, gone) if node.kind != "extern" else node
+        whole = _inline_inputs(node, gone) if node.kind != "extern" else node
         if _is_stored(whole, [r for value in node.writes for r in readers[value]], needed):
             kept.append(whole)
         else:
@@ -34,7 +34,7 @@ def inline(nodes: Sequence[LoopNode], needed: Collection[Value]) -> list[LoopNod
     return kept
 
 
-def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[Value]) -> bool:
+def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[StorageVersion]) -> bool:
     if node.kind != "pointwise" or len(node.writes) != 1 or any(value in needed for value in node.writes):
         return True
     if not readers:
@@ -53,9 +53,9 @@ def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[V
     return node.joins > MOST_JOINED or reads > MOST_READS or node.operations > MOST_OPERATIONS
 
 
-def _with_inputs_inlined(node: LoopNode, gone: dict[Value, LoopNode]) -> LoopNode:
+def _inline_inputs(node: LoopNode, gone: dict[StorageVersion, LoopNode]) -> LoopNode:
     """Return a node that reads the inputs of its inlined inputs."""
-    reads: dict[Access, TensorRecord] = {}
+    reads: dict[TensorAccess, TensorRecord] = {}
     operations, inlined, is_random = node.operations, list(node.inlined), node.is_random
     for access, record in node.reads.items():
         source = gone.get(access.value)
@@ -67,15 +67,15 @@ def _with_inputs_inlined(node: LoopNode, gone: dict[Value, LoopNode]) -> LoopNod
         inlined += source.members
         (written,) = source.writes.values()
         for inner, inner_record in source.reads.items():
-            moved = _through_view(inner, inner_record, written, record)
+            moved = _read_through_view(inner, inner_record, written, record)
             reads[moved[0]] = moved[1]
     members = tuple(dict.fromkeys(inlined))
     return replace(node, reads=reads, operations=operations, inlined=members, is_random=is_random)
 
 
-def _through_view(
-    access: Access, read: TensorRecord, written: TensorRecord, record: TensorRecord
-) -> tuple[Access, TensorRecord]:
+def _read_through_view(
+    access: TensorAccess, read: TensorRecord, written: TensorRecord, record: TensorRecord
+) -> tuple[TensorAccess, TensorRecord]:
     """Return an inlined node's read as seen through ``record``, the reader's view of the node's result."""
     # A read in the layout of the result becomes the same view of its own tensor. A read in another layout is no longer
     # in memory order; a smaller one, such as a row or a channel, stays.
@@ -83,7 +83,7 @@ def _through_view(
         seen = replace(
             record, storage=read.storage, dtype=read.dtype, offset=record.offset - written.offset + read.offset
         )
-        return access_of(access.value, seen), seen
+        return tensor_access(access.value, seen), seen
     same = (written.shape, written.stride, written.offset) == (record.shape, record.stride, record.offset)
     if same or element_count(read) < element_count(written):
         return access, read

@@ -7,21 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from roller.insight.cost.gpu.operator_view import View, element_count
+from roller.insight.cost.gpu.operator_view import OperatorView, element_count
 from roller.insight.trace.trace import Operator, Phase, TensorRecord
 
 
-class Value(NamedTuple):
+class StorageVersion(NamedTuple):
     """One version of a storage's contents; an in-place operator makes the next version."""
 
     storage: int
     version: int = 0
 
 
-class Access(NamedTuple):
+class TensorAccess(NamedTuple):
     """A read of a value; a fused kernel performs equal reads only once."""
 
-    value: Value
+    value: StorageVersion
     offset: int
     layout: tuple[tuple[int, int], ...]
 
@@ -41,8 +41,8 @@ class LoopNode:
     length: int = 1
     #: Whether the reduced axes are innermost in memory, so that later nodes fit the same loops.
     trailing: bool = True
-    reads: dict[Access, TensorRecord] = field(default_factory=dict)
-    writes: dict[Value, TensorRecord] = field(default_factory=dict)
+    reads: dict[TensorAccess, TensorRecord] = field(default_factory=dict)
+    writes: dict[StorageVersion, TensorRecord] = field(default_factory=dict)
     #: Scalar functions per element, of the node and of those inlined into it.
     operations: int = 1
     #: Whether it reads elements several times, so that its inputs are stored.
@@ -70,12 +70,12 @@ class LoopNode:
         """Indices and names of all operators that the node computes."""
         return (*self.inlined, (self.operator, self.name))
 
-    def values(self) -> set[Value]:
+    def values(self) -> set[StorageVersion]:
         """Return the values that the node reads."""
         return {access.value for access in self.reads}
 
 
-def access_of(value: Value, record: TensorRecord) -> Access:
+def tensor_access(value: StorageVersion, record: TensorRecord) -> TensorAccess:
     """Return the access of a tensor, with contiguous dimensions merged."""
     merged: list[tuple[int, int]] = []
     own = [(n, s) for n, s in zip(record.shape, record.stride, strict=False) if n != 1]
@@ -84,28 +84,28 @@ def access_of(value: Value, record: TensorRecord) -> Access:
             merged[-1] = (merged[-1][0] * extent, stride)
         else:
             merged.append((extent, stride))
-    return Access(value, record.offset, tuple(merged))
+    return TensorAccess(value, record.offset, tuple(merged))
 
 
-def is_flat(access: Access, points: int) -> bool:
+def is_contiguous_access(access: TensorAccess, points: int) -> bool:
     """Return whether an access reads ``points`` consecutive elements."""
     return access.layout == ((points, 1),) or (points == 1 and not access.layout)
 
 
-def loop_order(record: TensorRecord) -> tuple[int, ...]:
+def dims_in_memory_order(record: TensorRecord) -> tuple[int, ...]:
     """Return the dimensions of a tensor from the outermost to the innermost in memory."""
     dims = [d for d, n in enumerate(record.shape) if n != 1]
     return tuple(sorted(dims, key=lambda d: (-record.stride[d], d)))
 
 
-def is_trailing(record: TensorRecord, dims: Iterable[int]) -> bool:
+def are_innermost_dims(record: TensorRecord, dims: Iterable[int]) -> bool:
     """Return whether some dimensions of a tensor are the innermost ones in memory."""
-    order, wanted = loop_order(record), {d % max(1, len(record.shape)) for d in dims}
+    order, wanted = dims_in_memory_order(record), {d % max(1, len(record.shape)) for d in dims}
     inner = [d for d in order if d in wanted]
     return list(order[len(order) - len(inner) :]) == inner
 
 
-class Builder:
+class NodeBuilder:
     """Builds nodes for operators in order; tracks the version of each storage, and numbers new storages."""
 
     def __init__(self, first_storage: int) -> None:
@@ -113,9 +113,9 @@ class Builder:
         self._versions: dict[int, int] = {}
         self._next = first_storage
 
-    def current(self, record: TensorRecord) -> Value:
+    def current(self, record: TensorRecord) -> StorageVersion:
         """Return the current value of a tensor."""
-        return Value(record.storage, self._versions.get(record.storage, 0))
+        return StorageVersion(record.storage, self._versions.get(record.storage, 0))
 
     def new_storage(self) -> int:
         """Return a storage number that the trace does not use."""
@@ -133,7 +133,7 @@ class Builder:
         trailing: bool = True, operations: int = 1, windowed: bool = False, joins: int = 0,
     ) -> LoopNode:  # fmt: skip
         """Add a node that reads the current values of tensors and writes new ones."""
-        read = {access_of(self.current(t), t): t for t in reads if element_count(t)}
+        read = {tensor_access(self.current(t), t): t for t in reads if element_count(t)}
         for access in read:  # a later write makes another version
             self._versions.setdefault(access.value.storage, 0)
         written = {}
@@ -141,7 +141,8 @@ class Builder:
             self._versions[t.storage] = self._versions.get(t.storage, -1) + 1
             written[self.current(t)] = t
         node = LoopNode(
-            index, kind, View(operator).packet.removeprefix("aten."), operator.phase, rows, length, trailing, read,
+            index, kind, OperatorView(operator).packet.removeprefix("aten."), operator.phase, rows, length, trailing,
+            read,
             written, operations, windowed, joins,
         )  # fmt: skip
         self.nodes.append(node)
@@ -155,7 +156,7 @@ class Builder:
         del self.nodes[count:]
 
 
-def with_shape_of(record: TensorRecord, like: TensorRecord) -> TensorRecord:
+def gathered_table_read(record: TensorRecord, like: TensorRecord) -> TensorRecord:
     """Return the read of the table elements that a gather takes, as many as its result has."""
     stride = tuple(math.prod(like.shape[n + 1 :]) for n in range(len(like.shape)))
     return replace(record, shape=like.shape, stride=stride)

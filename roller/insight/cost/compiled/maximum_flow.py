@@ -11,7 +11,7 @@ INFINITE = float("inf")
 _LEAST = 1e-6
 
 
-class Network:
+class FlowNetwork:
     """A directed network with capacities."""
 
     def __init__(self) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from roller.insight.cost.compiled.loop_nodes import loop_order
-from roller.insight.cost.gpu import is_view
-from roller.insight.cost.gpu.operator_view import View, element_count
+from roller.insight.cost.compiled.loop_nodes import dims_in_memory_order
+from roller.insight.cost.gpu import returns_only_views
+from roller.insight.cost.gpu.operator_view import OperatorView, element_count
 from roller.insight.trace.trace import Operator, TensorRecord
 
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -29,43 +29,43 @@ def convolution_format(operators: Sequence[Operator]) -> MemoryFormat:
     # Inductor decides once per graph. In training, one grouped convolution (depthwise ones aside) or one that halves
     # its channels keeps all of them in NCHW, and so do convolutions that are all small. In inference, the
     # multiplications of each kind are weighed by their mean gain.
-    found = [v for v in map(View, operators) if v.packet in _CONVOLUTIONS]
-    count = sum(not is_view(View(o)) for o in operators)
+    found = [v for v in map(OperatorView, operators) if v.packet in _CONVOLUTIONS]
+    count = sum(not returns_only_views(OperatorView(o)) for o in operators)
     if not found or count >= MOST_OPERATORS * len(found) or any(len(v.out.shape) != 4 for v in found):
         return "contiguous"
-    kinds = [(_kind(v), _multiplications(v)) for v in found]
-    if any(View(o).packet in _GRADIENTS for o in operators):
+    kinds = [(_convolution_kind(v), _multiplication_count(v)) for v in found]
+    if any(OperatorView(o).packet in _GRADIENTS for o in operators):
         own = {kind for kind, _ in kinds}
-        stays = "grouped" in own or "narrowing" in own or all(_is_small(v) for v in found)
+        stays = "grouped" in own or "narrowing" in own or all(_is_small_convolution(v) for v in found)
         return "contiguous" if stays else "channels_last"
     weights = {"grouped": GROUPED, "small": SMALL, "narrowing": NARROWING, "default": DEFAULT}
     whole = math.fsum(work for _, work in kinds)
     return "channels_last" if math.fsum(weights[k] * work for k, work in kinds) <= whole else "contiguous"
 
 
-def _weight(view: View) -> TensorRecord:
+def _weight_of_convolution(view: OperatorView) -> TensorRecord:
     return view.required_tensor("weight", 1)
 
 
-def _is_small(view: View) -> bool:
-    return max(_weight(view).shape[:2]) <= SMALL_CHANNELS
+def _is_small_convolution(view: OperatorView) -> bool:
+    return max(_weight_of_convolution(view).shape[:2]) <= SMALL_CHANNELS
 
 
-def _kind(view: View) -> str:
-    weight = _weight(view)
+def _convolution_kind(view: OperatorView) -> str:
+    weight = _weight_of_convolution(view)
     if int(view.argument("groups", 1)) > 1 and weight.shape[1] > 1:
         return "grouped"
-    if _is_small(view):
+    if _is_small_convolution(view):
         return "small"
     narrows = 2 * weight.shape[0] <= weight.shape[1] and weight.shape[2] > 1
     return "narrowing" if narrows else "default"
 
 
-def _multiplications(view: View) -> float:
-    return float(element_count(view.out) * math.prod(_weight(view).shape[1:]))
+def _multiplication_count(view: OperatorView) -> float:
+    return float(element_count(view.out) * math.prod(_weight_of_convolution(view).shape[1:]))
 
 
-class _Layout(NamedTuple):
+class _StorageLayout(NamedTuple):
     """Shape of a storage's tensor, its strides in the eager step, and its strides in the compiled step."""
 
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ class _Layout(NamedTuple):
     new: tuple[int, ...]
 
 
-def laid_out(
+def assign_memory_formats(
     operators: Sequence[Operator], format_of: Callable[[Operator], MemoryFormat | None], new_storage: Callable[[], int]
 ) -> list[Operator]:
     """Return operators in the layouts that the compiler gives their results, with the copies that this requires."""
@@ -81,86 +81,88 @@ def laid_out(
     # outside that a convolution reads are copied first; filters of one point, or of one channel, are the same in both
     # formats. An element-wise result of operands in several orders is contiguous (``pick_loop_order``), whereas eager
     # mode follows the first operand.
-    layouts: dict[int, _Layout] = {}
+    layouts: dict[int, _StorageLayout] = {}
     copies: dict[int, TensorRecord] = {}
     found: list[Operator] = []
     for operator in operators:
-        view, memory_format = View(operator), format_of(operator)
-        inputs = [_relaid(t, layouts) for t in operator.inputs]
+        view, memory_format = OperatorView(operator), format_of(operator)
+        inputs = [_view_in_new_layout(t, layouts) for t in operator.inputs]
         convolves = memory_format == "channels_last" and view.packet in _CONVOLUTIONS | _GRADIENTS
         if convolves:
             for n, t in enumerate(inputs):
-                if len(t.shape) == 4 and t.storage not in layouts and _is_contiguous(t) and _differs(t):
+                if len(t.shape) == 4 and t.storage not in layouts and _is_contiguous(t) and _channels_last_differs(t):
                     if t.storage not in copies:
-                        copies[t.storage] = replace(t, storage=new_storage(), stride=_channels_last(t.shape), offset=0)
-                        found.append(_copy_of(operator, t, copies[t.storage]))
+                        copies[t.storage] = replace(
+                            t, storage=new_storage(), stride=_channels_last_strides(t.shape), offset=0
+                        )
+                        found.append(_copy_operator(operator, t, copies[t.storage]))
                     inputs[n] = copies[t.storage]
-        if memory_format is not None and not is_view(view):
+        if memory_format is not None and not returns_only_views(view):
             keeps = memory_format == "channels_last" and (
-                convolves or any(_is_relaid(t, layouts) for t in operator.inputs)
+                convolves or any(_is_channels_last_storage(t, layouts) for t in operator.inputs)
             )
             for t in operator.outputs:
-                new = _new_stride(t, operator, inputs, keeps)
+                new = _changed_strides(t, operator, inputs, keeps)
                 if new is not None and t.storage not in {x.storage for x in operator.inputs}:
-                    layouts[t.storage] = _Layout(t.shape, t.stride, new)
-        outputs = tuple(_relaid(t, layouts) for t in operator.outputs)
+                    layouts[t.storage] = _StorageLayout(t.shape, t.stride, new)
+        outputs = tuple(_view_in_new_layout(t, layouts) for t in operator.outputs)
         found.append(replace(operator, inputs=tuple(inputs), outputs=outputs))
     return found
 
 
-def _is_relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> bool:
+def _is_channels_last_storage(t: TensorRecord, layouts: Mapping[int, _StorageLayout]) -> bool:
     """Return whether a tensor's storage is in channels-last format."""
     layout = layouts.get(t.storage)
-    return layout is not None and len(layout.shape) == 4 and layout.new == _channels_last(layout.shape)
+    return layout is not None and len(layout.shape) == 4 and layout.new == _channels_last_strides(layout.shape)
 
 
-def _new_stride(
+def _changed_strides(
     t: TensorRecord, operator: Operator, inputs: Sequence[TensorRecord], keeps: bool
 ) -> tuple[int, ...] | None:
     """Return the compiled strides of a result; ``None`` if they equal the eager strides."""
     if t.offset:
         return None
     if keeps and len(t.shape) == 4 and _is_contiguous(t):
-        return _channels_last(t.shape)
-    orders = {loop_order(x) for x in inputs if x.shape == t.shape and 0 not in x.stride}
-    whole = TensorRecord(t.shape, _contiguous(t.shape), t.dtype, t.storage)
-    follows = len(orders) > 1 or orders == {loop_order(whole)}
+        return _channels_last_strides(t.shape)
+    orders = {dims_in_memory_order(x) for x in inputs if x.shape == t.shape and 0 not in x.stride}
+    whole = TensorRecord(t.shape, _contiguous_strides(t.shape), t.dtype, t.storage)
+    follows = len(orders) > 1 or orders == {dims_in_memory_order(whole)}
     span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride, strict=True))
     return whole.stride if follows and not _is_contiguous(t) and element_count(t) == span else None
 
 
-def _copy_of(operator: Operator, source: TensorRecord, copied: TensorRecord) -> Operator:
+def _copy_operator(operator: Operator, source: TensorRecord, copied: TensorRecord) -> Operator:
     return replace(
         operator, name="aten.clone.default", inputs=(source,), outputs=(copied,), arguments={"self": {"tensor": 0}}
     )
 
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
 def _is_contiguous(t: TensorRecord) -> bool:
-    return t.stride == _contiguous(t.shape)
+    return t.stride == _contiguous_strides(t.shape)
 
 
-def _differs(t: TensorRecord) -> bool:
+def _channels_last_differs(t: TensorRecord) -> bool:
     """Return whether channels-last differs in memory from the contiguous format."""
     return t.shape[1] > 1 and math.prod(t.shape[2:]) > 1
 
 
-def _channels_last(shape: Sequence[int]) -> tuple[int, ...]:
+def _channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
     _, c, h, w = shape
     return (c * h * w, 1, w * c, c)
 
 
-def _relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> TensorRecord:
+def _view_in_new_layout(t: TensorRecord, layouts: Mapping[int, _StorageLayout]) -> TensorRecord:
     """Return a view of a storage in its new layout; unchanged if no strides describe the view there."""
     layout = layouts.get(t.storage)
     if layout is None:
         return t
     dims = sorted(range(len(layout.shape)), key=lambda d: (-layout.old[d], layout.shape[d] == 1))
 
-    def place(step: int) -> int:
+    def new_offset(step: int) -> int:
         found = 0
         for d in dims:
             if layout.old[d]:
@@ -168,7 +170,7 @@ def _relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> TensorRecord:
                 found += whole * layout.new[d]
         return found
 
-    steps = [(n, s, place(s)) for n, s in zip(t.shape, t.stride, strict=True)]
-    if any(n > 1 and place((n - 1) * s) != (n - 1) * new for n, s, new in steps):
+    steps = [(n, s, new_offset(s)) for n, s in zip(t.shape, t.stride, strict=True)]
+    if any(n > 1 and new_offset((n - 1) * s) != (n - 1) * new for n, s, new in steps):
         return t
-    return replace(t, stride=tuple(new for *_, new in steps), offset=place(t.offset))
+    return replace(t, stride=tuple(new for *_, new in steps), offset=new_offset(t.offset))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from roller.hardware import DeviceSpec, MemoryLayer
-from roller.insight.cost.cpu.operator_work import GRAIN_ELEMENTS, Work
+from roller.insight.cost.cpu.operator_work import GRAIN_ELEMENTS, OperatorWork
 
 #: Part of a first touch during which no other thread can fault. Measured: two threads take two thirds of the time.
 _LOCKED = 1 / 3
@@ -16,7 +16,7 @@ _PRODUCT_GRAIN = 1 << 20
 
 
 @dataclass(frozen=True)
-class Parts:
+class SecondsByResource:
     """Seconds of an operator by resource; if ``hides``, arithmetic overlaps with memory traffic."""
 
     arithmetic_s: float
@@ -40,14 +40,14 @@ class Parts:
         return max(named, key=lambda n: named[n])
 
 
-class Machine:
+class ProcessorRates:
     """Rates of one CPU."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         self.spec = spec
         self.caches = tuple(x for x in spec.memory_layers if x.name != "register")
 
-    def thread_count(self, work: Work) -> int:
+    def thread_count(self, work: OperatorWork) -> int:
         """Return the number of threads that run an operator."""
         shared = work.parallel_elements / GRAIN_ELEMENTS
         if work.multiplies:
@@ -76,7 +76,7 @@ class Machine:
                 return layer
         return self.caches[-1]
 
-    def arithmetic_s(self, work: Work, threads: int) -> float:
+    def arithmetic_s(self, work: OperatorWork, threads: int) -> float:
         """Return the seconds of arithmetic."""
         spec = self.spec
         core = spec.clock_hz * threads
@@ -105,8 +105,12 @@ class Machine:
         return lines * (memory.latency_s or 0.0) / (threads * (self.spec.execution.prefetched_lines or 1.0))
 
     def seconds_by_resource(
-        self, work: Work, moved: tuple[tuple[MemoryLayer, float], ...], fresh_bytes: float, strewn_bytes: float = 0.0
-    ) -> Parts:
+        self,
+        work: OperatorWork,
+        moved: tuple[tuple[MemoryLayer, float], ...],
+        fresh_bytes: float,
+        strewn_bytes: float = 0.0,
+    ) -> SecondsByResource:
         """Return the seconds of an operator by resource."""
         # ``moved`` has the bytes per memory layer; ``strewn_bytes`` move in short runs, in addition to the work's
         # bytes.
@@ -117,4 +121,4 @@ class Machine:
         strewn = self.scattered_access_s(work.strewn_bytes + strewn_bytes, threads)
         forks = work.forks * (self.spec.execution.fork_s or 0.0) if threads > 1 else 0.0
         fresh = self.first_touch_s(fresh_bytes, threads) if fresh_bytes else 0.0
-        return Parts(self.arithmetic_s(work, threads), memory_s + strewn, fresh, forks, work.hides)
+        return SecondsByResource(self.arithmetic_s(work, threads), memory_s + strewn, fresh, forks, work.hides)

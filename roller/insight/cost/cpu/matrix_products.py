@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from roller.insight.cost.cpu.operator_work import Traffic, Work
-from roller.insight.cost.gpu.operator_view import View, element_count, itemsize
+from roller.insight.cost.cpu.operator_work import OperatorWork, TensorTraffic
+from roller.insight.cost.gpu.operator_view import OperatorView, element_count, itemsize
 from roller.insight.trace.trace import TensorRecord
 
 #: Share of the probed rate of multiply-adds, in undisturbed windows, that MKL's products and oneDNN's convolutions
@@ -35,78 +35,80 @@ def _pad_channels(n: int) -> int:
 def matrix_product_work(
     m: int, n: int, k: int, batch: int = 1, *, dtype: str = "float32",
     reads: Iterable[TensorRecord] = (), writes: Iterable[TensorRecord] = (),
-) -> Work:  # fmt: skip
+) -> OperatorWork:  # fmt: skip
     """Return the work of multiplying ``m`` by ``k`` matrices with ``k`` by ``n`` matrices."""
     turns = math.ceil(k / _DEPTH)
     # The second operand is packed, except in products with a vector.
     packed = 0.0 if min(m, n) == 1 else float(batch * n * k)
-    results = tuple(Traffic(t, turns) for t in writes)
+    results = tuple(TensorTraffic(t, turns) for t in writes)
     multiplies = batch * (1 if n == 1 else m) * (m if n == 1 else _pad_channels(n)) * k
     # Packing reads the second operand column by column, in runs of one or two vectors.
-    given = tuple(Traffic(t, is_strewn=packed > 0 and at > 0) for at, t in enumerate(dict.fromkeys(reads)))
-    return Work(
+    given = tuple(TensorTraffic(t, is_strewn=packed > 0 and at > 0) for at, t in enumerate(dict.fromkeys(reads)))
+    return OperatorWork(
         given, results, multiplies=float(multiplies),
         share=PRODUCT_SHARE, packed_elements=packed, packers=float(batch), dtype=dtype,
         parallel_elements=float(multiplies), hides=False,
     )  # fmt: skip
 
 
-def matrix_product(first: str, second: str) -> Callable[[View], Work]:
+def matrix_product_mapping(first: str, second: str) -> Callable[[OperatorView], OperatorWork]:
     """Return the mapping for a matrix product of two named operands."""
 
-    def map_operator(view: View) -> Work:
+    def map_operator(view: OperatorView) -> OperatorWork:
         left, right = view.required_tensor(first, 0), view.required_tensor(second, 1)
-        return _product_of_tensors(left, right, view.out)
+        return _product_work_of_tensors(left, right, view.out)
 
     return map_operator
 
 
-def matrix_product_with_addend(first: str, second: str) -> Callable[[View], Work]:
+def product_plus_addend_mapping(first: str, second: str) -> Callable[[OperatorView], OperatorWork]:
     """Return the mapping for ``self + first @ second``, which first copies the addend to the result."""
 
-    def map_operator(view: View) -> Work:
+    def map_operator(view: OperatorView) -> OperatorWork:
         addend, left, right = (
             view.required_tensor("self", 0),
             view.required_tensor(first, 1),
             view.required_tensor(second, 2),
         )
         adds = view.argument("beta", 1) != 0
-        work = _product_of_tensors(left, right, view.out)
+        work = _product_work_of_tensors(left, right, view.out)
         if not adds or view.in_place:
             return work
-        copied = Traffic(view.out)
-        return Work(**{**vars(work), "reads": (*work.reads, Traffic(addend)), "writes": (copied, *work.writes)})
+        copied = TensorTraffic(view.out)
+        return OperatorWork(
+            **{**vars(work), "reads": (*work.reads, TensorTraffic(addend)), "writes": (copied, *work.writes)}
+        )
 
     return map_operator
 
 
-def _product_of_tensors(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Work:
+def _product_work_of_tensors(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> OperatorWork:
     m, k = left.shape[-2:]
     n = right.shape[-1]
     batch = math.prod(left.shape[:-2])
     return matrix_product_work(m, n, k, batch, dtype=left.dtype, reads=(left, right), writes=(out,))
 
 
-def matrix_vector_product(view: View) -> Work:
+def matrix_vector_product_work(view: OperatorView) -> OperatorWork:
     """Return the work of a matrix-vector product or of an inner product of two vectors."""
     largest = max(view.inputs, key=element_count)
-    reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs))
-    return Work(
-        reads, (Traffic(view.out),), multiplies=float(element_count(largest)), share=PRODUCT_SHARE,
+    reads = tuple(TensorTraffic(t) for t in dict.fromkeys(view.inputs))
+    return OperatorWork(
+        reads, (TensorTraffic(view.out),), multiplies=float(element_count(largest)), share=PRODUCT_SHARE,
         parallel_elements=float(element_count(largest)), dtype=largest.dtype,
     )  # fmt: skip
 
 
-def convolution(view: View) -> Work:
+def convolution_work(view: OperatorView) -> OperatorWork:
     """Return the work of a convolution: image, filters and result are reordered to blocks of channels and back."""
     x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
     bias = view.tensor("bias")
     turned = bool(view.argument("transposed", False))
     reads = (x, weight) if bias is None else (x, weight, bias)
-    return _convolution_work(view, x if turned else view.out, weight, (turned,), reads, (view.out,))
+    return _windowed_product_work(view, x if turned else view.out, weight, (turned,), reads, (view.out,))
 
 
-def convolution_backward(view: View) -> Work:
+def convolution_backward_work(view: OperatorView) -> OperatorWork:
     """Return the work of a convolution's image and filter gradients."""
     gradient, x, weight = (
         view.required_tensor("grad_output", 0),
@@ -117,24 +119,24 @@ def convolution_backward(view: View) -> Work:
     turned = bool(view.argument("transposed", False))
     reads = [gradient] * sum(wanted) + [weight] * wanted[0] + [x] * wanted[1]
     ways = [not turned] * wanted[0] + [turned] * wanted[1]
-    return _convolution_work(
+    return _windowed_product_work(
         view, x if turned else gradient, weight, ways, reads, [t for t in view.outputs if element_count(t)]
     )  # fmt: skip
 
 
-def _convolution_work(
-    view: View, points: TensorRecord, weight: TensorRecord, ways: Sequence[bool], reads: Iterable[TensorRecord],
+def _windowed_product_work(
+    view: OperatorView, points: TensorRecord, weight: TensorRecord, ways: Sequence[bool], reads: Iterable[TensorRecord],
     writes: Iterable[TensorRecord],
-) -> Work:  # fmt: skip
+) -> OperatorWork:  # fmt: skip
     """Return the work of one or two products over windows; a true entry in ``ways`` yields input channels."""
     groups, window = int(view.argument("groups", 1)), weight.shape[2:]
-    read, written = tuple(Traffic(t) for t in reads), tuple(Traffic(t) for t in writes)
+    read, written = tuple(TensorTraffic(t) for t in reads), tuple(TensorTraffic(t) for t in writes)
     each = math.prod((points.shape[0], *points.shape[2:])) * element_count(weight)
     channels = weight.shape[0] // groups, weight.shape[1]
     multiplies = each * sum(_convolution_overhead(*(reversed(channels) if way else channels)) for way in ways)
     # Windows that do not overlap form the rows of a matrix product.
     apart = all(n <= s for n, s in zip(window, view.argument("stride", (1,) * len(window)), strict=False))
-    return Work(
+    return OperatorWork(
         read, written, multiplies=multiplies, dtype=points.dtype,
         share=PRODUCT_SHARE if apart else CONVOLUTION_SHARE,
         parallel_elements=float(each), forks=4 * max(1, len(ways)), hides=False,
@@ -159,26 +161,28 @@ def _convolution_overhead(results: int, sums: int) -> float:
     return padded * (1.0 + _LOADS / math.ceil(results / _LANES))
 
 
-def attention(view: View) -> Work:
+def attention_work(view: OperatorView) -> OperatorWork:
     """Return the work of blocked attention: two products per block of queries, with exponentials between them."""
     query, key, value = (view.required_tensor(n, i) for i, n in enumerate(("query", "key", "value")))
-    return _attention_work(view, query, key, value, products=2)
+    return _blocked_attention_work(view, query, key, value, products=2)
 
 
-def attention_backward(view: View) -> Work:
+def attention_backward_work(view: OperatorView) -> OperatorWork:
     """Return the work of attention's gradient: recomputed weights, and the products for four gradients."""
     query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(("query", "key", "value")))
-    return _attention_work(view, query, key, value, products=5)
+    return _blocked_attention_work(view, query, key, value, products=5)
 
 
-def _attention_work(view: View, query: TensorRecord, key: TensorRecord, value: TensorRecord, *, products: int) -> Work:
+def _blocked_attention_work(
+    view: OperatorView, query: TensorRecord, key: TensorRecord, value: TensorRecord, *, products: int
+) -> OperatorWork:
     heads, rows, columns, depth = math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1]
     block = next(n for least, n in _QUERIES if rows >= least)
-    share = _causal_share(rows, columns, block) if view.argument("is_causal", False) else 1.0
+    share = _causal_mask_share(rows, columns, block) if view.argument("is_causal", False) else 1.0
     blocks = math.ceil(rows / block) * heads * share
-    reads, writes = (tuple(Traffic(t) for t in ts if element_count(t)) for ts in (view.inputs, view.outputs))
+    reads, writes = (tuple(TensorTraffic(t) for t in ts if element_count(t)) for ts in (view.inputs, view.outputs))
     pairs = share * heads * rows * columns
-    return Work(
+    return OperatorWork(
         reads, writes, multiplies=products * pairs * depth, share=PRODUCT_SHARE, dtype=query.dtype,
         # Each block of queries packs the keys and values that it needs, on its own core.
         packed_elements=products * blocks * columns * depth, packers=blocks,
@@ -187,12 +191,12 @@ def _attention_work(view: View, query: TensorRecord, key: TensorRecord, value: T
     )  # fmt: skip
 
 
-def _causal_share(rows: int, columns: int, block: int) -> float:
+def _causal_mask_share(rows: int, columns: int, block: int) -> float:
     """Return the share of pairs computed under a causal mask: key blocks up to the last query of each block.
 
     Examples
     --------
-    >>> _causal_share(512, 512, 64), _causal_share(1024, 1024, 256)
+    >>> _causal_mask_share(512, 512, 64), _causal_mask_share(1024, 1024, 256)
     (1.0, 0.75)
     """
     starts = range(0, rows, block)
@@ -200,26 +204,26 @@ def _causal_share(rows: int, columns: int, block: int) -> float:
     return seen / (rows * columns)
 
 
-def lstm(view: View) -> Work:
+def lstm_work(view: OperatorView) -> OperatorWork:
     """Return the work of one oneDNN LSTM layer: one product for all inputs, then one product per step."""
-    return _lstm_work(view, 1)
+    return _lstm_layer_work(view, 1)
 
 
-def lstm_backward(view: View) -> Work:
+def lstm_backward_work(view: OperatorView) -> OperatorWork:
     """Return the work of an LSTM layer's gradients for inputs, states and weights."""
-    return _lstm_work(view, 2)
+    return _lstm_layer_work(view, 2)
 
 
-def _lstm_work(view: View, times: int) -> Work:
+def _lstm_layer_work(view: OperatorView, times: int) -> OperatorWork:
     x, weights = view.required_tensor("input", 0), [t for t in view.inputs if len(t.shape) == 2]
     hidden = int(view.argument("hidden_size"))
     steps, batch, width = x.shape[0], x.shape[1], x.shape[2]
     gates = _GATES * hidden
-    reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs))
+    reads = tuple(TensorTraffic(t) for t in dict.fromkeys(view.inputs))
     kept = sum(element_count(t) for t in weights[:2])
     points = steps * batch * hidden
-    return Work(
-        reads, tuple(Traffic(t) for t in view.outputs if element_count(t)),
+    return OperatorWork(
+        reads, tuple(TensorTraffic(t) for t in view.outputs if element_count(t)),
         multiplies=float(times * steps * batch * gates * (width + hidden)), share=PRODUCT_SHARE, dtype=x.dtype,
         packed_elements=float(times * kept), exponentials=times * _GATE_EXPONENTIALS * points,
         parallel_elements=float(steps * batch * gates * width), forks=4 * times * steps, hides=False,

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Literal
 
 from roller.insight.cost.cpu import matrix_products
-from roller.insight.cost.cpu.normalization import (
+from roller.insight.cost.cpu.memory_bound_operators import (
     GREATEST,
     MEAN,
-    batch_norm,
-    cost_per_element,
-    embedding_backward,
-    gather,
-    nll_loss,
-    nll_loss_backward,
-    pooling,
-    pooling_backward,
-    random_draws,
-    reduction,
-    softmax,
+    batch_norm_work,
+    embedding_backward_work,
+    gather_mapping,
+    nll_loss_backward_work,
+    nll_loss_work,
+    per_element_mapping,
+    pooling_backward_mapping,
+    pooling_mapping,
+    random_draw_mapping,
+    reduction_mapping,
+    softmax_mapping,
 )
-from roller.insight.cost.cpu.operator_work import Mapping, Traffic, Work, stream_inputs_to_outputs
-from roller.insight.cost.gpu import is_view
+from roller.insight.cost.cpu.operator_work import Mapping, OperatorWork, TensorTraffic, streaming_work
+from roller.insight.cost.gpu import returns_only_views
 from roller.insight.cost.gpu.operator_table import COPYING, FILLING, NOTHING, POINTWISE, TABLE
-from roller.insight.cost.gpu.operator_view import View, element_count
+from roller.insight.cost.gpu.operator_view import OperatorView, element_count
 from roller.insight.trace.trace import Operator, TensorRecord
 
 #: Classes of operators by which reports divide a step's time.
@@ -40,89 +40,92 @@ EXPONENTIALS = {
 _MIXED_CYCLES, _STREWN_CYCLES = 2.5, 3.0
 
 _ROWS: dict[str, Mapping] = {
-    "_softmax": softmax(), "_log_softmax": softmax(logarithm=True),
-    "_safe_softmax": cost_per_element(cycles=7.0, exponentials=1.2, reads=4.0, writes=3.0),
-    "_softmax_backward_data": softmax(gradient=True),
-    "_log_softmax_backward_data": softmax(gradient=True, logarithm=True),
-    "native_layer_norm": cost_per_element(vector=28.0), "native_layer_norm_backward": cost_per_element(vector=34.0),
-    "_fused_rms_norm": cost_per_element(vector=20.0), "_fused_rms_norm_backward": cost_per_element(vector=34.0),
-    "native_batch_norm": batch_norm, "_native_batch_norm_legit": batch_norm,
-    "_native_batch_norm_legit_functional": batch_norm, "_batch_norm_with_update": batch_norm,
-    "_native_batch_norm_legit_no_training": cost_per_element(vector=8.0),
-    "_batch_norm_no_update": cost_per_element(vector=8.0),
-    "native_batch_norm_backward": cost_per_element(vector=24.0, reads=2.0),
-    "batch_norm_backward": cost_per_element(vector=24.0, reads=2.0),
-    "native_group_norm": cost_per_element(vector=22.0, reads=2.0),
-    "native_group_norm_backward": cost_per_element(vector=26.0, reads=2.0),
+    "_softmax": softmax_mapping(), "_log_softmax": softmax_mapping(logarithm=True),
+    "_safe_softmax": per_element_mapping(cycles=7.0, exponentials=1.2, reads=4.0, writes=3.0),
+    "_softmax_backward_data": softmax_mapping(gradient=True),
+    "_log_softmax_backward_data": softmax_mapping(gradient=True, logarithm=True),
+    "native_layer_norm": per_element_mapping(vector=28.0),
+    "native_layer_norm_backward": per_element_mapping(vector=34.0),
+    "_fused_rms_norm": per_element_mapping(vector=20.0), "_fused_rms_norm_backward": per_element_mapping(vector=34.0),
+    "native_batch_norm": batch_norm_work, "_native_batch_norm_legit": batch_norm_work,
+    "_native_batch_norm_legit_functional": batch_norm_work, "_batch_norm_with_update": batch_norm_work,
+    "_native_batch_norm_legit_no_training": per_element_mapping(vector=8.0),
+    "_batch_norm_no_update": per_element_mapping(vector=8.0),
+    "native_batch_norm_backward": per_element_mapping(vector=24.0, reads=2.0),
+    "batch_norm_backward": per_element_mapping(vector=24.0, reads=2.0),
+    "native_group_norm": per_element_mapping(vector=22.0, reads=2.0),
+    "native_group_norm_backward": per_element_mapping(vector=26.0, reads=2.0),
 }  # fmt: skip
 _WINDOWS: dict[str, Mapping] = {
-    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d"), pooling(GREATEST)),
-    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), pooling(MEAN)),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d"),
+                    pooling_mapping(GREATEST)),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), pooling_mapping(MEAN)),
     **dict.fromkeys(
         ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
          "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
          "_adaptive_avg_pool3d_backward"),
-        pooling_backward(6.0),
+        pooling_backward_mapping(6.0),
     ),
-    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), cost_per_element(cycles=1.0)),
-    **{f"upsample_{n}": cost_per_element(per="output", cycles=c) for n, c in (
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), per_element_mapping(cycles=1.0)),
+    **{f"upsample_{n}": per_element_mapping(per="output", cycles=c) for n, c in (
         ("nearest1d", 4.0), ("nearest2d", 4.0), ("nearest3d", 4.0), ("linear1d", 5.0), ("bilinear2d", 8.0),
         ("bicubic2d", 30.0), ("trilinear3d", 15.0))},
-    **{f"upsample_{n}_backward": pooling_backward(6.0) for n in (
+    **{f"upsample_{n}_backward": pooling_backward_mapping(6.0) for n in (
         "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")},
-    **dict.fromkeys(("im2col", "col2im", "constant_pad_nd", "roll", "flip"), cost_per_element(cycles=2.0)),
+    **dict.fromkeys(("im2col", "col2im", "constant_pad_nd", "roll", "flip"), per_element_mapping(cycles=2.0)),
 }  # fmt: skip
 _REDUCTIONS: dict[str, Mapping] = {
     **dict.fromkeys(("sum", "mean", "prod", "amax", "amin", "max", "min", "all", "any", "norm", "linalg_vector_norm"),
-                    reduction()),
-    **dict.fromkeys(("argmax", "argmin", "count_nonzero"), reduction(3.5)),
-    **dict.fromkeys(("var", "var_mean", "std"), reduction(6.5)),
-    "logsumexp": cost_per_element(exponentials=1.6, reads=3.0),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), nll_loss),
-    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), nll_loss_backward),
+                    reduction_mapping()),
+    **dict.fromkeys(("argmax", "argmin", "count_nonzero"), reduction_mapping(3.5)),
+    **dict.fromkeys(("var", "var_mean", "std"), reduction_mapping(6.5)),
+    "logsumexp": per_element_mapping(exponentials=1.6, reads=3.0),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), nll_loss_work),
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), nll_loss_backward_work),
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
-                    cost_per_element(vector=8.0, reads=2.0)),
+                    per_element_mapping(vector=8.0, reads=2.0)),
     **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits"),
-                    cost_per_element(exponentials=6.0, reads=3.0)),
+                    per_element_mapping(exponentials=6.0, reads=3.0)),
 }  # fmt: skip
 _MOVING: dict[str, Mapping] = {
-    **dict.fromkeys(("cat", "stack"), cost_per_element(per="output", serial=True)),
-    **dict.fromkeys(("embedding", "index_select"), gather()),
-    **dict.fromkeys(("index", "_unsafe_index", "gather", "take"), gather(3.0)),
+    **dict.fromkeys(("cat", "stack"), per_element_mapping(per="output", serial=True)),
+    **dict.fromkeys(("embedding", "index_select"), gather_mapping()),
+    **dict.fromkeys(("index", "_unsafe_index", "gather", "take"), gather_mapping(3.0)),
     **dict.fromkeys(("index_put", "_index_put_impl", "index_add", "index_copy", "index_fill", "scatter",
-                     "scatter_add", "scatter_reduce", "masked_scatter"), cost_per_element(cycles=3.0, serial=True)),
-    **dict.fromkeys(("embedding_dense_backward", "_embedding_bag_dense_backward"), embedding_backward),
-    **dict.fromkeys(("cumsum", "cumprod"), cost_per_element(cycles=3.0)),
-    "sort": cost_per_element(cycles=140.0), "topk": cost_per_element(cycles=35.0),
-    **dict.fromkeys(("tril", "triu"), cost_per_element(cycles=2.5)),
+                     "scatter_add", "scatter_reduce", "masked_scatter"), per_element_mapping(cycles=3.0, serial=True)),
+    **dict.fromkeys(("embedding_dense_backward", "_embedding_bag_dense_backward"), embedding_backward_work),
+    **dict.fromkeys(("cumsum", "cumprod"), per_element_mapping(cycles=3.0)),
+    "sort": per_element_mapping(cycles=140.0), "topk": per_element_mapping(cycles=35.0),
+    **dict.fromkeys(("tril", "triu"), per_element_mapping(cycles=2.5)),
 }  # fmt: skip
 _PRODUCTS: dict[str, Mapping] = {
-    "mm": matrix_products.matrix_product("self", "mat2"), "bmm": matrix_products.matrix_product("self", "mat2"),
-    "addmm": matrix_products.matrix_product_with_addend("mat1", "mat2"),
-    "baddbmm": matrix_products.matrix_product_with_addend("batch1", "batch2"),
-    **dict.fromkeys(("mv", "addmv", "dot", "vdot"), matrix_products.matrix_vector_product),
+    "mm": matrix_products.matrix_product_mapping("self", "mat2"),
+    "bmm": matrix_products.matrix_product_mapping("self", "mat2"),
+    "addmm": matrix_products.product_plus_addend_mapping("mat1", "mat2"),
+    "baddbmm": matrix_products.product_plus_addend_mapping("batch1", "batch2"),
+    **dict.fromkeys(("mv", "addmv", "dot", "vdot"), matrix_products.matrix_vector_product_work),
 }  # fmt: skip
 _CONVOLUTIONS: dict[str, Mapping] = {
-    **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), matrix_products.convolution),
-    "convolution_backward": matrix_products.convolution_backward,
+    **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), matrix_products.convolution_work),
+    "convolution_backward": matrix_products.convolution_backward_work,
 }
 _ATTENTION: dict[str, Mapping] = {
-    "_scaled_dot_product_flash_attention_for_cpu": matrix_products.attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": matrix_products.attention_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": matrix_products.attention_work,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": matrix_products.attention_backward_work,
 }
 _RECURRENT: dict[str, Mapping] = {
-    "mkldnn_rnn_layer": matrix_products.lstm,
-    "mkldnn_rnn_layer_backward": matrix_products.lstm_backward,
+    "mkldnn_rnn_layer": matrix_products.lstm_work,
+    "mkldnn_rnn_layer_backward": matrix_products.lstm_backward_work,
 }
 _DRAWS: dict[str, Mapping] = {
-    "bernoulli": random_draws(21.0), "normal": random_draws(12.0), "uniform": random_draws(10.0),
-    "rand": random_draws(10.0), "randn": random_draws(12.0), "exponential": random_draws(20.0),
-    "randint": random_draws(10.0), "randperm": random_draws(20.0),
-    "native_dropout": cost_per_element(cycles=30.0, serial=True),
+    "bernoulli": random_draw_mapping(21.0), "normal": random_draw_mapping(12.0), "uniform": random_draw_mapping(10.0),
+    "rand": random_draw_mapping(10.0), "randn": random_draw_mapping(12.0), "exponential": random_draw_mapping(20.0),
+    "randint": random_draw_mapping(10.0), "randperm": random_draw_mapping(20.0),
+    "native_dropout": per_element_mapping(cycles=30.0, serial=True),
 }  # fmt: skip
 
 
-def _pointwise(view: View) -> Work:
+def _elementwise_operator_work(view: OperatorView) -> OperatorWork:
     """Return the work of an element-wise operator, vectorized if all tensors are contiguous and of one dtype."""
     functions = POINTWISE[view.packet.removeprefix("aten.")]
     if functions == ("pow",) and view.argument("exponent") in (2, 3, 0.5, 1, -1, -2, 2.0, 3.0):
@@ -130,7 +133,7 @@ def _pointwise(view: View) -> Work:
     return _pointwise_work(view, sum(EXPONENTIALS.get(f, 0.0) for f in functions))
 
 
-def _pointwise_work(view: View, exponentials: float) -> Work:
+def _pointwise_work(view: OperatorView, exponentials: float) -> OperatorWork:
     count = float(element_count(view.out))
     given = [t for t in view.inputs if element_count(t) > 1]
     mixed = any(t.dtype != view.out.dtype for t in given)
@@ -138,10 +141,10 @@ def _pointwise_work(view: View, exponentials: float) -> Work:
     apart = (_strides_of_long_axes(t) for t in given if t.shape == view.out.shape)
     strewn = any(step and step[-1] != whole[-1] and 0 not in step for step in apart)
     cycles = _MIXED_CYCLES * mixed + _STREWN_CYCLES * strewn
-    writes = tuple(Traffic(t) for t in view.outputs if element_count(t))
-    reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs) if element_count(t))
+    writes = tuple(TensorTraffic(t) for t in view.outputs if element_count(t))
+    reads = tuple(TensorTraffic(t) for t in dict.fromkeys(view.inputs) if element_count(t))
     serial = strewn and len(given) == 1 and len(view.out.shape) == 2  # a transposed copy runs in a serial loop
-    return Work(
+    return OperatorWork(
         reads, writes, exponentials=exponentials * count, vector_cycles=3 * count, cycles=cycles * count,
         parallel_elements=0.0 if serial else count,
     )  # fmt: skip
@@ -151,25 +154,25 @@ def _strides_of_long_axes(tensor: TensorRecord) -> tuple[int, ...]:
     return tuple(s for n, s in zip(tensor.shape, tensor.stride, strict=True) if n > 1)
 
 
-def _copy(view: View) -> Work:
+def _copy_work(view: OperatorView) -> OperatorWork:
     """Return the work of a copy to another layout or dtype."""
     return _pointwise_work(view, 0.0)
 
 
-def _fill(view: View) -> Work:
-    return Work((), (Traffic(view.out),), parallel_elements=float(element_count(view.out)))
+def _fill_work(view: OperatorView) -> OperatorWork:
+    return OperatorWork((), (TensorTraffic(view.out),), parallel_elements=float(element_count(view.out)))
 
 
-def _foreach(view: View) -> Work:
+def _foreach_work(view: OperatorView) -> OperatorWork:
     """Return the work of an operator over tensor lists, which writes to its inputs if it returns nothing."""
-    work = stream_inputs_to_outputs(view)
-    return work if work.writes else Work(**{**vars(work), "writes": work.reads})
+    work = streaming_work(view)
+    return work if work.writes else OperatorWork(**{**vars(work), "writes": work.reads})
 
 
 #: Classes of operators, and the rows of each.
 _CLASSES: dict[Kind, dict[str, Mapping]] = {
-    "element-wise": {**dict.fromkeys(POINTWISE, _pointwise), **_DRAWS},
-    "moving": {**dict.fromkeys(FILLING, _fill), **dict.fromkeys(COPYING, _copy), **_MOVING},
+    "element-wise": {**dict.fromkeys(POINTWISE, _elementwise_operator_work), **_DRAWS},
+    "moving": {**dict.fromkeys(FILLING, _fill_work), **dict.fromkeys(COPYING, _copy_work), **_MOVING},
     "windows": _WINDOWS, "reductions": _REDUCTIONS, "rows": _ROWS, "products": _PRODUCTS,
     "convolutions": _CONVOLUTIONS, "attention": _ATTENTION, "recurrent": _RECURRENT,
 }  # fmt: skip
@@ -178,7 +181,7 @@ _KINDS = {f"aten.{name}": kind for kind, rows in _CLASSES.items() for name in ro
 _IDLE = frozenset(f"aten.{name}" for name in NOTHING)
 
 
-def operator_work(operator: Operator) -> tuple[Work | None, bool]:
+def operator_work(operator: Operator) -> tuple[OperatorWork | None, bool]:
     """Return an operator's work, and whether the table has a row for it; ``None`` for views and empty tensors.
 
     Examples
@@ -189,16 +192,16 @@ def operator_work(operator: Operator) -> tuple[Work | None, bool]:
     >>> found.multiplies >= 8 * 4 * 16, mapped
     (True, True)
     """
-    view = View(operator)
-    if view.packet in _IDLE or is_view(view) or not any(map(element_count, (*view.inputs, *view.outputs))):
+    view = OperatorView(operator)
+    if view.packet in _IDLE or returns_only_views(view) or not any(map(element_count, (*view.inputs, *view.outputs))):
         return None, True
     mapping = ROWS.get(view.packet)
     if mapping is not None:
         try:
             return mapping(view), True
         except (KeyError, IndexError, ValueError, TypeError):
-            return _foreach(view), False  # arguments that the row does not handle
-    return _foreach(view), view.packet in TABLE
+            return _foreach_work(view), False  # arguments that the row does not handle
+    return _foreach_work(view), view.packet in TABLE
 
 
 def operator_class(packet: str) -> Kind:
@@ -207,6 +210,6 @@ def operator_class(packet: str) -> Kind:
     return _KINDS.get(name, "element-wise")
 
 
-def has_row(packet: str) -> bool:
+def has_table_row(packet: str) -> bool:
     """Return whether the table has a row for an operator of this name, in place or not."""
     return packet in _KINDS or packet.rstrip("_") in _KINDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count
+from roller.insight.cost.gpu.operator_view import OperatorView, distinct_bytes, element_count
 from roller.insight.trace.trace import TensorRecord
 
 #: Minimum number of loop elements per PyTorch thread (``at::internal::GRAIN_SIZE``).
@@ -13,7 +13,7 @@ GRAIN_ELEMENTS = 32768
 
 
 @dataclass(frozen=True)
-class Traffic:
+class TensorTraffic:
     """A tensor, the number of passes over it, and whether its runs are too short to be prefetched."""
 
     tensor: TensorRecord
@@ -27,11 +27,11 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Work:
+class OperatorWork:
     """Work of one operator on a CPU."""
 
-    reads: tuple[Traffic, ...] = ()
-    writes: tuple[Traffic, ...] = ()
+    reads: tuple[TensorTraffic, ...] = ()
+    writes: tuple[TensorTraffic, ...] = ()
     #: Multiply-adds of blocked products, and the share of the peak rate that they reach.
     multiplies: float = 0.0
     share: float = 1.0
@@ -59,12 +59,12 @@ class Work:
 
 
 #: Maps an operator to its work.
-Mapping = Callable[[View], Work]
+Mapping = Callable[[OperatorView], OperatorWork]
 
 
-def stream_inputs_to_outputs(view: View, **work: float) -> Work:
+def streaming_work(view: OperatorView, **work: float) -> OperatorWork:
     """Return work that reads every input of an operator and writes every output once."""
-    reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs) if element_count(t))
-    writes = tuple(Traffic(t) for t in view.outputs if element_count(t))
+    reads = tuple(TensorTraffic(t) for t in dict.fromkeys(view.inputs) if element_count(t))
+    writes = tuple(TensorTraffic(t) for t in view.outputs if element_count(t))
     most = max(map(element_count, (*view.inputs, *view.outputs)), default=0)
-    return Work(reads, writes, **{"parallel_elements": float(most), **work})  # type: ignore[arg-type]
+    return OperatorWork(reads, writes, **{"parallel_elements": float(most), **work})  # type: ignore[arg-type]

@@ -6,14 +6,14 @@ import math
 
 from roller.hardware import DeviceSpec, MemoryLayer
 from roller.hardware.peaks import peak_flops_per_s
-from roller.insight.cost.cpu.cache_state import Touched
-from roller.insight.cost.cpu.machine_rates import Machine
+from roller.insight.cost.arithmetic_pipe_work import PipeWork
+from roller.insight.cost.cpu.machine_rates import ProcessorRates
 from roller.insight.cost.cpu.operator_table import operator_work
-from roller.insight.cost.cpu.operator_work import Traffic, Work
+from roller.insight.cost.cpu.operator_work import OperatorWork, TensorTraffic
+from roller.insight.cost.cpu.reuse_distance import AccessHistory
 from roller.insight.cost.operator_price import LaunchPrice, Price
-from roller.insight.cost.pipe_work import PipeWork
-from roller.insight.memory.cpu_heap import Placed, storage_placements
-from roller.insight.trace.progress import report
+from roller.insight.memory.cpu_heap import Placement, storage_placements
+from roller.insight.trace.progress import report_progress
 from roller.insight.trace.trace import Operator, Trace
 
 _NOTHING = Price(0.0, 0.0, 0.0, "none", 0, "none")
@@ -25,9 +25,9 @@ class ProcessorPricer:
     """Prices of the CPU kernels of PyTorch and its libraries."""
 
     def __init__(self, spec: DeviceSpec) -> None:
-        self.machine = Machine(spec)
+        self.machine = ProcessorRates(spec)
         self._factor = math.exp(spec.accuracy.prediction_error or _UNKNOWN_ERROR)
-        self._touched = Touched(self.machine.usable_cache_bytes[-1][1])
+        self._touched = AccessHistory(self.machine.usable_cache_bytes[-1][1])
 
     def price_last_step(self, trace: Trace) -> list[Price]:
         """Return the prices for the last step, when caches and heap are in a steady state."""
@@ -37,11 +37,11 @@ class ProcessorPricer:
             prices = list[Price]()
             for operator, work in zip(trace.steady(), works, strict=True):
                 prices.append(self._price_operator(operator, *work, storages))
-                report("price", done + len(prices), 2 * len(works))
+                report_progress("price", done + len(prices), 2 * len(works))
         return prices
 
     def _price_operator(
-        self, operator: Operator, work: Work | None, mapped: bool, storages: dict[int, Placed]
+        self, operator: Operator, work: OperatorWork | None, mapped: bool, storages: dict[int, Placement]
     ) -> Price:
         """Return the price of the next operator, and record its accesses."""
         if work is None:
@@ -60,7 +60,7 @@ class ProcessorPricer:
         provenance = "library" if mapped else "bytes"
         return Price(parts.seconds, low, high, parts.resource, 1, provenance, launches=(row,))
 
-    def _pipe_work(self, work: Work) -> PipeWork | None:
+    def _pipe_work(self, work: OperatorWork) -> PipeWork | None:
         spec = self.machine.spec
         peak = peak_flops_per_s(spec, work.dtype) if work.multiplies else None
         if peak is not None:
@@ -68,22 +68,22 @@ class ProcessorPricer:
         rate = spec.compute.ops_per_cycle_per_unit["special"] * spec.clock_hz * spec.units
         return PipeWork("special", work.exponentials, work.exponentials / rate) if work.exponentials else None
 
-    def _record_access(self, traffic: Traffic, storages: dict[int, Placed]) -> tuple[MemoryLayer, float]:
+    def _record_access(self, traffic: TensorTraffic, storages: dict[int, Placement]) -> tuple[MemoryLayer, float]:
         """Record an access; return the tensor's memory layer and the bytes moved from that layer."""
         tensor, size = traffic.tensor, traffic.size_bytes
         number, once = tensor.storage, size / (traffic.passes or 1.0)
         place = storages.get(number)
         if place is not None and place.before is not None:
-            self._touched.reuse_address(number, place.before)
-            storages[number] = Placed(place.fresh_bytes, None)
+            self._touched.record_address_reuse(number, place.before)
+            storages[number] = Placement(place.fresh_bytes, None)
         layer = self.machine.cache_level(self._touched.reuse_distance_bytes(number, once))
         self._touched.record_access(number, once)
         return layer, size
 
-    def _touch_fresh_pages(self, storage: int, storages: dict[int, Placed]) -> float:
+    def _touch_fresh_pages(self, storage: int, storages: dict[int, Placement]) -> float:
         """Return the bytes of a result on untouched pages, and mark those pages as touched."""
         place = storages.get(storage)
         if place is None or not place.fresh_bytes:
             return 0.0
-        storages[storage] = Placed(0, None)
+        storages[storage] = Placement(0, None)
         return float(place.fresh_bytes)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from roller.errors import RollerError
-from roller.insight.cost.gpu.data_movement import generated_kernel
+from roller.insight.cost.gpu.data_movement import generated_kernel_launch
 from roller.insight.cost.gpu.operator_table import TABLE
-from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
-from roller.insight.cost.launches import Launch, Stream
+from roller.insight.cost.gpu.operator_view import OperatorView, element_count, total_bytes
+from roller.insight.cost.kernel_launches import Launch, MemoryKernel
 from roller.insight.trace.trace import GENERATED, Operator
 
-__all__ = ["is_view", "launches_of"]
+__all__ = ["returns_only_views", "launches_of"]
 
 #: Namespaces of PyTorch's own operators, whose results may alias inputs.
 _MAY_RETURN_VIEWS = ("aten.", "prims.")
@@ -31,21 +31,21 @@ def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
     # Views and operators on empty tensors launch nothing. An operator without a row, or with arguments that its row
     # does not handle, is one kernel that reads all inputs and writes all outputs. An expression needs elements: if an
     # operand has none, a kernel fills the result, which costs a launch even if the result is empty.
-    view = View(operator)
-    if is_view(view) or not any(map(element_count, (*view.inputs, *view.outputs))):
+    view = OperatorView(operator)
+    if returns_only_views(view) or not any(map(element_count, (*view.inputs, *view.outputs))):
         return (), True
-    mapping = generated_kernel if view.packet.startswith(f"{GENERATED}.") else TABLE.get(view.packet)
+    mapping = generated_kernel_launch if view.packet.startswith(f"{GENERATED}.") else TABLE.get(view.packet)
     if mapping is not None:
         try:
             return mapping(view), True
         except (RollerError, KeyError, IndexError, ValueError, TypeError):
             if not all(map(element_count, view.inputs)):
-                return (Stream(0.0, total_bytes(view.outputs)),), True
+                return (MemoryKernel(0.0, total_bytes(view.outputs)),), True
             # The row does not handle these arguments: price by bytes, count as unmapped.
-    return (Stream(total_bytes(view.inputs), total_bytes(view.outputs)),), False
+    return (MemoryKernel(total_bytes(view.inputs), total_bytes(view.outputs)),), False
 
 
-def is_view(view: View) -> bool:
+def returns_only_views(view: OperatorView) -> bool:
     """Return whether every result shares storage with an input that the operator does not write."""
     # A custom operator may not return an alias of its inputs: such a result is an input that it writes.
     if not view.outputs or view.in_place or not view.packet.startswith(_MAY_RETURN_VIEWS):

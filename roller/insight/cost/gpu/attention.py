@@ -6,29 +6,31 @@ import math
 
 from roller import ops
 from roller.expr import TensorExpr
-from roller.insight.cost.gpu.operator_view import View, itemsize, total_bytes
-from roller.insight.cost.launches import Fused, Kernel, Launch, Stream
+from roller.insight.cost.gpu.operator_view import OperatorView, itemsize, total_bytes
+from roller.insight.cost.kernel_launches import FusedKernel, Kernel, Launch, MemoryKernel
 from roller.insight.trace.trace import TensorRecord
 
 #: Kernels of fused attention's gradient: sums of gradient times result, the gradient, its conversion.
 _BACKWARD_KERNELS = 3
 
 
-def attention(view: View) -> tuple[Launch, ...]:
+def attention_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for fused attention, which never stores the attention weights."""
     query, key, value = (view.required_tensor(n, i) for i, n in enumerate(("query", "key", "value")))
     heads, rows, columns = _heads_queries_keys(view, query, key)
     products = (
-        _score_product(heads, rows, columns, query),
-        _value_product(heads, rows, value.shape[-1], columns, query),
+        _score_product_expression(heads, rows, columns, query),
+        _value_product_expression(heads, rows, value.shape[-1], columns, query),
     )
-    share = _causal_share(view, rows, columns)
+    share = _causal_mask_share(view, rows, columns)
     return (
-        Fused(products, share * heads * rows * columns, total_bytes(view.inputs), total_bytes(view.outputs), share),
+        FusedKernel(
+            products, share * heads * rows * columns, total_bytes(view.inputs), total_bytes(view.outputs), share
+        ),
     )
 
 
-def _causal_share(view: View, rows: int, columns: int) -> float:
+def _causal_mask_share(view: OperatorView, rows: int, columns: int) -> float:
     """Return the share of query-key pairs computed under a causal mask: pairs with earlier keys."""
     # The mask starts at the first query and key (``is_causal``, or ``custom_mask_type`` 1), or ends at the last of both
     # (2).
@@ -44,30 +46,30 @@ def _causal_share(view: View, rows: int, columns: int) -> float:
     return seen / (least * most)
 
 
-def attention_backward(view: View) -> tuple[Launch, ...]:
+def attention_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for fused attention's gradient: recomputed weights, and the products for four gradients."""
     names = ("query", "key", "value")
     query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(names))
     heads, rows, columns = _heads_queries_keys(view, query, key)
     depth = query.shape[-1]
-    weights = _score_product(heads, rows, columns, query)
+    weights = _score_product_expression(heads, rows, columns, query)
     products = (
         weights,
         weights,
-        _value_product(heads, rows, depth, columns, query),
-        _value_product(heads, columns, depth, rows, query),
-        _value_product(heads, columns, value.shape[-1], rows, query),
+        _value_product_expression(heads, rows, depth, columns, query),
+        _value_product_expression(heads, columns, depth, rows, query),
+        _value_product_expression(heads, columns, value.shape[-1], rows, query),
     )
-    share = _causal_share(view, rows, columns)
+    share = _causal_mask_share(view, rows, columns)
     return (
-        Fused(
+        FusedKernel(
             products, share * heads * rows * columns, total_bytes(view.inputs), total_bytes(view.outputs), share,
             _BACKWARD_KERNELS,
         ),
     )  # fmt: skip
 
 
-def _heads_queries_keys(view: View, query: TensorRecord, key: TensorRecord) -> tuple[int, int, int]:
+def _heads_queries_keys(view: OperatorView, query: TensorRecord, key: TensorRecord) -> tuple[int, int, int]:
     """Return the number of heads in the whole batch, and the numbers of queries and keys."""
     # Tensors are ``(batch, heads, length, depth)``; overloads with ``(batch, length, heads, depth)`` have names of
     # their own.
@@ -81,11 +83,11 @@ def _heads_queries_keys(view: View, query: TensorRecord, key: TensorRecord) -> t
     return samples * query.shape[-2], rows, columns
 
 
-def _score_product(heads: int, rows: int, columns: int, query: TensorRecord) -> TensorExpr:
+def _score_product_expression(heads: int, rows: int, columns: int, query: TensorRecord) -> TensorExpr:
     return ops.matmul(rows, columns, query.shape[-1], heads, False, True, dtype=query.dtype)
 
 
-def _value_product(heads: int, rows: int, depth: int, columns: int, query: TensorRecord) -> TensorExpr:
+def _value_product_expression(heads: int, rows: int, depth: int, columns: int, query: TensorRecord) -> TensorExpr:
     return ops.matmul(rows, depth, columns, heads, dtype=query.dtype)
 
 
@@ -93,17 +95,17 @@ def _value_product(heads: int, rows: int, depth: int, columns: int, query: Tenso
 _GATES = (1, 1, 4, 3)
 
 
-def recurrent(view: View) -> tuple[Launch, ...]:
+def recurrent_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for recurrent layers: per layer, one product for all inputs, then one product per step."""
-    return _recurrent_layers(view, view.required_tensor("input", 0), 1)
+    return _recurrent_layer_launches(view, view.required_tensor("input", 0), 1)
 
 
-def recurrent_backward(view: View) -> tuple[Launch, ...]:
+def recurrent_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for recurrent layers' gradients: twice the products, for inputs and for weights."""
-    return _recurrent_layers(view, view.required_tensor("input", 0), 2)
+    return _recurrent_layer_launches(view, view.required_tensor("input", 0), 2)
 
 
-def _recurrent_layers(view: View, x: TensorRecord, times: int) -> tuple[Launch, ...]:
+def _recurrent_layer_launches(view: OperatorView, x: TensorRecord, times: int) -> tuple[Launch, ...]:
     steps, batch = _steps_and_batch(view, x)
     hidden, layers = int(view.argument("hidden_size")), int(view.argument("num_layers", 1))
     gates, kept = _GATES[int(view.argument("mode", 2))] * hidden, int(view.argument("proj_size", 0)) or hidden
@@ -120,14 +122,14 @@ def _recurrent_layers(view: View, x: TensorRecord, times: int) -> tuple[Launch, 
         if kept != hidden:
             shrunk = ops.matmul(batch, kept, hidden, transpose_b=True, dtype=x.dtype)
             found.append(Kernel(shrunk, times * steps * directions))
-        found.append(Stream(steps * directions * cell, steps * directions * cell / 2, steps * directions))
+        found.append(MemoryKernel(steps * directions * cell, steps * directions * cell / 2, steps * directions))
         if times > 1:
             found.append(Kernel(ops.matmul(gates, kept, steps * batch, transpose_a=True, dtype=x.dtype), directions))
         width = kept * directions
     return tuple(found)
 
 
-def _steps_and_batch(view: View, x: TensorRecord) -> tuple[int, int]:
+def _steps_and_batch(view: OperatorView, x: TensorRecord) -> tuple[int, int]:
     """Return the steps and the samples per step; for packed sequences of different lengths, the mean."""
     packed = view.argument("batch_sizes", ())
     if packed:

@@ -14,23 +14,31 @@ from dataclasses import dataclass, replace
 from roller import ops
 from roller.expr import TensorExpr
 from roller.insight.cost.gpu import depthwise
-from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
+from roller.insight.cost.gpu.operator_view import OperatorView, element_count, total_bytes
 from roller.insight.cost.gpu.pointwise import elementwise_kernel
-from roller.insight.cost.launches import Fused, Instructions, Kernel, Launch, Stream, Units, Way
+from roller.insight.cost.kernel_launches import (
+    FusedKernel,
+    InstructionKernel,
+    Kernel,
+    KernelVariant,
+    Launch,
+    MemoryKernel,
+    Units,
+)
 from roller.insight.trace.convolution_layout import (
-    channels_innermost,
-    is_converted,
+    channels_padded_to_vectors,
+    is_channels_last,
     is_depthwise,
-    multiplies_planes,
+    is_planar_matrix_product,
+    needs_layout_conversion,
     padded_channels,
-    suggests_innermost,
-    vector_channels,
+    suggests_channels_last,
 )
 from roller.insight.trace.trace import TensorRecord
 
 
 @dataclass(frozen=True)
-class _Geometry:
+class _ConvolutionGeometry:
     """Windows and groups of a convolution, and whether the channels of its tensors are innermost."""
 
     stride: tuple[int, ...]
@@ -41,64 +49,70 @@ class _Geometry:
     innermost: bool
 
 
-def convolution(view: View) -> tuple[Launch, ...]:
+def convolution_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for a convolution and the kernel that adds its bias."""
     x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
-    copies = _copies_before_depthwise(_geometry(view, x, weight), weight, (x,))
+    copies = _copies_before_depthwise(_convolution_geometry(view, x, weight), weight, (x,))
     kernels, bias = (*copies, _convolution_kernel(view, x, weight, view.out)), view.tensor("bias")
-    return kernels if bias is None else (*kernels, *_add_bias(view.out, bias))
+    return kernels if bias is None else (*kernels, *_bias_launches(view.out, bias))
 
 
-def _copies_before_depthwise(g: _Geometry, weight: TensorRecord, images: Sequence[TensorRecord]) -> tuple[Stream, ...]:
+def _copies_before_depthwise(
+    g: _ConvolutionGeometry, weight: TensorRecord, images: Sequence[TensorRecord]
+) -> tuple[MemoryKernel, ...]:
     """Return PyTorch's conversions of images before a depthwise convolution with channels innermost."""
     return (
-        conversions_to_innermost(images, (), g.groups)
+        channels_last_conversions(images, (), g.groups)
         if g.innermost and is_depthwise(weight, g.groups, g.transposed)
         else ()
     )
 
 
-def conversions_to_innermost(
+def channels_last_conversions(
     read: Sequence[TensorRecord], written: Sequence[TensorRecord], groups: int
-) -> tuple[Stream, ...]:
+) -> tuple[MemoryKernel, ...]:
     """Return the kernels that convert tensors to channels-innermost whole vectors, and results back."""
     # Channels of groups are not padded to whole vectors.
     found = []
     for tensor, is_read in (*((t, True) for t in read), *((t, False) for t in written)):
-        if not is_converted(tensor, groups):
+        if not needs_layout_conversion(tensor, groups):
             continue
         own = float(total_bytes((tensor,)))
         other = own * padded_channels(tensor, groups) / tensor.shape[1]
-        found.append(Stream(own, other) if is_read else Stream(other, own))
+        found.append(MemoryKernel(own, other) if is_read else MemoryKernel(other, own))
     return tuple(found)
 
 
-def _add_bias(out: TensorRecord, bias: TensorRecord) -> tuple[Launch, ...]:
+def _bias_launches(out: TensorRecord, bias: TensorRecord) -> tuple[Launch, ...]:
     if len(out.shape) < 3:  # no batch and no points
-        return (Stream(total_bytes((out, bias)), total_bytes((out,))),)
+        return (MemoryKernel(total_bytes((out, bias)), total_bytes((out,))),)
     along = TensorRecord((out.shape[1], *(1,) * (len(out.shape) - 2)), (1,) * (len(out.shape) - 1), bias.dtype, -1)
     return elementwise_kernel(("add",), out, (out, along))
 
 
-def convolution_backward(view: View) -> tuple[Launch, ...]:
+def convolution_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return up to three kernels, for the gradients of the image, the weights and the bias."""
     gradient, x = view.required_tensor("grad_output", 0), view.required_tensor("input", 1)
     weight = view.required_tensor("weight", 2)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
-    geometry = _geometry(view, x, weight)
+    geometry = _convolution_geometry(view, x, weight)
     found: list[Launch] = [*_copies_before_depthwise(geometry, weight, (gradient, x))]
     if wanted[0]:
-        found += _image_gradient(geometry, gradient, x, weight)
+        found += _image_gradient_launches(geometry, gradient, x, weight)
     if wanted[1]:
-        found.append(_weight_gradient(geometry, gradient, x, weight))
+        found.append(_weight_gradient_kernel(geometry, gradient, x, weight))
     if wanted[2]:
-        found.append(Stream(total_bytes((gradient,)), total_bytes(view.outputs[-1:])))
+        found.append(MemoryKernel(total_bytes((gradient,)), total_bytes(view.outputs[-1:])))
     return tuple(found)
 
 
-def _implicit_product(
-    product: TensorExpr, read: Sequence[TensorRecord], written: TensorRecord, units: Units, ways: tuple[Way, ...] = ()
-) -> Kernel | Fused:
+def _implicit_gemm_kernel(
+    product: TensorExpr,
+    read: Sequence[TensorRecord],
+    written: TensorRecord,
+    units: Units,
+    ways: tuple[KernelVariant, ...] = (),
+) -> Kernel | FusedKernel:
     """Return the kernel for an implicit GEMM, which gathers one operand from windows of an image."""
     # The product names an element once per window, but memory delivers each tensor once. If every window is a point,
     # the product's operands are the tensors themselves.
@@ -106,26 +120,26 @@ def _implicit_product(
     named = (sum(t.nbytes for t in product.inputs), sum(t.nbytes for t in product.output_tensors))
     if moved == named:
         return Kernel(product, units=units, kind="convolution", ways=ways)
-    return Fused((product,), 0.0, *moved, units=units, kind="convolution", ways=ways)
+    return FusedKernel((product,), 0.0, *moved, units=units, kind="convolution", ways=ways)
 
 
-def _per_dimension(values: Sequence[int], rank: int) -> tuple[int, ...]:
+def _broadcast_to_rank(values: Sequence[int], rank: int) -> tuple[int, ...]:
     """Return one value per dimension; a single value applies to all."""
     listed = tuple(values)
     return listed * rank if len(listed) == 1 and rank > 1 else listed
 
 
-def _geometry(view: View, x: TensorRecord, weight: TensorRecord) -> _Geometry:
+def _convolution_geometry(view: OperatorView, x: TensorRecord, weight: TensorRecord) -> _ConvolutionGeometry:
     rank = len(x.shape) - 2
     ones = (1,) * rank
     stride, padding = view.argument("stride", ones), view.argument("padding", (0,) * rank)
-    return _Geometry(
-        _per_dimension(stride, rank),
-        _per_dimension(padding, rank),
-        _per_dimension(view.argument("dilation", ones), rank),
+    return _ConvolutionGeometry(
+        _broadcast_to_rank(stride, rank),
+        _broadcast_to_rank(padding, rank),
+        _broadcast_to_rank(view.argument("dilation", ones), rank),
         int(view.argument("groups", 1)),
         bool(view.argument("transposed", False)),
-        (channels_innermost(x) and x.shape[1] > 1) or suggests_innermost(weight),
+        (is_channels_last(x) and x.shape[1] > 1) or suggests_channels_last(weight),
     )
 
 
@@ -134,25 +148,25 @@ def _merge_to_two_dimensions(sizes: Sequence[int]) -> tuple[int, int]:
     return (1, sizes[0]) if len(sizes) == 1 else (math.prod(sizes[:-1]), sizes[-1])
 
 
-def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: TensorRecord) -> Launch:
-    rank, g = len(x.shape) - 2, _geometry(view, x, weight)
+def _convolution_kernel(view: OperatorView, x: TensorRecord, weight: TensorRecord, out: TensorRecord) -> Launch:
+    rank, g = len(x.shape) - 2, _convolution_geometry(view, x, weight)
     if g.transposed or rank > 2:
-        product = _as_product(x if g.transposed else out, weight, out, g.groups)
-        return _product_in_all_ways(g, product, (product,), (x, weight), out)
-    windows = _Windows(
+        product = _equivalent_matrix_product(x if g.transposed else out, weight, out, g.groups)
+        return _product_kernel_with_variants(g, product, (product,), (x, weight), out)
+    windows = _Conv2d(
         x.shape[0], _merge_to_two_dimensions(x.shape[2:]), _merge_to_two_dimensions(weight.shape[2:]),
         _as_pair(g.stride, 1), _as_pair(g.padding, 0), _as_pair(g.dilation, 1), g.groups, x.dtype,
     )  # fmt: skip
     if is_depthwise(weight, g.groups, g.transposed):
-        own = _innermost_depthwise(g, weight, out, (x, weight), out)
-        own = own if g.innermost else depthwise.forward(x, weight, out, g.stride, g.dilation)
-        before = _before_cudnn_9(g, weight, out, (x, weight), out)
+        own = _channels_last_depthwise_kernel(g, weight, out, (x, weight), out)
+        own = own if g.innermost else depthwise.forward_kernel(x, weight, out, g.stride, g.dilation)
+        before = _direct_kernel_before_cudnn_9(g, weight, out, (x, weight), out)
         planar = windows.expression(x.shape[1], weight.shape[0], False)
         return Kernel(planar, units="planar", own_kernel=own, before_cudnn_9=before)
-    around = conversions_to_innermost((x, weight), (out,), g.groups)
-    planes = multiplies_planes(weight, g.stride, g.padding, g.groups)
-    found = _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around, planes)
-    return replace(found, before_cudnn_9=_before_cudnn_9(g, weight, out, (x, weight), out))
+    around = channels_last_conversions((x, weight), (out,), g.groups)
+    planes = is_planar_matrix_product(weight, g.stride, g.padding, g.groups)
+    found = _conv2d_kernel_with_variants(windows, x.shape[1], weight.shape[0], around, planes)
+    return replace(found, before_cudnn_9=_direct_kernel_before_cudnn_9(g, weight, out, (x, weight), out))
 
 
 #: Channels of a group for which cuDNN 8 had matrix-unit kernels on channels innermost: assumed to be ResNeXt's. For 64,
@@ -160,30 +174,40 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
 _GROUPS_OF_CUDNN_8 = (4, 8, 16, 32)
 
 
-def _before_cudnn_9(
-    g: _Geometry, weight: TensorRecord, points: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
-) -> Instructions | None:
+def _direct_kernel_before_cudnn_9(
+    g: _ConvolutionGeometry,
+    weight: TensorRecord,
+    points: TensorRecord,
+    read: Sequence[TensorRecord],
+    written: TensorRecord,
+) -> InstructionKernel | None:
     """Return the direct kernel for groups with channels innermost; ``None`` if a matrix unit ran them."""
     # ``points`` is the tensor at whose points all windows are multiplied.
     alike = weight.shape[0] // g.groups == weight.shape[1] and weight.shape[1] in _GROUPS_OF_CUDNN_8
     if g.groups == 1 or not g.innermost or alike or weight.dtype not in ("float16", "bfloat16"):
         return None
-    return depthwise.direct_kernel(points.shape[0] * math.prod(points.shape[2:]) * element_count(weight), read, written)
+    return depthwise.cudnn_direct_kernel(
+        points.shape[0] * math.prod(points.shape[2:]) * element_count(weight), read, written
+    )
 
 
-def _innermost_depthwise(
-    g: _Geometry, weight: TensorRecord, points: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
-) -> Fused | Instructions | None:
+def _channels_last_depthwise_kernel(
+    g: _ConvolutionGeometry,
+    weight: TensorRecord,
+    points: TensorRecord,
+    read: Sequence[TensorRecord],
+    written: TensorRecord,
+) -> FusedKernel | InstructionKernel | None:
     """Return the kernel that replaces a depthwise one with channels innermost; ``None`` if cuDNN has one."""
     if not g.innermost or {*weight.shape[2:]} <= {*depthwise.INNERMOST_WINDOWS}:
         return None
     if weight.dtype in ("float16", "bfloat16"):
-        return depthwise.padded_groups(points, weight, read, written)
-    return depthwise.direct_kernel(math.prod(points.shape) * math.prod(weight.shape[2:]), read, written)
+        return depthwise.padded_groups_kernel(points, weight, read, written)
+    return depthwise.cudnn_direct_kernel(math.prod(points.shape) * math.prod(weight.shape[2:]), read, written)
 
 
 @dataclass(frozen=True)
-class _Windows:
+class _Conv2d:
     """A two-dimensional convolution without its channel counts."""
 
     batch: int
@@ -209,8 +233,8 @@ class _Windows:
         return self.dtype == "float32" and self.window == (3, 3) and steps == {1}
 
 
-def _windows_in_all_ways(
-    windows: _Windows, channels: int, filters: int, around: tuple[Stream, ...], planes: bool = False
+def _conv2d_kernel_with_variants(
+    windows: _Conv2d, channels: int, filters: int, around: tuple[MemoryKernel, ...], planes: bool = False
 ) -> Kernel:
     """Return a convolution's kernel on unconverted tensors, with variants in other layouts and algorithms."""
     # Layouts of groups cost the same, since a group's channels are not an axis of the product on the units. With
@@ -218,20 +242,23 @@ def _windows_in_all_ways(
     groups = windows.groups
     if groups == 1 and not around:
         return Kernel(windows.expression(channels, filters, True), kind="convolution")
-    planar, ways = windows.expression(channels, filters, False), list[Way]()
+    planar, ways = windows.expression(channels, filters, False), list[KernelVariant]()
     if groups == 1:
-        padded = (vector_channels(channels, windows.dtype), vector_channels(filters, windows.dtype))
-        ways.append(Way(Kernel(windows.expression(*padded, True), kind="convolution"), around))
+        padded = (
+            channels_padded_to_vectors(channels, windows.dtype),
+            channels_padded_to_vectors(filters, windows.dtype),
+        )
+        ways.append(KernelVariant(Kernel(windows.expression(*padded, True), kind="convolution"), around))
         if planes:
-            ways.append(Way(Kernel(planar, units="matrix", kind="convolution")))
+            ways.append(KernelVariant(Kernel(planar, units="matrix", kind="convolution")))
     else:
-        for together in _groups_together(channels // groups, filters // groups, groups):
+        for together in _merged_group_counts(channels // groups, filters // groups, groups):
             blocks = -(-groups // together)
             own, others = (blocks * together * (side // groups) for side in (channels, filters))
             merged = replace(windows, groups=blocks).expression(own, others, blocks == 1)
-            ways.append(Way(Kernel(merged, units="matrix", kind="convolution"), around))
+            ways.append(KernelVariant(Kernel(merged, units="matrix", kind="convolution"), around))
     if windows.may_use_winograd:
-        ways.append(Way(Kernel(planar, units="winograd")))
+        ways.append(KernelVariant(Kernel(planar, units="winograd")))
     return Kernel(planar, units="planar" if around else "any", kind="convolution", ways=tuple(ways))
 
 
@@ -239,7 +266,7 @@ def _windows_in_all_ways(
 _MERGED_CHANNELS = (16, 32)
 
 
-def _groups_together(channels: int, filters: int, groups: int) -> list[int]:
+def _merged_group_counts(channels: int, filters: int, groups: int) -> list[int]:
     """Return how many groups a matrix unit's kernel may treat as one: a single group, or blocks padded with zeros."""
     # If the number does not divide the groups, the last block is padded with groups of zeros.
     own = max(channels, filters)
@@ -247,16 +274,20 @@ def _groups_together(channels: int, filters: int, groups: int) -> list[int]:
     return list(dict.fromkeys((1, *(n for n in merged if n > 1))))
 
 
-def _product_in_all_ways(
-    g: _Geometry, own: TensorExpr, others: Sequence[TensorExpr], read: Sequence[TensorRecord], written: TensorRecord
-) -> Kernel | Fused:
+def _product_kernel_with_variants(
+    g: _ConvolutionGeometry,
+    own: TensorExpr,
+    others: Sequence[TensorExpr],
+    read: Sequence[TensorRecord],
+    written: TensorRecord,
+) -> Kernel | FusedKernel:
     """Return the kernel for a product whose operands are images, with variants in another layout."""
     # ``own`` is the product on unconverted tensors, ``others`` are the products of a matrix unit's kernels.
-    around = conversions_to_innermost(read, (written,), g.groups)
+    around = channels_last_conversions(read, (written,), g.groups)
     if not around and len(others) == 1:
-        return _implicit_product(others[0], read, written, "any")
-    ways = tuple(Way(_implicit_product(other, read, written, "matrix"), around) for other in others)
-    return _implicit_product(own, read, written, "planar" if around else "any", ways)
+        return _implicit_gemm_kernel(others[0], read, written, "any")
+    ways = tuple(KernelVariant(_implicit_gemm_kernel(other, read, written, "matrix"), around) for other in others)
+    return _implicit_gemm_kernel(own, read, written, "planar" if around else "any", ways)
 
 
 def _as_pair(values: Sequence[int], one: int) -> tuple[int, int]:
@@ -264,7 +295,9 @@ def _as_pair(values: Sequence[int], one: int) -> tuple[int, int]:
     return (values[0], values[1]) if len(values) == 2 else (one, values[0])
 
 
-def _as_product(points: TensorRecord, weight: TensorRecord, out: TensorRecord, groups: int) -> TensorExpr:
+def _equivalent_matrix_product(
+    points: TensorRecord, weight: TensorRecord, out: TensorRecord, groups: int
+) -> TensorExpr:
     """Return the matrix product with a convolution's multiplications: result points by filters."""
     # The whole window is multiplied at each of ``points``: the points of the result or of a transposed convolution's
     # image.
@@ -276,51 +309,57 @@ def _as_product(points: TensorRecord, weight: TensorRecord, out: TensorRecord, g
     )  # fmt: skip
 
 
-def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord) -> tuple[Launch, ...]:
+def _image_gradient_launches(
+    g: _ConvolutionGeometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord
+) -> tuple[Launch, ...]:
     """Return the kernels for the image gradient: each gradient element is spread over a window; overlaps are summed."""
     # At stride 1 this is a convolution of the gradient; at a larger stride it has as many multiplications as the
     # forward convolution, and writes the larger image.
     if len(x.shape) > 4 or g.transposed:
-        product = _as_product(x if g.transposed else gradient, weight, x, g.groups)
-        return (_product_in_all_ways(g, product, (product,), (gradient, weight), x),)
+        product = _equivalent_matrix_product(x if g.transposed else gradient, weight, x, g.groups)
+        return (_product_kernel_with_variants(g, product, (product,), (gradient, weight), x),)
     (h, w), (kh, kw) = _merge_to_two_dimensions(gradient.shape[2:]), _merge_to_two_dimensions(weight.shape[2:])
     dilation = _as_pair(g.dilation, 1)
     reach = tuple((k - 1) * d for k, d in zip((kh, kw), dilation, strict=True))
     pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, per dimension
-    windows = _Windows(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
+    windows = _Conv2d(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
     if is_depthwise(weight, g.groups, g.transposed):
-        own = _innermost_depthwise(g, weight, gradient, (gradient, weight), x)
-        own = own if g.innermost else depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation)
-        before = _before_cudnn_9(g, weight, gradient, (gradient, weight), x)
+        own = _channels_last_depthwise_kernel(g, weight, gradient, (gradient, weight), x)
+        own = own if g.innermost else depthwise.image_gradient_kernel(gradient, weight, x, g.stride, g.dilation)
+        before = _direct_kernel_before_cudnn_9(g, weight, gradient, (gradient, weight), x)
         planar = windows.expression(gradient.shape[1], x.shape[1], False)
         along = Kernel(planar, units="planar", own_kernel=own, before_cudnn_9=before)
         if own is not None:  # this kernel counts its own traffic
             return (along,)
     else:
-        around = conversions_to_innermost((gradient, weight), (x,), g.groups)
-        along = _windows_in_all_ways(windows, gradient.shape[1], x.shape[1], around)
-        along = replace(along, before_cudnn_9=_before_cudnn_9(g, weight, gradient, (gradient, weight), x))
+        around = channels_last_conversions((gradient, weight), (x,), g.groups)
+        along = _conv2d_kernel_with_variants(windows, gradient.shape[1], x.shape[1], around)
+        along = replace(along, before_cudnn_9=_direct_kernel_before_cudnn_9(g, weight, gradient, (gradient, weight), x))
     more = total_bytes((x,)) - math.prod((x.shape[0], x.shape[1], h, w)) * total_bytes((x,)) // element_count(x)
     if more < 0:  # padding that keeps only the middle of the windows' sums
         moved = total_bytes((gradient, weight)), total_bytes((x,))
-        return (_moving(along, *moved),)
-    return (along, Stream(0.0, float(more), 0)) if more else (along,)
+        return (_replace_traffic(along, *moved),)
+    return (along, MemoryKernel(0.0, float(more), 0)) if more else (along,)
 
 
-def _moving(kernel: Kernel, read_bytes: float, written_bytes: float) -> Fused:
+def _replace_traffic(kernel: Kernel, read_bytes: float, written_bytes: float) -> FusedKernel:
     """Return a kernel and its variants with memory traffic other than the expression implies."""
 
-    def fused(one: Kernel, ways: tuple[Way, ...] = ()) -> Fused:
-        return Fused(
+    def to_fused_kernel(one: Kernel, ways: tuple[KernelVariant, ...] = ()) -> FusedKernel:
+        return FusedKernel(
             (one.expr,), 0.0, read_bytes, written_bytes, units=one.units, kind=one.kind, ways=ways,
             before_cudnn_9=one.before_cudnn_9,
         )  # fmt: skip
 
-    ways = tuple(Way(fused(w.kernel), w.conversions) for w in kernel.ways if isinstance(w.kernel, Kernel))
-    return fused(kernel, ways)
+    ways = tuple(
+        KernelVariant(to_fused_kernel(w.kernel), w.conversions) for w in kernel.ways if isinstance(w.kernel, Kernel)
+    )
+    return to_fused_kernel(kernel, ways)
 
 
-def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord) -> Launch:
+def _weight_gradient_kernel(
+    g: _ConvolutionGeometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord
+) -> Launch:
     """Return the kernel for the weight gradient: filters by windows, summed over all points of the result."""
     points = x if g.transposed else gradient
     k = points.shape[0] * math.prod(points.shape[2:])
@@ -328,21 +367,23 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
     batch, m = None if g.groups == 1 else g.groups, weight.shape[0] // g.groups
     planar = ops.matmul(m, n, k, batch, False, True, dtype=x.dtype)
     if is_depthwise(weight, g.groups, g.transposed):
-        own = _innermost_depthwise(g, weight, gradient, (gradient, x), weight)
-        own = own if g.innermost else depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation)
-        before = _before_cudnn_9(g, weight, gradient, (gradient, x), weight)
+        own = _channels_last_depthwise_kernel(g, weight, gradient, (gradient, x), weight)
+        own = own if g.innermost else depthwise.weight_gradient_kernel(gradient, x, weight, g.stride, g.dilation)
+        before = _direct_kernel_before_cudnn_9(g, weight, gradient, (gradient, x), weight)
         return replace(
-            _implicit_product(planar, (gradient, x), weight, "planar"), own_kernel=own, before_cudnn_9=before
+            _implicit_gemm_kernel(planar, (gradient, x), weight, "planar"), own_kernel=own, before_cudnn_9=before
         )
     if g.groups == 1:
         others = [ops.matmul(m, n, k, None, True, False, dtype=x.dtype)]
     else:
-        merges = _groups_together(weight.shape[1], m, g.groups)
-        others = [_merged_weight_gradient(m * many, n * many, k, -(-g.groups // many), x.dtype) for many in merges]
-    found = _product_in_all_ways(g, planar, others, (gradient, x), weight)
-    return replace(found, before_cudnn_9=_before_cudnn_9(g, weight, points, (gradient, x), weight))
+        merges = _merged_group_counts(weight.shape[1], m, g.groups)
+        others = [
+            _merged_weight_gradient_expression(m * many, n * many, k, -(-g.groups // many), x.dtype) for many in merges
+        ]
+    found = _product_kernel_with_variants(g, planar, others, (gradient, x), weight)
+    return replace(found, before_cudnn_9=_direct_kernel_before_cudnn_9(g, weight, points, (gradient, x), weight))
 
 
-def _merged_weight_gradient(m: int, n: int, k: int, groups: int, dtype: str) -> TensorExpr:
+def _merged_weight_gradient_expression(m: int, n: int, k: int, groups: int, dtype: str) -> TensorExpr:
     """Return the product for merged groups' weight gradients, of which only diagonal blocks are kept."""
     return ops.matmul(m, n, k, None if groups == 1 else groups, True, False, dtype=dtype)

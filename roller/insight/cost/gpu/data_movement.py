@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count, itemsize, total_bytes
-from roller.insight.cost.launches import Launch, Stream, Wait
-from roller.insight.trace.convolution_layout import channels_innermost
+from roller.insight.cost.gpu.operator_view import OperatorView, distinct_bytes, element_count, itemsize, total_bytes
+from roller.insight.cost.kernel_launches import HostWait, Launch, MemoryKernel
+from roller.insight.trace.convolution_layout import is_channels_last
 from roller.insight.trace.trace import TensorRecord
 
 #: Key bits that one pass of a radix sort orders, and kernels per pass.
@@ -20,46 +20,48 @@ _MOST_UNSORTED = 3072
 _JOINED_TOGETHER = 128
 
 
-def concatenate(view: View) -> tuple[Launch, ...]:
+def concatenation_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels that concatenate tensors."""
     moved = total_bytes(view.outputs)
-    return (Stream(moved, moved, math.ceil(len(view.inputs) / _JOINED_TOGETHER)),)
+    return (MemoryKernel(moved, moved, math.ceil(len(view.inputs) / _JOINED_TOGETHER)),)
 
 
-def stream_all(reads: float = 1.0, writes: float = 1.0, launches: int = 1) -> Callable[[View], tuple[Launch, ...]]:
+def stream_all(
+    reads: float = 1.0, writes: float = 1.0, launches: int = 1
+) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping that reads all inputs ``reads`` times and writes all outputs ``writes`` times."""
 
-    def map_operator(view: View) -> tuple[Launch, ...]:
-        return (Stream(reads * total_bytes(view.inputs), writes * total_bytes(view.outputs), launches),)
+    def map_operator(view: OperatorView) -> tuple[Launch, ...]:
+        return (MemoryKernel(reads * total_bytes(view.inputs), writes * total_bytes(view.outputs), launches),)
 
     return map_operator
 
 
-def interpolate(view: View) -> tuple[Launch, ...]:
+def interpolation_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for an interpolation, with one thread per point of a plane or per element."""
     # A thread walks over all planes (``UpSampleBilinear2d.cu`` and similar files in ATen/native/cuda). Two-dimensional
     # linear interpolation with channels innermost has another kernel, with a thread per element.
     x, out = view.inputs[0], view.out
-    walks = not channels_innermost(x) or "bicubic" in view.packet
-    return (Stream(total_bytes((x,)), total_bytes((out,)), threads=math.prod(out.shape[2:]) if walks else None),)
+    walks = not is_channels_last(x) or "bicubic" in view.packet
+    return (MemoryKernel(total_bytes((x,)), total_bytes((out,)), threads=math.prod(out.shape[2:]) if walks else None),)
 
 
-def stream_named_inputs(*names: str) -> Callable[[View], tuple[Launch, ...]]:
+def stream_named_inputs(*names: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a gradient that reads the named tensors but only the shapes of the others."""
 
-    def map_operator(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         read = [view.tensor(name) for name in names]
-        return (Stream(total_bytes(read), total_bytes(view.outputs)),)
+        return (MemoryKernel(total_bytes(read), total_bytes(view.outputs)),)
 
     return map_operator
 
 
-def generated_kernel(view: View) -> tuple[Launch, ...]:
+def generated_kernel_launch(view: OperatorView) -> tuple[Launch, ...]:
     """Return a compiler-generated kernel, which reads each input once and overlapping views together."""
-    return (Stream(float(bytes_together(view.inputs)), float(total_bytes(view.outputs))),)
+    return (MemoryKernel(float(merged_span_bytes(view.inputs)), float(total_bytes(view.outputs))),)
 
 
-def bytes_together(tensors: Iterable[TensorRecord]) -> int:
+def merged_span_bytes(tensors: Iterable[TensorRecord]) -> int:
     """Return the total bytes of tensors; each storage counts at most the range from its first to its last element."""
     found: dict[int, list[TensorRecord]] = {}
     for t in dict.fromkeys(tensors):
@@ -72,69 +74,69 @@ def bytes_together(tensors: Iterable[TensorRecord]) -> int:
     return whole
 
 
-def slice_backward(view: View) -> tuple[Launch, ...]:
+def slice_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a slice's gradient: zeros for the whole tensor, and the slice copied into them."""
     part = total_bytes(view.inputs[:1])
-    return (Stream(0.0, total_bytes((view.out,))), Stream(part, part))
+    return (MemoryKernel(0.0, total_bytes((view.out,))), MemoryKernel(part, part))
 
 
-def gather(view: View) -> tuple[Launch, ...]:
+def gather_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for a gather, which reads the indices and only the gathered elements of the table."""
     indices = sum(total_bytes((t,)) for t in view.inputs[1:] if t.dtype in ("int64", "int32", "bool"))
     moved = total_bytes(view.outputs)
-    return (Stream(moved + indices, moved),)
+    return (MemoryKernel(moved + indices, moved),)
 
 
-def embedding_backward(view: View) -> tuple[Launch, ...]:
+def embedding_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for an embedding's gradient: zeros, a sort of the indices, and sums of equal rows."""
     # Few rows are added unsorted, each by the block that owns the table's row.
     gradient, indices = view.required_tensor("grad_output", 0), view.required_tensor("indices", 1)
     whole, rows = total_bytes((view.out,)), element_count(indices) * view.out.shape[-1] * itemsize(gradient.dtype)
     summed = min(rows, whole)
-    zeros = Stream(0.0, whole)
+    zeros = MemoryKernel(0.0, whole)
     if element_count(indices) <= _MOST_UNSORTED and not view.argument("scale_grad_by_freq", False):
-        return (zeros, Stream(total_bytes((gradient, indices)) + summed, summed))
-    return (zeros, sort_table_rows(indices), Stream(total_bytes((gradient,)), summed))
+        return (zeros, MemoryKernel(total_bytes((gradient, indices)) + summed, summed))
+    return (zeros, row_sort_launch(indices), MemoryKernel(total_bytes((gradient,)), summed))
 
 
-def sort_table_rows(indices: TensorRecord) -> Stream:
+def row_sort_launch(indices: TensorRecord) -> MemoryKernel:
     """Return the kernels that sort table rows by number, so that equal rows are added in one place."""
     passes = _ROW_BITS // _RADIX_BITS
     moved = passes * element_count(indices) * (itemsize(indices.dtype) + 8.0)
-    return Stream(moved, moved, _KERNELS_PER_PASS * passes)
+    return MemoryKernel(moved, moved, _KERNELS_PER_PASS * passes)
 
 
-def sort(view: View) -> tuple[Launch, ...]:
+def sort_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a radix sort of keys and their positions."""
     keys = view.inputs[0]
     passes = max(1, 8 * itemsize(keys.dtype) // _RADIX_BITS)
     moved = passes * element_count(keys) * (itemsize(keys.dtype) + 8)
-    return (Stream(moved, moved, _KERNELS_PER_PASS * passes),)
+    return (MemoryKernel(moved, moved, _KERNELS_PER_PASS * passes),)
 
 
-def read_on_host(view: View) -> tuple[Launch, ...]:
+def host_read_wait(view: OperatorView) -> tuple[Launch, ...]:
     """Return the host's wait for an operator whose value it reads."""
-    return (Wait(total_bytes(view.inputs)),)
+    return (HostWait(total_bytes(view.inputs)),)
 
 
-def dynamic_size(view: View) -> tuple[Launch, ...]:
+def dynamic_size_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the launches for an operator with a data-dependent output size, which the host reads."""
-    return (Stream(2 * total_bytes(view.inputs), total_bytes(view.outputs), 3), Wait(8.0))
+    return (MemoryKernel(2 * total_bytes(view.inputs), total_bytes(view.outputs), 3), HostWait(8.0))
 
 
-def masked_select(view: View) -> tuple[Launch, ...]:
+def masked_select_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the launches for a masked selection: true elements are counted, listed and gathered."""
     mask, found = view.inputs[-1], view.out
     places = 8.0 * element_count(found) * len(mask.shape)
-    count = Stream(2.0 * total_bytes((mask,)), places, 3)
-    return (count, Wait(8.0), Stream(places + total_bytes((found,)), total_bytes((found,))))
+    count = MemoryKernel(2.0 * total_bytes((mask,)), places, 3)
+    return (count, HostWait(8.0), MemoryKernel(places + total_bytes((found,)), total_bytes((found,))))
 
 
-def unique_values(view: View) -> tuple[Launch, ...]:
+def unique_values_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the launches that find unique values: a sort, then a count and a list of the runs of equal values."""
-    return (*sort(view), *dynamic_size(view))
+    return (*sort_launches(view), *dynamic_size_launches(view))
 
 
-def no_launch(view: View) -> tuple[Launch, ...]:
+def no_launch(view: OperatorView) -> tuple[Launch, ...]:
     """Return no launches: the operator only allocates or returns a view."""
     return ()

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from roller import ops
 from roller.insight.cost.gpu.operator_view import element_count, total_bytes
-from roller.insight.cost.launches import Fused, Instructions
-from roller.insight.trace.convolution_layout import whole_vector
+from roller.insight.cost.kernel_launches import FusedKernel, InstructionKernel
+from roller.insight.trace.convolution_layout import channels_per_vector
 from roller.insight.trace.trace import TensorRecord
 
 #: Instructions of a thread to find its point (three divisions by numbers known only at run time, some 18 each), and per
@@ -33,7 +33,7 @@ INNERMOST_WINDOWS = (1, 3, 5, 7)
 _TILE_COLUMNS = 16
 
 
-def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]) -> bool:
+def _runs_on_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]) -> bool:
     """Return whether PyTorch runs cuDNN's kernel, by the conditions for cuDNN 8.2 and later."""
     if x.dtype != "float16" or len(x.shape) not in (3, 4) or max(dilation) > 1:
         return False
@@ -55,51 +55,51 @@ def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dila
     return channels >= 512 or (channels >= 256 and width >= 28)
 
 
-def forward(
+def forward_kernel(
     x: TensorRecord, weight: TensorRecord, out: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
-) -> Instructions | None:
+) -> InstructionKernel | None:
     """Return PyTorch's kernel for a depthwise convolution; ``None`` if cuDNN's kernel runs."""
-    if _by_cudnn(x, weight, stride, dilation):
+    if _runs_on_cudnn(x, weight, stride, dilation):
         return None
     count = element_count(out) * (_PLACE + _TAP * math.prod(weight.shape[2:]))
-    return Instructions(count, total_bytes((x, weight)), total_bytes((out,)))
+    return InstructionKernel(count, total_bytes((x, weight)), total_bytes((out,)))
 
 
-def image_gradient(
+def image_gradient_kernel(
     gradient: TensorRecord, weight: TensorRecord, x: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
-) -> Instructions | None:
+) -> InstructionKernel | None:
     """Return PyTorch's kernel for the image gradient; ``None`` if cuDNN's kernel runs."""
-    if _by_cudnn(x, weight, stride, dilation):
+    if _runs_on_cudnn(x, weight, stride, dilation):
         return None
     tap = _TAP + (_STRIDE if max(stride) > 1 else 0.0)
     count = element_count(x) * (_PLACE + tap * math.prod(weight.shape[2:]))
-    return Instructions(count, total_bytes((gradient, weight)), total_bytes((x,)))
+    return InstructionKernel(count, total_bytes((gradient, weight)), total_bytes((x,)))
 
 
-def weight_gradient(
+def weight_gradient_kernel(
     gradient: TensorRecord, x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
-) -> Instructions | None:
+) -> InstructionKernel | None:
     """Return PyTorch's kernel for the filter gradient; ``None`` if cuDNN's kernel runs."""
-    if _by_cudnn(x, weight, stride, dilation):
+    if _runs_on_cudnn(x, weight, stride, dilation):
         return None
     count = element_count(gradient) * math.prod(weight.shape[2:]) * _PRODUCT
-    return Instructions(count, total_bytes((gradient, x)), total_bytes((weight,)))
+    return InstructionKernel(count, total_bytes((gradient, x)), total_bytes((weight,)))
 
 
-def direct_kernel(products: float, read: Sequence[TensorRecord], written: TensorRecord) -> Instructions:
+def cudnn_direct_kernel(products: float, read: Sequence[TensorRecord], written: TensorRecord) -> InstructionKernel:
     """Return cuDNN's direct kernel for a grouped convolution: one thread per result, one tap per product."""
     # Its source is not published: a tap is assumed to take the instructions of PyTorch's loop.
     count = element_count(written) * _PLACE + products * _TAP
-    return Instructions(count, total_bytes(read), total_bytes((written,)))
+    return InstructionKernel(count, total_bytes(read), total_bytes((written,)))
 
 
-def padded_groups(
+def padded_groups_kernel(
     points: TensorRecord, weight: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
-) -> Fused:
+) -> FusedKernel:
     """Return the matrix unit's kernel that treats every channel as a group, in 16 bits and channels innermost."""
     # A group is padded to a whole vector of channels (auto-padding, release notes of cuDNN 7.6.3): a product of all
     # points by one filter, in the columns of a tile, summed over a window of vectors.
     rows = points.shape[0] * math.prod(points.shape[2:])
-    taps = math.prod(weight.shape[2:]) * whole_vector(points.dtype)
+    taps = math.prod(weight.shape[2:]) * channels_per_vector(points.dtype)
     product = ops.matmul(rows, points.shape[1] * _TILE_COLUMNS, taps, dtype=points.dtype)
-    return Fused((product,), 0.0, total_bytes(read), total_bytes((written,)), units="matrix", kind="convolution")
+    return FusedKernel((product,), 0.0, total_bytes(read), total_bytes((written,)), units="matrix", kind="convolution")

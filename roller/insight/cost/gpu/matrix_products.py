@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from roller import ops
 from roller.expr import TensorExpr
-from roller.insight.cost.gpu.operator_view import View, itemsize, total_bytes
+from roller.insight.cost.gpu.operator_view import OperatorView, itemsize, total_bytes
 from roller.insight.cost.gpu.pointwise import elementwise_kernel
-from roller.insight.cost.launches import Fused, Kernel, Launch, Stream
+from roller.insight.cost.kernel_launches import FusedKernel, Kernel, Launch, MemoryKernel
 from roller.insight.trace.trace import TensorRecord
 
 #: Rows of a matrix unit's fragment for 16-bit operands (PTX ISA, ``mma.m16n8k16``).
@@ -34,23 +34,23 @@ def matrix_product_expression(left: TensorRecord, right: TensorRecord, bias: boo
     )  # fmt: skip
 
 
-def _product(expr: TensorExpr) -> Kernel:
+def _product_kernel(expr: TensorExpr) -> Kernel:
     return Kernel(expr, kind="product")
 
 
-def matrix_product(first: str, second: str) -> Callable[[View], tuple[Launch, ...]]:
+def matrix_product_mapping(first: str, second: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a matrix product of two named operands."""
 
-    def map_operator(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         left, right = view.required_tensor(first, 0), view.required_tensor(second, 1)
         if len(right.shape) == 3 and right.shape[0] > 1 and right.stride[0] == 0:
-            return (_product_by_one_matrix(left, right, view.out),)
-        return (_product(matrix_product_expression(left, right)),)
+            return (_product_by_shared_matrix(left, right, view.out),)
+        return (_product_kernel(matrix_product_expression(left, right)),)
 
     return map_operator
 
 
-def _product_by_one_matrix(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Launch:
+def _product_by_shared_matrix(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Launch:
     """Return the kernel for a batch times one expanded matrix: a linear layer on a tensor that no view flattens."""
     # The matrix stays in the shared cache; in 16 bits each batch element fills whole fragments of a matrix unit.
     batch, m, k = left.shape
@@ -58,25 +58,25 @@ def _product_by_one_matrix(left: TensorRecord, right: TensorRecord, out: TensorR
     whole = replace(left, shape=(batch * rows, k), stride=left.stride[-2:])
     one = replace(right, shape=right.shape[1:], stride=right.stride[1:])
     product = matrix_product_expression(whole, one)
-    return Fused((product,), 0.0, total_bytes((left, right)), total_bytes((out,)), kind="product")
+    return FusedKernel((product,), 0.0, total_bytes((left, right)), total_bytes((out,)), kind="product")
 
 
-def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tuple[Launch, ...]]:
+def product_plus_addend_mapping(first: str, second: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for ``self + first @ second``."""
     # cuBLASLt adds a vector in the epilogue; any other addend is first copied to the result, to which the product adds.
 
-    def map_operator(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         addend, left, right = (
             view.required_tensor("self", 0),
             view.required_tensor(first, 1),
             view.required_tensor(second, 2),
         )
         if view.argument("beta", 1) == 0:
-            return (_product(matrix_product_expression(left, right)),)
+            return (_product_kernel(matrix_product_expression(left, right)),)
         if len(addend.shape) == 1 and len(left.shape) == 2 and addend.shape[0] == right.shape[-1]:
-            return (_product(matrix_product_expression(left, right, bias=True)),)
+            return (_product_kernel(matrix_product_expression(left, right, bias=True)),)
         copy = () if view.in_place else elementwise_kernel((), view.out, (addend,))
-        return (*copy, _product(matrix_product_expression(left, right)), *_read_of_result(view.out))
+        return (*copy, _product_kernel(matrix_product_expression(left, right)), *_result_read_launch(view.out))
 
     return map_operator
 
@@ -85,7 +85,7 @@ def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tupl
 _STANDARD = {"float8_e4m3fnuz": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e5m2"}
 
 
-def scaled_product(view: View) -> tuple[Launch, ...]:
+def scaled_product_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return cuBLASLt's kernel for a scaled product of 8-bit floats with a result of a wider dtype."""
     # Its fragments have the first operand's dtype.
     left, right = (
@@ -95,27 +95,31 @@ def scaled_product(view: View) -> tuple[Launch, ...]:
     expr = matrix_product_expression(left, right)
     named = sum(t.nbytes for t in expr.output_tensors)
     beside = total_bytes(t for t in view.inputs if t not in view.inputs[:2])  # scales and a bias
-    return (_product(expr), Stream(float(beside), float(total_bytes((view.out,)) - named), 0))
+    return (_product_kernel(expr), MemoryKernel(float(beside), float(total_bytes((view.out,)) - named), 0))
 
 
-def _read_of_result(out: TensorRecord) -> tuple[Launch, ...]:
+def _result_read_launch(out: TensorRecord) -> tuple[Launch, ...]:
     """Return the traffic for reading the result to which a product adds."""
-    return (Stream(float(total_bytes((out,))), 0.0, 0),)
+    return (MemoryKernel(float(total_bytes((out,))), 0.0, 0),)
 
 
-def matrix_vector_product(view: View) -> tuple[Launch, ...]:
+def matrix_vector_product_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for a matrix-vector product."""
     (m, k), dtype = view.inputs[-2].shape[-2:], view.inputs[-1].dtype
-    return (_product(ops.matmul(m, 1, k, dtype=dtype)),)
+    return (_product_kernel(ops.matmul(m, 1, k, dtype=dtype)),)
 
 
-def matrix_vector_product_with_addend(view: View) -> tuple[Launch, ...]:
+def addmv_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a matrix-vector product that is added to a copy of the addend."""
     matrix, out = view.required_tensor("mat", 1), view.out
     copy = () if view.in_place else elementwise_kernel((), out, (view.required_tensor("self", 0),))
-    return (*copy, _product(ops.matmul(matrix.shape[0], 1, matrix.shape[1], dtype=matrix.dtype)), *_read_of_result(out))
+    return (
+        *copy,
+        _product_kernel(ops.matmul(matrix.shape[0], 1, matrix.shape[1], dtype=matrix.dtype)),
+        *_result_read_launch(out),
+    )
 
 
-def inner_product(view: View) -> tuple[Launch, ...]:
+def inner_product_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for an inner product of two vectors."""
-    return (_product(ops.matmul(1, 1, math.prod(view.inputs[0].shape), dtype=view.inputs[0].dtype)),)
+    return (_product_kernel(ops.matmul(1, 1, math.prod(view.inputs[0].shape), dtype=view.inputs[0].dtype)),)

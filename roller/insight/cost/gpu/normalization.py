@@ -10,28 +10,28 @@ from roller import ops
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.tensor_expr import REDUCTION
-from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
+from roller.insight.cost.gpu.operator_view import OperatorView, element_count, total_bytes
 from roller.insight.cost.gpu.pointwise import elementwise_kernel
-from roller.insight.cost.launches import Kernel, Launch, Stream
-from roller.insight.trace.convolution_layout import channels_innermost
+from roller.insight.cost.kernel_launches import Kernel, Launch, MemoryKernel
+from roller.insight.trace.convolution_layout import is_channels_last
 from roller.insight.trace.trace import TensorRecord
 
 
-def softmax(view: View) -> tuple[Launch, ...]:
+def softmax_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for a softmax or log-softmax, which have the same steps."""
     x, out = view.inputs[0], view.out
     if not x.shape or x.dtype not in DTYPE_BYTES:
-        return (Stream(total_bytes((x,)), total_bytes((out,))),)
+        return (MemoryKernel(total_bytes((x,)), total_bytes((out,))),)
     return (Kernel(ops.softmax(x.shape, view.argument("dim", -1), dtype=x.dtype, out_dtype=out.dtype)),)
 
 
-def safe_softmax(view: View) -> tuple[Launch, ...]:
+def safe_softmax_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a safe softmax, which writes zeros to fully masked rows."""
     x, masked = total_bytes(view.inputs), float(element_count(view.inputs[0]))
-    return (*softmax(view), Stream(2.0 * x + 2 * masked, x + masked, 3))
+    return (*softmax_launches(view), MemoryKernel(2.0 * x + 2 * masked, x + masked, 3))
 
 
-def softmax_backward(view: View) -> tuple[Launch, ...]:
+def softmax_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for a softmax gradient: a row sum over two tensors, then an element-wise function of both."""
     gradient, output = view.required_tensor("grad_output", 0), view.required_tensor("output", 1)
     dim = int(view.argument("dim", -1))
@@ -39,29 +39,29 @@ def softmax_backward(view: View) -> tuple[Launch, ...]:
     return (_row_gradient_kernel(element_count(gradient) // length, length, (gradient, output), view.out, 1),)
 
 
-def layer_norm(view: View) -> tuple[Launch, ...]:
+def layer_norm_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for a layer norm over the last dimensions."""
     x = view.required_tensor("input", 0)
     length = _normalized_elements(view, x)
-    kept = Stream(0.0, total_bytes(view.outputs[1:]), 0)  # mean and deviation of every row, for the gradient
-    return (*_copy_to_rows(x), Kernel(ops.layer_norm((element_count(x) // length, length), dtype=x.dtype)), kept)
+    kept = MemoryKernel(0.0, total_bytes(view.outputs[1:]), 0)  # mean and deviation of every row, for the gradient
+    return (*_contiguous_copy(x), Kernel(ops.layer_norm((element_count(x) // length, length), dtype=x.dtype)), kept)
 
 
-def layer_norm_backward(view: View) -> tuple[Launch, ...]:
+def layer_norm_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a layer norm's gradients: the input's by rows, the weight's and bias's over all rows."""
     gradient, x = view.required_tensor("grad_out", 0), view.required_tensor("input", 1)
     length = _normalized_elements(view, x)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, True))
-    found: list[Launch] = [*_copy_to_rows(x)]
+    found: list[Launch] = [*_contiguous_copy(x)]
     if wanted[0]:
         found.append(_row_gradient_kernel(element_count(x) // length, length, (gradient, x), view.outputs[0], 2))
     if any(wanted[1:]):
-        found.append(Stream(total_bytes((gradient, x)), total_bytes(view.outputs[int(wanted[0]) :])))
+        found.append(MemoryKernel(total_bytes((gradient, x)), total_bytes(view.outputs[int(wanted[0]) :])))
     rest = total_bytes(t for t in view.inputs if t not in (gradient, x))
-    return (*found, Stream(rest, 0.0, 0))
+    return (*found, MemoryKernel(rest, 0.0, 0))
 
 
-def _copy_to_rows(x: TensorRecord) -> tuple[Launch, ...]:
+def _contiguous_copy(x: TensorRecord) -> tuple[Launch, ...]:
     """Return PyTorch's copy of rows that are not contiguous (``expect_contiguous``)."""
     strides = tuple(math.prod(x.shape[n + 1 :]) for n in range(len(x.shape)))
     if all(extent == 1 or own == dense for extent, own, dense in zip(x.shape, x.stride, strides, strict=True)):
@@ -69,7 +69,7 @@ def _copy_to_rows(x: TensorRecord) -> tuple[Launch, ...]:
     return elementwise_kernel((), replace(x, stride=strides), (x,))
 
 
-def _normalized_elements(view: View, x: TensorRecord) -> int:
+def _normalized_elements(view: OperatorView, x: TensorRecord) -> int:
     return math.prod(view.argument("normalized_shape", x.shape[-1:])) or 1
 
 
@@ -84,18 +84,18 @@ def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out
     row, walk, point = Axis("i", rows), Axis("k", length, REDUCTION), Axis("j", length)
     inputs = tuple(Tensor(f"X{n}", (rows, length), d) for n, d in enumerate(dtypes))
 
-    def at(name: str) -> list[Scalar]:
+    def load_inputs_at(name: str) -> list[Scalar]:
         from roller.expr import Cast
 
         place = (axis_index("i"), axis_index(name))
         return [Load(t.name, place) if t.dtype == acc else Cast(acc, Load(t.name, place)) for t in inputs]
 
-    stages, first = [], at("k")
+    stages, first = [], load_inputs_at("k")
     for n in range(sums):
         body = first[0] if n else Call("mul", (first[0], first[-1]))
         total = Tensor(f"S{n}", (rows,), acc)
         stages.append(Stage(total, (row, walk), (axis_index("i"),), body, "sum", acc))
-    here = at("j")
+    here = load_inputs_at("j")
     value: Scalar = here[0]
     for n in range(sums):
         value = Call("sub", (value, Load(f"S{n}", (axis_index("i"),))))
@@ -104,14 +104,14 @@ def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out
     return TensorExpr("gradient of rows", inputs, (*stages, y), ("Y",))
 
 
-def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tuple[Launch, ...]]:
+def channel_norm_mapping(read: float, kept: float, launches: int) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a norm over channels, which reads its large inputs several times."""
     # ``read`` and ``kept`` are the passes over large inputs and over results.
 
-    def map_operator(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         most = max(map(element_count, view.inputs))
         given = [t for t in view.inputs if element_count(t) == most]
-        return (Stream(read * total_bytes(given), kept * total_bytes(view.outputs), launches),)
+        return (MemoryKernel(read * total_bytes(given), kept * total_bytes(view.outputs), launches),)
 
     return map_operator
 
@@ -123,25 +123,25 @@ def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tu
 _CHANNEL_THREADS = 512
 
 
-def batch_norm(view: View) -> tuple[Launch, ...]:
+def batch_norm_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a batch norm; batch statistics need an additional pass."""
     # Batch statistics are computed in training and if no running statistics exist.
     x, out = view.required_tensor("input", 0), total_bytes(view.outputs[:1])
     if view.has_tensor("running_mean") and not view.argument("training", True):
-        return (Stream(total_bytes((x,)), out),)
-    return (Stream(2.0 * total_bytes((x,)), out, threads=_threads_of_channels(x)),)
+        return (MemoryKernel(total_bytes((x,)), out),)
+    return (MemoryKernel(2.0 * total_bytes((x,)), out, threads=_channel_norm_threads(x)),)
 
 
-def batch_norm_backward(view: View) -> tuple[Launch, ...]:
+def batch_norm_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for a batch norm's gradient: two sums per channel, then the image gradient."""
     x = view.tensor("input") or view.inputs[0]
-    (moved,) = channel_norm(2.0, 1.0, 1)(view)
-    assert isinstance(moved, Stream)
-    return (replace(moved, threads=_threads_of_channels(x)),)
+    (moved,) = channel_norm_mapping(2.0, 1.0, 1)(view)
+    assert isinstance(moved, MemoryKernel)
+    return (replace(moved, threads=_channel_norm_threads(x)),)
 
 
-def _threads_of_channels(x: TensorRecord) -> float | None:
+def _channel_norm_threads(x: TensorRecord) -> float | None:
     """Return the number of threads of a norm with one block per channel; ``None`` if channels are innermost."""
-    if len(x.shape) < 3 or channels_innermost(x):
+    if len(x.shape) < 3 or is_channels_last(x):
         return None
     return _CHANNEL_THREADS * x.shape[1]

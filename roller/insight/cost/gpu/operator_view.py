@@ -9,10 +9,10 @@ from typing import Any
 from roller.insight.trace.tensor_bytes import distinct_bytes, element_count, itemsize, total_bytes
 from roller.insight.trace.trace import Operator, TensorRecord
 
-__all__ = ["View", "distinct_bytes", "element_count", "itemsize", "total_bytes"]
+__all__ = ["OperatorView", "distinct_bytes", "element_count", "itemsize", "total_bytes"]
 
 
-class View:
+class OperatorView:
     """A traced operator whose tensors and arguments can be accessed by their schema names."""
 
     def __init__(self, operator: Operator) -> None:

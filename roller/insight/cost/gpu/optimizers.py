@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
-from roller.insight.cost.launches import Launch, Stream
+from roller.insight.cost.gpu.operator_view import OperatorView, element_count, total_bytes
+from roller.insight.cost.kernel_launches import Launch, MemoryKernel
 
 #: Elements in a block's chunk, and maximum numbers of blocks and of tensors in a kernel by its number of lists
 #: (PyTorch's ``MultiTensorApply.cuh``).
@@ -27,41 +27,41 @@ def foreach_kernel_count(sizes: tuple[int, ...], lists: int) -> int:
     return max(1, math.ceil(len(sizes) / most), math.ceil(chunks / BLOCKS_PER_KERNEL))
 
 
-def foreach(more: int = 0) -> Callable[[View], tuple[Launch, ...]]:
+def foreach_mapping(more: int = 0) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a ``_foreach`` operator, which reads every list and writes every result."""
     # ``more`` counts further kernels, such as those that add the partial norms of blocks.
 
-    def map_operator(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         first = view.tensors("self") or view.inputs
         sizes = tuple(element_count(t) for t in first)
         lists = max(1, round(len(view.inputs) / max(1, len(first)))) + (not view.in_place)
         written = total_bytes(view.outputs or first)
-        return (Stream(total_bytes(view.inputs), written, foreach_kernel_count(sizes, lists) + more),)
+        return (MemoryKernel(total_bytes(view.inputs), written, foreach_kernel_count(sizes, lists) + more),)
 
     return map_operator
 
 
-def foreach_fill(view: View) -> tuple[Launch, ...]:
+def foreach_fill_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels that fill lists of tensors without reading any."""
     sizes = tuple(element_count(t) for t in view.inputs)
-    return (Stream(0.0, total_bytes(view.inputs), foreach_kernel_count(sizes, 1)),)
+    return (MemoryKernel(0.0, total_bytes(view.inputs), foreach_kernel_count(sizes, 1)),)
 
 
-def foreach_copy(view: View) -> tuple[Launch, ...]:
+def foreach_copy_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels that copy one list to another."""
     source = view.tensors("src") or view.inputs[len(view.inputs) // 2 :]
     sizes = tuple(element_count(t) for t in source)
-    return (Stream(total_bytes(source), total_bytes(view.outputs or source), foreach_kernel_count(sizes, 2)),)
+    return (MemoryKernel(total_bytes(source), total_bytes(view.outputs or source), foreach_kernel_count(sizes, 2)),)
 
 
-def block_wise_optimizer(view: View) -> tuple[Launch, ...]:
+def block_wise_optimizer_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for one parameter, which writes parameter and states; paged states move in both directions."""
     paged = float(view.argument("paged_bytes") or 0)
     written = total_bytes((*view.tensors("parameter"), *view.tensors("states")))
-    return (Stream(total_bytes(view.inputs) + paged, written + paged),)
+    return (MemoryKernel(total_bytes(view.inputs) + paged, written + paged),)
 
 
-def fused_optimizer(view: View) -> tuple[Launch, ...]:
+def fused_optimizer_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a fused optimizer, which reads all lists and writes all but the gradients."""
     # If the optimizer unscales the gradients, it also writes them.
     first = view.tensors("self") or view.inputs
@@ -70,4 +70,4 @@ def fused_optimizer(view: View) -> tuple[Launch, ...]:
     kept = (*counts, scale, view.tensor("found_inf"), *(() if scale else view.tensors("grads")))
     every = total_bytes(view.inputs)
     lists = max(1, round((len(view.inputs) - len(counts)) / max(1, len(first))))
-    return (Stream(every, float(every - total_bytes(kept)), foreach_kernel_count(sizes, lists)),)
+    return (MemoryKernel(every, float(every - total_bytes(kept)), foreach_kernel_count(sizes, lists)),)

@@ -9,13 +9,13 @@ from functools import lru_cache
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Axis, Call, Cast, Const, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
-from roller.insight.cost.gpu.operator_view import View, total_bytes
-from roller.insight.cost.launches import Kernel, Launch, Stream
+from roller.insight.cost.gpu.operator_view import OperatorView, total_bytes
+from roller.insight.cost.kernel_launches import Kernel, Launch, MemoryKernel
 from roller.insight.trace.trace import TensorRecord
 
 
 @dataclass(frozen=True)
-class Operand:
+class OperandLayout:
     """Layout of a tensor over the axes of a result; strides are in elements and 0 along broadcast axes."""
 
     shape: tuple[int, ...]
@@ -23,15 +23,15 @@ class Operand:
     dtype: str
 
 
-def broadcast_layout(tensor: TensorRecord, rank: int) -> Operand:
+def broadcast_layout(tensor: TensorRecord, rank: int) -> OperandLayout:
     """Return the layout of a tensor broadcast to ``rank`` dimensions."""
     missing = rank - len(tensor.shape)
     stride = tuple(0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride, strict=True))
-    return Operand((1,) * missing + tuple(tensor.shape), (0,) * missing + stride, tensor.dtype)
+    return OperandLayout((1,) * missing + tuple(tensor.shape), (0,) * missing + stride, tensor.dtype)
 
 
 def merge_axes(
-    extents: Sequence[int], tensors: Sequence[Operand]
+    extents: Sequence[int], tensors: Sequence[OperandLayout]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Return extents and strides over as few axes as possible, merging axes that are contiguous in all tensors."""
     # Axes are in the memory order of the first tensor, outermost first.
@@ -71,7 +71,7 @@ _JOINING = frozenset({"add", "sub", "mul", "div", "max", "min", "pow", "fmod", "
 
 @lru_cache(maxsize=4096)
 def elementwise_expression(
-    functions: tuple[str, ...], extents: tuple[int, ...], out: Operand, operands: tuple[Operand, ...]
+    functions: tuple[str, ...], extents: tuple[int, ...], out: OperandLayout, operands: tuple[OperandLayout, ...]
 ) -> TensorExpr:
     """Return the expression for an element-wise operator."""
     sizes, strides = merge_axes(extents, (out, *operands))
@@ -104,13 +104,13 @@ def elementwise_kernel(
     dtypes = {t.dtype for t in (out, *inputs)}
     count = math.prod(out.shape)
     if not dtypes <= DTYPE_BYTES.keys() or not 0 < count < 2**40:
-        return (Stream(total_bytes(inputs), total_bytes((out,))),)
+        return (MemoryKernel(total_bytes(inputs), total_bytes((out,))),)
     rank = len(out.shape)
     # An operand that occurs twice, as in x * x, is read from memory once.
     operands = tuple(broadcast_layout(t, rank) for t in dict.fromkeys(inputs) if math.prod(t.shape) > 1)
     shape, layout = tuple(out.shape), broadcast_layout(out, rank)
     expr = elementwise_expression(functions, shape, layout, operands)
-    return (Kernel(expr, cache_bytes=_bytes_by_sectors(shape, layout, operands)),)
+    return (Kernel(expr, cache_bytes=_cache_sector_bytes(shape, layout, operands)),)
 
 
 #: Elements of a block of PyTorch's element-wise kernels, consecutive in the result: 128 threads of 4 (``num_threads``
@@ -121,7 +121,7 @@ _SECTOR_BYTES = 32
 
 
 @lru_cache(maxsize=4096)
-def _bytes_by_sectors(extents: tuple[int, ...], out: Operand, operands: tuple[Operand, ...]) -> float:
+def _cache_sector_bytes(extents: tuple[int, ...], out: OperandLayout, operands: tuple[OperandLayout, ...]) -> float:
     """Return the bytes that blocks read from the shared cache; 0 if no operand lies across their threads."""
     # A block visits the result's elements in order, without tiles: in an operand with another order it touches a sector
     # for every element that no neighbour in the block shares.
@@ -145,30 +145,30 @@ def _bytes_by_sectors(extents: tuple[int, ...], out: Operand, operands: tuple[Op
     return asked if scattered else 0.0
 
 
-def pointwise(*functions: str) -> Callable[[View], tuple[Launch, ...]]:
+def pointwise_mapping(*functions: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for an operator that applies ``functions`` to every element of its inputs."""
 
-    def map_operator(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         if not view.inputs:
-            return (Stream(0.0, total_bytes(view.outputs)),)
+            return (MemoryKernel(0.0, total_bytes(view.outputs)),)
         return elementwise_kernel(functions, view.out, view.inputs)
 
     return map_operator
 
 
-def fill(view: View) -> tuple[Launch, ...]:
+def fill_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel that writes a tensor without reading any."""
-    return (Stream(0.0, total_bytes((view.out,))),)
+    return (MemoryKernel(0.0, total_bytes((view.out,))),)
 
 
-def bernoulli(view: View) -> tuple[Launch, ...]:
+def bernoulli_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for ``aten.bernoulli``, which reads the probabilities if each element has its own."""
     own = not view.in_place and view.overload == "default"
-    return elementwise_kernel(("lt",), view.out, view.inputs) if own else fill(view)
+    return elementwise_kernel(("lt",), view.out, view.inputs) if own else fill_launches(view)
 
 
-def copy(view: View) -> tuple[Launch, ...]:
+def copy_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel that copies a tensor to another layout or dtype; a copy from the host only writes."""
     name = "src" if view.packet == "aten.copy" else "self"
     source = view.tensor(name, 1 if name == "src" else 0)
-    return fill(view) if source is None else elementwise_kernel((), view.out, (source,))
+    return fill_launches(view) if source is None else elementwise_kernel((), view.out, (source,))

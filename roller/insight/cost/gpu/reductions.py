@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 from roller import ops
 from roller.core.dtypes import DTYPE_BYTES
-from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count, itemsize, total_bytes
-from roller.insight.cost.launches import Kernel, Launch, Stream
+from roller.insight.cost.gpu.operator_view import OperatorView, distinct_bytes, element_count, itemsize, total_bytes
+from roller.insight.cost.kernel_launches import Kernel, Launch, MemoryKernel
 
 
-def reduction(kind: str) -> Callable[[View], tuple[Launch, ...]]:
+def reduction_mapping(kind: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a reduction of the named kind."""
     # A reduction over contiguous rows is an expression. Other reductions also read their input once: libraries give
     # each thread its own columns, and split long columns, or the few rows of a large tensor, among blocks.
 
-    def map_operator(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         x = view.inputs[0]
         given = view.argument("dim", ())
         dims = {d % max(1, len(x.shape)) for d in ((given,) if isinstance(given, int) else given)}
@@ -27,7 +27,7 @@ def reduction(kind: str) -> Callable[[View], tuple[Launch, ...]]:
         plain = x.dtype in _SUMMED and [t.dtype for t in view.outputs] == [x.dtype]
         if plain and dims == inner and rows >= _FEW_ROWS and distinct_bytes(x) == element_count(x) * itemsize(x.dtype):
             return (Kernel(ops.reduce(kind, (rows, length), (1,), dtype=x.dtype)),)
-        return (Stream(total_bytes((x,)), total_bytes(view.outputs), 1 if rows >= _FEW_ROWS else 2),)
+        return (MemoryKernel(total_bytes((x,)), total_bytes(view.outputs), 1 if rows >= _FEW_ROWS else 2),)
 
     return map_operator
 
@@ -37,36 +37,36 @@ _FEW_ROWS = 1024
 _SUMMED = frozenset(DTYPE_BYTES) & {"float16", "bfloat16", "float32", "float64"}
 
 
-def nll_loss(view: View) -> tuple[Launch, ...]:
+def nll_loss_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for a negative log-likelihood, which reads the classes and one memory sector per row."""
     target = view.tensor("target", 1) or view.inputs[-1]
     found = min(element_count(target) * _SECTOR_BYTES, total_bytes(view.inputs[:1]))
-    return (Stream(float(found + total_bytes((target,))), total_bytes(view.outputs)),)
+    return (MemoryKernel(float(found + total_bytes((target,))), total_bytes(view.outputs)),)
 
 
-def nll_loss_backward(view: View) -> tuple[Launch, ...]:
+def nll_loss_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a negative log-likelihood's gradient: zeros, and one element per row."""
     target, whole = view.tensor("target", 2) or view.inputs[-1], total_bytes(view.outputs)
     return (
-        Stream(0.0, whole),
-        Stream(float(total_bytes((target,))), float(min(element_count(target) * _SECTOR_BYTES, whole))),
+        MemoryKernel(0.0, whole),
+        MemoryKernel(float(total_bytes((target,))), float(min(element_count(target) * _SECTOR_BYTES, whole))),
     )
 
 
-def elementwise_loss(view: View) -> tuple[Launch, ...]:
+def elementwise_loss_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for an element-wise loss, and for its mean or sum if requested."""
     given = total_bytes(view.inputs)
     if view.argument("reduction", 1) == 0:
-        return (Stream(given, total_bytes(view.outputs)),)
+        return (MemoryKernel(given, total_bytes(view.outputs)),)
     each = total_bytes(view.inputs[:1])
-    return (Stream(given, each), Stream(each, total_bytes(view.outputs), 1 if each < _SMALL_BYTES else 2))
+    return (MemoryKernel(given, each), MemoryKernel(each, total_bytes(view.outputs), 1 if each < _SMALL_BYTES else 2))
 
 
 #: Bytes below which a single block computes the sum.
 _SMALL_BYTES = 1 << 16
 
 
-def binary_cross_entropy_with_logits(view: View) -> tuple[Launch, ...]:
+def bce_with_logits_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for binary cross entropy with logits, composed of element-wise operators."""
     # The logarithm of the sigmoid; one minus the target; its product with the input; the difference; then weights and
     # mean.
@@ -74,14 +74,14 @@ def binary_cross_entropy_with_logits(view: View) -> tuple[Launch, ...]:
     weights = total_bytes(view.inputs[2:])
     averages = view.argument("reduction", 1) != 0
     more = (len(view.inputs) - 2) * x
-    found = Stream(x + target + 4.0 * x + weights + more, 4.0 * x + more, 4 + len(view.inputs) - 2)
-    return (found, Stream(x, out)) if averages else (found,)
+    found = MemoryKernel(x + target + 4.0 * x + weights + more, 4.0 * x + more, 4 + len(view.inputs) - 2)
+    return (found, MemoryKernel(x, out)) if averages else (found,)
 
 
-def logsumexp(view: View) -> tuple[Launch, ...]:
+def logsumexp_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for ``aten.logsumexp``: maximum, difference, exponential, sum and small ones."""
     x = float(total_bytes(view.inputs))
-    return (Stream(4 * x, 2 * x + total_bytes(view.outputs), _LOG_OF_SUMS_KERNELS),)
+    return (MemoryKernel(4 * x, 2 * x + total_bytes(view.outputs), _LOG_OF_SUMS_KERNELS),)
 
 
 #: Four kernels over all elements; absolute value, comparison, fill, logarithm and sum over the results.

@@ -25,24 +25,24 @@ STATE_BLOCK, LEAST_8BIT, LEAST_PAGED = 256, 4096, 100_000
 WEIGHT_BLOCK, SCALE_BLOCK = 64, 256
 
 
-def _update(
+def _refuse_update(
     parameter: torch.Tensor, gradient: torch.Tensor, states: list[torch.Tensor], tables: list[torch.Tensor],
     paged_bytes: int,
 ) -> None:  # fmt: skip
-    raise _nothing_computed("optimizer")
+    raise _not_computable_error("optimizer")
 
 
-def _dequantize_4bit(
+def _refuse_dequantize_4bit(
     codes: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, shape: list[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    raise _nothing_computed("4-bit weight")
+    raise _not_computable_error("4-bit weight")
 
 
-def _dequantize_8bit(codes: torch.Tensor, scales: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    raise _nothing_computed("8-bit number")
+def _refuse_dequantize_8bit(codes: torch.Tensor, scales: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    raise _not_computable_error("8-bit number")
 
 
-def _nothing_computed(what: str) -> ModelError:
+def _not_computable_error(what: str) -> ModelError:
     return ModelError(
         f"{what}: expected a forecast, which needs its sizes alone, got a step that computes. "
         f"Train with bitsandbytes, whose classes have the same names."
@@ -51,11 +51,13 @@ def _nothing_computed(what: str) -> ModelError:
 
 #: Updates a parameter and its states in one kernel, by ``tables`` of the numbers that 8 bits stand for;
 #: ``paged_bytes`` of the states are in memory that the driver pages.
-update_block_wise = torch.library.custom_op("roller::update_block_wise", _update, mutates_args=("parameter", "states"))
+update_block_wise = torch.library.custom_op(
+    "roller::update_block_wise", _refuse_update, mutates_args=("parameter", "states")
+)
 #: Returns a 4-bit weight in a floating-point dtype.
-dequantize_4bit = torch.library.custom_op("roller::dequantize_4bit", _dequantize_4bit, mutates_args=())
+dequantize_4bit = torch.library.custom_op("roller::dequantize_4bit", _refuse_dequantize_4bit, mutates_args=())
 #: Returns 8-bit numbers in float32.
-dequantize_8bit = torch.library.custom_op("roller::dequantize_8bit", _dequantize_8bit, mutates_args=())
+dequantize_8bit = torch.library.custom_op("roller::dequantize_8bit", _refuse_dequantize_8bit, mutates_args=())
 update_block_wise.register_fake(lambda parameter, gradient, states, tables, paged_bytes: None)
 dequantize_4bit.register_fake(lambda codes, scales, table, shape, dtype: codes.new_empty(shape, dtype=dtype))
 dequantize_8bit.register_fake(lambda codes, scales, table: codes.new_empty(codes.shape, dtype=torch.float32))
@@ -100,33 +102,33 @@ class BlockWise(torch.optim.Optimizer):
 
     def _new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return the state of a parameter; everything that is not paged is on the device."""
-        count, narrow = parameter.numel(), self._is_narrow(parameter)
+        count, narrow = parameter.numel(), self._has_8bit_state(parameter)
         if narrow and not self._tables:
             self._tables = [torch.empty(256, device=parameter.device) for _ in range(self._states)]
         found: dict[str, Any] = {"step": 0}
         for n in range(1, self._states + 1):
-            if not self._pages(parameter):
+            if not self._has_paged_state(parameter):
                 found[f"state{n}"] = torch.zeros_like(parameter, dtype=torch.uint8 if narrow else torch.float32)
             if narrow:
                 found[f"absmax{n}"] = torch.zeros(-(-count // STATE_BLOCK), device=parameter.device)
         return found
 
-    def _is_narrow(self, parameter: torch.Tensor) -> bool:
+    def _has_8bit_state(self, parameter: torch.Tensor) -> bool:
         return self._bits == 8 and parameter.numel() >= LEAST_8BIT
 
-    def _pages(self, parameter: torch.Tensor) -> bool:
+    def _has_paged_state(self, parameter: torch.Tensor) -> bool:
         return self._is_paged and parameter.numel() >= LEAST_PAGED
 
     def _paged_bytes(self, parameter: torch.Tensor) -> int:
-        each = 1 if self._is_narrow(parameter) else 4
-        return self._states * each * parameter.numel() if self._pages(parameter) else 0
+        each = 1 if self._has_8bit_state(parameter) else 4
+        return self._states * each * parameter.numel() if self._has_paged_state(parameter) else 0
 
 
 #: Arguments of bitsandbytes that change its bytes, and the only values that are described.
 _ONLY = {"block_wise": True, "percentile_clipping": 100}
 
 
-def _optimizer(name: str, states: int, bits: int, *, is_paged: bool) -> type[BlockWise]:
+def _make_optimizer_class(name: str, states: int, bits: int, *, is_paged: bool) -> type[BlockWise]:
     """Return the class for an optimizer of bitsandbytes."""
 
     def __init__(self: BlockWise, params: Iterable[Any], lr: float = 1e-3, **others: Any) -> None:
@@ -143,14 +145,14 @@ def _optimizer(name: str, states: int, bits: int, *, is_paged: bool) -> type[Blo
     return type(name, (BlockWise,), body)
 
 
-Adam8bit = _optimizer("Adam8bit", 2, 8, is_paged=False)
-AdamW8bit = _optimizer("AdamW8bit", 2, 8, is_paged=False)
-PagedAdam8bit = _optimizer("PagedAdam8bit", 2, 8, is_paged=True)
-PagedAdamW8bit = _optimizer("PagedAdamW8bit", 2, 8, is_paged=True)
-PagedAdamW32bit = _optimizer("PagedAdamW32bit", 2, 32, is_paged=True)
-Lion8bit = _optimizer("Lion8bit", 1, 8, is_paged=False)
-PagedLion8bit = _optimizer("PagedLion8bit", 1, 8, is_paged=True)
-SGD8bit = _optimizer("SGD8bit", 1, 8, is_paged=False)
+Adam8bit = _make_optimizer_class("Adam8bit", 2, 8, is_paged=False)
+AdamW8bit = _make_optimizer_class("AdamW8bit", 2, 8, is_paged=False)
+PagedAdam8bit = _make_optimizer_class("PagedAdam8bit", 2, 8, is_paged=True)
+PagedAdamW8bit = _make_optimizer_class("PagedAdamW8bit", 2, 8, is_paged=True)
+PagedAdamW32bit = _make_optimizer_class("PagedAdamW32bit", 2, 32, is_paged=True)
+Lion8bit = _make_optimizer_class("Lion8bit", 1, 8, is_paged=False)
+PagedLion8bit = _make_optimizer_class("PagedLion8bit", 1, 8, is_paged=True)
+SGD8bit = _make_optimizer_class("SGD8bit", 1, 8, is_paged=False)
 
 
 class Lion(torch.optim.Optimizer):
@@ -188,7 +190,7 @@ class Lion(torch.optim.Optimizer):
             state["exp_avg"].mul_(slow).add_(parameter.grad, alpha=1 - slow)
 
 
-class _Product(Function):
+class _Linear4bitFunction(Function):
     """The product with a 4-bit weight, which is widened again in backward; the input is not saved."""
 
     @staticmethod
@@ -251,7 +253,7 @@ class Linear4bit(nn.Module):
         """Return the outputs (..., outputs) in the dtype of the input."""
         given = tensor.dtype
         tensor = tensor if self.compute_dtype is None else tensor.to(self.compute_dtype)
-        result = _Product.apply(tensor, self)
+        result = _Linear4bitFunction.apply(tensor, self)
         if self.bias is not None:
             result = result + self.bias.to(result.dtype)
         return result.to(given)

@@ -91,7 +91,7 @@ def find_cycle(calls: Sequence[Call], optimizers: frozenset[int]) -> Cycle | Non
     for size in range(1, len(calls) // 2 + 1):
         last = calls[-size:]
         done = frozenset().union(*(call.stepped for call in last))
-        if kinds[-size:] == kinds[-2 * size : -size] and optimizers <= done and _end_with_step(last):
+        if kinds[-size:] == kinds[-2 * size : -size] and optimizers <= done and _ends_with_step(last):
             return Cycle(size, len(list(_calls_with_step(last))), True)
     return None
 
@@ -168,7 +168,7 @@ def no_update_note(count: int) -> str:
     )
 
 
-def _end_with_step(calls: Sequence[Call]) -> bool:
+def _ends_with_step(calls: Sequence[Call]) -> bool:
     """Return whether calls end with an optimizer's step or contain no such step."""
     return bool(calls[-1].stepped) or not any(call.stepped for call in calls)
 

@@ -97,12 +97,12 @@ def cuda_function_stubs(
     def note_user_calls(name: str, reply: Callable[..., Any]) -> Callable[..., Any]:
         """Return a stub that notes calls from the user's code, which may branch on the result."""
 
-        def answer(*args: Any, **kwargs: Any) -> Any:
+        def call_stub(*args: Any, **kwargs: Any) -> Any:
             if not host and str(sys._getframe(1).f_globals.get("__name__", "")).split(".")[0] != "torch":
                 note(_NOT_HERE.format(name))
             return reply(*args, **kwargs)
 
-        return answer
+        return call_stub
 
     nothing = lambda *_, **__: None  # noqa: E731
     zero = lambda *_, **__: 0  # noqa: E731
@@ -161,12 +161,12 @@ def accelerator_stubs(host: bool) -> Mapping[str, Any]:
     real = {name: getattr(torch.accelerator, name, None) for name in answers}
 
     def stub_for_user_code(name: str) -> Callable[..., Any]:
-        def answer(*args: Any, **kwargs: Any) -> Any:
+        def call_stub(*args: Any, **kwargs: Any) -> Any:
             caller = sys._getframe(1).f_globals.get("__name__", "")
             function = real[name] if str(caller).split(".")[0] == "torch" else answers[name]
             return function(*args, **kwargs) if function is not None else None
 
-        return answer
+        return call_stub
 
     return {name: stub_for_user_code(name) for name in answers}
 

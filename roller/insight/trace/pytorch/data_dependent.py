@@ -26,7 +26,7 @@ _SHAPED = frozenset(
 Rules = Mapping[Any, Callable[..., Any]]
 
 
-class Values:
+class MetaOperators:
     """Runs operators on meta tensors, with known values or declared defaults.
 
     Parameters
@@ -96,7 +96,7 @@ class Values:
             result = host_tensors.run_on_host(func, args, kwargs)
         if ours or any(t.is_meta for t in host_tensors.iterate_tensors((result,))):
             known_values.propagate_known_values(func, args, kwargs, result)
-            known_values.assume_flag(func, args, kwargs, result)
+            known_values.assume_flag_value(func, args, kwargs, result)
         return result
 
     def _run_on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:

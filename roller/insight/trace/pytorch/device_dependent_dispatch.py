@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from roller.insight.trace.options import HOST
-from roller.insight.trace.pytorch import attention, older_softmax, recurrent
+from roller.insight.trace.pytorch import attention_dispatch, older_softmax, recurrent_dispatch
 from roller.insight.trace.pytorch.image_layouts import suggested_layout
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 
@@ -118,7 +118,9 @@ def dispatch_softmax(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
     """Run a softmax from float16 to float32 in one kernel, without a cast."""
     dtype = kwargs.get("dtype", args[2] if len(args) > 2 else None)
     if target.release.softmax_saves_input and args[0].is_meta and args[0].is_floating_point():
-        return older_softmax.softmax(func.__name__, args[0], kwargs.get("dim", args[1] if len(args) > 1 else -1), dtype)
+        return older_softmax.softmax_saving_input(
+            func.__name__, args[0], kwargs.get("dim", args[1] if len(args) > 1 else -1), dtype
+        )
     if dtype is not torch.float32 or not args[0].is_meta or args[0].dtype != torch.float16:
         return NotImplemented
     kernel = torch.ops.aten._log_softmax if "log" in func.__name__ else torch.ops.aten._softmax
@@ -137,7 +139,7 @@ def dispatch_cross_entropy(target: Target, func: Any, args: Any, kwargs: Any) ->
         return NotImplemented
     axis = 0 if tensor.dim() == 1 else 1
     if saves_input:
-        logs = older_softmax.softmax("log_softmax", tensor, axis, torch.float32 if casts else None)
+        logs = older_softmax.softmax_saving_input("log_softmax", tensor, axis, torch.float32 if casts else None)
     else:
         logs = torch.log_softmax(tensor, axis, tensor.dtype).float()
     reduction = given.get("reduction", 1)
@@ -156,7 +158,7 @@ REPLACED: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {
     "softmax": dispatch_softmax,
     "log_softmax": dispatch_softmax,
     "cross_entropy_loss": dispatch_cross_entropy,
-    "scaled_dot_product_attention": attention.dispatch_attention,
-    **{name: partial(recurrent.dispatch_rnn, name) for name in recurrent.MODES},
-    "lstm_cell": recurrent.dispatch_lstm_cell,
+    "scaled_dot_product_attention": attention_dispatch.dispatch_attention,
+    **{name: partial(recurrent_dispatch.dispatch_rnn, name) for name in recurrent_dispatch.MODES},
+    "lstm_cell": recurrent_dispatch.dispatch_lstm_cell,
 }

@@ -30,7 +30,7 @@ from roller.insight.trace.pytorch.compat import (
     without_override_check,
     without_torch_function,
 )
-from roller.insight.trace.pytorch.data_dependent import Values
+from roller.insight.trace.pytorch.data_dependent import MetaOperators
 from roller.insight.trace.pytorch.device_dependent_dispatch import REPLACED, Target
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 
@@ -52,7 +52,7 @@ class DeviceMode(TorchFunctionMode):
         Provider of defaults for values that are read.
     """
 
-    def __init__(self, target: Target, origins: OriginTracker, values: Values) -> None:
+    def __init__(self, target: Target, origins: OriginTracker, values: MetaOperators) -> None:
         super().__init__()
         self.target = target
         self.values = values
@@ -98,7 +98,7 @@ class DeviceMode(TorchFunctionMode):
         if name == "is_pinned":
             return not args[0].is_meta
         if name in ("tensor", "as_tensor", "scalar_tensor") and kwargs.get("device") == _META:
-            return _make_with_values(func, args, kwargs)
+            return _make_tensor_with_known_values(func, args, kwargs)
         replaced = self._replaced.get(name)
         if torch.is_autocast_enabled("cuda"):
             func, args, kwargs = self.autocast.cast_arguments(func, name, args, kwargs)
@@ -178,7 +178,7 @@ class DeviceMode(TorchFunctionMode):
             )
 
 
-def _make_with_values(func: Any, args: Any, kwargs: Any) -> Any:
+def _make_tensor_with_known_values(func: Any, args: Any, kwargs: Any) -> Any:
     """Return a device tensor created from numbers, with its known values."""
     made = func(*args, **kwargs)
     if made.is_meta and made.numel() <= known_values.MOST_FOLLOWED and not isinstance(args[0], torch.Tensor):

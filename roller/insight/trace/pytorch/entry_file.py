@@ -29,12 +29,12 @@ from roller.insight.trace.providers import PROVIDERS, is_script, resolve_provide
 from roller.insight.trace.pytorch import model_copy, training_step, unsupported_wrappers
 from roller.insight.trace.pytorch.compat import default_device, without_torch_function
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
+from roller.insight.trace.pytorch.error_translation import translate_errors
 from roller.insight.trace.pytorch.project_modules import forget_modules_of_other_projects
-from roller.insight.trace.pytorch.stacks import driver
+from roller.insight.trace.pytorch.stacks import stack_boundary
 from roller.insight.trace.pytorch.step_inputs import call_step, iterate_tensors, move_to_device
-from roller.insight.trace.pytorch.tf32 import set_tf32, tf32_kinds, tf32_restored
-from roller.insight.trace.pytorch.trace_model import Session
-from roller.insight.trace.pytorch.translated_errors import translate_errors
+from roller.insight.trace.pytorch.tf32 import preserve_tf32, set_tf32, tf32_kinds
+from roller.insight.trace.pytorch.trace_model import TraceSession
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Trace
@@ -77,17 +77,17 @@ def make_retracer_of_module(
     return Retracer(lambda options: _trace_entry(module, path, options, calls, lasting), first, wrap)
 
 
-@driver
+@stack_boundary
 def _trace_entry(
     module: ModuleType, path: str | Path, options: TraceOptions, calls: int | None,
     lasting: weakref.WeakSet[torch.nn.Module],
 ) -> Trace:  # fmt: skip
     target = Target(compute_capability_of(options.device), release=TorchRelease.parse(options.torch_release))
-    session = Session(target, folder=Path(str(module.__file__)).parent)
+    session = TraceSession(target, folder=Path(str(module.__file__)).parent)
     for sentence in getattr(module, "_roller_said", ()):
         session.values.add_note(sentence)
     precision = PRECISIONS[options.amp or "fp32"]
-    with warnings.catch_warnings(), default_dtype_and_device(module):
+    with warnings.catch_warnings(), apply_entry_defaults(module):
         warnings.simplefilter("ignore")
         watched = session.registrations.watching()
         with session.recording(), watched, translate_errors("model_provider failed", session.origins):
@@ -99,9 +99,9 @@ def _trace_entry(
         with session.recording(), training_step.mixed_precision(precision) as around:
             with translate_errors("input_provider failed", session.origins):
                 inputs = module.input_provider(batch_size=options.batch)
-                with session.recorder.paused():
+                with session.recorder.pause_recording():
                     check_batch_size(module, options.batch, inputs)
-                with session.recorder.paused(), without_torch_function():
+                with session.recorder.pause_recording(), without_torch_function():
                     inputs = move_to_device(inputs, copies=False)
                 session.name_storages(model, inputs)
             with translate_errors("iteration_provider failed", session.origins), session.registrations.watching():
@@ -129,7 +129,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @contextmanager
-def own_allocator(module: ModuleType) -> Iterator[None]:
+def isolate_allocator_settings(module: ModuleType) -> Iterator[None]:
     """Keep an entry file's allocator settings, made while it is loaded, for that file alone."""
     before = {name: os.environ.pop(name, None) for name in _ALLOCATOR_VARIABLES}
     try:
@@ -145,7 +145,7 @@ def own_allocator(module: ModuleType) -> Iterator[None]:
 
 
 @contextmanager
-def default_dtype_and_device(module: ModuleType) -> Iterator[None]:
+def apply_entry_defaults(module: ModuleType) -> Iterator[None]:
     """Set an entry file's default dtype, device and TF32 switches, and restore the previous ones."""
     before = (torch.get_default_dtype(), default_device())
     dtype, device = getattr(module, "_roller_defaults", before)
@@ -153,7 +153,7 @@ def default_dtype_and_device(module: ModuleType) -> Iterator[None]:
         torch.set_default_dtype(dtype)
         if device != before[1]:
             torch.set_default_device(device)
-        with tf32_restored():
+        with preserve_tf32():
             set_tf32(getattr(module, "_roller_tf32", tf32_kinds()))
             yield
     finally:
@@ -179,7 +179,7 @@ def check_batch_size(module: ModuleType, batch: int | None, inputs: Any) -> None
         )
 
 
-class _Fresh(SourceFileLoader):
+class _UncachedLoader(SourceFileLoader):
     """Loader without a bytecode cache, which may belong to an older file with the same second and size."""
 
     def get_code(self, fullname: str) -> Any:
@@ -194,7 +194,7 @@ def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[Non
         raise ModelError(f"{path}: expected an entry file, got none. Pass the path of a Python file.")
     path = path.absolute()  # the file may change the working directory
     name = f"_roller_entry_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path, loader=_Fresh(name, str(path)))
+    spec = importlib.util.spec_from_file_location(name, path, loader=_UncachedLoader(name, str(path)))
     if spec is None or spec.loader is None:
         raise ModelError(f"{path}: expected a Python file, got one of another kind. Pass a file that ends in .py.")
     module = importlib.util.module_from_spec(spec)
@@ -202,11 +202,16 @@ def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[Non
     sys.path.insert(0, str(path.parent))
     sys.modules[spec.name] = module  # where data classes look for their annotations
     try:
-        session = Session(Target())
+        session = TraceSession(Target())
         forget_modules_of_other_projects(path.parent, session.origins.stacks.is_foreign)
         compiles = unsupported_wrappers.disable_compile(session.values.add_note, session.origins.stacks.is_foreign)
-        defaults = default_dtype_and_device(module)
-        with errors("the entry file could not be loaded", session.origins), compiles, defaults, own_allocator(module):
+        defaults = apply_entry_defaults(module)
+        with (
+            errors("the entry file could not be loaded", session.origins),
+            compiles,
+            defaults,
+            isolate_allocator_settings(module),
+        ):
             spec.loader.exec_module(module)
             module._roller_tf32 = tf32_kinds()  # type: ignore[attr-defined]
             module._roller_defaults = (torch.get_default_dtype(), default_device())  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ MOST_COMPUTED = 1 << 16
 _UNKNOWN = "_roller_unknown"
 
 
-class Building(TorchDispatchMode):
+class HostOperatorMode(TorchDispatchMode):
     """Runs host operators for a model that is built outside a trace."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

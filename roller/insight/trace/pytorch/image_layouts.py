@@ -11,7 +11,7 @@ from torch._prims_common import suggest_memory_format
 _INNERMOST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def with_layout_of_gpu(func: Any, args: Any, result: Any) -> Any:
+def to_gpu_layout(func: Any, args: Any, result: Any) -> Any:
     """Return an operator's result in the layout that it would have on a GPU.
 
     A convolution has channels innermost if its image or its filters do, as in ``cudnn_conv_suggest_memory_format``
@@ -22,19 +22,19 @@ def with_layout_of_gpu(func: Any, args: Any, result: Any) -> Any:
     >>> x = torch.empty(2, 8, 4, 4, device="meta").contiguous(memory_format=torch.channels_last)
     >>> call = x, torch.empty(8, 8, 1, 1, device="meta"), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
     >>> convolution = torch.ops.aten.convolution.default
-    >>> with_layout_of_gpu(convolution, call, convolution(*call)).stride()
+    >>> to_gpu_layout(convolution, call, convolution(*call)).stride()
     (128, 1, 32, 8)
     """
     if func is not torch.ops.aten.convolution.default or not result.is_meta:
         return result
     layout = _INNERMOST.get(result.dim())
     image, filters = args[:2]
-    if layout is None or result.dtype is torch.float64 or not _has_layout((image, filters), layout):
+    if layout is None or result.dtype is torch.float64 or not _any_suggests_layout((image, filters), layout):
         return result
     return torch.empty_like(result, memory_format=layout)
 
 
-def _has_layout(tensors: tuple[torch.Tensor, ...], layout: torch.memory_format) -> bool:
+def _any_suggests_layout(tensors: tuple[torch.Tensor, ...], layout: torch.memory_format) -> bool:
     """Return whether the strides of a tensor, which may have gaps, suggest a layout."""
     return any(suggested_layout(t) is layout for t in tensors)
 

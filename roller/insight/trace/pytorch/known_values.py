@@ -108,7 +108,7 @@ def assumed_value(tensor: torch.Tensor) -> Any:
     return host_tensors.default_value(tensor.dtype) if found is None else found
 
 
-def assume_flag(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+def assume_flag_value(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     """Assume that a flag computed from unknown numbers has the value given by their declared defaults: 1.0 is finite.
 
     All elements of a tensor are assumed to be equal, so only one is computed.

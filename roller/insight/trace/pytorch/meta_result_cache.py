@@ -38,7 +38,7 @@ class MetaResultCache:
 
     def __init__(self) -> None:
         self._results: dict[Hashable, Any] = {}
-        self._kinds: dict[Any, _Kind] = {}
+        self._kinds: dict[Any, _Cacheability] = {}
 
     @property
     def known(self) -> int:
@@ -49,41 +49,41 @@ class MetaResultCache:
         """Return ``func(*args, **kwargs)``."""
         kind = self._kinds.get(func)
         if kind is None:
-            kind = self._kinds[func] = _kind_of(func)
+            kind = self._kinds[func] = _classify_operator(func)
         # Another active mode has to see the operator's calls.
-        if kind is _Kind.UNFIT or torch._C._len_torch_dispatch_stack():
+        if kind is _Cacheability.UNFIT or torch._C._len_torch_dispatch_stack():
             return func(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         try:
-            key = _key_of_call(args, kwargs, tensors, kind)
+            key = _call_key(args, kwargs, tensors, kind)
         except _NoKeyError:
             return func(*args, **kwargs)
         made = self._results.get((func, key))
         if made is not None:
-            return _repeat(made, tensors)
+            return _result_from_recipe(made, tensors)
         result = func(*args, **kwargs)
-        recipe = _recipe(result, tensors, kind)
-        if recipe is None or key != _key_of_call(args, kwargs, [], kind):  # the call changed the layout of an argument
-            self._kinds[func] = _Kind.UNFIT
+        recipe = _result_recipe(result, tensors, kind)
+        if recipe is None or key != _call_key(args, kwargs, [], kind):  # the call changed the layout of an argument
+            self._kinds[func] = _Cacheability.UNFIT
         else:
             self._results[func, key] = recipe
         return result
 
 
-class _Kind(Enum):
+class _Cacheability(Enum):
     UNFIT, READS, WRITES = range(3)
 
 
-def _kind_of(func: Any) -> _Kind:
+def _classify_operator(func: Any) -> _Cacheability:
     if func.namespace != "aten" or _UNFIT & set(func.tags):
-        return _Kind.UNFIT
-    return _Kind.WRITES if func._schema.is_mutable else _Kind.READS
+        return _Cacheability.UNFIT
+    return _Cacheability.WRITES if func._schema.is_mutable else _Cacheability.READS
 
 
-def _key_of_call(args: Any, kwargs: Any, tensors: list[torch.Tensor], kind: _Kind) -> Hashable:
-    named = [(name, _key(value, tensors)) for name, value in kwargs.items()]
-    key = (torch.get_default_dtype(), _key(args, tensors), *named)  # integers promote to the default dtype
-    if kind is _Kind.READS:
+def _call_key(args: Any, kwargs: Any, tensors: list[torch.Tensor], kind: _Cacheability) -> Hashable:
+    named = [(name, _argument_key(value, tensors)) for name, value in kwargs.items()]
+    key = (torch.get_default_dtype(), _argument_key(args, tensors), *named)  # integers promote to the default dtype
+    if kind is _Cacheability.READS:
         return key
     # For an operator that writes it matters which arguments are the same tensor; PyTorch may refuse overlaps.
     numbers: dict[int, int] = {}
@@ -93,7 +93,7 @@ def _key_of_call(args: Any, kwargs: Any, tensors: list[torch.Tensor], kind: _Kin
     return (key, same)
 
 
-def _key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
+def _argument_key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
     """Return an argument's part of a key; append its tensors to ``tensors``."""
     if isinstance(value, torch.Tensor):
         if (
@@ -105,18 +105,18 @@ def _key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
         tensors.append(value)
         return (value.shape, value.stride(), value.storage_offset(), value.dtype)
     if isinstance(value, (list, tuple)):
-        return (type(value), *[_key(one, tensors) for one in value])
+        return (type(value), *[_argument_key(one, tensors) for one in value])
     if not isinstance(value, _VALUES):
         raise _NoKeyError
     return (type(value), value)
 
 
-def _recipe(result: Any, tensors: list[torch.Tensor], kind: _Kind) -> Any:
-    """Return a description from which :func:`_repeat` recreates an equal result; ``None`` if there is none."""
+def _result_recipe(result: Any, tensors: list[torch.Tensor], kind: _Cacheability) -> Any:
+    """Return a description from which :func:`_result_from_recipe` recreates an equal result, else ``None``."""
     if result is None:
         return (None,)
     if isinstance(result, torch.Tensor):
-        return _recipe_of_tensor(result, tensors, kind, set())
+        return _tensor_recipe(result, tensors, kind, set())
     if type(result) not in (list, tuple):
         return None
     storages: set[int] = set()
@@ -124,15 +124,15 @@ def _recipe(result: Any, tensors: list[torch.Tensor], kind: _Kind) -> Any:
     for one in result:
         part = (None,) if one is None else None
         if isinstance(one, torch.Tensor):
-            part = _recipe_of_tensor(one, tensors, kind, storages)
+            part = _tensor_recipe(one, tensors, kind, storages)
         if part is None:
             return None
         parts.append(part)
     return (type(result), parts)
 
 
-def _recipe_of_tensor(made: torch.Tensor, tensors: list[torch.Tensor], kind: _Kind, storages: set[int]) -> Any:
-    for number, tensor in enumerate(tensors if kind is _Kind.WRITES else ()):
+def _tensor_recipe(made: torch.Tensor, tensors: list[torch.Tensor], kind: _Cacheability, storages: set[int]) -> Any:
+    for number, tensor in enumerate(tensors if kind is _Cacheability.WRITES else ()):
         if made is tensor:
             return (number,)
     if (
@@ -150,9 +150,9 @@ def _recipe_of_tensor(made: torch.Tensor, tensors: list[torch.Tensor], kind: _Ki
     return (made.shape, made.stride(), made.dtype)
 
 
-def _repeat(recipe: Any, tensors: list[torch.Tensor]) -> Any:
+def _result_from_recipe(recipe: Any, tensors: list[torch.Tensor]) -> Any:
     if len(recipe) == 1:
         return None if recipe[0] is None else tensors[recipe[0]]
     if len(recipe) == 3:
         return torch.empty_strided(recipe[0], recipe[1], dtype=recipe[2], device="meta")
-    return recipe[0](_repeat(part, tensors) for part in recipe[1])
+    return recipe[0](_result_from_recipe(part, tensors) for part in recipe[1])

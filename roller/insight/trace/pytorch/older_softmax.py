@@ -29,7 +29,7 @@ class _SavesInput(Function):
         return kernel.default(gradient, result, ctx.axis, ctx.dtype), None, None, None
 
 
-def softmax(name: str, tensor: torch.Tensor, axis: int, dtype: torch.dtype | None) -> Any:
+def softmax_saving_input(name: str, tensor: torch.Tensor, axis: int, dtype: torch.dtype | None) -> Any:
     """Return the softmax, or if so named, the log-softmax, in ``dtype``: from float16 to float32 without a cast."""
     widens = dtype is torch.float32 and tensor.dtype == torch.float16
     if dtype is not None and not widens:

@@ -29,7 +29,7 @@ from roller.insight.trace.pytorch.compat import (
     node_sequence_number,
     without_override_check,
 )
-from roller.insight.trace.pytorch.stacks import Stacks, driver
+from roller.insight.trace.pytorch.stacks import Stacks, stack_boundary
 from roller.insight.trace.trace import Phase, Stack
 
 _KEY = "roller"
@@ -91,14 +91,14 @@ class OriginTracker:
     def current_origin(self) -> OperatorOrigin:
         """Return the origin of an operator that is being dispatched."""
         # within the engine: hooks, the user's functions, recomputed forwards
-        inner = self.stacks.with_modules(self.stacks.here(), self._depths, self._stack)
+        inner = self.stacks.with_modules(self.stacks.current_stack(), self._depths, self._stack)
         if self.phase == "backward" and self._node is not None:
             module, outer = self._node.module, self._node.stack
             if self.is_recomputing:
                 module = self._stack[-1] if self._stack else ""
-            return OperatorOrigin(module, self.stacks.joined(outer, inner), self._node.outside)
+            return OperatorOrigin(module, self.stacks.join_stacks(outer, inner), self._node.outside)
         module, outside = self._stack[-1] if self._stack else "", not (self._within and self._within[-1])
-        return OperatorOrigin(module, self.stacks.joined(self._backward_stack, inner), outside)
+        return OperatorOrigin(module, self.stacks.join_stacks(self._backward_stack, inner), outside)
 
     def dispatch_origin(self) -> OperatorOrigin:
         """Return the origin of the operator being dispatched, and store it for the node created just before.
@@ -134,7 +134,7 @@ class OriginTracker:
     def enter_module(self, path: str) -> Iterator[None]:
         """Enter a module that is called without its hooks, and leave it together with its submodules."""
         depth = len(self._stack)
-        self._push(path)
+        self._push_module(path)
         try:
             yield
         finally:
@@ -190,12 +190,12 @@ class OriginTracker:
             self.before_root_call(module, inputs)
             self.phase = "forward"
         outer = self._stack[-1] if self._stack else ""
-        self._push(self.names.get(id(module), outer), is_root=self.names.get(id(module)) == "")
+        self._push_module(self.names.get(id(module), outer), is_root=self.names.get(id(module)) == "")
 
-    def _push(self, path: str, is_root: bool = False) -> None:
+    def _push_module(self, path: str, is_root: bool = False) -> None:
         self._stack.append(path)
         self._within.append(is_root or (bool(self._within) and self._within[-1]))
-        self._depths.append(len(self.stacks.here()))
+        self._depths.append(len(self.stacks.current_stack()))
 
     def _after_module(self, module: torch.nn.Module, *_: Any) -> None:
         if self._stack and get_ident() == self._thread:
@@ -209,8 +209,11 @@ class OriginTracker:
     def _wrap_backward(self, function: Any) -> Any:
         body = without_override_check(function) or function
 
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            kept, self._is_differentiated = self._is_differentiated, _option(function, "create_graph", args, kwargs)
+        def tracked_backward(*args: Any, **kwargs: Any) -> Any:
+            kept, self._is_differentiated = (
+                self._is_differentiated,
+                _is_option_set(function, "create_graph", args, kwargs),
+            )
             try:
                 result = self._run_backward(body, *args, **kwargs)
             finally:
@@ -218,14 +221,14 @@ class OriginTracker:
             self.store_in_autograd_graph(result)  # gradients that have gradients of their own
             return result
 
-        return backward
+        return tracked_backward
 
-    @driver
+    @stack_boundary
     def _run_backward(self, body: Any, *args: Any, **kwargs: Any) -> Any:
         before, self.phase, self._node = self.phase, "backward", None
         kept, self._stack, self._depths, self._within = (self._stack, self._depths, self._within), [], [], []
         around = self._backward_stack
-        self._backward_stack = self.stacks.joined(around, self.stacks.here(sys._getframe(1)))
+        self._backward_stack = self.stacks.join_stacks(around, self.stacks.current_stack(sys._getframe(1)))
         try:
             return body(*args, **kwargs)
         finally:
@@ -247,7 +250,7 @@ class OriginTracker:
             self.phase = "backward"
 
 
-def _option(function: Any, name: str, args: Any, kwargs: Any) -> bool:
+def _is_option_set(function: Any, name: str, args: Any, kwargs: Any) -> bool:
     """Return whether a function call turns an option on."""
     try:
         return bool(inspect.signature(function).bind(*args, **kwargs).arguments.get(name))

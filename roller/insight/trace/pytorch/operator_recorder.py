@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from roller.insight.trace.progress import report
+from roller.insight.trace.progress import report_progress
 from roller.insight.trace.pytorch.compat import (
     TorchDispatchMode,
     schema_arguments,
     without_torch_function,
     written_arguments,
 )
-from roller.insight.trace.pytorch.data_dependent import Values
-from roller.insight.trace.pytorch.image_layouts import with_layout_of_gpu
+from roller.insight.trace.pytorch.data_dependent import MetaOperators
+from roller.insight.trace.pytorch.image_layouts import to_gpu_layout
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Kind, Operator, Storage, TensorRecord
 
@@ -41,7 +41,7 @@ class OperatorRecorder(TorchDispatchMode):
         Name of the device in arguments; if it is ``"cpu"``, operators on host tensors are also recorded.
     """
 
-    def __init__(self, origins: OriginTracker, values: Values, device: str = "meta", name: str = "cuda") -> None:
+    def __init__(self, origins: OriginTracker, values: MetaOperators, device: str = "meta", name: str = "cuda") -> None:
         super().__init__()
         self.origins = origins
         self.values = values
@@ -74,7 +74,7 @@ class OperatorRecorder(TorchDispatchMode):
             inputs = tuple(self.record_tensor(tensor) for tensor in read)
             result = self.values.run_operator(func, args, kwargs, bool(read))
             if self.type == "cuda":
-                result = with_layout_of_gpu(func, args, result)
+                result = to_gpu_layout(func, args, result)
             outputs = tuple(t for t in _iterate_tensors((result,)) if t.device.type == self.device)
             if read or outputs or (self.type == "cpu" and func.namespace == "aten"):
                 self._record_operator(func, args, kwargs, inputs, outputs)
@@ -123,7 +123,7 @@ class OperatorRecorder(TorchDispatchMode):
             self.storages[number] = Storage(kind, name, known.size_bytes)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause_recording(self) -> Iterator[None]:
         """Pause recording."""
         self._quiet = True
         try:
@@ -164,7 +164,7 @@ class OperatorRecorder(TorchDispatchMode):
                 recomputed=recomputed, iteration=self.iteration, outside=place.outside,
             )
         )  # fmt: skip
-        self._report(index + 1)
+        self._report_progress(index + 1)
         kind = self.copied_kind if not inputs and _reads_host_tensor(args) else "unknown"
         results = tuple(self.record_tensor(tensor, kind) for tensor in outputs)
         if not outputs and written_arguments(func):  # operators such as `_foreach_add_` return nothing, but write
@@ -172,11 +172,11 @@ class OperatorRecorder(TorchDispatchMode):
             results = tuple(self.record_tensor(t) for t in targets if t.device.type == self.device)
         object.__setattr__(self.operators[-1], "outputs", results)
 
-    def _report(self, done: int) -> None:
+    def _report_progress(self, done: int) -> None:
         if self.origins.stopped is not None:
             raise self.origins.stopped
         try:
-            report("trace", done)
+            report_progress("trace", done)
         except BaseException as error:
             self.origins.stopped = error
             raise

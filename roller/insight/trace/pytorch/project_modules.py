@@ -17,13 +17,15 @@ def forget_modules_of_other_projects(folder: Path, is_foreign: Callable[[str], b
     Python looks up names among loaded modules first, so a second project with, say, a ``model.py`` would get the first
     project's ``model``.
     """
-    names = {name for name, module in list(sys.modules.items()) if _is_hidden(name, module, folder, is_foreign)}
+    names = {
+        name for name, module in list(sys.modules.items()) if _shadows_project_module(name, module, folder, is_foreign)
+    }
     for name in list(sys.modules):
         if name.partition(".")[0] in names:
             del sys.modules[name]
 
 
-def _is_hidden(name: str, module: ModuleType, folder: Path, is_foreign: Callable[[str], bool]) -> bool:
+def _shadows_project_module(name: str, module: ModuleType, folder: Path, is_foreign: Callable[[str], bool]) -> bool:
     """Return whether a top-level module prevents the folder's module of the same name from being imported."""
     file = getattr(module, "__file__", None)
     if "." in name or name in _STAYS or not isinstance(file, str) or is_foreign(file):

@@ -18,7 +18,7 @@ def check_request(request: Any) -> None:
             )
     share = request.share_nonzero
     if share is not None and (not isinstance(share, (int, float)) or not 0 <= share <= 1):
-        raise ModelError(f"trace: share_nonzero: expected a number from 0 to 1, got {shown(share)}. Mend it.")
+        raise ModelError(f"trace: share_nonzero: expected a number from 0 to 1, got {shown(share)}. Correct it.")
     if request.attention not in ("auto", "flash", "efficient", "cudnn", "math"):
         raise ModelError(
             f"trace: attention: expected auto, flash, efficient, cudnn or math, got {shown(request.attention)}. "

@@ -24,7 +24,7 @@ _ALONE = {
 }  # fmt: skip
 
 
-class Fetches:
+class FetchedBatches:
     """Batches that a script has fetched from its loaders.
 
     Parameters
@@ -58,26 +58,26 @@ class Fetches:
         """Change and follow the loaders that a script makes."""
         with ExitStack() as stack:
             for home, name, value in (
-                (data.DataLoader, "__init__", _loading_alone(data.DataLoader.__init__)),
-                (data.DataLoader, "__iter__", _iterating_alone(data.DataLoader.__iter__)),
-                (data.DataLoader, "_index_sampler", property(self._sampler(data.DataLoader._index_sampler))),
-                (dataloader._BaseDataLoaderIter, "_next_index", self._drawing(dataloader._BaseDataLoaderIter)),
-                (dataloader._BaseDataLoaderIter, "__next__", self._fetching(dataloader._BaseDataLoaderIter)),
-                (torch, "randperm", _real_randperm(torch.randperm)),
+                (data.DataLoader, "__init__", _wrap_init_without_workers(data.DataLoader.__init__)),
+                (data.DataLoader, "__iter__", _wrap_iter_without_workers(data.DataLoader.__iter__)),
+                (data.DataLoader, "_index_sampler", property(self._wrap_index_sampler(data.DataLoader._index_sampler))),
+                (dataloader._BaseDataLoaderIter, "_next_index", self._wrap_next_index(dataloader._BaseDataLoaderIter)),
+                (dataloader._BaseDataLoaderIter, "__next__", self._wrap_next_batch(dataloader._BaseDataLoaderIter)),
+                (torch, "randperm", _wrap_randperm_on_host(torch.randperm)),
             ):
                 stack.enter_context(patch.object(home, name, value))
             yield
 
-    def _sampler(self, own: Any) -> Callable[[Any], Any]:
+    def _wrap_index_sampler(self, own: Any) -> Callable[[Any], Any]:
         def index_sampler(loader: Any) -> Any:
             sampler = own.fget(loader)
             if self.batch is None or not loader._auto_collation:
                 return sampler
-            return _Resized(sampler, self.batch)
+            return _ResizedBatchSampler(sampler, self.batch)
 
         return index_sampler
 
-    def _drawing(self, home: Any) -> Callable[[Any], Any]:
+    def _wrap_next_index(self, home: Any) -> Callable[[Any], Any]:
         own = home._next_index
 
         @functools.wraps(own)
@@ -89,7 +89,7 @@ class Fetches:
 
         return next_index
 
-    def _fetching(self, home: Any) -> Callable[[Any], Any]:
+    def _wrap_next_batch(self, home: Any) -> Callable[[Any], Any]:
         own = home.__next__
 
         @functools.wraps(own)
@@ -105,7 +105,7 @@ class Fetches:
         return fetch
 
 
-class _Resized:
+class _ResizedBatchSampler:
     """Lists of a given number of indices, taken from another sampler, which restarts when it ends."""
 
     def __init__(self, sampler: Any, batch: int) -> None:
@@ -131,31 +131,31 @@ class _Resized:
         return len(self.sampler_within)
 
 
-def _iterating_alone(own: Any) -> Callable[[Any], Any]:
+def _wrap_iter_without_workers(own: Any) -> Callable[[Any], Any]:
     @functools.wraps(own)
-    def iterate(loader: Any) -> Any:
+    def iterate_without_workers(loader: Any) -> Any:
         if loader.num_workers:  # made before the trace began
             for name, value in _ALONE.items():
                 if name != "multiprocessing_context":
                     object.__setattr__(loader, name, value)
         return own(loader)
 
-    return iterate
+    return iterate_without_workers
 
 
-def _loading_alone(own: Any) -> Callable[..., None]:
+def _wrap_init_without_workers(own: Any) -> Callable[..., None]:
     signature = inspect.signature(own)
 
     @functools.wraps(own)  # Lightning reads its signature
-    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+    def init_without_workers(loader: Any, *args: Any, **kwargs: Any) -> None:
         bound = signature.bind(loader, *args, **kwargs)
         bound.arguments.update({name: value for name, value in _ALONE.items() if name in signature.parameters})
         own(*bound.args, **bound.kwargs)
 
-    return init
+    return init_without_workers
 
 
-def _real_randperm(own: Any) -> Callable[..., Any]:
+def _wrap_randperm_on_host(own: Any) -> Callable[..., Any]:
     """Return a ``randperm`` that computes on the host at any size, since its numbers are indices of samples."""
 
     @functools.wraps(own)

@@ -26,14 +26,14 @@ from torch.utils import swap_tensors
 from roller.core.files import read_text
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import HOST, TraceOptions, compute_capability_of
-from roller.insight.trace.project_folder import module_of
+from roller.insight.trace.project_folder import import_root_and_module
 from roller.insight.trace.pytorch.compat import TorchFunctionMode, without_modes, without_torch_function
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
-from roller.insight.trace.pytorch.script_loaders import Fetches
-from roller.insight.trace.pytorch.script_session import ScriptSession, never_trains
-from roller.insight.trace.pytorch.stacks import driver
+from roller.insight.trace.pytorch.error_translation import translate_errors
+from roller.insight.trace.pytorch.script_loaders import FetchedBatches
+from roller.insight.trace.pytorch.script_session import ScriptSession, no_training_error
+from roller.insight.trace.pytorch.stacks import stack_boundary
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
-from roller.insight.trace.pytorch.translated_errors import translate_errors
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Trace
 
@@ -55,7 +55,7 @@ class Script:
 
 
 @dataclass
-class Seen:
+class ScriptObservations:
     """Observations of the hooks other than operators."""
 
     amp: str | None = None
@@ -64,7 +64,7 @@ class Seen:
     changed: int = 0
 
 
-class ScriptTracer:
+class ScriptRunner:
     """Traces the steps of a script.
 
     Parameters
@@ -93,12 +93,12 @@ class ScriptTracer:
         self.sign: Callable[[], None] = lambda: None
         #: Returns the last line that the script wrote to standard error.
         self.last_words: Callable[[], str] = str
-        self.seen = Seen()
-        self.fetches = Fetches(options.batch, self._begin_batch)
+        self.seen = ScriptObservations()
+        self.fetches = FetchedBatches(options.batch, self._begin_batch)
         release = TorchRelease.parse(options.torch_release)
         self.session = ScriptSession(
             Target(capability, release=release), folder=script.path.absolute().parent, fetches=self.fetches,
-            count=calls, when_complete=self._complete,
+            count=calls, when_complete=self._finish_with_trace,
         )  # fmt: skip
         if script.body is not None:  # its optimizers may have been made before
             self.session.origins.made.update(o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer))
@@ -106,24 +106,26 @@ class ScriptTracer:
     def run(self) -> Trace:
         """Run the script to its end; trace the steps that occurred."""
         session = self.session
-        with warnings.catch_warnings(), session.recording(), self._hooks(), session.registrations.watching():
+        with warnings.catch_warnings(), session.recording(), self._install_hooks(), session.registrations.watching():
             warnings.simplefilter("ignore")
             try:
                 with translate_errors(f"{self._script.path.name} failed", session.origins):
                     self._run_script()
             except ModelError as error:
-                self._pass_on(error)
-            if not session.end():
-                raise never_trains(str(self._script.path), "its end")
+                self._handle_script_error(error)
+            if not session.finish_last_step():
+                raise no_training_error(str(self._script.path), "its end")
             return self._trace()
 
-    def _pass_on(self, error: ModelError) -> None:
+    def _handle_script_error(self, error: ModelError) -> None:
         """Raise the script's error unless the script exits normally or has trained before."""
         cause = error.__context__
         if isinstance(cause, SystemExit):
             if cause.code not in (None, 0):
                 said = f", after {shown(words)}," if (words := self.last_words()) else ""
-                raise never_trains(str(self._script.path), f"its end with status {shown(cause.code)}{said}") from None
+                raise no_training_error(
+                    str(self._script.path), f"its end with status {shown(cause.code)}{said}"
+                ) from None
         elif not self.session.has_updated or cause is None:
             raise error
         else:
@@ -131,18 +133,18 @@ class ScriptTracer:
                 f"script: it failed after an update, which is profiled: {type(cause).__name__}: {str(cause)[:200]}"
             )
 
-    @driver
+    @stack_boundary
     def _run_script(self) -> None:
         if self._script.body is not None:
             self._script.body()
             return
         path = self._script.path
         sys.argv, sys.path[0] = [str(path), *self._script.arguments], str(path.absolute().parent)
-        levels = _levels_of_imports(path)
+        levels = _relative_import_depth(path)
         if not levels:
             runpy.run_path(str(path), run_name="__main__")
             return
-        root, module = module_of(path, levels)  # as python -m does
+        root, module = import_root_and_module(path, levels)  # as python -m does
         sys.path[0] = str(root)
         runpy.run_module(module, run_name="__main__")
 
@@ -150,7 +152,7 @@ class ScriptTracer:
         self.sign()
         self.session.begin_batch()
 
-    def _complete(self) -> None:
+    def _finish_with_trace(self) -> None:
         self._finish(self._trace())
 
     def _trace(self) -> Trace:
@@ -167,7 +169,7 @@ class ScriptTracer:
             "device": getattr(self._options.device, "name", self._options.device),
         })  # fmt: skip
 
-    def _refuse_group(self, *_: Any, **__: Any) -> None:
+    def _refuse_distributed(self, *_: Any, **__: Any) -> None:
         raise ModelError(
             f"{self._script.path}: expected a script that trains on one device, got one that starts a group of "
             f"processes (torch.distributed). Pass the arguments for one device after --, and ask for several, e.g. "
@@ -175,17 +177,17 @@ class ScriptTracer:
         )
 
     @contextmanager
-    def _hooks(self) -> Iterator[None]:
+    def _install_hooks(self) -> Iterator[None]:
         origins, before = self.session.origins, self.session.origins.before_update
         versions: dict[int, list[int]] = {}
 
         def before_update(optimizer: torch.optim.Optimizer) -> None:
             before(optimizer)
-            versions[id(optimizer)] = _versions_on_host(optimizer)
+            versions[id(optimizer)] = _host_parameter_versions(optimizer)
 
         def after_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             known = versions.pop(id(optimizer), [])
-            self.seen.changed += sum(a != b for a, b in zip(known, _versions_on_host(optimizer), strict=False))
+            self.seen.changed += sum(a != b for a, b in zip(known, _host_parameter_versions(optimizer), strict=False))
 
         origins.before_update = before_update
         handle = register_optimizer_step_post_hook(after_update)
@@ -216,15 +218,16 @@ class ScriptTracer:
             for home, name, value in (
                 (torch.autocast, "__enter__", note_autocast), (torch.amp.GradScaler, "scale", note_scaling),
                 (torch.nn.Module, "to", move_to), (torch, "save", lambda *_, **__: None), (torch, "load", load_on_host),
-                (torch.distributed, "init_process_group", self._refuse_group), (torch, "Generator", _HostGenerator),
+                (torch.distributed, "init_process_group", self._refuse_distributed), (torch, "Generator",
+                                                                                      _HostGenerator),
             ):  # fmt: skip
                 if hasattr(home, name):  # a build of PyTorch may have no torch.distributed
                     stack.enter_context(patch.object(home, name, value))
-            stack.enter_context(_Following(self.session))
+            stack.enter_context(_MoveToDeviceMode(self.session))
             yield
 
 
-def _levels_of_imports(path: Path) -> int:
+def _relative_import_depth(path: Path) -> int:
     """Return the largest number of leading dots in a file's relative imports; 0 without any, or if parsing fails."""
     try:
         nodes = ast.walk(ast.parse(read_text(path)))
@@ -245,7 +248,7 @@ class _HostGenerator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc,
         return super().__new__(cls, "cpu")  # type: ignore[no-any-return]
 
 
-class _Following(TorchFunctionMode):
+class _MoveToDeviceMode(TorchFunctionMode):
     """Moves a host tensor to the device when it meets a device tensor, for a script that moves no tensors."""
 
     def __init__(self, session: ScriptSession) -> None:
@@ -265,7 +268,7 @@ class _Following(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _versions_on_host(optimizer: torch.optim.Optimizer) -> list[int]:
+def _host_parameter_versions(optimizer: torch.optim.Optimizer) -> list[int]:
     """Return how often each parameter with values was written."""
     with without_torch_function():
         held = (p for group in optimizer.param_groups for p in group["params"])

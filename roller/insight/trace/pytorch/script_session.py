@@ -18,9 +18,9 @@ import torch
 from roller.errors import ModelError
 from roller.insight.trace.pytorch import call_count, model_copy
 from roller.insight.trace.pytorch.compat import without_torch_function
-from roller.insight.trace.pytorch.script_loaders import Fetches
+from roller.insight.trace.pytorch.script_loaders import FetchedBatches
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
-from roller.insight.trace.pytorch.trace_model import Session
+from roller.insight.trace.pytorch.trace_model import TraceSession
 from roller.insight.trace.trace import Operator, Trace
 
 #: Note on a script that trains on the host.
@@ -36,7 +36,7 @@ _IDLE_CALLS = 256
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """Operators from the first batch or network call after an update to the first one after the next update.
 
     Parameters
@@ -51,7 +51,7 @@ class Part:
     fetched: int
 
 
-class ScriptSession(Session):
+class ScriptSession(TraceSession):
     """State of a script's trace while the trace is made.
 
     Parameters
@@ -63,11 +63,16 @@ class ScriptSession(Session):
     when_complete
         Called inside the script when its steps are traced; does not return.
     arguments
-        See :class:`~roller.insight.trace.pytorch.trace_model.Session`.
+        See :class:`~roller.insight.trace.pytorch.trace_model.TraceSession`.
     """
 
     def __init__(
-        self, *arguments: Any, fetches: Fetches, count: int | None, when_complete: Callable[[], Any], **named: Any
+        self,
+        *arguments: Any,
+        fetches: FetchedBatches,
+        count: int | None,
+        when_complete: Callable[[], Any],
+        **named: Any,
     ) -> None:
         super().__init__(*arguments, **named)
         self.fetches, self._count, self._when_complete = fetches, count, when_complete
@@ -77,7 +82,7 @@ class ScriptSession(Session):
         #: Whether the script has run as far as necessary.
         self.is_complete = False
         self._idle_calls = 0
-        self._parts: list[Part] = []
+        self._parts: list[StepPart] = []
         self._first: int | None = None
         self._fetched = 0
         #: Position at which the latest batch was fetched: numbers of preceding operators and of batches fetched before.
@@ -110,7 +115,7 @@ class ScriptSession(Session):
         self._idle_calls = 0 if self.origins.stepped else self._idle_calls + 1
         if self._first is not None and torch.is_grad_enabled() and self.origins.stepped:
             self._end_part()
-        self._adopt(module)
+        self._register_network(module)
         if self._first is None and torch.is_grad_enabled():
             self._begin_part()
         self.recorder.copied_kind = "input"
@@ -131,14 +136,14 @@ class ScriptSession(Session):
     def _end_part(self) -> None:
         """Close the open part; if the steps are complete, the script ends here."""
         assert self._first is not None
-        with self.recorder.paused():
+        with self.recorder.pause_recording():
             self._name_gradients_and_states()
         gc.collect()
         run = self.recorder.operators[self._first :]
         stepped = frozenset(map(self._optimizer_number, self.origins.stepped))
-        self._parts.append(Part(call_count.Call(self._first, call_count.forward_hash(run), stepped), self._fetched))
+        self._parts.append(StepPart(call_count.Call(self._first, call_count.forward_hash(run), stepped), self._fetched))
         self._first = None
-        groups = _steps_of(self._parts, self._needed_optimizers())
+        groups = _group_into_steps(self._parts, self._needed_optimizers())
         self.calls = [call for call, _ in groups]
         enough = self._count and len(self.calls) >= self._count
         repeats = not self._count and call_count.is_trace_complete(self.calls, self._needed_optimizers())
@@ -150,12 +155,12 @@ class ScriptSession(Session):
         """Return the numbers of the optimizers in a whole step: all, or after many parts, those that ever stepped."""
         if len(self._parts) < call_count.MOST:
             return self._optimizer_numbers()
-        return self._stepped()
+        return self._stepped_optimizers()
 
-    def _stepped(self) -> frozenset[int]:
+    def _stepped_optimizers(self) -> frozenset[int]:
         return frozenset().union(*(part.call.stepped for part in self._parts))
 
-    def _adopt(self, module: torch.nn.Module) -> None:
+    def _register_network(self, module: torch.nn.Module) -> None:
         """Name a network, and move it to the device if it is on the host."""
         if id(module) in self.names:
             return
@@ -164,9 +169,11 @@ class ScriptSession(Session):
         if hosted and all(hosted) and self.values.hosted:
             self.moves_to_device = True
             self.values.add_note(ON_HOST)
-            with self.recorder.paused(), model_copy.without_lazy_parameters(module):
+            with self.recorder.pause_recording(), model_copy.without_lazy_parameters(module):
                 module.to(torch.device("cuda", 0))
-        name = "" if self._is_only_network(module) else _unique(_name_in_script(module, self), self.networks)
+        name = (
+            "" if self._is_only_network(module) else _unique_name(_network_name_in_script(module, self), self.networks)
+        )
         self.networks[name] = module
         self.name_storages(module, prefix=name)
         lines = self.registrations.lines(module)
@@ -178,19 +185,19 @@ class ScriptSession(Session):
         updated = (p for o in self.origins.made for group in o.param_groups for p in group["params"])
         return not self.networks and all(id(parameter) in own for parameter in updated)
 
-    def end(self) -> bool:
+    def finish_last_step(self) -> bool:
         """Close the last step when the script has ended; return whether there is any step."""
         self.is_complete = True
         if self._first is not None and self.origins.stepped:
             self._count = self._count or call_count.MOST + 1  # nothing follows
             self._when_complete = lambda: None
-            self._cut_after_update()
+            self._drop_after_last_update()
             self._end_part()
         if not self.calls and self._parts:  # not every optimizer has stepped
-            self.calls = [call for call, _ in _steps_of(self._parts, self._stepped())]
+            self.calls = [call for call, _ in _group_into_steps(self._parts, self._stepped_optimizers())]
         return bool(self.calls)
 
-    def _cut_after_update(self) -> None:
+    def _drop_after_last_update(self) -> None:
         """Drop the operators after the last update: an evaluation, or a failed part."""
         recorder = self.recorder
         recorder.stop_recording_frees()
@@ -204,7 +211,7 @@ class ScriptSession(Session):
 
     def make_script_trace(self, options: Mapping[str, Any]) -> Trace:
         """Return the trace of the recorded steps."""
-        groups = _steps_of(self._parts, frozenset().union(*(call.stepped for call in self.calls)))
+        groups = _group_into_steps(self._parts, frozenset().union(*(call.stepped for call in self.calls)))
         starts = [call.first for call in self.calls]
         for operator in self.recorder.operators:
             object.__setattr__(operator, "iteration", max(0, sum(first <= operator.index for first in starts) - 1))
@@ -215,10 +222,10 @@ class ScriptSession(Session):
             "mode": "script",
             "batch": self.batch or None,
             "accumulate": accumulate,
-            "optimizer": ", ".join(_names_of(self.origins.optimizers.values())),
+            "optimizer": ", ".join(_optimizer_names(self.origins.optimizers.values())),
             "networks": {name or "model": type(one).__qualname__ for name, one in self.networks.items()},
-            "loss": _line_of_backward(last),
-            "checkpoint": list(_recomputed(last)),
+            "loss": _backward_line(last),
+            "checkpoint": list(_recomputed_modules(last)),
         })  # fmt: skip
 
     @property
@@ -237,10 +244,10 @@ class ScriptSession(Session):
         return max(1, self.fetches.count - fetched[-1]) if self.fetches.count else 1
 
 
-def _steps_of(parts: Sequence[Part], needed: frozenset[int]) -> list[tuple[call_count.Call, int]]:
+def _group_into_steps(parts: Sequence[StepPart], needed: frozenset[int]) -> list[tuple[call_count.Call, int]]:
     """Return whole steps (parts until every optimizer has stepped), with the batches fetched before each step."""
     found: list[tuple[call_count.Call, int]] = []
-    open_parts: list[Part] = []
+    open_parts: list[StepPart] = []
     for part in parts:
         open_parts.append(part)
         stepped = frozenset().union(*(one.call.stepped for one in open_parts))
@@ -252,7 +259,7 @@ def _steps_of(parts: Sequence[Part], needed: frozenset[int]) -> list[tuple[call_
     return found
 
 
-def _name_in_script(module: torch.nn.Module, session: Session) -> str:
+def _network_name_in_script(module: torch.nn.Module, session: TraceSession) -> str:
     """Return a network's name in the innermost script frame that has one, or else the name of its class."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
@@ -267,24 +274,24 @@ def _name_in_script(module: torch.nn.Module, session: Session) -> str:
     return type(module).__name__.lower()
 
 
-def _unique(name: str, taken: Mapping[str, Any]) -> str:
+def _unique_name(name: str, taken: Mapping[str, Any]) -> str:
     found, number = name, 2
     while found in taken:
         found, number = f"{name}{number}", number + 1
     return found
 
 
-def _names_of(optimizers: Any) -> list[str]:
+def _optimizer_names(optimizers: Any) -> list[str]:
     return [type(optimizer).__name__ for optimizer in optimizers]
 
 
-def _line_of_backward(operators: Sequence[Operator]) -> str:
+def _backward_line(operators: Sequence[Operator]) -> str:
     """Return the line in the script that calls backward; ``""`` if none does."""
     found = next((o for o in operators if o.phase == "backward" and o.source is not None), None)
     return "" if found is None or found.source is None else f"{found.source[0]}:{found.source[1]}"
 
 
-def _recomputed(operators: Sequence[Operator]) -> tuple[str, ...]:
+def _recomputed_modules(operators: Sequence[Operator]) -> tuple[str, ...]:
     """Return the outermost modules that checkpointing recomputes."""
     found: list[str] = []
     for path in sorted({operator.module for operator in operators if operator.recomputed}):
@@ -293,7 +300,7 @@ def _recomputed(operators: Sequence[Operator]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def never_trains(script: str, how: str) -> ModelError:
+def no_training_error(script: str, how: str) -> ModelError:
     """Return the error for a script without a step."""
     return ModelError(
         f"{script}: expected a script that trains, got {how} without a step of an optimizer. Pass the arguments with "

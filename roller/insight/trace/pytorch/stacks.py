@@ -45,7 +45,7 @@ _DRIVERS: dict[int, CodeType] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def driver(function: F) -> F:
+def stack_boundary(function: F) -> F:
     """Make stacks end at a function that runs the user's code."""
     code = function.__code__  # type: ignore[attr-defined]
     _DRIVERS[id(code)] = code
@@ -69,7 +69,7 @@ class Stacks:
         self._known: dict[tuple[Any, ...], Stack] = {}
         self._labelled: dict[tuple[Any, ...], Stack] = {}
 
-    def here(self, frame: FrameType | None = None) -> Stack:
+    def current_stack(self, frame: FrameType | None = None) -> Stack:
         """Return the stack of a frame (by default, the caller's) from the user's outermost frame to the innermost."""
         codes, found = self._codes, list[int]()
         frame = frame or sys._getframe(1)
@@ -80,7 +80,7 @@ class Stacks:
                 break
             known = codes.get(number)
             if known is None:
-                known = codes[number] = code, self._file(code)
+                known = codes[number] = code, self._project_path(code)
             if known[1]:
                 found += (number, frame.f_lineno)
             frame = frame.f_back
@@ -88,7 +88,7 @@ class Stacks:
         stack = self._known.get(key)
         if stack is None:
             calls = [(*codes[key[at]], key[at + 1]) for at in range(len(key) - 2, -1, -2)]
-            stack = self._known[key] = tuple(Frame(file, line, _name(code)) for code, file, line in calls)
+            stack = self._known[key] = tuple(Frame(file, line, _qualified_name(code)) for code, file, line in calls)
         return stack
 
     def with_modules(self, stack: Stack, depths: Sequence[int], modules: Sequence[str]) -> Stack:
@@ -105,7 +105,7 @@ class Stacks:
             found = self._labelled[key] = self._known.setdefault(("labelled", whole), whole)
         return found
 
-    def joined(self, outer: Stack, inner: Stack) -> Stack:
+    def join_stacks(self, outer: Stack, inner: Stack) -> Stack:
         """Return one stack around another, interned."""
         return self._known.setdefault((outer, inner), outer + inner) if inner else outer
 
@@ -115,11 +115,11 @@ class Stacks:
             return False
         return file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
 
-    def shown(self, file: str) -> str:
+    def display_name(self, file: str) -> str:
         """Return the display name of a code object's file for messages: the cell or the file."""
         return self.cell_of(file) or file
 
-    def _file(self, code: CodeType) -> str:
+    def _project_path(self, code: CodeType) -> str:
         """Return the user's code file relative to the project; ``""`` for other code."""
         if self.is_foreign(code.co_filename):
             return ""
@@ -148,8 +148,8 @@ class Registrations:
     def watching(self) -> Iterator[None]:
         """Follow registrations within this context."""
         handles = [
-            register_module_parameter_registration_hook(self._seen),
-            register_module_module_registration_hook(self._seen),
+            register_module_parameter_registration_hook(self._record_registration),
+            register_module_module_registration_hook(self._record_registration),
         ]
         try:
             yield
@@ -163,30 +163,30 @@ class Registrations:
         A parameter of a copied module, as in ``nn.TransformerEncoder``, gets the line of the nearest enclosing module.
         """
         found: dict[str, Stack] = {}
-        self._within(model, "", (), found)
+        self._collect_lines(model, "", (), found)
         return found
 
-    def _within(self, module: torch.nn.Module, prefix: str, around: Stack, found: dict[str, Stack]) -> None:
+    def _collect_lines(self, module: torch.nn.Module, prefix: str, around: Stack, found: dict[str, Stack]) -> None:
         for name, parameter in module._parameters.items():
-            stack = self._line(module, name) or around
+            stack = self._registration_stack(module, name) or around
             if stack and parameter is not None:
                 found[prefix + name] = stack
         for name, child in module._modules.items():
             if child is not None:
-                self._within(child, f"{prefix}{name}.", self._line(module, name) or around, found)
+                self._collect_lines(child, f"{prefix}{name}.", self._registration_stack(module, name) or around, found)
 
-    def _line(self, module: torch.nn.Module, name: str) -> Stack:
+    def _registration_stack(self, module: torch.nn.Module, name: str) -> Stack:
         reference, lines = self._lines.get(id(module), (None, {}))
         return lines.get(name, ()) if reference is not None and reference() is module else ()
 
-    def _seen(self, module: torch.nn.Module, name: str, value: Any) -> None:
+    def _record_registration(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if value is None:
             return
         known = self._lines.get(id(module))
         if known is None or known[0]() is not module:
             known = self._lines[id(module)] = (weakref.ref(module), {})
-        known[1][name] = self._stacks.here()
+        known[1][name] = self._stacks.current_stack()
 
 
-def _name(code: CodeType) -> str:
+def _qualified_name(code: CodeType) -> str:
     return str(getattr(code, "co_qualname", code.co_name))  # Python 3.10 has no qualified names

@@ -21,10 +21,10 @@ def tf32_kinds() -> list[str]:
     >>> tf32_kinds()
     ['convolution']
     """
-    return [kind for kind in _SECTIONS if _is_allowed(kind)]
+    return [kind for kind in _SECTIONS if _is_tf32_allowed(kind)]
 
 
-def _is_allowed(kind: str) -> bool:
+def _is_tf32_allowed(kind: str) -> bool:
     section = _SECTIONS[kind]
     part = getattr(section, "conv", section)  # newer releases: one switch for convolutions, one for recurrent layers
     precision = getattr(part, "fp32_precision", None)
@@ -32,31 +32,31 @@ def _is_allowed(kind: str) -> bool:
 
 
 @contextmanager
-def tf32_restored() -> Iterator[None]:
+def preserve_tf32() -> Iterator[None]:
     """Restore the switches at the end.
 
     Newer releases of PyTorch give each kind of operator its own precision, in addition to precisions that kinds share.
     A kind that was turned off (``"ieee"``) no longer follows the shared precisions, so each is restored separately.
     """
-    with _writable_flags():
-        shared = _clear_shared()
-        single, older = _single_precisions(), _older_switches()
+    with _allow_flag_writes():
+        shared = _clear_shared_precisions()
+        single, older = _per_kind_precisions(), _legacy_switches()
         _set_precisions(shared)
     try:
         yield
     finally:
-        with _writable_flags():
-            _clear_shared()
-            for name, value in _older_switches().items():
+        with _allow_flag_writes():
+            _clear_shared_precisions()
+            for name, value in _legacy_switches().items():
                 if older[name] is not None and older[name] != value:
-                    _set_older_switch(name, older[name])
+                    _set_legacy_switch(name, older[name])
             # Unchanged precisions are not written: convolutions follow shared precisions until they are set.
-            now = _single_precisions()
+            now = _per_kind_precisions()
             _set_precisions({path: value for path, value in single.items() if now[path] != value})
             _set_precisions(shared)
 
 
-def _writable_flags() -> AbstractContextManager[None]:
+def _allow_flag_writes() -> AbstractContextManager[None]:
     """Allow writes even if ``torch.backends.disable_global_flags`` forbade them, as PyTorch's own test modules do."""
     writable: AbstractContextManager[None] = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)()
     return writable
@@ -67,15 +67,15 @@ _SHARED = ("", "cudnn", "mkldnn")
 _SINGLE = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 
 
-def _precisions(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _iterate_precisions(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the sections that have a precision, with their effective precision: a shared one if they set none."""
     for path in paths:
-        precision = getattr(_section(path), "fp32_precision", None)
+        precision = getattr(_backend_section(path), "fp32_precision", None)
         if precision is not None:
             yield path, precision
 
 
-def _section(path: str) -> Any:
+def _backend_section(path: str) -> Any:
     found: Any = torch.backends
     for name in filter(None, path.split(".")):
         found = getattr(found, name, None)
@@ -84,26 +84,29 @@ def _section(path: str) -> Any:
 
 def _set_precisions(precisions: dict[str, str]) -> None:
     for path, precision in precisions.items():
-        _section(path).fp32_precision = precision
+        _backend_section(path).fp32_precision = precision
 
 
-def _clear_shared() -> dict[str, str]:
+def _clear_shared_precisions() -> dict[str, str]:
     """Set the shared precisions to none, so that each kind's precision can be read; return the previous ones."""
     found = {}
-    for path, precision in _precisions(_SHARED):
+    for path, precision in _iterate_precisions(_SHARED):
         found[path] = precision
         _set_precisions({path: "none"})
     return found
 
 
-def _single_precisions() -> dict[str, str]:
-    return dict(_precisions(_SINGLE))
+def _per_kind_precisions() -> dict[str, str]:
+    return dict(_iterate_precisions(_SINGLE))
 
 
-def _older_switches() -> dict[str, Any]:
+def _legacy_switches() -> dict[str, Any]:
     """Return the switches that older releases also have; ``None`` if PyTorch refuses to mix them with others."""
     found: dict[str, Any] = {}
-    for name, read in (("matmul", torch.get_float32_matmul_precision), ("cudnn", lambda: _section("cudnn").allow_tf32)):
+    for name, read in (
+        ("matmul", torch.get_float32_matmul_precision),
+        ("cudnn", lambda: _backend_section("cudnn").allow_tf32),
+    ):
         try:
             found[name] = read()
         except RuntimeError:
@@ -111,16 +114,16 @@ def _older_switches() -> dict[str, Any]:
     return found
 
 
-def _set_older_switch(name: str, value: Any) -> None:
+def _set_legacy_switch(name: str, value: Any) -> None:
     if name == "matmul":
         torch.set_float32_matmul_precision(value)
     else:
-        _section("cudnn").allow_tf32 = value
+        _backend_section("cudnn").allow_tf32 = value
 
 
 def set_tf32(kinds: list[str]) -> None:
     """Allow TF32 only for the given kinds of operators."""
-    with _writable_flags():
+    with _allow_flag_writes():
         for kind, section in _SECTIONS.items():
-            if _is_allowed(kind) != (kind in kinds):
+            if _is_tf32_allowed(kind) != (kind in kinds):
                 section.allow_tf32 = kind in kinds

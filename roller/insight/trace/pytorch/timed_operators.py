@@ -18,7 +18,7 @@ Call = tuple[str, tuple[tuple[int, ...], ...]]
 
 
 class RealOperators:
-    """Runs operators on real tensors, in place of :class:`~roller.insight.trace.pytorch.data_dependent.Values`."""
+    """Runs operators on real tensors instead of meta tensors (:mod:`roller.insight.trace.pytorch.data_dependent`)."""
 
     #: Whether the host is a different device from the one that runs the step.
     hosted = False
@@ -62,7 +62,7 @@ class TimedRecorder(OperatorRecorder):
         super()._record_operator(*args)
 
 
-class OperatorTimes(OperatorRecorder):
+class OperatorTimer(OperatorRecorder):
     """Times operators and records only their names and shapes, with far less work between operators than in a trace.
 
     Parameters

@@ -26,10 +26,10 @@ from roller.insight.trace.peak_memory import peak_bytes, reset_peak
 from roller.insight.trace.pytorch import call_count, entry_file, model_copy, unsupported_wrappers
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
-from roller.insight.trace.pytorch.stacks import driver
+from roller.insight.trace.pytorch.stacks import stack_boundary
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors, step_arguments
-from roller.insight.trace.pytorch.timed_operators import Call, OperatorTimes, OriginMode, RealOperators, TimedRecorder
-from roller.insight.trace.pytorch.trace_model import Session
+from roller.insight.trace.pytorch.timed_operators import Call, OperatorTimer, OriginMode, RealOperators, TimedRecorder
+from roller.insight.trace.pytorch.trace_model import TraceSession
 from roller.insight.trace.step_clock import StepTiming, median_interval, time_steps
 from roller.insight.trace.trace import Trace
 
@@ -66,7 +66,7 @@ class Measurement:
         return tuple(operator.median_s for operator in self.operators)
 
 
-class MeasuredSession(Session):
+class MeasuredSession(TraceSession):
     """State of a measurement: a trace on real tensors."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,17 +86,17 @@ class MeasuredSession(Session):
         return ends[-1] - ends[-2]
 
 
-@driver
+@stack_boundary
 def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> Measurement:
     """Measure an entry file's step in this process, which changes the process: globals, random numbers, memory."""
 
-    def load(cuda: _Cuda) -> ModuleType:
-        return entry_file.load_entry_file(Path(path), lambda what, origins: _errors(what, origins, cuda))
+    def load_module(cuda: _CudaUse) -> ModuleType:
+        return entry_file.load_entry_file(Path(path), lambda what, origins: _translate_step_errors(what, origins, cuda))
 
-    return _measure_loaded(load, str(path), options, budget_s, time_steps)
+    return _measure_loaded(load_module, str(path), options, budget_s, time_steps)
 
 
-@driver
+@stack_boundary
 def measure_module(
     module: ModuleType, name: str, options: TraceOptions, budget_s: float, timer: Timer = time_steps
 ) -> Measurement:
@@ -105,24 +105,24 @@ def measure_module(
 
 
 def _measure_loaded(
-    load: Callable[[_Cuda], ModuleType], name: str, options: TraceOptions, budget_s: float, timer: Timer
+    load_module: Callable[[_CudaUse], ModuleType], name: str, options: TraceOptions, budget_s: float, timer: Timer
 ) -> Measurement:
     amp = PRECISIONS[options.amp or "fp32"]
     if amp == "fp16":
         raise ModelError(
             "measure: amp: expected fp32 or bf16 on a processor, got fp16. Choose one of them, or predict a GPU."
         )
-    with warnings.catch_warnings(record=True) as raised, _refused_cuda() as cuda:
+    with warnings.catch_warnings(record=True) as raised, _refuse_cuda() as cuda:
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", UserWarning)  # such as a warning that GPU autocast does nothing here
-        module = load(cuda)
+        module = load_module(cuda)
         session = MeasuredSession(Path(str(module.__file__)).parent)
         for sentence in getattr(module, "_roller_said", ()):
             session.values.add_note(sentence)
-        with entry_file.default_dtype_and_device(module):
+        with entry_file.apply_entry_defaults(module):
             found = _measure(
                 module, session, replace(options, amp=amp), budget_s, timer,
-                lambda what: _errors(what, session.origins, cuda),
+                lambda what: _translate_step_errors(what, session.origins, cuda),
             )  # fmt: skip
     said = dict.fromkeys(str(one.message).strip().split("\n")[0] for one in raised)
     notes = (*found.notes, *(f"PyTorch or the file warns: {text}" for text in said))
@@ -144,7 +144,7 @@ def _measure(
     with session.recording():
         with errors("input_provider failed"):
             inputs = module.input_provider(batch_size=batch)
-            with session.recorder.paused():
+            with session.recorder.pause_recording():
                 entry_file.check_batch_size(module, batch, inputs)
             session.name_storages(model, inputs)
         with errors("iteration_provider failed"), session.registrations.watching():
@@ -163,7 +163,7 @@ def _measure(
     trace = session.make_trace(
         {
             "mode": "entry", "batch": batch, "amp": amp, "checkpoint": list(again),
-            "device": "cpu", "measured": True, "threads": torch.get_num_threads(), "processor": _processor(),
+            "device": "cpu", "measured": True, "threads": torch.get_num_threads(), "processor": _processor_name(),
         }
     )  # fmt: skip
     for handle in session.hooks:
@@ -172,16 +172,16 @@ def _measure(
     untracked: Any = _NoOrigins()
     model_copy.checkpoint_modules(model, again, untracked)  # without keeping the module of each forward
     with errors("a step failed"), unsupported_wrappers.disable_compile(session.values.add_note):
-        return _timed(trace, session, lambda: _call(step, args, kwargs, around), budget_s, timer)
+        return _time_step_and_operators(trace, session, lambda: _call_step(step, args, kwargs, around), budget_s, timer)
 
 
-@driver
-def _call(step: Any, args: Any, kwargs: Any, around: Callable[[], AbstractContextManager[Any]]) -> None:
+@stack_boundary
+def _call_step(step: Any, args: Any, kwargs: Any, around: Callable[[], AbstractContextManager[Any]]) -> None:
     with around():
         step(*args, **kwargs)
 
 
-def _timed(
+def _time_step_and_operators(
     trace: Trace, session: MeasuredSession, run: Callable[[], None], budget_s: float, timer: Timer
 ) -> Measurement:
     cycle, last = session.cycle, session.last_step_calls
@@ -194,7 +194,7 @@ def _timed(
     def time_operators() -> None:
         for _ in range(max(0, cycle.calls - last)):
             run()
-        times = OperatorTimes(RealOperators())
+        times = OperatorTimer(RealOperators())
         with times:
             for _ in range(last):
                 run()
@@ -204,7 +204,7 @@ def _timed(
     steps = timer(run_cycle, steps_per_call=cycle.steps, budget_s=budget_s, between=time_operators)
     own: Any = session.recorder
     operators, notes = _operator_seconds(trace, own.seconds[-len(trace.steady()) :], recorded)
-    machine = f"{_processor()}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}"
+    machine = f"{_processor_name()}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}"
     said = (steps.note,) if steps.note else ()
     return Measurement(trace, operators, steps, (*trace.warnings, *notes, *said), peak_bytes(), machine)
 
@@ -216,19 +216,19 @@ def _operator_seconds(
     wanted: list[Call] = [(o.name, o.input_shapes) for o in trace.steady()]
     whole = [seconds for calls, seconds in recorded if calls == wanted]
     if len(whole) == len(recorded):
-        return tuple(map(_timed_operator, zip(*whole, strict=True))), ()
+        return tuple(map(_summarize_operator_times, zip(*whole, strict=True))), ()
     found, missing = list[TimedOperator](), 0
     for n, (call, own) in enumerate(zip(wanted, own_s, strict=True)):
         same = [seconds[n] for calls, seconds in recorded if n < len(calls) and calls[n] == call]
         missing += not same
-        found.append(_timed_operator(same or [own]))
+        found.append(_summarize_operator_times(same or [own]))
     return tuple(found), (
         f"operators: {len(recorded) - len(whole)} of {len(recorded)} timed steps run other operators or shapes than "
         f"the recorded step. {missing} of {len(wanted)} operators are timed once, in the recorded step.",
     )
 
 
-def _timed_operator(seconds: Sequence[float]) -> TimedOperator:
+def _summarize_operator_times(seconds: Sequence[float]) -> TimedOperator:
     return TimedOperator(statistics.median(seconds), *median_interval(seconds))
 
 
@@ -249,16 +249,16 @@ def _check_devices(model: torch.nn.Module, inputs: Any) -> None:
         )
 
 
-class _Cuda:
+class _CudaUse:
     """The step's requests to CUDA."""
 
     error: BaseException | None = None
 
 
 @contextmanager
-def _refused_cuda() -> Iterator[_Cuda]:
+def _refuse_cuda() -> Iterator[_CudaUse]:
     """Make every first use of CUDA fail: on its own without CUDA, with a sentence otherwise."""
-    initialize, cuda = torch.cuda._lazy_init, _Cuda()
+    initialize, cuda = torch.cuda._lazy_init, _CudaUse()
 
     def refuse() -> None:
         if torch.cuda.is_available():
@@ -278,7 +278,7 @@ def _refused_cuda() -> Iterator[_Cuda]:
 
 
 @contextmanager
-def _errors(what: str, origins: OriginTracker, cuda: _Cuda) -> Iterator[None]:
+def _translate_step_errors(what: str, origins: OriginTracker, cuda: _CudaUse) -> Iterator[None]:
     """Translate any exception in the user's code to a ``ModelError`` at the user's line."""
     try:
         yield
@@ -305,7 +305,7 @@ def _errors(what: str, origins: OriginTracker, cuda: _Cuda) -> Iterator[None]:
         ) from None
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     info = read_cpuinfo(Path("/"))
     return info.model or info.part or "processor"
 

@@ -18,7 +18,7 @@ import torch
 from roller.errors import ModelError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.trace.options import PRECISIONS, DeviceRules, TraceOptions, compute_capability_of
-from roller.insight.trace.project_folder import project_of
+from roller.insight.trace.project_folder import find_project_folder
 from roller.insight.trace.pytorch import (
     call_count,
     cpu_dispatch,
@@ -31,17 +31,17 @@ from roller.insight.trace.pytorch import (
 )
 from roller.insight.trace.pytorch.call_count import is_trace_complete
 from roller.insight.trace.pytorch.compat import is_in_place_name
-from roller.insight.trace.pytorch.data_dependent import Values
+from roller.insight.trace.pytorch.data_dependent import MetaOperators
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.device_mode import DeviceMode, patch_device_functions
-from roller.insight.trace.pytorch.host_tensors import Building
+from roller.insight.trace.pytorch.error_translation import translate_errors
+from roller.insight.trace.pytorch.host_tensors import HostOperatorMode
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
 from roller.insight.trace.pytorch.request_checks import check_request
-from roller.insight.trace.pytorch.stacks import Registrations, Stacks, driver
+from roller.insight.trace.pytorch.stacks import Registrations, Stacks, stack_boundary
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 from roller.insight.trace.pytorch.tf32 import tf32_kinds
-from roller.insight.trace.pytorch.translated_errors import translate_errors
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Stack, Trace
@@ -95,13 +95,13 @@ def _apply_options(request: Request, options: TraceOptions) -> Request:
                    torch_release=options.torch_release, **parts)  # fmt: skip
 
 
-@driver
+@stack_boundary
 def _trace_request(request: Request) -> Trace:
     release = TorchRelease.parse(request.torch_release)
     target = Target(compute_capability_of(request.device), attention=request.attention, release=release)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        session = Session(target, request.share_nonzero)
+        session = TraceSession(target, request.share_nonzero)
         with translate_errors("the model could not be built", session.origins), session.building_model():
             original = model_copy.build_model(request.model, session.values.add_note)
             session.registered = session.registrations.lines(original)
@@ -112,7 +112,7 @@ def _trace_request(request: Request) -> Trace:
         return _trace_steps(request, session, original, copied)
 
 
-def _trace_steps(request: Request, session: Session, original: torch.nn.Module, copied: torch.nn.Module) -> Trace:
+def _trace_steps(request: Request, session: TraceSession, original: torch.nn.Module, copied: torch.nn.Module) -> Trace:
     learns = request.optimizer is not None or request.loss is not None
     amp = training_step.amp_dtype(request.amp)
     copied.train(learns)
@@ -132,9 +132,9 @@ def _trace_steps(request: Request, session: Session, original: torch.nn.Module, 
                 request.loss, targets, amp, request.keep_gradients or not session.target.release.drops_gradients,
                 request.accumulate, request.scale_loss,
             )  # fmt: skip
-            body = training_step.training_step(copied, call, optimizer, step)
+            body = training_step.make_training_step(copied, call, optimizer, step)
         else:
-            body = training_step.inference_step(call, amp)
+            body = training_step.make_inference_step(call, amp)
         session.run_steps(body, request.calls)
     return session.make_trace(
         {
@@ -147,7 +147,7 @@ def _trace_steps(request: Request, session: Session, original: torch.nn.Module, 
     )  # fmt: skip
 
 
-class Session:
+class TraceSession:
     """State of one trace while the trace is made.
 
     Parameters
@@ -162,16 +162,16 @@ class Session:
 
     def __init__(self, target: Target, share_nonzero: float | None = None, folder: Path | None = None) -> None:
         self.target = target
-        stacks = Stacks(project_of(folder or Path.cwd()))
+        stacks = Stacks(find_project_folder(folder or Path.cwd()))
         self.registrations = Registrations(stacks)
         self.registered: Mapping[str, Stack] = {}
         self.names: dict[int, str] = {}
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.origins = OriginTracker(self.names, stacks)
-        self.origins.before_update = self._name_optimized
+        self.origins.before_update = self._name_optimizer_parameters
         hosted = target.type != "cpu"
         rules = None if hosted else cpu_dispatch.RULES
-        self.values = Values(share_nonzero, self._current_location, rules, hosted=hosted)
+        self.values = MetaOperators(share_nonzero, self._current_location, rules, hosted=hosted)
         self.recorder = OperatorRecorder(self.origins, self.values, name=target.type)
         self.device = DeviceMode(target, self.origins, self.values)
         self.calls: list[call_count.Call] = []
@@ -192,7 +192,7 @@ class Session:
         if not self.values.hosted or model in lasting:
             return model_copy.copy_to_device(model)
         lasting.add(model)
-        with self.recorder.paused(), model_copy.without_lazy_parameters(model):
+        with self.recorder.pause_recording(), model_copy.without_lazy_parameters(model):
             return model.to(torch.device("cuda", 0))
 
     def name_storages(self, model: torch.nn.Module, inputs: Any = (), targets: Any = (), prefix: str = "") -> None:
@@ -216,7 +216,7 @@ class Session:
             stack.enter_context(unsupported_wrappers.disable_compile(self.values.add_note))
             if self.values.hosted:
                 stack.enter_context(patch_device_functions(self.device))
-            stack.enter_context(Building())
+            stack.enter_context(HostOperatorMode())
             stack.enter_context(self.registrations.watching())
             if self.values.hosted:
                 stack.enter_context(self.device)
@@ -245,7 +245,7 @@ class Session:
     def _device_functions(self) -> AbstractContextManager[None]:
         return patch_device_functions(self.device)
 
-    @driver
+    @stack_boundary
     def run_steps(self, body: Callable[[], Any], count: int | None = None) -> None:
         """Run a step ``count`` times; by default, until all optimizers have stepped and the calls repeat."""
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
@@ -279,7 +279,7 @@ class Session:
             self.hooks.append(handle)
             self._hooked[id(parameter)] = name, parameter
 
-    def _name_optimized(self, optimizer: torch.optim.Optimizer) -> None:
+    def _name_optimizer_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         """Name the parameters that an optimizer updates and their gradients, which a step may have set itself."""
         names = {id(p): name for name, p in self.parameters.items()}
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -321,7 +321,7 @@ class Session:
         names = {self._optimizer_number(id(optimizer)): type(optimizer).__name__ for optimizer in self.origins.made}
         for sentence in call_count.cycle_notes(self.calls, cycle, names, self._optimizer_numbers()):
             self.values.add_note(sentence)
-        if options["mode"] == "entry" and not names and self._learns_without_update():
+        if options["mode"] == "entry" and not names and self._has_gradients_without_update():
             self.values.add_note(call_count.no_update_note(len(self.calls)))
         starts = [0, *ends[:-1]]
         for operator in recorder.operators[self.calls[0].first :]:
@@ -348,13 +348,13 @@ class Session:
                 "libraries": libraries,
                 "tf32": tf32_kinds() if self.tf32 is None else self.tf32,
                 "torch_release": str(self.target.release),
-                **({"compiled": _selection(self.compiled)} if self.compiled else {}),
+                **({"compiled": _compiled_modules_option(self.compiled)} if self.compiled else {}),
             },
             tuple(self.values.warnings),
             self.registered,
         )
 
-    def _learns_without_update(self) -> bool:
+    def _has_gradients_without_update(self) -> bool:
         """Return whether parameters received gradients but no operator wrote to a parameter."""
         storages, run = self.recorder.storages, self.recorder.operators[self.calls[0].first :]
         targets = {t.storage for o in run if is_in_place_name(o.name) for t in o.outputs}
@@ -380,7 +380,7 @@ def _batch_size(request: Request) -> int | None:
     return next(map(int, sizes), None)
 
 
-def _selection(compiled: Mapping[str, str]) -> dict[str, Any]:
+def _compiled_modules_option(compiled: Mapping[str, str]) -> dict[str, Any]:
     """Return the compiled modules as a trace option: the most common mode, and the modules whose modes differ."""
     modes = list(compiled.values())
     own = {"modes": modes} if len(set(modes)) > 1 else {}

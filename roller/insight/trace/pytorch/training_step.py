@@ -15,7 +15,7 @@ from roller.errors import ModelError, did_you_mean, shown
 _AMP = {"fp16": torch.float16, "float16": torch.float16, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 
 
-def _of_block_wise(name: str) -> Callable[[Any], torch.optim.Optimizer]:
+def _block_wise_optimizer(name: str) -> Callable[[Any], torch.optim.Optimizer]:
     """Return a function that makes an optimizer from a module that is loaded only for it."""
 
     def make(parameters: Any) -> torch.optim.Optimizer:
@@ -34,11 +34,11 @@ _OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
     "adamw_fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters),
-    "lion": _of_block_wise("Lion"),
-    "adamw_8bit": _of_block_wise("AdamW8bit"),
-    "lion_8bit": _of_block_wise("Lion8bit"),
-    "paged_adamw_8bit": _of_block_wise("PagedAdamW8bit"),
-    "paged_adamw_32bit": _of_block_wise("PagedAdamW32bit"),
+    "lion": _block_wise_optimizer("Lion"),
+    "adamw_8bit": _block_wise_optimizer("AdamW8bit"),
+    "lion_8bit": _block_wise_optimizer("Lion8bit"),
+    "paged_adamw_8bit": _block_wise_optimizer("PagedAdamW8bit"),
+    "paged_adamw_32bit": _block_wise_optimizer("PagedAdamW32bit"),
 }
 
 
@@ -106,7 +106,9 @@ def make_optimizer(given: Any, model: torch.nn.Module, twins: Mapping[int, torch
     return given(learning)
 
 
-def training_step(model: torch.nn.Module, call: Callable[[], Any], optimizer: Any, step: Step) -> Callable[[], None]:
+def make_training_step(
+    model: torch.nn.Module, call: Callable[[], Any], optimizer: Any, step: Step
+) -> Callable[[], None]:
     """Return a function that trains one step."""
     scaler = None
     if step.amp is torch.float16 and step.scale_loss and optimizer is not None:
@@ -133,7 +135,7 @@ def training_step(model: torch.nn.Module, call: Callable[[], Any], optimizer: An
     return run_step
 
 
-def inference_step(call: Callable[[], Any], amp: torch.dtype | None) -> Callable[[], None]:
+def make_inference_step(call: Callable[[], Any], amp: torch.dtype | None) -> Callable[[], None]:
     """Return a function that runs the model once."""
 
     def run_model() -> None:
@@ -173,7 +175,7 @@ def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextMa
         )
 
     def unscale_gradients(optimizer: Any, args: Any, kwargs: Any) -> None:
-        checked: Any = _Checked(optimizer)
+        checked: Any = _NoStepOptimizer(optimizer)
         scaler.step(checked)
 
     before = register_optimizer_step_pre_hook(unscale_gradients)
@@ -188,7 +190,7 @@ def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextMa
         after.remove()
 
 
-class _Checked:
+class _NoStepOptimizer:
     """Stand-in for an optimizer, used by a scaler to unscale and check the gradients; its step does nothing."""
 
     def __init__(self, optimizer: Any) -> None:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from roller.insight.whatif.what_if import WhatIf
 from roller.insight.whatif.whatifs.add_layer import AddLayer
 from roller.insight.whatif.whatifs.amp import AMP
-from roller.insight.whatif.whatifs.batch import Batch
+from roller.insight.whatif.whatifs.batch_size import Batch
 from roller.insight.whatif.whatifs.blueconnect import BlueConnect
 from roller.insight.whatif.whatifs.cuda_graph import CudaGraph
 from roller.insight.whatif.whatifs.ddp import DDP
-from roller.insight.whatif.whatifs.device import Device
 from roller.insight.whatif.whatifs.dgc import DGC
-from roller.insight.whatif.whatifs.foreach import ForeachOptimizer
-from roller.insight.whatif.whatifs.freeze import Freeze
+from roller.insight.whatif.whatifs.foreach_optimizer import ForeachOptimizer
+from roller.insight.whatif.whatifs.freeze_layers import Freeze
 from roller.insight.whatif.whatifs.fuse_pointwise import FusePointwise
 from roller.insight.whatif.whatifs.fused_optimizer import FusedOptimizer
 from roller.insight.whatif.whatifs.gist import Gist
 from roller.insight.whatif.whatifs.loader_workers import LoaderWorkers
 from roller.insight.whatif.whatifs.offload import Offload
+from roller.insight.whatif.whatifs.other_device import Device
 from roller.insight.whatif.whatifs.other_network import OtherNetwork
 from roller.insight.whatif.whatifs.other_optimizer import OtherOptimizer
 from roller.insight.whatif.whatifs.parameter_server import ParameterServer
 from roller.insight.whatif.whatifs.recompute import Recompute
 from roller.insight.whatif.whatifs.remove_layer import RemoveLayer
 from roller.insight.whatif.whatifs.restructured_norm import RestructuredNorm
-from roller.insight.whatif.whatifs.substitute import Substitute
+from roller.insight.whatif.whatifs.substitute_layers import Substitute
 from roller.insight.whatif.whatifs.zero_time import ZeroTime
 
 #: Name in a scenario -> what-if; Daydream's ten come first.

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
-from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.insertion import NewTask, insert
 from roller.insight.whatif.primitives import scale_each
-from roller.insight.whatif.select import compute_tasks, parameter_bytes, tasks_by_step
-from roller.insight.whatif.task_prices import Priced, TaskPrices, uses_float32
-from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values
+from roller.insight.whatif.task_prices import PricedValue, TaskPrices, uses_float32
+from roller.insight.whatif.task_selection import compute_tasks, parameter_bytes, tasks_by_step
+from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values_metadata
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class AMP(WhatIf):
         ``"model"`` prices matrix products by their shapes, and also casts; ``"factor"`` applies only the factors.
     """
 
-    dtype: str = field(default="bf16", metadata=allowed_values("bf16", "fp16"))
+    dtype: str = field(default="bf16", metadata=allowed_values_metadata("bf16", "fp16"))
     compute: float = 1 / 3
     memory: float = 1 / 2
-    prices: Pricing = field(default="model", metadata=allowed_values("model", "factor"))
+    prices: Pricing = field(default="model", metadata=allowed_values_metadata("model", "factor"))
     assumptions = ("Weights and gradients are cast once a step, each parameter in one pass; the update is on fp32.",)
     traced_with = (("dtype", "amp"),)
 
@@ -44,13 +44,13 @@ class AMP(WhatIf):
         factors, new = {}, []
         for task in (graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")):
             if uses_float32(task):
-                by_bound = Priced(self.compute if prices.bound_by(task) == "compute" else self.memory, "assumed")
+                factor = self.compute if prices.limiting_resource(task) == "compute" else self.memory
                 found = prices.time_ratio(task, dtype={"bf16": "bfloat16", "fp16": "float16"}[self.dtype])
-                factors[task.id] = found if by_model and found else by_bound
+                factors[task.id] = found if by_model and found else PricedValue(factor, "assumed")
         for gradient in graph.gradients if by_model else ():
             cast = prices.price_stream("cast", 1.5 * gradient.size_bytes, 1.5 * gradient.size_bytes)
-            new.append(New("cast", "kernel", cast.value, behind=gradient.ready, provenance=cast.provenance))
+            new.append(NewTask("cast", "kernel", cast.value, behind=gradient.ready, provenance=cast.provenance))
         for own in tasks_by_step(graph, compute_tasks(graph, "optimizer")).values() if by_model and scales else ():
             pass_us = prices.price_stream("unscale", parameter_bytes(graph), parameter_bytes(graph))
-            new.append(New("unscale", "kernel", pass_us.value, ahead=own[0], provenance=pass_us.provenance))
+            new.append(NewTask("unscale", "kernel", pass_us.value, ahead=own[0], provenance=pass_us.provenance))
         return insert(scale_each(graph, factors), *new)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.primitives import move_launches, remove, select, set_duration
-from roller.insight.whatif.select import tasks_by_step
-from roller.insight.whatif.what_if import WhatIf, minimum_value
+from roller.insight.whatif.task_selection import tasks_by_step
+from roller.insight.whatif.what_if import WhatIf, minimum_value_metadata
 
 
 @dataclass(frozen=True)
 class CudaGraph(WhatIf):
     """Launch forward, backward and update of a step with one call that takes ``launch_us``."""
 
-    launch_us: float = field(default=10.0, metadata=minimum_value(0))
+    launch_us: float = field(default=10.0, metadata=minimum_value_metadata(0))
     assumptions = ("All of a step can be captured: its shapes are fixed, and nothing in it reads a value.",)
 
     def in_place(self, graph: StepGraph) -> str:

@@ -9,10 +9,10 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.collectives import link_rates
-from roller.insight.whatif.data_parallel import data_parallel
+from roller.insight.whatif.data_parallel import add_data_parallelism
 from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.task_prices import TaskPrices
-from roller.insight.whatif.what_if import WhatIf, minimum_value
+from roller.insight.whatif.what_if import WhatIf, minimum_value_metadata
 
 _ASSUMED = (
     "Devices are alike and none is late; the update waits for every gradient.",
@@ -40,7 +40,7 @@ class DDP(WhatIf):
 
     devices: int = 2
     bandwidth: float | None = None
-    latency_us: float | None = field(default=None, metadata=minimum_value(0))
+    latency_us: float | None = field(default=None, metadata=minimum_value_metadata(0))
     first_bytes: int = FIRST_BUCKET_BYTES
     bucket_bytes: int = BUCKET_BYTES
     interference: float = 1.0
@@ -57,7 +57,7 @@ class DDP(WhatIf):
         bandwidth, latency_us = link_rates(graph, self.bandwidth, self.latency_us)
         prices = TaskPrices(graph)
         ring = Ring(self.devices, bandwidth, latency_us / 1e6)
-        return data_parallel(
+        return add_data_parallelism(
             graph, ring, lambda size, count: prices.price_stream("bucket", size, size, count),
             first_bytes=self.first_bytes, bucket_bytes=self.bucket_bytes, interference=self.interference,
         )  # fmt: skip

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.collectives import link_rates, sparse_all_gather_us
-from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.insertion import NewTask, insert
 from roller.insight.whatif.primitives import set_duration
-from roller.insight.whatif.select import network_tasks
 from roller.insight.whatif.task_prices import TaskPrices
+from roller.insight.whatif.task_selection import network_tasks
 from roller.insight.whatif.what_if import WhatIf
 
 
@@ -45,12 +45,10 @@ class DGC(WhatIf):
             users = [d.target for d in graph.dependencies if d.source == n and graph.tasks[d.target].kind == "kernel"]
             pack = prices.price_stream("compress", size, size * self.density)
             unpack = prices.price_stream("unpack", 0, size)
-            new += [
-                New("compress", "kernel", pack.value, behind=m, before=(n,), provenance=pack.provenance) for m in makers
-            ]
-            new += [
-                New("unpack", "kernel", unpack.value, ahead=u, after=(n,), provenance=unpack.provenance) for u in users
-            ]
+            new += [NewTask("compress", "kernel", pack.value, behind=m, before=(n,), provenance=pack.provenance)
+                    for m in makers]  # fmt: skip
+            new += [NewTask("unpack", "kernel", unpack.value, ahead=u, after=(n,), provenance=unpack.provenance)
+                    for u in users]  # fmt: skip
         made = set_duration(graph, reductions, lambda t: sparse_all_gather_us(
             t.size_bytes, self.devices, bandwidth, self.density, self.index_bytes, self.value_bytes))  # fmt: skip
         return insert(made, *new)

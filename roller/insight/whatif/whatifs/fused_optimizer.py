@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
-from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.insertion import NewTask, insert
 from roller.insight.whatif.optimizer_bytes import KINDS, UNFUSED, fused_update_bytes
 from roller.insight.whatif.primitives import remove
-from roller.insight.whatif.select import compute_tasks, tasks_by_step, total_duration_us
-from roller.insight.whatif.task_prices import Priced, TaskPrices
-from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values
+from roller.insight.whatif.task_prices import PricedValue, TaskPrices
+from roller.insight.whatif.task_selection import compute_tasks, tasks_by_step, total_duration_us
+from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values_metadata
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class FusedOptimizer(WhatIf):
         published rule, and an upper bound if their times are mainly latency.
     """
 
-    optimizer: str = field(default="adam", metadata=allowed_values(*KINDS))
-    prices: Pricing = field(default="model", metadata=allowed_values("model", "factor"))
+    optimizer: str = field(default="adam", metadata=allowed_values_metadata(*KINDS))
+    prices: Pricing = field(default="model", metadata=allowed_values_metadata("model", "factor"))
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if the optimizer is already fused."""
@@ -39,11 +39,11 @@ class FusedOptimizer(WhatIf):
         """Return the graph with one update kernel per step."""
         gone, new = compute_tasks(graph, "optimizer"), []
         for own in tasks_by_step(graph, gone).values():
-            time, name = Priced(total_duration_us(graph, own), "assumed"), f"fused {self.optimizer}"
+            time, name = PricedValue(total_duration_us(graph, own), "assumed"), f"fused {self.optimizer}"
             if self.prices == "model" and (graph.device or name in graph.measured_kernels_us):
                 time = TaskPrices(graph).price_stream(name, *fused_update_bytes(graph, self.optimizer))
             elif self.prices == "model" and len(own) >= UNFUSED[self.optimizer][0]:
                 moved = sum(KINDS[self.optimizer]) / UNFUSED[self.optimizer][1]
-                time = Priced(moved * total_duration_us(graph, own), "calibrated")
-            new.append(New(name, "kernel", time.value, behind=own[0], provenance=time.provenance))
+                time = PricedValue(moved * total_duration_us(graph, own), "calibrated")
+            new.append(NewTask(name, "kernel", time.value, behind=own[0], provenance=time.provenance))
         return insert(remove(graph, gone), *new)

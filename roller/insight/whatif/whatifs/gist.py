@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.insertion import NewTask, insert
 from roller.insight.whatif.saved_activations import saved_feature_maps
 from roller.insight.whatif.task_prices import TaskPrices
 from roller.insight.whatif.what_if import WhatIf
@@ -37,6 +37,6 @@ class Gist(WhatIf):
                 prices.price_stream("encode", one.size_bytes, short),
                 prices.price_stream("decode", short, one.size_bytes),
             )
-            new.append(New("encode", "kernel", encode.value, behind=one.forward, provenance=encode.provenance))
-            new.append(New("decode", "kernel", decode.value, ahead=one.backward, provenance=decode.provenance))
+            new.append(NewTask("encode", "kernel", encode.value, behind=one.forward, provenance=encode.provenance))
+            new.append(NewTask("decode", "kernel", decode.value, ahead=one.backward, provenance=decode.provenance))
         return insert(graph, *new)

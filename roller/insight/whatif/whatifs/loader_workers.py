@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
-from roller.insight.whatif.data_loading import STEADY, loader_worker_tasks, loading_tasks, loading_times_us
+from roller.insight.whatif.data_loading import STEADY, batch_loading_times_us, loader_worker_tasks, loading_tasks
 from roller.insight.whatif.insertion import insert
 from roller.insight.whatif.primitives import set_duration
-from roller.insight.whatif.select import copy_tasks, tasks_by_step, total_size_bytes
+from roller.insight.whatif.task_selection import copy_tasks, tasks_by_step, total_size_bytes
 from roller.insight.whatif.unroll_steps import unroll_steps
 from roller.insight.whatif.what_if import WhatIf
 
@@ -46,7 +46,7 @@ class LoaderWorkers(WhatIf):
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with batches loaded by workers."""
         graph = unroll_steps(graph, STEADY) if loading_tasks(graph) else graph
-        loads, took = loading_tasks(graph), loading_times_us(graph, loading_tasks(graph), self.of)
+        loads, took = loading_tasks(graph), batch_loading_times_us(graph, loading_tasks(graph), self.of)
         batch = [n for n in copy_tasks(graph) if _FROM_PAGES.search(graph.tasks[n].name)]
         size = max((total_size_bytes(graph, own) for own in tasks_by_step(graph, batch).values()), default=0.0)
         made = set_duration(graph, loads, load_host_costs().fetch_batch_us(size), "assumed")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import scale
-from roller.insight.whatif.select import network_tasks
+from roller.insight.whatif.task_selection import network_tasks
 from roller.insight.whatif.what_if import WhatIf
 
 

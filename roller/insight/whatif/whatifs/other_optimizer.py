@@ -8,16 +8,16 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.optimizer_bytes import KINDS, UNFUSED
 from roller.insight.whatif.primitives import remove, scale
-from roller.insight.whatif.select import compute_tasks, pick_evenly, tasks_by_step, total_duration_us
-from roller.insight.whatif.what_if import WhatIf, allowed_values
+from roller.insight.whatif.task_selection import compute_tasks, pick_evenly, tasks_by_step, total_duration_us
+from roller.insight.whatif.what_if import WhatIf, allowed_values_metadata
 
 
 @dataclass(frozen=True)
 class OtherOptimizer(WhatIf):
     """Replace optimizer ``of`` with ``to``: scale the update by the ratios of kernel counts and memory traffic."""
 
-    to: str = field(default="sgd", metadata=allowed_values(*KINDS))
-    of: str = field(default="adam", metadata=allowed_values(*KINDS))
+    to: str = field(default="sgd", metadata=allowed_values_metadata(*KINDS))
+    of: str = field(default="adam", metadata=allowed_values_metadata(*KINDS))
     assumptions = (
         "The update is as fused, and as grouped, as the one of the profile.",
         "No launches are added where the other optimizer has more; its time of the device is.",

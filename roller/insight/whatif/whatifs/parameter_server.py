@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 from roller.insight.step.graph import Lane, StepGraph
-from roller.insight.whatif.collectives import check_slices, link_rates
-from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.collectives import check_slice_count, link_rates
+from roller.insight.whatif.insertion import NewTask, insert
 from roller.insight.whatif.primitives import remove
-from roller.insight.whatif.select import compute_tasks, tasks_by_layer, tasks_by_step
+from roller.insight.whatif.task_selection import compute_tasks, tasks_by_layer, tasks_by_step
 from roller.insight.whatif.unroll_steps import unroll_steps
-from roller.insight.whatif.what_if import WhatIf, minimum_value
+from roller.insight.whatif.what_if import WhatIf, minimum_value_metadata
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class ParameterServer(WhatIf):
 
     servers: int = 4
     bandwidth: float | None = None
-    latency_us: float | None = field(default=None, metadata=minimum_value(0))
+    latency_us: float | None = field(default=None, metadata=minimum_value_metadata(0))
     slice_bytes: float = 4e6
     priority: bool = True
     assumptions = ("Servers update at once, and no two workers wait for each other at a server.",)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph of one worker, unrolled to at least three steps."""
-        graph, size = unroll_steps(graph, 3), check_slices(graph, self.slice_bytes)
+        graph, size = unroll_steps(graph, 3), check_slice_count(graph, self.slice_bytes)
         bandwidth, latency_us = link_rates(graph, self.bandwidth, self.latency_us)
         steps = tasks_by_step(graph, compute_tasks(graph, "forward"))
         forward = {n: tasks_by_layer(graph, own) for n, own in steps.items()}
-        new, remote = list[New](), (1 - 1 / self.servers) if size else 0.0
+        new, remote = list[NewTask](), (1 - 1 / self.servers) if size else 0.0
         for order, gradient in enumerate(graph.gradients):
             readers = forward.get(gradient.iteration + 1, {})
             first = (readers.get(gradient.module) or next(iter(readers.values()), ()))[:1]
@@ -51,8 +51,8 @@ class ParameterServer(WhatIf):
                 time = remote * gradient.size_bytes / slices / bandwidth * 1e6 + latency_us
                 number, rank = len(graph.tasks) + len(new), order if self.priority else 0
                 context, ready = graph.tasks[gradient.ready].context, gradient.ready
-                new.append(New("push", "send", time, lane=SEND, after=(ready,), priority=rank, context=context))
-                new.append(New("pull", "receive", time, lane=RECEIVE, after=(number,), before=first, priority=rank,
+                new.append(NewTask("push", "send", time, lane=SEND, after=(ready,), priority=rank, context=context))
+                new.append(NewTask("pull", "receive", time, lane=RECEIVE, after=(number,), before=first, priority=rank,
                                context=context))  # fmt: skip
         return insert(remove(graph, compute_tasks(graph, "optimizer")), *new)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.memory_change import MemoryChange
-from roller.insight.whatif.recomputed_tasks import is_recomputed, without_repeated
+from roller.insight.whatif.recomputed_tasks import is_block_recomputed, tasks_not_yet_recomputed
 from roller.insight.whatif.repeat_tasks import repeat_tasks
-from roller.insight.whatif.select import compute_tasks, compute_tasks_in_layers, tasks_by_step
+from roller.insight.whatif.task_selection import compute_tasks, compute_tasks_in_layers, tasks_by_step
 from roller.insight.whatif.what_if import WhatIf
 
 
@@ -40,11 +40,11 @@ class Recompute(WhatIf):
         made = graph
         for block in self.blocks:
             chosen = compute_tasks_in_layers(graph, block)
-            if is_recomputed(graph, block):
+            if is_block_recomputed(graph, block):
                 continue
             backward = tasks_by_step(graph, chosen & compute_tasks(graph, "backward"))
             for iteration, own in tasks_by_step(graph, chosen & compute_tasks(graph, "forward")).items():
                 if iteration in backward:
-                    once = without_repeated(graph, block, own)
+                    once = tasks_not_yet_recomputed(graph, block, own)
                     made = repeat_tasks(made, once, ahead=backward[iteration][0])
         return made

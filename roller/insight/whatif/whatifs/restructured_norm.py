@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph, Task
 from roller.insight.whatif.primitives import remove, scale
-from roller.insight.whatif.select import compute_tasks, neighbouring_kernels
+from roller.insight.whatif.task_selection import compute_tasks, neighbouring_kernels
 from roller.insight.whatif.what_if import WhatIf
 
 _NORM, _ACTIVATION, _CONVOLUTION = (
@@ -27,11 +27,12 @@ class RestructuredNorm(WhatIf):
         """Return the graph with restructured normalisations."""
         before, behind = neighbouring_kernels(graph)
         chosen = {n: graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")}
-        norms = {n for n, task in chosen.items() if _matches(_NORM, task)}
+        norms = {n for n, task in chosen.items() if _matches_name(_NORM, task)}
         gone = {
             n for n, task in chosen.items()
-            if _matches(_ACTIVATION, task) and n in before and n in behind
-            and any(_matches(_NORM, a) and _matches(_CONVOLUTION, b) for a, b in _both_orders(before[n], behind[n]))
+            if _matches_name(_ACTIVATION, task) and n in before and n in behind
+            and any(_matches_name(_NORM, a) and _matches_name(_CONVOLUTION, b) for a, b in _both_orders(before[n],
+                                                                                                        behind[n]))
         }  # fmt: skip
         return scale(remove(graph, gone), norms, self.factor)
 
@@ -40,5 +41,5 @@ def _both_orders(one: Task, other: Task) -> tuple[tuple[Task, Task], ...]:
     return (one, other), (other, one)  # backward runs them in reverse
 
 
-def _matches(pattern: re.Pattern[str], task: Task) -> bool:
+def _matches_name(pattern: re.Pattern[str], task: Task) -> bool:
     return pattern.search(task.context.operator or task.name) is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roller.errors import RollerError, shown
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import remove, select
-from roller.insight.whatif.select import in_layers
+from roller.insight.whatif.task_selection import matches_layers
 from roller.insight.whatif.what_if import WhatIf
 
 
@@ -40,14 +40,14 @@ class ZeroTime(WhatIf):
             re.compile(self.name)
         except (re.error, TypeError) as error:
             raise RollerError(
-                f"ZeroTime: name: expected a regular expression, got {shown(self.name)} ({error}). Mend it."
+                f"ZeroTime: name: expected a regular expression, got {shown(self.name)} ({error}). Correct it."
             ) from None
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph without the tasks."""
-        patterns = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
         chosen = select(graph, lambda t: (
-            self.kind in ("", t.kind) and self.phase in ("", t.context.phase) and in_layers(t.context.module, patterns)
+            self.kind in ("", t.kind) and self.phase in ("", t.context.phase)
+            and matches_layers(t.context.module, self.layers)
             and re.search(self.name, f"{t.name} {t.context.operator}") is not None))  # fmt: skip
         if not chosen or self == ZeroTime():
             raise RollerError(f"{self}: expected tasks of {graph.name}, got none. Name a kind, phase or layer it has.")

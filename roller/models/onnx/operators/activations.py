@@ -6,21 +6,21 @@ from collections.abc import Callable
 
 from roller.core.dtypes import DTYPES, FLOATS, INTEGERS
 from roller.expr import Scalar, Stage
-from roller.models.onnx.elementwise import (
-    axes_of,
-    call,
-    computed,
+from roller.models.onnx.elementwise_stages import (
+    checked_tensor,
+    computation_dtype,
     literal,
-    moved,
-    operand,
-    operands,
-    pointwise,
-    require,
-    tensor,
+    movement_stage,
+    operand_scalar,
+    operand_scalars,
+    pointwise_stage,
+    require_dtype,
+    result_axes,
+    scalar_call,
 )
-from roller.models.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
-from roller.models.onnx.rewriting import Steps
-from roller.ops.build import indices
+from roller.models.onnx.lowering_registry import Compute, InputView, Lowered, Site, Unsupported, lowers
+from roller.models.onnx.node_rewriter import NodeRewriter
+from roller.ops.build import identity_indices
 from roller.ops.scalars import ELEMENT_FUNCTIONS
 
 #: Creates a literal in the computation dtype.
@@ -36,84 +36,89 @@ _ANY = {"Neg": "neg", "Abs": "abs"}
 
 
 @lowers(*_REAL, *_ANY)
-def unary(site: Site) -> Lowered:
+def lower_unary(site: Site) -> Lowered:
     """Lower a function of one tensor without parameters."""
     op = site.node.op
-    require(site.output, FLOATS if op in _REAL else (*FLOATS, *INTEGERS), op)
-    axes, (x,) = operands(site)
+    require_dtype(site.output, FLOATS if op in _REAL else (*FLOATS, *INTEGERS), op)
+    axes, (x,) = operand_scalars(site)
     if op == "Abs" and site.output.dtype == "uint8":
-        return Reshaped()
-    return pointwise(site, axes, call(_REAL.get(op) or _ANY[op], x))
+        return InputView()
+    return pointwise_stage(site, axes, scalar_call(_REAL.get(op) or _ANY[op], x))
 
 
-def _clipped(x: Scalar, low: Scalar | None, high: Scalar | None) -> Scalar:
+def _clip(x: Scalar, low: Scalar | None, high: Scalar | None) -> Scalar:
     """Return ``min(max(x, low), high)`` with optional bounds, in ONNX's order if they cross."""
     # The bound comes first: where processors compare with NaN, the second operand results.
-    x = x if low is None else call("max", low, x)
-    return x if high is None else call("min", high, x)
+    x = x if low is None else scalar_call("max", low, x)
+    return x if high is None else scalar_call("min", high, x)
 
 
 @lowers("Clip")
-def clip(site: Site) -> Lowered:
+def lower_clip(site: Site) -> Lowered:
     """Lower bounds from attributes (before version 11) or scalar inputs; absent bounds become the dtype's limits."""
-    require(site.output, (*FLOATS, *INTEGERS), "Clip")
-    axes, dtype = axes_of(site.output.shape), site.output.dtype
+    require_dtype(site.output, (*FLOATS, *INTEGERS), "Clip")
+    axes, dtype = result_axes(site.output.shape), site.output.dtype
 
     def bound(position: int, name: str, sign: int) -> Scalar | None:
         value = site.attribute(name)
         if value is None and site.input(position) is not None:
-            return operand(site, position, axes)
+            return operand_scalar(site, position, axes)
         if value is None and dtype in FLOATS:  # infinities are clipped
             value = sign * DTYPES[dtype].largest
-        return None if value is None else literal(value, computed(dtype))
+        return None if value is None else literal(value, computation_dtype(dtype))
 
-    return pointwise(site, axes, _clipped(operand(site, 0, axes), bound(1, "min", -1), bound(2, "max", 1)))
-
-
-def _less(a: Scalar, b: Scalar, yes: Scalar, no: Scalar) -> Scalar:
-    return call("select", call("lt", a, b), yes, no)
+    return pointwise_stage(site, axes, _clip(operand_scalar(site, 0, axes), bound(1, "min", -1), bound(2, "max", 1)))
 
 
-def _elu(c: _Literal, x: Scalar, alpha: float, gamma: float = 1.0) -> Scalar:
-    low = call("mul", c(alpha * gamma), call("sub", call("exp", call("min", x, c(0))), c(1)))
-    return _less(x, c(0), low, x if gamma == 1 else call("mul", c(gamma), x))
+def _select_less(a: Scalar, b: Scalar, yes: Scalar, no: Scalar) -> Scalar:
+    return scalar_call("select", scalar_call("lt", a, b), yes, no)
 
 
-def _celu(c: _Literal, x: Scalar, alpha: float) -> Scalar:
-    scaled = call("exp", call("div", call("min", x, c(0)), c(alpha)))
-    return _less(x, c(0), call("mul", c(alpha), call("sub", scaled, c(1))), x)
+def _elu_scalar(c: _Literal, x: Scalar, alpha: float, gamma: float = 1.0) -> Scalar:
+    low = scalar_call(
+        "mul", c(alpha * gamma), scalar_call("sub", scalar_call("exp", scalar_call("min", x, c(0))), c(1))
+    )
+    return _select_less(x, c(0), low, x if gamma == 1 else scalar_call("mul", c(gamma), x))
 
 
-def _hard_sigmoid(c: _Literal, x: Scalar, alpha: float, beta: float) -> Scalar:
-    return _clipped(call("add", call("mul", c(alpha), x), c(beta)), c(0), c(1))
+def _celu_scalar(c: _Literal, x: Scalar, alpha: float) -> Scalar:
+    scaled = scalar_call("exp", scalar_call("div", scalar_call("min", x, c(0)), c(alpha)))
+    return _select_less(x, c(0), scalar_call("mul", c(alpha), scalar_call("sub", scaled, c(1))), x)
 
 
-def _shrink(c: _Literal, x: Scalar, bias: float, lambd: float) -> Scalar:
-    high = _less(c(lambd), x, call("sub", x, c(bias)), c(0))
-    return _less(x, c(-lambd), call("add", x, c(bias)), high)
+def _hard_sigmoid_scalar(c: _Literal, x: Scalar, alpha: float, beta: float) -> Scalar:
+    return _clip(scalar_call("add", scalar_call("mul", c(alpha), x), c(beta)), c(0), c(1))
 
 
-def _sign(c: _Literal, x: Scalar) -> Scalar:
-    return _less(c(0), x, c(1), _less(x, c(0), c(-1), x))
+def _shrink_scalar(c: _Literal, x: Scalar, bias: float, lambd: float) -> Scalar:
+    high = _select_less(c(lambd), x, scalar_call("sub", x, c(bias)), c(0))
+    return _select_less(x, c(-lambd), scalar_call("add", x, c(bias)), high)
+
+
+def _sign_scalar(c: _Literal, x: Scalar) -> Scalar:
+    return _select_less(c(0), x, c(1), _select_less(x, c(0), c(-1), x))
 
 
 #: Function of the scalar tree, and attributes with defaults in the order of its parameters.
 _PARAMETRIC: dict[str, tuple[Callable[..., Scalar], dict[str, float]]] = {
-    "Relu": (lambda c, x: call("max", c(0), x), {}),  # this order propagates NaN
-    "Elu": (_elu, {"alpha": 1.0}),
-    "Selu": (_elu, {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
-    "Celu": (_celu, {"alpha": 1.0}),
-    "LeakyRelu": (lambda c, x, alpha: _less(x, c(0), call("mul", c(alpha), x), x), {"alpha": 0.01}),
-    "ThresholdedRelu": (lambda c, x, alpha: _less(c(alpha), x, x, c(0)), {"alpha": 1.0}),
-    "HardSigmoid": (_hard_sigmoid, {"alpha": 0.2, "beta": 0.5}),
-    "HardSwish": (lambda c, x: call("mul", x, _hard_sigmoid(c, x, 1 / 6, 0.5)), {}),
+    "Relu": (lambda c, x: scalar_call("max", c(0), x), {}),  # this order propagates NaN
+    "Elu": (_elu_scalar, {"alpha": 1.0}),
+    "Selu": (_elu_scalar, {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
+    "Celu": (_celu_scalar, {"alpha": 1.0}),
+    "LeakyRelu": (lambda c, x, alpha: _select_less(x, c(0), scalar_call("mul", c(alpha), x), x), {"alpha": 0.01}),
+    "ThresholdedRelu": (lambda c, x, alpha: _select_less(c(alpha), x, x, c(0)), {"alpha": 1.0}),
+    "HardSigmoid": (_hard_sigmoid_scalar, {"alpha": 0.2, "beta": 0.5}),
+    "HardSwish": (lambda c, x: scalar_call("mul", x, _hard_sigmoid_scalar(c, x, 1 / 6, 0.5)), {}),
     "Softplus": (ELEMENT_FUNCTIONS["softplus"].build, {}),
-    "Softsign": (lambda c, x: call("div", x, call("add", c(1), call("abs", x))), {}),
-    "Mish": (lambda c, x: call("mul", x, call("tanh", ELEMENT_FUNCTIONS["softplus"].build(c, x))), {}),
-    "Swish": (lambda c, x, alpha: call("mul", x, call("sigmoid", call("mul", c(alpha), x))), {"alpha": 1.0}),
-    "Shrink": (_shrink, {"bias": 0.0, "lambd": 0.5}),
-    "Reciprocal": (lambda c, x: call("div", c(1), x), {}),
-    "Sign": (_sign, {}),
+    "Softsign": (lambda c, x: scalar_call("div", x, scalar_call("add", c(1), scalar_call("abs", x))), {}),
+    "Mish": (lambda c, x: scalar_call("mul", x, scalar_call("tanh", ELEMENT_FUNCTIONS["softplus"].build(c, x))), {}),
+    "Swish": (
+        lambda c, x, alpha: scalar_call("mul", x, scalar_call("sigmoid", scalar_call("mul", c(alpha), x))),
+        {"alpha": 1.0},
+    ),
+    "Shrink": (_shrink_scalar, {"bias": 0.0, "lambd": 0.5}),
+    "Reciprocal": (lambda c, x: scalar_call("div", c(1), x), {}),
+    "Sign": (_sign_scalar, {}),
 }
 
 #: Those that support integers.
@@ -121,47 +126,49 @@ _WHOLE = ("Relu", "Sign")
 
 
 @lowers(*_PARAMETRIC)
-def parametric(site: Site) -> Lowered:
+def lower_parametric_activation(site: Site) -> Lowered:
     """Lower a function of one tensor with numeric attributes."""
     op = site.node.op
     build, defaults = _PARAMETRIC[op]
-    require(site.output, (*FLOATS, *INTEGERS) if op in _WHOLE else FLOATS, op)
-    dtype = computed(site.output.dtype)
+    require_dtype(site.output, (*FLOATS, *INTEGERS) if op in _WHOLE else FLOATS, op)
+    dtype = computation_dtype(site.output.dtype)
     parameters = [float(site.attribute(name, value)) for name, value in defaults.items()]
-    axes, (x,) = operands(site)
-    return pointwise(site, axes, build(lambda v: literal(v, dtype), x, *parameters))
+    axes, (x,) = operand_scalars(site)
+    return pointwise_stage(site, axes, build(lambda v: literal(v, dtype), x, *parameters))
 
 
 @lowers("PRelu")
-def prelu(site: Site) -> Lowered:
+def lower_prelu(site: Site) -> Lowered:
     """Lower a leaky rectifier with a slope per element (broadcast)."""
-    require(site.output, (*FLOATS, *INTEGERS), "PRelu")
+    require_dtype(site.output, (*FLOATS, *INTEGERS), "PRelu")
     # Models converted from set 6 have slopes per channel, which do not broadcast.
     x_type, slopes = site.required(0), site.required(1)
     per_channel = len(x_type.shape) > 2 and slopes.shape == x_type.shape[1:2]
     if per_channel and slopes.elements not in (1, x_type.shape[-1]):
-        steps = Steps(site)
+        steps = NodeRewriter(site)
         wide = steps.reshape(slopes, (slopes.elements, *(1,) * (len(x_type.shape) - 2)))
         steps.add("PRelu", (x_type, wide), site.output.shape, out=site.output, version=16)
-        return steps.done()
-    axes, (x, slope) = operands(site)
-    return pointwise(site, axes, _less(x, literal(0, computed(site.output.dtype)), call("mul", x, slope), x))
+        return steps.finish()
+    axes, (x, slope) = operand_scalars(site)
+    return pointwise_stage(
+        site, axes, _select_less(x, literal(0, computation_dtype(site.output.dtype)), scalar_call("mul", x, slope), x)
+    )
 
 
 @lowers("Gelu")
-def gelu(site: Site) -> Lowered:
+def lower_gelu(site: Site) -> Lowered:
     """Lower the Gaussian error linear unit, exact or by its tanh approximation."""
     name = {"none": "gelu", "tanh": "gelu_tanh"}.get(site.attribute("approximate", "none"))
     if name is None:
         raise Unsupported(f"Gelu approximate='{site.attribute('approximate')}' is neither none nor tanh")
-    require(site.output, FLOATS, "Gelu")
-    axes, (x,) = operands(site)
-    dtype = computed(site.output.dtype)
-    return pointwise(site, axes, ELEMENT_FUNCTIONS[name].build(lambda v: literal(v, dtype), x))
+    require_dtype(site.output, FLOATS, "Gelu")
+    axes, (x,) = operand_scalars(site)
+    dtype = computation_dtype(site.output.dtype)
+    return pointwise_stage(site, axes, ELEMENT_FUNCTIONS[name].build(lambda v: literal(v, dtype), x))
 
 
 @lowers("Dropout")
-def dropout(site: Site) -> Lowered:
+def lower_dropout(site: Site) -> Lowered:
     """Lower inference: the input itself, and a mask that is true everywhere."""
     training = site.known(2, "Dropout's training mode")
     ratio = site.known(1, "Dropout's ratio") if training is not None and bool(training) else None
@@ -169,8 +176,8 @@ def dropout(site: Site) -> Lowered:
         raise Unsupported("Dropout in training mode draws random numbers; only inference is supported")
     mask = site.outputs[1] if len(site.outputs) > 1 else None
     if mask is None:
-        return Reshaped()
-    copied = moved(site, indices)
-    axes = axes_of(mask.shape)
-    everywhere = Stage(tensor(mask), axes, indices(axes), literal(1, mask.dtype), None, mask.dtype)
+        return InputView()
+    copied = movement_stage(site, identity_indices)
+    axes = result_axes(mask.shape)
+    everywhere = Stage(checked_tensor(mask), axes, identity_indices(axes), literal(1, mask.dtype), None, mask.dtype)
     return Compute((*copied.stages, everywhere))

@@ -17,20 +17,27 @@ from typing import Any
 import numpy as np
 
 from roller.expr import REDUCTION, Axis, Bound, Call, Index, Load, Stage, Term, axis_index
-from roller.models.graph.steps import Value
-from roller.models.onnx.building import bias_of, ended, require_elements, require_shape, tensor, types_of
-from roller.models.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
-from roller.models.onnx.rewriting import Steps
-from roller.ops.build import indices
-from roller.ops.rows import axes_over
-from roller.ops.windows import names_of, place
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.lowering_helpers import (
+    accumulation_types,
+    bias_ending,
+    output_tensor,
+    reduction_with_ending,
+    require_elements,
+    require_shape,
+)
+from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
+from roller.models.onnx.node_rewriter import NodeRewriter
+from roller.ops.build import identity_indices
+from roller.ops.rows import axes_of_shape
+from roller.ops.windows import place, spatial_dimension_names
 
 #: Version from which an odd element of padding is removed at the beginning without ``auto_pad``.
 _BEGINNING_FIRST = 11
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _ConvTransposeSizes:
     """Sizes of a transposed convolution, per spatial dimension."""
 
     groups: int
@@ -49,28 +56,31 @@ class _Shape:
 
 
 @lowers("ConvTranspose")
-def transposed(site: Site) -> Lowered:
+def lower_conv_transpose(site: Site) -> Lowered:
     """Rewrite a transposed convolution into convolutions of stride 1 and movements."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
     require_elements(site)
-    shape, weights, steps = _shape(site, x, w, y), site.constant(1), Steps(site)
+    shape, weights, steps = _checked_sizes(site, x, w, y), site.constant(1), NodeRewriter(site)
     about: dict[str, Any] = {"sizes": astuple(shape)}
     if set(shape.strides) == {1}:
         steps.append("ReversedConv", (x, w, bias), (y,), "roller", **about)
-        return steps.done()
+        return steps.finish()
     if weights is None:
-        spread = tuple(s * (n - 1) + 1 for s, n in zip(shape.strides, shape.size, strict=True))
-        wide = steps.add("Spread", (x,), (*x.shape[:2], *spread), domain="roller", strides=shape.strides)
-        steps.append("ReversedConv", (wide, w, bias), (y,), "roller", sizes=astuple(replace(shape, size=spread)))
-        return steps.done()
+        lower_spread = tuple(s * (n - 1) + 1 for s, n in zip(shape.strides, shape.size, strict=True))
+        wide = steps.add("Spread", (x,), (*x.shape[:2], *lower_spread), domain="roller", strides=shape.strides)
+        steps.append("ReversedConv", (wide, w, bias), (y,), "roller", sizes=astuple(replace(shape, size=lower_spread)))
+        return steps.finish()
     # A phase begins at a multiple of the stride in the output with padding before it.
     shift = [b % s for b, s in zip(shape.before, shape.strides, strict=True)]
     sizes = tuple((b + o - 1) // s + 1 for b, o, s in zip(shift, shape.out, shape.strides, strict=True))
     count, table = math.prod(shape.strides), steps.constant(_taps_by_phase(shape, weights))
-    phases = steps.add("ConvPhases", (x, table), (x.shape[0], count * shape.filters, *sizes), domain="roller", **about)
+    lower_conv_phases = steps.add(
+        "ConvPhases", (x, table), (x.shape[0], count * shape.filters, *sizes), domain="roller", **about
+    )
     whole = tuple(b + o for b, o in zip(shift, shape.out, strict=True))
     plain = bias is None and not any(shift)
-    found = steps.add("Interleave", (phases,), (*y.shape[:2], *whole), domain="roller", strides=shape.strides,
+    found = steps.add("Interleave", (lower_conv_phases,), (*y.shape[:2], *whole), domain="roller",
+                      strides=shape.strides,
                       out=y if plain else None)  # fmt: skip
     if any(shift):
         bounds = [np.asarray(v, np.int64) for v in (shift, whole, range(2, 2 + shape.rank))]
@@ -78,22 +88,23 @@ def transposed(site: Site) -> Lowered:
         found = steps.add("Slice", cut, y.shape, out=y if bias is None else None)
     if bias is not None:
         steps.add("Add", (found, steps.reshape(bias, (shape.filters, *(1,) * shape.rank))), y.shape, out=y)
-    return steps.done()
+    return steps.finish()
 
 
-def _shape(site: Site, x: Value, w: Value, y: Value) -> _Shape:
-    groups, strides, dilations, made, before = _sizes(site, x, w)
+def _checked_sizes(site: Site, x: Value, w: Value, y: Value) -> _ConvTransposeSizes:
+    groups, strides, dilations, made, before = _derive_sizes(site, x, w)
     require_shape(y, made)
-    return _Shape(groups, x.shape[1] // groups, y.shape[1], x.shape[2:], w.shape[2:], y.shape[2:], strides, dilations,
+    return _ConvTransposeSizes(groups, x.shape[1] // groups, y.shape[1], x.shape[2:], w.shape[2:], y.shape[2:],
+                               strides, dilations,
                   before)  # fmt: skip
 
 
-def shape_of(site: Site) -> tuple[int, ...]:
+def conv_transpose_result_shape(site: Site) -> tuple[int, ...]:
     """Return the shape of the result of a transposed convolution from its attributes."""
-    return _sizes(site, site.required(0), site.required(1))[3]
+    return _derive_sizes(site, site.required(0), site.required(1))[3]
 
 
-def _sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...],
+def _derive_sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...],
                                                     tuple[int, ...]]:  # fmt: skip
     """Return groups, strides, dilations, the shape of the result, and the number of elements removed before it."""
     rank = len(x.shape) - 2
@@ -108,11 +119,11 @@ def _sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[
     size, kernel = x.shape[2:], w.shape[2:]
     full = [s * (n - 1) + e + d * (k - 1) + 1
             for s, n, e, d, k in zip(strides, size, extra, dilations, kernel, strict=True)]  # fmt: skip
-    made, before = _cut(site, full, [n * s for n, s in zip(size, strides, strict=True)], strides)
+    made, before = _result_size_and_offset(site, full, [n * s for n, s in zip(size, strides, strict=True)], strides)
     return groups, strides, dilations, (x.shape[0], w.shape[1] * groups, *made), before
 
 
-def _cut(
+def _result_size_and_offset(
     site: Site, full: Sequence[int], same: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the size of the result, and how many of the ``full`` elements that taps produce are removed before it."""
@@ -135,7 +146,7 @@ def _cut(
     return wanted, tuple(p // 2 if at_end else p - p // 2 for p in totals)
 
 
-def _source(shape: _Shape, filters: int) -> Index:
+def _source_channel_index(shape: _ConvTransposeSizes, filters: int) -> Index:
     """Return the image channel of axis ``c`` for filter ``f`` (of phases times filters)."""
     if shape.groups == 1:
         return axis_index("c")
@@ -144,7 +155,7 @@ def _source(shape: _Shape, filters: int) -> Index:
     return Index((Term("f", shape.channels, per_group, mod), Term("c")))
 
 
-def _filter(shape: _Shape) -> Index:
+def _filter_index_in_group(shape: _ConvTransposeSizes) -> Index:
     """Return the position of filter ``f`` within its group."""
     per_group = shape.filters // shape.groups
     if per_group == 1:
@@ -152,7 +163,7 @@ def _filter(shape: _Shape) -> Index:
     return Index((Term("f", 1, 1, per_group if shape.groups > 1 else 0),))
 
 
-def _places(outs: tuple[Axis, ...], taps: tuple[Axis, ...], size: tuple[int, ...], before: tuple[int, ...],
+def _window_indices(outs: tuple[Axis, ...], taps: tuple[Axis, ...], size: tuple[int, ...], before: tuple[int, ...],
             dilations: tuple[int, ...]) -> tuple[tuple[Index, ...], tuple[Bound, ...]]:  # fmt: skip
     """Return the positions of windows of stride 1 in an image padded by ``before`` elements, and their guards."""
     found = [place(o, k, n, 1, d, pad) for o, k, n, d, pad in zip(outs, taps, size, dilations, before, strict=True)]
@@ -160,56 +171,64 @@ def _places(outs: tuple[Axis, ...], taps: tuple[Axis, ...], size: tuple[int, ...
 
 
 @lowers("Spread", domain="roller")
-def spread(site: Site) -> Lowered:
+def lower_spread(site: Site) -> Lowered:
     """Lower an image with zeros between its points."""
     x, y, strides = site.required(0), site.output, site.attribute("strides")
-    axes = axes_over(y.shape)
+    axes = axes_of_shape(y.shape)
     steps = list(zip(axes[2:], strides, strict=True))
-    at = (*indices(axes[:2]), *(Index((Term(a.name, 1, s),)) for a, s in steps))
+    at = (*identity_indices(axes[:2]), *(Index((Term(a.name, 1, s),)) for a, s in steps))
     guard = tuple(Bound(Index((Term(a.name, 1, 1, s),)), 0, 1) for a, s in steps if s > 1)
-    return Compute((Stage(tensor(y), axes, indices(axes), Load(x.name, at, guard), None, x.dtype),))
+    return Compute((Stage(output_tensor(y), axes, identity_indices(axes), Load(x.name, at, guard), None, x.dtype),))
 
 
 @lowers("ReversedConv", domain="roller")
-def reversed_taps(site: Site) -> Lowered:
+def lower_reversed_conv(site: Site) -> Lowered:
     """Lower a transposed convolution of stride 1: a convolution with reversed taps, ended by a bias."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
-    shape, t, names = _Shape(*site.attribute("sizes")), types_of(x, y), names_of(len(x.shape) - 2)
+    shape, t, names = (
+        _ConvTransposeSizes(*site.attribute("sizes")),
+        accumulation_types(x, y),
+        spatial_dimension_names(len(x.shape) - 2),
+    )
     outs = tuple(Axis(f"{n}o", e) for n, e in zip(names, shape.out, strict=True))
     taps = tuple(Axis(f"k{n}", k, REDUCTION) for n, k in zip(names, shape.kernel, strict=True))
     pads = tuple(d * (k - 1) - b for d, k, b in zip(shape.dilations, shape.kernel, shape.before, strict=True))
-    at, guards = _places(outs, taps, x.shape[2:], pads, shape.dilations)
-    source = _source(shape, shape.filters)
+    at, guards = _window_indices(outs, taps, x.shape[2:], pads, shape.dilations)
+    source = _source_channel_index(shape, shape.filters)
     backwards = tuple(axis_index(a.name, -1, a.extent - 1) for a in taps)
-    image, weight = (axis_index("n"), source, *at), (source, _filter(shape), *backwards)
+    image, weight = (axis_index("n"), source, *at), (source, _filter_index_in_group(shape), *backwards)
     body = Call("mul", (t.load(x.name, image, guards), t.load(w.name, weight)))
     spatial = (Axis("n", y.shape[0]), Axis("f", shape.filters), *outs)
     axes = (*spatial, Axis("c", shape.channels, REDUCTION), *taps)
-    return Compute(ended(y, axes, indices(spatial), body, "sum", t, bias_of(bias, t)))
+    return Compute(reduction_with_ending(y, axes, identity_indices(spatial), body, "sum", t, bias_ending(bias, t)))
 
 
 @lowers("ConvPhases", domain="roller")
-def phases(site: Site) -> Lowered:
+def lower_conv_phases(site: Site) -> Lowered:
     """Lower the convolutions with the taps of every phase: there are phases times filters of them."""
     x, table, y = site.required(0), site.required(1), site.output
-    shape, t, names = _Shape(*site.attribute("sizes")), types_of(x, y), names_of(len(x.shape) - 2)
+    shape, t, names = (
+        _ConvTransposeSizes(*site.attribute("sizes")),
+        accumulation_types(x, y),
+        spatial_dimension_names(len(x.shape) - 2),
+    )
     outs = tuple(Axis(f"{n}o", e) for n, e in zip(names, y.shape[2:], strict=True))
     taps = tuple(Axis(f"k{n}", k, REDUCTION) for n, k in zip(names, table.shape[2:], strict=True))
     first = (b // s for b, s in zip(shape.before, shape.strides, strict=True))
     pads = tuple(a.extent - 1 - q for a, q in zip(taps, first, strict=True))
-    at, guards = _places(outs, taps, x.shape[2:], pads, (1,) * shape.rank)
-    image = t.load(x.name, (axis_index("n"), _source(shape, y.shape[1]), *at), guards)
-    weight = t.load(table.name, (axis_index("f"), axis_index("c"), *indices(taps)))
+    at, guards = _window_indices(outs, taps, x.shape[2:], pads, (1,) * shape.rank)
+    image = t.load(x.name, (axis_index("n"), _source_channel_index(shape, y.shape[1]), *at), guards)
+    weight = t.load(table.name, (axis_index("f"), axis_index("c"), *identity_indices(taps)))
     spatial = (Axis("n", y.shape[0]), Axis("f", y.shape[1]), *outs)
     axes = (*spatial, Axis("c", shape.channels, REDUCTION), *taps)
-    return Compute(ended(y, axes, indices(spatial), Call("mul", (image, weight)), "sum", t))
+    return Compute(reduction_with_ending(y, axes, identity_indices(spatial), Call("mul", (image, weight)), "sum", t))
 
 
 @lowers("Interleave", domain="roller")
-def interleave(site: Site) -> Lowered:
+def lower_interleave(site: Site) -> Lowered:
     """Lower the interleaving of phases (channels ``phase * filters + f``) along the image dimensions."""
     x, y, strides = site.required(0), site.output, site.attribute("strides")
-    axes = axes_over(y.shape)
+    axes = axes_of_shape(y.shape)
     channel, pitch = [Term("d1")], y.shape[1]
     at: list[Index] = []
     for axis, s in reversed(list(zip(axes[2:], strides, strict=True))):
@@ -217,10 +236,10 @@ def interleave(site: Site) -> Lowered:
         pitch *= s
         at.append(Index((Term(axis.name, 1, s),)))
     where = (axis_index("d0"), Index(tuple(channel)), *reversed(at))
-    return Compute((Stage(tensor(y), axes, indices(axes), Load(x.name, where), None, x.dtype),))
+    return Compute((Stage(output_tensor(y), axes, identity_indices(axes), Load(x.name, where), None, x.dtype),))
 
 
-def _taps_by_phase(shape: _Shape, weights: np.ndarray) -> np.ndarray:
+def _taps_by_phase(shape: _ConvTransposeSizes, weights: np.ndarray) -> np.ndarray:
     """Return the taps of every phase, ``(phases * filters, channels of a group, ...)``, last tap first."""
     # Phase ``r`` has tap ``k`` at position ``j`` where ``d * k == r + s * j``; other positions are zero.
     reach = [d * (k - 1) // s + 1 for d, k, s in zip(shape.dilations, shape.kernel, shape.strides, strict=True)]

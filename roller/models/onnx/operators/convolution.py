@@ -8,62 +8,73 @@ import numpy as np
 from onnx import TensorProto
 
 from roller.expr import Call, Cast, Load, Scalar, axis_index
-from roller.models.graph.steps import Value
-from roller.models.onnx.building import bias_of, require_elements, require_shape, types_of, windows_of
-from roller.models.onnx.building import ended as reduced
-from roller.models.onnx.integers import centred, ended, less, stages
-from roller.models.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
-from roller.models.onnx.rewriting import Steps
-from roller.ops.build import Types, indices
-from roller.ops.windows import Correlation, correlation
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.integer_products import (
+    integer_sum_ending,
+    integer_sum_stages,
+    minus_zero_point,
+    subtract_zero_points,
+)
+from roller.models.onnx.lowering_helpers import (
+    accumulation_types,
+    bias_ending,
+    require_elements,
+    require_shape,
+    site_windows,
+)
+from roller.models.onnx.lowering_helpers import reduction_with_ending as reduced
+from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
+from roller.models.onnx.node_rewriter import NodeRewriter
+from roller.ops.build import OperatorDtypes, identity_indices
+from roller.ops.windows import Correlation, make_correlation
 
 
 @lowers("Conv")
-def convolution(site: Site) -> Lowered:
+def lower_conv(site: Site) -> Lowered:
     """Lower a convolution to the form of :func:`roller.ops.conv2d` or its depthwise variant, ended by the bias."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
-    t, form = types_of(x, y), _form(site, x, w, y)
+    t, form = accumulation_types(x, y), _convolution_indices(site, x, w, y)
     image, weight = t.load(x.name, form.image, form.guard), t.load(w.name, form.weight)
-    return _summed(form, y, t, image, weight, bias_of(bias, t))
+    return _sum_of_products(form, y, t, image, weight, bias_ending(bias, t))
 
 
 @lowers("ConvInteger")
 @lowers("ConvInteger", domain="roller")
-def integers(site: Site) -> Lowered:
+def lower_conv_integer(site: Site) -> Lowered:
     """Lower a convolution of 8-bit integers minus zero points, in 32 bits; padding equals the zero point."""
     x, w, y = site.required(0), site.required(1), site.output
     known, minus, held = site.constant(2), site.input(3), site.constant(1)
-    form = _form(site, x, w, y)
+    form = _convolution_indices(site, x, w, y)
     fixed = minus is None or site.constant(3) is not None
-    weights = centred(held, site.constant(3), 0) if held is not None and fixed else None
+    weights = subtract_zero_points(held, site.constant(3), 0) if held is not None and fixed else None
     if known is None and site.input(2) is not None and (weights is None or form.guard):
-        return _centred_first(site)
+        return _subtract_zero_point_first(site)
     outside = float(known.ravel()[0]) if known is not None and form.guard else 0.0
     read = Load(x.name, form.image, form.guard, outside)
     if weights is not None:
-        end = ended(site, axis_index("f"), weights.astype(np.int64).reshape(weights.shape[0], -1).sum(1))
+        end = integer_sum_ending(site, axis_index("f"), weights.astype(np.int64).reshape(weights.shape[0], -1).sum(1))
         name = w.name if weights is held else f"{y.name}/weights"
         if weights is not held:
             end.constants[name] = weights
         body = Call("mul", (Cast("int32", read), Cast("int32", Load(name, form.weight))))
-        return stages(y, (*form.points, *form.reduced), indices(form.points), body, end)
-    image = less(site, read, 2, ())
-    weight = less(site, Load(w.name, form.weight), 3, form.weight[:1])
-    return _summed(form, y, types_of(x, y), image, weight)
+        return integer_sum_stages(y, (*form.points, *form.reduced), identity_indices(form.points), body, end)
+    image = minus_zero_point(site, read, 2, ())
+    weight = minus_zero_point(site, Load(w.name, form.weight), 3, form.weight[:1])
+    return _sum_of_products(form, y, accumulation_types(x, y), image, weight)
 
 
-def _centred_first(site: Site) -> Lowered:
+def _subtract_zero_point_first(site: Site) -> Lowered:
     """Return the convolution of the image minus its run-time zero point, which is also the padding."""
-    steps, x, zero = Steps(site), site.required(0), site.required(2)
+    steps, x, zero = NodeRewriter(site), site.required(0), site.required(2)
     wide = steps.add("Cast", (x,), x.shape, "int32", to=TensorProto.INT32)
     shift = steps.reshape(steps.add("Cast", (zero,), zero.shape, "int32", to=TensorProto.INT32), ())
     image = steps.add("Sub", (wide, shift), x.shape)
     kept = dict(site.node.attributes)
     steps.append("ConvInteger", (image, site.input(1), None, site.input(3)), (site.output,), **kept)
-    return steps.done()
+    return steps.finish()
 
 
-def _form(site: Site, x: Value, w: Value, y: Value) -> Correlation:
+def _convolution_indices(site: Site, x: Value, w: Value, y: Value) -> Correlation:
     """Return axes and indices of a convolution; for single-channel groups, only the window is reduced."""
     require_elements(site)
     groups = int(site.attribute("group", 1))
@@ -74,16 +85,16 @@ def _form(site: Site, x: Value, w: Value, y: Value) -> Correlation:
     given = tuple(site.attribute("kernel_shape", ()) or w.shape[2:])
     if given != w.shape[2:]:
         raise Unsupported(f"kernel_shape {list(given)} is not that of the weights, {list(w.shape[2:])}")
-    over = windows_of(site, x.shape[2:], w.shape[2:])
+    over = site_windows(site, x.shape[2:], w.shape[2:])
     require_shape(y, (x.shape[0], w.shape[0], *(a.extent for a in over.outs)))
     filters, channels = w.shape[:2]
-    return correlation(x.shape[0], filters, channels, groups, over, depthwise=groups > 1 and channels == 1)
+    return make_correlation(x.shape[0], filters, channels, groups, over, depthwise=groups > 1 and channels == 1)
 
 
-def _summed(
-    form: Correlation, y: Value, t: Types, image: Scalar, weight: Scalar,
+def _sum_of_products(
+    form: Correlation, y: Value, t: OperatorDtypes, image: Scalar, weight: Scalar,
     ending: Callable[[Scalar], Scalar] | None = None,
 ) -> Compute:  # fmt: skip
     """Return the sums of products between an image and weights, loaded by ``form``."""
-    axes, store = (*form.points, *form.reduced), indices(form.points)
+    axes, store = (*form.points, *form.reduced), identity_indices(form.points)
     return Compute(reduced(y, axes, store, Call("mul", (image, weight)), "sum", t, ending))

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 from roller.expr import REDUCTION, Axis, Call, Index, Scalar, Stage, axis_index
-from roller.models.graph.steps import Value
-from roller.models.onnx.building import ended, floats_of, require_elements, require_shape, tensor, types_of
-from roller.models.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
-from roller.models.onnx.rewriting import Steps
-from roller.ops.build import Types, indices, rows_of
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.lowering_helpers import (
+    accumulation_types,
+    float_accumulation_types,
+    output_tensor,
+    reduction_with_ending,
+    require_elements,
+    require_shape,
+)
+from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
+from roller.models.onnx.node_rewriter import NodeRewriter
+from roller.ops.build import OperatorDtypes, ensure_spatial_axis, identity_indices
 
 
 @lowers("Einsum")
-def einsum(site: Site) -> Lowered:
+def lower_einsum(site: Site) -> Lowered:
     """Lower a sum of products: the result's letters are points, and the others are reduced."""
     require_elements(site)
     operands = [site.required(i) for i in range(len(site.inputs))]
     y = site.output
-    terms, result = _parsed(str(site.attribute("equation", "")), [len(v.shape) for v in operands])
-    sizes = _sizes(terms, operands)
+    terms, result = _parse_equation(str(site.attribute("equation", "")), [len(v.shape) for v in operands])
+    sizes = _letter_sizes(terms, operands)
     require_shape(y, [sizes[c] for c in result])
     if len(operands) > 2:
-        return _one_after_another(site, operands, terms, result, sizes)
-    t = types_of(operands[0], y)
-    loads = [_load(v, term, t, sizes) for v, term in zip(operands, terms, strict=True)]
+        return _multiply_in_turn(site, operands, terms, result, sizes)
+    t = accumulation_types(operands[0], y)
+    loads = [_load_by_letters(v, term, t, sizes) for v, term in zip(operands, terms, strict=True)]
     body: Scalar = Call("mul", tuple(loads)) if len(loads) == 2 else loads[0]
-    points = tuple(Axis(_name(c), sizes[c]) for c in result)
-    summed = tuple(Axis(_name(c), sizes[c], REDUCTION) for c in dict.fromkeys("".join(terms)) if c not in result)
+    points = tuple(Axis(_axis_name(c), sizes[c]) for c in result)
+    summed = tuple(Axis(_axis_name(c), sizes[c], REDUCTION) for c in dict.fromkeys("".join(terms)) if c not in result)
     if not summed:
-        return Compute((Stage(tensor(y), rows_of(points), indices(points), body, None, t.acc),))
-    return Compute(ended(y, (*points, *summed), indices(points), body, "sum", t))
+        return Compute(
+            (Stage(output_tensor(y), ensure_spatial_axis(points), identity_indices(points), body, None, t.acc),)
+        )
+    return Compute(reduction_with_ending(y, (*points, *summed), identity_indices(points), body, "sum", t))
 
 
-def _parsed(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+def _parse_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     """Return the letters of each operand and of the result; dimensions of an ellipsis have digits as letters."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
@@ -53,7 +62,7 @@ def _parsed(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     return expanded, result
 
 
-def _sizes(terms: list[str], operands: list[Value]) -> dict[str, int]:
+def _letter_sizes(terms: list[str], operands: list[Value]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for term, value in zip(terms, operands, strict=True):
         for letter, size in zip(term, value.shape, strict=True):
@@ -64,22 +73,22 @@ def _sizes(terms: list[str], operands: list[Value]) -> dict[str, int]:
     return sizes
 
 
-def _name(letter: str) -> str:
+def _axis_name(letter: str) -> str:
     return f"e{letter}" if letter.isdigit() else letter if letter.islower() else f"{letter.lower()}_"
 
 
-def _load(value: Value, term: str, t: Types, sizes: dict[str, int]) -> Scalar:
+def _load_by_letters(value: Value, term: str, t: OperatorDtypes, sizes: dict[str, int]) -> Scalar:
     """Return an element by its letters; a dimension of one element is indexed by 0."""
-    at = (axis_index(_name(c)) if n == sizes[c] else Index() for c, n in zip(term, value.shape, strict=True))
+    at = (axis_index(_axis_name(c)) if n == sizes[c] else Index() for c, n in zip(term, value.shape, strict=True))
     return t.load(value.name, tuple(at))
 
 
-def _one_after_another(
+def _multiply_in_turn(
     site: Site, operands: list[Value], terms: list[str], result: str, sizes: dict[str, int]
 ) -> Lowered:
     """Return products of two operands at a time, from the left, each summed over letters not needed later."""
-    floats_of(operands[0], site.output)
-    steps = Steps(site)
+    float_accumulation_types(operands[0], site.output)
+    steps = NodeRewriter(site)
     value, term = operands[0], terms[0]
     spelled = {c: chr(ord("a") + n) for n, c in enumerate(sizes)}
     if len(spelled) > 26:
@@ -93,4 +102,4 @@ def _one_after_another(
         value = steps.add("Einsum", (value, operand), shape, out=site.output if n == len(terms) else None,
                           equation=written)  # fmt: skip
         term = kept
-    return steps.done()
+    return steps.finish()

@@ -7,39 +7,47 @@ from typing import Any
 
 from roller.core.dtypes import FLOATS
 from roller.expr import REDUCTION, Axis, IndexValue, Load, Scalar, Stage, Tensor, axis_index
-from roller.models.onnx.elementwise import axes_of, call, computed, converted, literal, require, tensor
-from roller.models.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
-from roller.models.onnx.rewriting import Steps
-from roller.ops.build import indices
+from roller.models.onnx.elementwise_stages import (
+    checked_tensor,
+    computation_dtype,
+    convert_scalar,
+    literal,
+    require_dtype,
+    result_axes,
+    scalar_call,
+)
+from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
+from roller.models.onnx.node_rewriter import NodeRewriter
+from roller.ops.build import identity_indices
 
 
 @lowers("NegativeLogLikelihoodLoss")
-def negative_log_likelihood(site: Site) -> Lowered:
+def lower_negative_log_likelihood(site: Site) -> Lowered:
     """Lower the loss as a comparison with every class, without data-dependent indices."""
     x, target = site.required(0), site.required(1)
-    require(x, FLOATS, "NegativeLogLikelihoodLoss")
-    reduction = _reduction(site)
-    acc = computed(x.dtype)
-    y = tensor(site.output)
+    require_dtype(x, FLOATS, "NegativeLogLikelihoodLoss")
+    reduction = _checked_reduction(site)
+    acc = computation_dtype(x.dtype)
+    y = checked_tensor(site.output)
     picked = y if reduction == "none" else Tensor(f"{y.name}/each", target.shape, acc)
-    stages = [_picked(site, picked, acc, value=True)]
+    stages = [_loss_or_weight_stage(site, picked, acc, value=True)]
     if reduction == "none":
         return Compute(tuple(stages))
     if reduction == "sum":
-        return Compute((*stages, _total(picked, y, acc)))
+        return Compute((*stages, _total_sum_stage(picked, y, acc)))
     total = Tensor(f"{y.name}/total", (), acc)
-    stages.append(_total(picked, total, acc))
+    stages.append(_total_sum_stage(picked, total, acc))
     if site.input(2) is None and site.attribute("ignore_index") is None:
-        mean = call("mul", Load(total.name, ()), literal(1 / target.elements, acc))
+        mean = scalar_call("mul", Load(total.name, ()), literal(1 / target.elements, acc))
         return Compute((*stages, Stage(y, (), (), mean, None, acc)))
     weight = Tensor(f"{y.name}/weight", target.shape, acc)
     weights = Tensor(f"{y.name}/weights", (), acc)
-    stages += [_picked(site, weight, acc, value=False), _total(weight, weights, acc)]
-    mean = call("div", Load(total.name, ()), Load(weights.name, ()))
+    stages += [_loss_or_weight_stage(site, weight, acc, value=False), _total_sum_stage(weight, weights, acc)]
+    mean = scalar_call("div", Load(total.name, ()), Load(weights.name, ()))
     return Compute((*stages, Stage(y, (), (), mean, None, acc)))
 
 
-def _reduction(site: Site) -> str:
+def _checked_reduction(site: Site) -> str:
     reduction = site.attribute("reduction", "mean")
     reduction = reduction.decode() if isinstance(reduction, bytes) else str(reduction)
     if reduction not in ("none", "sum", "mean"):
@@ -47,50 +55,50 @@ def _reduction(site: Site) -> str:
     return reduction
 
 
-def _picked(site: Site, out: Tensor, acc: str, *, value: bool) -> Stage:
+def _loss_or_weight_stage(site: Site, out: Tensor, acc: str, *, value: bool) -> Stage:
     """Return the stage of each element's weighted loss, or (not ``value``) of its weight."""
     x, target, w = site.required(0), site.required(1), site.input(2)
-    axes = axes_of(target.shape)
+    axes = result_axes(target.shape)
     classes = Axis("class", x.shape[1], REDUCTION)
-    at = indices(axes)
+    at = identity_indices(axes)
     wide = target.dtype if target.dtype in ("int32", "int64") else "int32"
-    label = converted(Load(tensor(target).name, at), target.dtype, wide)
-    here = call("eq", label, converted(IndexValue(axis_index("class")), "int32", wide))
+    label = convert_scalar(Load(checked_tensor(target).name, at), target.dtype, wide)
+    here = scalar_call("eq", label, convert_scalar(IndexValue(axis_index("class")), "int32", wide))
     weight: Scalar = literal(1, acc)
     if w is not None:
-        weight = converted(Load(tensor(w).name, (axis_index("class"),)), w.dtype, acc)
+        weight = convert_scalar(Load(checked_tensor(w).name, (axis_index("class"),)), w.dtype, acc)
     if value:
-        read = converted(Load(tensor(x).name, (at[0], axis_index("class"), *at[1:])), x.dtype, acc)
-        loss = call("neg", read)
-        weight = loss if w is None else call("mul", loss, weight)
+        read = convert_scalar(Load(checked_tensor(x).name, (at[0], axis_index("class"), *at[1:])), x.dtype, acc)
+        loss = scalar_call("neg", read)
+        weight = loss if w is None else scalar_call("mul", loss, weight)
     zero = literal(0, acc)
-    body = call("select", here, weight, zero)
+    body = scalar_call("select", here, weight, zero)
     ignored = site.attribute("ignore_index")
     if ignored is not None and 0 <= int(ignored) < classes.extent:
-        body = call("select", call("eq", label, literal(int(ignored), wide)), zero, body)
+        body = scalar_call("select", scalar_call("eq", label, literal(int(ignored), wide)), zero, body)
     return Stage(out, (*axes, classes), at, body, "sum", acc)
 
 
-def _total(read: Tensor, out: Tensor, acc: str) -> Stage:
+def _total_sum_stage(read: Tensor, out: Tensor, acc: str) -> Stage:
     """Return the stage that sums a whole tensor."""
     axes: Sequence[Axis] = [Axis(f"all{d}", n, REDUCTION) for d, n in enumerate(read.shape)]
     return Stage(out, tuple(axes), (), Load(read.name, tuple(axis_index(a.name) for a in axes)), "sum", acc)
 
 
 @lowers("SoftmaxCrossEntropyLoss")
-def softmax_cross_entropy(site: Site) -> Lowered:
+def lower_softmax_cross_entropy(site: Site) -> Lowered:
     """Lower the loss to a log-softmax over the classes and the negative log-likelihood."""
     x = site.required(0)
     if len(x.shape) < 2:
         raise Unsupported(f"SoftmaxCrossEntropyLoss of scores of shape {list(x.shape)}")
-    steps = Steps(site)
+    steps = NodeRewriter(site)
     given = site.outputs[1] if len(site.outputs) > 1 else None
     logarithm = steps.add("LogSoftmax", (x,), x.shape, out=given, axis=1)
     ignored = site.attribute("ignore_index")
-    attributes: dict[str, Any] = {"reduction": _reduction(site)} | (
+    attributes: dict[str, Any] = {"reduction": _checked_reduction(site)} | (
         {} if ignored is None else {"ignore_index": int(ignored)}
     )
     loss = (logarithm, site.required(1), site.input(2))
     steps.add("NegativeLogLikelihoodLoss", loss if loss[2] else loss[:2], site.output.shape, out=site.output,
               **attributes)  # fmt: skip
-    return steps.done()
+    return steps.finish()

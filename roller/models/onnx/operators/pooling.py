@@ -8,59 +8,59 @@ from dataclasses import replace
 import numpy as np
 
 from roller.expr import Axis, Call, Index, IndexValue, Load, Scalar, Stage, Tensor, Term, axis_index
-from roller.models.graph.steps import Value
-from roller.models.onnx.building import (
-    ended,
-    floats_of,
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.elementwise_stages import literal
+from roller.models.onnx.lowering_helpers import (
+    accumulation_types,
+    float_accumulation_types,
+    output_tensor,
+    reduction_with_ending,
     require_elements,
     require_shape,
     rows_over,
-    tensor,
-    types_of,
-    windows_of,
+    site_windows,
 )
-from roller.models.onnx.elementwise import literal
-from roller.models.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
-from roller.ops.build import Types, indices
-from roller.ops.reduce import p_norm, parts_of
+from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
+from roller.ops.build import OperatorDtypes, identity_indices
+from roller.ops.reduce import p_norm_summand_and_ending, summand_and_ending
 from roller.ops.windows import Windows
 
 
-def _windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple[Index, ...]]:
+def _pooling_windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple[Index, ...]]:
     """Return the input, the output, the windows, the axes of the result, and the index of a window's point."""
     require_elements(site)
     x, y = site.required(0), site.output
     kernel = tuple(int(k) for k in site.attribute("kernel_shape", ()))
     if len(x.shape) < 3 or len(kernel) != len(x.shape) - 2:
         raise Unsupported(f"expected a kernel_shape of rank {len(x.shape) - 2}, got {list(kernel)}")
-    windows = windows_of(site, x.shape[2:], kernel, ceil=bool(site.attribute("ceil_mode", 0)))
+    windows = site_windows(site, x.shape[2:], kernel, ceil=bool(site.attribute("ceil_mode", 0)))
     require_shape(y, (*x.shape[:2], *(a.extent for a in windows.outs)))
     axes = (Axis("n", x.shape[0]), Axis("c", x.shape[1]), *windows.outs)
     return x, y, windows, axes, (axis_index("n"), axis_index("c"), *windows.index)
 
 
 @lowers("MaxPool")
-def maximum(site: Site) -> Lowered:
+def lower_max_pool(site: Site) -> Lowered:
     """Lower a maximum over windows; position outputs give the first position that attains it."""
-    x, y, windows, axes, at = _windows(site)
-    t = types_of(x, y)
-    element = t.load(x.name, at, windows.guard, t.lowest(-1))
-    stages = ended(y, (*axes, *windows.kernels), indices(axes), element, "max", t)
+    x, y, windows, axes, at = _pooling_windows(site)
+    t = accumulation_types(x, y)
+    element = t.load(x.name, at, windows.guard, t.padding_value(-1))
+    stages = reduction_with_ending(y, (*axes, *windows.kernels), identity_indices(axes), element, "max", t)
     if len(site.outputs) > 1 and site.outputs[1] is not None:
-        stages += _positions(site, x, y, windows, axes, at, t)
+        stages += _max_position_stages(site, x, y, windows, axes, at, t)
     return Compute(stages)
 
 
-def _positions(
-    site: Site, x: Value, y: Value, windows: Windows, axes: tuple[Axis, ...], at: tuple[Index, ...], t: Types
+def _max_position_stages(
+    site: Site, x: Value, y: Value, windows: Windows, axes: tuple[Axis, ...], at: tuple[Index, ...], t: OperatorDtypes
 ) -> tuple[Stage, ...]:
     """Return the stages of ``Indices``: the flat position of a window's first maximum."""
     out = site.outputs[1]
     assert out is not None
     # The least row-major position that attains the maximum. In windows with NaN, the last NaN counts, as in PyTorch:
     # its positions are negated, below all others.
-    element = t.load(x.name, at, windows.guard, t.lowest(-1))
-    largest: Scalar = t.cast(Load(y.name, indices(axes)))
+    element = t.load(x.name, at, windows.guard, t.padding_value(-1))
+    largest: Scalar = t.cast(Load(y.name, identity_indices(axes)))
     # Padding is never a position, even where all elements have the lowest value.
     inside = [Call("le", (literal(0, "int64"), IndexValue(b.index, "int64"))) for b in windows.guard]
     inside += [Call("lt", (IndexValue(b.index, "int64"), literal(b.high, "int64"))) for b in windows.guard]
@@ -69,38 +69,38 @@ def _positions(
     def least(value: Scalar, written: Tensor) -> Stage:
         for condition in inside:
             value = Call("select", (condition, value, none))
-        return Stage(written, (*axes, *windows.kernels), indices(axes), value, "min", "int64")
+        return Stage(written, (*axes, *windows.kernels), identity_indices(axes), value, "min", "int64")
 
     def first(position: Index, hit: Scalar, target: Value, part: str = "") -> tuple[Stage, ...]:
         value: Scalar = Call("select", (hit, IndexValue(position, "int64"), none))
-        written = tensor(target, "int64", part)
+        written = output_tensor(target, "int64", part)
         if not t.is_float:
             return (least(value, written),)
         down = Index(tuple(replace(x, coef=-x.coef) for x in position.terms), -1 - position.const)
         signed = least(
             Call("select", (Call("isnan", (element,)), IndexValue(down, "int64"), value)),
-            tensor(Value(y.name, target.shape, "int64"), "int64", "signed"),
+            output_tensor(Value(y.name, target.shape, "int64"), "int64", "signed"),
         )
-        found = Load(signed.name, indices(axes))
+        found = Load(signed.name, identity_indices(axes))
         up = Call("sub", (literal(-1, "int64"), found))
         value = Call("select", (Call("lt", (found, literal(0, "int64"))), up, found))
-        return signed, Stage(written, axes, indices(axes), value, None, "int64")
+        return signed, Stage(written, axes, identity_indices(axes), value, None, "int64")
 
-    row_major = _flat(at, x.shape)
+    row_major = _flat_index(at, x.shape)
     equal = Call("eq", (element, largest))
     if not site.attribute("storage_order", 0):
         return first(row_major, equal, out)
     rank = len(x.shape)
     planes, size = x.shape[:2], x.shape[2:]
-    column_major = _flat((*at[:2], *reversed(at[2:])), (*planes, *reversed(size)))
+    column_major = _flat_index((*at[:2], *reversed(at[2:])), (*planes, *reversed(size)))
     by_row = first(row_major, equal, Value(y.name, out.shape, "int64"), "position")
-    same = Call("eq", (IndexValue(row_major, "int64"), Load(by_row[-1].name, indices(axes))))
+    same = Call("eq", (IndexValue(row_major, "int64"), Load(by_row[-1].name, identity_indices(axes))))
     assert rank == len(column_major.axes) or column_major.terms
     hit = Call("select", (same, IndexValue(column_major, "int64"), none))
-    return *by_row, least(hit, tensor(out, "int64"))
+    return *by_row, least(hit, output_tensor(out, "int64"))
 
 
-def _flat(at: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
+def _flat_index(at: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
     """Return the flat index of an element in its tensor."""
     terms: list[Term] = []
     const, pitch = 0, 1
@@ -112,12 +112,12 @@ def _flat(at: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
 
 
 @lowers("AveragePool")
-def average(site: Site) -> Lowered:
+def lower_average_pool(site: Site) -> Lowered:
     """Lower an average over windows: a sum times the reciprocal of the number of counted elements."""
-    x, y, windows, axes, at = _windows(site)
-    t = floats_of(x, y)
+    x, y, windows, axes, at = _pooling_windows(site)
+    t = float_accumulation_types(x, y)
     element = t.load(x.name, at, windows.guard)
-    counted = _counts(windows, bool(site.attribute("count_include_pad", 0)))
+    counted = _counted_points(windows, bool(site.attribute("count_include_pad", 0)))
     constants: dict[str, np.ndarray] = {}
     factors: list[Scalar] = []
     plain = math.prod(float(c[0]) for c in counted if (c == c[0]).all())
@@ -134,11 +134,13 @@ def average(site: Site) -> Lowered:
             total = Call("mul", (total, f))
         return total
 
-    stages = ended(y, (*axes, *windows.kernels), indices(axes), element, "sum", t, ending if factors else None)
+    stages = reduction_with_ending(
+        y, (*axes, *windows.kernels), identity_indices(axes), element, "sum", t, ending if factors else None
+    )
     return Compute(stages, constants)
 
 
-def _counts(windows: Windows, with_padding: bool) -> list[np.ndarray]:
+def _counted_points(windows: Windows, with_padding: bool) -> list[np.ndarray]:
     """Return the number of points counted per window along each dimension, without those beyond the padding."""
     out = []
     for n, kernel, axis, (before, after), stride, dilation in zip(
@@ -152,26 +154,28 @@ def _counts(windows: Windows, with_padding: bool) -> list[np.ndarray]:
 
 
 @lowers("LpPool")
-def norm(site: Site) -> Lowered:
+def lower_lp_pool(site: Site) -> Lowered:
     """Lower the p-norm of windows."""
-    x, y, windows, axes, at = _windows(site)
-    t = floats_of(x, y)
+    x, y, windows, axes, at = _pooling_windows(site)
+    t = float_accumulation_types(x, y)
     p = float(site.attribute("p", 2))
-    body, ending = p_norm(t, p, t.load(x.name, at, windows.guard))
-    return Compute(ended(y, (*axes, *windows.kernels), indices(axes), body, "sum", t, ending))
+    body, ending = p_norm_summand_and_ending(t, p, t.load(x.name, at, windows.guard))
+    return Compute(reduction_with_ending(y, (*axes, *windows.kernels), identity_indices(axes), body, "sum", t, ending))
 
 
 @lowers("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
-def whole(site: Site) -> Lowered:
+def lower_global_pool(site: Site) -> Lowered:
     """Lower a pooling over whole images to a reduction over their points."""
     require_elements(site)
     x, y = site.required(0), site.output
     op = site.node.op
-    t = types_of(x, y) if op == "GlobalMaxPool" else floats_of(x, y)
+    t = accumulation_types(x, y) if op == "GlobalMaxPool" else float_accumulation_types(x, y)
     require_shape(y, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
     rows = rows_over(x, y, t, range(2, len(x.shape)), keepdims=True)
     if op == "GlobalLpPool":
-        body, ending = p_norm(t, float(site.attribute("p", 2)), rows.element)
+        body, ending = p_norm_summand_and_ending(t, float(site.attribute("p", 2)), rows.element)
     else:
-        body, ending = parts_of("max" if op == "GlobalMaxPool" else "mean", rows.element, rows.count, t)
-    return Compute(ended(y, rows.axes, rows.at, body, "max" if op == "GlobalMaxPool" else "sum", t, ending))
+        body, ending = summand_and_ending("max" if op == "GlobalMaxPool" else "mean", rows.element, rows.count, t)
+    return Compute(
+        reduction_with_ending(y, rows.axes, rows.at, body, "max" if op == "GlobalMaxPool" else "sum", t, ending)
+    )

@@ -1,8 +1,8 @@
 """Lowerings of LSTM, GRU and simple recurrent layers, unrolled: one product for all inputs, then cells.
 
 The input projections of a direction are one matrix product. Each step is a product of the state and the recurrent
-weights, followed by one element-wise kernel that computes all new states (:mod:`roller.models.onnx.operators.cells`) in
-place.
+weights, followed by one element-wise kernel that computes all new states
+(:mod:`roller.models.onnx.operators.recurrent_cells`) in place.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from roller.models.graph.steps import Value
-from roller.models.onnx.building import require_elements
-from roller.models.onnx.lowering import Lowered, Site, Unsupported, lowers
-from roller.models.onnx.operators.cells import ACTIVATIONS
-from roller.models.onnx.rewriting import Steps
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.lowering_helpers import require_elements
+from roller.models.onnx.lowering_registry import Lowered, Site, Unsupported, lowers
+from roller.models.onnx.node_rewriter import NodeRewriter
+from roller.models.onnx.operators.recurrent_cells import ACTIVATIONS
 
 #: Maximum number of steps of a sequence, each of which becomes a few steps of the plan.
 _MOST_STEPS = 4096
@@ -26,11 +26,11 @@ _KINDS = {"LSTM": (4, ("sigmoid", "tanh", "tanh")), "GRU": (3, ("sigmoid", "tanh
 
 
 @dataclass
-class _Layer:
+class _RecurrentLayer:
     """A recurrent layer during rewriting."""
 
     site: Site
-    steps: Steps
+    steps: NodeRewriter
     length: int
     batch: int
     hidden: int
@@ -43,14 +43,14 @@ class _Layer:
     def dtype(self) -> str:
         return self.site.required(0).dtype
 
-    def of_direction(self, position: int, d: int, shape: tuple[int, ...]) -> Value | None:
+    def part_of_direction(self, position: int, d: int, shape: tuple[int, ...]) -> Value | None:
         """Return the part of an input for one direction; ``None`` if the input is absent."""
         value = self.site.input(position)
         if value is None:
             return None
         return self.steps.part(value, d * int(np.prod(shape)), shape)
 
-    def clock(self, t: int) -> Value | None:
+    def step_number(self, t: int) -> Value | None:
         """Return the number of a step as data if sequences have different lengths."""
         if self.lengths is None:
             return None
@@ -66,10 +66,10 @@ class _Layer:
 
 
 @lowers("LSTM", "GRU", "RNN")
-def recurrent(site: Site) -> Lowered:
+def lower_recurrent_layer(site: Site) -> Lowered:
     """Rewrite a recurrent layer into products and cells."""
     require_elements(site)
-    layer = _layer_of(site)
+    layer = _make_layer(site)
     steps, lead = layer.steps, bool(site.attribute("layout", 0))
     x = site.required(0)
     if lead:
@@ -80,12 +80,12 @@ def recurrent(site: Site) -> Lowered:
     for d in range(layer.directions):
         backwards = site.attribute("direction", "forward") == "reverse" or d == 1
         order = range(layer.length)[:: -1 if backwards else 1]
-        last.append(_direction(layer, rows, d, order, shown))
-    _finish(layer, shown, last, lead)
-    return steps.done()
+        last.append(_append_direction(layer, rows, d, order, shown))
+    _append_outputs(layer, shown, last, lead)
+    return steps.finish()
 
 
-def _layer_of(site: Site) -> _Layer:
+def _make_layer(site: Site) -> _RecurrentLayer:
     x, w, r = site.required(0), site.required(1), site.required(2)
     gates, _ = _KINDS[site.node.op]
     direction = site.attribute("direction", "forward")
@@ -101,10 +101,10 @@ def _layer_of(site: Site) -> _Layer:
     lengths, known = site.input(4), site.constant(4)
     if known is not None and (known == length).all():
         lengths = None
-    return _Layer(site, Steps(site), length, batch, hidden, directions, gates, lengths)
+    return _RecurrentLayer(site, NodeRewriter(site), length, batch, hidden, directions, gates, lengths)
 
 
-def _activations(site: Site, d: int) -> dict[str, Any]:
+def _activation_attributes(site: Site, d: int) -> dict[str, Any]:
     """Return a direction's activations, their parameters and the clip, as attributes of cells."""
     _, default = _KINDS[site.node.op]
     names = [str(a).lower() for a in site.attribute("activations", ())] or list(default) * 2
@@ -121,33 +121,35 @@ def _activations(site: Site, d: int) -> dict[str, Any]:
             "clip": float(site.attribute("clip", 0.0) or 0.0)}  # fmt: skip
 
 
-def _direction(layer: _Layer, rows: Value, d: int, order: range, shown: dict[tuple[int, int], Value]) -> list[Value]:
+def _append_direction(
+    layer: _RecurrentLayer, rows: Value, d: int, order: range, shown: dict[tuple[int, int], Value]
+) -> list[Value]:
     """Append the steps of one direction and return its last states; store the output of each step in ``shown``."""
     steps, site, h, g = layer.steps, layer.site, layer.hidden, layer.gates
-    weights = layer.of_direction(1, d, (g * h, rows.shape[1]))
-    recurrent_weights = layer.of_direction(2, d, (g * h, h))
+    weights = layer.part_of_direction(1, d, (g * h, rows.shape[1]))
+    recurrent_weights = layer.part_of_direction(2, d, (g * h, h))
     assert weights is not None and recurrent_weights is not None
-    bias, inner = _biases(layer, d)
+    bias, inner = _projection_and_inner_bias(layer, d)
     projected = steps.add("Gemm", (rows, weights, bias), (rows.shape[0], g * h), transB=1)
-    attributes = _activations(site, d)
-    states = [_initial(layer, 5, d)]
+    attributes = _activation_attributes(site, d)
+    states = [_initial_state(layer, 5, d)]
     if site.node.op == "LSTM":
-        states.append(_initial(layer, 6, d))
+        states.append(_initial_state(layer, 6, d))
         attributes["input_forget"] = int(site.attribute("input_forget", 0))
     for t in order:
         now = steps.part(projected, t * layer.batch * g * h, (layer.batch, g * h))
         if site.node.op == "GRU":
-            states, seen = _gru_step(layer, now, recurrent_weights, inner, states, t, attributes)
+            states, seen = _append_gru_step(layer, now, recurrent_weights, inner, states, t, attributes)
         else:
-            states, seen = _step(layer, now, recurrent_weights, states, d, t, attributes)
+            states, seen = _append_step(layer, now, recurrent_weights, states, d, t, attributes)
         shown[t, d] = seen or states[0]
     return states
 
 
-def _biases(layer: _Layer, d: int) -> tuple[Value | None, Value | None]:
+def _projection_and_inner_bias(layer: _RecurrentLayer, d: int) -> tuple[Value | None, Value | None]:
     """Return the bias of the projections, and a GRU's inner bias with ``linear_before_reset``."""
     steps, size = layer.steps, layer.gates * layer.hidden
-    both = layer.of_direction(3, d, (2 * size,))
+    both = layer.part_of_direction(3, d, (2 * size,))
     if both is None:
         return None, None
     of_inputs, of_states = steps.part(both, 0, (size,)), steps.part(both, size, (size,))
@@ -156,11 +158,11 @@ def _biases(layer: _Layer, d: int) -> tuple[Value | None, Value | None]:
         inner = steps.part(of_states, 2 * layer.hidden, (layer.hidden,))
         mask = np.ones(size, np.dtype(layer.dtype))
         mask[2 * layer.hidden :] = 0
-        of_states = _combined(steps, "Mul", of_states, steps.constant(mask))
-    return _combined(steps, "Add", of_inputs, of_states), inner
+        of_states = _combine_vectors(steps, "Mul", of_states, steps.constant(mask))
+    return _combine_vectors(steps, "Add", of_inputs, of_states), inner
 
 
-def _combined(steps: Steps, op: str, a: Value, b: Value) -> Value:
+def _combine_vectors(steps: NodeRewriter, op: str, a: Value, b: Value) -> Value:
     """Return the sum or product of two vectors, folded if both are constant."""
     left, right = steps.constants.get(a.name), steps.constants.get(b.name)
     if left is not None and right is not None:
@@ -168,7 +170,7 @@ def _combined(steps: Steps, op: str, a: Value, b: Value) -> Value:
     return steps.add(op, (a, b), a.shape)
 
 
-def _initial(layer: _Layer, position: int, d: int) -> Value:
+def _initial_state(layer: _RecurrentLayer, position: int, d: int) -> Value:
     shape = (layer.batch, layer.hidden)
     given = layer.site.input(position)
     if given is None:
@@ -176,35 +178,35 @@ def _initial(layer: _Layer, position: int, d: int) -> Value:
     if layer.site.attribute("layout", 0) and layer.directions > 1:
         given = layer.steps.add("Transpose", (given,), (layer.directions, *shape), perm=(1, 0, 2))
         return layer.steps.part(given, d * layer.batch * layer.hidden, shape)
-    found = layer.of_direction(position, d, shape)
+    found = layer.part_of_direction(position, d, shape)
     assert found is not None
     return found
 
 
-def _step(
-    layer: _Layer, now: Value, weights: Value, states: list[Value], d: int, t: int, attributes: dict[str, Any]
+def _append_step(
+    layer: _RecurrentLayer, now: Value, weights: Value, states: list[Value], d: int, t: int, attributes: dict[str, Any]
 ) -> tuple[list[Value], Value | None]:
     """Append a step of an LSTM or a simple layer; return its states and output."""
     total = layer.steps.add("Gemm", (states[0], weights, now), now.shape, transB=1)
     made, seen = layer.results(len(states))
     more: tuple[Value | None, ...] = ()
     if layer.site.node.op == "LSTM":
-        more = (states[1], states[0], layer.of_direction(7, d, (3 * layer.hidden,)))
+        more = (states[1], states[0], layer.part_of_direction(7, d, (3 * layer.hidden,)))
     else:
         more = (states[0],)
-    inputs = (total, *more, layer.lengths, layer.clock(t))
+    inputs = (total, *more, layer.lengths, layer.step_number(t))
     layer.steps.append(f"{layer.site.node.op}Cell", inputs, (*made, seen), "roller", **attributes)
     return made, seen
 
 
-def _gru_step(
-    layer: _Layer, now: Value, weights: Value, inner: Value | None, states: list[Value], t: int,
+def _append_gru_step(
+    layer: _RecurrentLayer, now: Value, weights: Value, inner: Value | None, states: list[Value], t: int,
     attributes: dict[str, Any],
 ) -> tuple[list[Value], Value | None]:  # fmt: skip
     """Append a step of a GRU; return its state and output."""
     steps, h, (state,) = layer.steps, layer.hidden, states
     made, seen = layer.results(1)
-    clock = (layer.lengths, layer.clock(t))
+    clock = (layer.lengths, layer.step_number(t))
     if layer.site.attribute("linear_before_reset", 0):
         product = steps.add("Gemm", (state, weights), (layer.batch, 3 * h), transB=1)
         inputs: tuple[Value | None, ...] = (now, product, state, None, inner, *clock)
@@ -218,13 +220,15 @@ def _gru_step(
     return made, seen
 
 
-def _finish(layer: _Layer, shown: dict[tuple[int, int], Value], last: list[list[Value]], lead: bool) -> None:
+def _append_outputs(
+    layer: _RecurrentLayer, shown: dict[tuple[int, int], Value], last: list[list[Value]], lead: bool
+) -> None:
     """Append the concatenation of outputs and last states to the layer's outputs."""
     steps, d, b, h = layer.steps, layer.directions, layer.batch, layer.hidden
     outputs = (*layer.site.outputs, None, None)
     if outputs[0] is not None:
         every = [shown[t, k] for t in range(layer.length) for k in range(d)]
-        joined = _beside(steps, every)
+        joined = _concat_rows(steps, every)
         if lead:
             whole = steps.reshape(joined, (layer.length, d, b, h))
             steps.add("Transpose", (whole,), outputs[0].shape, out=outputs[0], perm=(2, 0, 1, 3))
@@ -233,14 +237,14 @@ def _finish(layer: _Layer, shown: dict[tuple[int, int], Value], last: list[list[
     for number, out in enumerate(outputs[1 : 1 + len(last[0])]):
         if out is None:
             continue
-        ends = _beside(steps, [states[number] for states in last])
+        ends = _concat_rows(steps, [states[number] for states in last])
         if lead and d > 1:
             steps.add("Transpose", (steps.reshape(ends, (d, b, h)),), out.shape, out=out, perm=(1, 0, 2))
         else:
             steps.reshape(ends, out.shape, out=out)
 
 
-def _beside(steps: Steps, values: list[Value]) -> Value:
+def _concat_rows(steps: NodeRewriter, values: list[Value]) -> Value:
     """Return values concatenated along the first dimension."""
     if len(values) == 1:
         return values[0]

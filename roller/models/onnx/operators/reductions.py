@@ -9,16 +9,24 @@ import numpy as np
 from onnx import TensorProto
 
 from roller.expr import Call, Index, Scalar
-from roller.models.graph.steps import Value
-from roller.models.onnx.building import elementwise, ended, floats_of, normal_axes, rows_over, tensor, types_of
-from roller.models.onnx.elementwise import literal
-from roller.models.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
-from roller.models.onnx.rewriting import Steps
-from roller.ops.build import Types
-from roller.ops.reduce import COMBINERS, extreme_and_position, parts_of
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.elementwise_stages import literal
+from roller.models.onnx.lowering_helpers import (
+    accumulation_types,
+    elementwise_stage,
+    float_accumulation_types,
+    normalise_axes,
+    output_tensor,
+    reduction_with_ending,
+    rows_over,
+)
+from roller.models.onnx.lowering_registry import Compute, InputView, Lowered, Site, Unsupported, lowers
+from roller.models.onnx.node_rewriter import NodeRewriter
+from roller.ops.build import OperatorDtypes
+from roller.ops.reduce import COMBINERS, extreme_and_position_stages, summand_and_ending
 from roller.ops.rows import Rows
 
-#: Kinds for :func:`roller.ops.reduce.parts_of`.
+#: Kinds for :func:`roller.ops.reduce.summand_and_ending`.
 _KINDS = {
     "ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod",
     "ReduceL1": "l1", "ReduceL2": "l2", "ReduceLogSum": "log_sum", "ReduceSumSquare": "sum_square",
@@ -27,17 +35,17 @@ _KINDS = {
 _WHOLE = ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare")
 
 
-def axes_given(site: Site) -> tuple[int, ...] | None:
+def reduced_axes(site: Site) -> tuple[int, ...] | None:
     """Return the dimensions to reduce, from an attribute or a constant input; ``None`` if none is named."""
     rank = len(site.required(0).shape)
     given = site.attribute("axes")
     if given is None:
         known = site.known(1, "the list of axes") if len(site.inputs) > 1 else None
         given = None if known is None or not known.size else known.ravel()
-    return normal_axes(given, rank) if given is not None and len(given) else None
+    return normalise_axes(given, rank) if given is not None and len(given) else None
 
 
-def _rows(site: Site, reduced: tuple[int, ...], t: Types) -> Rows:
+def _rows_of_site(site: Site, reduced: tuple[int, ...], t: OperatorDtypes) -> Rows:
     """Return the rows that a site reduces."""
     rows = rows_over(site.required(0), site.output, t, reduced, keepdims=bool(site.attribute("keepdims", 1)))
     if rows.shape != site.output.shape:
@@ -46,82 +54,82 @@ def _rows(site: Site, reduced: tuple[int, ...], t: Types) -> Rows:
 
 
 @lowers(*_KINDS, "ReduceLogSumExp")
-def reduction(site: Site) -> Lowered:
+def lower_reduction(site: Site) -> Lowered:
     """Lower a reduction over dimensions."""
     x, y, op = site.required(0), site.output, site.node.op
-    named = axes_given(site)
+    named = reduced_axes(site)
     if named is None and site.attribute("noop_with_empty_axes", 0):
         named = ()
     reduced = tuple(range(len(x.shape))) if named is None else named
-    t = types_of(x, y)
+    t = accumulation_types(x, y)
     if x.dtype == "bool":
-        return _of_booleans(site, named)
+        return _reduce_booleans(site, named)
     if not t.is_float and op not in _WHOLE:
-        t = floats_of(x, y)
+        t = float_accumulation_types(x, y)
     if not x.elements:
-        return _of_nothing(op, y, t)
+        return _reduce_empty(op, y, t)
     if op == "ReduceLogSumExp":
-        return _log_sum_exp(site, reduced, t)
+        return _reduce_log_sum_exp(site, reduced, t)
     if not reduced:
-        return _of_points(op, x, y, t)
-    rows = _rows(site, reduced, t)
+        return _reduce_no_dimension(op, x, y, t)
+    rows = _rows_of_site(site, reduced, t)
     kind = _KINDS[op]
-    body, ending = parts_of(kind, rows.element, rows.count, t)
-    return Compute(ended(y, rows.axes, rows.at, body, COMBINERS.get(kind, "sum"), t, ending))
+    body, ending = summand_and_ending(kind, rows.element, rows.count, t)
+    return Compute(reduction_with_ending(y, rows.axes, rows.at, body, COMBINERS.get(kind, "sum"), t, ending))
 
 
-def _of_booleans(site: Site, reduced: tuple[int, ...] | None) -> Lowered:
+def _reduce_booleans(site: Site, reduced: tuple[int, ...] | None) -> Lowered:
     """Return a reduction of booleans as a reduction of bytes."""
-    steps, y = Steps(site), site.output
+    steps, y = NodeRewriter(site), site.output
     number = steps.add("Cast", (site.required(0),), site.required(0).shape, "uint8", to=TensorProto.UINT8)
     named: dict[str, Any] = {} if reduced is None else {"axes": reduced}
     total = steps.add(site.node.op, (number,), y.shape, **named, keepdims=site.attribute("keepdims", 1),
                       noop_with_empty_axes=site.attribute("noop_with_empty_axes", 0))  # fmt: skip
     steps.add("Cast", (total,), y.shape, out=y, to=TensorProto.BOOL)
-    return steps.done()
+    return steps.finish()
 
 
-def _of_nothing(op: str, y: Value, t: Types) -> Lowered:
+def _reduce_empty(op: str, y: Value, t: OperatorDtypes) -> Lowered:
     """Return the reduction of no elements: the neutral value, to which the ending is applied."""
     neutral = {"ReduceProd": 1.0, "ReduceMax": -math.inf, "ReduceMin": math.inf, "ReduceMean": math.nan,
                "ReduceLogSum": -math.inf, "ReduceLogSumExp": -math.inf}.get(op, 0.0)  # fmt: skip
     if "float" not in y.dtype and not math.isfinite(neutral):
         neutral = float(np.iinfo(y.dtype).min if op == "ReduceMax" else np.iinfo(y.dtype).max)
-    return Compute((elementwise(y, lambda at: literal(neutral, t.acc), t.acc),))
+    return Compute((elementwise_stage(y, lambda at: literal(neutral, t.acc), t.acc),))
 
 
-def _of_points(op: str, x: Value, y: Value, t: Types) -> Lowered:
+def _reduce_no_dimension(op: str, x: Value, y: Value, t: OperatorDtypes) -> Lowered:
     """Return the reduction over no dimensions: each element separately."""
 
     def alone(at: tuple[Index, ...]) -> Scalar:
-        body, ending = parts_of(_KINDS[op], t.load(x.name, at), 1, t)
+        body, ending = summand_and_ending(_KINDS[op], t.load(x.name, at), 1, t)
         return ending(body) if ending else body
 
     same = op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
-    return Reshaped() if same else Compute((elementwise(y, alone, t.acc),))
+    return InputView() if same else Compute((elementwise_stage(y, alone, t.acc),))
 
 
-def _log_sum_exp(site: Site, reduced: tuple[int, ...], t: Types) -> Lowered:
+def _reduce_log_sum_exp(site: Site, reduced: tuple[int, ...], t: OperatorDtypes) -> Lowered:
     """Return ``log(sum(exp(x - max))) + max``, which does not overflow."""
-    rows = _rows(site, reduced, t)
+    rows = _rows_of_site(site, reduced, t)
     if not reduced:
-        return Reshaped()
+        return InputView()
     largest = rows.reduction("max", rows.element, "max")
     # No subtraction for an infinite maximum, because inf - inf is NaN.
     finite = Call("lt", (Call("abs", (rows.of(largest),)), t.const(math.inf)))
     shift = Call("select", (finite, rows.of(largest), t.const(0)))
     total = rows.reduction("sum", Call("exp", (Call("sub", (rows.element, shift)),)))
     value = Call("add", (Call("log", (rows.of(total),)), shift))
-    return Compute((largest, total, rows.per_row(tensor(site.output), value)))
+    return Compute((largest, total, rows.per_row_stage(output_tensor(site.output), value)))
 
 
 @lowers("ArgMax", "ArgMin")
-def position(site: Site) -> Lowered:
+def lower_arg_extreme(site: Site) -> Lowered:
     """Lower the first (or last) position of an extreme: the extreme, then the position that attains it."""
     x = site.required(0)
-    (along,) = normal_axes([site.attribute("axis", 0)], len(x.shape))
+    (along,) = normalise_axes([site.attribute("axis", 0)], len(x.shape))
     if not x.elements:
         raise Unsupported("there is no position in an empty tensor")
-    rows = _rows(site, (along,), types_of(x, x))
+    rows = _rows_of_site(site, (along,), accumulation_types(x, x))
     largest, last = site.node.op == "ArgMax", bool(site.attribute("select_last_index", 0))
-    return Compute(extreme_and_position(rows, tensor(site.output, "int64"), largest=largest, last=last))
+    return Compute(extreme_and_position_stages(rows, output_tensor(site.output, "int64"), largest=largest, last=last))

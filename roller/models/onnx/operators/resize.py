@@ -9,158 +9,179 @@ import numpy as np
 
 from roller.core.dtypes import FLOATS, numpy_dtype
 from roller.expr import REDUCTION, Axis, Bound, Index, Load, Stage, Tensor, Term, axis_index
-from roller.models.onnx.building import require_shape
-from roller.models.onnx.elementwise import axes_of, call, computed, converted, literal, require, tensor
-from roller.models.onnx.interpolation import Sampling, band, nearest, resized, simplest, weights
-from roller.models.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
-from roller.models.onnx.operators.blocks import gathered
-from roller.models.onnx.operators.movement import axis_of
-from roller.models.onnx.rewriting import Steps
-from roller.ops.build import indices
+from roller.models.onnx.elementwise_stages import (
+    checked_tensor,
+    computation_dtype,
+    convert_scalar,
+    literal,
+    require_dtype,
+    result_axes,
+    scalar_call,
+)
+from roller.models.onnx.interpolation import (
+    AxisSampling,
+    interpolation_matrix,
+    narrowest_band,
+    nearest_positions,
+    resize_scales_and_shape,
+    simplest_fraction,
+)
+from roller.models.onnx.lowering_helpers import require_shape
+from roller.models.onnx.lowering_registry import Compute, InputView, Lowered, Site, Unsupported, lowers
+from roller.models.onnx.node_rewriter import NodeRewriter
+from roller.models.onnx.operators.blocks_and_padding import gather_along_dimensions
+from roller.models.onnx.operators.movement import normalise_axis
+from roller.ops.build import identity_indices
 
 
-def _text(site: Site, name: str, default: str) -> str:
+def _text_attribute(site: Site, name: str, default: str) -> str:
     value: Any = site.attribute(name, default)
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 @lowers("Upsample")
-def upsample(site: Site) -> Lowered:
+def lower_upsample(site: Site) -> Lowered:
     """Lower the predecessor of Resize: nearest by the floor of ``x / scale``, or linear at the same coordinates."""
     given = site.attribute("scales")
     scales = site.known(1, "Upsample's scales") if given is None else np.asarray(given)
-    return _resized(site, scales, None, "asymmetric", "simple")
+    return _lower_resampling(site, scales, None, "asymmetric", "simple")
 
 
 @lowers("Resize")
-def resize(site: Site) -> Lowered:
+def lower_resize(site: Site) -> Lowered:
     """Lower any of ONNX's coordinate transformations and kernels."""
     if len(site.inputs) == 2:  # version 10: scales come second
-        return _resized(site, site.known(1, "Resize's scales"), None, "asymmetric", "simple")
+        return _lower_resampling(site, site.known(1, "Resize's scales"), None, "asymmetric", "simple")
     scales, sizes = site.known(2, "Resize's scales"), site.known(3, "Resize's sizes")
-    mode = _text(site, "coordinate_transformation_mode", "half_pixel")
-    rounding = _text(site, "nearest_mode", "round_prefer_floor")
-    return _resized(site, scales, sizes, mode, rounding)
+    mode = _text_attribute(site, "coordinate_transformation_mode", "half_pixel")
+    rounding = _text_attribute(site, "nearest_mode", "round_prefer_floor")
+    return _lower_resampling(site, scales, sizes, mode, rounding)
 
 
-def _resized(
+def _lower_resampling(
     site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, coordinates: str, rounding: str
 ) -> Lowered:
-    samplings = _samplings(site, scales, sizes, coordinates)
-    kind = _text(site, "mode", "nearest")
+    samplings = _axis_samplings(site, scales, sizes, coordinates)
+    kind = _text_attribute(site, "mode", "nearest")
     if not samplings:
-        return Reshaped()
-    outside = {d: s.outside() for d, s in samplings.items()}
+        return InputView()
+    outside = {d: s.extrapolated_mask() for d, s in samplings.items()}
     value = float(site.attribute("extrapolation_value", 0.0))
     if kind == "nearest":
         if any(o.any() for o in outside.values()):
             raise Unsupported("Resize takes the extrapolation value outside of its region, by nearest neighbours")
         if site.attribute("antialias", 0):
             raise Unsupported("Resize by nearest neighbours with antialias")
-        return gathered(site, {d: nearest(s, rounding) for d, s in samplings.items()})
+        return gather_along_dimensions(site, {d: nearest_positions(s, rounding) for d, s in samplings.items()})
     if kind not in ("linear", "cubic"):
         raise Unsupported(f"Resize mode='{kind}' is none of nearest, linear, cubic")
-    require(site.output, FLOATS, "Resize by a kernel")
+    require_dtype(site.output, FLOATS, "Resize by a kernel")
     tables = {
         d: np.where(
             outside[d][:, None], 0.0,
-            weights(s, kind, cubic_a=float(site.attribute("cubic_coeff_a", -0.75)),
+            interpolation_matrix(s, kind, cubic_a=float(site.attribute("cubic_coeff_a", -0.75)),
                     antialias=bool(site.attribute("antialias", 0)),
                     exclude_outside=bool(site.attribute("exclude_outside", 0))),
         )
         for d, s in samplings.items()
     }  # fmt: skip
-    return _weighted(site, tables, value if any(o.any() for o in outside.values()) else 0.0)
+    return _rewrite_as_weighted_sums(site, tables, value if any(o.any() for o in outside.values()) else 0.0)
 
 
-def _samplings(
+def _axis_samplings(
     site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, coordinates: str
-) -> dict[int, Sampling]:
+) -> dict[int, AxisSampling]:
     """Return the sampling for every resampled axis."""
     x, y = site.required(0), site.output
     rank = len(x.shape)
     if (scales is None or not scales.size) == (sizes is None or not sizes.size):
         raise Unsupported("Resize takes either scales or sizes")
     named = site.attribute("axes")
-    axes = list(range(rank)) if named is None else [axis_of(int(a), rank) for a in np.ravel(named)]
+    axes = list(range(rank)) if named is None else [normalise_axis(int(a), rank) for a in np.ravel(named)]
     roi = site.known(1, "Resize's region") if coordinates == "tf_crop_and_resize" else None
     if coordinates == "tf_crop_and_resize" and (roi is None or roi.size != 2 * len(axes)):
         raise Unsupported("Resize by tf_crop_and_resize without a region")
-    factors = _factors(site, scales, sizes, axes)
+    factors = _exact_scales(site, scales, sizes, axes)
     if len(factors) != len(axes) or min(factors, default=Fraction(1)) <= 0:
         raise Unsupported(f"Resize of {len(axes)} axes by {[float(f) for f in factors]}")
     out = {}
     for i, d in enumerate(axes):
-        ends = [Fraction(0), Fraction(1)] if roi is None else [simplest(np.ravel(roi)[i + k]) for k in (0, len(axes))]
+        ends = (
+            [Fraction(0), Fraction(1)]
+            if roi is None
+            else [simplest_fraction(np.ravel(roi)[i + k]) for k in (0, len(axes))]
+        )
         if x.shape[d] != y.shape[d] or factors[i] != 1 or ends != [0, 1]:
-            factor = _held(factors[i], x.shape[d], y.shape[d])
-            out[d] = Sampling(x.shape[d], y.shape[d], factor, coordinates, (ends[0], ends[1]))
+            factor = _size_ratio_if_equal(factors[i], x.shape[d], y.shape[d])
+            out[d] = AxisSampling(x.shape[d], y.shape[d], factor, coordinates, (ends[0], ends[1]))
     return out
 
 
-def _factors(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, axes: list[int]) -> list[Fraction]:
+def _exact_scales(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, axes: list[int]) -> list[Fraction]:
     """Return the exact scale of every axis of ``axes``."""
     x = site.required(0)
     if scales is not None and scales.size:
-        return [simplest(s) for s in np.ravel(scales)]
+        return [simplest_fraction(s) for s in np.ravel(scales)]
     assert sizes is not None
     wanted = [int(s) for s in np.ravel(sizes)]
     if len(wanted) != len(axes) or not all(x.shape[d] for d in axes):
         raise Unsupported(f"Resize to sizes {wanted} of axes {axes} of {list(x.shape)}")
-    factors, made = resized(x.shape, wanted, axes, _text(site, "keep_aspect_ratio_policy", "stretch"))
+    factors, made = resize_scales_and_shape(
+        x.shape, wanted, axes, _text_attribute(site, "keep_aspect_ratio_policy", "stretch")
+    )
     require_shape(site.output, made)
     return factors
 
 
-def _held(factor: Fraction, source: int, target: int) -> Fraction:
+def _size_ratio_if_equal(factor: Fraction, source: int, target: int) -> Fraction:
     """Return the ratio of the sizes if it equals the factor in float32."""
     ratio = Fraction(target, source) if source else factor
     return ratio if np.float32(float(ratio)) == np.float32(float(factor)) else factor
 
 
-def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Lowered:
+def _rewrite_as_weighted_sums(site: Site, tables: dict[int, np.ndarray], offset: float) -> Lowered:
     """Return one small product with a weight table per resampled axis, starting with the last axis."""
     if offset:
-        return _extrapolated(site, tables, offset)
-    steps = Steps(site)
+        return _compute_with_extrapolation(site, tables, offset)
+    steps = NodeRewriter(site)
     x = site.required(0)
-    acc = computed(x.dtype)
+    acc = computation_dtype(x.dtype)
     shape = list(x.shape)
     order = sorted(tables, reverse=True)
     for d in order:
         # Each product is a node: a kernel of several axes would recompute rows of the first axis for each row of the
         # next one, or run as many stages in turn.
-        amounts, at = _taps(tables[d])
+        amounts, at = _band_or_matrix(tables[d])
         shape[d] = amounts.shape[0]
         weight = steps.constant(amounts.astype(numpy_dtype(acc)))
         out = site.output if d == order[-1] else None
         x = steps.add("Weighted", (x, weight), shape, acc, out=out, domain="roller", axis=d, **at)
-    return steps.done()
+    return steps.finish()
 
 
-def _taps(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
+def _band_or_matrix(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
     """Return the weights for every target, and their band's parameters; none if the whole source is used."""
-    narrow = band(table)
+    narrow = narrowest_band(table)
     if narrow is None:
         return table, {}
     return narrow.table, {"step": narrow.step, "period": narrow.period, "offset": narrow.offset}
 
 
 @lowers("Weighted", domain="roller")
-def weighted(site: Site) -> Lowered:
+def lower_weighted_neighbours(site: Site) -> Lowered:
     """Lower sums of a few neighbours along one axis, at positions ``step * (y // period) + offset + k``."""
-    x, weight, y = tensor(site.required(0)), tensor(site.required(1)), tensor(site.output)
-    axes, d = axes_of(y.shape), int(site.attribute("axis"))
+    x, weight, y = checked_tensor(site.required(0)), checked_tensor(site.required(1)), checked_tensor(site.output)
+    axes, d = result_axes(y.shape), int(site.attribute("axis"))
     k = Axis("k", weight.shape[1], REDUCTION)
     first = (int(site.attribute("step", 0)), int(site.attribute("period", 1)), int(site.attribute("offset", 0)))
-    value = converted(_source(x, axes, d, k, *first), x.dtype, weight.dtype)
-    body = call("mul", value, Load(weight.name, (axis_index(axes[d].name), axis_index(k.name))))
-    return Compute((Stage(y, (*axes, k), indices(axes), body, "sum", weight.dtype),))
+    value = convert_scalar(_load_tap(x, axes, d, k, *first), x.dtype, weight.dtype)
+    body = scalar_call("mul", value, Load(weight.name, (axis_index(axes[d].name), axis_index(k.name))))
+    return Compute((Stage(y, (*axes, k), identity_indices(axes), body, "sum", weight.dtype),))
 
 
-def _source(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, period: int, offset: int) -> Load:
+def _load_tap(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, period: int, offset: int) -> Load:
     """Return the element of dimension ``d`` for tap ``k`` of a target; with a step of 0, of the whole source."""
-    index, at = list(indices(axes)), axis_index(k.name)
+    index, at = list(identity_indices(axes)), axis_index(k.name)
     if step:
         at = Index((Term(axes[d].name, step, period), Term(k.name)), offset)
     index[d] = at
@@ -169,10 +190,10 @@ def _source(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, pe
     return Load(read.name, tuple(index), () if inside else (Bound(at, 0, read.shape[d]),))
 
 
-def _extrapolated(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compute:
+def _compute_with_extrapolation(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compute:
     """Return the products relative to an extrapolation value, which is the result wherever a table is zero."""
-    x, y = tensor(site.required(0)), tensor(site.output)
-    acc = computed(x.dtype)
+    x, y = checked_tensor(site.required(0)), checked_tensor(site.output)
+    acc = computation_dtype(x.dtype)
     stages, constants, shape = [], {}, list(x.shape)
     read = x
     for number, d in enumerate(sorted(tables, reverse=True)):
@@ -181,15 +202,17 @@ def _extrapolated(site: Site, tables: dict[int, np.ndarray], offset: float) -> C
         shape[d] = tables[d].shape[0]
         out = Tensor(f"{y.name}/along{d}", tuple(shape), acc)
         # Unique axis names per stage, because extents differ between stages.
-        axes = tuple(Axis(f"s{number}.{a.name}", a.extent) for a in axes_of(shape))
+        axes = tuple(Axis(f"s{number}.{a.name}", a.extent) for a in result_axes(shape))
         k = Axis(f"k{d}", tables[d].shape[1], REDUCTION)
-        value = converted(_source(read, axes, d, k, 0, 1, 0), read.dtype, acc)
+        value = convert_scalar(_load_tap(read, axes, d, k, 0, 1, 0), read.dtype, acc)
         if read is x:
-            value = call("sub", value, literal(offset, acc))
+            value = scalar_call("sub", value, literal(offset, acc))
         weight = Load(table.name, (axis_index(axes[d].name), axis_index(k.name)))
-        stages.append(Stage(out, (*axes, k), indices(axes), call("mul", value, weight), "sum", acc))
+        stages.append(Stage(out, (*axes, k), identity_indices(axes), scalar_call("mul", value, weight), "sum", acc))
         read = out
-    axes = axes_of(shape)
-    back = call("add", converted(Load(read.name, indices(axes)), read.dtype, acc), literal(offset, acc))
-    stages.append(Stage(y, axes, indices(axes), back, None, acc))
+    axes = result_axes(shape)
+    back = scalar_call(
+        "add", convert_scalar(Load(read.name, identity_indices(axes)), read.dtype, acc), literal(offset, acc)
+    )
+    stages.append(Stage(y, axes, identity_indices(axes), back, None, acc))
     return Compute(tuple(stages), constants)

@@ -6,14 +6,14 @@ import math
 from typing import Any
 
 from roller.core.dtypes import DTYPE_BYTES, FLOATS
-from roller.models.graph.steps import Value
-from roller.models.onnx.elementwise import require
-from roller.models.onnx.interpolation import simplest
-from roller.models.onnx.lowering import Called, Lowered, Reshaped, Site, Unsupported, lowers
-from roller.models.onnx.operators.movement import axis_of
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.elementwise_stages import require_dtype
+from roller.models.onnx.interpolation import simplest_fraction
+from roller.models.onnx.lowering_registry import InputView, LibraryCall, Lowered, Site, Unsupported, lowers
+from roller.models.onnx.operators.movement import normalise_axis
 
 
-def _text(site: Site, name: str, choices: dict[str, str], default: str) -> str:
+def _choice_attribute(site: Site, name: str, choices: dict[str, str], default: str) -> str:
     """Return the validated value of an attribute, mapped by ``choices``."""
     value = str(site.attribute(name, default))
     if value not in choices:
@@ -22,23 +22,23 @@ def _text(site: Site, name: str, choices: dict[str, str], default: str) -> str:
 
 
 @lowers("GridSample")
-def grid_sample(site: Site) -> Lowered:
+def lower_grid_sample(site: Site) -> Lowered:
     """Lower sampling at the positions of a grid."""
-    require(site.required(0), FLOATS, "GridSample")
+    require_dtype(site.required(0), FLOATS, "GridSample")
     modes = {"linear": "linear", "bilinear": "linear", "nearest": "nearest", "cubic": "cubic", "bicubic": "cubic"}
     paddings = {n: n for n in ("zeros", "border", "reflection")}
-    return Called(
+    return LibraryCall(
         "grid_sample",
         {
-            "mode": _text(site, "mode", modes, "linear"),
-            "padding": _text(site, "padding_mode", paddings, "zeros"),
+            "mode": _choice_attribute(site, "mode", modes, "linear"),
+            "padding": _choice_attribute(site, "padding_mode", paddings, "zeros"),
             "align_corners": int(site.attribute("align_corners", 0)),
         },
     )
 
 
 @lowers("Col2Im")
-def col2im(site: Site) -> Lowered:
+def lower_col2im(site: Site) -> Lowered:
     """Lower the sum of overlapping windows."""
     image, block = site.known(1, "Col2Im's image shape"), site.known(2, "Col2Im's block shape")
     if image is None or block is None:
@@ -57,11 +57,11 @@ def col2im(site: Site) -> Lowered:
     blocks = [(n + b + e - d * (k - 1) - 1) // s + 1 for n, k, s, d, b, e in sides]
     if len(columns) != 3 or columns[1] % kernel or columns[2] != math.prod(blocks):
         raise Unsupported(f"{list(columns)} columns are not the {blocks} blocks of {kernel} that its attributes make")
-    return Called("col2im", attributes, (site.required(0).name,))
+    return LibraryCall("col2im", attributes, (site.required(0).name,))
 
 
 @lowers("MaxUnpool")
-def max_unpool(site: Site) -> Lowered:
+def lower_max_unpool(site: Site) -> Lowered:
     """Lower the writing of values to the positions of their maxima."""
     x, y = site.required(0), site.output
     kernel = tuple(site.attribute("kernel_shape"))
@@ -77,58 +77,60 @@ def max_unpool(site: Site) -> Lowered:
     if any(n > m for n, m in zip(natural, y.shape, strict=True)):
         raise Unsupported(f"MaxUnpool of {list(natural)} elements into {list(y.shape)}")
     names = (x.name, site.required(1).name)
-    return Called("max_unpool", {"natural": natural, "shape": y.shape}, names)
+    return LibraryCall("max_unpool", {"natural": natural, "shape": y.shape}, names)
 
 
 @lowers("TensorScatter")
-def tensor_scatter(site: Site) -> Lowered:
+def lower_tensor_scatter(site: Site) -> Lowered:
     """Lower the update of a cache of keys or values."""
     x = site.required(0)
-    axis = axis_of(int(site.attribute("axis", -2)), len(x.shape))
+    axis = normalise_axis(int(site.attribute("axis", -2)), len(x.shape))
     if axis == 0:
         raise Unsupported("TensorScatter along the batch")
-    mode = _text(site, "mode", {"linear": "linear", "circular": "circular"}, "linear")
-    return Called("tensor_scatter", {"axis": axis, "circular": int(mode == "circular")})
+    mode = _choice_attribute(site, "mode", {"linear": "linear", "circular": "circular"}, "linear")
+    return LibraryCall("tensor_scatter", {"axis": axis, "circular": int(mode == "circular")})
 
 
 @lowers("Det")
-def determinant(site: Site) -> Lowered:
+def lower_det(site: Site) -> Lowered:
     """Lower determinants of matrices."""
-    require(site.required(0), ("float32", "float64"), "Det")
-    return Called("determinant")
+    require_dtype(site.required(0), ("float32", "float64"), "Det")
+    return LibraryCall("determinant")
 
 
 @lowers("BitCast")
-def bit_cast(site: Site) -> Lowered:
+def lower_bit_cast(site: Site) -> Lowered:
     """Lower the reinterpretation of bits as another dtype of the same width."""
     x, y = site.required(0), site.output
     if x.dtype == y.dtype:
-        return Reshaped()
-    if _width(x) != _width(y):
+        return InputView()
+    if _dtype_bytes(x) != _dtype_bytes(y):
         raise Unsupported(f"BitCast of {x.dtype} to {y.dtype}, which has another width")
-    return Called("bit_cast", {"dtype": y.dtype})
+    return LibraryCall("bit_cast", {"dtype": y.dtype})
 
 
-def _width(value: Value) -> int:
+def _dtype_bytes(value: Value) -> int:
     if value.dtype not in DTYPE_BYTES:
         raise Unsupported(f"{value.dtype} is no dtype of kernels")
     return DTYPE_BYTES[value.dtype]
 
 
 @lowers("RoiAlign")
-def roi_align(site: Site) -> Lowered:
+def lower_roi_align(site: Site) -> Lowered:
     """Lower the pooling of regions."""
-    require(site.required(0), FLOATS, "RoiAlign")
+    require_dtype(site.required(0), FLOATS, "RoiAlign")
     halves = {"half_pixel": "half", "output_half_pixel": "whole"}
     # Before version 16 coordinates had no half pixels.
     default = "half_pixel" if site.node.version >= 16 else "output_half_pixel"
-    return Called(
+    return LibraryCall(
         "roi_align",
         {
-            "mode": _text(site, "mode", {"avg": "avg", "max": "max"}, "avg"),
+            "mode": _choice_attribute(site, "mode", {"avg": "avg", "max": "max"}, "avg"),
             "size": (int(site.attribute("output_height", 1)), int(site.attribute("output_width", 1))),
             "samples": int(site.attribute("sampling_ratio", 0)),
-            "scale": float(simplest(site.attribute("spatial_scale", 1.0))),
-            "shift": 0.5 if _text(site, "coordinate_transformation_mode", halves, default) == "half" else 0.0,
+            "scale": float(simplest_fraction(site.attribute("spatial_scale", 1.0))),
+            "shift": 0.5
+            if _choice_attribute(site, "coordinate_transformation_mode", halves, default) == "half"
+            else 0.0,
         },
     )

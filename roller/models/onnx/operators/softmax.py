@@ -5,53 +5,59 @@ from __future__ import annotations
 import math
 
 from roller.expr import Call, IndexValue, Tensor
-from roller.models.graph.steps import Value
-from roller.models.onnx.building import floats_of, normal_axes, require_elements, rows_over, tensor
-from roller.models.onnx.lowering import Compute, Lowered, Site, lowers
-from roller.models.onnx.rewriting import Steps
-from roller.ops.reduce import extreme_and_position
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.lowering_helpers import (
+    float_accumulation_types,
+    normalise_axes,
+    output_tensor,
+    require_elements,
+    rows_over,
+)
+from roller.models.onnx.lowering_registry import Compute, Lowered, Site, lowers
+from roller.models.onnx.node_rewriter import NodeRewriter
+from roller.ops.reduce import extreme_and_position_stages
 from roller.ops.softmax import softmax_stages
 
 #: Version from which these operators run along one dimension instead of all from ``axis`` on.
 _ONE_DIMENSION = 13
 
 
-def _reduced(site: Site, x: Value) -> tuple[int, ...]:
+def _softmax_dimensions(site: Site, x: Value) -> tuple[int, ...]:
     """Return the dimensions that sum to one, without dimensions of one element if other dimensions are left."""
     require_elements(site)
     rank = len(x.shape)
     flattens = site.node.version < _ONE_DIMENSION
-    (axis,) = normal_axes([site.attribute("axis", 1 if flattens else -1)], rank or 1)
+    (axis,) = normalise_axes([site.attribute("axis", 1 if flattens else -1)], rank or 1)
     along = tuple(range(axis, rank)) if flattens else (axis,)
     return tuple(d for d in along if x.shape[d] > 1) or along[-1:]
 
 
 @lowers("Softmax", "LogSoftmax")
-def softmax(site: Site) -> Lowered:
+def lower_softmax(site: Site) -> Lowered:
     """Lower to the stages of :func:`roller.ops.softmax`, or to those of its logarithm."""
     x, y = site.required(0), site.output
-    rows = rows_over(x, y, floats_of(x, y), _reduced(site, x))
-    return Compute(softmax_stages(rows, tensor(y), logarithm=site.node.op == "LogSoftmax"))
+    rows = rows_over(x, y, float_accumulation_types(x, y), _softmax_dimensions(site, x))
+    return Compute(softmax_stages(rows, output_tensor(y), logarithm=site.node.op == "LogSoftmax"))
 
 
 @lowers("Hardmax")
-def hardmax(site: Site) -> Lowered:
+def lower_hardmax(site: Site) -> Lowered:
     """Lower to the position of the first maximum, and one at that position."""
     x, y = site.required(0), site.output
-    t = floats_of(x, y)
-    reduced = _reduced(site, x)
+    t = float_accumulation_types(x, y)
+    reduced = _softmax_dimensions(site, x)
     if len(reduced) > 1:
-        return _flattened(site, math.prod(x.shape[: reduced[0]]))
+        return _flatten_to_matrix(site, math.prod(x.shape[: reduced[0]]))
     rows = rows_over(x, y, t, reduced)
-    extreme, found = extreme_and_position(rows, Tensor(f"{y.name}/place", rows.shape, "int64"))
+    extreme, found = extreme_and_position_stages(rows, Tensor(f"{y.name}/place", rows.shape, "int64"))
     here = Call("eq", (IndexValue(rows.point[reduced[0]], "int64"), rows.of(found)))
-    return Compute((extreme, found, rows.pointwise(tensor(y), Call("select", (here, t.const(1), t.const(0))))))
+    return Compute((extreme, found, rows.pointwise(output_tensor(y), Call("select", (here, t.const(1), t.const(0))))))
 
 
-def _flattened(site: Site, rows: int) -> Lowered:
+def _flatten_to_matrix(site: Site, rows: int) -> Lowered:
     """Return the same operator applied to the rows of a matrix."""
-    x, steps = site.required(0), Steps(site)
+    x, steps = site.required(0), NodeRewriter(site)
     shape = (rows, x.elements // rows)
     flat = steps.add(site.node.op, (steps.reshape(x, shape),), shape, version=_ONE_DIMENSION, axis=1)
     steps.reshape(flat, x.shape, out=site.output)
-    return steps.done()
+    return steps.finish()

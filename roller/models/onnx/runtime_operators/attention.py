@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roller.models.onnx.lowering import Unsupported
-from roller.models.onnx.runtime_operators.rewrites import Rewrite, rewrites
+from roller.models.onnx.lowering_registry import Unsupported
+from roller.models.onnx.runtime_operators.rewrites import NodeRewrite, rewrites
 
 
-def _heads(s: Rewrite, x: str, count: int) -> str:
+def _split_heads(s: NodeRewrite, x: str, count: int) -> str:
     """Return ``(batch, length, heads * size)`` as ``(batch, heads, length, size)``."""
     batch, length, width = s.shape(x)
     return s.add("Transpose", s.reshape(x, (batch, length, count, width // count)), perm=[0, 2, 1, 3])
 
 
-def _mixed(s: Rewrite, query: str, key: str, value: str, masks: Sequence[str]) -> str:
+def _attend_and_merge_heads(s: NodeRewrite, query: str, key: str, value: str, masks: Sequence[str]) -> str:
     """Return the attention of all heads, merged."""
     scale = float(s.attribute("scale", 0.0) or 0.0) or 1 / math.sqrt(s.shape(query)[-1])
     scores = s.add("MatMul", query, s.add("Transpose", key, perm=[0, 1, 3, 2]))
@@ -29,14 +29,14 @@ def _mixed(s: Rewrite, query: str, key: str, value: str, masks: Sequence[str]) -
     return s.reshape(y, (batch, length, heads * size))
 
 
-def _hidden(s: Rewrite, keep: str, like: str) -> str:
+def _mask_term(s: NodeRewrite, keep: str, like: str) -> str:
     """Return the term added to scores: 0 where ``keep`` is not 0, otherwise the node's mask value."""
     hidden = float(s.attribute("mask_filter_value", -10000.0))
     seen = s.add("Greater", keep, s.number(0, keep))
     return s.add("Where", seen, s.number(0, like), s.number(hidden, like))
 
 
-def _masks(s: Rewrite, query: str, length: int, mask: str, bias: str) -> list[str]:
+def _score_terms(s: NodeRewrite, query: str, length: int, mask: str, bias: str) -> list[str]:
     """Return all terms added to scores."""
     found, (batch, _, rows, _) = [], s.shape(query)
     if mask:
@@ -49,7 +49,7 @@ def _masks(s: Rewrite, query: str, length: int, mask: str, bias: str) -> list[st
         else:
             raise Unsupported(f"{s.node.op} with a mask of shape {list(shape)}")
         keep = s.reshape(keep, (batch, 1, 1, length) if len(shape) < 3 else (batch, 1, rows, length))
-        found.append(_hidden(s, keep, query))
+        found.append(_mask_term(s, keep, query))
     if s.attribute("unidirectional", 0):
         later = np.triu(np.ones((rows, length), bool), 1 + length - rows)
         number = np.finfo(np.float16).min if s.type(query).dtype == "float16" else np.finfo(np.float32).min / 4
@@ -58,9 +58,9 @@ def _masks(s: Rewrite, query: str, length: int, mask: str, bias: str) -> list[st
 
 
 @rewrites("Attention")
-def attention(s: Rewrite) -> Sequence[str]:
+def rewrite_attention(s: NodeRewrite) -> Sequence[str]:
     """Rewrite projections of one input, the split into heads, and attention."""
-    s.none_of(keys_of_earlier_steps=4, a_length_of_earlier_steps=6)
+    s.refuse_inputs(keys_of_earlier_steps=4, a_length_of_earlier_steps=6)
     if s.attribute("do_rotary", 0):
         raise Unsupported("Attention with rotary embeddings")
     x, weights = s.required(0), s.required(1)
@@ -69,23 +69,25 @@ def attention(s: Rewrite) -> Sequence[str]:
     projected = s.add("MatMul", x, weights)
     if s.input(2):
         projected = s.add("Add", projected, s.input(2))
-    parts = s.several("Split", [projected, s.constant(np.array(sizes, np.int64))], 3, axis=2)
-    query, key, value = (_heads(s, p, count) for p in parts)
-    masks = _masks(s, query, s.shape(key)[2], s.input(3), s.input(5))
-    return [_mixed(s, query, key, value, masks)]
+    parts = s.add_with_results("Split", [projected, s.constant(np.array(sizes, np.int64))], 3, axis=2)
+    query, key, value = (_split_heads(s, p, count) for p in parts)
+    masks = _score_terms(s, query, s.shape(key)[2], s.input(3), s.input(5))
+    return [_attend_and_merge_heads(s, query, key, value, masks)]
 
 
 @rewrites("MultiHeadAttention")
-def multi_head(s: Rewrite) -> Sequence[str]:
+def rewrite_multi_head_attention(s: NodeRewrite) -> Sequence[str]:
     """Rewrite the split of queries, keys and values into heads, and attention."""
-    s.none_of(keys_of_earlier_steps=6, values_of_earlier_steps=7, a_length_of_earlier_steps=8, a_cache=9)
+    s.refuse_inputs(keys_of_earlier_steps=6, values_of_earlier_steps=7, a_length_of_earlier_steps=8, a_cache=9)
     query, key, value = s.required(0), s.input(1), s.input(2)
     if not key or not value or any(len(s.shape(n)) != 3 for n in (query, key, value)):
         raise Unsupported("MultiHeadAttention of packed queries, keys or values")
     count = int(s.attribute("num_heads"))
     if s.input(3):
         sizes = np.array([s.shape(n)[2] for n in (query, key, value)], np.int64)
-        biases = s.several("Split", [s.input(3), s.constant(sizes)], 3, axis=0)
+        biases = s.add_with_results("Split", [s.input(3), s.constant(sizes)], 3, axis=0)
         query, key, value = (s.add("Add", n, b) for n, b in zip((query, key, value), biases, strict=True))
-    query, key, value = (_heads(s, n, count) for n in (query, key, value))
-    return [_mixed(s, query, key, value, _masks(s, query, s.shape(key)[2], s.input(4), s.input(5)))]
+    query, key, value = (_split_heads(s, n, count) for n in (query, key, value))
+    return [
+        _attend_and_merge_heads(s, query, key, value, _score_terms(s, query, s.shape(key)[2], s.input(4), s.input(5)))
+    ]

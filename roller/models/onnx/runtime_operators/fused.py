@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.models.onnx.lowering import Unsupported
-from roller.models.onnx.runtime_operators.rewrites import Rewrite, plain, rewrites
+from roller.models.onnx.lowering_registry import Unsupported
+from roller.models.onnx.runtime_operators.rewrites import NodeRewrite, attributes_without, rewrites
 
 #: Attributes of an activation in the order of its parameters.
 _PARAMETERS = {"Relu": (), "Tanh": (), "Sigmoid": (), "Softplus": (), "Softsign": (), "LeakyRelu": ("alpha",),
                "HardSigmoid": ("alpha", "beta"), "Elu": ("alpha",), "ThresholdedRelu": ("alpha",)}  # fmt: skip
 
 
-def _activated(s: Rewrite, x: str, parameters: Sequence[float]) -> str:
+def _apply_activation(s: NodeRewrite, x: str, parameters: Sequence[float]) -> str:
     """Return the node's activation applied to a value."""
     name = s.attribute("activation", "")
     if not name:
@@ -26,34 +26,34 @@ def _activated(s: Rewrite, x: str, parameters: Sequence[float]) -> str:
 
 
 @rewrites("FusedConv")
-def convolution(s: Rewrite) -> Sequence[str]:
+def rewrite_fused_conv(s: NodeRewrite) -> Sequence[str]:
     """Rewrite a convolution, an addition of the fourth input, and an activation."""
-    attributes = plain(s.node.attributes, "activation", "activation_params")
+    attributes = attributes_without(s.node.attributes, "activation", "activation_params")
     y = s.add("Conv", *(n for n in s.node.inputs[:3] if n), **attributes)
     if s.input(3):
         y = s.add("Add", y, s.input(3))
-    return [_activated(s, y, s.attribute("activation_params", ()))]
+    return [_apply_activation(s, y, s.attribute("activation_params", ()))]
 
 
 @rewrites("FusedGemm")
-def gemm(s: Rewrite) -> Sequence[str]:
+def rewrite_fused_gemm(s: NodeRewrite) -> Sequence[str]:
     """Rewrite a Gemm and an activation."""
     told = ("activation", "activation_alpha", "activation_beta", "activation_gamma")
-    y = s.add("Gemm", *s.node.inputs, **plain(s.node.attributes, *told))
+    y = s.add("Gemm", *s.node.inputs, **attributes_without(s.node.attributes, *told))
     given = [s.attribute(t) for t in told[1:]]
-    return [_activated(s, y, [g for g in given if g is not None])]
+    return [_apply_activation(s, y, [g for g in given if g is not None])]
 
 
 @rewrites("FusedMatMul", "TransposeMatMul")
-def product(s: Rewrite) -> Sequence[str]:
+def rewrite_fused_matmul(s: NodeRewrite) -> Sequence[str]:
     """Rewrite a scaled matrix product with optional transpositions."""
-    a = _turned(s, s.required(0), bool(s.attribute("transA", 0)), bool(s.attribute("transBatchA", 0)))
-    b = _turned(s, s.required(1), bool(s.attribute("transB", 0)), bool(s.attribute("transBatchB", 0)))
+    a = _transpose_operand(s, s.required(0), bool(s.attribute("transA", 0)), bool(s.attribute("transBatchA", 0)))
+    b = _transpose_operand(s, s.required(1), bool(s.attribute("transB", 0)), bool(s.attribute("transBatchB", 0)))
     y, alpha = s.add("MatMul", a, b), s.attribute("alpha", 1.0)
     return [y if alpha == 1 else s.add("Mul", y, s.number(alpha, y))]
 
 
-def _turned(s: Rewrite, x: str, matrix: bool, batch: bool) -> str:
+def _transpose_operand(s: NodeRewrite, x: str, matrix: bool, batch: bool) -> str:
     """Return a matrix transposed; ``batch`` first moves the first dimension behind the other batch dimensions."""
     order = list(range(len(s.shape(x))))
     if len(order) < 2:
@@ -66,33 +66,33 @@ def _turned(s: Rewrite, x: str, matrix: bool, batch: bool) -> str:
 
 
 @rewrites("Gelu")
-def gelu(s: Rewrite) -> Sequence[str]:
+def rewrite_gelu(s: NodeRewrite) -> Sequence[str]:
     """Rewrite the Gaussian error linear unit."""
     return [s.add("Gelu", s.required(0))]
 
 
 @rewrites("BiasGelu")
-def bias_gelu(s: Rewrite) -> Sequence[str]:
+def rewrite_bias_gelu(s: NodeRewrite) -> Sequence[str]:
     """Rewrite the Gelu of a sum."""
     return [s.add("Gelu", s.add("Add", s.required(0), s.required(1)))]
 
 
 @rewrites("FastGelu")
-def fast_gelu(s: Rewrite) -> Sequence[str]:
+def rewrite_fast_gelu(s: NodeRewrite) -> Sequence[str]:
     """Rewrite the tanh approximation of Gelu, with an optional bias."""
     x = s.required(0)
     return [s.add("Gelu", s.add("Add", x, s.input(1)) if s.input(1) else x, approximate="tanh")]
 
 
 @rewrites("QuickGelu")
-def quick_gelu(s: Rewrite) -> Sequence[str]:
+def rewrite_quick_gelu(s: NodeRewrite) -> Sequence[str]:
     """Rewrite ``x * sigmoid(alpha * x)``."""
     x = s.required(0)
     return [s.add("Mul", x, s.add("Sigmoid", s.add("Mul", x, s.number(s.attribute("alpha", 1.702), x))))]
 
 
 @rewrites("BiasSoftmax")
-def bias_softmax(s: Rewrite) -> Sequence[str]:
+def rewrite_bias_softmax(s: NodeRewrite) -> Sequence[str]:
     """Rewrite the softmax of a sum over the last dimension."""
     x, axis = s.required(0), int(s.attribute("axis", 1))
     if axis % len(s.shape(x)) != len(s.shape(x)) - 1:
@@ -101,6 +101,6 @@ def bias_softmax(s: Rewrite) -> Sequence[str]:
 
 
 @rewrites("Pad")
-def pad(s: Rewrite) -> Sequence[str]:
+def rewrite_pad(s: NodeRewrite) -> Sequence[str]:
     """Rewrite a Pad, which equals ONNX's Pad with the amounts as an input."""
     return [s.add("Pad", *s.node.inputs, **s.node.attributes)]

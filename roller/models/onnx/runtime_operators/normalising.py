@@ -7,56 +7,62 @@ from typing import Any
 
 import numpy as np
 
-from roller.models.onnx.lowering import Unsupported
-from roller.models.onnx.runtime_operators.rewrites import Rewrite, rewrites
+from roller.models.onnx.lowering_registry import Unsupported
+from roller.models.onnx.runtime_operators.rewrites import NodeRewrite, rewrites
 
 
 @rewrites("LayerNormalization", domain="")
-def layer(s: Rewrite) -> Sequence[str]:
+def rewrite_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
     """Rewrite to the operator with this name in set 17; optimized models in older sets contain it."""
-    return s.several("LayerNormalization", s.node.inputs, max(len(s.node.outputs), 3), **_told(s, "axis", "epsilon"))
+    return s.add_with_results(
+        "LayerNormalization", s.node.inputs, max(len(s.node.outputs), 3), **_present_attributes(s, "axis", "epsilon")
+    )
 
 
 @rewrites("SimplifiedLayerNormalization", domain="")
-def simplified(s: Rewrite) -> Sequence[str]:
+def rewrite_simplified_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
     """Rewrite the normalization by the mean square."""
-    return [_by_mean_square(s, s.required(0), s.required(1), s.attribute("epsilon", 1e-5), s.attribute("axis", -1))]
+    return [
+        _normalise_by_mean_square(
+            s, s.required(0), s.required(1), s.attribute("epsilon", 1e-5), s.attribute("axis", -1)
+        )
+    ]
 
 
-def _told(s: Rewrite, *names: str) -> dict[str, Any]:
+def _present_attributes(s: NodeRewrite, *names: str) -> dict[str, Any]:
     return {n: s.attribute(n) for n in names if s.attribute(n) is not None}
 
 
-def _by_mean_square(s: Rewrite, x: str, scale: str, epsilon: float, axis: int = -1) -> str:
+def _normalise_by_mean_square(s: NodeRewrite, x: str, scale: str, epsilon: float, axis: int = -1) -> str:
     axes = s.constant(np.arange(axis % len(s.shape(x)), len(s.shape(x)), dtype=np.int64))
     mean = s.add("ReduceMean", s.add("Mul", x, x), axes, keepdims=1)
     return s.add("Mul", s.add("Div", x, s.add("Sqrt", s.add("Add", mean, s.number(epsilon, x)))), scale)
 
 
-def _total(s: Rewrite, bias: int) -> str:
+def _sum_with_skip(s: NodeRewrite, bias: int) -> str:
     """Return the sum of the input, the skip connection and an optional bias."""
     total = s.add("Add", s.required(0), s.required(1))
     return s.add("Add", total, s.input(bias)) if s.input(bias) else total
 
 
 @rewrites("SkipLayerNormalization")
-def skip_layer(s: Rewrite) -> Sequence[str]:
+def rewrite_skip_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
     """Rewrite a sum and its layer normalization; the sum is the fourth result."""
-    total = _total(s, 4)
+    total = _sum_with_skip(s, 4)
     inputs = [total, s.required(2), *([s.input(3)] if s.input(3) else [])]
-    y = s.several("LayerNormalization", inputs, 1, epsilon=float(s.attribute("epsilon", 1e-12)))
+    y = s.add_with_results("LayerNormalization", inputs, 1, epsilon=float(s.attribute("epsilon", 1e-12)))
     return [y[0], "", "", total]
 
 
 @rewrites("SkipSimplifiedLayerNormalization")
-def skip_simplified(s: Rewrite) -> Sequence[str]:
+def rewrite_skip_simplified_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
     """Rewrite a sum and its normalization by the mean square; the sum is the fourth result."""
-    total = _total(s, 3)
-    return [_by_mean_square(s, total, s.required(2), s.attribute("epsilon", 1e-12)), "", "", total]
+    total = _sum_with_skip(s, 3)
+    return [_normalise_by_mean_square(s, total, s.required(2), s.attribute("epsilon", 1e-12)), "", "", total]
 
 
 @rewrites("EmbedLayerNormalization")
-def embeddings(s: Rewrite) -> Sequence[str]:
+def rewrite_embed_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
     """Rewrite the layer normalization of the sum of word, position and segment embeddings."""
     ids, segments, words, places, kinds, gamma, beta = (s.input(n) for n in range(7))
     if len(s.shape(ids)) != 2:
@@ -66,7 +72,9 @@ def embeddings(s: Rewrite) -> Sequence[str]:
     total = s.add("Add", s.add("Gather", words, ids, axis=0), s.add("Gather", places, at, axis=0))
     if segments and kinds:
         total = s.add("Add", total, s.add("Gather", kinds, segments, axis=0))
-    (y,) = s.several("LayerNormalization", [total, gamma, beta], 1, epsilon=float(s.attribute("epsilon", 1e-12)))
+    (y,) = s.add_with_results(
+        "LayerNormalization", [total, gamma, beta], 1, epsilon=float(s.attribute("epsilon", 1e-12))
+    )
     mask = ""
     if s.input(7):
         counted = s.add("ReduceSum", s.cast(s.input(7), "int32"), s.constant(np.array([1])), keepdims=0)

@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 
 from roller.models.graph.nodes import Node
-from roller.models.onnx.lowering import Unsupported
-from roller.models.onnx.scope import Scope
+from roller.models.onnx.lowering_registry import Unsupported
+from roller.models.onnx.name_scope import Scope
+from roller.models.onnx.onnx_types import onnx_dtype
 from roller.models.onnx.tracer_interface import GraphTracer
-from roller.models.onnx.types import onnx_dtype
 
 if TYPE_CHECKING:
-    from roller.models.graph.steps import Value
+    from roller.models.graph.program_steps import Value
 
 #: The domain of ONNX Runtime's own operators; some early ones are in ONNX's own domain.
 DOMAIN = "com.microsoft"
@@ -31,7 +31,7 @@ WAY_OUT = (
 )
 
 
-class Rewrite:
+class NodeRewrite:
     """The rewriting of one node during tracing; the node's inputs are unique names."""
 
     def __init__(self, tracer: GraphTracer, node: Node) -> None:
@@ -52,7 +52,7 @@ class Rewrite:
             raise Unsupported(f"its input {position} is missing")
         return self.input(position)
 
-    def none_of(self, **positions: int) -> None:
+    def refuse_inputs(self, **positions: int) -> None:
         """Refuse inputs that this rewriting does not support; keywords describe them."""
         for what, position in positions.items():
             if self.input(position):
@@ -85,9 +85,11 @@ class Rewrite:
 
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:
         """Add a node with one result and return its name."""
-        return self.several(op, inputs, 1, **attributes)[0]
+        return self.add_with_results(op, inputs, 1, **attributes)[0]
 
-    def several(self, op: str, inputs: Sequence[str], results: int, domain: str = "", **attributes: Any) -> list[str]:
+    def add_with_results(
+        self, op: str, inputs: Sequence[str], results: int, domain: str = "", **attributes: Any
+    ) -> list[str]:
         """Add a node and return the names of its results."""
         self._count += 1
         names = [f"{op.lower()}{self._count}_{k}" for k in range(results)]
@@ -116,7 +118,7 @@ class Rewrite:
 
 
 #: Rewrites a node; returns its results, with empty names for absent ones.
-Rewriter: TypeAlias = Callable[[Rewrite], Sequence[str]]
+Rewriter: TypeAlias = Callable[[NodeRewrite], Sequence[str]]
 #: Rewrites by domain and operator.
 REWRITES: dict[tuple[str, str], Rewriter] = {}
 
@@ -131,22 +133,22 @@ def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Rewriter], Rewriter]:
     return register
 
 
-def spelled(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
+def trace_rewrite(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
     """Trace the rewriting of an ONNX Runtime operator; return whether the node is one, even if refused."""
     spell = REWRITES.get((traced.domain, traced.op))
     if spell is None or (not traced.domain and tracer.inference.schema(traced) is not None):
         return False
     try:
-        results = spell(Rewrite(tracer, traced))
+        results = spell(NodeRewrite(tracer, traced))
     except Unsupported as why:
-        _refused(tracer, node, traced, scope, str(why))
+        _refuse_node(tracer, node, traced, scope, str(why))
         return True
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        _refused(tracer, node, traced, scope, f"its inputs or attributes do not fit it ({error})")
+        _refuse_node(tracer, node, traced, scope, f"its inputs or attributes do not fit it ({error})")
         return True
     missing = [n for n, name in enumerate(node.output) if name in scope.used and not "".join(results[n : n + 1])]
     if missing:
-        _refused(tracer, node, traced, scope, f"its result {missing[0]} is read, which is not computed")
+        _refuse_node(tracer, node, traced, scope, f"its result {missing[0]} is read, which is not computed")
         return True
     for name, result in zip(node.output, results, strict=False):
         if name in scope.used and result:
@@ -154,16 +156,16 @@ def spelled(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scop
     return True
 
 
-def _refused(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope, reason: str) -> None:
+def _refuse_node(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope, reason: str) -> None:
     tracer.refuse(traced, reason)
     tracer.forget(node, scope)
 
 
-def is_runtimes(node: Node) -> bool:
+def is_onnxruntime_operator(node: Node) -> bool:
     """Whether an operator is ONNX Runtime's own."""
     return node.domain == DOMAIN or node.domain.startswith(f"{DOMAIN}.")
 
 
-def plain(attributes: Mapping[str, Any], *without: str) -> dict[str, Any]:
+def attributes_without(attributes: Mapping[str, Any], *without: str) -> dict[str, Any]:
     """Return attributes without the named ones."""
     return {k: v for k, v in attributes.items() if k not in without}

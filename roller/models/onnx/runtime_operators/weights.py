@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roller.models.onnx.lowering import Unsupported
-from roller.models.onnx.runtime_operators.rewrites import Rewrite, rewrites
-from roller.models.onnx.types import onnx_dtype
+from roller.models.onnx.lowering_registry import Unsupported
+from roller.models.onnx.onnx_types import onnx_dtype
+from roller.models.onnx.runtime_operators.rewrites import NodeRewrite, rewrites
 
 
 @rewrites("MatMulNBits")
-def product(s: Rewrite) -> Sequence[str]:
+def rewrite_matmul_n_bits(s: NodeRewrite) -> Sequence[str]:
     """Rewrite a product with weights packed in blocks along the sum, each block with a scale and a zero point."""
     a, bits, block = s.required(0), int(s.attribute("bits", 4)), int(s.attribute("block_size", 0))
     n, k = int(s.attribute("N")), int(s.attribute("K"))
@@ -24,25 +24,25 @@ def product(s: Rewrite) -> Sequence[str]:
         raise Unsupported("MatMulNBits with groups in another order")
     packed = s.known(s.required(1), "its weights are").reshape(n, blocks, -1)
     scales = s.known(s.required(2), "its scales are").astype(np.float32).reshape(n, blocks, 1)
-    weights = _unpacked(packed, bits)[:, :, :block].astype(np.float32)
-    zeros = _zeros(s, n, blocks, bits)
+    weights = _unpack_bits(packed, bits)[:, :, :block].astype(np.float32)
+    zeros = _block_zero_points(s, n, blocks, bits)
     dense = ((weights - zeros) * scales).reshape(n, blocks * block)[:, :k]
     right = s.constant(np.ascontiguousarray(dense.T).astype(onnx_dtype(s.type(a).dtype)))
     y = s.add("MatMul", a, right)
     return [s.add("Add", y, s.input(5)) if s.input(5) else y]
 
 
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+def _unpack_bits(packed: np.ndarray, bits: int) -> np.ndarray:
     """Return bytes as numbers of fewer bits, the lowest bits first."""
     parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
     return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
 
 
-def _zeros(s: Rewrite, n: int, blocks: int, bits: int) -> np.ndarray:
+def _block_zero_points(s: NodeRewrite, n: int, blocks: int, bits: int) -> np.ndarray:
     """Return the zero point of every block: half the range by default."""
     if not s.input(3):
         return np.full((1, 1, 1), 1 << (bits - 1), np.float32)
     held = s.known(s.input(3), "its zero points are")
     if held.dtype == np.uint8:
-        held = _unpacked(held.reshape(n, -1), bits)[:, :blocks]
+        held = _unpack_bits(held.reshape(n, -1), bits)[:, :blocks]
     return held.astype(np.float32).reshape(n, blocks, 1)

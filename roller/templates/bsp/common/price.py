@@ -11,24 +11,30 @@ from typing import Any
 import numpy as np
 
 from roller.expr import Stage
-from roller.expr.conversions import dtypes_of, priced_mix, rate_of
+from roller.expr.conversions import dtypes_of, instruction_mix_by_dtype, ops_per_cycle
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.bsp.common.decide import decided, fits, passes, pieces_of, points_of
+from roller.templates.bsp.common.program_counts import (
+    fits_scratchpad,
+    other_stage_phases,
+    pieces_per_tile,
+    points_per_step,
+    program_counts,
+)
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
-#: Intermediate numbers of a price, by name, for its explanation (:mod:`roller.templates.bsp.explained`).
+#: Intermediate numbers of a price, by name, for its explanation (:mod:`roller.templates.bsp.price_terms`).
 Parts = dict[str, Any]
 #: Terms among which the bottleneck is chosen.
 BOTTLENECKS = ("compute_s", "exchange_s", "sync_s", "streaming_s", "launch_s")
 
 
-def priced(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] | None = None) -> Terms:
+def price_batch(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] | None = None) -> Terms:
     """Price a batch whose anchor takes ``step`` cycles per reduction step; ``told`` collects intermediate numbers."""
-    d, home = decided(batch, spec), spec.home
+    d, home = program_counts(batch, spec), spec.home
     share = home.bandwidth_bytes_per_s / spec.units
-    once = _once_cycles(batch, spec)
+    once = _cycles_once_per_tile(batch, spec)
     cycles = d.waves * (d.steps * step + once)
     moved = d.waves * (d.steps * d.received_bytes + d.other_bytes + d.partial_bytes + d.result_bytes)
     # One synchronization before every exchange (data tiles of each step, parts, results), and one per further stage.
@@ -42,7 +48,7 @@ def priced(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] |
         "launch_s": np.full(len(batch), spec.execution.launch_s),
     }
     total = terms["compute_s"] + terms["exchange_s"] + terms["sync_s"] + terms["streaming_s"] + terms["launch_s"]
-    terms["seconds"] = np.where(fits(batch, spec), total, np.inf)
+    terms["seconds"] = np.where(fits_scratchpad(batch, spec), total, np.inf)
     terms |= {
         "tasks": d.tasks.astype(float), "waves": d.waves.astype(float), "supersteps": d.supersteps.astype(float),
         f"{home.name}_bytes": moved * np.minimum(d.tasks, spec.units), "scratchpad_bytes": d.working_bytes,
@@ -54,34 +60,34 @@ def priced(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] |
     return terms
 
 
-def _once_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _cycles_once_per_tile(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles per tile for the other stages and for combining parts, ``(N,)``."""
     expr = batch.geometry.expr
     others = [s for s in expr.stages if s is not expr.anchor]
     cycles = sum((stage_cycles(s, batch, spec) for s in others), np.zeros(len(batch)))
-    added = points_of(expr.anchor, batch) / np.maximum(1, batch.step_points)
-    rate = _rate(spec, "add", expr.anchor.acc_dtype)
+    added = points_per_step(expr.anchor, batch) / np.maximum(1, batch.step_points)
+    rate = _operations_per_cycle(spec, "add", expr.anchor.acc_dtype)
     return np.asarray(cycles + np.where(batch.split_k > 1, (batch.split_k - 1) * added / rate, 0.0))
 
 
 def stage_cycles(stage: Stage, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles of one stage over a unit's tile, shared by its workers; arithmetic and loads overlap."""
-    mix = priced_mix(stage.body, stage.combiner, dtypes_of(batch.geometry.expr), stage.acc_dtype)
-    arithmetic = sum(n / rate_of(spec.compute.ops_per_cycle_per_unit, *kind) for kind, n in mix.items())
+    mix = instruction_mix_by_dtype(stage.body, stage.combiner, dtypes_of(batch.geometry.expr), stage.acc_dtype)
+    arithmetic = sum(n / ops_per_cycle(spec.compute.ops_per_cycle_per_unit, *kind) for kind, n in mix.items())
     loads = max(1, len(stage.loads)) / spec.compute.ops_per_cycle_per_unit["load_store"]
     issue = spec.execution.step_issue_s * spec.clock_hz / spec.teu.lanes
     each = max(arithmetic, loads) + issue
     latency = spec.execution.step_latency_s * spec.clock_hz  # the last worker's last instruction
-    idle = idle_workers(pieces_of(stage, batch), spec)
-    return np.asarray(points_of(stage, batch) * each * idle + latency * (1 + passes(batch)))
+    idle = worker_imbalance_factor(pieces_per_tile(stage, batch), spec)
+    return np.asarray(points_per_step(stage, batch) * each * idle + latency * (1 + other_stage_phases(batch)))
 
 
-def idle_workers(pieces: Ints, spec: DeviceSpec) -> Floats:
+def worker_imbalance_factor(pieces: Ints, spec: DeviceSpec) -> Floats:
     """Return the factor by which a tile takes longer if its pieces do not divide evenly among a unit's workers."""
     workers = spec.limits.threads_per_unit or 1
     return np.asarray(-(-pieces // workers) * workers / pieces)
 
 
-def _rate(spec: DeviceSpec, operation: str, dtype: str) -> float:
+def _operations_per_cycle(spec: DeviceSpec, operation: str, dtype: str) -> float:
     rates = spec.compute.ops_per_cycle_per_unit
     return rates.get(f"{operation}.{dtype}", rates[operation])

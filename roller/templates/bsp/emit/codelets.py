@@ -9,60 +9,72 @@ from __future__ import annotations
 import re
 
 from roller.expr import COMBINERS, Index, Stage, TensorExpr
-from roller.templates.bsp.common.decide import contiguous_order
-from roller.templates.bsp.emit.scalars import PRELUDE, Printer, constant, index, name_of, type_of
-from roller.tile.supersteps import Schedule, StagePlan, TensorPlan, plain
+from roller.templates.bsp.common.program_counts import axes_contiguous_last
+from roller.templates.bsp.emit.cpp_scalars import (
+    PRELUDE,
+    ScalarPrinter,
+    axis_identifier,
+    cpp_index,
+    cpp_literal,
+    cpp_type,
+)
+from roller.tile.supersteps import Schedule, StagePlan, TensorPlan, codelet_name
 
 _COMBINE = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "largest<{2}>({0}, {1})", "min": "smallest<{2}>({0}, {1})"}
 
 
-def source_of(expr: TensorExpr, schedule: Schedule) -> str:
+def write_codelets(expr: TensorExpr, schedule: Schedule) -> str:
     """Return the codelets of all stages, and the codelets that combine and convert the parts of a split reduction."""
-    classes = [_stage(expr, s, p, schedule) for s, p in zip(expr.stages, schedule.stages, strict=True)]
+    classes = [_stage_class(expr, s, p, schedule) for s, p in zip(expr.stages, schedule.stages, strict=True)]
     if schedule.combine and schedule.finish:
-        classes += [_combining(expr, schedule.combine, schedule), _finishing(expr, schedule.finish, schedule)]
+        classes += [
+            _combine_parts_class(expr, schedule.combine, schedule),
+            _convert_sums_class(expr, schedule.finish, schedule),
+        ]
     return PRELUDE + "\n" + "\n".join(classes)
 
 
-def _stage(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule) -> str:
-    printer = Printer(expr, lambda tensor, at: _offset(schedule.tensor(tensor), at))
+def _stage_class(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule) -> str:
+    printer = ScalarPrinter(expr, lambda tensor, at: _offset_in_copy(schedule.tensor(tensor), at))
     body, _ = printer.scalar(stage.body)
-    return _class(plan, _fields(expr, plan, schedule), stage, _point(expr, stage, plan, schedule, body))
+    return _codelet_class(
+        plan, _codelet_fields(expr, plan, schedule), stage, _point_statements(expr, stage, plan, schedule, body)
+    )
 
 
-def _class(plan: StagePlan, fields: list[str], stage: Stage, point: list[str]) -> str:
+def _codelet_class(plan: StagePlan, fields: list[str], stage: Stage, point: list[str]) -> str:
     """Return a class whose workers share the results of a tile; ``point`` holds the statements for one result."""
-    lines = _shared_out(stage, plan.piece, point)
+    lines = _worker_loops(stage, plan.piece, point)
     used = set(re.findall(r"\w+", "\n".join(lines)))
-    named = [(i, _place_name(n)) for i, n in enumerate(plan.place)]
+    named = [(i, _place_variable(n)) for i, n in enumerate(plan.place)]
     places = [f"    const int {name} = place[{i}];" for i, name in named if name in used]
     body = ["  bool compute(unsigned worker) {", *places, *lines, "    return true;", "  }"]
     text = "\n".join([*fields, *body])
     return f"class {plan.entry} : public poplar::MultiVertex {{\n public:\n{text}\n}};\n"
 
 
-def _place_name(number: str) -> str:
+def _place_variable(number: str) -> str:
     """Return the C++ variable for an entry of ``place``."""
     kind, _, name = number.partition("_")
     if kind == "b":
         tensor, _, dimension = name.rpartition("_")
-        return f"b_{plain(tensor)}_{dimension}"
-    return f"{kind}_{plain(name)}" if name else number
+        return f"b_{codelet_name(tensor)}_{dimension}"
+    return f"{kind}_{codelet_name(name)}" if name else number
 
 
-def _shared_out(stage: Stage, piece: int, point: list[str]) -> list[str]:
+def _worker_loops(stage: Stage, piece: int, point: list[str]) -> list[str]:
     """Return one worker's loops over its even share of the pieces, row by row."""
-    order = contiguous_order(stage)
+    order = axes_contiguous_last(stage)
     if not order:  # one result
         return ["    if (worker == 0) {", *(f"      {line}" for line in point), "    }"]
     rows, inner = order[:-1], order[-1]  # rows are the points of all axes but the contiguous one
-    a, x, left, row_of = plain(inner), name_of(inner), "row", list[str]()
+    a, x, left, row_of = codelet_name(inner), axis_identifier(inner), "row", list[str]()
     for r in reversed(rows):
-        row_of.append(f"      const int {name_of(r)} = f_{plain(r)} + {left} % n_{plain(r)};")
-        left = f"{left} / n_{plain(r)}"
+        row_of.append(f"      const int {axis_identifier(r)} = f_{codelet_name(r)} + {left} % n_{codelet_name(r)};")
+        left = f"{left} / n_{codelet_name(r)}"
     return [
         f"    const int pieces = (n_{a} + {piece - 1}) / {piece};",
-        f"    const int total = pieces * {' * '.join(f'n_{plain(r)}' for r in rows) or '1'};",
+        f"    const int total = pieces * {' * '.join(f'n_{codelet_name(r)}' for r in rows) or '1'};",
         "    const int share = (total + int(numWorkers()) - 1) / int(numWorkers());",
         "    const int end = least(total, int(worker + 1) * share);",
         "    for (int at = int(worker) * share; at < end;) {",
@@ -78,86 +90,86 @@ def _shared_out(stage: Stage, piece: int, point: list[str]) -> list[str]:
     ]
 
 
-def _point(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule, body: str) -> list[str]:
+def _point_statements(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule, body: str) -> list[str]:
     """Return the statements that compute one output."""
     out = schedule.tensor(stage.name)
-    kept, target = type_of(out.dtype, expr.name), f"t_{plain(out.name)}[{_offset(out, stage.store)}]"
+    kept, target = cpp_type(out.dtype, expr.name), f"t_{codelet_name(out.name)}[{_offset_in_copy(out, stage.store)}]"
     if stage.combiner is None:
-        return [f"{target} = {_converted(body, kept)};"]
-    acc, sums = type_of(stage.acc_dtype, expr.name), f"sums[{_sum_place(stage)}]"
-    neutral = constant(COMBINERS[stage.combiner].neutral, stage.acc_dtype)
+        return [f"{target} = {_cast_code(body, kept)};"]
+    acc, sums = cpp_type(stage.acc_dtype, expr.name), f"sums[{_accumulator_offset(stage)}]"
+    neutral = cpp_literal(COMBINERS[stage.combiner].neutral, stage.acc_dtype)
     lines = [f"{acc} sum = {f'first ? {neutral} : {acc}({sums})' if plan.keeps_sums else neutral};"]
     depth = 0
     for a in stage.reduction_axes:
-        lines += _loop(a.name, depth)
+        lines += _reduction_loop_header(a.name, depth)
         depth += 2
-    joined = _COMBINE[stage.combiner].format("sum", _converted(body, acc), acc)
+    joined = _COMBINE[stage.combiner].format("sum", _cast_code(body, acc), acc)
     lines.append(f"{' ' * depth}sum = {joined};")
     lines += [f"{' ' * at}}}" for at in range(depth - 2, -1, -2)]
-    result = f"{target} = {_converted('sum', kept)};"
+    result = f"{target} = {_cast_code('sum', kept)};"
     if not plan.keeps_sums:
         return [*lines, result]
     return [*lines, f"if (last) {result} else {sums} = sum;" if plan.writes else f"{sums} = sum;"]
 
 
-def _converted(code: str, kind: str) -> str:
+def _cast_code(code: str, kind: str) -> str:
     return f"({code}) != 0" if kind == "bool" else f"({kind})({code})"
 
 
-def _loop(axis: str, at: int) -> list[str]:
-    x, a = name_of(axis), plain(axis)
+def _reduction_loop_header(axis: str, at: int) -> list[str]:
+    x, a = axis_identifier(axis), codelet_name(axis)
     return [f"{' ' * at}for (int {x} = f_{a}; {x} < f_{a} + n_{a}; ++{x}) {{"]
 
 
-def _offset(plan: TensorPlan, at: tuple[Index, ...]) -> str:
+def _offset_in_copy(plan: TensorPlan, at: tuple[Index, ...]) -> str:
     """Return the offset of a position in a unit's copy of a tensor."""
     words, pitch = list[str](), 1
     for d in range(len(at) - 1, -1, -1):
-        word = f"({index(at[d])} - b_{plain(plan.name)}_{d})"
+        word = f"({cpp_index(at[d])} - b_{codelet_name(plan.name)}_{d})"
         word += f" / {plan.lattice[d]}" if plan.lattice[d] > 1 else ""
         words.insert(0, word if pitch == 1 else f"{word} * {pitch}")
         pitch *= plan.pitches[d]
     return " + ".join(words) or "0"
 
 
-def _sum_place(stage: Stage) -> str:
+def _accumulator_offset(stage: Stage) -> str:
     """Return the offset of a point's accumulator: the tile's spatial axes, row by row."""
     words = []
     for a in stage.spatial_axes:
-        words.append(f"({name_of(a.name)} - f_{plain(a.name)})")
+        words.append(f"({axis_identifier(a.name)} - f_{codelet_name(a.name)})")
     place = words[0] if words else "0"
     for a, word in zip(stage.spatial_axes[1:], words[1:], strict=True):
-        place = f"({place}) * m_{plain(a.name)} + {word}"
+        place = f"({place}) * m_{codelet_name(a.name)} + {word}"
     return place
 
 
-def _fields(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> list[str]:
+def _codelet_fields(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> list[str]:
     """Return the connected fields: copies to read, accumulators, the result, and ``place``."""
     lines = []
     for name in plan.reads:
-        lines.append(f"  poplar::Input<poplar::Vector<{type_of(schedule.tensor(name).dtype, expr.name)}>> "
-                     f"t_{plain(name)};")  # fmt: skip
+        lines.append(f"  poplar::Input<poplar::Vector<{cpp_type(schedule.tensor(name).dtype, expr.name)}>> "
+                     f"t_{codelet_name(name)};")  # fmt: skip
     if plan.keeps_sums:
-        lines.append(f"  poplar::InOut<poplar::Vector<{type_of(schedule.sums_dtype, expr.name)}>> sums;")
+        lines.append(f"  poplar::InOut<poplar::Vector<{cpp_type(schedule.sums_dtype, expr.name)}>> sums;")
     if plan.writes:
-        kind = type_of(schedule.tensor(plan.writes).dtype, expr.name)
-        lines.append(f"  poplar::Output<poplar::Vector<{kind}>> t_{plain(plan.writes)};")
+        kind = cpp_type(schedule.tensor(plan.writes).dtype, expr.name)
+        lines.append(f"  poplar::Output<poplar::Vector<{kind}>> t_{codelet_name(plan.writes)};")
     return [*lines, "  poplar::Input<poplar::Vector<int>> place;", ""]
 
 
-def _combining(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
+def _combine_parts_class(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
     """Return the class that adds another unit's accumulators to a unit's own."""
-    stage, acc = expr.anchor, type_of(schedule.sums_dtype, expr.name)
+    stage, acc = expr.anchor, cpp_type(schedule.sums_dtype, expr.name)
     assert stage.combiner is not None  # only reductions are split
-    at = _sum_place(stage)
+    at = _accumulator_offset(stage)
     joined = _COMBINE[stage.combiner].format(f"{acc}(sums[{at}])", f"{acc}(part[{at}])", acc)
     part = f"  poplar::Input<poplar::Vector<{acc}>> part;"
-    return _class(plan, [part, *_fields(expr, plan, schedule)], stage, [f"sums[{at}] = {joined};"])
+    return _codelet_class(plan, [part, *_codelet_fields(expr, plan, schedule)], stage, [f"sums[{at}] = {joined};"])
 
 
-def _finishing(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
+def _convert_sums_class(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
     """Return the class that converts combined accumulators into the anchor's result."""
     stage, out = expr.anchor, schedule.tensor(expr.anchor.name)
-    value = _converted(f"sums[{_sum_place(stage)}]", type_of(out.dtype, expr.name))
-    point = [f"t_{plain(out.name)}[{_offset(out, stage.store)}] = {value};"]
-    return _class(plan, _fields(expr, plan, schedule), stage, point)
+    value = _cast_code(f"sums[{_accumulator_offset(stage)}]", cpp_type(out.dtype, expr.name))
+    point = [f"t_{codelet_name(out.name)}[{_offset_in_copy(out, stage.store)}] = {value};"]
+    return _codelet_class(plan, _codelet_fields(expr, plan, schedule), stage, point)

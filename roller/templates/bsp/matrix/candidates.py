@@ -10,28 +10,28 @@ from roller.core.fragment import Fragment
 from roller.expr.scalar import Call, Cast, Load
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.bsp.common.growth import Grain, grown, of_grain
+from roller.templates.bsp.common.tile_growth import TileGrain, grow_programs, matches_grain
 from roller.templates.common.options import ConstructOptions
 from roller.tile.geometry import Geometry
 
 
-def matrix_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def matrix_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the programs of one form for every matrix instruction that can compute it."""
     usable = spec.fragments if options.matrix_units and geometry.expr.allow_padding else ()
-    grains = (grain for f in usable for grain in matrix_passes(geometry, f))
-    return [b for grain in grains for b in grown(geometry, grain, spec, options)]
+    grains = (grain for f in usable for grain in matrix_unit_grains(geometry, f))
+    return [b for grain in grains for b in grow_programs(geometry, grain, spec, options)]
 
 
-def matrix_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+def matrix_candidate_mask(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     """Return the mask of the programs of a batch that construction offers."""
     del spec
     f, names = batch.fragment, batch.geometry.names
     assert f is not None  # the template matches no others
     taken = dict(zip(batch.matrix_axes, (f.m, f.n, f.k), strict=True))
-    return of_grain(batch, np.array([taken.get(n, 1) for n in names], np.int64))
+    return matches_grain(batch, np.array([taken.get(n, 1) for n in names], np.int64))
 
 
-def matrix_passes(g: Geometry, f: Fragment) -> Iterator[Grain]:
+def matrix_unit_grains(g: Geometry, f: Fragment) -> Iterator[TileGrain]:
     """Yield the grains of a matrix instruction: m moves one operand, n the other, and k both."""
     anchor = g.expr.anchor
     if anchor.combiner != "sum" or not isinstance(anchor.body, Call) or anchor.body.fn != "mul":
@@ -49,4 +49,4 @@ def matrix_passes(g: Geometry, f: Fragment) -> Iterator[Grain]:
         m, n, k = (int(max(axes, key=lambda a: g.extents[a])) for axes in (ms, ns, ks))
         step = np.ones(len(g.names), np.int64)
         step[[m, n, k]] = f.m, f.n, f.k
-        yield Grain(step, n, f, (g.names[m], g.names[n], g.names[k]))
+        yield TileGrain(step, n, f, (g.names[m], g.names[n], g.names[k]))

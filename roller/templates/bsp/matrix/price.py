@@ -6,21 +6,21 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.bsp.common.decide import points_of
-from roller.templates.bsp.common.price import Parts, Terms, idle_workers, priced
+from roller.templates.bsp.common.price import Parts, Terms, price_batch, worker_imbalance_factor
+from roller.templates.bsp.common.program_counts import points_per_step
 from roller.tile.geometry import Floats
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
     """Price a batch; return ``seconds`` and its terms as arrays ``(N,)``."""
-    return priced(batch, spec, _step_cycles(batch, spec), told)
+    return price_batch(batch, spec, _step_cycles(batch, spec), told)
 
 
 def _step_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return a unit's cycles for the anchor in one reduction step of its tile, ``(N,)``."""
     anchor, f, rates = batch.geometry.expr.anchor, batch.fragment, spec.compute.ops_per_cycle_per_unit
     assert f is not None  # the template matches no others
-    points = points_of(anchor, batch).astype(float)
+    points = points_per_step(anchor, batch).astype(float)
     m = batch.geometry.names.index(batch.matrix_axes[0])
     # One operand stays in the unit along the m axis: it is loaded once per run along m.
     operand = batch.geometry.loads[0].tensor.itemsize_bytes
@@ -30,7 +30,7 @@ def _step_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     passes = (-(-batch.block // batch.register))[:, spatial].prod(axis=1)
     rate = rates[f"{f.rate}.{f.operand}"]
     issued = vectors / f.n * spec.execution.step_issue_s * spec.clock_hz
-    return np.asarray((points / rate + loaded) * idle_workers(passes, spec) + issued)
+    return np.asarray((points / rate + loaded) * worker_imbalance_factor(passes, spec) + issued)
 
 
 def _read_bytes_per_cycle(spec: DeviceSpec) -> float:

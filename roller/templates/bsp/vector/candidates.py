@@ -6,27 +6,27 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.bsp.common.growth import Grain, grown, of_grain
+from roller.templates.bsp.common.tile_growth import TileGrain, grow_programs, matches_grain
 from roller.templates.common.options import ConstructOptions
 from roller.tile.geometry import Geometry
 
 
-def vector_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def vector_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the programs of one form; every expression has such programs."""
-    return grown(geometry, _vector(geometry, spec), spec, options)
+    return grow_programs(geometry, _vector_grain(geometry, spec), spec, options)
 
 
-def vector_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+def vector_candidate_mask(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     """Return the mask of the programs of a batch that construction offers."""
-    return of_grain(batch, _vector(batch.geometry, spec).step)
+    return matches_grain(batch, _vector_grain(batch.geometry, spec).step)
 
 
-def _vector(g: Geometry, spec: DeviceSpec) -> Grain:
+def _vector_grain(g: Geometry, spec: DeviceSpec) -> TileGrain:
     """Return one vector of a worker; a scalar if nothing is contiguous or padding is not allowed."""
     step, axes = np.ones(len(g.names), np.int64), g.order or g.reduced_axes
     if not axes:  # a scalar
-        return Grain(step, None)
+        return TileGrain(step, None)
     a = axes[-1]
     lanes = spec.teu.lanes * 4 // max(4, g.store.tensor.itemsize_bytes)
     step[a] = lanes if g.expr.allow_padding or g.extents[a] % lanes == 0 else 1
-    return Grain(step, a)
+    return TileGrain(step, a)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.bsp.common.price import Parts, Terms, priced, stage_cycles
+from roller.templates.bsp.common.price import Parts, Terms, price_batch, stage_cycles
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
     """Price a batch; return ``seconds`` and its terms as arrays ``(N,)``."""
-    return priced(batch, spec, stage_cycles(batch.geometry.expr.anchor, batch, spec), told)
+    return price_batch(batch, spec, stage_cycles(batch.geometry.expr.anchor, batch, spec), told)

@@ -14,7 +14,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.caches import holding_bandwidth
 from roller.templates.cpu.common.traffic import ACCUMULATOR_BYTES
-from roller.templates.cpu.decide import decided
+from roller.templates.cpu.decisions import decisions_for_device
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
@@ -26,25 +26,25 @@ BOTTLENECKS = ("compute_s", "dram_s", "l2_s", "l3_s", "launch_s")
 
 def imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
     """Return the idle factor of cores for whole tasks, and the number of tasks; parts of a reduction count as tasks."""
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     tasks, chunks = d.task_count, d.split_chunks
     parts = tasks * d.parts  # the last part may be smaller
     whole = -(-parts // spec.units) * spec.units * d.share / (tasks * chunks)
-    return np.where(parts > 1, whole * _uneven(batch, spec), whole), parts
+    return np.where(parts > 1, whole * _first_core_excess(batch, spec), whole), parts
 
 
-def _uneven(batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _first_core_excess(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the first core's work relative to its share, because the last tasks of an axis are smaller."""
     # Every core takes a run of adjacent tasks, so the last core gets all smaller tasks at the end of the outermost
     # axis; smaller tasks of other axes are evenly distributed.
-    d, rows = decided(batch, spec), np.arange(len(batch))
+    d, rows = decisions_for_device(batch, spec), np.arange(len(batch))
     outer = np.argmax(d.tasks > 1, axis=1)
     return np.asarray(d.tasks[rows, outer] * d.per_task[rows, outer] / d.tiles[rows, outer])
 
 
 def combine_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the seconds in which one core combines the parts of a split reduction, each written once and read once."""
-    results = decided(batch, spec).parts * float(batch.geometry.store.tensor.elements) * ACCUMULATOR_BYTES
+    results = decisions_for_device(batch, spec).parts * float(batch.geometry.store.tensor.elements) * ACCUMULATOR_BYTES
     return np.where(batch.split_k > 1, 2 * results * spec.units / holding_bandwidth(results, spec), 0.0)
 
 

@@ -14,7 +14,7 @@ def lane_count(spec: DeviceSpec, itemsize_bytes: int) -> int:
     return max(1, spec.teu.lanes * 4 // itemsize_bytes)
 
 
-def rate_of(spec: DeviceSpec, instruction_class: str, dtype: str) -> float:
+def ops_per_cycle(spec: DeviceSpec, instruction_class: str, dtype: str) -> float:
     """Return a core's operations per cycle, using the data type's separate rate if it has one."""
     rates = spec.compute.ops_per_cycle_per_unit
     return rates.get(f"{instruction_class}.{dtype}", rates[instruction_class])
@@ -29,11 +29,12 @@ def arithmetic_cycles(
     mix["convert"] = mix.get("convert", 0.0) - loaded_conversions
     # Rates count elements of four bytes, unless the dtype has a separate rate and fewer elements per vector.
     return np.asarray(sum(
-        vectors * n * (elements if f"{c}.{dtype}" in rates else width) / rate_of(spec, c, dtype) for c, n in mix.items()
+        vectors * n * (elements if f"{c}.{dtype}" in rates else width) / ops_per_cycle(spec, c, dtype) for c,
+        n in mix.items()
     ))  # fmt: skip
 
 
-def passes(lanes: Ints, spec: DeviceSpec, elements: int) -> Floats:
+def partial_vector_cost(lanes: Ints, spec: DeviceSpec, elements: int) -> Floats:
     """Return the cost of an instruction on ``lanes`` lanes relative to a whole vector of ``elements``, ``(N,)``."""
     # A datapath as wide as the vector processes any vector at once; a narrower one takes a pass for each part.
     narrow = (spec.teu.datapath_lanes or spec.teu.lanes) / spec.teu.lanes

@@ -8,9 +8,9 @@ from roller.expr import run_along
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.caches import dram_traffic_bytes, holding_bandwidth
-from roller.templates.cpu.common.conversions import conversion_cycles
+from roller.templates.cpu.common.conversion_costs import conversion_cycles
 from roller.templates.cpu.common.lanes import lane_distance, room
-from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, decided, run_of_lanes
+from roller.templates.cpu.decisions import BOX, IN_PLACE, PANEL, decisions_for_device, vector_copy_run
 from roller.tile.geometry import Access, Floats, Ints
 
 # Measured with our templates as LLVM compiles them on AVX-512: constants of templates and compiler, not of a device.
@@ -32,7 +32,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
     total = np.zeros(len(batch))
     if not batch.staged:
         return total
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     task = np.where(g.spatial, np.minimum(d.per_task * d.tile, g.extents), g.extents)
     packed: Floats
     copy, _ = _copy_cycles(spec)
@@ -55,11 +55,11 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
             # The box is written once and read at least once from the layer that holds it.
             total = total + 2.0 * box * tasks / holding_bandwidth(box, spec)
         else:
-            panel, held = d.panel_bytes(a) * d.packings(a), _passed_bytes(a, batch, spec)
+            panel, held = d.panel_bytes(a) * d.packing_count(a), _bytes_before_use(a, batch, spec)
             packed = panel / d.held_itemsize_bytes(a)
             lone = v is None or not a.uses[v] or step != 1
             inner = np.where(lone, 1, d.tile[:, v or 0])
-            cost = np.where(inner >= spec.teu.lanes, _row_cycles(a, batch, spec), _one_cycles(a, batch, spec))
+            cost = np.where(inner >= spec.teu.lanes, _row_cycles(a, batch, spec), _element_cycles(a, batch, spec))
             read = packed * a.tensor.itemsize_bytes
             total = total + read / holding_bandwidth(a.tensor.nbytes, spec) + panel / holding_bandwidth(held, spec)
         cost = cost + conversion_cycles(a, spec) / spec.teu.lanes
@@ -67,11 +67,11 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
     return total
 
 
-def _passed_bytes(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _bytes_before_use(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the bytes that pass through a cache between the packing of a panel and its use."""
     # A panel packed before the tasks is used after the whole tensor and the whole panel have passed; otherwise every
     # task packs its own part.
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     mine, whole = d.panel_bytes(access, d.per_task), d.panel_bytes(access) + access.tensor.nbytes
     return np.where(d.upfront(access), whole, mine)
 
@@ -95,13 +95,13 @@ def _row_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
         run = run_along(*along)
         whole = run is not None and run.step == 1 and run.length >= access.axis_extents[v]
         return WHOLE_ROWS * copy if whole else GUARDED_ROWS * gather
-    run = run_of_lanes(*along, int(decided(batch, spec).lanes.max()))
+    run = vector_copy_run(*along, int(decisions_for_device(batch, spec).lanes.max()))
     if run is None:
         return DIVIDED * gather
     return WHOLE_ROWS * copy if run.step == 1 else TRANSPOSED * gather
 
 
-def _one_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _element_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles per element of a panel without vector rows; blocks with contiguous rows are shuffled."""
     g, v = batch.geometry, batch.vector_axis
     copy, gather = _copy_cycles(spec)
@@ -111,7 +111,7 @@ def _one_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
     contiguous = any(lane_distance(access, int(x)) == 1 and g.extents[x] >= 16 for x in np.flatnonzero(~g.spatial))
     if v is None or not used or access.gather or access.bounds or not contiguous:
         return np.full(len(batch), TRANSPOSED * gather)
-    return np.where(decided(batch, spec).tile[:, v] >= 4, SHUFFLED * copy, TRANSPOSED * gather)
+    return np.where(decisions_for_device(batch, spec).tile[:, v] >= 4, SHUFFLED * copy, TRANSPOSED * gather)
 
 
 def task_dram_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
@@ -121,10 +121,10 @@ def task_dram_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
     total = np.full(len(batch), dram_traffic_bytes(batch, spec))
     if not total.any():
         return total
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     for a in d.staged(PANEL):
         if a.tensor.name not in batch.constants:
-            instead = np.where(_passed_bytes(a, batch, spec) > room(spec, "l3"), d.panel_bytes(a), 0.0)
-            again = (d.packings(a) - 1.0) * a.tensor.nbytes if a.tensor.nbytes > room(spec, "l3") else 0.0
+            instead = np.where(_bytes_before_use(a, batch, spec) > room(spec, "l3"), d.panel_bytes(a), 0.0)
+            again = (d.packing_count(a) - 1.0) * a.tensor.nbytes if a.tensor.nbytes > room(spec, "l3") else 0.0
             total = total + np.where(d.upfront(a), instead - a.tensor.nbytes, again)
     return total

@@ -64,7 +64,7 @@ def tile_counts(geometry: Geometry, register: Ints) -> Ints:
 
 def task_shapes(tiles: Ints, spec: DeviceSpec) -> Ints:
     """Return register tiles per task along every axis ``(N, axes)``: a few sizes, a share per core, and all tiles."""
-    choices = [_per_task(int(n), spec.units) for n in tiles]
+    choices = [_tiles_per_task_choices(int(n), spec.units) for n in tiles]
     places = _places(tuple(len(c) for c in choices))
     return np.stack([c[i] for c, i in zip(choices, places, strict=True)], axis=1)
 
@@ -78,7 +78,7 @@ def _places(lengths: tuple[int, ...]) -> tuple[Ints, ...]:
 
 
 @functools.cache
-def _per_task(tiles: int, units: int) -> Ints:
+def _tiles_per_task_choices(tiles: int, units: int) -> Ints:
     """Return the candidate numbers of tiles per task along an axis of ``tiles`` tiles."""
     return np.array(sorted({min(p, tiles) for p in _PER_TASK} | {tiles, -(-tiles // units)}), np.int64)
 
@@ -89,7 +89,7 @@ def task_sizes(geometry: Geometry, register: Ints, spec: DeviceSpec) -> list[int
     return [*(n for n in _STREAMED if n < tiles), -(-tiles // spec.units), tiles]
 
 
-def filled(geometry: Geometry, register: Ints, block: Ints, order: Iterable[int], count: int) -> Ints:
+def grow_block(geometry: Geometry, register: Ints, block: Ints, order: Iterable[int], count: int) -> Ints:
     """Return ``block`` grown to about ``count`` register tiles, axis by axis, with every axis split evenly."""
     grown, left = block.copy(), count
     for a in order:

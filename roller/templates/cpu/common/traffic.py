@@ -9,7 +9,7 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.lanes import lane_distance, room
-from roller.templates.cpu.decide import IN_PLACE, decided
+from roller.templates.cpu.decisions import IN_PLACE, decisions_for_device
 from roller.tile.geometry import Access, Floats, Ints
 
 #: Bytes of an accumulator that is stored between chunks of a reduction, for all dtypes except float64.
@@ -23,21 +23,21 @@ def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[
     # all iterations and one iteration's data fit the cache. Constants that L2 does not keep from call to call arrive
     # panel by panel: if several register tiles read a panel, the first tile waits for it, otherwise all panels form one
     # stream that overlaps the arithmetic.
-    g, d = batch.geometry, decided(batch, spec)
+    g, d = batch.geometry, decisions_for_device(batch, spec)
     chunks, per_task = d.chunk_count, d.per_task
     task = np.where(g.spatial, np.minimum(per_task * d.tile, g.extents), d.chunk)
     kernel = np.where(g.spatial, d.tile, d.chunk)
     passes = kernels * chunks / per_task.prod(axis=1)
-    near, far = _loaded_again(batch, spec, kernel)
+    near, far = _reload_counts(batch, spec, kernel)
     held = to_l1 = to_l2 = streamed = np.zeros(len(batch))
     for a, again_l1, again_l2 in zip(g.loads, near, far, strict=True):
-        panel, mine = _moved_bytes(a, kernel, batch, spec), _moved_bytes(a, task, batch, spec)
+        panel, mine = _tile_line_bytes(a, kernel, batch, spec), _tile_line_bytes(a, task, batch, spec)
         held = held + mine
-        jumps = _jumps(a, kernel, batch, spec)
-        to_l1 = to_l1 + passes * again_l1 * panel * (1.0 + jumps * _waited(spec, "l2"))
+        jumps = _unprefetched_share(a, kernel, batch, spec)
+        to_l1 = to_l1 + passes * again_l1 * panel * (1.0 + jumps * _extra_wait_ratio(spec, "l2"))
         # Boxes of neighbouring tiles overlap, and tiles of a row share lines, so the task's data are loaded once.
         once = np.minimum(panel, mine / np.where(a.uses, per_task, 1).prod(axis=1))
-        brought = passes * again_l2 * once * (1.0 + jumps * _waited(spec, "l3"))
+        brought = passes * again_l2 * once * (1.0 + jumps * _extra_wait_ratio(spec, "l3"))
         to_l2 = to_l2 + brought
         if a.tensor.name in batch.constants and a.tensor.nbytes > room(spec, "l2"):
             shared = np.where(~a.uses, d.tiles, 1).prod(axis=1) > 1
@@ -50,14 +50,14 @@ def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[
     return to_l1 + np.where(near_l1, 0.0, waiting), to_l2 + np.where(near_l2, 0.0, waiting), streamed
 
 
-def _loaded_again(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[list[Floats], list[Floats]]:
+def _reload_counts(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[list[Floats], list[Floats]]:
     """Return how often a task loads each operand's panel into L1 and into L2, ``(N,)`` per operand."""
     g, tile = batch.geometry, kernel
     near = [np.ones(len(batch)) for _ in g.loads]
     far = [np.ones(len(batch)) for _ in g.loads]
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     for axis in d.loop_order[0, ::-1].tolist():  # all programs of a batch have the same order, except dot products
-        held = sum(_moved_bytes(a, tile, batch, spec) / _set_share(a, tile, batch, spec) for a in g.loads)
+        held = sum(_tile_line_bytes(a, tile, batch, spec) / _usable_cache_share(a, tile, batch, spec) for a in g.loads)
         in_l1, in_l2 = held <= room(spec, "l1"), held <= room(spec, "l2")
         trips = d.per_task[:, axis]
         tile = tile.copy()
@@ -68,19 +68,19 @@ def _loaded_again(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[lis
     return near, far
 
 
-def _waited(spec: DeviceSpec, name: str) -> float:
+def _extra_wait_ratio(spec: DeviceSpec, name: str) -> float:
     """Return the extra waiting time of a line that was not prefetched, relative to a streamed line."""
     layer, line = spec.layer(name), spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
     alone_s = (layer.latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
     return max(0.0, alone_s * layer.bandwidth_bytes_per_s / spec.units / line - 1.0)
 
 
-def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _unprefetched_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the share of lines that no prefetcher loads: distant reduction points take only a few lines each."""
     g, l1 = batch.geometry, spec.layer("l1")
     line, reductions = l1.line_bytes or l1.transaction_bytes, np.flatnonzero(~g.spatial)
     ahead_lines = spec.execution.prefetched_lines
-    moved = decided(batch, spec).staging(access) != IN_PLACE or access.gather
+    moved = decisions_for_device(batch, spec).staging(access) != IN_PLACE or access.gather
     if moved or not (l1.page_bytes and ahead_lines and len(reductions)):
         return np.zeros(len(batch))
     if lane_distance(access, int(reductions[-1])) * access.tensor.itemsize_bytes < l1.page_bytes // 2:
@@ -90,11 +90,11 @@ def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Fl
     return np.asarray(np.clip(1.0 - lines / ahead_lines, 0.0, 1.0))
 
 
-def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _tile_line_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the bytes of a packed data tile, or of all lines that hold an unpacked tile."""
     # A run of ``r`` bytes at any start touches ``r / line + 1 - itemsize / line`` lines on average. A window with gaps
     # skips the elements between its taps, so it moves no more than its taps do separately.
-    size, d = access.tensor.itemsize_bytes, decided(batch, spec)
+    size, d = access.tensor.itemsize_bytes, decisions_for_device(batch, spec)
     staged = d.staging(access) != IN_PLACE
     if staged or access.gather:
         return np.asarray(access.elements(tile) * float(d.held_itemsize_bytes(access) if staged else size))
@@ -111,13 +111,19 @@ def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec)
     return np.asarray(np.minimum(whole, tile[:, taps].prod(axis=1) * lines(np.where(taps, 1, tile))))
 
 
-def _set_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _usable_cache_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the share of a cache that the rows of an unpacked tile can use: equal row pitches map to the same sets."""
     # Rows ``pitch`` bytes apart start at ``page / gcd(pitch, page)`` different offsets of a page. Only the offset in
     # the page determines the set in L1, and in L2 within those of the physical page.
     shape, size = access.tensor.shape, access.tensor.itemsize_bytes
     line, page = spec.layer("l1").line_bytes, spec.layer("l1").page_bytes
-    if decided(batch, spec).staging(access) != IN_PLACE or access.gather or len(shape) < 2 or not line or not page:
+    if (
+        decisions_for_device(batch, spec).staging(access) != IN_PLACE
+        or access.gather
+        or len(shape) < 2
+        or not line
+        or not page
+    ):
         return np.ones(len(batch))
     places = page // math.gcd(shape[-1] * size, page)
     _, run = _runs(access, tile, batch)

@@ -12,22 +12,22 @@ from collections.abc import Callable
 from roller.errors import BuildError
 from roller.expr import COMBINERS
 from roller.te.compat import tirx
-from roller.te.emit import Expr, combine, constant, emit_index
-from roller.templates.cpu.emit.nest import (
+from roller.te.emit import Expr, combine_step, constant, emit_index
+from roller.templates.cpu.emit.axis_plans import ReductionPlan, program_decisions, task_tile_counter_name
+from roller.templates.cpu.emit.loop_nest import (
     Stmt,
     allocate,
-    declare,
+    declare_buffer,
+    if_then,
     integer,
-    lower_of,
     prefetch,
     quotient,
     read,
     seq,
-    when,
+    smaller_extent,
     write,
 )
-from roller.templates.cpu.emit.plan import ReductionPlan, decisions_of, task_tile_of
-from roller.templates.cpu.tiled.emit import Env, Tiled
+from roller.templates.cpu.tiled.emit import Env, TiledNest
 
 #: Bytes of an operand above which it is assumed to come from beyond a core's private caches.
 _FAR_BYTES = 8 << 20
@@ -35,7 +35,7 @@ _FAR_BYTES = 8 << 20
 _OUTPUTS_PER_ROW = 4
 
 
-class Dots(Tiled):
+class DotProductNest(TiledNest):
     """A tiled program whose vectors run along a reduction axis."""
 
     def __post_init__(self) -> None:
@@ -47,24 +47,24 @@ class Dots(Tiled):
                 f"'{program.vector_axis}', got staged={list(program.staged)}. Leave 'staged' empty."
             )
         self.along: ReductionPlan = next(r for r in self.reduction if r.name == program.vector_axis)
-        decisions = decisions_of(program)
+        decisions = program_decisions(program)
         self.lanes, self.chains = int(decisions.lanes[0]), int(decisions.chains[0])
         self.how = self.stage.combiner or "sum"
         shape = tuple(s.tile for s in self.order)
-        self.wide = declare("wide", (*shape, self.chains, self.lanes), self.stage.acc_dtype, scope="local")
+        self.wide = declare_buffer("wide", (*shape, self.chains, self.lanes), self.stage.acc_dtype, scope="local")
 
     def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
         neutral = constant(COMBINERS[self.how].neutral, self.stage.acc_dtype)
         first = chunk[self.along.name] * self.along.chunk if self.along.name in chunk else integer(0)
         left = self.along.extent - first if self.along.name in chunk else self.along.extent
-        size = lower_of(self.along.chunk, left) if self.along.extent % self.along.chunk else self.along.chunk
+        size = smaller_extent(self.along.chunk, left) if self.along.extent % self.along.chunk else self.along.chunk
         blocks, rest = quotient(size, self.lanes * self.chains)
         vectors, tail = quotient(rest, self.lanes)
         done = blocks * self.lanes * self.chains
         begin, end = self.each(lambda i: write(self.acc, neutral, *self._place(i))), self._write_back(env)
         if self.chunked:
-            begin, end = self._resumed(env, chunk, begin, end)
-        run = self._around(chunk, lambda at: seq(
+            begin, end = self._resume_and_keep(env, chunk, begin, end)
+        run = self._loop_over_other_reductions(chunk, lambda at: seq(
             self._vectors(env, at, blocks, self.chains, first),
             self._vectors(env, at, vectors, 1, first + done),
         ))  # fmt: skip
@@ -72,38 +72,43 @@ class Dots(Tiled):
             allocate(self.acc),
             allocate(self.wide),
             begin,
-            self.each(lambda i: self._lanes_of(lambda q, x: write(self.wide, neutral, *i, q, x), self.chains)),
+            self.each(
+                lambda i: self._each_lane_of_chains(lambda q, x: write(self.wide, neutral, *i, q, x), self.chains)
+            ),
             run,
             self.each(self._fold),
-            self._around(chunk, lambda at: self._elements(env, at, tail, first + done + vectors * self.lanes)),
+            self._loop_over_other_reductions(
+                chunk, lambda at: self._elements(env, at, tail, first + done + vectors * self.lanes)
+            ),
             end,
         )
 
-    def _resumed(self, env: Env, chunk: Env, begin: Stmt, end: Stmt) -> tuple[Stmt, Stmt]:
+    def _resume_and_keep(self, env: Env, chunk: Env, begin: Stmt, end: Stmt) -> tuple[Stmt, Stmt]:
         """Continue from the results of the previous chunks, and keep the results for the next chunk."""
-        place = tuple(env[task_tile_of(s.name)] for s in self.spatial)
+        place = tuple(env[task_tile_counter_name(s.name)] for s in self.spatial)
         resume = self.each(lambda i: write(self.acc, read(self.partial, *place, *self._place(i)), *self._place(i)))
         keep = self.each(lambda i: write(self.partial, read(self.acc, *self._place(i)), *place, *self._place(i)))
         first, last = self._ends(chunk)
-        return when(first, begin, resume), when(last, end, keep)
+        return if_then(first, begin, resume), if_then(last, end, keep)
 
     @staticmethod
     def _place(inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return inner or (integer(0),)
 
-    def _around(self, chunk: Env, body: Callable[[Env], Stmt]) -> Stmt:
+    def _loop_over_other_reductions(self, chunk: Env, body: Callable[[Env], Stmt]) -> Stmt:
         """Loop over the other reduction axes of one chunk."""
         others = [r for r in self.reduction if r is not self.along]
         first = {r.name: chunk[r.name] * r.chunk if r.name in chunk else integer(0) for r in others}
         sizes = [
-            lower_of(r.chunk, r.extent - first[r.name]) if r.extent % r.chunk else integer(r.chunk) for r in others
+            smaller_extent(r.chunk, r.extent - first[r.name]) if r.extent % r.chunk else integer(r.chunk)
+            for r in others
         ]
         return self.nest.grid(
             [int(r.extent) if r.chunks == 1 else n for r, n in zip(others, sizes, strict=True)],
             lambda at: body({r.name: first[r.name] + x for r, x in zip(others, at, strict=True)}),
         )
 
-    def _lanes_of(self, body: Callable[[Expr, Expr], Stmt], chains: int) -> Stmt:
+    def _each_lane_of_chains(self, body: Callable[[Expr, Expr], Stmt], chains: int) -> Stmt:
         """Run ``body`` on every lane of every chain."""
         return self.nest.loop(
             chains,
@@ -121,9 +126,9 @@ class Dots(Tiled):
                 def lane(q: Expr, x: Expr) -> Stmt:
                     k = first + (block * (chains * self.lanes) + (q * self.lanes + x))
                     value = self._value({**env, **at, self.along.name: k}, inner)
-                    return write(self.wide, combine(self.how, read(self.wide, *inner, q, x), value), *inner, q, x)
+                    return write(self.wide, combine_step(self.how, read(self.wide, *inner, q, x), value), *inner, q, x)
 
-                return self._lanes_of(lane, chains)
+                return self._each_lane_of_chains(lane, chains)
 
             return self.each(output)
 
@@ -142,7 +147,7 @@ class Dots(Tiled):
             return None
         moved = [ld for ld in self.stage.loads if any(s.name in i.axes for i in ld.index)]
         far = [ld for ld in moved if self.program.expr.tensors[ld.tensor].nbytes >= _FAR_BYTES]
-        after = lower_of(env[s.name] + s.tile, integer(s.extent - s.tile))
+        after = smaller_extent(env[s.name] + s.tile, integer(s.extent - s.tile))
 
         def lines(k: Expr) -> Stmt:
             rows = ({**env, **at, s.name: after + r, self.along.name: k} for r in range(s.tile))
@@ -158,7 +163,7 @@ class Dots(Tiled):
         def step(k: Expr) -> Stmt:
             def output(inner: tuple[Expr, ...]) -> Stmt:
                 value, place = self._value({**env, **at, self.along.name: first + k}, inner), self._place(inner)
-                return write(self.acc, combine(self.how, read(self.acc, *place), value), *place)
+                return write(self.acc, combine_step(self.how, read(self.acc, *place), value), *place)
 
             return self.each(output)
 
@@ -171,7 +176,7 @@ class Dots(Tiled):
         index = [integer(0) if lanes == 1 else tirx.Ramp(integer(0), integer(1), lanes)]
         value = tirx.BufferLoad(self.wide, [*inner, integer(0), *index])
         for q in range(1, self.chains):
-            value = combine(self.how, value, tirx.BufferLoad(self.wide, [*inner, integer(q), *index]))
+            value = combine_step(self.how, value, tirx.BufferLoad(self.wide, [*inner, integer(q), *index]))
         while lanes > 1:
             whole = tirx.Var("lanes", f"{self.stage.acc_dtype}x{lanes}")
             steps.append(tirx.Bind(whole, value))
@@ -179,5 +184,5 @@ class Dots(Tiled):
             low, high = (
                 tirx.Shuffle([whole], [tirx.const(x + half, "int32") for x in range(lanes)]) for half in (0, lanes)
             )
-            value = combine(self.how, low, high)
-        return seq(*steps, write(self.acc, combine(self.how, read(self.acc, *place), value), *place))
+            value = combine_step(self.how, low, high)
+        return seq(*steps, write(self.acc, combine_step(self.how, read(self.acc, *place), value), *place))

@@ -9,10 +9,10 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.caches import dram_traffic_bytes
-from roller.templates.cpu.common.conversions import conversion_cycles, loaded_conversions
+from roller.templates.cpu.common.conversion_costs import conversion_cycles, count_load_conversions
 from roller.templates.cpu.common.cores import Parts, Terms, combine_s, imbalance, start_s
 from roller.templates.cpu.common.lanes import arithmetic_cycles, room
-from roller.templates.cpu.decide import decided, vector_elements
+from roller.templates.cpu.decisions import decisions_for_device, vector_elements
 from roller.templates.cpu.tiled.price import KERNEL_CYCLES
 from roller.tile.geometry import Access, Floats, Ints
 
@@ -20,9 +20,9 @@ from roller.tile.geometry import Access, Floats, Ints
 _WAYS = 16
 
 
-def fits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+def fits_registers(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     """Return the mask of programs whose accumulators and operands stay in vector registers."""
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     rows = [a.elements(d.tile) for a in batch.geometry.loads]
     held = np.minimum.reduce(rows) + 1  # one operand stays in registers during the rows of the other operand
     usable = spec.limits.usable_vector_registers or 0  # the schema requires it for CPUs
@@ -33,10 +33,10 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles of all micro-kernels of one register tile: its steps, its tails, and a fold per chunk."""
     g, anchor, v = batch.geometry, batch.geometry.expr.anchor, batch.vector_axis
     assert v is not None
-    d, rate, width = decided(batch, spec), spec.compute.ops_per_cycle_per_unit, spec.teu.lanes
+    d, rate, width = decisions_for_device(batch, spec), spec.compute.ops_per_cycle_per_unit, spec.teu.lanes
     outputs, chains = d.tile.prod(axis=1), d.chains
     vectors = d.vectors.astype(np.float64)
-    converted = loaded_conversions(g.expr, anchor)
+    converted = count_load_conversions(g.expr, anchor)
     arithmetic = arithmetic_cycles(anchor, vectors, spec, vector_elements(batch, spec), converted)
     loads = np.zeros(len(batch))
     for a in g.loads:
@@ -56,11 +56,11 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     return np.asarray(other * (extent / (chains * d.lanes) * step + tail) + d.chunks[:, v] * fold)
 
 
-def traffic(batch: TileBatch, spec: DeviceSpec, layer: str) -> Floats:
+def layer_traffic_bytes(batch: TileBatch, spec: DeviceSpec, layer: str) -> Floats:
     """Return the bytes that enter a core's ``layer`` over all micro-kernels."""
     # Tiles are looped over inside the chunks of the reduction. The outermost loop whose data fit the layer decides: its
     # data are loaded once per iteration of it and of the loops around it, unless the iterations use the same data.
-    g, d = batch.geometry, decided(batch, spec)
+    g, d = batch.geometry, decisions_for_device(batch, spec)
     capacity, rows = float(room(spec, layer)), np.arange(len(batch))
     total, tile = np.full(len(batch), np.inf), np.where(g.spatial, d.tile, d.chunk)
     inside = [tile]
@@ -73,14 +73,14 @@ def traffic(batch: TileBatch, spec: DeviceSpec, layer: str) -> Floats:
     for depth in range(len(inside) - 1, -1, -1):  # from the whole task inwards
         held, outer = inside[depth], d.loop_order.T[: len(inside) - 1 - depth]
         size = sum((a.elements(held) * a.tensor.itemsize_bytes for a in g.loads), np.zeros(len(batch)))
-        fit = (size <= capacity) & np.logical_and.reduce([_rows_fit(a, held, spec, layer) for a in g.loads])
-        here = sum((_fetched(a, held, outer, d.per_task) for a in g.loads), np.zeros(len(batch)))
+        fit = (size <= capacity) & np.logical_and.reduce([_rows_fit_cache_sets(a, held, spec, layer) for a in g.loads])
+        here = sum((_fetched_bytes(a, held, outer, d.per_task) for a in g.loads), np.zeros(len(batch)))
         now = ~done & (fit | (depth == 0))
         total, done = np.where(now, here * rounds, total), done | now
     return np.asarray(total)
 
 
-def _fetched(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
+def _fetched_bytes(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
     """Return the bytes of one operand fetched over the ``outer`` loops of a task, ``(loops, N)``, outermost first."""
     times, rows = np.ones(len(held)), np.arange(len(held))
     moved = np.zeros(len(held), bool)
@@ -91,7 +91,7 @@ def _fetched(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
     return np.asarray(access.elements(held) * float(access.tensor.itemsize_bytes) * times)
 
 
-def _rows_fit(access: Access, held: Ints, spec: DeviceSpec, layer: str) -> np.ndarray:
+def _rows_fit_cache_sets(access: Access, held: Ints, spec: DeviceSpec, layer: str) -> np.ndarray:
     """Return whether the rows of a data tile, at their distance in memory, fit in the sets of a cache."""
     cache = spec.layer(layer)
     line, shape = cache.line_bytes or cache.transaction_bytes, access.tensor.shape
@@ -108,13 +108,13 @@ def _rows_fit(access: Access, held: Ints, spec: DeviceSpec, layer: str) -> np.nd
 
 def dots_terms(batch: TileBatch, spec: DeviceSpec, imbalance: Floats, launch_s: Floats) -> dict[str, Floats]:
     """Return the terms of a batch of dot products, without ``seconds``."""
-    kernels = decided(batch, spec).tiles.astype(np.float64).prod(axis=1)
+    kernels = decisions_for_device(batch, spec).tiles.astype(np.float64).prod(axis=1)
     compute = kernels * micro_kernel_cycles(batch, spec) / (spec.clock_hz * spec.units) * imbalance
     dram_bytes = dram_traffic_bytes(batch, spec)
     return {
         "compute_s": compute,
-        "l2_s": traffic(batch, spec, "l1") / spec.layer("l2").bandwidth_bytes_per_s * imbalance,
-        "l3_s": traffic(batch, spec, "l2") / spec.layer("l3").bandwidth_bytes_per_s * imbalance,
+        "l2_s": layer_traffic_bytes(batch, spec, "l1") / spec.layer("l2").bandwidth_bytes_per_s * imbalance,
+        "l3_s": layer_traffic_bytes(batch, spec, "l2") / spec.layer("l3").bandwidth_bytes_per_s * imbalance,
         "dram_s": np.broadcast_to(dram_bytes / spec.layer("dram").bandwidth_bytes_per_s, compute.shape),
         "pack_s": np.zeros(len(batch)),
         "launch_s": launch_s,
@@ -131,6 +131,6 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     # Every tile starts at other rows, where prefetching restarts, so memory and arithmetic hardly overlap.
     slowest = memory + terms["compute_s"]
     terms["combine_s"] = combine_s(batch, spec)
-    terms["seconds"] = np.where(fits(batch, spec), slowest + terms["combine_s"] + terms["launch_s"], np.inf)
+    terms["seconds"] = np.where(fits_registers(batch, spec), slowest + terms["combine_s"] + terms["launch_s"], np.inf)
     terms["tasks"] = tasks.astype(float)
     return terms

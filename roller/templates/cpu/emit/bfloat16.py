@@ -21,7 +21,7 @@ def bfloat16_bits(value: Any) -> Any:
     return _rounded(value, lambda kept: (kept >> _unsigned(16)).astype(BITS))
 
 
-def rounded_casts(body: Any) -> Any:
+def round_bfloat16_casts(body: Any) -> Any:
     """Return a statement in which conversions to bfloat16 and back are replaced by rounding float32 values."""
 
     def back(cast: Any) -> Any:

@@ -14,23 +14,33 @@ from typing import Any
 
 from roller.te.compat import dtype_of, structural_map, structural_walk, tirx, tvm
 from roller.te.emit import Expr
-from roller.templates.cpu.emit.nest import Buffer, Stmt, allocate, declare, integer, read, seq, when, write
+from roller.templates.cpu.emit.loop_nest import (
+    Buffer,
+    Stmt,
+    allocate,
+    declare_buffer,
+    if_then,
+    integer,
+    read,
+    seq,
+    write,
+)
 
 
-def without_nested_bindings(body: Stmt) -> Stmt:
+def remove_nested_bindings(body: Stmt) -> Stmt:
     """Return ``body`` with no binding inside the value of another."""
 
     def vector(loop: Any) -> Stmt:
         if loop.kind != tirx.ForKind.VECTORIZED:
             return loop
-        made = _Steps(loop.loop_var, int(loop.extent))
+        made = _StatementsBeforeStore(loop.loop_var, int(loop.extent))
         inside = structural_map(loop.body, (tirx.BufferStore, made.store))
         if not made.buffers:
             return loop
         return seq(*map(allocate, made.buffers), tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inside))
 
     def scalar(store: Any) -> Stmt:
-        made = _Steps(integer(0), 1)
+        made = _StatementsBeforeStore(integer(0), 1)
         inside = made.store(store)
         return seq(*map(allocate, made.buffers), inside)
 
@@ -39,7 +49,7 @@ def without_nested_bindings(body: Stmt) -> Stmt:
 
 
 @dataclass
-class _Steps:
+class _StatementsBeforeStore:
     """Statements before a store, and the buffers that they use.
 
     Parameters
@@ -55,53 +65,56 @@ class _Steps:
     def store(self, s: Any) -> Stmt:
         """Return a store after the statements that it needs."""
         steps: list[Stmt] = []
-        value = self._flat(s.value, steps) if _nests(s.value) else s.value
+        value = self._flat(s.value, steps) if _has_nested_let(s.value) else s.value
         return seq(*steps, tirx.BufferStore(s.buffer, value, s.indices)) if steps else s
 
     def _flat(self, expr: Expr, steps: list[Stmt]) -> Expr:
         """Return ``expr`` without a binding in the value of another; append the statements to run before it."""
-        callbacks = [(tirx.Let, functools.partial(self._let, steps)), (tvm.ir.Call, self._branches(steps))]
+        callbacks = [
+            (tirx.Let, functools.partial(self._flatten_let, steps)),
+            (tvm.ir.Call, self._flatten_branches(steps)),
+        ]
         flat: Expr = structural_map(expr, callbacks, order="pre")
         return flat
 
-    def _let(self, steps: list[Stmt], let: Any) -> Expr:
-        if not _binds(let.value):
+    def _flatten_let(self, steps: list[Stmt], let: Any) -> Expr:
+        if not _has_let(let.value):
             return let
         value = self._kept(let.var.name, self._flat(let.value, steps), steps)
         return tirx.Let(let.var, value, let.body)
 
-    def _branches(self, steps: list[Stmt]) -> Callable[[Any], Expr]:
+    def _flatten_branches(self, steps: list[Stmt]) -> Callable[[Any], Expr]:
         """Return the rewrite that keeps the steps of a branch inside it, where its reads are in bounds."""
 
         def branches(call: Any) -> Expr:
-            if getattr(call.op, "name", "") != "prim.if_then_else" or not any(map(_nests, call.args[1:])):
+            if getattr(call.op, "name", "") != "prim.if_then_else" or not any(map(_has_nested_let, call.args[1:])):
                 return call
             condition = self._flat(call.args[0], steps)
-            chosen = declare("chosen", (self.lanes,), dtype_of(call), scope="local")
+            chosen = declare_buffer("chosen", (self.lanes,), dtype_of(call), scope="local")
             self.buffers.append(chosen)
             sides = []
             for arg in call.args[1:]:
                 inner: list[Stmt] = []
                 value = self._flat(arg, inner)
                 sides.append(seq(*inner, write(chosen, value, self.lane)))
-            steps.append(when(condition, *sides))
+            steps.append(if_then(condition, *sides))
             return read(chosen, self.lane)
 
         return branches
 
     def _kept(self, name: str, value: Expr, steps: list[Stmt]) -> Expr:
-        buffer = declare(f"{name}_of", (self.lanes,), dtype_of(value), scope="local")
+        buffer = declare_buffer(f"{name}_of", (self.lanes,), dtype_of(value), scope="local")
         self.buffers.append(buffer)
         steps.append(write(buffer, value, self.lane))
         return read(buffer, self.lane)
 
 
-def _binds(expr: Expr) -> bool:
+def _has_let(expr: Expr) -> bool:
     return any(True for _ in _lets(expr))
 
 
-def _nests(expr: Expr) -> bool:
-    return any(_binds(let.value) for let in _lets(expr))
+def _has_nested_let(expr: Expr) -> bool:
+    return any(_has_let(let.value) for let in _lets(expr))
 
 
 def _lets(expr: Expr) -> list[Any]:

@@ -15,7 +15,7 @@ from roller.te.emit import Expr
 
 
 @dataclass(frozen=True)
-class Digits:
+class AxisDigits:
     """Digits of an axis that indices read, each with its own name.
 
     Parameters
@@ -30,7 +30,7 @@ class Digits:
     terms: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, axis: str, indices: Iterable[Index]) -> Digits:
+    def of(cls, axis: str, indices: Iterable[Index]) -> AxisDigits:
         """Return the digits of ``axis`` that ``indices`` read."""
         found = ((t.div, t.mod) for i in indices for t in i.terms if t.axis == axis and not t.is_affine)
         return cls(axis, tuple(dict.fromkeys(found)))

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from roller.te.compat import tirx
 from roller.te.emit import Expr
-from roller.templates.cpu.decide import FEWEST_HALVES, HALVED
-from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, integer, lower_of, when
-from roller.templates.cpu.emit.segments import flat
+from roller.templates.cpu.decisions import FEWEST_HALVES, HALVED
+from roller.templates.cpu.emit.grouped_axis_runs import flat
+from roller.templates.cpu.emit.loop_nest import Buffer, LoopBuilder, Stmt, if_then, integer, smaller_extent
 
 
 def copy_every_second(
-    nest: Nest,
+    nest: LoopBuilder,
     length: int | Expr,
     lanes: int,
     source: tuple[Buffer, Expr],
@@ -30,7 +30,7 @@ def copy_every_second(
 
         def one(n: Expr) -> Stmt:
             whole = isinstance(length, int) and length % width == 0
-            return _vector(width, source, target, n * width if whole else lower_of(n * width, end))
+            return _vector(width, source, target, n * width if whole else smaller_extent(n * width, end))
 
         return nest.loop(count, one, name="halves")
 
@@ -40,7 +40,7 @@ def copy_every_second(
         return vectors(fitting[0]) if fitting else nest.loop(length, element, name="element")
     out = nest.loop(length, element, name="element")
     for width in reversed(widths):
-        out = when(length >= width, vectors(width), out)
+        out = if_then(length >= width, vectors(width), out)
     return out
 
 

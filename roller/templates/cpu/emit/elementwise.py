@@ -13,8 +13,8 @@ from typing import Any
 from roller.expr import Stage, TensorExpr, lane_stride
 from roller.te.compat import tirx
 from roller.te.emit import Expr
-from roller.templates.cpu.emit.nest import Nest, Stmt, clamp, integer, lower_of, unravel
-from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below, tile_start
+from roller.templates.cpu.emit.axis_plans import SpatialPlan, power_of_two_below, tile_start
+from roller.templates.cpu.emit.loop_nest import LoopBuilder, Stmt, clamp, integer, smaller_extent, unravel
 
 #: Minimum number of elements that one task of an element-wise nest writes, so that its start-up time is negligible.
 _TASK_ELEMENTS = 1 << 14
@@ -52,7 +52,7 @@ def default_plans(
     return tuple(reversed(plans))
 
 
-def without_overlap(plan: SpatialPlan) -> SpatialPlan:
+def non_overlapping_plan(plan: SpatialPlan) -> SpatialPlan:
     """Return the plan of an axis of whole vectors with tiles that divide it and do not overlap."""
     if plan.is_whole:
         return plan
@@ -64,7 +64,7 @@ def without_overlap(plan: SpatialPlan) -> SpatialPlan:
 
 
 def task_loop(
-    nest: Nest,
+    nest: LoopBuilder,
     plans: Sequence[SpatialPlan],
     body: Callable[[Mapping[str, Any]], Stmt],
     kind: str,
@@ -74,20 +74,22 @@ def task_loop(
     """Loop over the tasks and their register tiles; ``body`` receives the first coordinate per axis."""
     # If ``group`` is given, that many tiles of the last axis are unrolled, so that chains of dependent operations in
     # one (the fold of a sum's lanes) overlap the chains of the others. If ``to_line`` is given, tiles start at cache
-    # lines (see :func:`_from_line`).
+    # lines (see :func:`_line_aligned_start`).
     if to_line is not None:
         plans = [replace(p, tiles=p.tiles + 1) if p.lanes > 1 else p for p in plans]
     tasks = [p.tasks for p in plans]
 
     def task(t: Expr) -> Stmt:
         first = {p.name: c * p.per_task for p, c in zip(plans, unravel(t, tasks), strict=True)}
-        counts = [p.per_task if p.tasks_are_equal else lower_of(p.per_task, p.tiles - first[p.name]) for p in plans]
+        counts = [
+            p.per_task if p.tasks_are_equal else smaller_extent(p.per_task, p.tiles - first[p.name]) for p in plans
+        ]
 
         def tile(at: tuple[Expr, ...]) -> Stmt:
             tiles = {p.name: first[p.name] + c for p, c in zip(plans, at, strict=True)}
             start = {p.name: tile_start(p, tiles[p.name]) for p in plans}
             if to_line is not None:
-                start |= {p.name: _from_line(p, tiles[p.name], to_line(start)) for p in plans if p.lanes > 1}
+                start |= {p.name: _line_aligned_start(p, tiles[p.name], to_line(start)) for p in plans if p.lanes > 1}
             return body(start)
 
         last = counts[-1] if counts else 1
@@ -101,7 +103,7 @@ def task_loop(
     return nest.loop(math.prod(tasks), task, kind, "task")
 
 
-def _from_line(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
+def _line_aligned_start(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
     """Return the first coordinate of a tile if tiles start ``head`` elements after the start of the axis."""
     # One additional tile covers the elements before that; it and the last tile overlap their neighbours.
     before = tirx.floormod(head, integer(plan.tile))
@@ -109,7 +111,7 @@ def _from_line(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
 
 
 def tile_loop(
-    nest: Nest, plans: Sequence[SpatialPlan], start: Mapping[str, Any], body: Callable[[dict[str, Any]], Stmt]
+    nest: LoopBuilder, plans: Sequence[SpatialPlan], start: Mapping[str, Any], body: Callable[[dict[str, Any]], Stmt]
 ) -> Stmt:
     """Run ``body`` on every element of a register tile: unrolled, lanes vectorized innermost."""
     vector = next((p for p in plans if p.lanes > 1), None)
@@ -132,7 +134,7 @@ def tile_loop(
 
 
 def elementwise_nest(
-    nest: Nest,
+    nest: LoopBuilder,
     plans: Sequence[SpatialPlan],
     store: Callable[[dict[str, Any]], Stmt],
     parallel: bool,

@@ -10,14 +10,14 @@ from typing import Any
 
 from roller.te.compat import structural_map, tirx
 from roller.te.emit import Expr
-from roller.templates.cpu.emit.lanewise import mentions, nodes
-from roller.templates.cpu.emit.nest import Stmt, integer
+from roller.templates.cpu.emit.lanewise import mentions_variables, nodes
+from roller.templates.cpu.emit.loop_nest import Stmt, integer
 
 #: Interleaved registers. More would not fit, because a chain needs three in addition to its constants.
 TOGETHER = 2
 
 
-def side_by_side(body: Stmt) -> Stmt:
+def interleave_vectors(body: Stmt) -> Stmt:
     """Return ``body`` with unrolled loops over vectors that bind values turned into loops over longer vectors."""
 
     # This applies only if the loop variables occur only in the element ``step * lanes + lane``.
@@ -35,7 +35,7 @@ def side_by_side(body: Stmt) -> Stmt:
             return at if _is_element(n, loop.loop_var, inner.loop_var, lanes) else n
 
         inside = structural_map(inner.body, (tirx.Add, element), order="pre")
-        if mentions(inside, {loop.loop_var, inner.loop_var}):
+        if mentions_variables(inside, {loop.loop_var, inner.loop_var}):
             return loop
         vector = tirx.For(lane, integer(0), integer(lanes * TOGETHER), inner.kind, inside)
         return vector if steps == 1 else tirx.For(step, integer(0), integer(steps), loop.kind, vector)

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from roller.te.compat import structural_map, structural_walk, tirx, tvm
-from roller.templates.cpu.emit.nest import Stmt
+from roller.templates.cpu.emit.loop_nest import Stmt
 
 #: Calls that the vectorizer supports although they are not declared vectorizable.
 _KNOWN = ("tirx.reinterpret",)
 
 
-def without_vain_vectors(body: Stmt) -> Stmt:
+def serialize_scalar_loops(body: Stmt) -> Stmt:
     """Return ``body`` with serial loops in place of vector loops that bind values and cannot be vectorized."""
     if next(nodes(body, tirx.Let), None) is None:
         return body
@@ -25,33 +25,33 @@ def without_vain_vectors(body: Stmt) -> Stmt:
         if loop.kind != tirx.ForKind.VECTORIZED:
             return loop
         bound = list(nodes(loop.body, tirx.Let))
-        if not bound or not _falls_back(loop, bound):
+        if not bound or not is_not_vectorizable(loop, bound):
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
     return structural_map(body, (tirx.For, settled))
 
 
-def _falls_back(loop: Any, bound: list[Any]) -> bool:
+def is_not_vectorizable(loop: Any, bound: list[Any]) -> bool:
     """Return whether a vector loop has a call without a vector form, or a branch, that depends on the lane."""
     varying = {loop.loop_var}
     grows = True
     while grows:  # bindings nest in values and in bodies, so their order is unknown
-        new = {b.var for b in bound if b.var not in varying and mentions(b.value, varying)}
+        new = {b.var for b in bound if b.var not in varying and mentions_variables(b.value, varying)}
         varying |= new
         grows = bool(new)
-    if any(mentions(branch.condition, varying) for branch in nodes(loop.body, tirx.IfThenElse)):
+    if any(mentions_variables(branch.condition, varying) for branch in nodes(loop.body, tirx.IfThenElse)):
         return True
     for call in nodes(loop.body, tvm.ir.Call):
         if not isinstance(call.op, tvm.ir.Op) or call.op.name in _KNOWN or call.op.get_attr("TVectorizable"):
             continue
         decisive = call.args[:1] if call.op.name == "prim.if_then_else" else call.args
-        if any(mentions(a, varying) for a in decisive):
+        if any(mentions_variables(a, varying) for a in decisive):
             return True
     return False
 
 
-def mentions(expr: Any, variables: set[Any]) -> bool:
+def mentions_variables(expr: Any, variables: set[Any]) -> bool:
     """Return whether any of the variables occurs in an expression or a statement."""
     return any(v in variables for v in nodes(expr, tirx.Var))
 

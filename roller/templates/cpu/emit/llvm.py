@@ -11,27 +11,34 @@ from roller.expr import Tensor, TensorExpr
 from roller.expr.resizing import Size
 from roller.targets import CPU
 from roller.te.compat import tirx
-from roller.templates.cpu.emit import byte_floats
-from roller.templates.cpu.emit.bfloat16 import rounded_casts
-from roller.templates.cpu.emit.bindings import without_nested_bindings
-from roller.templates.cpu.emit.interleave import side_by_side
-from roller.templates.cpu.emit.lanewise import without_vain_vectors
-from roller.templates.cpu.emit.library import ENTRY, PACK, build_library, features_of, is_foreign, prim_funcs
-from roller.templates.cpu.emit.mathlib import vectorise_math
-from roller.templates.cpu.emit.nest import (
-    Buffer,
-    Nests,
-    computed,
-    declare,
-    is_parallel,
-    serial,
-    task_counts,
-    with_hints,
+from roller.templates.cpu.emit import byte_float_bits
+from roller.templates.cpu.emit.bfloat16 import round_bfloat16_casts
+from roller.templates.cpu.emit.bindings import remove_nested_bindings
+from roller.templates.cpu.emit.build_library import (
+    ENTRY,
+    PACK,
+    build_library,
+    is_foreign,
+    prim_funcs,
+    required_features,
 )
-from roller.templates.cpu.emit.nontemporal import stream_stores
-from roller.templates.cpu.emit.reach import check_reach
-from roller.templates.emit.byte_floats import without_byte_floats
-from roller.templates.registry import writer_of
+from roller.templates.cpu.emit.index_overflow import check_index_overflow
+from roller.templates.cpu.emit.interleave import interleave_vectors
+from roller.templates.cpu.emit.lanewise import serialize_scalar_loops
+from roller.templates.cpu.emit.loop_nest import (
+    Buffer,
+    EmittedNests,
+    add_prefetch_function,
+    computed,
+    declare_buffer,
+    is_parallel,
+    serialize_loops,
+    task_counts,
+)
+from roller.templates.cpu.emit.mathlib import vectorise_math
+from roller.templates.cpu.emit.nontemporal import make_stores_nontemporal
+from roller.templates.emit.byte_floats import replace_byte_floats_by_bytes
+from roller.templates.registry import template_writing
 from roller.tile import RProgram
 
 if TYPE_CHECKING:
@@ -44,9 +51,9 @@ def lower_module(
     """Return the TIR module of a CPU program, its arguments, and the argument names of each function."""
     # A call takes the arguments that change from call to call, inputs before outputs, then constants and their panels.
     # The extent of a ``varying`` size comes from the arrays of the call and is at least its tile.
-    CPU.expect(program.kind, "CPU code generation")
-    template = writer_of(CPU.name, program)
-    check_reach(program.expr)
+    CPU.check_kind(program.kind, "CPU code generation")
+    template = template_writing(CPU.name, program)
+    check_index_overflow(program.expr)
     program = replace(program, expr=computed(program.expr))
     expr = program.expr
     tensors = (*((t, "input") for t in expr.inputs), *((t, "output") for t in expr.output_tensors))
@@ -55,10 +62,10 @@ def lower_module(
 
     def argument(t: Tensor) -> Buffer:
         shape = [said if (t.name, n) in dims else extent for n, extent in enumerate(t.shape)]
-        return declare(t.name, shape, t.dtype, private=False)
+        return declare_buffer(t.name, shape, t.dtype, private=False)
 
     buffers: dict[str, Buffer] = {t.name: argument(t) for t, _ in tensors}
-    nests: Nests = template.emitted(program, buffers, cores)
+    nests: EmittedNests = template.emitted(program, buffers, cores)
     panels = {str(b.name): b for b in nests.panels}
     arguments = (
         *(Argument(t.name, role, t.shape, t.dtype) for t, role in tensors),
@@ -67,23 +74,25 @@ def lower_module(
     fixed = [t.name for t in expr.inputs if t.name in program.constants]
     free = [t.name for t, _ in tensors if t.name not in fixed]
     names = {ENTRY: (*free, *(n for n in fixed if n not in nests.unread), *panels)}
-    computed_main = side_by_side(vectorise_math(rounded_casts(nests.main)))
+    computed_main = interleave_vectors(vectorise_math(round_bfloat16_casts(nests.main)))
     bodies = {ENTRY: computed_main}
     if nests.pack is not None:
         names[PACK], bodies[PACK] = (*fixed, *panels), nests.pack
     if cores == 1:
-        bodies = {f: serial(body) for f, body in bodies.items()}
+        bodies = {f: serialize_loops(body) for f, body in bodies.items()}
     buffers.update(panels)
     functions = {
-        f: without_byte_floats([buffers[n] for n in names[f]], body, byte_floats.to_float, byte_floats.to_byte)
+        f: replace_byte_floats_by_bytes(
+            [buffers[n] for n in names[f]], body, byte_float_bits.byte_to_float, byte_float_bits.float_to_byte
+        )
         for f, body in bodies.items()
     }
     params, body = functions[ENTRY]
     # Conversions of 8-bit floats bind their operands too.
-    functions[ENTRY] = params, without_vain_vectors(without_nested_bindings(body))
-    module = prim_funcs({f: (params, with_hints(body)) for f, (params, body) in functions.items()})
+    functions[ENTRY] = params, serialize_scalar_loops(remove_nested_bindings(body))
+    module = prim_funcs({f: (params, add_prefetch_function(body)) for f, (params, body) in functions.items()})
     if program.nontemporal:
-        module = stream_stores(module, [t.name for t in expr.output_tensors])
+        module = make_stores_nontemporal(module, [t.name for t in expr.output_tensors])
     return module, arguments, names
 
 
@@ -107,7 +116,7 @@ def lower(
     launches = {f: Launch(module[f].script(), f, taken) for f, taken in names.items()}
     target = {
         "mcpu": mcpu, "cores": cores, "vector_bytes": vector_bytes, "parallel": is_parallel(module[ENTRY].body),
-        "tasks": list(task_counts(module[ENTRY].body)), "features": list(features_of(mcpu, mtriple, features)),
+        "tasks": list(task_counts(module[ENTRY].body)), "features": list(required_features(mcpu, mtriple, features)),
     }  # fmt: skip
     inputs = [a.name for a in arguments if a.role == "input"]
     artifact = KernelArtifact(

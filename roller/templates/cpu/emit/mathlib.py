@@ -12,7 +12,7 @@ from typing import Any
 
 from roller.te.compat import dtype_of, structural_map, tirx, tvm
 from roller.te.emit import Expr
-from roller.templates.cpu.emit.nest import Stmt
+from roller.templates.cpu.emit.loop_nest import Stmt
 
 _LOG2E = math.log2(math.e)
 #: ``ln 2`` in two parts (Cody and Waite); the first has few enough bits that ``n * part`` is exact.
@@ -88,7 +88,7 @@ def _exp(x: Expr) -> Expr:
         normal = tirx.Select(v <= _f(_EXP_HIGH), tirx.reinterpret("float32", raised), v + _f(math.inf))
         return tirx.Select(v < _f(_EXP_LOW), _f(0.0), normal)
 
-    return _reduced(x, _WHOLE, result)
+    return _reduce_exp_argument(x, _WHOLE, result)
 
 
 def exp_of_nonpositive(x: Expr) -> Expr:
@@ -102,10 +102,10 @@ def exp_of_nonpositive(x: Expr) -> Expr:
         power = tirx.reinterpret("float32", tirx.reinterpret("int32", shifted) << 23)
         return _bind(power, "exp_p", lambda p: scaled(v, r, p))
 
-    return _reduced(x, _WHOLE + _BIAS, result)
+    return _reduce_exp_argument(x, _WHOLE + _BIAS, result)
 
 
-def _reduced(x: Expr, whole: float, result: Callable[[Expr, Expr, Expr], Expr]) -> Expr:
+def _reduce_exp_argument(x: Expr, whole: float, result: Callable[[Expr, Expr, Expr], Expr]) -> Expr:
     """Return ``result`` of an argument, the sum whose last bits are ``n``, and ``r``."""
 
     def reduced(v: Expr, shifted: Expr) -> Expr:

@@ -13,8 +13,8 @@ import numpy as np
 
 from roller.te.compat import dtype_of, structural_map, tirx, tvm
 from roller.te.emit import Expr
-from roller.te.opaque_floats import opaque, transparent
-from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, integer, is_parallel, seq
+from roller.te.opaque_floats import hide_float_arithmetic, reveal_float_arithmetic
+from roller.templates.cpu.emit.loop_nest import LINE_BYTES, Buffer, Stmt, integer, is_parallel, seq
 
 #: LLVM's names of the element types that have non-temporal stores.
 _LLVM = {
@@ -43,23 +43,23 @@ _FENCE_IR = f"""define void @{_FENCE}() alwaysinline {{
 
 def elements_to_line(buffer: Buffer, index: tuple[Expr, ...]) -> Expr:
     """Return the number of elements from an element of ``buffer`` to the next cache line, computed at run time."""
-    # The enclosing function needs :func:`stream_stores`, which adds the called function.
+    # The enclosing function needs :func:`make_stores_nontemporal`, which adds the called function.
     address = tirx.address_of(tirx.BufferLoad(buffer, list(index)))
     size = _width(str(buffer.ty.dtype))
     return tirx.floordiv(tirx.call_pure_extern("int32", _HEAD, address), integer(size))
 
 
-def stream_stores(module: Any, outputs: Collection[str]) -> Any:
+def make_stores_nontemporal(module: Any, outputs: Collection[str]) -> Any:
     """Return ``module`` with the vector stores to ``outputs`` made non-temporal."""
     # A store whose address is not a multiple of its size (at most a line) stays ordinary: the ends of a row, or all of
     # it if nothing aligned it (:func:`elements_to_line`).
     tir = tirx.transform
     passes = [tir.StmtSimplify(), tir.FlattenBuffer(), tir.NarrowDataType(32), tir.VectorizeLoop()]
-    flat = transparent(tvm.transform.Sequential(passes)(opaque(module)))
-    return tvm.IRModule({name: _streamed(f, outputs) for name, f in flat.functions_items()})
+    flat = reveal_float_arithmetic(tvm.transform.Sequential(passes)(hide_float_arithmetic(module)))
+    return tvm.IRModule({name: _stream_function(f, outputs) for name, f in flat.functions_items()})
 
 
-def _streamed(function: Any, outputs: Collection[str]) -> Any:
+def _stream_function(function: Any, outputs: Collection[str]) -> Any:
     imports: dict[str, str] = {}
 
     def store(s: Stmt) -> Stmt:
@@ -70,7 +70,7 @@ def _streamed(function: Any, outputs: Collection[str]) -> Any:
         if not isinstance(at, tirx.Ramp) or int(at.stride) != 1 or _width(element, int(lanes)) < _NARROWEST_BYTES:
             return s
         name = f"roller_stream_{element}x{lanes}"
-        imports[name] = _store_ir(name, element, int(lanes))
+        imports[name] = _vector_store_llvm(name, element, int(lanes))
         address = tirx.address_of(tirx.BufferLoad(s.buffer, [at.base]))
         return tirx.Evaluate(tirx.call_extern("void", name, address, s.value))
 
@@ -92,7 +92,7 @@ def _width(element: str, lanes: int = 1) -> int:
     return lanes * np.dtype(element).itemsize
 
 
-def _store_ir(name: str, element: str, lanes: int) -> str:
+def _vector_store_llvm(name: str, element: str, lanes: int) -> str:
     """Return the LLVM function for a vector store, which is non-temporal if its address is a multiple of its size."""
     vector, size = f"<{lanes} x {_LLVM[element]}>", _width(element)
     aligned = min(LINE_BYTES, lanes * size)

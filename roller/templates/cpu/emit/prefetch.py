@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from roller.te.emit import Expr
-from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, prefetch, seq
+from roller.templates.cpu.emit.loop_nest import LINE_BYTES, Buffer, Stmt, prefetch, seq
 
 #: Bytes of a constant above which its panels do not stay in a core's caches while a model reads its other constants.
 FAR_BYTES = 1 << 16

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from roller.te.compat import tirx
 from roller.te.emit import Expr
-from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, element_dtype, integer, read_vector, seq
+from roller.templates.cpu.emit.loop_nest import Buffer, LoopBuilder, Stmt, element_dtype, integer, read_vector, seq
 
 #: Minimum number of lanes for which shuffles pay off.
 _LANES = 4
@@ -21,7 +21,7 @@ def transposable(source: Buffer, panel: Buffer, lanes: int) -> bool:
     return lanes >= _LANES and str(panel.ty.dtype) in (element_dtype(source), str(source.ty.dtype))
 
 
-def transposed(nest: Nest, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
+def transpose_vectors(nest: LoopBuilder, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
     """Return statements that bind the transpose of as many vectors as they have lanes, and the resulting vectors."""
     # For each bit of the row number, from the highest down, the rows without and with the bit exchange the lanes with
     # and without it.
@@ -48,7 +48,7 @@ def transposed(nest: Nest, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]
 
 
 def transpose_block(
-    nest: Nest, lanes: int, source: Buffer, place: Callable[[int], tuple[Expr, ...]],
+    nest: LoopBuilder, lanes: int, source: Buffer, place: Callable[[int], tuple[Expr, ...]],
     panel: Buffer, target: Callable[[int], tuple[Expr, ...]],
 ) -> Stmt:  # fmt: skip
     """Return the copy of one block."""
@@ -60,5 +60,5 @@ def transpose_block(
         rows = [tirx.BufferLoad(source, vector(place(r))) for r in range(lanes)]
     else:
         rows = [read_vector(source, place(r), lanes) for r in range(lanes)]
-    steps, columns = transposed(nest, rows)
+    steps, columns = transpose_vectors(nest, rows)
     return seq(*steps, *(tirx.BufferStore(panel, v, vector(target(c))) for c, v in enumerate(columns)))

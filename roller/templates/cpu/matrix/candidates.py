@@ -11,10 +11,10 @@ from roller.core.fragment import Fragment
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.cpu.boxes import in_words
+from roller.templates.cpu.boxes import words_are_contiguous
 from roller.templates.cpu.common.tasks import batch_of
+from roller.templates.cpu.matrix.byte_products import byte_product_axes, rows_are_equidistant, supported_fragments
 from roller.templates.cpu.matrix.price import TILE_REGISTERS, price, tile_registers
-from roller.templates.cpu.matrix.products import even_rows, fragments_of, matrix_axes
 from roller.templates.cpu.tiled.candidates import register_tiles, task_tiles
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import MATRIX
@@ -25,7 +25,7 @@ _KERNELS = 24
 
 def matrix_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return a batch per instruction and vector axis."""
-    ways = [(f, axes) for f in fragments_of(spec) for axes in matrix_axes(geometry, spec, f)]
+    ways = [(f, axes) for f in supported_fragments(spec) for axes in byte_product_axes(geometry, spec, f)]
     return [_pool(geometry, spec, options, *way) for way in ways]
 
 
@@ -66,7 +66,7 @@ def staged_operands(geometry: Geometry, fragment: Fragment, m: int, v: int, k: i
     words = fragment.depth(int(geometry.extents[k]))
     found = []
     for a in geometry.loads:
-        apart = fragment.m > 1 and not even_rows(a, m)
-        if a.uses[v] or a.bounds or not in_words(a, k, words) or apart or fragment.widens:
+        apart = fragment.m > 1 and not rows_are_equidistant(a, m)
+        if a.uses[v] or a.bounds or not words_are_contiguous(a, k, words) or apart or fragment.widens_operands:
             found.append(a.tensor.name)
     return tuple(found)

@@ -16,13 +16,13 @@ from roller.errors import BuildError
 from roller.expr import Load, Scalar, transform
 from roller.te.compat import tirx, tvm
 from roller.te.emit import Expr, emit_index
-from roller.templates.cpu.decide import BOX, PANEL
-from roller.templates.cpu.emit.nest import Buffer, Nests, Stmt, allocate, declare, integer, seq
-from roller.templates.cpu.emit.plan import ReductionPlan, decisions_of
+from roller.templates.cpu.decisions import BOX, PANEL
+from roller.templates.cpu.emit.axis_plans import ReductionPlan, program_decisions
+from roller.templates.cpu.emit.loop_nest import Buffer, EmittedNests, Stmt, allocate, declare_buffer, integer, seq
 from roller.templates.cpu.emit.prefetch import Hint
-from roller.templates.cpu.matrix.emit_panels import WordPanel, elements_at, pack_words
-from roller.templates.cpu.matrix.products import byte_product, flips, operands
-from roller.templates.cpu.tiled.emit import Env, Tiled
+from roller.templates.cpu.matrix.byte_products import byte_product, needs_sign_move, operands
+from roller.templates.cpu.matrix.emit_panels import WordPanel, load_elements, pack_words
+from roller.templates.cpu.tiled.emit import Env, TiledNest
 from roller.templates.cpu.tiled.emit_staging import halo_plan
 from roller.tile import RProgram
 from roller.tile.geometry import access_of_load
@@ -46,12 +46,12 @@ _SIGNS = -0x7F7F7F80
 _UNROLL_LIMIT = 160
 
 
-class Matrix(Tiled):
+class ByteProductNest(TiledNest):
     """A tiled program whose products are computed by a fragment of bytes."""
 
     def _stage_loads(self) -> Scalar:
         """Plan both operands, and return the body with the loads of packed operands redirected."""
-        program, decisions = self.program, decisions_of(self.program)
+        program, decisions = self.program, program_decisions(self.program)
         fragment, loads = program.fragment, byte_product(self.stage)
         if fragment is None or loads is None or self.vector is None or self.vector.tile % fragment.n:
             raise BuildError(
@@ -64,11 +64,11 @@ class Matrix(Tiled):
         self.depth = fragment.depth(self.stage.extents[self.along])
         self.word_count = -(-self.stage.extents[self.along] // self.depth)
         vectors = math.prod(s.tile for s in self.spatial) // fragment.n
-        self.reduction = tuple(self._in_words(r, vectors) for r in self.reduction)
+        self.reduction = tuple(self._plan_in_words(r, vectors) for r in self.reduction)
         broadcast, packed = operands(decisions.batch)
         self.mine = next(x for x in loads if x.tensor == broadcast.tensor.name)
         self.packed = next(x for x in loads if x.tensor == packed.tensor.name)
-        self.flips = flips(decisions.batch)
+        self.flips = needs_sign_move(decisions.batch)
         redirected: dict[Load, Load] = {}
         self.source = self.mine.tensor
         for n, load in enumerate((self.mine, self.packed)):
@@ -79,12 +79,12 @@ class Matrix(Tiled):
                 name += "_"
             dtype = self._held(load)
             if how == BOX:
-                halo = halo_plan(load, self.stage, self.spatial, self.vector.name, 1, self._beyond(load))
-                self.halos[name] = halo, declare(name, halo.extents, dtype)
+                halo = halo_plan(load, self.stage, self.spatial, self.vector.name, 1, self._elements_past_axis(load))
+                self.halos[name] = halo, declare_buffer(name, halo.extents, dtype)
                 redirected[load] = Load(name, halo.local)
             elif how == PANEL:
                 panel = self._panel(load, bool(decisions.upfront(access)[0]))
-                self.panels[name] = panel, declare(name, panel.shape, dtype)  # type: ignore[assignment]
+                self.panels[name] = panel, declare_buffer(name, panel.shape, dtype)  # type: ignore[assignment]
                 redirected[load] = Load(name, ())
             else:
                 continue
@@ -92,16 +92,16 @@ class Matrix(Tiled):
                 self.source = name
             else:
                 self.lanes_panel = name
-        combos = math.prod(s.tile for s in self._rows_of(self.packed))
-        self.sums = declare("sums", (combos, self.vector.tile), "int32", scope="local")
+        combos = math.prod(s.tile for s in self._row_axes_of(self.packed))
+        self.sums = declare_buffer("sums", (combos, self.vector.tile), "int32", scope="local")
         return transform(self.stage.body, lambda x: redirected.get(x, x) if isinstance(x, Load) else x)
 
-    def _beyond(self, load: Load) -> int:
+    def _elements_past_axis(self, load: Load) -> int:
         """Return the number of elements a row's last word reads beyond its axis, if the axis runs along box rows."""
         along = any(t.axis == self.along for t in load.index[-1].terms)
         return -self.stage.extents[self.along] % self.depth if along else 0
 
-    def _in_words(self, r: ReductionPlan, vectors: int) -> ReductionPlan:
+    def _plan_in_words(self, r: ReductionPlan, vectors: int) -> ReductionPlan:
         """Return the plan of a reduction axis, counted in words if words run along it."""
         if r.name != self.along:
             return replace(r, block=0, unroll=False)
@@ -111,9 +111,9 @@ class Matrix(Tiled):
 
     def _panel(self, load: Load, upfront: bool) -> WordPanel:
         """Return the panel plan of an operand, in words of one instruction."""
-        return self._packed_in(load, upfront, self.depth, self.word_count)
+        return self._panel_of_words(load, upfront, self.depth, self.word_count)
 
-    def _packed_in(self, load: Load, upfront: bool, word: int, words: int) -> WordPanel:
+    def _panel_of_words(self, load: Load, upfront: bool, word: int, words: int) -> WordPanel:
         """Return a panel with ``words`` words of a load along the reduction, with the row or lane axis innermost."""
         used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
         last = self.program.matrix_axes[1 if load is self.packed else 0]
@@ -123,7 +123,7 @@ class Matrix(Tiled):
         extent = self.stage.extents[self.along]
         return WordPanel(load, tuple(mine), tuple(steps), self.along, word, extent, upfront)
 
-    def _rows_of(self, load: Load) -> list[Any]:
+    def _row_axes_of(self, load: Load) -> list[Any]:
         """Return the axes of a register tile, except the lanes' axis, that index a load."""
         used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
         return [s for s in self.order if s is not self.vector and s.name in used]
@@ -131,7 +131,7 @@ class Matrix(Tiled):
     def function_body(self) -> Stmt:
         """Return the whole nest of a call, with the function it calls."""
         body = super().function_body()
-        if not self.fragment.widens:
+        if not self.fragment.widens_operands:
             return body
         library = tvm.ir.StringImm(_ADD_IR.format(n=self.fragment.n, attributes=_PURE))
         return tirx.AttrStmt(integer(0), "pragma_import_llvm", library, body)
@@ -153,8 +153,8 @@ class Matrix(Tiled):
         if not self.flips:
             return body
         zero = tirx.Broadcast(integer(0), self.fragment.n)
-        places = [self._sums_at(c, u) for c in range(int(self.sums.ty.shape[0])) for u in range(self._vectors)]
-        return seq(*(tirx.BufferStore(self.sums, zero, list(p)) for p in places), body, *self._made_good())
+        places = [self._packed_sum_index(c, u) for c in range(int(self.sums.ty.shape[0])) for u in range(self._vectors)]
+        return seq(*(tirx.BufferStore(self.sums, zero, list(p)) for p in places), body, *self._correct_moved_signs())
 
     @property
     def _vectors(self) -> int:
@@ -164,16 +164,16 @@ class Matrix(Tiled):
     def _lanes_at(self, u: int) -> Expr:
         return tirx.Ramp(integer(u * self.fragment.n), integer(1), self.fragment.n)
 
-    def _sums_at(self, combo: int, u: int) -> tuple[Expr, ...]:
+    def _packed_sum_index(self, combo: int, u: int) -> tuple[Expr, ...]:
         return integer(combo), self._lanes_at(u)
 
-    def _made_good(self) -> list[Stmt]:
+    def _correct_moved_signs(self) -> list[Stmt]:
         sign = -1 if self._dtype(self.mine) == "int8" else 1
         factor = tirx.Broadcast(integer(sign * 128), self.fragment.n)
         out = []
         for inner, u in itertools.product(self._tile_rows(), range(self._vectors)):
             index = [*map(integer, inner.values()), self._lanes_at(u)]
-            summed = tirx.BufferLoad(self.sums, list(self._sums_at(self._combo(inner), u)))
+            summed = tirx.BufferLoad(self.sums, list(self._packed_sum_index(self._packed_word_number(inner), u)))
             out.append(tirx.BufferStore(self.acc, tirx.BufferLoad(self.acc, index) + summed * factor, index))
         return out
 
@@ -183,10 +183,10 @@ class Matrix(Tiled):
         every = itertools.product(*(range(s.tile) for s in axes))
         return [dict(zip((s.name for s in axes), at, strict=True)) for at in every]
 
-    def _combo(self, inner: Mapping[str, int]) -> int:
+    def _packed_word_number(self, inner: Mapping[str, int]) -> int:
         """Return the index of the packed words that a row multiplies in a step."""
         number = 0
-        for s in self._rows_of(self.packed):
+        for s in self._row_axes_of(self.packed):
             number = number * s.tile + inner[s.name]
         return number
 
@@ -195,7 +195,7 @@ class Matrix(Tiled):
 
     def _held(self, load: Load) -> str:
         """Return the dtype in which the instruction takes an operand."""
-        return self.fragment.held_dtype(self._dtype(load))
+        return self.fragment.packed_dtype(self._dtype(load))
 
     def _step(self, env: Env, at: Env) -> Stmt:
         """Add one word to every element of the register tile."""
@@ -206,7 +206,7 @@ class Matrix(Tiled):
         out: list[Stmt] = []
         packed: dict[tuple[int, int], Expr] = {}
         words: dict[tuple[int, ...], Expr] = {}
-        mine_axes = self._rows_of(self.mine)
+        mine_axes = self._row_axes_of(self.mine)
         one = tirx.Broadcast(tirx.const(1, "int8" if self._dtype(self.packed) == "uint8" else "uint8"), n * f.k)
 
         def bound(name: str, value: Expr) -> Expr:
@@ -215,21 +215,21 @@ class Matrix(Tiled):
             return var
 
         for inner in self._tile_rows():
-            combo = self._combo(inner)
+            combo = self._packed_word_number(inner)
             for u in range(self._vectors):
                 if (combo, u) not in packed:
                     lanes = {**inner, self.vector.name: u * n}
                     place = panel.place(env, at, lanes)  # type: ignore[attr-defined]
-                    b = packed[combo, u] = bound("packed", elements_at(buffer, place, n * f.k))
+                    b = packed[combo, u] = bound("packed", load_elements(buffer, place, n * f.k))
                     if self.flips:
-                        index = list(self._sums_at(combo, u))
-                        out.append(self._dot(self.sums, index, one, b, self._dtype(self.packed) == "int8"))
+                        index = list(self._packed_sum_index(combo, u))
+                        out.append(self._emit_dot_product(self.sums, index, one, b, self._dtype(self.packed) == "int8"))
             key = tuple(inner[s.name] for s in mine_axes)
             if key not in words:
-                words[key] = bound("word", self._word(point, at, inner))
+                words[key] = bound("word", self._broadcast_word(point, at, inner))
             for u in range(self._vectors):
                 index = [*map(integer, inner.values()), self._lanes_at(u)]
-                out.append(self._dot(self.acc, index, words[key], packed[combo, u], self._unsigned_rows))
+                out.append(self._emit_dot_product(self.acc, index, words[key], packed[combo, u], self._unsigned_rows))
         return seq(*out)
 
     @property
@@ -237,16 +237,16 @@ class Matrix(Tiled):
         """Whether the words of the rows are the unsigned operand."""
         return (self._dtype(self.mine) == "uint8") != self.flips
 
-    def _dot(self, sums: Buffer, index: list[Expr], row: Expr, packed: Expr, unsigned_row: bool) -> Stmt:
+    def _emit_dot_product(self, sums: Buffer, index: list[Expr], row: Expr, packed: Expr, unsigned_row: bool) -> Stmt:
         n = self.fragment.n
         old, dtype = tirx.BufferLoad(sums, index), f"int32x{n}"
-        if self.fragment.widens:
+        if self.fragment.widens_operands:
             pairs = tirx.call_llvm_pure_intrin(dtype, _PAIRS[n], row, packed)
             return tirx.BufferStore(sums, tirx.call_extern(dtype, _ADD, old, pairs), index)
         pair = (row, packed) if unsigned_row else (packed, row)
         return tirx.BufferStore(sums, tirx.call_llvm_pure_intrin(dtype, _DOTS[n], old, *pair), index)
 
-    def _word(self, point: Env, at: Env, inner: Mapping[str, int]) -> Expr:
+    def _broadcast_word(self, point: Env, at: Env, inner: Mapping[str, int]) -> Expr:
         """Return the word of a row, in all lanes."""
         assert self.vector is not None
         n, k, name = self.fragment.n, self.fragment.k, self.source
@@ -258,13 +258,13 @@ class Matrix(Tiled):
             index = self.halos[name][0].local if name in self.halos else self.mine.index
             env = self.at(point, tuple(integer(inner.get(s.name, 0)) for s in self.order))
             place = tuple(emit_index(i, env) for i in index)
-        word = tirx.reinterpret("int32", elements_at(buffer, place, k))
+        word = tirx.reinterpret("int32", load_elements(buffer, place, k))
         dtype = self._held(self.mine)
         if self.flips:
             word, dtype = tirx.bitwise_xor(word, tirx.const(_SIGNS, "int32")), "uint8" if dtype == "int8" else "int8"
         return tirx.reinterpret(f"{dtype}x{n * k}", tirx.Broadcast(word, n))
 
 
-def word_nests(program: RProgram, buffers: dict[str, Buffer]) -> Nests:
+def vector_word_nests(program: RProgram, buffers: dict[str, Buffer]) -> EmittedNests:
     """Return the loop nests of a ``matrix`` program of a CPU that adds words to vectors."""
-    return Matrix(program, buffers, frozenset(program.constants)).nests()
+    return ByteProductNest(program, buffers, frozenset(program.constants)).nests()

@@ -13,8 +13,24 @@ from typing import Any
 from roller.expr import Load, lane_stride, run_along
 from roller.te.compat import tirx
 from roller.te.emit import Expr, all_of, constant, emit_bounds, emit_index, emit_load
-from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, dimensions, integer, read, seq, unravel, write
-from roller.templates.cpu.emit.plan import ReductionPlan, SpatialPlan, task_tile_of, tile_of, tile_start
+from roller.templates.cpu.emit.axis_plans import (
+    ReductionPlan,
+    SpatialPlan,
+    task_tile_counter_name,
+    tile_counter_name,
+    tile_start,
+)
+from roller.templates.cpu.emit.loop_nest import (
+    Buffer,
+    LoopBuilder,
+    Stmt,
+    dimensions,
+    integer,
+    read,
+    seq,
+    unravel,
+    write,
+)
 
 Env = dict[str, Any]
 #: Maximum word size (elements) that is copied without a loop.
@@ -56,28 +72,33 @@ class WordPanel:
 
     def place(self, env: Mapping[str, Any], step: Mapping[str, Any], inner: Mapping[str, Any]) -> tuple[Expr, ...]:
         """Return the index of the first element of a word, for a tile of ``env`` at a reduction step."""
-        tile = tile_of if self.upfront else task_tile_of
+        tile = tile_counter_name if self.upfront else task_tile_counter_name
         at = [inner[s.name] for s in self.spatial] or [integer(0)]
         tiles = (env[tile(s.name)] for s in self.spatial)
         return (*tiles, *(step[r.name] for r in self.reduction), *at[:-1], integer(at[-1]) * self.word)
 
 
-def elements_at(buffer: Buffer, index: tuple[Expr, ...], count: int) -> Expr:
+def load_elements(buffer: Buffer, index: tuple[Expr, ...], count: int) -> Expr:
     """Return ``count`` adjacent elements from an index."""
     return tirx.BufferLoad(buffer, [*index[:-1], tirx.Ramp(index[-1], integer(1), count)])
 
 
 def pack_words(
-    nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, first: Mapping[str, Expr], count: Mapping[str, Any]
+    nest: LoopBuilder,
+    plan: WordPanel,
+    source: Buffer,
+    panel: Buffer,
+    first: Mapping[str, Expr],
+    count: Mapping[str, Any],
 ) -> Stmt:
     """Return the statement that fills ``panel``; for the parameters, see ``pack_panel``."""
     counts = [count[s.name] for s in plan.spatial]
 
     def one(tiles: tuple[Expr, ...]) -> Stmt:
         starts = {s.name: tile_start(s, first[s.name] + t) for s, t in zip(plan.spatial, tiles, strict=True)}
-        places = {(tile_of if plan.upfront else task_tile_of)(s.name): t
+        places = {(tile_counter_name if plan.upfront else task_tile_counter_name)(s.name): t
                   for s, t in zip(plan.spatial, tiles, strict=True)}  # fmt: skip
-        return _gathered(nest, plan, source, panel, starts, places)
+        return _gather_tile(nest, plan, source, panel, starts, places)
 
     if not plan.upfront:
         return nest.grid(counts, one)
@@ -87,8 +108,13 @@ def pack_words(
     return nest.loop(total, lambda t: one(unravel(t, counts)), "parallel", "pack")
 
 
-def _gathered(
-    nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, starts: Mapping[str, Expr], places: Mapping[str, Expr]
+def _gather_tile(
+    nest: LoopBuilder,
+    plan: WordPanel,
+    source: Buffer,
+    panel: Buffer,
+    starts: Mapping[str, Expr],
+    places: Mapping[str, Expr],
 ) -> Stmt:
     """Return the copy of one combination of register tiles."""
     lanes = plan.spatial[-1] if plan.spatial else None
@@ -96,7 +122,7 @@ def _gathered(
     rows = [s for s in plan.spatial if s is not lanes]
     whole, rest = divmod(plan.extent, plan.word)
     lacking = next(r.extent for r in plan.reduction if r.name == plan.along) - whole - bool(rest)
-    copy = _copy_of(plan, source)
+    copy = _choose_copy(plan, source)
 
     def step(at: tuple[Expr, ...], number: Expr, held: int) -> Stmt:
         reduced = {r.name: x for r, x in zip(others, at, strict=False)}
@@ -112,7 +138,7 @@ def _gathered(
 
         if lanes is None:
             return words(integer(0), 1)
-        many = lanes.lanes if copy is _interleaved else 1
+        many = lanes.lanes if copy is _copy_interleaved_words else 1
         return nest.loop(lanes.tile // many, lambda u: words(u * many, many))
 
     def around(at: tuple[Expr, ...]) -> Stmt:
@@ -125,58 +151,79 @@ def _gathered(
     return nest.grid([*(r.extent for r in others), *(s.tile for s in rows)], around)
 
 
-Copy = Callable[[Nest, WordPanel, Buffer, Buffer, Env, tuple[Expr, ...], int, int], Stmt]
+Copy = Callable[[LoopBuilder, WordPanel, Buffer, Buffer, Env, tuple[Expr, ...], int, int], Stmt]
 
 
-def _copy_of(plan: WordPanel, source: Buffer) -> Copy:
+def _choose_copy(plan: WordPanel, source: Buffer) -> Copy:
     """Return how words are copied: in one piece, interleaved for as many words as lanes, or byte by byte."""
     load, shape = plan.load, dimensions(source, plan.load.index)
     guarded = {n for b in load.guard for n in b.index.axes}
     run = run_along(load.index, shape, plan.along, plan.extent)
     whole = plan.extent % plan.word == 0 and run is not None and run.step == 1 and run.length % plan.word == 0
     if whole and plan.along not in guarded:
-        return _in_one_piece
+        return _copy_whole_word
     last = plan.spatial[-1] if plan.spatial else None
     if last is not None and last.lanes > 1 and not load.guard and lane_stride(load.index, shape, last.name) == 1:
-        return _interleaved
-    return _byte_by_byte
+        return _copy_interleaved_words
+    return _copy_bytes
 
 
-def _in_one_piece(
-    nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, env: Env, to: tuple[Expr, ...], held: int, many: int
+def _copy_whole_word(
+    nest: LoopBuilder,
+    plan: WordPanel,
+    source: Buffer,
+    panel: Buffer,
+    env: Env,
+    to: tuple[Expr, ...],
+    held: int,
+    many: int,
 ) -> Stmt:
     if not held:
-        return _byte_by_byte(nest, plan, source, panel, env, to, held, many)
+        return _copy_bytes(nest, plan, source, panel, env, to, held, many)
     load = plan.load
-    word = elements_at(source, tuple(emit_index(i, env) for i in load.index), plan.word)
+    word = load_elements(source, tuple(emit_index(i, env) for i in load.index), plan.word)
     if load.guard:
         outside = tirx.Broadcast(constant(load.outside, str(source.ty.dtype)), plan.word)
         word = tirx.if_then_else(all_of(emit_bounds(load.guard, env)), word, outside)
-    return _stored(panel, word, to, plan.word)
+    return _store_elements(panel, word, to, plan.word)
 
 
-def _interleaved(
-    nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, env: Env, to: tuple[Expr, ...], held: int, many: int
+def _copy_interleaved_words(
+    nest: LoopBuilder,
+    plan: WordPanel,
+    source: Buffer,
+    panel: Buffer,
+    env: Env,
+    to: tuple[Expr, ...],
+    held: int,
+    many: int,
 ) -> Stmt:
     del nest
     zero = tirx.Broadcast(tirx.const(0, str(source.ty.dtype)), many)
 
     def row(n: int) -> Expr:
         at = {**env, plan.along: env[plan.along] + n}
-        return elements_at(source, tuple(emit_index(i, at) for i in plan.load.index), many) if n < held else zero
+        return load_elements(source, tuple(emit_index(i, at) for i in plan.load.index), many) if n < held else zero
 
     mixed = [tirx.const(n * many + x, "int32") for x in range(many) for n in range(plan.word)]
-    return _stored(panel, tirx.Shuffle([row(n) for n in range(plan.word)], mixed), to, plan.word * many)
+    return _store_elements(panel, tirx.Shuffle([row(n) for n in range(plan.word)], mixed), to, plan.word * many)
 
 
-def _stored(panel: Buffer, values: Expr, to: tuple[Expr, ...], count: int) -> Stmt:
+def _store_elements(panel: Buffer, values: Expr, to: tuple[Expr, ...], count: int) -> Stmt:
     """Return the store of adjacent elements, converted to the panel's dtype."""
     kept = values.astype(f"{panel.ty.dtype}x{count}")
     return tirx.BufferStore(panel, kept, [*to[:-1], tirx.Ramp(to[-1], integer(1), count)])
 
 
-def _byte_by_byte(
-    nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, env: Env, to: tuple[Expr, ...], held: int, many: int
+def _copy_bytes(
+    nest: LoopBuilder,
+    plan: WordPanel,
+    source: Buffer,
+    panel: Buffer,
+    env: Env,
+    to: tuple[Expr, ...],
+    held: int,
+    many: int,
 ) -> Stmt:
     assert many == 1
     tensors = {plan.load.tensor: lambda *index: read(source, *index)}

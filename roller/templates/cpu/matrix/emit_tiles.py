@@ -14,9 +14,19 @@ from roller.errors import BuildError
 from roller.expr import Load, lane_stride, run_along
 from roller.te.compat import tirx, tvm
 from roller.te.emit import Expr, emit_index
-from roller.templates.cpu.emit.nest import Buffer, Nests, Stmt, allocate, declare, integer, seq, when, write
-from roller.templates.cpu.emit.plan import SpatialPlan, relative, task_tile_of
-from roller.templates.cpu.matrix.emit import Matrix, word_nests
+from roller.templates.cpu.emit.axis_plans import SpatialPlan, task_coordinate_name, task_tile_counter_name
+from roller.templates.cpu.emit.loop_nest import (
+    Buffer,
+    EmittedNests,
+    Stmt,
+    allocate,
+    declare_buffer,
+    if_then,
+    integer,
+    seq,
+    write,
+)
+from roller.templates.cpu.matrix.emit import ByteProductNest, vector_word_nests
 from roller.templates.cpu.matrix.emit_panels import WordPanel
 from roller.templates.cpu.matrix.price import TILE_REGISTERS
 from roller.templates.cpu.tiled.emit import Env
@@ -30,7 +40,7 @@ _WORD = 4
 _DOTS = {("int8", "int8"): "ss", ("int8", "uint8"): "su", ("uint8", "int8"): "us", ("uint8", "uint8"): "uu"}
 
 
-def _library(signs: str, dots: Sequence[tuple[int, int, int]]) -> str:
+def _tile_functions_llvm(signs: str, dots: Sequence[tuple[int, int, int]]) -> str:
     """Return LLVM functions around its intrinsics, whose register numbers are part of the instruction."""
     out = [
         "declare void @llvm.x86.ldtilecfg(ptr)",
@@ -63,11 +73,11 @@ def _address(buffer: Buffer, index: tuple[Expr, ...]) -> Expr:
     return tirx.address_of(tirx.BufferLoad(buffer, list(index)))
 
 
-def _bytes(count: int) -> Expr:
+def _int64_constant(count: int) -> Expr:
     return tirx.const(count, "int64")
 
 
-class Tiles(Matrix):
+class TileRegisterNest(ByteProductNest):
     """A program whose fragments are in tile registers."""
 
     def __post_init__(self) -> None:
@@ -75,17 +85,17 @@ class Tiles(Matrix):
         m = self.program.matrix_axes[0]
         self.rows: SpatialPlan = next(s for s in self.spatial if s.name == m)
         others = [s for s in self.spatial if s is not self.rows and s is not self.vector]
-        self.row_counts = self._shares(self.rows.tile)
+        self.row_counts = self._split_rows_evenly(self.rows.tile)
         a, b = len(self.row_counts), self._vectors
         if any(s.tile > 1 for s in others) or a * b + a + b > TILE_REGISTERS:
             raise BuildError(
                 f"{self.program.expr.name}: expected fragments along {self.program.matrix_axes[:2]} that "
                 f"{TILE_REGISTERS} tile registers hold, got {dict(self.program.tiles)}. Take fewer."
             )
-        self.config = declare("config", (_CONFIG_BYTES,), "uint8")
+        self.config = declare_buffer("config", (_CONFIG_BYTES,), "uint8")
         self.signs = _DOTS[self._dtype(self.mine), self._dtype(self.packed)]
 
-    def _shares(self, rows: int) -> list[int]:
+    def _split_rows_evenly(self, rows: int) -> list[int]:
         """Return the number of rows in each fragment of a register tile, distributed evenly."""
         count = -(-rows // self.fragment.m)
         return [rows // count + (n < rows % count) for n in range(count)]
@@ -93,7 +103,7 @@ class Tiles(Matrix):
     def _panel(self, load: Load, upfront: bool) -> WordPanel:
         if load is self.mine:
             return super()._panel(load, upfront)
-        return self._packed_in(load, upfront, _WORD, self.word_count * self.depth // _WORD)
+        return self._panel_of_words(load, upfront, _WORD, self.word_count * self.depth // _WORD)
 
     # ---- registers: sums row by row, then rows, then packed words
 
@@ -109,7 +119,7 @@ class Tiles(Matrix):
     def _first_row(self, i: int) -> int:
         return sum(self.row_counts[:i])
 
-    def _configured(self) -> list[Stmt]:
+    def _configure_registers(self) -> list[Stmt]:
         """Return the statements that configure each register."""
         values = [0] * _CONFIG_BYTES
         values[0] = 1  # the palette of eight registers of 1 KiB
@@ -128,28 +138,28 @@ class Tiles(Matrix):
         return [allocate(self.config), *stored, _call("configure", _address(self.config, (integer(0),)))]
 
     def _tiles(self, first: Env, count: Env, start: Env, chunk: Env) -> Stmt:
-        return seq(*self._configured(), super()._tiles(first, count, start, chunk), _call("release"))
+        return seq(*self._configure_registers(), super()._tiles(first, count, start, chunk), _call("release"))
 
     # ---- the micro-kernel
 
     def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
-        begin: Stmt = seq(*(_call(f"zero_{self._sum(i, j)}") for i, j in self._sums_of()))
+        begin: Stmt = seq(*(_call(f"zero_{self._sum(i, j)}") for i, j in self._sum_positions()))
         end: Stmt = seq(*self._moved("store", self.acc, ()), self._write_back(env))
         if self.chunked:
-            place = tuple(env[task_tile_of(s.name)] for s in self.spatial)
+            place = tuple(env[task_tile_counter_name(s.name)] for s in self.spatial)
             first, last = self._ends(chunk)
-            begin = when(first, begin, seq(*self._moved("load", self.partial, place)))
-            end = when(last, end, seq(*self._moved("store", self.partial, place)))
+            begin = if_then(first, begin, seq(*self._moved("load", self.partial, place)))
+            end = if_then(last, end, seq(*self._moved("store", self.partial, place)))
         return seq(allocate(self.acc), begin, self._reduce(env, chunk, lambda at: self._step(env, at)), end)
 
-    def _sums_of(self) -> list[tuple[int, int]]:
+    def _sum_positions(self) -> list[tuple[int, int]]:
         return list(itertools.product(range(len(self.row_counts)), range(self._vectors)))
 
     def _moved(self, how: str, buffer: Buffer, place: tuple[Expr, ...]) -> list[Stmt]:
         """Return the statements that load or store the sums."""
         assert self.vector is not None
-        pitch, out = _bytes(self.vector.tile * _WORD), []
-        for i, j in self._sums_of():
+        pitch, out = _int64_constant(self.vector.tile * _WORD), []
+        for i, j in self._sum_positions():
             at = {self.rows.name: self._first_row(i), self.vector.name: j * self.fragment.n}
             index = (*place, *(integer(at.get(s.name, 0)) for s in self.order))
             out.append(_call(f"{how}_{self._sum(i, j)}", _address(buffer, index), pitch))
@@ -158,56 +168,56 @@ class Tiles(Matrix):
     def _step(self, env: Env, at: Env) -> Stmt:
         """Multiply one step of every row fragment by one step of every fragment of packed words."""
         assert self.vector is not None
-        out = [self._loaded_lanes(env, at, j) for j in range(self._vectors)]
+        out = [self._load_packed_words(env, at, j) for j in range(self._vectors)]
         for i in range(len(self.row_counts)):
-            out.append(self._loaded_rows(env, at, i))
+            out.append(self._load_rows(env, at, i))
             for j in range(self._vectors):
                 out.append(_call(f"dot_{self._sum(i, j)}_{self._row(i)}_{self._lane(j)}"))
         return seq(*out)
 
-    def _loaded_lanes(self, env: Env, at: Env, j: int) -> Stmt:
+    def _load_packed_words(self, env: Env, at: Env, j: int) -> Stmt:
         assert self.vector is not None
         panel, buffer = self.panels[self.lanes_panel]
         words = {**at, self.along: at[self.along] * (self.depth // _WORD)}
         inner = {s.name: integer(j * self.fragment.n if s is self.vector else 0) for s in self.spatial}
         place = panel.place(env, words, inner)  # type: ignore[attr-defined]
-        return _call(f"load_{self._lane(j)}", _address(buffer, place), _bytes(self.vector.tile * _WORD))
+        return _call(f"load_{self._lane(j)}", _address(buffer, place), _int64_constant(self.vector.tile * _WORD))
 
-    def _loaded_rows(self, env: Env, at: Env, i: int) -> Stmt:
+    def _load_rows(self, env: Env, at: Env, i: int) -> Stmt:
         name, first = self.source, self._first_row(i)
         inner = {s.name: integer(first if s is self.rows else 0) for s in self.spatial}
         if name in self.panels:
             panel, buffer = self.panels[name]
             place, pitch = panel.place(env, at, inner), self.depth  # type: ignore[attr-defined]
-            return _call(f"load_{self._row(i)}", _address(buffer, place), _bytes(pitch))
+            return _call(f"load_{self._row(i)}", _address(buffer, place), _int64_constant(pitch))
         point = self.at(
             {**env, **at, self.along: at[self.along] * self.depth}, tuple(inner[s.name] for s in self.order)
         )
         box = self.halos.get(name)
         index, buffer = (box[0].local, box[1]) if box is not None else (self.mine.index, self.buffers[name])
         place = tuple(emit_index(x, point) for x in index)
-        return _call(f"load_{self._row(i)}", _address(buffer, place), _bytes(self._pitch))
+        return _call(f"load_{self._row(i)}", _address(buffer, place), _int64_constant(self._row_pitch_bytes))
 
     @functools.cached_property
-    def _pitch(self) -> int:
+    def _row_pitch_bytes(self) -> int:
         """Distance in bytes between rows of the operand that is read in place or from a box."""
         box = self.halos.get(self.source)
         if box is not None:
-            return int(lane_stride(box[0].local, box[0].extents, relative(self.rows.name)) or 0)
+            return int(lane_stride(box[0].local, box[0].extents, task_coordinate_name(self.rows.name)) or 0)
         shape = tuple(int(x) for x in self.buffers[self.source].ty.shape)
         run = run_along(self.mine.index, shape, self.rows.name, int(self.stage.extents[self.rows.name]))
         return run.step if run is not None else 0
 
     def function_body(self) -> Stmt:
         """Return the whole nest of a call, with the functions it calls."""
-        dots = [(self._sum(i, j), self._row(i), self._lane(j)) for i, j in self._sums_of()]
-        library = tvm.ir.StringImm(_library(self.signs, dots))
+        dots = [(self._sum(i, j), self._row(i), self._lane(j)) for i, j in self._sum_positions()]
+        library = tvm.ir.StringImm(_tile_functions_llvm(self.signs, dots))
         return tirx.AttrStmt(integer(0), "pragma_import_llvm", library, super().function_body())
 
 
-def matrix_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
+def matrix_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
     """Return the loop nests of a ``matrix`` program of a CPU: by tile registers, or by vectors."""
     del cores
     if program.fragment is None or program.fragment.m == 1:
-        return word_nests(program, buffers)
-    return Tiles(program, buffers, frozenset(program.constants)).nests()
+        return vector_word_nests(program, buffers)
+    return TileRegisterNest(program, buffers, frozenset(program.constants)).nests()

@@ -11,9 +11,9 @@ from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.tasks import batch_of
+from roller.templates.cpu.matrix.byte_products import byte_product_axes
 from roller.templates.cpu.matrix.candidates import staged_operands
 from roller.templates.cpu.matrix.price import price
-from roller.templates.cpu.matrix.products import matrix_axes
 from roller.tile.geometry import Geometry
 from roller.tile.structures import MATRIX
 
@@ -26,7 +26,7 @@ def matrix_batch(
     along: tuple[str, ...] | None,
 ) -> TileBatch:
     """Return the program for a register tile and a task tile, with the axes of its rows, lanes and words."""
-    ways = [axes for axes in matrix_axes(geometry, spec, fragment) if along in (None, axes)]
+    ways = [axes for axes in byte_product_axes(geometry, spec, fragment) if along in (None, axes)]
     if not ways:
         where = f" along {along}" if along is not None else ""
         raise TileError(

@@ -9,8 +9,8 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.cores import Parts, Terms
-from roller.templates.cpu.decide import IN_PLACE, Mask, decided
-from roller.templates.cpu.matrix.products import flips, operands
+from roller.templates.cpu.decisions import IN_PLACE, Mask, decisions_for_device
+from roller.templates.cpu.matrix.byte_products import needs_sign_move, operands
 from roller.templates.cpu.tiled import price as tiled
 from roller.tile.geometry import Floats, Ints
 
@@ -24,8 +24,8 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
     assert batch.fragment is not None
     if batch.fragment.m > 1:
-        return tiled.price(batch, spec, parts, _fragment_cycles, _in_tile_registers)
-    return tiled.price(batch, spec, parts, _word_cycles, _in_registers)
+        return tiled.price(batch, spec, parts, _fragment_cycles, _fits_tile_registers)
+    return tiled.price(batch, spec, parts, _word_cycles, _fits_vector_registers)
 
 
 def tile_registers(rows: Any, columns: Any) -> Any:
@@ -35,26 +35,26 @@ def tile_registers(rows: Any, columns: Any) -> Any:
 
 def _fragments(batch: TileBatch, spec: DeviceSpec) -> tuple[Ints, Ints]:
     """Return the number of fragments of a register tile along m and n, ``(N,)``."""
-    f, d, at = batch.fragment, decided(batch, spec), batch.geometry.names.index
+    f, d, at = batch.fragment, decisions_for_device(batch, spec), batch.geometry.names.index
     assert f is not None
     m, n = (at(x) for x in batch.matrix_axes[:2])
     return -(-d.tile[:, m] // f.m), d.tile[:, n] // f.n
 
 
-def _in_tile_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
+def _fits_tile_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
     return np.asarray(tile_registers(*_fragments(batch, spec)) <= TILE_REGISTERS)
 
 
-def _in_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
-    held = held_vectors(batch, spec) < (spec.limits.vector_registers or np.inf)
-    return np.asarray(tiled.in_registers(batch, spec) & held)
+def _fits_vector_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
+    held = vector_register_count(batch, spec) < (spec.limits.vector_registers or np.inf)
+    return np.asarray(tiled.fits_vector_registers(batch, spec) & held)
 
 
 def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     """Return the cycles per reduction point and for the write-back of fragments in tile registers."""
     # A step loads every row of the fragments of both operands, and takes a cycle per row of every product. Results
     # reach the epilogue through memory.
-    g, d, f = batch.geometry, decided(batch, spec), batch.fragment
+    g, d, f = batch.geometry, decisions_for_device(batch, spec), batch.fragment
     assert f is not None
     rate, width = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes
     at = g.names.index
@@ -69,17 +69,17 @@ def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats
     return step * -(-extent // depth) / extent, tiled.write_cycles(batch, spec) + 2.0 * d.vectors
 
 
-def held_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
+def vector_register_count(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the vector registers of a micro-kernel: sums, packed words, a row's word, and moved signs."""
     # Products followed by a separate addition use the register of the word, in the last row that reads it.
-    d, packed = decided(batch, spec), packed_vectors(batch, spec)
-    return np.asarray(d.vectors + packed + 1 + (packed + 1 if flips(batch) else 0))
+    d, packed = decisions_for_device(batch, spec), packed_vectors(batch, spec)
+    return np.asarray(d.vectors + packed + 1 + (packed + 1 if needs_sign_move(batch) else 0))
 
 
 def packed_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the number of vectors of packed words per step, ``(N,)``."""
     _, b = operands(batch)
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     return np.asarray(np.where(b.uses & b.spatial, d.tile, 1).prod(axis=1) // d.lanes)
 
 
@@ -88,12 +88,12 @@ def _word_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     # A step is one word of ``fragment.k`` elements: a load per vector of packed words, a broadcast per row, and a dot
     # product per vector of sums. If both operands have one sign, the row's word is moved as well and the packed words
     # are summed.
-    g, d, f = batch.geometry, decided(batch, spec), batch.fragment
+    g, d, f = batch.geometry, decisions_for_device(batch, spec), batch.fragment
     assert f is not None
     rate, width, (a, _) = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, operands(batch)
     vectors, packed = d.vectors.astype(np.float64), packed_vectors(batch, spec).astype(np.float64)
     rows = np.where(a.uses & a.spatial, d.tile, 1).prod(axis=1).astype(np.float64)
-    moved = flips(batch)
+    moved = needs_sign_move(batch)
     dots = (vectors + (packed if moved else 0)) * f.m * f.n * f.k / rate[f"{f.rate}.{f.operand}"]
     if moved:
         dots = dots + rows * width / rate["add"]

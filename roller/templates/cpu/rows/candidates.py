@@ -9,7 +9,7 @@ from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
 from roller.templates.cpu.common.lanes import lane_count
-from roller.templates.cpu.common.tasks import batch_of, filled, task_sizes, vector_axes, vector_counts
+from roller.templates.cpu.common.tasks import batch_of, grow_block, task_sizes, vector_axes, vector_counts
 from roller.tile.geometry import Geometry
 from roller.tile.structures import ROWS, structure_of
 
@@ -30,7 +30,7 @@ def row_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -
             block = np.where(geometry.spatial, register, -(-geometry.extents // register) * register)
             for count in task_sizes(geometry, register, spec):
                 registers.append(register)
-                blocks.append(filled(geometry, register, block, reversed(geometry.order), count))
+                blocks.append(grow_block(geometry, register, block, reversed(geometry.order), count))
         both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
         batches.append(batch_of(geometry, ROWS, both[:, :rank], both[:, rank:], (), v))
     return batches

@@ -13,25 +13,25 @@ from typing import Any
 
 from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, axis_index, lane_stride
 from roller.te.emit import Expr, emit_index, emit_scalar
-from roller.templates.cpu.emit.elementwise import default_plans, elementwise_nest, task_loop, without_overlap
-from roller.templates.cpu.emit.nest import (
+from roller.templates.cpu.emit.axis_plans import SpatialPlan, power_of_two_below, spatial_plans, tile_start
+from roller.templates.cpu.emit.elementwise import default_plans, elementwise_nest, non_overlapping_plan, task_loop
+from roller.templates.cpu.emit.loop_nest import (
     Buffer,
-    Nest,
-    Nests,
+    EmittedNests,
+    LoopBuilder,
     Stmt,
     allocate,
-    declare,
+    declare_buffer,
     integer,
-    lower_of,
     read,
     reader,
     seq,
+    smaller_extent,
     write,
 )  # fmt: skip
-from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below, spatial_plans, tile_start
-from roller.templates.cpu.rows.emit_once import computed_once
+from roller.templates.cpu.rows.emit_once import compute_shared_values_once
 from roller.templates.cpu.rows.emit_reduce import Reducer
-from roller.templates.cpu.rows.emit_values import holder, kept_by_reductions, value_of
+from roller.templates.cpu.rows.emit_values import body_emitter, stage_overwriting_values, stages_stored_by_reductions
 from roller.templates.cpu.tiled.emit import tiled_body
 from roller.tile import RProgram
 
@@ -66,7 +66,7 @@ class _Rows:
     program: RProgram
     buffers: dict[str, Buffer]
     cores: int
-    nest: Nest = field(default_factory=Nest)
+    nest: LoopBuilder = field(default_factory=LoopBuilder)
 
     def __post_init__(self) -> None:
         self.expr = self.program.expr
@@ -88,7 +88,7 @@ class _Rows:
     # --- fused form -----------------------------------------------------------------------------
 
     def _fused(self) -> Stmt:
-        self.expr = computed_once(self.expr)
+        self.expr = compute_shared_values_once(self.expr)
         self.temporary = [s for s in self.expr.stages if s.name not in self.expr.outputs]
         plans = [p for p in spatial_plans(self.program) if p.name in self.rows]
         vector = next((p for p in plans if p.lanes > 1), None)
@@ -98,12 +98,16 @@ class _Rows:
         plans = [self._row_plan(p, lanes if p is vector else 1) for p in plans]
         # Reductions of rows of any length end with single elements, element-wise stages with a vector.
         ends = {a.name for a in self.expr.anchor.reduction_axes} & set(self.program.open_axes)
-        kept = kept_by_reductions(self.expr.stages) if vector is None and not ends else {}
+        kept = stages_stored_by_reductions(self.expr.stages) if vector is None and not ends else {}
         stages = [s for s in self.expr.stages if s not in kept.values()]
-        held = {k.name: s.name for k in kept.values() if (s := holder(self.expr.stages, k)) and self._is_even(s)}
+        held = {
+            k.name: s.name
+            for k in kept.values()
+            if (s := stage_overwriting_values(self.expr.stages, k)) and self._has_whole_vectors(s)
+        }
         self.whole = set(held.values())
         self.temporary = [s for s in self.temporary if s.name not in held]
-        local = {s.name: self._local(s, lanes) for s in self.temporary}
+        local = {s.name: self._local_buffer(s, lanes) for s in self.temporary}
         buffers = {**self.buffers, **local}
         buffers |= {name: buffers[place] for name, place in held.items()}
 
@@ -120,9 +124,9 @@ class _Rows:
         per_task = min(tiles, per_task) if isinstance(tiles, int) else per_task
         return SpatialPlan(plan.name, plan.extent, lanes, tiles, per_task, lanes)
 
-    def _local(self, s: Stage, lanes: int) -> Buffer:
+    def _local_buffer(self, s: Stage, lanes: int) -> Buffer:
         shape = [e for e, i in zip(s.output.shape, s.store, strict=True) if not self._is_row(i)]
-        return declare(s.name, (*shape, lanes) if lanes > 1 else tuple(shape), s.output.dtype)
+        return declare_buffer(s.name, (*shape, lanes) if lanes > 1 else tuple(shape), s.output.dtype)
 
     def _is_row(self, index: Index) -> bool:
         return any(index.is_axis(n) for n in self.rows)
@@ -143,14 +147,14 @@ class _Rows:
             return self._lane_rows(s, start, value, put, inner, vector, lanes)
         if s.combiner is None:
             plans = default_plans(s, self.expr, self.lanes, [a.name for a in inner], self.program.open_axes)
-            plans = tuple(map(without_overlap, plans)) if s.name in self.whole else plans
+            plans = tuple(map(non_overlapping_plan, plans)) if s.name in self.whole else plans
             return elementwise_nest(self.nest, plans, lambda e: put({**start, **e}, value({**start, **e})), False)
         if kept is None:
             return self._reduction(s, start, value, put, inner)
         element, keep = self._stored(kept, buffers, lanes)
         return self._reduction(s, start, value, put, inner, lambda env: keep(env, element(env)))
 
-    def _is_even(self, s: Stage) -> bool:
+    def _has_whole_vectors(self, s: Stage) -> bool:
         """Return whether the columns of a stage are whole vectors, so that no element is computed twice."""
         names = [a.name for a in s.spatial_axes if a.name not in self.rows]
         plans = default_plans(s, self.expr, self.lanes, names, self.program.open_axes)
@@ -167,7 +171,7 @@ class _Rows:
                 if isinstance(n, Load) and n.tensor in made else n  # fmt: skip
 
         store = self._place(s, s.store, lanes) if s.name in made else s.store
-        value = value_of(s, self.expr.stages, {n: reader(b) for n, b in buffers.items()}, local)
+        value = body_emitter(s, self.expr.stages, {n: reader(b) for n, b in buffers.items()}, local)
 
         def put(env: Env, result: Expr) -> Stmt:
             return write(buffers[s.name], result, *(emit_index(i, env) for i in store))
@@ -201,10 +205,10 @@ class _Rows:
     ) -> Stmt:  # fmt: skip
         """Emit a reduction at one row: lanes along its most contiguous axis."""
         reducer = Reducer(self.nest, s, value, self.lanes, before)
-        across = self._across(s, inner)
+        across = self._vector_spatial_axis(s, inner)
         if across is not None:
             others = [a for a in inner if a is not across]
-            width = self._width(across.extent)
+            width = self._vector_tile_elements(across.extent)
             plan = SpatialPlan(across.name, across.extent, width, -(-across.extent // width), 1)
             plan = plan.opened() if across.name in self.program.open_axes else plan
 
@@ -213,7 +217,7 @@ class _Rows:
                 return reducer.across(across, put, env, tile_start(plan, at[-1]), width)
 
             return self.nest.grid([*(a.extent for a in others), plan.tiles], tile)
-        along = self._along(s)
+        along = self._contiguous_reduction_axis(s)
         span = self._span(along)
 
         def point(at: tuple[Expr, ...]) -> Stmt:
@@ -222,18 +226,18 @@ class _Rows:
 
         return self.nest.grid([a.extent for a in inner], point)
 
-    def _width(self, extent: int) -> int:
+    def _vector_tile_elements(self, extent: int) -> int:
         lanes = power_of_two_below(min(self.lanes, extent))
         return lanes * max(1, min(4, extent // lanes))
 
-    def _across(self, s: Stage, inner: list[Axis]) -> Axis | None:
+    def _vector_spatial_axis(self, s: Stage, inner: list[Axis]) -> Axis | None:
         """Return the spatial axis to vectorize, if one is contiguous in the data and no reduction axis is."""
-        if self._along(s) is not None or self.lanes == 1:
+        if self._contiguous_reduction_axis(s) is not None or self.lanes == 1:
             return None
         good = [a for a in inner if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
         return good[-1] if good else None
 
-    def _along(self, s: Stage) -> Axis | None:
+    def _contiguous_reduction_axis(self, s: Stage) -> Axis | None:
         """Return the contiguous reduction axis."""
         good = [a for a in s.reduction_axes if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
         return good[-1] if good and self.lanes > 1 else None
@@ -246,7 +250,7 @@ class _Rows:
 
     def _staged(self) -> Stmt:
         """Return a separate parallel nest for every stage."""
-        whole = {s.name: declare(s.name, s.output.shape, s.output.dtype) for s in self.temporary}
+        whole = {s.name: declare_buffer(s.name, s.output.shape, s.output.dtype) for s in self.temporary}
         buffers = {**self.buffers, **whole}
         tensors = {n: reader(b) for n, b in buffers.items()}
         nests = [self._whole_stage(s, buffers[s.name], tensors) for s in self.expr.stages]
@@ -265,9 +269,9 @@ class _Rows:
             return elementwise_nest(self.nest, plans, lambda e: put(e, value(e)), large)
         points = math.prod(a.extent for a in s.spatial_axes)
         if points < self.cores and large:
-            return self._split(s, value, put)
-        across = self._across(s, list(s.spatial_axes))
-        width = {across.name: self._width(across.extent)} if across is not None else {}
+            return self._split_reduction(s, value, put)
+        across = self._vector_spatial_axis(s, list(s.spatial_axes))
+        width = {across.name: self._vector_tile_elements(across.extent)} if across is not None else {}
         plans = tuple(
             SpatialPlan(a.name, a.extent, width.get(a.name, 1), -(-a.extent // width.get(a.name, 1)), 1)
             for a in s.spatial_axes
@@ -278,24 +282,29 @@ class _Rows:
         def tile(env: Env) -> Stmt:
             if across is not None:
                 return reducer.across(across, put, env, env[across.name], width[across.name])
-            return reducer.point(env, self._along(s), lambda r: put(env, r), self._span(self._along(s)))
+            return reducer.point(
+                env,
+                self._contiguous_reduction_axis(s),
+                lambda r: put(env, r),
+                self._span(self._contiguous_reduction_axis(s)),
+            )
 
         return task_loop(self.nest, plans, tile, "parallel" if large else "serial")
 
-    def _split(self, s: Stage, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt]) -> Stmt:
+    def _split_reduction(self, s: Stage, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt]) -> Stmt:
         """Reduce to fewer points than cores: compute parts in parallel, then combine their results in order."""
-        axis = self._along(s) or max(s.reduction_axes, key=lambda a: a.extent)
+        axis = self._contiguous_reduction_axis(s) or max(s.reduction_axes, key=lambda a: a.extent)
         parts = min(self.program.split_k if self.program.split_k > 1 else self.cores * _PARTS_PER_CORE, axis.extent)
         length = -(-axis.extent // parts)
         length = -(-length // self.lanes) * self.lanes
         parts = -(-axis.extent // length)
         spatial = list(s.spatial_axes)
         shape = (parts, *(a.extent for a in spatial))
-        partial = declare(f"{s.name}_partial", shape, s.acc_dtype)
-        reducer = Reducer(self.nest, s, value, self.lanes if self._along(s) is not None else 1)
+        partial = declare_buffer(f"{s.name}_partial", shape, s.acc_dtype)
+        reducer = Reducer(self.nest, s, value, self.lanes if self._contiguous_reduction_axis(s) is not None else 1)
 
         def part(p: Expr) -> Stmt:
-            size = length if axis.extent % length == 0 else lower_of(length, axis.extent - p * length)
+            size = length if axis.extent % length == 0 else smaller_extent(length, axis.extent - p * length)
 
             def point(at: tuple[Expr, ...]) -> Stmt:
                 env = {a.name: x for a, x in zip(spatial, at, strict=True)}
@@ -339,6 +348,6 @@ def rows_body(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Stmt
     return _Rows(program, buffers, cores).body()
 
 
-def rows_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
+def rows_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
     """Return the loop nest of a row program; for the arguments, see :func:`rows_body`."""
-    return Nests(rows_body(program, buffers, cores))
+    return EmittedNests(rows_body(program, buffers, cores))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from roller.expr import SPATIAL, Axis, Load, Scalar, Stage, Tensor, TensorExpr, axis_index, map_indices, walk
 from roller.expr.scalar import Index
-from roller.tile.row_values import replaced, row_form, shared_values
+from roller.tile.row_values import replace_subtrees, row_form, shared_values
 from roller.tile.rows import RowStage, row_stages
 
 #: Maximum length (elements) of rows whose shared values are kept; values of longer rows would leave L2 and are
@@ -20,13 +20,13 @@ from roller.tile.rows import RowStage, row_stages
 _ROW_ELEMENTS = 1 << 16
 
 
-def computed_once(expr: TensorExpr) -> TensorExpr:
+def compute_shared_values_once(expr: TensorExpr) -> TensorExpr:
     """Return ``expr`` with stages for values that several elements or stages need, or ``expr`` if there are none.
 
     Examples
     --------
     >>> from roller import ops
-    >>> [s.name for s in computed_once(ops.softmax((8, 100))).stages]
+    >>> [s.name for s in compute_shared_values_once(ops.softmax((8, 100))).stages]
     ['X_max', 'X_sum@0', 'X_sum', 'Y@0', 'Y']
     """
     found = row_stages(expr)
@@ -37,11 +37,13 @@ def computed_once(expr: TensorExpr) -> TensorExpr:
     made: list[Stage] = []
     held: dict[Scalar, Load] = {}
     for r in found:
-        made += _stages(expr, r, shared_values(expr), held)
+        made += _stages_of_values(expr, r, shared_values(expr), held)
     return expr if len(made) == len(found) else replace(expr, stages=tuple(made))
 
 
-def _stages(expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict[Scalar, Load]) -> list[Stage]:
+def _stages_of_values(
+    expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict[Scalar, Load]
+) -> list[Stage]:
     """Return a stage after the stages of the values it needs; ``held`` maps values to loads, by the anchor's names."""
     s, form = r.stage, row_form(expr, r.stage, r.columns)
     out: list[Stage] = []
@@ -50,7 +52,7 @@ def _stages(expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict
         at = tuple(axis_index(a.name) for a in axes)
         made = Tensor(f"{s.name}@{len(out)}", tuple(a.extent for a in axes), s.acc_dtype)
         spatial = tuple(replace(a, kind=SPATIAL) for a in axes)
-        out.append(Stage(made, spatial, at, replaced(value, here), None, s.acc_dtype))
+        out.append(Stage(made, spatial, at, replace_subtrees(value, here), None, s.acc_dtype))
         return Load(made.name, at)
 
     rows = tuple(a for a in s.axes if a.name not in r.columns)
@@ -59,11 +61,11 @@ def _stages(expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict
         if v in held or v not in set(walk(form.body)):
             continue
         held[v] = stage(v, s.axes, local)
-    body = replaced(form.body, {**local, **(held if r.aligned else {})})
-    return [*(_own(expr, r, x) for x in (*out, replace(s, body=body)))]
+    body = replace_subtrees(form.body, {**local, **(held if r.aligned else {})})
+    return [*(_restore_axis_names(expr, r, x) for x in (*out, replace(s, body=body)))]
 
 
-def _own(expr: TensorExpr, r: RowStage, s: Stage) -> Stage:
+def _restore_axis_names(expr: TensorExpr, r: RowStage, s: Stage) -> Stage:
     """Return a stage with the axis names of its original stage instead of the anchor's."""
     before = next(x for x in expr.stages if x.name == r.stage.name)
     names = {a.name: b.name for a, b in zip(r.stage.axes, before.axes, strict=True)}

@@ -13,10 +13,21 @@ from typing import Any
 
 from roller.expr import COMBINERS, FUNCTIONS, Axis, Call, Stage, walk
 from roller.te.compat import tirx
-from roller.te.emit import Expr, combine, constant
+from roller.te.emit import Expr, combine_step, constant
+from roller.templates.cpu.emit.axis_plans import power_of_two_below
 from roller.templates.cpu.emit.interleave import TOGETHER
-from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, allocate, declare, integer, quotient, read, seq, write
-from roller.templates.cpu.emit.plan import power_of_two_below
+from roller.templates.cpu.emit.loop_nest import (
+    Buffer,
+    LoopBuilder,
+    Stmt,
+    allocate,
+    declare_buffer,
+    integer,
+    quotient,
+    read,
+    seq,
+    write,
+)
 
 Value = Callable[[Mapping[str, Any]], Expr]
 Env = Mapping[str, Any]
@@ -29,7 +40,7 @@ _ACCUMULATORS = 4
 class Reducer:
     """Emits the reduction of ``stage``: ``value`` is its body at given axes, ``before`` precedes each value."""
 
-    nest: Nest
+    nest: LoopBuilder
     stage: Stage
     value: Value
     lanes: int
@@ -48,7 +59,7 @@ class Reducer:
 
     def _accumulate(self, buffer: Buffer, index: Sequence[Expr], env: Env) -> Stmt:
         value = self.value(env).astype(self.stage.acc_dtype)
-        step = write(buffer, combine(self.stage.combiner or "sum", read(buffer, *index), value), *index)
+        step = write(buffer, combine_step(self.stage.combiner or "sum", read(buffer, *index), value), *index)
         return step if self.before is None else seq(self.before(env), step)
 
     def point(
@@ -56,7 +67,7 @@ class Reducer:
     ) -> Stmt:
         """Reduce one point with lane-wise partial results along ``vector`` and pass the result to ``finish``."""
         others = [a for a in self.stage.reduction_axes if a is not vector]
-        scalar = declare("total", (1,), self.stage.acc_dtype, scope="local")
+        scalar = declare_buffer("total", (1,), self.stage.acc_dtype, scope="local")
         zero = (integer(0),)
         start = write(scalar, self._neutral(), *zero)
 
@@ -94,7 +105,7 @@ class Reducer:
         n, lanes = self.nest, self.lanes
         first, length = span or (0, vector.extent)
         wide = self.accumulators * lanes
-        acc = declare("acc", (wide,), self.stage.acc_dtype, scope="local")
+        acc = declare_buffer("acc", (wide,), self.stage.acc_dtype, scope="local")
         neutral = self._neutral()
 
         def each(body: Callable[[Expr], Stmt]) -> Stmt:
@@ -104,7 +115,7 @@ class Reducer:
 
         blocks, rest = quotient(length, wide)
         vectors, tail = quotient(rest, lanes)
-        halves = self._halves(tail)
+        halves = self._partial_tail_vectors(tail)
 
         def body(e: dict[str, Any]) -> Stmt:
             def at(k: Any) -> dict[str, Any]:
@@ -112,19 +123,19 @@ class Reducer:
 
             done, ended = blocks * wide, blocks * wide + vectors * lanes
             return seq(
-                _maybe(blocks, lambda: n.loop(
+                _unless_zero(blocks, lambda: n.loop(
                     blocks,
                     lambda b: each(lambda x: self._accumulate(acc, (x,), at(b * wide + x))),
                 )),
                 *self._single_vectors(vectors, acc, lambda b, x: at(done + b * lanes + x)),
-                *self._tail(tail, halves, scalar, lambda k: at(ended + k)),
+                *self._reduce_tail(tail, halves, scalar, lambda k: at(ended + k)),
             )  # fmt: skip
 
         return seq(
             allocate(acc),
             *(allocate(b) for _, _, b in halves),
             each(lambda x: write(acc, neutral, x)),
-            *(n.loop(w, functools.partial(_put, b, neutral), "vector", "lane") for _, w, b in halves),
+            *(n.loop(w, functools.partial(_write_at, b, neutral), "vector", "lane") for _, w, b in halves),
             around(body),
             self._fold(acc, halves, scalar),
             finish(read(scalar, integer(0))),
@@ -141,18 +152,18 @@ class Reducer:
             return [one(b, b % self.accumulators) for b in range(count)]
         return [n.loop(count, lambda b: one(b, 0))]
 
-    def _halves(self, tail: Any) -> list[tuple[int, int, Buffer]]:
+    def _partial_tail_vectors(self, tail: Any) -> list[tuple[int, int, Buffer]]:
         """Return the partial vectors of a known tail: first element, width and accumulator."""
         out, done, width = [], 0, self.lanes // 2
         while isinstance(tail, int) and width > 1:
             if tail - done >= width:
-                buffer = declare(f"part{width}", (width,), self.stage.acc_dtype, scope="local")
+                buffer = declare_buffer(f"part{width}", (width,), self.stage.acc_dtype, scope="local")
                 out.append((done, width, buffer))
                 done += width
             width //= 2
         return out
 
-    def _tail(
+    def _reduce_tail(
         self, count: Any, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer, at: Callable[[Any], Env]
     ) -> list[Stmt]:
         """Reduce the elements after the vectors: partial vectors, then single elements."""
@@ -175,7 +186,7 @@ class Reducer:
 
         value = vector(acc, self.lanes)
         for u in range(1, self.accumulators):
-            value = combine(how, value, vector(acc, self.lanes, u * self.lanes))
+            value = combine_step(how, value, vector(acc, self.lanes, u * self.lanes))
         width = self.lanes
         while width > 1:
             whole = self.nest.variable("fold", value)
@@ -185,16 +196,16 @@ class Reducer:
                 tirx.Shuffle([whole], [tirx.const(x, "int32") for x in range(first, first + width)])
                 for first in (0, width)
             )
-            value = combine(how, low, high)
+            value = combine_step(how, low, high)
             if width in parts:
-                value = combine(how, value, vector(parts[width], width))
+                value = combine_step(how, value, vector(parts[width], width))
         zero = integer(0)
-        return seq(*steps, write(scalar, combine(how, read(scalar, zero), value), zero))
+        return seq(*steps, write(scalar, combine_step(how, read(scalar, zero), value), zero))
 
     def across(self, vector: Axis, finish: Callable[[Env, Expr], Stmt], env: Env, start: Expr, width: int) -> Stmt:
         """Reduce ``width`` adjacent outputs along the spatial axis ``vector`` at once."""
         lanes = power_of_two_below(min(self.lanes, width))
-        acc = declare("acc", (width,), self.stage.acc_dtype, scope="local")
+        acc = declare_buffer("acc", (width,), self.stage.acc_dtype, scope="local")
 
         def each(body: Callable[[Expr], Stmt]) -> Stmt:
             return self.nest.loop(
@@ -220,9 +231,9 @@ class Reducer:
         )
 
 
-def _put(buffer: Buffer, value: Expr, place: Expr) -> Stmt:
+def _write_at(buffer: Buffer, value: Expr, place: Expr) -> Stmt:
     return write(buffer, value, place)
 
 
-def _maybe(count: Any, body: Callable[[], Stmt]) -> Stmt | None:
+def _unless_zero(count: Any, body: Callable[[], Stmt]) -> Stmt | None:
     return None if isinstance(count, int) and count == 0 else body()

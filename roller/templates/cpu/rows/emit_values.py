@@ -19,14 +19,15 @@ Env = Mapping[str, Any]
 _VALUE = "@value"
 
 
-def kept_by_reductions(stages: Sequence[Stage]) -> dict[str, Stage]:
+def stages_stored_by_reductions(stages: Sequence[Stage]) -> dict[str, Stage]:
     """Map each reduction that reads every element of the previous stage once, where it is stored, to that stage.
 
     Examples
     --------
     >>> from roller import ops
-    >>> from roller.templates.cpu.rows.emit_once import computed_once
-    >>> {n: s.name for n, s in kept_by_reductions(computed_once(ops.softmax((8, 100))).stages).items()}
+    >>> from roller.templates.cpu.rows.emit_once import compute_shared_values_once
+    >>> {n: s.name for n, s in stages_stored_by_reductions(compute_shared_values_once(ops.softmax((8,
+    ...     100))).stages).items()}
     {'X_sum': 'X_sum@0'}
     """
     return {
@@ -42,15 +43,15 @@ def _reads_each(reduction: Stage, stage: Stage) -> bool:
     return bool(found) and all(ld.index == stage.store and not ld.guard for ld in found)
 
 
-def holder(stages: Sequence[Stage], kept: Stage) -> Stage | None:
+def stage_overwriting_values(stages: Sequence[Stage], kept: Stage) -> Stage | None:
     """Return the last stage if it may overwrite the values of ``kept``, which no other stage still reads.
 
     Examples
     --------
     >>> from roller import ops
-    >>> from roller.templates.cpu.rows.emit_once import computed_once
-    >>> stages = computed_once(ops.softmax((8, 100))).stages
-    >>> holder(stages, stages[1]).name
+    >>> from roller.templates.cpu.rows.emit_once import compute_shared_values_once
+    >>> stages = compute_shared_values_once(ops.softmax((8, 100))).stages
+    >>> stage_overwriting_values(stages, stages[1]).name
     'Y'
     """
     # The values then need no separate memory, and the lines of the result are loaded while they are computed.
@@ -62,11 +63,11 @@ def holder(stages: Sequence[Stage], kept: Stage) -> Stage | None:
     return last if alike and in_place and last.combiner is None and len(others) == 1 else None
 
 
-def value_of(
+def body_emitter(
     stage: Stage, stages: Sequence[Stage], tensors: Mapping[str, Any], placed: Callable[[Scalar], Scalar] = lambda n: n
 ) -> Callable[[Env], Expr]:
     """Return a function that emits the body of a stage at an environment of axes."""
-    found = dict.fromkeys(n for n in walk(stage.body) if _is_below_its_maximum(n, stages))
+    found = dict.fromkeys(n for n in walk(stage.body) if _is_exp_below_maximum(n, stages))
     names = {n: f"{_VALUE}{i}" for i, n in enumerate(found)}
     arguments = {name: transform(n.args[0], placed) for n, name in names.items() if isinstance(n, Call)}
     body = transform(transform(stage.body, lambda n: Load(names[n], ()) if n in names else n), placed)
@@ -80,7 +81,7 @@ def value_of(
     return value
 
 
-def _is_below_its_maximum(n: Scalar, stages: Sequence[Stage]) -> bool:
+def _is_exp_below_maximum(n: Scalar, stages: Sequence[Stage]) -> bool:
     """Return whether a node is a float32 ``exp(x - max(x))`` of a loaded ``x``."""
     # Only loaded values: arithmetic would be repeated for the difference, and a compiler may round it differently.
     if not (isinstance(n, Call) and n.fn == "exp" and isinstance(n.args[0], Call) and n.args[0].fn == "sub"):

@@ -10,11 +10,11 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.common.moves import Place
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
+from roller.templates.common.tile_neighbours import NeighbourContext
 from roller.templates.cpu.common.lanes import lane_count, lane_distance
-from roller.templates.cpu.common.tasks import batch_of, filled, task_sizes, vector_counts
+from roller.templates.cpu.common.tasks import batch_of, grow_block, task_sizes, vector_counts
 from roller.templates.cpu.streaming.price import leaves_caches
 from roller.tile.geometry import Geometry
 from roller.tile.structures import STREAMING, structure_of
@@ -47,11 +47,11 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
         register[v] = vectors * lanes
         for count in task_sizes(geometry, register, spec):
             registers.append(register)
-            blocks.append(filled(geometry, register, register, order, count))
+            blocks.append(grow_block(geometry, register, register, order, count))
     both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
     return batch_of(geometry, STREAMING, both[:, :rank], both[:, rank:], (), v)
 
 
-def neighbours(place: Place) -> Iterator[TileBatch]:
+def neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
     """Yield the program with either kind of stores."""
     yield from store_choices(replace(place.batch, nontemporal=False), place.spec)

@@ -8,24 +8,24 @@ from typing import Any
 
 from roller.errors import BuildError
 from roller.expr import Index, Load, Scalar, Stage, TensorExpr, lane_stride, map_indices, transform
-from roller.expr.index_arithmetic import composed
+from roller.expr.index_arithmetic import compose_index
 from roller.te.emit import Expr, emit_index, emit_scalar
-from roller.templates.cpu.decide import starts_at_lines
+from roller.templates.cpu.decisions import starts_at_lines
+from roller.templates.cpu.emit.axis_plans import SpatialPlan, spatial_plans
 from roller.templates.cpu.emit.elementwise import default_plans, elementwise_nest
-from roller.templates.cpu.emit.nest import (
+from roller.templates.cpu.emit.loop_nest import (
     Buffer,
-    Nest,
-    Nests,
+    EmittedNests,
+    LoopBuilder,
     Stmt,
     allocate,
-    declare,
+    declare_buffer,
     integer,
     reader,
     seq,
     write,
 )  # fmt: skip
 from roller.templates.cpu.emit.nontemporal import elements_to_line
-from roller.templates.cpu.emit.plan import SpatialPlan, spatial_plans
 from roller.tile import RProgram
 
 
@@ -37,19 +37,19 @@ def inline_stages(expr: TensorExpr) -> tuple[Stage, ...]:
         if s.name in expr.outputs or s.combiner is not None:
             continue
         users = [t for t in stages if any(ld.tensor == s.name for ld in t.loads)]
-        if all(_composable(s, ld) for t in users for ld in t.loads if ld.tensor == s.name):
+        if all(_can_inline(s, ld) for t in users for ld in t.loads if ld.tensor == s.name):
             current = next(t for t in stages if t.name == s.name)
-            stages = [_substitute(t, current) if t in users else t for t in stages if t is not current]
+            stages = [_inline_stage(t, current) if t in users else t for t in stages if t is not current]
     return tuple(stages)
 
 
-def _composable(s: Stage, load: Load) -> bool:
+def _can_inline(s: Stage, load: Load) -> bool:
     plain = all(len(i.terms) == 1 and i.is_axis(i.terms[0].axis) for i in s.store)
     affine = all(i.is_affine for ld in s.loads for i in (*ld.index, *(b.index for b in ld.guard)))
     return plain and not load.guard and (affine or all(i.is_affine and len(i.terms) == 1 for i in load.index))
 
 
-def _substitute(user: Stage, s: Stage) -> Stage:
+def _inline_stage(user: Stage, s: Stage) -> Stage:
     """Replace the loads of ``s`` in ``user`` by its body at the loaded coordinates."""
 
     def inline(n: Scalar) -> Scalar:
@@ -63,7 +63,7 @@ def _substitute(user: Stage, s: Stage) -> Stage:
 
 def _compose(index: Index, at: Mapping[str, Index]) -> Index:
     """Return ``index`` with every axis replaced by an affine index."""
-    found = composed(index, at)
+    found = compose_index(index, at)
     if found is None:
         raise BuildError(f"streaming: cannot compose {index} with {at}. Use structure 'rows'.")
     return found
@@ -74,19 +74,21 @@ def streaming_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
     expr = program.expr
     if any(s.combiner is not None for s in expr.stages):
         raise BuildError(f"{expr.name}: structure 'streaming' expected no reduction, got one. Use structure 'rows'.")
-    nest = Nest()
+    nest = LoopBuilder()
     stages = inline_stages(expr)
-    kept = {s.name: declare(s.name, s.output.shape, s.output.dtype) for s in stages if s.name not in expr.outputs}
+    kept = {
+        s.name: declare_buffer(s.name, s.output.shape, s.output.dtype) for s in stages if s.name not in expr.outputs
+    }
     everything = {**buffers, **kept}
     tensors = {n: reader(b) for n, b in everything.items()}
-    together = _in_one_pass(program, stages)
+    together = _can_share_loop(program, stages)
     if together:
         return seq(*(allocate(b) for b in kept.values()), _pass(nest, program, stages, everything, tensors))
     nests = [_nest(nest, program, s, everything[s.name], tensors) for s in stages]
     return seq(*(allocate(b) for b in kept.values()), *nests)
 
 
-def _in_one_pass(program: RProgram, stages: Sequence[Stage]) -> bool:
+def _can_share_loop(program: RProgram, stages: Sequence[Stage]) -> bool:
     """Return whether several stages have the same points and read each other's results where they were just written."""
     if len(stages) == 1 or program.nontemporal:
         return False
@@ -96,7 +98,7 @@ def _in_one_pass(program: RProgram, stages: Sequence[Stage]) -> bool:
 
 
 def _pass(
-    nest: Nest, program: RProgram, stages: Sequence[Stage], buffers: Mapping[str, Buffer],
+    nest: LoopBuilder, program: RProgram, stages: Sequence[Stage], buffers: Mapping[str, Buffer],
     tensors: Mapping[str, Callable[..., Expr]],
 ) -> Stmt:  # fmt: skip
     """Emit stages in one loop, so that a value that several stages read is in a register."""
@@ -110,7 +112,9 @@ def _pass(
     return elementwise_nest(nest, spatial_plans(program), store, True)
 
 
-def _nest(nest: Nest, program: RProgram, s: Stage, out: Buffer, tensors: Mapping[str, Callable[..., Expr]]) -> Stmt:
+def _nest(
+    nest: LoopBuilder, program: RProgram, s: Stage, out: Buffer, tensors: Mapping[str, Callable[..., Expr]]
+) -> Stmt:
     """Emit one stage, tiled by the program if its axes are the program's."""
     names = [a.name for a in s.spatial_axes]
     if s.axes == program.axes:
@@ -121,10 +125,14 @@ def _nest(nest: Nest, program: RProgram, s: Stage, out: Buffer, tensors: Mapping
     def store(env: dict[str, Any]) -> Stmt:
         return write(out, emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))
 
-    return elementwise_nest(nest, plans, store, True, _to_line(plans, s, out) if program.nontemporal else None)
+    return elementwise_nest(
+        nest, plans, store, True, _elements_to_line_of_row(plans, s, out) if program.nontemporal else None
+    )
 
 
-def _to_line(plans: Sequence[SpatialPlan], s: Stage, out: Buffer) -> Callable[[Mapping[str, Any]], Expr] | None:
+def _elements_to_line_of_row(
+    plans: Sequence[SpatialPlan], s: Stage, out: Buffer
+) -> Callable[[Mapping[str, Any]], Expr] | None:
     """Return a function of the elements from a row's start to the next cache line, or ``None`` for short rows."""
     vector = next((p for p in plans if p.lanes > 1), None)
     shape = s.output.shape
@@ -135,7 +143,7 @@ def _to_line(plans: Sequence[SpatialPlan], s: Stage, out: Buffer) -> Callable[[M
     )
 
 
-def streaming_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
+def streaming_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
     """Return the loop nest of a stream; for the arguments, see :func:`streaming_body`."""
     del cores
-    return Nests(streaming_body(program, buffers))
+    return EmittedNests(streaming_body(program, buffers))

@@ -8,10 +8,10 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.caches import bandwidth_of, cached_share, tensor_bytes
-from roller.templates.cpu.common.conversions import stored_cycles
+from roller.templates.cpu.common.conversion_costs import stored_cycles
 from roller.templates.cpu.common.cores import Parts, Terms, imbalance, start_s
-from roller.templates.cpu.common.lanes import lane_distance, rate_of, room
-from roller.templates.cpu.decide import decided, starts_at_lines
+from roller.templates.cpu.common.lanes import lane_distance, ops_per_cycle, room
+from roller.templates.cpu.decisions import decisions_for_device, starts_at_lines
 from roller.tile.geometry import Floats, Geometry, Ints
 
 #: Cycles per task of rows in addition to the cycles of its rows, for bounds, remainders and their branches, in the code
@@ -35,11 +35,11 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
     l2, l3, dram = (spec.layer(n) for n in ("l2", "l3", "dram"))
     active = np.minimum(tasks, spec.units)
     near = 0.0 * active if batch.nontemporal else cached_share(both, room(spec, "l2") * active)
-    l2_s = (near * both + _lines_again(batch, spec)) / l2.bandwidth_bytes_per_s * imbalance
+    l2_s = (near * both + _reloaded_line_bytes(batch, spec)) / l2.bandwidth_bytes_per_s * imbalance
     if batch.nontemporal:
         cached = inputs * cached_share(inputs, room(spec, "l3"))
         # A line common to two rows is written twice, and memory reads the rest of the line for each partial write.
-        far = inputs - cached + outputs * (1.0 + 2.0 * _partial_lines(batch, spec))
+        far = inputs - cached + outputs * (1.0 + 2.0 * _partial_line_share(batch, spec))
     else:
         kept = cached_share(both, room(spec, "l3"))
         cached, far = (both + outputs) * kept, np.full(len(batch), (both + outputs) * (1.0 - kept))
@@ -51,7 +51,7 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
     }
 
 
-def _lines_again(batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _reloaded_line_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the bytes that L1 loads again because each lane takes one element of a separate line at a time."""
     # The next elements of the lines are read in the next step of the axis along which the lines run. A task that covers
     # it finds them in L1 if the lines of one step fit; others load every line once per element.
@@ -72,20 +72,20 @@ def _lines_again(batch: TileBatch, spec: DeviceSpec) -> Floats:
     return total
 
 
-def _partial_lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _partial_line_share(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the share of written lines that vectors do not fill: at the ends of rows, or in all of short rows."""
     g, v = batch.geometry, batch.vector_axis
     line = spec.layer("l1").line_bytes or 1
     if v is None or lane_distance(g.store, v) != 1:
         return np.ones(len(batch))
     row = int(g.extents[v]) * g.store.tensor.itemsize_bytes
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     return np.where(starts_at_lines(d.lanes, d.tiles[:, v], 1), min(1.0, 2.0 * line / row), 1.0)
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
-    return streamed_terms(batch, spec, parts, _task_s(batch, spec))
+    return streamed_terms(batch, spec, parts, _between_tasks_s(batch, spec))
 
 
 def task_start_s(spec: DeviceSpec) -> float:
@@ -98,7 +98,7 @@ def drained_s(spec: DeviceSpec) -> float:
     return 2 * (spec.layer("dram").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
 
 
-def _task_s(batch: TileBatch, spec: DeviceSpec) -> float:
+def _between_tasks_s(batch: TileBatch, spec: DeviceSpec) -> float:
     """Return the seconds between two tasks on a core, without their work."""
     # A plain stream along one axis is one loop for any tasks; with more axes, a task first computes its position.
     if batch.nontemporal:
@@ -130,7 +130,7 @@ def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     cycles = np.zeros(len(batch))
     for s in g.expr.stages:
         mix = instruction_mix(s.body, s.combiner)
-        per_point = sum(n * lanes / rate_of(spec, c, s.acc_dtype) for c, n in mix.items())
+        per_point = sum(n * lanes / ops_per_cycle(spec, c, s.acc_dtype) for c, n in mix.items())
         if s is g.expr.stages[-1]:
             per_point += stored_cycles(g.expr, spec)
         strided = [a for a in g.loads if v is not None and lane_distance(a, v) > 1]

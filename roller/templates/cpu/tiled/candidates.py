@@ -10,12 +10,12 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
-from roller.templates.cpu.boxes import read_once
+from roller.templates.cpu.boxes import is_read_once
 from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
 from roller.templates.cpu.common.tasks import batch_of, row_axes, task_shapes, tile_counts, vector_axes
 from roller.templates.cpu.narrow_floats import is_converted
 from roller.templates.cpu.tiled.price import price
-from roller.templates.cpu.window_clipping import cuts, slides
+from roller.templates.cpu.window_clipping import clipping_segments, padded_slides
 from roller.tile.geometry import Access, Floats, Geometry, Ints
 from roller.tile.structures import TILED, structure_of
 
@@ -38,14 +38,14 @@ def tiled_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions)
     if not structure_of(geometry).reuses:
         return []
     batches = []
-    for v, registers in micro_kernels(geometry, spec, options.constants).items():
+    for v, registers in promising_register_tiles(geometry, spec, options.constants).items():
         register, block = np.split(task_tiles(geometry, spec, registers), 2, axis=1)
-        for staged in staged_choices(geometry, v, options.constants):
+        for staged in packed_input_choices(geometry, v, options.constants):
             batches.append(batch_of(geometry, TILED, register, block, staged, v))
     return batches
 
 
-def staged_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def packed_input_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return the sets of inputs to pack for vector axis ``v``: required inputs, with and without optional inputs."""
     # Required: accesses with guards or gathers, and vectors whose lanes are not adjacent in memory. Optional: a vector
     # operand with adjacent lanes that is read repeatedly (its rows then cannot conflict in a cache), and a broadcast
@@ -56,16 +56,16 @@ def staged_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) 
         step = lane_distance(a, v)
         if a.bounds or a.gather or step > 1:
             must.add(a.tensor.name)
-        elif a.tensor.name in constants or (not read_once(a, v) and (step == 1 or is_converted(a))):
+        elif a.tensor.name in constants or (not is_read_once(a, v) and (step == 1 or is_converted(a))):
             may.add(a.tensor.name)
     sets = [must, must | (may & set(constants)), must | may]
     guarded = {a.tensor.name for a in geometry.loads if a.bounds}
     if guarded and not any(a.gather or lane_distance(a, v) > 1 for a in geometry.loads if a.bounds):
-        sets += [s - guarded for s in sets if cuts(geometry, tuple(s - guarded))]
+        sets += [s - guarded for s in sets if clipping_segments(geometry, tuple(s - guarded))]
     return list(dict.fromkeys(tuple(n for n in geometry.load_names if n in chosen) for chosen in sets))
 
 
-def micro_kernels(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ...]) -> dict[int, Ints]:
+def promising_register_tiles(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ...]) -> dict[int, Ints]:
     """Return the register tiles worth trying with many tasks, ``(N, axes)`` per vector axis."""
     # Construction goes from the fastest layer outwards: micro-kernels are compared first, each as one task; only the
     # best ones, along axes close to the best axis, are combined with tasks.
@@ -73,7 +73,7 @@ def micro_kernels(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ..
     for v in vector_axes(geometry, TILED):
         register = register_tiles(geometry, spec, v)
         block = np.where(geometry.spatial, -(-geometry.extents // register) * register, geometry.extents)
-        choices = staged_choices(geometry, v, constants)
+        choices = packed_input_choices(geometry, v, constants)
         priced = [price(batch_of(geometry, TILED, register, block, s, v), spec, {})["seconds"] for s in choices]
         seconds = np.minimum.reduce(priced)
         found[v] = register, seconds
@@ -107,7 +107,7 @@ def task_tiles(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
         key = tiles.tobytes()
         if key not in known:
             tasks = task_shapes(tiles, spec)
-            known[key] = tasks, _chunked_tasks(tasks)
+            known[key] = tasks, _tasks_for_chunks(tasks)
         rows = register.prod() // register.max()
         for n, step in enumerate(steps):
             if n and rows > 1 and step.prod() < _SHORT_CHUNK:
@@ -124,7 +124,7 @@ def reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
     # because the next tap then reuses no line of the previous one.
     deep = [int(a) for a in np.flatnonzero(~geometry.spatial & (geometry.extents > 1))]
     windowed = [a for a in geometry.loads if not a.gather and a.shared_axes.any()]
-    apart = any(s.gap > s.step for s in slides(geometry))
+    apart = any(s.gap > s.step for s in padded_slides(geometry))
     if len(deep) > 1 and apart and any(_image_bytes(a) > room(spec, "l2") for a in windowed):
         deep = [a for a in geometry.reduction_order if a in deep and not any(x.shared_axes[a] for x in windowed)]
     elif len(deep) != 1:
@@ -147,7 +147,7 @@ def _image_bytes(access: Access) -> float:
     return access.tensor.nbytes / float(access.axis_extents[images].prod())
 
 
-def _chunked_tasks(tasks: Ints) -> Ints:
+def _tasks_for_chunks(tasks: Ints) -> Ints:
     """Return the largest tasks, which share the most, and some of the others; single-tile tasks share nothing."""
     sizes = tasks.prod(axis=1)
     several = tasks[np.argsort(-sizes, kind="stable")][: int((sizes > 1).sum())]

@@ -15,50 +15,50 @@ from typing import Any
 from roller.errors import BuildError
 from roller.expr import COMBINERS, Load, Scalar, Stage, lane_stride, transform, walk
 from roller.te.compat import tirx
-from roller.te.emit import Expr, combine, constant, emit_index, emit_scalar
-from roller.templates.cpu.decide import BOX, IN_PLACE
-from roller.templates.cpu.emit.nest import (
+from roller.te.emit import Expr, combine_step, constant, emit_index, emit_scalar
+from roller.templates.cpu.decisions import BOX, IN_PLACE
+from roller.templates.cpu.emit.axis_plans import (
+    ReductionPlan,
+    SpatialPlan,
+    block_coordinate_name,
+    block_counter_name,
+    plans_with_run_time_extents,
+    power_of_two_below,
+    program_decisions,
+    reduction_plans,
+    spatial_plans,
+    task_coordinate_name,
+    task_tile_counter_name,
+    tile_coordinate_name,
+    tile_counter_name,
+    tile_start,
+)
+from roller.templates.cpu.emit.clipped_tap_loops import clipped_windows, live_tap_range
+from roller.templates.cpu.emit.loop_nest import (
     Buffer,
-    Nest,
-    Nests,
+    EmittedNests,
+    LoopBuilder,
     Stmt,
     allocate,
     computed_dtype,
-    declare,
+    declare_buffer,
     dimensions,
+    if_then,
     integer,
-    lower_of,
     read,
     reader,
     seq,
-    serial,
+    serialize_loops,
+    smaller_extent,
     unravel,
-    when,
     write,
 )  # fmt: skip
-from roller.templates.cpu.emit.plan import (
-    ReductionPlan,
-    SpatialPlan,
-    at_run_time,
-    block_of,
-    decisions_of,
-    in_block,
-    inner_of,
-    power_of_two_below,
-    reduction_plans,
-    relative,
-    spatial_plans,
-    task_tile_of,
-    tile_of,
-    tile_start,
-)
 from roller.templates.cpu.emit.prefetch import Hint
-from roller.templates.cpu.emit.window_clipping import live_span, skipped_taps
 from roller.templates.cpu.tiled.emit_packing import pack_halo, pack_panel
 from roller.templates.cpu.tiled.emit_prefetch import prefetch_panel
 from roller.templates.cpu.tiled.emit_segment_store import write_runs
 from roller.templates.cpu.tiled.emit_staging import HaloPlan, PanelPlan, halo_plan, panel_plan
-from roller.templates.cpu.tiled.order import least_held
+from roller.templates.cpu.tiled.register_tile_order import order_with_fewest_registers
 from roller.tile import RProgram
 from roller.tile.geometry import access_of_load
 
@@ -67,13 +67,13 @@ Env = dict[str, Any]
 
 
 @dataclass
-class Tiled:
+class TiledNest:
     """One lowering of a tiled program: its plans, its buffers and the pieces of its loop nest."""
 
     program: RProgram
     buffers: dict[str, Buffer]
     constants: frozenset[str] = frozenset()
-    nest: Nest = field(default_factory=Nest)
+    nest: LoopBuilder = field(default_factory=LoopBuilder)
 
     def __post_init__(self) -> None:
         expr, program = self.program.expr, self.program
@@ -87,20 +87,20 @@ class Tiled:
             raise BuildError(f"{expr.name}: structure 'tiled' expected a reduction. Use structure 'streaming'.")
         last = expr.epilogue or self.stage
         shape = dimensions(self.buffers[last.name], last.store)
-        self.spatial = at_run_time(spatial_plans(program), last, shape)
+        self.spatial = plans_with_run_time_extents(spatial_plans(program), last, shape)
         self.vector = next((s for s in self.spatial if s.lanes > 1), None)
         self.order = [s for s in self.spatial if s is not self.vector] + ([self.vector] if self.vector else [])
         self.reduction = reduction_plans(program)
-        self.skipped = skipped_taps(program, self.spatial)
+        self.skipped = clipped_windows(program, self.spatial)
         self.panels: dict[str, tuple[PanelPlan, Buffer]] = {}
         self.halos: dict[str, tuple[HaloPlan, Buffer]] = {}
         self.body = self._stage_loads()
         shape = tuple(s.tile for s in self.order) or (1,)
-        self.acc = declare("acc", shape, self.stage.acc_dtype, scope="local")
-        self.spill = declare("spill", shape, self.stage.acc_dtype, scope="local")
+        self.acc = declare_buffer("acc", shape, self.stage.acc_dtype, scope="local")
+        self.spill = declare_buffer("spill", shape, self.stage.acc_dtype, scope="local")
         self.chunked = any(r.chunks > 1 for r in self.reduction)
         tiles = tuple(s.per_task for s in self.spatial)
-        self.partial = declare("partial", (*tiles, *shape), self.stage.acc_dtype)
+        self.partial = declare_buffer("partial", (*tiles, *shape), self.stage.acc_dtype)
 
     @functools.cached_property
     def tensors(self) -> dict[str, Callable[..., Expr]]:
@@ -111,7 +111,7 @@ class Tiled:
     def _stage_loads(self) -> Scalar:
         """Plan the packing of every staged load and return the body with these loads redirected."""
         redirected: dict[Load, Load] = {}
-        decisions = decisions_of(self.program)
+        decisions = program_decisions(self.program)
         vector = self.vector.name if self.vector else None
         for n, ld in enumerate(self.stage.loads):
             access = access_of_load(self.program.expr, ld)
@@ -127,12 +127,12 @@ class Tiled:
                 phases, pad = decisions.phases(access), dict(self.program.storage_padding).get(ld.tensor, 0)
                 halo = halo_plan(ld, self.stage, self.spatial, vector, phases, pad)
                 lead = (*halo.extents[:-1], halo.phases) if halo.phases > 1 else halo.extents[:-1]
-                self.halos[name] = halo, declare(name, (*lead, halo.extents[-1]), dtype)
+                self.halos[name] = halo, declare_buffer(name, (*lead, halo.extents[-1]), dtype)
                 redirected[ld] = Load(name, halo.local)
             else:
                 panel = panel_plan(ld, self.spatial, self.reduction, bool(decisions.upfront(access)[0]))
-                shape, stored = panel.shape or (1,), decisions.keeps_stored(access)
-                self.panels[name] = panel, declare(name, shape, dtype, computed=not stored)
+                shape, stored = panel.shape or (1,), decisions.panel_keeps_stored_dtype(access)
+                self.panels[name] = panel, declare_buffer(name, shape, dtype, computed=not stored)
                 redirected[ld] = Load(name, panel.index)
         return transform(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
 
@@ -144,7 +144,7 @@ class Tiled:
         main = self.nest.loop(count, lambda t: self._task(unravel(t, tasks)), "parallel", "task")
         pack = self._filled(upfront)
         if isinstance(count, int) and count == 1:  # one task wakes no worker, and packs alone
-            pack = [serial(p) for p in pack]
+            pack = [serialize_loops(p) for p in pack]
         return seq(*(allocate(b) for _, b in upfront), *pack, main)
 
     def _filled(self, panels: Sequence[tuple[PanelPlan, Buffer]]) -> list[Stmt]:
@@ -157,21 +157,21 @@ class Tiled:
         """Return the statement that fills a panel of some tiles."""
         return pack_panel(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
 
-    def nests(self) -> Nests:
+    def nests(self) -> EmittedNests:
         """Return the nest for a call, and the nest that packs the constants before the first call."""
         ahead = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
         if not ahead:
-            return Nests(self.function_body())
+            return EmittedNests(self.function_body())
         others = [ld for s in self.program.expr.stages if s is not self.stage for ld in s.loads]
         here = [n for n in walk(self.body) if isinstance(n, Load)]
         raw = {ld.tensor for ld in (*here, *others, *(h.load for h, _ in self.halos.values()))}
         unread = frozenset(p.load.tensor for p, _ in ahead) - raw
-        return Nests(self.function_body(), tuple(b for _, b in ahead), seq(*self._filled(ahead)), unread)
+        return EmittedNests(self.function_body(), tuple(b for _, b in ahead), seq(*self._filled(ahead)), unread)
 
     def _task(self, task: tuple[Expr, ...]) -> Stmt:
         first = {s.name: t * s.per_task for s, t in zip(self.spatial, task, strict=True)}
         count = {
-            s.name: s.per_task if s.tasks_are_equal else lower_of(s.per_task, s.tiles - first[s.name])
+            s.name: s.per_task if s.tasks_are_equal else smaller_extent(s.per_task, s.tiles - first[s.name])
             for s in self.spatial
         }
         start = {s.name: tile_start(s, first[s.name]) for s in self.spatial}
@@ -197,8 +197,8 @@ class Tiled:
             env: Env = {}
             for s, t in zip(loops, at, strict=True):
                 begin = tile_start(s, first[s.name] + t)
-                env[task_tile_of(s.name)], env[tile_of(s.name)] = t, first[s.name] + t
-                env[s.name], env[relative(s.name)] = begin, begin - start[s.name]
+                env[task_tile_counter_name(s.name)], env[tile_counter_name(s.name)] = t, first[s.name] + t
+                env[s.name], env[task_coordinate_name(s.name)] = begin, begin - start[s.name]
             return self._micro_kernel(env, chunk)
 
         return self.nest.grid([count[s.name] for s in loops], tile)
@@ -206,11 +206,11 @@ class Tiled:
     def _loop_order(self) -> list[SpatialPlan]:
         """Return the axes in the order of the loops over their register tiles."""
         names, plans = self.program.axis_names, {s.name: s for s in self.spatial}
-        return [plans[names[a]] for a in decisions_of(self.program).loop_order[0].tolist()]
+        return [plans[names[a]] for a in program_decisions(self.program).loop_order[0].tolist()]
 
     def each(self, body: Callable[[tuple[Expr, ...]], Stmt], order: Sequence[int] | None = None) -> Stmt:
         """Run ``body`` on every element of the register tile; ``order`` permutes the loops over rows and vectors."""
-        v, sizes = self.vector, self._unrolled
+        v, sizes = self.vector, self._tile_loop_sizes
         loops = range(len(sizes)) if order is None else order
 
         def element(at: tuple[Expr, ...]) -> Stmt:
@@ -223,7 +223,7 @@ class Tiled:
         return self.nest.grid([sizes[n] for n in loops], element, "unroll")
 
     @property
-    def _unrolled(self) -> list[int]:
+    def _tile_loop_sizes(self) -> list[int]:
         """Iterations of the loops over a register tile: rows, and vectors of a row (1 without vectors)."""
         v = self.vector
         return [*(s.tile for s in self.order if s is not v), 1 if v is None else v.tile // v.lanes]
@@ -231,17 +231,21 @@ class Tiled:
     @functools.cached_property
     def _step_order(self) -> tuple[int, ...]:
         """The order of these loops in a step of the reduction; the lanes of a vector are not a loop."""
-        places = {named(s.name): n for n, s in enumerate(self.order) for named in (str, inner_of, relative)}
+        places = {
+            named(s.name): n
+            for n, s in enumerate(self.order)
+            for named in (str, tile_coordinate_name, task_coordinate_name)
+        }
         loads = [n for n in walk(self.body) if isinstance(n, Load)]
         changes = [{places[a] for i in ld.index for a in i.axes if a in places} for ld in loads]
-        return least_held(self._unrolled, changes)
+        return order_with_fewest_registers(self._tile_loop_sizes, changes)
 
     def at(self, env: Env, inner: tuple[Expr, ...]) -> Env:
         """Extend ``env`` from the tile's origin to one of its elements."""
         out = dict(env)
         for s, x in zip(self.order, inner, strict=True):
-            out[inner_of(s.name)] = x
-            out[s.name], out[relative(s.name)] = env[s.name] + x, env[relative(s.name)] + x
+            out[tile_coordinate_name(s.name)] = x
+            out[s.name], out[task_coordinate_name(s.name)] = env[s.name] + x, env[task_coordinate_name(s.name)] + x
         return out
 
     def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
@@ -249,11 +253,11 @@ class Tiled:
         begin = self.each(lambda i: write(self.acc, neutral, *i))
         end = self._write_back(env)
         if self.chunked:
-            place = tuple(env[task_tile_of(s.name)] for s in self.spatial)
+            place = tuple(env[task_tile_counter_name(s.name)] for s in self.spatial)
             resume = self.each(lambda i: write(self.acc, read(self.partial, *place, *i), *i))
             keep = self.each(lambda i: write(self.partial, read(self.acc, *(i or (integer(0),))), *place, *i))
             first, last = self._ends(chunk)
-            begin, end = when(first, begin, resume), when(last, end, keep)
+            begin, end = if_then(first, begin, resume), if_then(last, end, keep)
         hints = self._hints(env)
         run = self._reduce(env, chunk, lambda at: seq(*(h(at) for h in hints), self._step(env, at)))
         return seq(allocate(self.acc), begin, run, end)
@@ -263,7 +267,7 @@ class Tiled:
 
         def element(inner: tuple[Expr, ...]) -> Stmt:
             index, value = inner or (integer(0),), self._value({**env, **at}, inner)
-            return write(self.acc, combine(self.stage.combiner or "sum", read(self.acc, *index), value), *index)
+            return write(self.acc, combine_step(self.stage.combiner or "sum", read(self.acc, *index), value), *index)
 
         return self.each(element, self._step_order)
 
@@ -292,9 +296,9 @@ class Tiled:
 
         def span(r: ReductionPlan) -> tuple[Any, Any]:
             if r.name in self.skipped:
-                return live_span(self.skipped[r.name], env)
+                return live_tap_range(self.skipped[r.name], env)
             offset = chunk[r.name] * r.chunk if r.name in chunk else 0
-            return offset, lower_of(r.chunk, r.extent - offset) if r.extent % r.chunk else r.chunk
+            return offset, smaller_extent(r.chunk, r.extent - offset) if r.extent % r.chunk else r.chunk
 
         def axes(rest: tuple[ReductionPlan, ...], at: Env, inner: Callable[[Env], Stmt]) -> Stmt:
             if not rest:
@@ -309,12 +313,13 @@ class Tiled:
         size = last.block
 
         def block(b: Expr) -> Stmt:
-            length = size if last.extent % size == 0 else lower_of(size, last.extent - b * size)
-            named = {block_of(last.name): b}
+            length = size if last.extent % size == 0 else smaller_extent(size, last.extent - b * size)
+            named = {block_counter_name(last.name): b}
             return axes(
                 self.reduction[:-1], named,
                 lambda at: self.nest.loop(
-                    length, lambda k: step({**at, last.name: b * size + k, in_block(last.name): k}), "serial", "k"
+                    length, lambda k: step({**at, last.name: b * size + k, block_coordinate_name(last.name): k}),
+                    "serial", "k"
                 ),
             )  # fmt: skip
 
@@ -333,7 +338,7 @@ class Tiled:
         spill = self.each(lambda i: write(self.spill, read(self.acc, *i), *i))
         rows, length = [s.tile for s in self.order[:-1]], min(v.tile, v.extent) if isinstance(v.extent, int) else v.tile
         if contiguous:
-            return seq(allocate(self.spill), spill, self._short_rows(env, rows, length, last, out))
+            return seq(allocate(self.spill), spill, self._store_short_rows(env, rows, length, last, out))
         sizes = [length, *rows]
 
         def element(i: tuple[Expr, ...]) -> Stmt:
@@ -342,7 +347,7 @@ class Tiled:
 
         return seq(allocate(self.spill), spill, self.nest.grid(sizes, element))
 
-    def _short_rows(self, env: Env, rows: list[int], length: int, last: Stage, out: Buffer) -> Stmt:
+    def _store_short_rows(self, env: Env, rows: list[int], length: int, last: Stage, out: Buffer) -> Stmt:
         """Store rows shorter than a vector from the spilled tile, in narrower vectors that overlap at the end."""
         width = power_of_two_below(length)
 
@@ -368,11 +373,11 @@ class Tiled:
         return write(out, value, *(emit_index(i, env) for i in last.store))
 
 
-def tiled_nests(program: RProgram, buffers: dict[str, Buffer]) -> Nests:
+def tiled_nests(program: RProgram, buffers: dict[str, Buffer]) -> EmittedNests:
     """Return the loop nests of a ``tiled`` program; a separate nest packs its constants."""
-    return Tiled(program, buffers, frozenset(program.constants)).nests()
+    return TiledNest(program, buffers, frozenset(program.constants)).nests()
 
 
 def tiled_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
     """Return the loop nest of a ``tiled`` program that packs all panels in every call."""
-    return Tiled(program, buffers).function_body()
+    return TiledNest(program, buffers).function_body()

@@ -12,26 +12,32 @@ from typing import Any
 from roller.expr import Load, Run, lane_stride
 from roller.te.compat import tirx
 from roller.te.emit import Expr, constant, emit_index, emit_load
-from roller.templates.cpu.decide import HALVED, run_of_lanes
+from roller.templates.cpu.decisions import HALVED, vector_copy_run
+from roller.templates.cpu.emit.axis_plans import tile_start
 from roller.templates.cpu.emit.deinterleave import copy_every_second
-from roller.templates.cpu.emit.nest import (
+from roller.templates.cpu.emit.grouped_axis_runs import (
+    address,
+    emit_axis_address,
+    flat,
+    loop_over_run,
+    split_tile_at_runs,
+)
+from roller.templates.cpu.emit.loop_nest import (
     Buffer,
-    Nest,
+    LoopBuilder,
     Stmt,
-    bound,
+    bind_value,
     clamp,
     copy_elements,
     dimensions,
     element_dtype,
     integer,
-    lower_of,
     read,
     seq,
+    smaller_extent,
     unravel,
     write,
 )
-from roller.templates.cpu.emit.plan import tile_start
-from roller.templates.cpu.emit.segments import address, along, by_segments, copy_segment, flat
 from roller.templates.cpu.emit.transpose import transposable, transpose_block
 from roller.templates.cpu.tiled.emit_staging import HaloPlan, PanelPlan
 
@@ -40,7 +46,12 @@ _TRANSPOSE_BLOCK = 16
 
 
 def pack_panel(
-    nest: Nest, plan: PanelPlan, source: Buffer, panel: Buffer, first: Mapping[str, Expr], count: Mapping[str, Any]
+    nest: LoopBuilder,
+    plan: PanelPlan,
+    source: Buffer,
+    panel: Buffer,
+    first: Mapping[str, Expr],
+    count: Mapping[str, Any],
 ) -> Stmt:
     """Return the statement that fills ``panel``."""
     counts = [count[s.name] for s in plan.spatial]
@@ -58,7 +69,12 @@ def pack_panel(
 
 
 def _gather(
-    nest: Nest, plan: PanelPlan, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...], starts: Mapping[str, Expr]
+    nest: LoopBuilder,
+    plan: PanelPlan,
+    source: Buffer,
+    panel: Buffer,
+    tiles: tuple[Expr, ...],
+    starts: Mapping[str, Expr],
 ) -> Stmt:
     """Return the copy of one combination of register tiles."""
     load, shape = plan.load, dimensions(source, plan.load.index)
@@ -86,7 +102,7 @@ def _gather(
         others = [n for n in (*reduction, *inner[:-1]) if n != contiguous]
         lanes = plan.spatial[-1].lanes
         if strides[last] is None or load.guard or not transposable(source, panel, lanes):
-            return nested_blocks(nest, others, contiguous, last, extents, store)
+            return transpose_by_blocks(nest, others, contiguous, last, extents, store)
 
         def block(at: Mapping[str, Expr]) -> Stmt:
             def place(r: int) -> tuple[Expr, ...]:
@@ -99,9 +115,9 @@ def _gather(
 
             return transpose_block(nest, lanes, source, place, panel, target)
 
-        return shuffled_blocks(nest, others, contiguous, last, extents, lanes, block, store)
+        return transpose_by_shuffles(nest, others, contiguous, last, extents, lanes, block, store)
     axis = plan.spatial[-1] if plan.spatial and strides[plan.spatial[-1].name] is None and not load.guard else None
-    run = run_of_lanes(load.index, shape, axis.name, axis.extent, axis.lanes) if axis is not None else None
+    run = vector_copy_run(load.index, shape, axis.name, axis.extent, axis.lanes) if axis is not None else None
     if run is not None:
         return _gather_runs(nest, plan, run, source, panel, tiles, starts)
     guarded = any(last in b.index.axes for b in load.guard)
@@ -110,7 +126,7 @@ def _gather(
 
 
 def _gather_runs(
-    nest: Nest, plan: PanelPlan, run: Run, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...],
+    nest: LoopBuilder, plan: PanelPlan, run: Run, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...],
     starts: Mapping[str, Expr],
 ) -> Stmt:  # fmt: skip
     """Return the copy of one combination of register tiles whose innermost axis jumps between runs."""
@@ -133,18 +149,18 @@ def _gather_runs(
 
             if run.step == HALVED and panel.ty.dtype == source.ty.dtype:
                 return copy_every_second(nest, length, last.lanes, (source, place), (panel, (*to, first)), element)
-            return copy_segment(nest, length, last.lanes, element, run.step)
+            return loop_over_run(nest, length, last.lanes, element, run.step)
 
         return nest.grid(extents, row)
 
     def piece(first: Expr, length: int | Expr) -> Stmt:
-        base = along(plan.load.index, shape, last.name, starts[last.name] + first)
-        return bound(base, "base", lambda b: rows(first, length, b))
+        base = emit_axis_address(plan.load.index, shape, last.name, starts[last.name] + first)
+        return bind_value(base, "base", lambda b: rows(first, length, b))
 
-    return by_segments(nest, run, starts[last.name], last, lambda: piece(integer(0), last.tile), piece)
+    return split_tile_at_runs(nest, run, starts[last.name], last, lambda: piece(integer(0), last.tile), piece)
 
 
-def _vector_loop(nest: Nest, plan: PanelPlan, name: str, body: Any) -> Stmt:
+def _vector_loop(nest: LoopBuilder, plan: PanelPlan, name: str, body: Any) -> Stmt:
     spatial = next(s for s in plan.spatial if s.name == name)
     lanes = spatial.lanes if spatial.lanes > 1 else 1
     if lanes == 1:
@@ -153,8 +169,8 @@ def _vector_loop(nest: Nest, plan: PanelPlan, name: str, body: Any) -> Stmt:
     return nest.loop(parts, lambda u: nest.loop(lanes, lambda v: body(u * lanes + v), "vector"), "unroll")
 
 
-def nested_blocks(
-    nest: Nest, others: list[str], contiguous: str, last: str, extents: Mapping[str, int], store: Any
+def transpose_by_blocks(
+    nest: LoopBuilder, others: list[str], contiguous: str, last: str, extents: Mapping[str, int], store: Any
 ) -> Stmt:
     """Return a transposing copy: blocks of ``contiguous`` (read in order), with ``last`` inside them."""
     block = min(_TRANSPOSE_BLOCK, extents[contiguous])
@@ -162,7 +178,7 @@ def nested_blocks(
 
     def inside(at: dict[str, Expr]) -> Stmt:
         def one(b: Expr) -> Stmt:
-            size = lower_of(block, block if extents[contiguous] % block == 0 else extents[contiguous] - b * block)
+            size = smaller_extent(block, block if extents[contiguous] % block == 0 else extents[contiguous] - b * block)
             return nest.loop(
                 extents[last],
                 lambda j: nest.loop(size, lambda k: store({**at, contiguous: b * block + k, last: j})),
@@ -178,8 +194,8 @@ def nested_blocks(
     return around(others, {})
 
 
-def shuffled_blocks(
-    nest: Nest,
+def transpose_by_shuffles(
+    nest: LoopBuilder,
     others: list[str],
     contiguous: str,
     last: str,
@@ -208,7 +224,7 @@ def shuffled_blocks(
     return nest.grid([extents[n] for n in others], panel)
 
 
-def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:
+def pack_halo(nest: LoopBuilder, plan: HaloPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:
     """Return the statement that copies one task's box and fills positions outside with the load's value."""
     load: Load = plan.load
     shape = dimensions(source, load.index)

@@ -8,8 +8,8 @@ from typing import Any
 
 from roller.core.dtypes import storage_dtype
 from roller.te.emit import Expr
-from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, integer, lower_of, prefetch
-from roller.templates.cpu.emit.plan import SpatialPlan, task_tile_of, tile_of
+from roller.templates.cpu.emit.axis_plans import SpatialPlan, task_tile_counter_name, tile_counter_name
+from roller.templates.cpu.emit.loop_nest import LINE_BYTES, Buffer, Stmt, integer, prefetch, smaller_extent
 from roller.templates.cpu.emit.prefetch import FAR_BYTES, Hint, prefetch_lines
 from roller.templates.cpu.tiled.emit_staging import PanelPlan
 
@@ -24,8 +24,8 @@ def prefetch_panel(
     (axis,) = panel.spatial
     turns, turn = 1, integer(0)
     for s in order[order.index(axis) + 1 :]:  # the loops that read one panel repeatedly
-        turns, turn = turns * s.per_task, turn * s.per_task + env[task_tile_of(s.name)]
-    following = lower_of(env[tile_of(axis.name)] + 1, integer(axis.tiles - 1))
+        turns, turn = turns * s.per_task, turn * s.per_task + env[task_tile_counter_name(s.name)]
+    following = smaller_extent(env[tile_counter_name(axis.name)] + 1, integer(axis.tiles - 1))
     extents = panel.shape[1:-1]
     known = all(isinstance(s.tiles, int) for s in order)
 
@@ -38,7 +38,7 @@ def prefetch_panel(
         if not known:  # the number of iterations is known only at run time: one line at a time, then the last one again
             line = LINE_BYTES // item_bytes
             lines = -(-math.prod(extents) * panel.shape[-1] // line)
-            return prefetch(buffer, *start, lower_of(part[0], integer(lines - 1)) * line)
+            return prefetch(buffer, *start, smaller_extent(part[0], integer(lines - 1)) * line)
         return prefetch_lines(buffer, start, part, panel.shape[-1], item_bytes)
 
     return hint

@@ -8,12 +8,23 @@ from typing import Any, Protocol
 
 from roller.expr import Load, Scalar, Stage
 from roller.te.emit import Expr, emit_scalar
-from roller.templates.cpu.emit.nest import (
+from roller.templates.cpu.emit.axis_plans import SpatialPlan
+from roller.templates.cpu.emit.grouped_axis_runs import (
+    ELEMENT,
+    address,
+    emit_axis_address,
+    flat,
+    flatten_loads,
+    loop_over_run,
+    output_runs,
+    split_tile_at_runs,
+)
+from roller.templates.cpu.emit.loop_nest import (
     Buffer,
-    Nest,
+    LoopBuilder,
     Stmt,
     allocate,
-    bound,
+    bind_value,
     computed_dtype,
     copy_elements,
     dimensions,
@@ -22,30 +33,19 @@ from roller.templates.cpu.emit.nest import (
     reader,
     write,
 )
-from roller.templates.cpu.emit.plan import SpatialPlan
-from roller.templates.cpu.emit.segments import (
-    ELEMENT,
-    address,
-    along,
-    by_segments,
-    copy_segment,
-    flat,
-    flat_body,
-    store_segment,
-)
 from roller.tile import RProgram
 
 Env = Mapping[str, Any]
 _OUT = "@out"
 
 
-class Filled(Protocol):
+class TileNest(Protocol):
     """The attributes of a loop nest needed to store its register tile."""
 
     program: RProgram
     stage: Stage
     buffers: dict[str, Buffer]
-    nest: Nest
+    nest: LoopBuilder
     order: list[SpatialPlan]
     acc: Buffer
     spill: Buffer
@@ -57,25 +57,25 @@ class Filled(Protocol):
         """Extend ``env`` from the tile's origin to one of its elements."""
 
 
-def write_runs(tiled: Filled, last: Stage, out: Buffer, v: SpatialPlan, env: Env) -> Stmt | None:
+def write_runs(tiled: TileNest, last: Stage, out: Buffer, v: SpatialPlan, env: Env) -> Stmt | None:
     """Return the stores of one micro-kernel, or ``None`` if runs along ``v`` are too short for whole vectors."""
-    run = store_segment(last, v.name, v.extent)
+    run = output_runs(last, v.name, v.extent)
     if run is None or run.length < v.lanes:
         return None
     alone = last is tiled.stage
-    form = (last.body, dict[str, Load]()) if alone else flat_body(last.body, tiled.program.expr, v.name, run)
+    form = (last.body, dict[str, Load]()) if alone else flatten_loads(last.body, tiled.program.expr, v.name, run)
     if form is None:
         return None
-    rows = _Rows(tiled, last, out, v, env, *form)
-    spill = tiled.each(rows.spilled)
-    return by_segments(tiled.nest, run, env[v.name], v, rows.whole, rows.piece, (allocate(tiled.spill), spill))
+    rows = _RowStores(tiled, last, out, v, env, *form)
+    spill = tiled.each(rows.spill_element)
+    return split_tile_at_runs(tiled.nest, run, env[v.name], v, rows.whole, rows.piece, (allocate(tiled.spill), spill))
 
 
-class _Rows:
+class _RowStores:
     """Stores of the rows of one tile through the epilogue; ``loads`` are its inputs along the vector axis."""
 
     def __init__(
-        self, tiled: Filled, last: Stage, out: Buffer, v: SpatialPlan, env: Env, body: Scalar, loads: dict[str, Load]
+        self, tiled: TileNest, last: Stage, out: Buffer, v: SpatialPlan, env: Env, body: Scalar, loads: dict[str, Load]
     ) -> None:
         self.tiled, self.last, self.out, self.v, self.env, self.body, self.loads = tiled, last, out, v, env, body, loads
         self.accesses = {_OUT: (last.store, dimensions(out, last.store))}
@@ -83,7 +83,7 @@ class _Rows:
         #: Whether spilled rows are final and their pieces are copied; other pieces are computed element by element.
         self.finished = not loads and str(out.ty.dtype) == str(tiled.spill.ty.dtype)
 
-    def spilled(self, inner: tuple[Expr, ...]) -> Stmt:
+    def spill_element(self, inner: tuple[Expr, ...]) -> Stmt:
         """Move an element out of the registers; it is final if only the accumulator varies along the row."""
         value = read(self.tiled.acc, *inner)
         if self.finished:
@@ -95,7 +95,7 @@ class _Rows:
         """Store all rows from the registers, in vectors."""
         zero, tile = integer(0), self.v.tile
         rows = [s.tile for s in self.tiled.order[:-1]]
-        return self._based(
+        return self._with_base_addresses(
             zero,
             lambda base: self.tiled.nest.grid(rows, lambda i: self._row(i, self.tiled.acc, zero, tile, base), "unroll"),
         )
@@ -110,16 +110,16 @@ class _Rows:
             to = flat(self.out, self._places(inner, first, base)[_OUT])
             return copy_elements(self.out, to, self.tiled.spill, (*inner, first), length)
 
-        return self._based(first, lambda base: self.tiled.nest.grid(rows, lambda i: row(i, base)))
+        return self._with_base_addresses(first, lambda base: self.tiled.nest.grid(rows, lambda i: row(i, base)))
 
-    def _based(self, first: Expr, body: Callable[[Env], Stmt]) -> Stmt:
+    def _with_base_addresses(self, first: Expr, body: Callable[[Env], Stmt]) -> Stmt:
         """Bind the part of every address that depends on the vector axis at ``first``, to divide only once."""
 
         def named(left: tuple[str, ...], base: dict[str, Any]) -> Stmt:
             if not left:
                 return body(base)
-            place = along(*self.accesses[left[0]], self.v.name, self.env[self.v.name] + first)
-            return bound(place, "base", lambda b: named(left[1:], {**base, left[0]: b}))
+            place = emit_axis_address(*self.accesses[left[0]], self.v.name, self.env[self.v.name] + first)
+            return bind_value(place, "base", lambda b: named(left[1:], {**base, left[0]: b}))
 
         return named(tuple(self.accesses), {})
 
@@ -138,7 +138,7 @@ class _Rows:
             value = self._value(read(acc, *inner, first + x), {**at, **places}, x)
             return write(self.out, value, *flat(self.out, places[_OUT] + x))
 
-        return copy_segment(self.tiled.nest, length, self.v.lanes, element)
+        return loop_over_run(self.tiled.nest, length, self.v.lanes, element)
 
     def _value(self, accumulated: Expr, at: Env, element: Expr) -> Expr:
         """Return the output's element from the accumulator's."""

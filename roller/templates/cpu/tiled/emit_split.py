@@ -10,28 +10,28 @@ import math
 from collections.abc import Callable
 
 from roller.errors import BuildError
-from roller.te.emit import Expr, combine
-from roller.templates.cpu.dots.emit import Dots
-from roller.templates.cpu.emit.nest import (
+from roller.te.emit import Expr, combine_step
+from roller.templates.cpu.dots.emit import DotProductNest
+from roller.templates.cpu.emit.axis_plans import program_decisions, tile_start
+from roller.templates.cpu.emit.loop_nest import (
     Buffer,
-    Nests,
+    EmittedNests,
     Stmt,
     allocate,
-    declare,
+    declare_buffer,
     integer,
-    lower_of,
     read,
     seq,
+    smaller_extent,
     unravel,
     write,
 )
-from roller.templates.cpu.emit.plan import decisions_of, tile_start
 from roller.templates.cpu.rows.emit import rows_body
-from roller.templates.cpu.tiled.emit import Env, Tiled, tiled_nests
+from roller.templates.cpu.tiled.emit import Env, TiledNest, tiled_nests
 from roller.tile import RProgram
 
 
-class _Split(Tiled):
+class _Split(TiledNest):
     """Parts of the reduction as separate tasks; a mixin of a template that emits one part."""
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class _Split(Tiled):
                 f"{name}: expected operands read in place where the reduction is split over tasks, got "
                 f"staged={list(program.staged)}. Leave 'staged' empty, or split_k 1."
             )
-        decisions = decisions_of(program)
+        decisions = program_decisions(program)
         along = program.axis_names[int(decisions.split_axis[0])]
         self.along = next(r for r in self.reduction if r.name == along)
         if self.along.chunks < 2:
@@ -52,21 +52,21 @@ class _Split(Tiled):
             )
         self.share, self.parts = int(decisions.share[0]), int(decisions.parts[0])
         extents = (s.extent for s in self.order)
-        self.results = declare("parts", (self.parts, *extents), self.stage.acc_dtype)
+        self.results = declare_buffer("parts", (self.parts, *extents), self.stage.acc_dtype)
         self.part: Expr | None = None
 
     def function_body(self) -> Stmt:
         """Return the nest for a call: the parts of all tasks in parallel, then their combination."""
         tasks = [self.parts, *(s.tasks for s in self.spatial)]
-        main = self.nest.loop(math.prod(tasks), lambda t: self._of_part(unravel(t, tasks)), "parallel", "task")
+        main = self.nest.loop(math.prod(tasks), lambda t: self._task_of_part(unravel(t, tasks)), "parallel", "task")
         self.part, shape = None, tuple(s.tile for s in self.order) or (1,)
-        self.acc = declare("total", shape, self.stage.acc_dtype, scope="local")  # allocated once each
+        self.acc = declare_buffer("total", shape, self.stage.acc_dtype, scope="local")  # allocated once each
         zero = {s.name: integer(0) for s in self.spatial}
         start = {s.name: tile_start(s, integer(0)) for s in self.spatial}
         last = self._tiles(zero, {s.name: s.tiles for s in self.spatial}, start, {})
         return seq(allocate(self.results), main, last)
 
-    def _of_part(self, at: tuple[Expr, ...]) -> Stmt:
+    def _task_of_part(self, at: tuple[Expr, ...]) -> Stmt:
         self.part = at[0]
         return self._task(at[1:])
 
@@ -75,7 +75,9 @@ class _Split(Tiled):
         others = [r for r in self.reduction if r.chunks > 1 and r is not self.along]
         assert self.part is not None
         first = self.part * self.share
-        count = self.share if self.along.chunks % self.share == 0 else lower_of(self.share, self.along.chunks - first)
+        count = (
+            self.share if self.along.chunks % self.share == 0 else smaller_extent(self.share, self.along.chunks - first)
+        )
 
         def chunk(at: tuple[Expr, ...]) -> Stmt:
             rest = {r.name: c for r, c in zip(others, at[1:], strict=True)}
@@ -88,7 +90,7 @@ class _Split(Tiled):
         if name != self.along.name or self.part is None:
             return super()._span(name)
         first = self.part * self.share
-        return first, lower_of(first + self.share, integer(self.along.chunks)) - 1
+        return first, smaller_extent(first + self.share, integer(self.along.chunks)) - 1
 
     def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
         return super()._micro_kernel(env, chunk) if self.part is not None else self._combined(env)
@@ -113,7 +115,7 @@ class _Split(Tiled):
             return read(self.results, integer(part), *self._coordinates(env, inner))
 
         def add(inner: tuple[Expr, ...], part: Expr) -> Stmt:
-            value = combine(self.stage.combiner or "sum", self._result(inner), taken(part, inner))
+            value = combine_step(self.stage.combiner or "sum", self._result(inner), taken(part, inner))
             return write(self.acc, value, *(inner or (integer(0),)))
 
         return seq(
@@ -124,30 +126,30 @@ class _Split(Tiled):
         )
 
 
-class _SplitDots(_Split, Dots):
+class _SplitDots(_Split, DotProductNest):
     """Parts of dot products."""
 
 
-def tiled(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
-    """Return the loop nests of a tiled program; see :func:`_nests`."""
-    return _nests(program, buffers, cores, tiled_nests, _Split)
+def tiled(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
+    """Return the loop nests of a tiled program; see :func:`_whole_or_split_nests`."""
+    return _whole_or_split_nests(program, buffers, cores, tiled_nests, _Split)
 
 
-def dots(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
-    """Return the loop nests of a program of dot products; see :func:`_nests`."""
-    return _nests(program, buffers, cores, lambda p, b: Dots(p, b).nests(), _SplitDots)
+def dots(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
+    """Return the loop nests of a program of dot products; see :func:`_whole_or_split_nests`."""
+    return _whole_or_split_nests(program, buffers, cores, lambda p, b: DotProductNest(p, b).nests(), _SplitDots)
 
 
-def _nests(
+def _whole_or_split_nests(
     program: RProgram,
     buffers: dict[str, Buffer],
     cores: int,
-    whole: Callable[[RProgram, dict[str, Buffer]], Nests],
+    whole: Callable[[RProgram, dict[str, Buffer]], EmittedNests],
     split: type[_Split],
-) -> Nests:
+) -> EmittedNests:
     """Return the loop nests of a reduction: by ``whole``, or by ``split`` over ``program.split_k`` parts."""
     # A single point is reduced in parts, because a register tile of one element would use only one core.
     anchor = program.expr.anchor
     if anchor.combiner is not None and all(a.extent == 1 for a in anchor.spatial_axes):
-        return Nests(rows_body(program, buffers, cores))
-    return whole(program, buffers) if program.split_k == 1 else Nests(split(program, buffers).function_body())
+        return EmittedNests(rows_body(program, buffers, cores))
+    return whole(program, buffers) if program.split_k == 1 else EmittedNests(split(program, buffers).function_body())

@@ -8,15 +8,15 @@ from typing import Any
 
 from roller.expr import Index, Load, Stage, Term
 from roller.expr.scalar import axis_index
-from roller.templates.cpu.emit.plan import (
+from roller.templates.cpu.emit.axis_plans import (
     ReductionPlan,
     SpatialPlan,
-    block_of,
-    in_block,
-    inner_of,
-    relative,
-    task_tile_of,
-    tile_of,
+    block_coordinate_name,
+    block_counter_name,
+    task_coordinate_name,
+    task_tile_counter_name,
+    tile_coordinate_name,
+    tile_counter_name,
 )
 
 
@@ -31,7 +31,7 @@ class HaloPlan:
     extents
         Extents of the largest box (elements).
     local
-        Index of the box by coordinates relative to the task's start; :func:`relative` names the axes.
+        Index of the box by coordinates relative to the task's start; :func:`task_coordinate_name` names the axes.
     phases
         If above 1, the last dimension is stored as ``[phase][position]``, which makes strided vectors contiguous.
     """
@@ -63,14 +63,14 @@ def halo_plan(
             span += abs(t.coef) * (size - 1)
             if t.axis in reduced:
                 low += min(0, t.coef * (size - 1))
-            terms.append(Term(relative(t.axis) if t.axis in sizes else t.axis, t.coef))
+            terms.append(Term(task_coordinate_name(t.axis) if t.axis in sizes else t.axis, t.coef))
         base.append(Index(tuple(t for t in i.terms if t.axis in sizes), low))
         extents.append(span)
         local.append(Index(tuple(terms), i.const - low))
     if phases > 1 and vector_axis is not None:
         extents[-1] = -(-extents[-1] // phases)
-        rest = [t for t in local[-1].terms if t.axis != relative(vector_axis)]
-        position = (Term(relative(vector_axis)), *(Term(t.axis, 1, phases) for t in rest))
+        rest = [t for t in local[-1].terms if t.axis != task_coordinate_name(vector_axis)]
+        position = (Term(task_coordinate_name(vector_axis)), *(Term(t.axis, 1, phases) for t in rest))
         local[-1:] = [Index(tuple(Term(t.axis, 1, 1, phases) for t in rest)), Index(position)]
     extents[-1] += padding
     return HaloPlan(load, tuple(base), tuple(extents), tuple(local), tuple(by_dim), phases)
@@ -119,11 +119,14 @@ class PanelPlan:
         """Index of the load's element in the panel."""
         steps, r = [r.name for r in self.reduction], self.blocked
         if r is not None:
-            steps = [block_of(r.name), *steps[:-1], in_block(r.name)]
+            steps = [block_counter_name(r.name), *steps[:-1], block_coordinate_name(r.name)]
         return (
-            *(axis_index(tile_of(s.name) if self.upfront else task_tile_of(s.name)) for s in self.spatial),
+            *(
+                axis_index(tile_counter_name(s.name) if self.upfront else task_tile_counter_name(s.name))
+                for s in self.spatial
+            ),
             *(axis_index(n) for n in steps),
-            *(axis_index(inner_of(s.name)) for s in self.spatial),
+            *(axis_index(tile_coordinate_name(s.name)) for s in self.spatial),
         )
 
 

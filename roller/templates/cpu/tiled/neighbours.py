@@ -8,30 +8,30 @@ from dataclasses import replace
 import numpy as np
 
 from roller.perf.batch import TileBatch
-from roller.templates.common.moves import Place
+from roller.templates.common.tile_neighbours import NeighbourContext
 from roller.templates.cpu.common.lanes import lane_count
 from roller.templates.cpu.common.tasks import vector_axes
-from roller.templates.cpu.tiled.candidates import staged_choices
-from roller.templates.cpu.tiled.split import split_batches
+from roller.templates.cpu.tiled.candidates import packed_input_choices
+from roller.templates.cpu.tiled.split_candidates import split_batches
 
 
-def neighbours(place: Place) -> Iterator[TileBatch]:
+def neighbouring_programs(place: NeighbourContext) -> Iterator[TileBatch]:
     """Yield the program with other operands packed, vectors along other axes, and its reduction split or not."""
     yield from _stagings(place)
     yield from _vectors(place)
     yield from _splits(place)
 
 
-def _stagings(place: Place) -> Iterator[TileBatch]:
+def _stagings(place: NeighbourContext) -> Iterator[TileBatch]:
     """Yield the program with other operands packed; dot products and split reductions pack no operands."""
     v = place.batch.vector_axis
     if v is None or not place.geometry.spatial[v] or place.batch.split_k[0] > 1:
         return
-    for staged in staged_choices(place.geometry, v, place.batch.constants):
+    for staged in packed_input_choices(place.geometry, v, place.batch.constants):
         yield replace(place.batch, staged=staged)
 
 
-def _vectors(place: Place) -> Iterator[TileBatch]:
+def _vectors(place: NeighbourContext) -> Iterator[TileBatch]:
     """Yield the program with its vectors along another axis, and the rows of that axis along this one."""
     g, lanes, v = place.geometry, lane_count(place.spec, 4), place.batch.vector_axis
     if v is None or not g.spatial[v]:
@@ -40,15 +40,17 @@ def _vectors(place: Place) -> Iterator[TileBatch]:
         register = place.register.copy()
         register[v], register[other] = place.register[other], -(-int(place.register[v]) // lanes) * lanes
         if other != v:
-            for staged in staged_choices(g, other, place.batch.constants):
+            for staged in packed_input_choices(g, other, place.batch.constants):
                 yield replace(
-                    place.with_tiles([(register, b) for b in place.blocks_for(register)], vector_axis=other),
+                    place.program_with_tiles(
+                        [(register, b) for b in place.blocks_for_register_tile(register)], vector_axis=other
+                    ),
                     staged=staged,
-                    split_k=np.ones(len(place.blocks_for(register)), np.int64),
+                    split_k=np.ones(len(place.blocks_for_register_tile(register)), np.int64),
                 )
 
 
-def _splits(place: Place) -> Iterator[TileBatch]:
+def _splits(place: NeighbourContext) -> Iterator[TileBatch]:
     if not place.options.split_k:
         return
     whole = replace(place.batch, split_k=np.ones(1, np.int64))

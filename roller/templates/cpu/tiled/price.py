@@ -10,18 +10,18 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.phases import overlapped
-from roller.templates.cpu.common.conversions import (
+from roller.perf.phases import overlap_two_phases
+from roller.templates.cpu.common.conversion_costs import (
     BROADCAST_CONVERSIONS,
+    count_load_conversions,
     kernel_conversion_cycles,
-    loaded_conversions,
     stored_cycles,
 )
 from roller.templates.cpu.common.cores import Parts, Terms, combine_s, imbalance, start_s
-from roller.templates.cpu.common.lanes import arithmetic_cycles, lane_distance, passes, room
+from roller.templates.cpu.common.lanes import arithmetic_cycles, lane_distance, partial_vector_cost, room
 from roller.templates.cpu.common.packing import packing_s, task_dram_bytes
 from roller.templates.cpu.common.traffic import cache_traffic
-from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, Mask, decided, vector_elements
+from roller.templates.cpu.decisions import BOX, IN_PLACE, PANEL, Mask, decisions_for_device, vector_elements
 from roller.templates.cpu.narrow_floats import computed_itemsize_bytes, rows_are_converted
 from roller.tile.geometry import Access, Floats, Ints
 
@@ -31,11 +31,11 @@ KERNEL_CYCLES = 10.0
 
 def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     """Return the cycles per reduction point and for the write-back of one micro-kernel."""
-    g, d = batch.geometry, decided(batch, spec)
+    g, d = batch.geometry, decisions_for_device(batch, spec)
     rate, v, lanes = spec.compute.ops_per_cycle_per_unit, batch.vector_axis, vector_elements(batch, spec)
     register, vectors = d.tile, d.vectors.astype(np.float64)
-    width, anchor, share = spec.teu.lanes, g.expr.anchor, passes(d.lanes, spec, lanes)
-    fma = arithmetic_cycles(anchor, vectors * share, spec, lanes, loaded_conversions(g.expr, anchor))
+    width, anchor, share = spec.teu.lanes, g.expr.anchor, partial_vector_cost(d.lanes, spec, lanes)
+    fma = arithmetic_cycles(anchor, vectors * share, spec, lanes, count_load_conversions(g.expr, anchor))
     loads = gathers = scattered = np.zeros(len(batch))
     unrolled = np.where(d.unrolled, g.extents, 1)
     steps = unrolled.prod(axis=1).astype(np.float64)
@@ -46,9 +46,9 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
         if v is None or not a.uses[v]:
             loads = loads + elements
             fma = fma + elements * convert * BROADCAST_CONVERSIONS
-        elif _lanes_together(a, batch, spec):
+        elif _lanes_are_adjacent(a, batch, spec):
             vectors_read = elements / np.minimum(lanes, np.maximum(1, register[:, v]))
-            loads = loads + vectors_read * (1.0 + split * _split_share(a, batch, spec))
+            loads = loads + vectors_read * (1.0 + split * _line_crossing_share(a, batch, spec))
             fma = fma + vectors_read * convert
         else:
             # If the collected vectors do not fit the registers, vectors common to several steps are collected again.
@@ -56,13 +56,13 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
             kept = held < (spec.limits.vector_registers or np.inf)
             gathers = gathers + np.where(kept, elements, elements + a.points(register))
             fma = fma + elements * convert
-            scattered = scattered + _scattered_lines(a, batch, spec)
+            scattered = scattered + _scattered_line_cycles(a, batch, spec)
     load = (loads * share + gathers) * width / rate["load_store"]
     issue = (vectors + loads + 2 * gathers) * width / rate["issue"]
     latency = spec.execution.step_latency_s * spec.clock_hz
     issue = issue + spec.execution.step_issue_s * spec.clock_hz / steps
     # Misses of pages and lines overlap each other and the arithmetic, so they limit the rate.
-    misses = _page_misses(batch, spec) + _set_conflicts(batch, spec)
+    misses = _tlb_miss_cycles(batch, spec) + _set_conflict_cycles(batch, spec)
     misses = misses / (spec.execution.misses_in_flight or 1)
     bounds = (load, issue, misses, np.full(len(batch), latency))
     return functools.reduce(np.maximum, bounds, fma) + scattered, write_cycles(batch, spec)
@@ -70,7 +70,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
 
 def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles for the write-back of one micro-kernel, its epilogue, and its fixed cost."""
-    g, d = batch.geometry, decided(batch, spec)
+    g, d = batch.geometry, decisions_for_device(batch, spec)
     vectors, outputs = d.vectors.astype(np.float64), d.tile.prod(axis=1).astype(np.float64)
     epilogue = epilogue_cycles(batch, spec)
     scatter = (spec.execution.element_scatter_s or 0.0) * spec.clock_hz
@@ -80,7 +80,11 @@ def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 def epilogue_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles of one micro-kernel's epilogue, in vectors."""
-    g, lanes, vectors = batch.geometry, vector_elements(batch, spec), decided(batch, spec).vectors.astype(np.float64)
+    g, lanes, vectors = (
+        batch.geometry,
+        vector_elements(batch, spec),
+        decisions_for_device(batch, spec).vectors.astype(np.float64),
+    )
     cycles = (arithmetic_cycles(s, vectors, spec, lanes) for s in g.expr.stages if s is not g.expr.anchor)
     return sum(cycles, np.zeros(len(batch)))
 
@@ -97,13 +101,13 @@ def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: 
     return np.asarray(shared * np.where(access.uses & apart, unrolled, 1).prod(axis=1) / steps)
 
 
-def _scattered_lines(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _scattered_line_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles per reduction point that distant lanes wait for lines from L2."""
     # Every lane reads a separate line. The next reduction points and the next tiles find it in L1 only if the lines of
     # a whole pass over the reduction fit.
     g, l1, size = batch.geometry, spec.layer("l1"), access.tensor.itemsize_bytes
     line = l1.line_bytes or l1.transaction_bytes
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     rows, run = access.runs(d.tile)
     all_rows, all_run = access.runs(np.where(g.spatial, d.tile, d.chunk))
     held = all_rows * np.ceil(all_run * size / line) * line
@@ -113,21 +117,21 @@ def _scattered_lines(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floa
     return np.where(held > room(spec, "l1"), lines / taps * wait_s * spec.clock_hz, 0.0)
 
 
-def _split_share(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
+def _line_crossing_share(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
     """Return the share of vector loads that touch two cache lines and therefore wait for a second line."""
     # Panels are aligned to lines; tensors read in place have any alignment, and a box is read at every offset of the
     # window.
-    if decided(batch, spec).staging(access) == PANEL:
+    if decisions_for_device(batch, spec).staging(access) == PANEL:
         return 0.0
     line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
     return min(1.0, spec.teu.lanes * 4 / line)
 
 
-def _lanes_together(access: Access, batch: TileBatch, spec: DeviceSpec) -> bool:
+def _lanes_are_adjacent(access: Access, batch: TileBatch, spec: DeviceSpec) -> bool:
     """Return whether adjacent lanes are adjacent in the memory that the micro-kernel reads."""
     # Panels are packed with the lanes innermost. A box keeps the tensor's layout, with its last dimension sorted by
     # phase if lanes have a stride.
-    d, v = decided(batch, spec), batch.vector_axis
+    d, v = decisions_for_device(batch, spec), batch.vector_axis
     how = d.staging(access)
     return how == PANEL or (v is not None and lane_distance(access, v) == 1) or (how == BOX and d.phases(access) > 1)
 
@@ -136,7 +140,7 @@ def partial_line_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles that a micro-kernel's stores wait for lines that they fill only in part."""
     # A partly written line is fetched first. Adjacent micro-kernels and tasks write the rest of it: they find it in the
     # cache that holds a task's results, and only the first one waits for the tensor's layer.
-    g, register = batch.geometry, decided(batch, spec).tile
+    g, register = batch.geometry, decisions_for_device(batch, spec).tile
     line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
     size = g.store.tensor.itemsize_bytes
     rows, run = g.store.runs(np.where(g.spatial, register, g.extents))
@@ -152,13 +156,13 @@ def partial_line_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     return np.asarray(rows * partial * wait_s * spec.clock_hz / (spec.execution.misses_in_flight or 1))
 
 
-def resumed_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+def chunk_resume_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles in which a register tile stores and reloads its results between chunks of the reductions."""
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     return np.asarray((d.chunk_count - 1) * (2.0 * d.vectors + KERNEL_CYCLES))
 
 
-def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _tlb_miss_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles per reduction point lost to first-level TLB misses of operands read in place."""
     # An operand whose innermost reduction axis has a stride of a page or more touches one page per reduction point; if
     # these exceed the TLB, every pass misses again. The pages of a chunk that fits the TLB serve neighbouring tiles.
@@ -168,7 +172,7 @@ def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
     if not l1.tlb_entries or not page or not len(reductions):
         return np.zeros(len(batch))
     inner = int(reductions[-1])
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     points = d.chunk[:, inner]
     total = np.zeros(len(batch))
     for a in g.loads:
@@ -188,11 +192,11 @@ def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
     return total
 
 
-def _set_conflicts(batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _set_conflict_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles per reduction point lost to broadcast rows whose pitch maps them to the same cache sets."""
     # Rows ``pitch`` bytes apart start at ``page / gcd(pitch, page)`` offsets of a way. If more rows than two thirds of
     # the ways have one offset, they evict each other, and every line comes from L2 again.
-    g, l1, d = batch.geometry, spec.layer("l1"), decided(batch, spec)
+    g, l1, d = batch.geometry, spec.layer("l1"), decisions_for_device(batch, spec)
     total = np.zeros(len(batch))
     page, line = l1.page_bytes, l1.line_bytes
     if not page or not line or batch.vector_axis is None:
@@ -213,9 +217,9 @@ def _set_conflicts(batch: TileBatch, spec: DeviceSpec) -> Floats:
     return total
 
 
-def in_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
+def fits_vector_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
     """Return the mask ``(N,)`` of programs whose sums and operand vectors stay in vector registers."""
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     usable = spec.limits.usable_vector_registers or 0  # the schema requires it for CPUs
     every = d.vectors + d.operand_vectors + 1  # one more holds the broadcast
     return np.asarray((d.vectors <= usable) & (every < (spec.limits.vector_registers or usable)))
@@ -229,12 +233,12 @@ def price(
     """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
     # ``micro_kernel`` returns the cycles per reduction point and for the write-back of one micro-kernel, and ``fits``
     # the mask of programs that fit the registers.
-    g, d = batch.geometry, decided(batch, spec)
+    g, d = batch.geometry, decisions_for_device(batch, spec)
     kernels = d.tiles.astype(np.float64).prod(axis=1)
     live = d.live.prod(axis=1)
     points = float(g.extents[~g.spatial].prod()) * live
     cycles, write = micro_kernel(batch, spec)
-    write = write + resumed_cycles(batch, spec)
+    write = write + chunk_resume_cycles(batch, spec)
     idle, tasks = imbalance(batch, spec)
     lines = partial_line_cycles(batch, spec)
     compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * idle
@@ -250,15 +254,15 @@ def price(
         "dram_s": dram_bytes / spec.layer("dram").bandwidth_bytes_per_s,
         "pack_s": pack,
         "stream_s": streamed / spec.layer("l3").bandwidth_bytes_per_s * idle,
-        "launch_s": start_s(tasks, 1 + _panels_packed(batch, spec), spec),
+        "launch_s": start_s(tasks, 1 + _parallel_packing_count(batch, spec), spec),
     }
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
-    slowest = overlapped(memory, compute + store, spec.execution.misses_in_flight or 1)
+    slowest = overlap_two_phases(memory, compute + store, spec.execution.misses_in_flight or 1)
     parts.update(kernels=kernels, points=points, cycles=cycles, write=write, lines=lines, imbalance=idle)
     parts.update(l2_bytes=l2, l3_bytes=l3, stream_bytes=streamed, memory=memory, slowest=slowest)
     terms["combine_s"] = combine_s(batch, spec)
     terms["seconds"] = np.where(
-        (fits or in_registers)(batch, spec),
+        (fits or fits_vector_registers)(batch, spec),
         slowest + pack + terms["stream_s"] + terms["combine_s"] + terms["launch_s"],
         np.inf,
     )
@@ -268,8 +272,8 @@ def price(
     return terms
 
 
-def _panels_packed(batch: TileBatch, spec: DeviceSpec) -> Ints:
+def _parallel_packing_count(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the operands that a call packs before its tasks, each in a separate parallel loop, ``(N,)``."""
-    d = decided(batch, spec)
+    d = decisions_for_device(batch, spec)
     called = ((d.packers(a) > 1).astype(np.int64) for a in d.staged(PANEL) if a.tensor.name not in batch.constants)
     return sum(called, np.zeros(len(batch), np.int64))

@@ -40,7 +40,7 @@ def _batch(geometry: Geometry, spec: DeviceSpec, form: WindowProduct, structure:
         panels = -(-extents[form.filter] // (vectors * lanes))
         for group in _groups([whole[a] for a in axes], most):
             for tiles, share in itertools.product(_TASK_TILES, sorted({1, 2, spec.units})):
-                box = _grown(group, [whole[a] for a in axes], tiles)
+                box = _grow_box(group, [whole[a] for a in axes], tiles)
                 register, block = dict.fromkeys(geometry.names, 1), dict(extents)
                 for a, g, b in zip(axes, group, box, strict=True):
                     register[a], block[a] = g * unit[a], b * unit[a]
@@ -70,7 +70,7 @@ def _groups(whole: list[int], most: int) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(out))
 
 
-def _grown(group: tuple[int, ...], whole: list[int], tiles: int) -> tuple[int, ...]:
+def _grow_box(group: tuple[int, ...], whole: list[int], tiles: int) -> tuple[int, ...]:
     """Return ``group`` enlarged to about ``tiles`` tiles, one axis after another."""
     box = list(group)
     for n, extent in enumerate(whole):

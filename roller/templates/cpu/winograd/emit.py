@@ -15,38 +15,38 @@ from typing import Any
 from roller.errors import BuildError
 from roller.te.compat import tirx
 from roller.te.emit import Expr, constant, emit_index, emit_scalar
-from roller.templates.cpu.emit.blocked_lanes import Digits
-from roller.templates.cpu.emit.nest import (
+from roller.templates.cpu.emit.blocked_lanes import AxisDigits
+from roller.templates.cpu.emit.loop_nest import (
     Buffer,
-    Nest,
-    Nests,
+    EmittedNests,
+    LoopBuilder,
     Stmt,
     allocate,
     clamp,
-    declare,
+    declare_buffer,
+    if_then,
     integer,
-    lower_of,
     read,
     reader,
     seq,
-    serial,
+    serialize_loops,
+    smaller_extent,
     unravel,
-    when,
     write,
 )  # fmt: skip
 from roller.templates.cpu.winograd.emit_prefetch import prefetch_filters
 from roller.templates.cpu.winograd.emit_tasks import (
     Coordinates,
     Units,
-    begin,
     flat,
     group_start,
     groups_of,
     start_of,
+    task_start,
     tasks_of,
     units_from,
 )
-from roller.templates.emit.winograd_products import back_product, product
+from roller.templates.emit.winograd_products import multiply_by_inverse_transform, multiply_by_transform
 from roller.tile import RProgram
 from roller.tile.winograd import WINDOW, Matrix, WinogradPlan, matrices
 
@@ -59,7 +59,7 @@ class _Winograd:
 
     program: RProgram
     buffers: dict[str, Buffer]
-    nest: Nest = field(default_factory=Nest)
+    nest: LoopBuilder = field(default_factory=LoopBuilder)
 
     def __post_init__(self) -> None:
         expr = self.program.expr
@@ -75,8 +75,8 @@ class _Winograd:
         self.inverse, self.filter_matrix, self.image_matrix = matrices(plan.m)
         last = expr.epilogue or expr.anchor
         loads = [i for ld in last.loads for i in ld.index] if last is not expr.anchor else []
-        self.channel = Digits.of(plan.form.channel, plan.form.image.index)
-        self.filter = Digits.of(plan.form.filter, [*last.store, *loads])
+        self.channel = AxisDigits.of(plan.form.channel, plan.form.image.index)
+        self.filter = AxisDigits.of(plan.form.filter, [*last.store, *loads])
         self.store = tuple(self.filter.index(i) for i in last.store)
         self.last = last
         elements = plan.side**2
@@ -86,21 +86,21 @@ class _Winograd:
         name = f"{plan.form.filters.tensor}_transformed"
         while name in self.buffers:
             name += "_"
-        self.weights = declare(name, (elements, plan.panels.units, plan.channels, plan.width), _DTYPE)
-        self.patch = declare("patch", (*box, cl), _DTYPE)
+        self.weights = declare_buffer(name, (elements, plan.panels.units, plan.channels, plan.width), _DTYPE)
+        self.patch = declare_buffer("patch", (*box, cl), _DTYPE)
         # Rows are part of a flat dimension: TVM would drop their unused ends, which keep rows out of the same cache
         # sets.
-        self.image = declare("image", (elements, plan.tiles * plan.channel_pitch), _DTYPE)
-        self.products = declare("products", (elements, plan.tiles, plan.panels.box, plan.width), _DTYPE)
+        self.image = declare_buffer("image", (elements, plan.tiles * plan.channel_pitch), _DTYPE)
+        self.products = declare_buffer("products", (elements, plan.tiles, plan.panels.box, plan.width), _DTYPE)
         kernel = (plan.kernel_rows, plan.width)
-        self.acc = declare("acc", kernel, _DTYPE, scope="local")
-        self.window = declare("window", (WINDOW, WINDOW, plan.lanes), _DTYPE, scope="local")
-        self.half_window = declare("half_window", (plan.side, WINDOW, plan.lanes), _DTYPE, scope="local")
-        self.half = declare("half", (plan.side, plan.side, cl), _DTYPE, scope="local")
-        self.half_out = declare("half_out", (plan.m, plan.side, plan.lanes), _DTYPE, scope="local")
-        self.result = declare("result", (plan.m, plan.m, plan.width), _DTYPE, scope="local")
+        self.acc = declare_buffer("acc", kernel, _DTYPE, scope="local")
+        self.window = declare_buffer("window", (WINDOW, WINDOW, plan.lanes), _DTYPE, scope="local")
+        self.half_window = declare_buffer("half_window", (plan.side, WINDOW, plan.lanes), _DTYPE, scope="local")
+        self.half = declare_buffer("half", (plan.side, plan.side, cl), _DTYPE, scope="local")
+        self.half_out = declare_buffer("half_out", (plan.m, plan.side, plan.lanes), _DTYPE, scope="local")
+        self.result = declare_buffer("result", (plan.m, plan.m, plan.width), _DTYPE, scope="local")
 
-    def nests(self) -> Nests:
+    def nests(self) -> EmittedNests:
         """Return the nest of a call; a separate nest transforms constant filters before the first call."""
         plan = self.plan
         parts = [plan.panels.units, plan.channels]
@@ -109,11 +109,11 @@ class _Winograd:
         main = self.nest.loop(count, lambda t: self._task(tasks(t)), "parallel", "task")
         name = plan.form.filters.tensor
         if plan.tasks == 1 and not self.program.open_axes:  # as in the price, a program of one task wakes no worker
-            pack = serial(pack)
+            pack = serialize_loops(pack)
         if name not in self.program.constants:
-            return Nests(seq(allocate(self.weights), pack, main))
+            return EmittedNests(seq(allocate(self.weights), pack, main))
         again = {ld.tensor for s in self.program.expr.stages if s is not self.program.expr.anchor for ld in s.loads}
-        return Nests(main, (self.weights,), pack, frozenset({name} - again))
+        return EmittedNests(main, (self.weights,), pack, frozenset({name} - again))
 
     def _lanes(self, lanes: int, body: Callable[[Expr], Stmt]) -> Stmt:
         return self.nest.loop(lanes, body, "vector", "lane")
@@ -144,7 +144,7 @@ class _Winograd:
 
             sizes = (WINDOW, WINDOW, plan.lanes)
             copy = self.nest.grid([WINDOW, WINDOW], load)
-            both = self._two_sided(self.filter_matrix, get, self.half_window, sizes, place, product)
+            both = self._two_sided(self.filter_matrix, get, self.half_window, sizes, place, multiply_by_transform)
             return seq(allocate(self.window), allocate(self.half_window), copy, both)
 
         return self.nest.loop(plan.width // plan.lanes, vector)
@@ -177,7 +177,7 @@ class _Winograd:
     def _task(self, task: Coordinates) -> Stmt:
         plan = self.plan
         axes = (*plan.tiled, plan.panels)
-        starts = tuple(begin(t, a) for t, a in zip(task, axes, strict=True))
+        starts = tuple(task_start(t, a) for t, a in zip(task, axes, strict=True))
         own = tuple(units_from(s, a) for s, a in zip(starts, plan.tiled, strict=False))
 
         def image(at: Coordinates) -> Stmt:
@@ -205,13 +205,13 @@ class _Winograd:
                 return write(self.image, value, i * plan.side + j, number * plan.channel_pitch + channel + lane)
 
             sizes = (plan.side, plan.side, plan.channel_lanes)
-            both = self._two_sided(self.image_matrix, get, self.half, sizes, place, product)
+            both = self._two_sided(self.image_matrix, get, self.half, sizes, place, multiply_by_transform)
             return seq(allocate(self.half), both)
 
-        copy = self._patch(at, (starts[-3] * plan.m, starts[-2] * plan.m), own, channel)
+        copy = self._copy_image_box(at, (starts[-3] * plan.m, starts[-2] * plan.m), own, channel)
         return seq(copy, self.nest.grid(own, tile))
 
-    def _patch(self, batch: dict[str, Expr], corner: Coordinates, own: Units, channel: Expr) -> Stmt:
+    def _copy_image_box(self, batch: dict[str, Expr], corner: Coordinates, own: Units, channel: Expr) -> Stmt:
         """Fill ``patch`` with one image's box of ``own`` tiles, with channels as lanes and zeros outside."""
         form = self.plan.form
         source = self.buffers[form.image.tensor]
@@ -247,7 +247,7 @@ class _Winograd:
                 self.nest.loop(end - first, lambda x: copy(y, first + x)),
                 self.nest.loop(width - end, lambda x: fill(y, end + x)),
             )
-            return when(
+            return if_then(
                 tirx.all(base[0] + y >= low, base[0] + y < high), inside, self.nest.loop(width, lambda x: fill(y, x))
             )
 
@@ -321,7 +321,7 @@ class _Winograd:
                     return write(self.result, value, i, j, u * plan.lanes + x)
 
                 sizes = (plan.side, plan.side, plan.lanes)
-                both = self._two_sided(self.inverse, get, self.half_out, sizes, place, back_product)
+                both = self._two_sided(self.inverse, get, self.half_out, sizes, place, multiply_by_inverse_transform)
                 return seq(allocate(self.half_out), both)
 
             back = self.nest.loop(plan.width // plan.lanes, vector)
@@ -341,10 +341,10 @@ class _Winograd:
         def element(f: Expr, y: Expr, x: Expr, lane: Expr | None = None) -> Stmt:
             at = self.filter.at(where[form.filter] + f, integer(0) if lane is None else lane)
             env = {**where, **at, rows: corner[rows] + y, columns: corner[columns] + x}
-            return self._final(read(self.result, y, x, f if lane is None else f + lane), env)
+            return self._store_element(read(self.result, y, x, f if lane is None else f + lane), env)
 
         if self.filter.contiguous(self.last.store, self.last.output.shape):
-            sizes = [lower_of(plan.m, extents[a] - corner[a]) for a in (rows, columns)]
+            sizes = [smaller_extent(plan.m, extents[a] - corner[a]) for a in (rows, columns)]
             vectors = plan.width // plan.lanes
             return self.nest.grid(
                 [*sizes, vectors],
@@ -356,12 +356,12 @@ class _Winograd:
         )
         if all(extents[a] % plan.m == 0 and a not in self.program.open_axes for a in (rows, columns)):
             return whole
-        sizes = [lower_of(plan.m, extents[a] - corner[a]) for a in (rows, columns)]
+        sizes = [smaller_extent(plan.m, extents[a] - corner[a]) for a in (rows, columns)]
         clipped = self.nest.grid([plan.width, *sizes], lambda at: element(at[0], at[1], at[2]))
         inside = tirx.all(*(corner[a] + plan.m <= extents[a] for a in (rows, columns)))
-        return when(inside, whole, clipped)
+        return if_then(inside, whole, clipped)
 
-    def _final(self, value: Expr, env: dict[str, Expr]) -> Stmt:
+    def _store_element(self, value: Expr, env: dict[str, Expr]) -> Stmt:
         """Store one element through the epilogue."""
         anchor, last = self.program.expr.anchor, self.last
         out = value
@@ -372,7 +372,7 @@ class _Winograd:
         return write(self.buffers[last.name], out, *(emit_index(i, env) for i in self.store))
 
 
-def winograd_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
+def winograd_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
     """Return the loop nests of a program of a ``winograd`` structure."""
     del cores
     return _Winograd(program, buffers).nests()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from roller.core.dtypes import storage_dtype
 from roller.te.compat import tirx
 from roller.te.emit import Expr
-from roller.templates.cpu.emit.nest import Buffer, Stmt, integer, lower_of
+from roller.templates.cpu.emit.loop_nest import Buffer, Stmt, integer, smaller_extent
 from roller.templates.cpu.emit.prefetch import FAR_BYTES, prefetch_lines
 from roller.tile.winograd import WinogradPlan
 
@@ -23,6 +23,6 @@ def prefetch_filters(
         return []
     (place, own), turns = panel, math.prod(a.groups for a in plan.tiled)
     turned = tirx.floordiv(own + 1, integer(plan.panels.box))  # the last panel is followed by the next element's first
-    after = lower_of(element + turned, integer(shape[0] - 1))
+    after = smaller_extent(element + turned, integer(shape[0] - 1))
     start = (after, place + 1 - turned * plan.panels.box, integer(0))
     return [lambda c: prefetch_lines(buffer, start, (turn * plan.channels + c, turns), shape[-1], item_bytes)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from roller.te.compat import tirx
 from roller.te.emit import Expr
-from roller.templates.cpu.emit.nest import integer, unravel
+from roller.templates.cpu.emit.loop_nest import integer, unravel
 from roller.tile.tiled_axis import TiledAxis
 
 Coordinates = tuple[Expr, ...]
@@ -47,7 +47,7 @@ def start_of(number: Expr, size: int, extent: int) -> Expr:
     return number * size if extent % size == 0 else tirx.min(number * size, integer(extent - size))
 
 
-def begin(task: Expr, axis: TiledAxis) -> Expr:
+def task_start(task: Expr, axis: TiledAxis) -> Expr:
     """Return the first unit of a task; the last task ends with the axis, or has the last group of an open axis."""
     if not axis.is_open:
         return start_of(task, axis.box, axis.units)

@@ -14,9 +14,9 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.phases import overlapped
+from roller.perf.phases import overlap_two_phases
 from roller.templates.cpu.common.caches import dram_traffic_bytes, holding_bandwidth
-from roller.templates.cpu.common.conversions import conversion_cycles, stored_cycles
+from roller.templates.cpu.common.conversion_costs import conversion_cycles, stored_cycles
 from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
 from roller.templates.cpu.common.packing import TRANSPOSED
 from roller.templates.cpu.tiled.price import KERNEL_CYCLES
@@ -47,8 +47,8 @@ class _Costs:
     """Terms of one program."""
 
     def __init__(self, batch: TileBatch, spec: DeviceSpec, plan: WinogradPlan) -> None:
-        self.batch, self.spec, self.plan = batch, spec, plan.clipped
-        self.passed = math.prod(t.passed for t in plan.clipped.tiled)
+        self.batch, self.spec, self.plan = batch, spec, plan.clipped_to_axes
+        self.passed = math.prod(t.passed for t in plan.clipped_to_axes.tiled)
         self.geometry = batch.geometry
         self.elements = plan.side**2
         self.constant = plan.form.filters.tensor in batch.constants
@@ -65,11 +65,11 @@ class _Costs:
         terms["l2_s"] = l2 / spec.layer("l2").bandwidth_bytes_per_s * imbalance
         terms["l3_s"] = l3 / spec.layer("l3").bandwidth_bytes_per_s * imbalance
         terms["dram_s"] = dram / spec.layer("dram").bandwidth_bytes_per_s
-        terms["pack_s"] = 0.0 if self.constant else self._filters_s()
+        terms["pack_s"] = 0.0 if self.constant else self._transform_filters_s()
         forks = (1 if self.constant else 2) if plan.tasks > 1 else 0
         terms["launch_s"] = spec.execution.launch_s + forks * (spec.execution.fork_s or 0.0)
         memory = np.array(max(terms["l2_s"], terms["l3_s"], terms["dram_s"]))
-        slowest = float(overlapped(memory, np.array(terms["compute_s"]), spec.execution.misses_in_flight or 1))
+        slowest = float(overlap_two_phases(memory, np.array(terms["compute_s"]), spec.execution.misses_in_flight or 1))
         self.slowest_s = slowest
         vectors = plan.width // plan.lanes
         registers = plan.kernel_rows * vectors + vectors + 1  # one more holds the broadcast
@@ -132,7 +132,7 @@ class _Costs:
         vectors = plan.tiles * plan.panels.box * (plan.width // plan.lanes)
         return vectors * (self._transform(matrices(plan.m)[0], plan.side) + epilogue + store)
 
-    def _filters_s(self) -> float:
+    def _transform_filters_s(self) -> float:
         """Return the seconds to transform the filters and write their panels."""
         plan, spec = self.plan, self.spec
         vectors = plan.panels.units * plan.channels * (plan.width // plan.lanes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.common.forms import joined_forms
+from roller.templates.common.forms import joined_channel_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu.common.lanes import lane_count
 from roller.templates.cpu.winograd.candidates import winograd_pool
@@ -19,24 +19,24 @@ from roller.tile.winograd import LEAST_CHANNELS, WindowProduct, window_product
 
 def winograd_programs(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the Winograd programs of one form, or none if the form does not suit the algorithm."""
-    form = suitable(geometry, spec) if options.winograd else None
+    form = suitable_window_product(geometry, spec) if options.winograd else None
     return [] if form is None else winograd_pool(geometry, spec, form)
 
 
 def joined_winograd_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the Winograd programs of the forms whose blocks of channels are joined to one axis."""
-    return [b for f in joined_forms(expr, options) for b in winograd_programs(Geometry.of(f), spec, options)]
+    return [b for f in joined_channel_forms(expr, options) for b in winograd_programs(Geometry.of(f), spec, options)]
 
 
-def suitable(geometry: Geometry, spec: DeviceSpec) -> WindowProduct | None:
+def suitable_window_product(geometry: Geometry, spec: DeviceSpec) -> WindowProduct | None:
     """Return the window product of a form that suits the algorithm, else ``None``."""
     form = window_product(geometry.expr)
     if form is None or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:
         return None
-    return form if _whole_vectors(geometry, form, spec) else None
+    return form if _vectors_stay_in_block(geometry, form, spec) else None
 
 
-def _whole_vectors(geometry: Geometry, form: WindowProduct, spec: DeviceSpec) -> bool:
+def _vectors_stay_in_block(geometry: Geometry, form: WindowProduct, spec: DeviceSpec) -> bool:
     """Return whether vectors of channels and filters, at multiples of their lanes, are in one block of them."""
     expr = geometry.expr
     indices = [*form.image.index, *expr.anchor.store, *(i for s in expr.stages for ld in s.loads for i in ld.index)]

@@ -7,12 +7,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roller.expr import Cast, Load, instruction_mix, walk
-from roller.expr.conversions import conversion, dtypes_of, priced_mix, rate_of, stored_conversion
+from roller.expr.conversions import (
+    conversion_rate_key,
+    dtypes_of,
+    instruction_mix_by_dtype,
+    ops_per_cycle,
+    stored_conversion,
+)
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.bank_conflicts import banks_of
+from roller.templates.gpu.common.bank_conflicts import scratchpad_banks
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.vectors import store_width
+from roller.templates.gpu.common.vector_widths import store_width
 from roller.tile.geometry import Floats, Ints
 
 #: Instructions that compute a thread's and its block's position, and instructions per stored vector, as in machine
@@ -25,7 +31,7 @@ MULTIPLY_SHARE = 0.38
 
 def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None) -> tuple[Floats, Floats]:
     """Return the scratchpad wavefronts and load instructions of one warp for one register tile."""
-    banks, width = banks_of(spec)
+    banks, width = scratchpad_banks(spec)
     words_per_wavefront = banks * width // 4
     warp = batch.register * batch.lanes(spec.teu.lanes)
     step_tile = np.where(batch.geometry.spatial, batch.register, batch.block)
@@ -46,7 +52,7 @@ def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLa
 
 
 @dataclass(frozen=True)
-class Work:
+class BlockWork:
     """Work of one block per reduction step, in cycles of a scheduler or of the scratchpad pipeline.
 
     Parameters
@@ -85,7 +91,7 @@ class Work:
     combine: Floats
     side_by_side: bool
 
-    def spread(self) -> Work:
+    def spread(self) -> BlockWork:
         """Return the work as if the TEUs of blocks were shared evenly among schedulers."""
         return replace(self, fma=np.zeros_like(self.fma), overhead=self.overhead + self.fma)
 
@@ -111,11 +117,11 @@ class Work:
             "cycles": np.asarray(steps + self.combine),
         }  # fmt: skip
 
-    def copying(self, blocks: Ints | float, schedulers: int) -> Floats:
+    def copy_cycles(self, blocks: Ints | float, schedulers: int) -> Floats:
         """Return the cycles that one unit needs for the copy and store instructions of ``blocks`` blocks."""
         return np.asarray(self.teus * blocks / schedulers * (self.steps * self.copies + self.finish))
 
-    def storing(self, blocks: Ints | float, schedulers: int) -> Floats:
+    def store_cycles(self, blocks: Ints | float, schedulers: int) -> Floats:
         """Return the part of :meth:`copying` after all steps: epilogue and stores."""
         return np.asarray(self.teus * blocks / schedulers * self.finish)
 
@@ -123,10 +129,10 @@ class Work:
         """Return the cycles in which one block's arithmetic keeps a unit's pipes busy."""
         return np.asarray(self.teus / schedulers * self.steps * self.groups * self.fma)
 
-    def issuing(self, blocks: Ints | float, schedulers: int) -> Floats:
+    def issue_cycles(self, blocks: Ints | float, schedulers: int) -> Floats:
         """Return the cycles in which the schedulers can issue all instructions of ``blocks`` blocks."""
         share = self.teus * blocks / schedulers
-        return np.asarray(share * self.steps * self.groups * self.issue + self.copying(blocks, schedulers))
+        return np.asarray(share * self.steps * self.groups * self.issue + self.copy_cycles(blocks, schedulers))
 
 
 def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> tuple[Floats, Floats]:
@@ -135,31 +141,31 @@ def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> 
     g, per_unit = batch.geometry, spec.compute.ops_per_cycle_per_unit
     width = spec.teu.lanes * spec.teu.schedulers_per_unit
     anchor, dtypes = g.expr.anchor, dtypes_of(g.expr)
-    mix = priced_mix(anchor.body, anchor.combiner, dtypes, anchor.acc_dtype)
+    mix = instruction_mix_by_dtype(anchor.body, anchor.combiner, dtypes, anchor.acc_dtype)
     once = {n: n.arg.tensor for n in walk(anchor.body) if isinstance(n, Cast) and isinstance(n.arg, Load)}
-    rates = {tensor: conversion(dtypes[tensor], n.dtype) for n, tensor in once.items()} if fragments else {}
+    rates = {tensor: conversion_rate_key(dtypes[tensor], n.dtype) for n, tensor in once.items()} if fragments else {}
     for tensor in once.values() if fragments else ():
         rate = rates[tensor]
         if rate is not None:
             mix[rate] -= 1.0
-    cycles = sum(n * width / rate_of(per_unit, *kind) for kind, n in mix.items())
+    cycles = sum(n * width / ops_per_cycle(per_unit, *kind) for kind, n in mix.items())
     count = (batch.register_outputs * batch.register_points).astype(np.float64)
     conversions = np.zeros(len(batch))
     for a in g.loads if fragments else ():
         rate = rates.get(a.tensor.name)
         if rate is not None:
-            conversions = conversions + batch.register_elements(a) * (width / rate_of(per_unit, *rate))
+            conversions = conversions + batch.register_elements(a) * (width / ops_per_cycle(per_unit, *rate))
     return count * cycles + conversions, count * sum(mix.values())
 
 
 def block_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
-) -> Work:
+) -> BlockWork:
     """Return the work of every block; ``copies`` holds the copy and address instructions per block and step."""
     ex = spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
     schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
-    cycles, instructions = batch.of_tiles(
+    cycles, instructions = batch.cached_arrays(
         spec, "arithmetic", lambda: register_arithmetic(batch, spec, bool(batch.staged))
     )
     zero = np.zeros(len(batch))
@@ -167,16 +173,16 @@ def block_work(
     if batch.staged and laid and laid.spread:  # exact: the layout of these programs is known
         wavefronts, loads = _operand_wavefronts(batch, spec, laid)
     elif batch.staged:
-        wavefronts, loads = batch.of_tiles(
+        wavefronts, loads = batch.cached_arrays(
             spec, ("reads", laid is None), lambda: _operand_wavefronts(batch, spec, laid)
         )
-    (finish,) = batch.of_tiles(spec, "finish", lambda: (_finish_instructions(batch),))
+    (finish,) = batch.cached_arrays(spec, "finish", lambda: (_finish_instructions(batch),))
     rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
     # Without integer pipes of their own, addresses take the slots of additions in the FMA pipes.
     slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])
     latency = ex.step_latency_s * spec.clock_hz
     inner, combine = batch.step_points / batch.register_points, zero
-    return Work(
+    return BlockWork(
         teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
         fma=cycles,
         # The measured issue time applies to a step with up to four vector loads; more loads take more slots.
@@ -187,7 +193,7 @@ def block_work(
         multiplies=copies[1]
         / np.maximum(1, batch.threads_per_block)
         * (lanes * schedulers / per_unit["fma"] * MULTIPLY_SHARE if "integer" in per_unit else 0.0),
-        finish=np.asarray(finish * slot + batch.register_outputs * _stored_cycles(batch, spec)),
+        finish=np.asarray(finish * slot + batch.register_outputs * _store_conversion_cycles(batch, spec)),
         groups=inner,
         steps=batch.steps.astype(np.float64),
         chain=latency,
@@ -196,11 +202,11 @@ def block_work(
     )
 
 
-def _stored_cycles(batch: TileBatch, spec: DeviceSpec) -> float:
+def _store_conversion_cycles(batch: TileBatch, spec: DeviceSpec) -> float:
     """Return a scheduler's cycles for converting one output to the dtypes in which it is stored."""
     per_unit, width = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes * spec.teu.schedulers_per_unit
     found = (stored_conversion(s) for s in batch.geometry.expr.stages)
-    return sum(width / rate_of(per_unit, *rate) for rate in found if rate is not None)
+    return sum(width / ops_per_cycle(per_unit, *rate) for rate in found if rate is not None)
 
 
 def _finish_instructions(batch: TileBatch) -> Floats:

@@ -10,16 +10,16 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.copies import asynchronous
-from roller.templates.gpu.common.operand_copies import fetched_words, gather_words
-from roller.templates.gpu.common.row_shape import exchange_bytes, held_words
-from roller.templates.gpu.common.staged_copies import axes_of, staged_copy, tile_extents
-from roller.templates.gpu.common.window_strips import walk
-from roller.tile.fragments import pool_bytes, program_operands, spread_bytes
+from roller.templates.gpu.common.operand_copies import fetched_element_registers, gather_address_registers
+from roller.templates.gpu.common.row_shape import exchange_bytes, row_registers
+from roller.templates.gpu.common.staged_copies import staged_copy, staged_tile_axes, tile_extents
+from roller.templates.gpu.common.staging_instructions import copies_asynchronously
+from roller.templates.gpu.common.window_walks import window_walk
+from roller.tile.fragments import accumulator_row_bytes, block_scratchpad_bytes, program_operands
 from roller.tile.geometry import Access, Ints, product
 from roller.tile.layout import row_axis
 from roller.tile.program import RProgram
-from roller.tile.scratchpad import placed_bytes, whole_vectors
+from roller.tile.scratchpad import round_up_to_vectors, staged_tile_bytes
 from roller.tile.vectors import staged_itemsize
 
 #: Registers per thread in our templates in addition to accumulators and operand fragments (addresses, loop counters).
@@ -32,14 +32,14 @@ MATRIX_BASE_REGISTERS = 20
 GROUP_BASE_REGISTERS = 40
 
 
-def register_words(batch: TileBatch) -> Ints:
+def operand_registers(batch: TileBatch) -> Ints:
     """Return 32-bit registers per thread for accumulators and operand fragments, ``(N,)``."""
     if batch.fragment is not None:
-        return _matrix_words(batch)
+        return _matrix_operand_registers(batch)
     if batch.traits.slides_windows:
-        return walk(batch).register_words(batch)
+        return window_walk(batch).register_words(batch)
     if batch.traits.spreads_reductions:
-        return held_words(batch)
+        return row_registers(batch)
     acc = max(1, batch.geometry.store.tensor.itemsize_bytes // 4)
     words = batch.register_outputs * acc
     for a in batch.geometry.loads:
@@ -50,12 +50,12 @@ def register_words(batch: TileBatch) -> Ints:
 def allocated_registers(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints] = MappingProxyType({})) -> Ints:
     """Return the 32-bit registers per thread that the compiler needs, before allocation granularity."""
     if batch.fragment is not None:
-        return _matrix_words(batch) + fetched_words(batch, spec) + _matrix_base(batch)
+        return _matrix_operand_registers(batch) + fetched_element_registers(batch, spec) + _matrix_base_registers(batch)
     if batch.traits.slides_windows:
-        return walk(batch).register_words(batch) + BASE_REGISTERS
+        return window_walk(batch).register_words(batch) + BASE_REGISTERS
     g = batch.geometry
     if batch.traits.spreads_reductions:
-        return held_words(batch) + BASE_REGISTERS
+        return row_registers(batch) + BASE_REGISTERS
     words = batch.register_outputs * max(1, g.store.tensor.itemsize_bytes // 4)
     reductions = np.flatnonzero(~g.spatial)
     for a in g.loads:
@@ -67,13 +67,13 @@ def allocated_registers(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str
             ahead = np.where(step & 3 == 0, 4, 2 - (step & 1))
             mine = mine * np.maximum(1, ahead // np.maximum(1, batch.register_points))
         words = words + mine
-    return words + held_registers(batch, spec) + BASE_REGISTERS
+    return words + next_tile_registers(batch, spec) + BASE_REGISTERS
 
 
-def held_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
+def next_tile_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the registers per thread that hold the next tile of a pipeline without asynchronous copies."""
     total = np.zeros(len(batch), np.int64)
-    if not batch.pipelined or asynchronous(batch, spec):
+    if not batch.pipelined or copies_asynchronously(batch, spec):
         return total
     for a in batch.staged_loads:
         copy = staged_copy(a, batch, spec)
@@ -90,14 +90,19 @@ def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     hard = lim.registers_per_thread or lim.usable_registers_per_thread or 0
     assert lim.registers_per_unit  # the schema requires it for a GPU
     most = np.minimum(hard, lim.registers_per_unit // np.maximum(1, batch.threads_per_block))
-    return np.asarray(most - _matrix_base(batch) - fetched_words(batch, spec) - gather_words(batch, spec))
+    return np.asarray(
+        most
+        - _matrix_base_registers(batch)
+        - fetched_element_registers(batch, spec)
+        - gather_address_registers(batch, spec)
+    )
 
 
-def _matrix_base(batch: TileBatch) -> int:
+def _matrix_base_registers(batch: TileBatch) -> int:
     return GROUP_BASE_REGISTERS if batch.fragment and batch.fragment.reads_scratchpad else MATRIX_BASE_REGISTERS
 
 
-def _matrix_words(batch: TileBatch) -> Ints:
+def _matrix_operand_registers(batch: TileBatch) -> Ints:
     """Return the registers per thread for the accumulators and operand fragments of a matrix program."""
     f, g = batch.fragment, batch.geometry
     assert f is not None
@@ -127,11 +132,11 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
         return total
     tiles = [_staged_bytes(batch, a, (padding or {}).get(a.tensor.name, 0)) for a in staged]
     alike = batch.fragment is None and batch.traits.reuses and len({a.tensor.dtype for a in staged}) == 1
-    total = placed_bytes(tiles, alike)
+    total = staged_tile_bytes(tiles, alike)
     if batch.fragment is not None:  # results reuse the memory of the tiles afterwards
         n = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
         columns, which = np.unique(n, return_inverse=True)
-        spread = np.array([spread_bytes(batch.fragment, int(c)) for c in columns], np.int64)[which]
+        spread = np.array([accumulator_row_bytes(batch.fragment, int(c)) for c in columns], np.int64)[which]
         total = np.maximum(total, spread * batch.threads_per_block // batch.fragment.threads)
     return total
 
@@ -142,20 +147,20 @@ def _staged_bytes(batch: TileBatch, access: Access, padding: Ints | int) -> Ints
         elements = product(batch.block, access.used_axes)
         rows = elements // _row_extent(batch, access)
     else:  # a tile that reaches beyond the axes is stored whole: threads of the padded part read it
-        extents = tile_extents(access, batch, axes_of(access, batch))
+        extents = tile_extents(access, batch, staged_tile_axes(access, batch))
         rank = extents.shape[1]
         elements, rows = product(extents, range(rank)), product(extents, range(rank - 1))
     if batch.traits.slides_windows:  # rows start and end where vectors do
-        elements = rows * walk(batch).extent
+        elements = rows * window_walk(batch).extent
     elements, size = elements + rows * padding, staged_itemsize(batch.geometry.expr, access.tensor)
     if batch.fragment is None and batch.pipelined:
-        elements = np.where(np.asarray(batch.stages) > 1, whole_vectors(elements, size), elements)
+        elements = np.where(np.asarray(batch.stages) > 1, round_up_to_vectors(elements, size), elements)
     return elements * size * batch.stages
 
 
 def matrix_scratchpad_bytes(program: RProgram) -> int:
     """Return the scratchpad bytes of a block of a ``"matrix"`` program, as its operands are laid out."""
-    return pool_bytes(program, program_operands(program))
+    return block_scratchpad_bytes(program, program_operands(program))
 
 
 def _row_extent(batch: TileBatch, access: Access) -> Ints:
@@ -167,7 +172,9 @@ def _row_extent(batch: TileBatch, access: Access) -> Ints:
     return np.asarray(1 + ((batch.block - 1) * steps).sum(axis=1))
 
 
-def block_limits(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, registers: Ints) -> dict[str, Ints]:
+def blocks_per_unit_by_resource(
+    batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, registers: Ints
+) -> dict[str, Ints]:
     """Return the number of blocks that each resource of a unit can hold, ``(N,)`` each, by resource."""
     lim, teus = spec.limits, -(-batch.threads_per_block // spec.teu.lanes)
     assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them for a GPU
@@ -186,10 +193,12 @@ def occupancy(
     batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, padding: Mapping[str, Ints] = MappingProxyType({})
 ) -> tuple[Ints, Ints]:
     """Return the co-resident blocks of one unit (0 if a block cannot run) and registers per thread."""
-    return held_blocks(batch, spec, scratchpad, allocated_registers(batch, spec, padding))
+    return blocks_per_unit_with_registers(batch, spec, scratchpad, allocated_registers(batch, spec, padding))
 
 
-def held_blocks(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, wanted: Ints) -> tuple[Ints, Ints]:
+def blocks_per_unit_with_registers(
+    batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, wanted: Ints
+) -> tuple[Ints, Ints]:
     """Return the :func:`occupancy` of blocks whose threads want ``wanted`` registers each."""
     lim = spec.limits
     threads = batch.threads_per_block
@@ -198,16 +207,16 @@ def held_blocks(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, wanted: In
     # If accumulators and operands leave no registers, the compiler squeezes or, at worst, spills addresses and
     # fragments.
     registers = np.minimum(-(-wanted // unit) * unit, -(-most // unit) * unit)
-    blocks = np.minimum.reduce(list(block_limits(batch, spec, scratchpad, registers).values()))
+    blocks = np.minimum.reduce(list(blocks_per_unit_by_resource(batch, spec, scratchpad, registers).values()))
     shared = spec.layer("shared")
     assert lim.threads_per_block and lim.usable_registers_per_thread and lim.registers_per_unit  # by schema
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
-    fits &= register_words(batch) <= usable_registers(batch, spec)
+    fits &= operand_registers(batch) <= usable_registers(batch, spec)
     if batch.fragment is None and batch.pipelined:
         # A large block has no registers left for the positions of slots, and only spilling would free any.
         fits &= wanted + SLOT_REGISTERS <= lim.registers_per_unit // np.maximum(threads, 1)
-    if batch.fragment is None and batch.pipelined and not asynchronous(batch, spec):
+    if batch.fragment is None and batch.pipelined and not copies_asynchronously(batch, spec):
         # Registers hold one step ahead, and the data they hold must not be spilled.
         fits &= (wanted <= most) & (batch.stages == 2)
     return np.where(fits, blocks, 0).astype(np.int64), registers

@@ -71,11 +71,11 @@ def operand_copies(batch: TileBatch) -> tuple[OperandCopy, OperandCopy]:
     return both
 
 
-def _guards(load: Load, axis: str) -> bool:
+def _is_guarded_along(load: Load, axis: str) -> bool:
     return any(axis in b.index.axes for b in load.guard)
 
 
-def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
+def fetched_element_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the registers per thread for elements in transit to the scratchpad, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     for copy in operand_copies(batch):
@@ -83,7 +83,7 @@ def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
     return total
 
 
-def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
+def gather_address_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the registers per thread for addresses that the compiler keeps from step to step, ``(N,)``."""
     # Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: in that case, each
     # round has its own address and conditions, which stay the same in all steps if rows move along a spatial axis.
@@ -91,7 +91,8 @@ def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
     for copy in operand_copies(batch):
         across, load = copy.operand.across, copy.operand.load
         kept = across == copy.operand.axis and (
-            _guards(load, across) or any(t.axis == across and not t.is_affine for i in load.index for t in i.terms)
+            _is_guarded_along(load, across)
+            or any(t.axis == across and not t.is_affine for i in load.index for t in i.terms)
         )
         if kept:
             words = np.ceil(GATHERED_REGISTERS * copy.rounds).astype(np.int64)
@@ -99,7 +100,7 @@ def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
     return total
 
 
-def copy_guards(batch: TileBatch) -> Ints:
+def guarded_vectors_per_step(batch: TileBatch) -> Ints:
     """Return the number of vectors per step a thread copies conditionally because tiles overhang axes, ``(N,)``."""
     g, total = batch.geometry, np.zeros(len(batch), np.int64)
     overhangs = g.extents % batch.block != 0
@@ -108,7 +109,7 @@ def copy_guards(batch: TileBatch) -> Ints:
     return total
 
 
-def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[int, Floats]:
+def l2_bytes_with_cached_windows(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[int, Floats]:
     """Return the L2 bytes of operands whose windows stay in a unit's first cache, by position in ``loads``."""
     # Reduction axes inside that of k are stepped over one point at a time, and their steps read the same transactions
     # again: the transactions of a tile over whole windows come once if those of all resident blocks fit next to the
@@ -133,7 +134,7 @@ def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[i
     return {n: np.where(fits, moved * launches, np.inf) for n, moved in kept.items()}
 
 
-def are_async(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+def copies_both_operands_asynchronously(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     """Return the mask of programs that copy both operands asynchronously, ``(N,)``."""
     one, other = operand_copies(batch)
     return np.asarray(one.is_async(spec) & other.is_async(spec))

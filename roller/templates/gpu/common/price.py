@@ -20,28 +20,28 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.phases import alternating
+from roller.perf.phases import alternate_phases
 from roller.templates.gpu.common.bank_conflicts import worst_conflicts
-from roller.templates.gpu.common.compute import Work, block_work
-from roller.templates.gpu.common.copied import least_copies
-from roller.templates.gpu.common.copies import asynchronous
+from roller.templates.gpu.common.combine_parts import combine_parts_s
+from roller.templates.gpu.common.compute import BlockWork, block_work
+from roller.templates.gpu.common.load_instructions import least_load_instructions
 from roller.templates.gpu.common.occupancy import occupancy, scratchpad_bytes
-from roller.templates.gpu.common.partials import combining_s
-from roller.templates.gpu.common.power import least_power_s
+from roller.templates.gpu.common.power_limit import power_limited_s
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
+from roller.templates.gpu.common.staging_instructions import copies_asynchronously
 from roller.templates.gpu.common.traffic import (
-    Moved,
+    TrafficShare,
     dram_time_s,
     global_traffic,
-    least_counted,
+    least_counted_traffic,
     least_traffic,
     moved_bytes,
-    stored_shares,
+    stored_traffic_shares,
 )
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
-#: Intermediate numbers of a price, by name, for its explanation (:mod:`roller.templates.gpu.explained`).
+#: Intermediate numbers of a price, by name, for its explanation (:mod:`roller.templates.gpu.price_terms`).
 Parts = dict[str, Any]
 
 #: Terms among which the bottleneck is chosen.
@@ -74,7 +74,7 @@ class _Waves:
         return cls(np.stack([full, rest > 0]), np.stack([resident, tail]), np.stack([resident * units, rest]))
 
     @classmethod
-    def even(cls, batch: TileBatch, most: Ints, units: int) -> _Waves:
+    def without_tail(cls, batch: TileBatch, most: Ints, units: int) -> _Waves:
         """Return waves counted in fractions, so that no tail remains; each unit gets at least one block."""
         active = np.minimum(most * units, batch.blocks)
         none, count = np.zeros(len(batch)), batch.blocks / active
@@ -86,7 +86,7 @@ class _Waves:
         return np.asarray(every[0] + every[1])
 
 
-def step_chain_s(
+def block_latency_chain_s(
     batch: TileBatch,
     spec: DeviceSpec,
     alone: Floats,
@@ -112,28 +112,28 @@ def step_chain_s(
     return np.asarray(alone + hops * latency + barrier_s)
 
 
-def alternating_steps(
+def overlap_of_thread_blocks(
     memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
 ) -> tuple[Floats | Ints, Floats]:
     """Return the customers, and the time in which blocks of threads pass through their phases."""
     # The threads of a pipelined block issue copies and arithmetic one after the other while memory delivers later
     # tiles; a block waits for its first tile.
-    plain = alternating((memory, *pipes), customers)
+    plain = alternate_phases((memory, *pipes), customers)
     if not batch.pipelined:
         return customers, plain
-    both, in_flight = alternating(pipes, customers), customers * np.minimum(batch.stages, batch.steps)
-    ahead = alternating((memory, both), in_flight)
+    both, in_flight = alternate_phases(pipes, customers), customers * np.minimum(batch.stages, batch.steps)
+    ahead = alternate_phases((memory, both), in_flight)
     parts.update(plain=plain, both=both, in_flight=in_flight, ahead=ahead)
     return customers, np.asarray(ahead + (plain - ahead) / batch.steps)
 
 
-def threads_alone(work: Work, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
+def lone_block_cycles(work: BlockWork, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
     """Return the cycles of work for one block of threads, which compute or copy."""
     del batch, parts
-    return np.asarray(work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers))
+    return np.asarray(work.arithmetic(1.0, schedulers) + work.copy_cycles(1.0, schedulers))
 
 
-def no_fill(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
+def no_fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
     """Return zero seconds: the terms for threads are fitted to whole kernels and include the first tile."""
     del batch, spec
     return np.zeros(per_unit.shape)
@@ -162,13 +162,13 @@ class Phases:
         results; terms fitted to whole kernels include these seconds.
     """
 
-    work: Callable[[TileBatch, DeviceSpec, tuple[Floats, Floats], SharedMemoryLayout | None], Work] = block_work
-    alone: Callable[[Work, TileBatch, int, Parts], Floats] = threads_alone
-    chain: Callable[[TileBatch, DeviceSpec, Floats, Parts], Floats] = step_chain_s
+    work: Callable[[TileBatch, DeviceSpec, tuple[Floats, Floats], SharedMemoryLayout | None], BlockWork] = block_work
+    alone: Callable[[BlockWork, TileBatch, int, Parts], Floats] = lone_block_cycles
+    chain: Callable[[TileBatch, DeviceSpec, Floats, Parts], Floats] = block_latency_chain_s
     overlap: Callable[[Floats, tuple[Floats, ...], Floats | Ints, TileBatch, Parts], tuple[Floats | Ints, Floats]] = (
-        alternating_steps
+        overlap_of_thread_blocks
     )
-    fill: Callable[[TileBatch, DeviceSpec, Ints], Floats] = no_fill
+    fill: Callable[[TileBatch, DeviceSpec, Ints], Floats] = no_fill_s
     access: Callable[[TileBatch, DeviceSpec], Floats] | None = None
     stores: Callable[[TileBatch, Ints, Floats], Floats] | None = None
 
@@ -191,7 +191,7 @@ class Phases:
         return lower_bound_s(batch, spec, self)
 
 
-def with_accesses(memory_s: Floats, access_s: Floats, spec: DeviceSpec) -> Floats:
+def memory_s_with_accesses(memory_s: Floats, access_s: Floats, spec: DeviceSpec) -> Floats:
     """Return the memory time if requests pass through the units' load and store pipes."""
     # Queueing rounds the knee between the two, as between few and many TEUs (``dram_bandwidth``).
     p = spec.layer("global").saturation_exponent or 2.0
@@ -200,7 +200,7 @@ def with_accesses(memory_s: Floats, access_s: Floats, spec: DeviceSpec) -> Float
 
 def _wave_s(
     memory: Floats,
-    work: Work,
+    work: BlockWork,
     waves: _Waves,
     batch: TileBatch,
     spec: DeviceSpec,
@@ -211,13 +211,13 @@ def _wave_s(
     # ``stores`` are the seconds of ``memory`` after all phases.
     parts: Parts = {"work": work, "pipes": 2 if work.side_by_side else 1}
     b, schedulers = waves.per_unit, spec.teu.schedulers_per_unit
-    arithmetic, copying = (f(b, schedulers) / spec.clock_hz for f in (work.arithmetic, work.copying))
+    arithmetic, copying = (f(b, schedulers) / spec.clock_hz for f in (work.arithmetic, work.copy_cycles))
     pipes = (arithmetic, copying) if work.side_by_side else (arithmetic + copying,)
     customers = np.minimum(b, spec.execution.overlap_blocks or float("inf"))
     alone = parts["alone"] = phases.alone(work, batch, schedulers, parts) / spec.clock_hz
     chain = phases.chain(batch, spec, alone, parts)
     customers, hidden = phases.overlap(memory - stores, pipes, customers, batch, parts)
-    issuing, fill = work.issuing(b, schedulers) / spec.clock_hz, phases.fill(batch, spec, b)
+    issuing, fill = work.issue_cycles(b, schedulers) / spec.clock_hz, phases.fill(batch, spec, b)
     slowest = np.maximum(hidden, issuing)
     parts.update(arithmetic=arithmetic, copying=copying, chain=chain, customers=customers, hidden=hidden)
     if phases.stores is not None:
@@ -235,7 +235,7 @@ def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Fl
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
     cycles = waves.total(work.arithmetic(waves.per_unit, spec.teu.schedulers_per_unit))
     seconds = np.asarray(cycles / spec.clock_hz)
-    seconds = np.maximum(seconds, least_power_s(batch, spec, work, seconds))
+    seconds = np.maximum(seconds, power_limited_s(batch, spec, work, seconds))
     return np.where(resident > 0, seconds, np.inf)
 
 
@@ -251,30 +251,32 @@ def _lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     # The computation is that of :func:`price`, but only used bytes move, copies take the widest vectors without address
     # arithmetic, and no bank conflicts occur.
-    (copies,) = batch.of_tiles(spec, ("least copies", asynchronous(batch, spec)), lambda: (least_copies(batch, spec),))
+    (copies,) = batch.cached_arrays(
+        spec, ("least copies", copies_asynchronously(batch, spec)), lambda: (least_load_instructions(batch, spec),)
+    )
     work = phases.work(batch, spec, (copies, np.zeros(len(batch))), None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
     l2_bytes, dram_bytes = least_traffic(batch, spec)
     l2_s = l2_bytes / spec.layer("l2").bandwidth_bytes_per_s
-    dram_s = dram_bytes / spec.layer("global").most_bytes_per_s
+    dram_s = dram_bytes / spec.layer("global").peak_bytes_per_s
     memory = np.maximum(l2_s, dram_s) * (waves.active / batch.blocks)
-    running = _running_s(batch, spec, memory, work, waves, phases, (l2_bytes, dram_bytes))
+    running = _launch_bound_s(batch, spec, memory, work, waves, phases, (l2_bytes, dram_bytes))
     return np.where(resident > 0, running, np.inf)
 
 
-def _running_s(
-    batch: TileBatch, spec: DeviceSpec, memory: Floats, work: Work, waves: _Waves, phases: Phases,
-    moved: tuple[Floats, Floats], least: Work | None = None,
+def _launch_bound_s(
+    batch: TileBatch, spec: DeviceSpec, memory: Floats, work: BlockWork, waves: _Waves, phases: Phases,
+    moved: tuple[Floats, Floats], least: BlockWork | None = None,
 ) -> Floats:  # fmt: skip
     """Return a lower bound on the seconds of launches whose waves take ``memory`` and do ``work``."""
     wave = _wave_s(memory, least or work, waves, batch, spec, phases)
-    power = least_power_s(batch, spec, work, waves.total(wave["core"]), moved)
+    power = power_limited_s(batch, spec, work, waves.total(wave["core"]), moved)
     running = np.maximum(waves.total(wave["seconds"]), power)
     launches = 1 + (batch.split_k > 1)
-    return np.asarray((running + launches * spec.execution.launch_s + combining_s(batch, spec)) * _BOUND_SHARE)
+    return np.asarray((running + launches * spec.execution.launch_s + combine_parts_s(batch, spec)) * _BOUND_SHARE)
 
 
-def least_held_s(
+def least_s_with_resident_blocks(
     batch: TileBatch, spec: DeviceSpec, resident: Ints, copies: tuple[Floats, Floats], phases: Phases, *,
     most: bool = False, counted: Mapping[int, Floats] = MappingProxyType({}),
 ) -> Floats:  # fmt: skip
@@ -282,8 +284,8 @@ def least_held_s(
     # The computation is that of :func:`price` without bank conflicts and, if nothing is ``counted``, without unused
     # bytes through L2. If ``most`` is set, waves and TEUs are counted in fractions, so that fewer blocks than
     # ``resident`` do no better.
-    least = least_counted(batch, spec)
-    waves = _Waves.even(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
+    least = least_counted_traffic(batch, spec)
+    waves = _Waves.without_tail(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
     least.update({n: np.where(np.isnan(x), least[n], x) for n, x in counted.items()})
     l2_bytes, dram_bytes = moved_bytes(batch, spec, waves.active[0], least)
     share = waves.active / batch.blocks
@@ -291,7 +293,7 @@ def least_held_s(
     memory = np.maximum(dram, l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s)
     work = phases.work(batch, spec, copies, None)
     moved = l2_bytes, dram_bytes
-    return _running_s(batch, spec, memory, work, waves, phases, moved, work.spread() if most else work)
+    return _launch_bound_s(batch, spec, memory, work, waves, phases, moved, work.spread() if most else work)
 
 
 def price(
@@ -308,7 +310,7 @@ def price(
     pad = laid.scratchpad
     resident, registers = occupancy(batch, spec, pad, laid.padding)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
-    by_tensor: list[Moved] | None = None if told is None else []
+    by_tensor: list[TrafficShare] | None = None if told is None else []
     on_the_bus: Parts | None = None if told is None else {}
     moved_and_copied = global_traffic(batch, spec, waves.active[0], laid.counted, laid.padding, by_tensor)
     l2_bytes, dram_bytes, copies, addresses = moved_and_copied
@@ -320,18 +322,18 @@ def price(
     access: Floats | None = None
     if phases.access is not None:
         access = phases.access(batch, spec) * waves.per_unit
-        memory = with_accesses(moved, access, spec)
+        memory = memory_s_with_accesses(moved, access, spec)
     stores: Floats | float = 0.0
     if phases.stores is not None:
-        through, written = stored_shares(batch, spec, l2_bytes, dram_bytes)
+        through, written = stored_traffic_shares(batch, spec, l2_bytes, dram_bytes)
         stores = phases.stores(batch, waves.per_unit, np.maximum(l2 * through, dram * written))
     wave = _wave_s(memory, work, waves, batch, spec, phases, stores)
     every, core = waves.total(wave["seconds"]), waves.total(wave["core"])
-    power = least_power_s(batch, spec, work, core, (l2_bytes, dram_bytes))
+    power = power_limited_s(batch, spec, work, core, (l2_bytes, dram_bytes))
     running = np.maximum(every, power)
     named = {"compute_s": wave["arithmetic"], "copy_s": wave["copying"], "dram_s": dram, "l2_s": l2}
     named["latency_s"] = wave["chain"]
-    combining = combining_s(batch, spec)
+    combining = combine_parts_s(batch, spec)
     terms: Terms = {key: waves.total(value) for key, value in named.items()}
     terms["compute_s"] = np.where(power > every, np.maximum(terms["compute_s"], power), terms["compute_s"])
     terms["latency_s"] = terms["latency_s"] + combining

@@ -19,7 +19,7 @@ SHUFFLE_LANES = 32
 _SHUFFLED_BYTES = 4
 
 
-class Meeting(IntEnum):
+class LaneExchange(IntEnum):
     """How lanes combine their accumulators."""
 
     ALONE = 0
@@ -29,22 +29,24 @@ class Meeting(IntEnum):
 
 
 def meeting(lanes: Ints | int, rows: Ints | int, itemsize_bytes: int, *, along: bool) -> Ints:
-    """Return how lanes combine (:class:`Meeting`), ``(N,)``; ``along``: a row is contiguous in memory."""
+    """Return how lanes combine (:class:`LaneExchange`), ``(N,)``; ``along``: a row is contiguous in memory."""
     count, others = np.asarray(lanes), np.asarray(rows)
     shuffled = (along | (others == 1)) & (count * others % SHUFFLE_LANES == 0) & (itemsize_bytes >= _SHUFFLED_BYTES)
     within = shuffled & (count & (count - 1) == 0) & (count <= SHUFFLE_LANES)
     warps = shuffled & (count % SHUFFLE_LANES == 0)
-    found = np.where(within, Meeting.SHUFFLES, np.where(warps, Meeting.WARPS, Meeting.SCRATCHPAD))
-    return np.asarray(np.where(count == 1, Meeting.ALONE, found))
+    found = np.where(within, LaneExchange.SHUFFLES, np.where(warps, LaneExchange.WARPS, LaneExchange.SCRATCHPAD))
+    return np.asarray(np.where(count == 1, LaneExchange.ALONE, found))
 
 
-def moved_elements(size: Ints | int, itemsize_bytes: int) -> Ints:
+def accumulators_per_access(size: Ints | int, itemsize_bytes: int) -> Ints:
     """Return the number of a thread's ``size`` accumulators that one scratchpad access moves, ``(N,)``."""
     held = np.asarray(size)
     return np.asarray(np.minimum(held & -held, min(4, VECTOR_BYTES // itemsize_bytes)))
 
 
-def parts_met(way: Ints, lanes: Ints, rows: Ints) -> Ints:
+def accumulator_parts_in_scratchpad(way: Ints, lanes: Ints, rows: Ints) -> Ints:
     """Return the number of threads in a block that leave their accumulators in the scratchpad, ``(N,)``."""
-    each = np.where(way == Meeting.WARPS, lanes // SHUFFLE_LANES, np.where(way == Meeting.SCRATCHPAD, lanes, 0))
+    each = np.where(
+        way == LaneExchange.WARPS, lanes // SHUFFLE_LANES, np.where(way == LaneExchange.SCRATCHPAD, lanes, 0)
+    )
     return np.asarray(rows * each)

@@ -1,7 +1,7 @@
 """Reads, stores and reductions of a row program, and the registers that hold its data.
 
-Which inputs a thread may keep follows from the expression (:func:`roller.tile.rows.kept_loads`); whether it can depends
-on the tile: its register tile must hold all columns of a row, so that the block needs only one step.
+Which inputs a thread may keep follows from the expression (:func:`roller.tile.rows.loads_kept_in_registers`); whether
+it can depends on the tile: its register tile must hold all columns of a row, so that the block needs only one step.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Bound, Index, Load, Stage, TensorExpr
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.row_exchange import Meeting, meeting, parts_met
+from roller.templates.gpu.common.row_exchange import LaneExchange, accumulator_parts_in_scratchpad, meeting
 from roller.tile.geometry import Access, Floats, Geometry, Ints, access_of, product
-from roller.tile.row_values import shared_words
-from roller.tile.rows import contiguous_axis, kept_loads, row_stages, rows_fuse
+from roller.tile.row_values import extra_registers_of_shared_values
+from roller.tile.rows import contiguous_axis, loads_kept_in_registers, row_stages, rows_are_independent
 
 #: Identity of an access: tensor, index and guard.
 AccessKey = tuple[str, tuple[Index, ...], tuple[Bound, ...]]
@@ -26,7 +26,7 @@ AccessKey = tuple[str, tuple[Index, ...], tuple[Bound, ...]]
 STREAMED_WORDS = 16
 
 
-class Vectors(Enum):
+class VectorRule(Enum):
     """How a kernel's accesses follow the vectors of its program."""
 
     #: Element by element.
@@ -57,10 +57,10 @@ class RowReduction:
     is_read_again: bool
 
     def meeting(self, batch: TileBatch) -> Ints:
-        """Return how lanes combine (:class:`~roller.templates.gpu.common.row_exchange.Meeting`), ``(N,)``."""
+        """Return how lanes combine (:class:`~roller.templates.gpu.common.row_exchange.LaneExchange`), ``(N,)``."""
         return meeting(*lane_counts(batch), self.itemsize_bytes, along=self.along)
 
-    def tells(self, batch: TileBatch) -> np.ndarray:
+    def all_lanes_need_results(self, batch: TileBatch) -> np.ndarray:
         """Return the mask of programs in which all lanes need the results; lanes of a split reduction need none."""
         return np.asarray(self.is_read_again & (batch.split_k == 1))
 
@@ -88,25 +88,25 @@ class RowShape:
     results: int
     reductions: tuple[RowReduction, ...]
     neighbours: bool
-    vectors: Mapping[AccessKey, Vectors]
+    vectors: Mapping[AccessKey, VectorRule]
 
     @classmethod
     def of(cls, geometry: Geometry) -> RowShape:
         """Return the shape of an expression (memoized on it)."""
         found = geometry.expr._memo.get("row_shape")
         if found is None:
-            found = geometry.expr._memo["row_shape"] = _shape(geometry)
+            found = geometry.expr._memo["row_shape"] = _row_shape(geometry)
         shape: RowShape = found
         return shape
 
 
-def _shape(geometry: Geometry) -> RowShape:
+def _row_shape(geometry: Geometry) -> RowShape:
     expr = geometry.expr
     inputs = {t.name for t in expr.inputs}
     columns = {a.name for a in expr.anchor.reduction_axes}
-    kept, reads, stores, other = kept_loads(expr), dict[Load, int](), [], 0
-    sums, vectors = dict[Load, int](), dict[AccessKey, Vectors]()
-    stages, fuses = row_stages(expr), rows_fuse(expr)
+    kept, reads, stores, other = loads_kept_in_registers(expr), dict[Load, int](), [], 0
+    sums, vectors = dict[Load, int](), dict[AccessKey, VectorRule]()
+    stages, fuses = row_stages(expr), rows_are_independent(expr)
     along = contiguous_axis(expr.anchor, expr.tensors) in columns
     for s in stages:
         mine = [ld for ld in s.stage.loads if ld.tensor in inputs]
@@ -114,15 +114,15 @@ def _shape(geometry: Geometry) -> RowShape:
         for ld in mine if known else ():
             reads[ld] = reads.get(ld, 0) + 1
             # Registers are filled with loads that move along a row; other loads are read where they are needed.
-            pieces = (fuses or ld in expr.anchor.loads) and not ld.guard and _moves(ld, columns)
-            vectors[ld.tensor, ld.index, ld.guard] = Vectors.PIECES if pieces else Vectors.NONE
+            pieces = (fuses or ld in expr.anchor.loads) and not ld.guard and _moves_along_columns(ld, columns)
+            vectors[ld.tensor, ld.index, ld.guard] = VectorRule.PIECES if pieces else VectorRule.NONE
             sums[ld] = sums.get(ld, 0) + (s.stage.combiner == "sum")
         output = s.stage.output
         if s.stage.name in expr.outputs and known:
             stores.append(access_of(expr, output, s.stage.store, (), every_step=False))
             own = fuses or s.stage.name == expr.anchor.name  # unfused stages have a separate mapping
-            rule = Vectors.PIECES if s.columns else Vectors.WHOLE
-            vectors[output.name, s.stage.store, ()] = rule if own else Vectors.NONE
+            rule = VectorRule.PIECES if s.columns else VectorRule.WHOLE
+            vectors[output.name, s.stage.store, ()] = rule if own else VectorRule.NONE
         other += sum(expr.tensors[ld.tensor].nbytes for ld in mine) if not known else 0
         other += output.nbytes if not known and s.stage.name in expr.outputs else 0
     accesses = [
@@ -130,7 +130,7 @@ def _shape(geometry: Geometry) -> RowShape:
             access_of(expr, expr.tensors[ld.tensor], ld.index, ld.guard, every_step=False),
             passes,
             ld in kept,
-            _moves(ld, columns),
+            _moves_along_columns(ld, columns),
             max(0, sums[ld] - 1),
         )
         for ld, passes in reads.items()
@@ -141,19 +141,19 @@ def _shape(geometry: Geometry) -> RowShape:
         other,
         tuple(s.stage for s in stages),
         sum(1 for s in stages if s.stage.combiner is not None or not s.columns),
-        _reductions(expr, along),
+        _kernel_reductions(expr, along),
         along,
         vectors,
     )
 
 
-def _moves(load: Load, columns: Collection[str]) -> bool:
+def _moves_along_columns(load: Load, columns: Collection[str]) -> bool:
     return any(a in columns for i in load.index for a in i.axes)
 
 
-def _reductions(expr: TensorExpr, along: bool) -> tuple[RowReduction, ...]:
+def _kernel_reductions(expr: TensorExpr, along: bool) -> tuple[RowReduction, ...]:
     """Return the reductions of a program's kernel: only the anchor if the stages do not fuse."""
-    stages = [s.stage for s in row_stages(expr)] if rows_fuse(expr) else [expr.anchor]
+    stages = [s.stage for s in row_stages(expr)] if rows_are_independent(expr) else [expr.anchor]
     return tuple(
         RowReduction(
             DTYPE_BYTES[s.acc_dtype], along, any(ld.tensor == s.name for later in stages[n + 1 :] for ld in later.loads)
@@ -163,23 +163,23 @@ def _reductions(expr: TensorExpr, along: bool) -> tuple[RowReduction, ...]:
     )
 
 
-def keeps(batch: TileBatch) -> np.ndarray:
+def keeps_whole_rows(batch: TileBatch) -> np.ndarray:
     """Return the mask of programs whose register tiles hold all columns of a row."""
-    fuse = rows_fuse(batch.geometry.expr)
+    fuse = rows_are_independent(batch.geometry.expr)
     return np.asarray((batch.steps == 1) & (batch.split_k == 1) & (fuse and not batch.staged))
 
 
 def passes(batch: TileBatch, read: RowRead) -> Ints:
     """Return how often a program reads an input, ``(N,)``."""
     every = read.passes - (read.moments if batch.moments_together else 0)
-    return np.where((keeps(batch) | bool(batch.staged)) & read.keepable, 1, every)
+    return np.where((keeps_whole_rows(batch) | bool(batch.staged)) & read.keepable, 1, every)
 
 
-def held_words(batch: TileBatch) -> Ints:
+def row_registers(batch: TileBatch) -> Ints:
     """Return the 32-bit registers for results and for elements held at a time, ``(N,)``."""
     shape = RowShape.of(batch.geometry)
     acc = max(1, DTYPE_BYTES[batch.geometry.expr.anchor.acc_dtype] // 4)
-    kept = keeps(batch)
+    kept = keeps_whole_rows(batch)
     words = batch.register_outputs * acc * shape.results
     streamed = np.zeros(len(batch), np.int64)
     for r in shape.reads:
@@ -187,7 +187,7 @@ def held_words(batch: TileBatch) -> Ints:
         words = words + np.where(kept & r.keepable, mine, 0)
         streamed = streamed + np.where(kept & r.keepable, 0, mine)
     elements = batch.register_points * batch.register_outputs
-    words = words + np.where(kept, elements * acc * shared_words(batch.geometry.expr), 0)
+    words = words + np.where(kept, elements * acc * extra_registers_of_shared_values(batch.geometry.expr), 0)
     # A loop holds all unkept elements of a step, as its next loads wait; straight-line code is scheduled to fit.
     return words + np.where(kept, np.minimum(streamed, STREAMED_WORDS), streamed)
 
@@ -217,12 +217,12 @@ def exchange_bytes(batch: TileBatch) -> Ints:
     # Reductions use the same memory one after the other.
     for r in RowShape.of(batch.geometry).reductions:
         way, size = r.meeting(batch), batch.register_outputs * r.itemsize_bytes
-        parts = np.maximum(parts, parts_met(way, lanes, rows) * size)
-        totals = np.maximum(totals, (r.tells(batch) & (way == Meeting.SCRATCHPAD)) * rows * size)
-    return held_bytes(batch) + parts + totals
+        parts = np.maximum(parts, accumulator_parts_in_scratchpad(way, lanes, rows) * size)
+        totals = np.maximum(totals, (r.all_lanes_need_results(batch) & (way == LaneExchange.SCRATCHPAD)) * rows * size)
+    return staged_row_bytes(batch) + parts + totals
 
 
-def held_bytes(batch: TileBatch) -> Ints:
+def staged_row_bytes(batch: TileBatch) -> Ints:
     """Return the scratchpad bytes in which staged programs hold their rows, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     reductions = np.flatnonzero(~batch.geometry.spatial)

@@ -9,7 +9,7 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.row_shape import RowShape, passes
-from roller.templates.gpu.common.warm import is_warm
+from roller.templates.gpu.common.warm_inputs import is_in_shared_cache
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.transactions import tile_transaction_bytes, touched_bytes
 
@@ -22,9 +22,9 @@ def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool
     transaction, l2_layer = spec.layer("l2").transaction_bytes, spec.layer("l2")
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     whole = np.where(batch.geometry.spatial, batch.block, batch.geometry.extents)
-    rows = _bytes_of((r.access for r in shape.reads if r.passes > 1), whole)
+    rows = _bytes_of_accesses((r.access for r in shape.reads if r.passes > 1), whole)
     running = np.minimum(active, batch.blocks)
-    there = (rows + _bytes_of(shape.stores, whole)) * running
+    there = (rows + _bytes_of_accesses(shape.stores, whole)) * running
     lost = np.maximum(0.0, 1.0 - l2_layer.kept_bytes / np.maximum(there, 1.0))
     far = rows * np.ceil(running / spec.units) > spec.layer("shared").kept_bytes
     l2 = dram = np.full(len(batch), float(shape.other_bytes))
@@ -36,8 +36,8 @@ def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool
             run_rows, run = a.runs(batch.block)
             moved = moved * expected / (run_rows * run * a.tensor.itemsize_bytes)
         l2 = l2 + moved * np.where(far | (not r.wide), again, 1)
-        first = 0.0 if is_warm(a, batch, spec) else 1.0
-        dram = dram + _touched(a, fetch) * (first + (again - 1) * (lost * (far & r.wide)))
+        first = 0.0 if is_in_shared_cache(a, batch, spec) else 1.0
+        dram = dram + touched_dram_bytes(a, fetch) * (first + (again - 1) * (lost * (far & r.wide)))
     for a in shape.stores:
         stored = np.full(len(batch), float(a.tensor.nbytes))
         if not least:
@@ -47,7 +47,7 @@ def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool
     return l2, dram
 
 
-def _bytes_of(accesses: Iterable[Access], tiles: Ints) -> Floats:
+def _bytes_of_accesses(accesses: Iterable[Access], tiles: Ints) -> Floats:
     """Return the bytes of the given accesses in tiles, ``(N,)``."""
     total: Floats = np.zeros(len(tiles))
     for a in accesses:
@@ -55,7 +55,8 @@ def _bytes_of(accesses: Iterable[Access], tiles: Ints) -> Floats:
     return total
 
 
-def _touched(access: Access, fetch_bytes: int) -> float:
+def touched_dram_bytes(access: Access, fetch_bytes: int) -> float:
+    """Return :func:`touched_bytes`, computed once per access."""
     if fetch_bytes not in access._memo:
         access._memo[fetch_bytes] = touched_bytes(access, fetch_bytes)
     return float(access._memo[fetch_bytes])

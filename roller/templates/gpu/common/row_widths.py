@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.chunks import followed
+from roller.templates.gpu.common.elements_per_access import elements_per_access
 from roller.templates.gpu.common.row_exchange import SHUFFLE_LANES
-from roller.templates.gpu.common.row_shape import RowShape, Vectors, lane_counts, passes
+from roller.templates.gpu.common.row_shape import RowShape, VectorRule, lane_counts, passes
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Geometry, Ints
 from roller.tile.row_shift import RowShift, row_shift
@@ -25,7 +25,7 @@ GUARD_INSTRUCTIONS = 2.0
 _EDGES = 2
 
 
-def shifts(geometry: Geometry) -> tuple[RowShift, ...]:
+def alignment_shifts(geometry: Geometry) -> tuple[RowShift, ...]:
     """Return the shifts that align an expression's rows, widest first; none if rows are aligned (memoized)."""
     expr = geometry.expr
     if "row_shifts" not in expr._memo:
@@ -53,38 +53,40 @@ def row_vectors(batch: TileBatch) -> Ints:
 
 def _chosen_vectors(batch: TileBatch) -> Ints:
     found, chosen = np.ones_like(batch.register), _chosen_shift(batch)
-    found[:, _fast(batch.geometry)] = np.where(chosen > 1, chosen, _unshifted(batch))
+    found[:, _contiguous_axis(batch.geometry)] = np.where(chosen > 1, chosen, _unshifted_vector_elements(batch))
     return found
 
 
-def shifted_elements(batch: TileBatch) -> Ints:
+def shifted_vector_elements(batch: TileBatch) -> Ints:
     """Return the number of elements in a vector of shifted positions, ``(N,)``; 1 if rows are read as they start."""
-    return _shifted(batch)[0]
+    return _shifted_vectors_and_edges(batch)[0]
 
 
 def edge_instructions(batch: TileBatch) -> Floats:
     """Return a thread's instructions at the edges of shifted rows, ``(N,)``."""
-    return _shifted(batch)[1]
+    return _shifted_vectors_and_edges(batch)[1]
 
 
-def _shifted(batch: TileBatch) -> tuple[Ints, Floats]:
-    """Return both :func:`shifted_elements` and :func:`edge_instructions`."""
+def _shifted_vectors_and_edges(batch: TileBatch) -> tuple[Ints, Floats]:
+    """Return both :func:`shifted_vector_elements` and :func:`edge_instructions`."""
     if "shifted" not in batch._memo:
         elements, instructions = np.ones(len(batch), np.int64), np.zeros(len(batch))
-        for shift in asked_shifts(batch):
+        for shift in shifts_of_vectors(batch):
             column = batch.geometry.names.index(shift.axis)
-            mine = (row_vectors(batch)[:, column] == shift.width) & _covers(batch, shift)
+            mine = (row_vectors(batch)[:, column] == shift.width) & _covers_all_positions(batch, shift)
             elements = np.where(mine, shift.width, elements)
-            instructions = np.where(mine, _edges(batch, shift), instructions) if mine.any() else instructions
+            instructions = (
+                np.where(mine, _edge_instructions_of_shift(batch, shift), instructions) if mine.any() else instructions
+            )
         batch._memo["shifted"] = elements, instructions
     found: tuple[Ints, Floats] = batch._memo["shifted"]
     return found
 
 
-def asked_shifts(batch: TileBatch) -> tuple[RowShift, ...]:
+def shifts_of_vectors(batch: TileBatch) -> tuple[RowShift, ...]:
     """Return the row shifts for the widths of the batch's vectors."""
     if batch.vectors is None:
-        return shifts(batch.geometry)
+        return alignment_shifts(batch.geometry)
     expr = batch.geometry.expr
     found = [row_shift(expr.anchor, expr.tensors, w) for w in sorted(set(batch.vectors.ravel().tolist()))]
     return tuple(s for s in found if s is not None)
@@ -93,24 +95,28 @@ def asked_shifts(batch: TileBatch) -> tuple[RowShift, ...]:
 def _chosen_shift(batch: TileBatch) -> Ints:
     """Return the width (elements) of the widest shift that fits and saves instructions, ``(N,)``; 1 if none."""
     chosen = np.ones(len(batch), np.int64)
-    for shift in shifts(batch.geometry):
-        fits = (chosen == 1) & _fits(batch, shift)
+    for shift in alignment_shifts(batch.geometry):
+        fits = (chosen == 1) & _shift_fits(batch, shift)
         if fits.any():
-            chosen = np.where(fits & (_saved(batch, shift) > _edges(batch, shift)), shift.width, chosen)
+            chosen = np.where(
+                fits & (_instructions_saved(batch, shift) > _edge_instructions_of_shift(batch, shift)),
+                shift.width,
+                chosen,
+            )
     return chosen
 
 
-def _unshifted(batch: TileBatch) -> Ints:
+def _unshifted_vector_elements(batch: TileBatch) -> Ints:
     """Return the widest vector (elements) into which the register tile divides every unshifted row, ``(N,)``."""
-    g, fast = batch.geometry, _fast(batch.geometry)
-    found = shifts(g)
+    g, fast = batch.geometry, _contiguous_axis(batch.geometry)
+    found = alignment_shifts(g)
     aligned = found[-1].width // 2 if found else VECTOR_BYTES
     widest = min(VECTOR_BYTES // narrowest_bytes(g), aligned)
     held = np.gcd(batch.register[:, fast], int(g.extents[fast]))
     return np.minimum(held & -held, widest)
 
 
-def _fast(geometry: Geometry) -> int:
+def _contiguous_axis(geometry: Geometry) -> int:
     """Return the axis along which a row program loads vectors."""
     return geometry.names.index(contiguous_axis(geometry.expr.anchor, geometry.expr.tensors))
 
@@ -123,65 +129,65 @@ def narrowest_bytes(geometry: Geometry) -> int:
 
 def row_access_width(access: Access, batch: TileBatch) -> Ints:
     """Return the number of elements per access of a row program's thread, ``(N,)``."""
-    width = _follows(access, batch, row_vectors(batch))
-    rule = _rule(access, batch)
-    for shift in asked_shifts(batch) if rule is Vectors.PIECES else ():
-        width = np.where(shifted_elements(batch) == shift.width, _shifted_width(access, shift), width)
+    width = _unshifted_access_width(access, batch, row_vectors(batch))
+    rule = _vector_rule(access, batch)
+    for shift in shifts_of_vectors(batch) if rule is VectorRule.PIECES else ():
+        width = np.where(shifted_vector_elements(batch) == shift.width, _shifted_access_width(access, shift), width)
     return width
 
 
-def _rule(access: Access, batch: TileBatch) -> Vectors:
+def _vector_rule(access: Access, batch: TileBatch) -> VectorRule:
     return RowShape.of(batch.geometry).vectors[access.tensor.name, access.index, access.guard]
 
 
-def _follows(access: Access, batch: TileBatch, vectors: Ints) -> Ints:
+def _unshifted_access_width(access: Access, batch: TileBatch, vectors: Ints) -> Ints:
     """Return the number of elements in an access that follows ``vectors``, without a shift, ``(N,)``."""
-    rule = _rule(access, batch)
-    if rule is Vectors.NONE:
+    rule = _vector_rule(access, batch)
+    if rule is VectorRule.NONE:
         return np.ones(len(batch), np.int64)
-    return followed(access, batch.geometry, vectors, whole=rule is Vectors.WHOLE)
+    return elements_per_access(access, batch.geometry, vectors, whole=rule is VectorRule.WHOLE)
 
 
-def _shifted_width(access: Access, shift: RowShift) -> int:
+def _shifted_access_width(access: Access, shift: RowShift) -> int:
     if shift not in access._memo:
         access._memo[shift] = shift.vector_elements(access.index, access.tensor)
     return int(access._memo[shift])
 
 
-def _covers(batch: TileBatch, shift: RowShift) -> np.ndarray:
+def _covers_all_positions(batch: TileBatch, shift: RowShift) -> np.ndarray:
     """Return the mask of programs whose steps hold all positions of a row."""
     column = batch.geometry.names.index(shift.axis)
     covered = batch.counts[:, column] * batch.block[:, column]
     return np.asarray(shift.fits(int(batch.geometry.extents[column]), covered))
 
 
-def _fits(batch: TileBatch, shift: RowShift) -> np.ndarray:
+def _shift_fits(batch: TileBatch, shift: RowShift) -> np.ndarray:
     """Return the mask of programs whose register tile is whole vectors and whose steps hold all positions."""
     # An operand that is shifted with the rows but does not move with them would be held once per row of a thread.
     column = batch.geometry.names.index(shift.axis)
-    fits = (batch.register[:, column] % shift.width == 0) & _covers(batch, shift)
+    fits = (batch.register[:, column] % shift.width == 0) & _covers_all_positions(batch, shift)
     wide = [r.access for r in RowShape.of(batch.geometry).reads if r.wide]
     apart = any(shift.aligned_elements(a.index, a.tensor) < shift.width for a in wide)
     return np.asarray(fits & ((batch.register_outputs == 1) | (not apart)))
 
 
-def _saved(batch: TileBatch, shift: RowShift) -> Floats:
+def _instructions_saved(batch: TileBatch, shift: RowShift) -> Floats:
     """Return a thread's load and store instructions that shifted vectors save, ``(N,)``."""
     shape, saved = RowShape.of(batch.geometry), np.zeros(len(batch))
     vectors = np.ones_like(batch.register)
-    vectors[:, _fast(batch.geometry)] = _unshifted(batch)
+    vectors[:, _contiguous_axis(batch.geometry)] = _unshifted_vector_elements(batch)
     columns = ~batch.geometry.spatial
     reads = [(r.access, LOAD_INSTRUCTIONS * passes(batch, r)) for r in shape.reads if r.wide]
     stores = [(a, np.full(len(batch), STORE_INSTRUCTIONS)) for a in shape.stores if a.uses[columns].any()]
     for a, instructions in (*reads, *stores):
-        if _rule(a, batch) is Vectors.PIECES:
+        if _vector_rule(a, batch) is VectorRule.PIECES:
             elements = a.elements(batch.register) * batch.steps
-            per_element = 1.0 / _follows(a, batch, vectors) - 1.0 / _shifted_width(a, shift)
+            per_element = 1.0 / _unshifted_access_width(a, batch, vectors) - 1.0 / _shifted_access_width(a, shift)
             saved = saved + elements * instructions * per_element
     return saved
 
 
-def _edges(batch: TileBatch, shift: RowShift) -> Floats:
+def _edge_instructions_of_shift(batch: TileBatch, shift: RowShift) -> Floats:
     """Return a thread's instructions at the edges of its rows, ``(N,)``."""
     # Every stage guards the elements of the edge chunks; one TEU per row takes the element-wise path at each edge.
     shape, (lanes, _) = RowShape.of(batch.geometry), lane_counts(batch)

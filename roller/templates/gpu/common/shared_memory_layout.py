@@ -11,10 +11,10 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.bank_conflicts import conflict_degrees, unavoidable_conflicts
 from roller.templates.gpu.common.occupancy import matrix_scratchpad_bytes, scratchpad_bytes
-from roller.templates.gpu.common.products import inner_batch, products_of
 from roller.templates.gpu.common.traffic import counted_traffic
+from roller.templates.gpu.common.window_products import matrix_product_batch, matrix_product_of_batch
 from roller.tile.geometry import Floats, Ints
-from roller.tile.layout import fragment_spread
+from roller.tile.layout import thread_read_ratio
 from roller.tile.program import RProgram
 
 
@@ -45,16 +45,16 @@ class SharedMemoryLayout:
     @classmethod
     def of(cls, batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec) -> SharedMemoryLayout:
         """Return the layouts of the programs that a batch consists of."""
-        found = products_of(batch)
+        found = matrix_product_of_batch(batch)
         if found is not None:
-            batch, programs = inner_batch(batch, found), [found.inner(p) for p in programs]
+            batch, programs = matrix_product_batch(batch, found), [found.inner(p) for p in programs]
         pads = [dict(p.storage_padding) for p in programs]
         padding = {t: np.array([p.get(t, 0) for p in pads], np.int64) for t in {t for p in pads for t in p}}
         used = [matrix_scratchpad_bytes(p) for p in programs if p.fragment is not None]
         return cls(
             np.array(used, np.int64) if used else scratchpad_bytes(batch, padding),
-            _by_tensor([conflict_degrees(p, spec) for p in programs]),
-            {} if batch.fragment else _by_tensor([fragment_spread(p) for p in programs]),
+            _arrays_by_tensor([conflict_degrees(p, spec) for p in programs]),
+            {} if batch.fragment else _arrays_by_tensor([thread_read_ratio(p) for p in programs]),
             counted_traffic(batch, spec),
             padding,
         )
@@ -65,5 +65,5 @@ class SharedMemoryLayout:
         return cls(scratchpad_bytes(batch), unavoidable_conflicts(batch, spec))
 
 
-def _by_tensor(values: Sequence[Mapping[str, float]]) -> dict[str, Floats]:
+def _arrays_by_tensor(values: Sequence[Mapping[str, float]]) -> dict[str, Floats]:
     return {t: np.array([v[t] for v in values]) for t in values[0]}

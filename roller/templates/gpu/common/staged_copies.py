@@ -62,22 +62,22 @@ def copy_widths(access: Access, batch: TileBatch, axes: tuple[str, ...], padding
     else:
         steps, distance = access.coefficients[-1], batch.block - 1
         row = ("", 1 + distance @ np.abs(steps), -distance @ np.minimum(steps, 0))
-    found = copy_width(load_of(access, batch), access.tensor, expr.anchor.extents, tile, row, padding)
+    found = copy_width(load_of_access(access, batch), access.tensor, expr.anchor.extents, tile, row, padding)
     return np.broadcast_to(np.asarray(found), len(batch))
 
 
-def load_of(access: Access, batch: TileBatch) -> Load:
+def load_of_access(access: Access, batch: TileBatch) -> Load:
     """Return the load of the anchor from which an access was made."""
     anchor = batch.geometry.expr.anchor
     mine = (access.tensor.name, access.index, access.guard)
     return next(x for x in anchor.loads if (x.tensor, x.index, x.guard) == mine)
 
 
-def axes_of(access: Access, batch: TileBatch) -> tuple[str, ...]:
+def staged_tile_axes(access: Access, batch: TileBatch) -> tuple[str, ...]:
     """Return the axes that index the staged tile of an access; empty if it is a box of the tensor."""
     if "staged_axes" not in access._memo:
         anchor = batch.geometry.expr.anchor
-        access._memo["staged_axes"] = staged_axes(anchor, load_of(access, batch), access.tensor)
+        access._memo["staged_axes"] = staged_axes(anchor, load_of_access(access, batch), access.tensor)
     found: tuple[str, ...] = access._memo["staged_axes"]
     return found
 
@@ -95,7 +95,7 @@ def staged_copy(access: Access, batch: TileBatch, spec: DeviceSpec) -> StagedCop
     """Return the copies of an operand without storage padding, computed once for a batch and its parts."""
 
     def compute() -> tuple[Ints, Ints, Ints, Ints]:
-        found = StagedCopy.of(access, batch, axes_of(access, batch))
+        found = StagedCopy.of(access, batch, staged_tile_axes(access, batch))
         return found.width, found.counts, found.lead, found.rounds
 
-    return StagedCopy(*batch.of_tiles(spec, ("copy", id(access)), compute))
+    return StagedCopy(*batch.cached_arrays(spec, ("copy", id(access)), compute))

@@ -10,36 +10,36 @@ from roller.tile.vectors import vectorizable
 
 
 @dataclass(frozen=True)
-class Results:
+class StoredResults:
     """Results in ``tensor`` at ``index`` of the anchor's axes, without the leading dimension of parts."""
 
     index: tuple[Index, ...]
     tensor: Tensor
 
     @classmethod
-    def of(cls, stage: Stage) -> Results:
+    def of(cls, stage: Stage) -> StoredResults:
         """Return the results of a stage."""
         return cls(stage.store, stage.output)
 
     @classmethod
-    def of_part(cls, stage: Stage) -> Results:
+    def of_split_part(cls, stage: Stage) -> StoredResults:
         """Return the results of one part of a split reduction: its sums, in the order of the results."""
-        order = store_order(stage)
+        order = axes_in_store_order(stage)
         sums = Tensor(stage.name, tuple(a.extent for a in order), stage.acc_dtype)
         return cls(tuple(axis_index(a.name) for a in order), sums)
 
     @classmethod
-    def of_program(cls, expr: TensorExpr, *, split: bool) -> Results:
+    def of_program(cls, expr: TensorExpr, *, split: bool) -> StoredResults:
         """Return the results of a tiled expression's first kernel: its parts, or the anchor's or epilogue's results."""
         if split:
-            return cls.of_part(expr.anchor)
-        return cls.of(expr.epilogue if expr.epilogue is not None and is_alone(expr) else expr.anchor)
+            return cls.of_split_part(expr.anchor)
+        return cls.of(expr.epilogue if expr.epilogue is not None and fits_one_kernel(expr) else expr.anchor)
 
     def vector(self, axis: str, extent: int, chunk: int) -> int:
         """Return the number of elements stored at once along an axis: whole chunks or single elements."""
         return chunk if self._fits(axis, extent, chunk) else 1
 
-    def widest(self, axis: str, extent: int, most: int) -> int:
+    def widest_aligned_vector(self, axis: str, extent: int, most: int) -> int:
         """Return the number of neighbours along an axis, at most ``most``, that always form one aligned vector."""
         return next((w for w in (16, 8, 4, 2) if w <= most and self._fits(axis, extent, w)), 1)
 
@@ -49,11 +49,11 @@ class Results:
         return vectorizable(self.index, self.tensor, axis, extent, width)
 
 
-def store_order(stage: Stage) -> tuple[Axis, ...]:
+def axes_in_store_order(stage: Stage) -> tuple[Axis, ...]:
     """Return a stage's spatial axes, ending with the axis contiguous in its output (for neighbouring threads)."""
     return tuple(stage.axes[n] for n in positions(stage, tuple(a.name for a in stage.axes)))
 
 
-def is_alone(expr: TensorExpr) -> bool:
+def fits_one_kernel(expr: TensorExpr) -> bool:
     """Return whether one kernel computes an expression: one stage, or a reduction with an element-wise epilogue."""
     return len(expr.stages) == 1 or (expr.epilogue is not None and expr.outputs == (expr.epilogue.name,))

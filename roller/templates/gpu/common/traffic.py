@@ -12,18 +12,18 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.copied import copied
-from roller.templates.gpu.common.operand_copies import cached_bytes
-from roller.templates.gpu.common.page_reach import lost_to_pages
+from roller.templates.gpu.common.load_instructions import load_instructions
+from roller.templates.gpu.common.operand_copies import l2_bytes_with_cached_windows
 from roller.templates.gpu.common.row_shape import RowShape, words_in_flight
-from roller.templates.gpu.common.row_traffic import row_traffic
-from roller.templates.gpu.common.warm import is_warm
-from roller.templates.gpu.common.window_strips import reloaded_share, strip_words
+from roller.templates.gpu.common.row_traffic import row_traffic, touched_dram_bytes
+from roller.templates.gpu.common.tlb_misses import tlb_miss_traffic
+from roller.templates.gpu.common.warm_inputs import is_in_shared_cache
+from roller.templates.gpu.common.window_walks import l1_reload_factor, words_in_flight_along_walk
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
-from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
+from roller.tile.transactions import counted_transaction_bytes, tile_transaction_bytes
 
 #: One source of traffic: its name, its bytes through L2, and its bytes to and from DRAM.
-Moved: TypeAlias = tuple[str, Floats, "Floats | float"]
+TrafficShare: TypeAlias = tuple[str, Floats, "Floats | float"]
 #: Maximum number of independent loads that a thread of our templates keeps in flight (unrolled copies).
 LOADS_IN_FLIGHT = 8.0
 #: The same for rows and streams, whose threads load all vectors of their tile before the first is used.
@@ -36,7 +36,7 @@ def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
     once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, whatever the reduction steps
     found = {}
     for n, a in enumerate((*g.reads, g.written)):
-        known = counted_bytes(a, once if a is g.written else batch.block, transaction)
+        known = counted_transaction_bytes(a, once if a is g.written else batch.block, transaction)
         if not np.isnan(known).all():
             found[n] = known
     return found
@@ -48,7 +48,7 @@ def global_traffic(
     resident: Ints,
     counted: Mapping[int, Floats] = MappingProxyType({}),
     padding: Mapping[str, Ints] = MappingProxyType({}),
-    told: list[Moved] | None = None,
+    told: list[TrafficShare] | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return bytes through L2 and DRAM, and copy and address instructions per block and step.
 
@@ -58,7 +58,7 @@ def global_traffic(
     if batch.traits.spreads_reductions:
         zero = np.zeros(len(batch))  # instructions of loads: row_work
         return *moved_bytes(batch, spec, resident, counted, told), zero, zero
-    return *moved_bytes(batch, spec, resident, counted, told), *copied(batch, spec, padding)
+    return *moved_bytes(batch, spec, resident, counted, told), *load_instructions(batch, spec, padding)
 
 
 def moved_bytes(
@@ -66,72 +66,74 @@ def moved_bytes(
     spec: DeviceSpec,
     resident: Ints,
     counted: Mapping[int, Floats] = MappingProxyType({}),
-    told: list[Moved] | None = None,
+    told: list[TrafficShare] | None = None,
 ) -> tuple[Floats, Floats]:
     """Return the bytes through L2, and to and from DRAM, of :func:`global_traffic`."""
     g, block = batch.geometry, batch.block
     if batch.traits.spreads_reductions:
         l2, dram = row_traffic(batch, spec, resident)
-        partial = _partial_bytes(batch)
+        partial = _partial_result_bytes(batch)
         if told is not None:
             told += [("rows and results", l2, dram), ("partial results", partial, partial)]
         return l2 + partial, dram + partial
     transaction = spec.layer("l2").transaction_bytes
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     l2 = dram = np.zeros(len(batch))
-    wave = _wave_tiles(batch, resident)
+    wave = _tile_of_wave(batch, resident)
     capacity = spec.layer("l2").kept_bytes
-    cached = cached_bytes(batch, spec, resident / spec.units) if batch.fragment is not None else {}
-    missed = lost_to_pages(batch, spec, (wave, _wave_tiles(batch, resident, turned=True)))
+    cached = l2_bytes_with_cached_windows(batch, spec, resident / spec.units) if batch.fragment is not None else {}
+    missed = tlb_miss_traffic(batch, spec, (wave, _tile_of_wave(batch, resident, turned=True)))
     for n, a in enumerate(g.reads):
-        expected = functools.partial(_loaded, a, block, transaction)
-        through = _known_or(counted.get(n), batch, spec, ("loaded", n, transaction), expected)
-        touched = _touched(a, fetch)
+        expected = functools.partial(_load_transaction_bytes, a, block, transaction)
+        through = _counted_or_expected(counted.get(n), batch, spec, ("loaded", n, transaction), expected)
+        touched = touched_dram_bytes(a, fetch)
         through = np.minimum(through, cached[n]) if n in cached else through
         if batch.traits.slides_windows:
-            through = through * reloaded_share(a, batch, spec.layer("shared").capacity_bytes, resident / spec.units)
+            through = through * l1_reload_factor(a, batch, spec.layer("shared").capacity_bytes, resident / spec.units)
         l2 = l2 + through
         # Blocks of a wave find in L2 the data that another block has loaded: shared operands, halos, transactions at
         # their borders. `touched` includes gaps of strided rows.
-        again = _loaded_bytes(a, wave, g)
+        again = _dram_load_bytes(a, wave, g)
         fetched = touched if a.tensor.nbytes <= capacity else np.maximum(touched, again)
         if n in missed:
             lost, alone = missed[n]
             fetched = fetched + lost * np.maximum(alone - fetched, 0.0)
-        fetched = 0.0 if is_warm(a, batch, spec) else fetched
+        fetched = 0.0 if is_in_shared_cache(a, batch, spec) else fetched
         dram = dram + fetched
         if told is not None:
             told.append((f"loads of {a.tensor.name}", through, fetched))
-    expected = functools.partial(_stored, g.written, block, transaction)
-    stored = _known_or(counted.get(len(g.reads)), batch, spec, ("stored", transaction), expected)
-    partial, written = _partial_bytes(batch), np.minimum(stored, 2.0 * g.written.tensor.nbytes)
+    expected = functools.partial(_store_transaction_bytes, g.written, block, transaction)
+    stored = _counted_or_expected(counted.get(len(g.reads)), batch, spec, ("stored", transaction), expected)
+    partial, written = _partial_result_bytes(batch), np.minimum(stored, 2.0 * g.written.tensor.nbytes)
     if told is not None:
         told += [(f"stores of {g.store.tensor.name}", stored, written), ("partial results", partial, partial)]
     return l2 + stored + partial, dram + written + partial
 
 
-def _known_or(
+def _counted_or_expected(
     counted: Floats | None, batch: TileBatch, spec: DeviceSpec, key: Any, expected: Callable[[], tuple[Floats]]
 ) -> Floats:
     """Return the counted bytes, or the expected bytes where bytes are not counted."""
     if counted is None:
-        return batch.of_tiles(spec, key, expected)[0]
+        return batch.cached_arrays(spec, key, expected)[0]
     unknown = np.isnan(counted)
-    return np.where(unknown, batch.of_tiles(spec, key, expected)[0], counted) if unknown.any() else counted
+    return np.where(unknown, batch.cached_arrays(spec, key, expected)[0], counted) if unknown.any() else counted
 
 
-def stored_shares(batch: TileBatch, spec: DeviceSpec, l2_bytes: Floats, dram_bytes: Floats) -> tuple[Floats, Floats]:
+def stored_traffic_shares(
+    batch: TileBatch, spec: DeviceSpec, l2_bytes: Floats, dram_bytes: Floats
+) -> tuple[Floats, Floats]:
     """Return the shares of :func:`global_traffic` that tiled programs store, through L2 and to DRAM."""
     transaction, store = spec.layer("l2").transaction_bytes, batch.geometry.written
-    (stored,) = batch.of_tiles(
-        spec, ("stored", transaction), functools.partial(_stored, store, batch.block, transaction)
+    (stored,) = batch.cached_arrays(
+        spec, ("stored", transaction), functools.partial(_store_transaction_bytes, store, batch.block, transaction)
     )
-    parts = 0.5 * _partial_bytes(batch)
+    parts = 0.5 * _partial_result_bytes(batch)
     through, written = stored + parts, np.minimum(stored, 2.0 * store.tensor.nbytes) + parts
     return np.minimum(through / l2_bytes, 1.0), np.minimum(written / dram_bytes, 1.0)
 
 
-def _loaded(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats]:
+def _load_transaction_bytes(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats]:
     """Return the bytes that all tiles of a launch load in whole transactions."""
     moved, _ = tile_transaction_bytes(access, block, transaction_bytes)
     rows, run = access.runs(block)
@@ -139,7 +141,7 @@ def _loaded(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats
     return (access.loaded_elements(block) * access.tensor.itemsize_bytes * waste,)
 
 
-def _stored(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats]:
+def _store_transaction_bytes(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats]:
     """Return the bytes of whole transactions in which all output tiles are stored."""
     moved, _ = tile_transaction_bytes(access, block, transaction_bytes)
     size = access.tensor.itemsize_bytes
@@ -151,30 +153,30 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     g = batch.geometry
     if batch.traits.spreads_reductions:
         l2, dram = row_traffic(batch, spec, np.ones(len(batch), np.int64), least=True)
-        return l2 + _partial_bytes(batch), dram + _partial_bytes(batch)
+        return l2 + _partial_result_bytes(batch), dram + _partial_result_bytes(batch)
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
-    once = g.written.tensor.nbytes + _partial_bytes(batch)
-    cached = cached_bytes(batch, spec, np.ones(len(batch))) if batch.fragment is not None else {}
-    loaded = _least_loaded(batch, spec)
+    once = g.written.tensor.nbytes + _partial_result_bytes(batch)
+    cached = l2_bytes_with_cached_windows(batch, spec, np.ones(len(batch))) if batch.fragment is not None else {}
+    loaded = _used_load_bytes(batch, spec)
     l2 = once + sum(np.minimum(x, cached[n]) if n in cached else x for n, x in enumerate(loaded))
-    return np.asarray(l2), np.asarray(once + sum(_touched(a, fetch) for a in g.reads))
+    return np.asarray(l2), np.asarray(once + sum(touched_dram_bytes(a, fetch) for a in g.reads))
 
 
-def _least_loaded(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
+def _used_load_bytes(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
     """Return, for every read, the bytes that all tiles of a launch use, ``(N,)`` each."""
     g = batch.geometry
-    return batch.of_tiles(
+    return batch.cached_arrays(
         spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
     )
 
 
-def least_counted(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
+def least_counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
     """Return a lower bound on :func:`counted_traffic`: used bytes instead of whole transactions."""
     stored = np.full(len(batch), float(batch.geometry.written.tensor.nbytes))
-    return dict(enumerate((*_least_loaded(batch, spec), stored)))
+    return dict(enumerate((*_used_load_bytes(batch, spec), stored)))
 
 
-def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
+def _dram_load_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
     """Return the bytes that waves of blocks load from DRAM, ``(N,)``; blocks of a wave share loads in L2."""
     # Points of a gathered tile that share an element (a window's) follow each other closely, so a tensor is loaded once
     # for every wave tile along the axes on which it does not depend.
@@ -185,21 +187,14 @@ def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
     return np.asarray(np.minimum(loaded, product(geometry.counts(wave), others) * float(access.tensor.nbytes)))
 
 
-def _partial_bytes(batch: TileBatch) -> Floats:
+def _partial_result_bytes(batch: TileBatch) -> Floats:
     """Return the bytes of a split reduction's partial results, which are written and read again, ``(N,)``."""
     g = batch.geometry
     each = g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]  # parts stay in the accumulator's type
     return np.asarray(np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * each)
 
 
-def _touched(access: Access, fetch_bytes: int) -> float:
-    """Return :func:`touched_bytes`, computed once per access."""
-    if fetch_bytes not in access._memo:
-        access._memo[fetch_bytes] = touched_bytes(access, fetch_bytes)
-    return float(access._memo[fetch_bytes])
-
-
-def _wave_tiles(batch: TileBatch, resident: Ints, turned: bool = False) -> Ints:
+def _tile_of_wave(batch: TileBatch, resident: Ints, turned: bool = False) -> Ints:
     """Return the tile that all blocks of one wave cover together."""
     # Blocks run along the output's contiguous axis first, or along the next one if ``turned``; with ``raster``, along
     # that many tiles of the next axis with several tiles before the first one advances.
@@ -244,7 +239,7 @@ def peak_bandwidth(batch: TileBatch, spec: DeviceSpec, launch_bytes: Floats) -> 
     if read is None or triad is None:
         return layer.bandwidth_bytes_per_s
     stored = {a.tensor.name: float(a.tensor.nbytes) for a in (batch.geometry.written, *_row_stores(batch))}
-    written = sum(stored.values()) + 0.5 * _partial_bytes(batch)
+    written = sum(stored.values()) + 0.5 * _partial_result_bytes(batch)
     share = written / np.maximum(launch_bytes, 1.0)
     return np.asarray(np.interp(share, (0.0, 1 / 3, 0.5), (read, triad, layer.bandwidth_bytes_per_s)))
 
@@ -260,7 +255,7 @@ def loads_in_flight(batch: TileBatch) -> Floats:
     if batch.traits.spreads_reductions:
         return words_in_flight(batch, ROW_LOADS_IN_FLIGHT)
     if batch.traits.slides_windows and not batch.staged:
-        return np.minimum(strip_words(batch), LOADS_IN_FLIGHT)
+        return np.minimum(words_in_flight_along_walk(batch), LOADS_IN_FLIGHT)
     most = ROW_LOADS_IN_FLIGHT if not batch.traits.reduces else LOADS_IN_FLIGHT
     return np.asarray(np.minimum(_words_per_step(batch), most) * _steps_in_flight(batch))
 
@@ -277,7 +272,7 @@ def _steps_in_flight(batch: TileBatch) -> Ints:
     return np.asarray(np.maximum(1, np.minimum(batch.stages, batch.steps) - 1))
 
 
-def load_rounds(batch: TileBatch) -> Floats:
+def memory_waits_per_block(batch: TileBatch) -> Floats:
     """Return how often a block waits for memory, once per batch of independent loads, ``(N,)``."""
     if batch.traits.spreads_reductions or batch.traits.slides_windows:
         return np.maximum(1.0, batch.steps)
@@ -301,7 +296,7 @@ def dram_time_s(
         told.update(wave_bytes=wave_bytes, loading_warps=warps, bandwidth=bandwidth, drawn=drawn, peak=peak)
     if not layer.latency_s:
         return np.asarray(drawn)
-    rounds = load_rounds(batch)
+    rounds = memory_waits_per_block(batch)
     waited = wave_bytes / peak + rounds * layer.latency_s
     if told is not None:
         told.update(rounds=rounds, waited=waited)

@@ -14,12 +14,12 @@ from roller.te.compat import dtype_of, structural_map, tirx
 _ROUNDED = "roller_bfloat16"
 
 
-def keep_nan(body: Any) -> Any:
+def keep_nan_in_conversions(body: Any) -> Any:
     """Return a statement whose conversions from float32 to bfloat16 keep NaN and always round."""
 
     # TVM computes in float32 and drops a conversion whose result is converted back or is an operand of bfloat16
     # arithmetic. Our own function rounds the number before that, except for stores, where TVM's rounding stays.
-    def keep(cast: Any) -> Any:
+    def rewrite_conversion(cast: Any) -> Any:
         narrow = cast.value
         if dtype_of(cast) == "float32" and isinstance(narrow, tirx.Cast) and dtype_of(narrow) == "bfloat16":
             return narrow.value
@@ -28,16 +28,16 @@ def keep_nan(body: Any) -> Any:
         # This is a function because TVM converts nothing within a let, and writes an operand out for each of its uses.
         return tirx.Cast("bfloat16", tirx.call_pure_extern("float32", _ROUNDED, cast.value))
 
-    def store(statement: Any) -> Any:
+    def rewrite_store(statement: Any) -> Any:
         value = statement.value
-        if not isinstance(value, tirx.Cast) or dtype_of(value) != "bfloat16" or not _is_rounded(value.value):
+        if not isinstance(value, tirx.Cast) or dtype_of(value) != "bfloat16" or not _is_call_of_rounding(value.value):
             return statement
         quiet = tirx.Cast("bfloat16", tirx.call_pure_extern("float32", "roller_quiet", value.value.args[1]))
         return tirx.BufferStore(statement.buffer, quiet, list(statement.indices))
 
-    return structural_map(structural_map(body, (tirx.Cast, keep)), (tirx.BufferStore, store))
+    return structural_map(structural_map(body, (tirx.Cast, rewrite_conversion)), (tirx.BufferStore, rewrite_store))
 
 
-def _is_rounded(value: Any) -> bool:
+def _is_call_of_rounding(value: Any) -> bool:
     args: Any = getattr(value, "args", ())
     return len(args) == 2 and getattr(args[0], "value", "") == _ROUNDED

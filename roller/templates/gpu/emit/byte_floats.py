@@ -29,25 +29,28 @@ _TO_BYTE = """unsigned char roller_to_{name}(float value) {{
 }}"""
 
 
-def texts() -> list[str]:
+def byte_float_functions() -> list[str]:
     """Return the device functions."""
     found = []
     for row in (DTYPES[n] for n in BYTE_FLOATS):
         numbers = {
-            "name": row.name, "spare": row.spare_bits, "shifted": row.shifted_exponent, "smallest": row.smallest,
-            "least": 1 << (row.digits - 1), "largest": row.largest_byte, "half": (1 << (row.spare_bits - 1)) - 1,
-            "steps": row.smallest * 2.0**23, "normal": row.normal_bits, "steps_bits": row.steps_bits,
-            "beyond": row.beyond_byte, "nan": row.nan_byte,
+            "name": row.name, "spare": row.missing_significand_bits, "shifted": row.exponent_shift_bits,
+            "smallest": row.smallest_subnormal,
+            "least": 1 << (row.digits - 1), "largest": row.largest_byte,
+            "half": (1 << (row.missing_significand_bits - 1)) - 1,
+            "steps": row.smallest_subnormal * 2.0**23, "normal": row.normal_bits,
+            "steps_bits": row.subnormal_rounding_bits,
+            "beyond": row.overflow_byte, "nan": row.nan_byte,
         }  # fmt: skip
         found += [_TO_FLOAT.format(**numbers), _TO_BYTE.format(**numbers)]
     return found
 
 
-def to_float(byte: Any, row: DType) -> Any:
+def byte_to_float32(byte: Any, row: DType) -> Any:
     """Return the float32 that a byte represents."""
     return tirx.call_pure_extern("float32", f"roller_from_{row.name}", byte)
 
 
-def to_byte(value: Any, row: DType) -> Any:
+def float32_to_byte(value: Any, row: DType) -> Any:
     """Round a float32 to the nearest 8-bit float, ties to even, and return its byte."""
     return tirx.call_pure_extern("uint8", f"roller_to_{row.name}", value)

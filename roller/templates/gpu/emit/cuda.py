@@ -16,14 +16,14 @@ from roller.expr import TensorExpr
 from roller.hardware.architectures import has_async_copies
 from roller.targets import GPU
 from roller.te.compat import default_pipeline, split_host_device, structural_walk, tirx, tvm
-from roller.te.opaque_floats import finished, opaque
-from roller.templates.emit.byte_floats import without_byte_arithmetic, without_byte_floats
+from roller.te.opaque_floats import hide_float_arithmetic, run_last_passes
+from roller.templates.emit.byte_floats import replace_byte_floats_by_bytes, widen_byte_float_arithmetic
 from roller.templates.gpu.emit import byte_floats, device_functions
-from roller.templates.gpu.emit.bfloat16 import keep_nan
-from roller.templates.gpu.emit.context import Context
-from roller.templates.gpu.emit.literals import exact_literals, hexadecimal
-from roller.templates.gpu.emit.offsets import check_offsets, check_tensors
-from roller.templates.gpu.emit.plan import kernels
+from roller.templates.gpu.emit.bfloat16 import keep_nan_in_conversions
+from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.kernels_of_program import write_kernels
+from roller.templates.gpu.emit.literals import print_hexadecimal_literals, replace_inexact_literals
+from roller.templates.gpu.emit.offset_checks import check_offsets_fit_32_bits, check_tensor_sizes
 from roller.tile import RProgram
 from roller.tile.warp_groups import ALIGNMENT_BYTES
 
@@ -93,12 +93,12 @@ def lower(
 ) -> KernelArtifact:
     """Generate the kernels of a program for an architecture."""
     available = has_async_copies(arch)
-    code = unlowered(program, arch, async_copies=available if async_copies is None else async_copies)
-    return lowered(code, program, expression, arch, device)
+    code = write_tir_kernels(program, arch, async_copies=available if async_copies is None else async_copies)
+    return lower_tir_kernels(code, program, expression, arch, device)
 
 
 @dataclass(frozen=True)
-class Unlowered:
+class TirKernels:
     """Kernels of a program as TensorIR, before TVM lowers them.
 
     Parameters
@@ -129,27 +129,27 @@ class Unlowered:
     numbers: Mapping[str, int] = field(default_factory=dict)
 
 
-def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> Unlowered:
+def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> TirKernels:
     """Write the kernels of a program as TensorIR for the device for which it was constructed."""
     copies = spec.execution.async_copy_bytes is not None
-    return unlowered(program, spec.target["arch"], async_copies=copies, scalar=scalar)
+    return write_tir_kernels(program, spec.target["arch"], async_copies=copies, scalar=scalar)
 
 
-def lowered_for(code: Unlowered, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
+def lowered_for(code: TirKernels, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
     """Lower the kernels of :func:`unlowered_for`."""
-    return lowered(code, program, expression, spec.target["arch"], spec.name)
+    return lower_tir_kernels(code, program, expression, spec.target["arch"], spec.name)
 
 
-def unlowered(program: RProgram, arch: str, *, async_copies: bool, scalar: bool = False) -> Unlowered:
+def write_tir_kernels(program: RProgram, arch: str, *, async_copies: bool, scalar: bool = False) -> TirKernels:
     """Write a program's kernels as TensorIR; ``scalar`` copies rows of varying length element by element."""
-    GPU.expect(program.kind, "cuda")
+    GPU.check_kind(program.kind, "cuda")
     if program.fragment is not None and not program.fragment.emitted:
         raise BuildError(
             f"{program.fragment.name}: priced, not emitted: no template lowers it. Construct for `spec.emitted`, the "
             "device with only the matrix instructions that templates lower."
         )
-    check_offsets(program)
-    program = replace(program, expr=without_byte_arithmetic(program.expr))
+    check_offsets_fit_32_bits(program)
+    program = replace(program, expr=widen_byte_float_arithmetic(program.expr))
     available = has_async_copies(arch)
     if async_copies and not available:
         raise BuildError(
@@ -157,9 +157,9 @@ def unlowered(program: RProgram, arch: str, *, async_copies: bool, scalar: bool 
             "specification without execution.async_copy_bytes."
         )
     scalar_axes = frozenset(program.open_axes if scalar else ())
-    ctx = Context(program.expr, async_copies=async_copies, scalar_axes=scalar_axes)
-    body = kernels(ctx, program)
-    check_tensors("workspace", (*ctx.workspaces, *ctx.panels))
+    ctx = KernelContext(program.expr, async_copies=async_copies, scalar_axes=scalar_axes)
+    body = write_kernels(ctx, program)
+    check_tensor_sizes("workspace", (*ctx.workspaces, *ctx.panels))
     arguments = (
         *(Argument(t.name, "input", t.shape, t.dtype) for t in ctx.expr.inputs),
         *(Argument(t.name, "output", t.shape, t.dtype) for t in ctx.expr.output_tensors),
@@ -173,17 +173,19 @@ def unlowered(program: RProgram, arch: str, *, async_copies: bool, scalar: bool 
     several = [*ahead, *body]
     whole = several[0] if len(several) == 1 else tirx.SeqStmt(several)
     if not available:  # bfloat16 came with them
-        whole = keep_nan(whole)
-    params, whole = without_byte_floats(params, whole, byte_floats.to_float, byte_floats.to_byte)
+        whole = keep_nan_in_conversions(whole)
+    params, whole = replace_byte_floats_by_bytes(
+        params, whole, byte_floats.byte_to_float32, byte_floats.float32_to_byte
+    )
     names = {ctx.buffers[a.name].name: a.name for a in arguments}
-    return Unlowered(tuple(params), whole, arguments, names, entry, bool(ahead), ctx.own_barriers)
+    return TirKernels(tuple(params), whole, arguments, names, entry, bool(ahead), ctx.own_barriers)
 
 
-def lowered(
-    code: Unlowered, program: RProgram, expression: TensorExpr, arch: str, device: str
+def lower_tir_kernels(
+    code: TirKernels, program: RProgram, expression: TensorExpr, arch: str, device: str
 ) -> KernelArtifact:  # fmt: skip
     """Lower the kernels of a program with TVM, and describe them as an artifact."""
-    launches = _launches(code, arch, program.expr.propagate_nan)
+    launches = _lower_launches(code, arch, program.expr.propagate_nan)
     arch = (program.fragment.arch if program.fragment else "") or arch
     prepare, launches = (launches[0], launches[1:]) if code.prepares else (None, launches)
     constants = tuple(Constant(n) for n, t in enumerate(expression.inputs) if t.name in program.constants)
@@ -193,14 +195,14 @@ def lowered(
     )  # fmt: skip
 
 
-def _launches(code: Unlowered, arch: str, propagate_nan: bool) -> tuple[Launch, ...]:
+def _lower_launches(code: TirKernels, arch: str, propagate_nan: bool) -> tuple[Launch, ...]:
     """Lower all kernels as one module and describe one launch each, in order."""
     left_out = ["s_tir.CompactBufferAllocation", *(["s_tir.ThreadSync"] if code.own_barriers else [])]
     entry = code.entry
     func = tirx.PrimFunc(list(code.params), code.body)
     func = func.with_attrs({"global_symbol": entry, "tirx.noalias": True})
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
-    module = opaque(tvm.IRModule({entry: func}), propagate_nan=propagate_nan)
+    module = hide_float_arithmetic(tvm.IRModule({entry: func}), propagate_nan=propagate_nan)
     try:
         # CSE only adds variables that nvcc finds itself, and makes the source harder to read. Templates allocate
         # exactly what they need; compaction would cut off elements reached only through the address of the first one.
@@ -209,19 +211,19 @@ def _launches(code: Unlowered, arch: str, propagate_nan: bool) -> tuple[Launch, 
             bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(module)
             host, devices = split_host_device(pipeline(bound))
             ((device_target, device_module),) = devices.items()
-            device_module = exact_literals(finished(finish(), device_module, language="cuda"))
+            device_module = replace_inexact_literals(run_last_passes(finish(), device_module, language="cuda"))
             source = tvm.get_global_func("target.build.cuda")(device_module, device_target).inspect_source()
     except (RuntimeError, ValueError, TypeError) as err:
         text = str(err).strip().splitlines()
         raise BuildError(f"cuda: {entry}: TVM could not lower the program: {text[-1] if text else err!r}.") from err
-    source = clean(hexadecimal(source), arch)
+    source = replace_prelude(print_hexadecimal_literals(source), arch)
     functions = {gv.name_hint: f for gv, f in device_module.functions.items()}
     ordered = sorted(functions, key=lambda n: int(n.rsplit("_kernel", 1)[1].lstrip("_") or 0))
-    dynamic = _dynamic_shared(host)
-    return tuple(_launch(source, n, functions[n], code, dynamic.get(n, 0)) for n in ordered)
+    dynamic = _dynamic_scratchpad_bytes(host)
+    return tuple(_describe_launch(source, n, functions[n], code, dynamic.get(n, 0)) for n in ordered)
 
 
-def _launch(source: str, name: str, func: Any, code: Unlowered, dynamic: int) -> Launch:
+def _describe_launch(source: str, name: str, func: Any, code: TirKernels, dynamic: int) -> Launch:
     extents = {
         tag: code.numbers[e.name] if isinstance(e, tirx.Var) else int(e) for tag, e in thread_extents(func.body).items()
     }
@@ -244,7 +246,7 @@ def thread_extents(body: Any) -> dict[str, Any]:
     return extents
 
 
-def _dynamic_shared(host: Any) -> dict[str, int]:
+def _dynamic_scratchpad_bytes(host: Any) -> dict[str, int]:
     """Return the dynamic scratchpad bytes per kernel: the last argument of a launch that uses dynamic scratchpad."""
     out: dict[str, int] = {}
 
@@ -260,7 +262,7 @@ def _dynamic_shared(host: Any) -> dict[str, int]:
     return out
 
 
-def clean(source: str, arch: str) -> str:
+def replace_prelude(source: str, arch: str) -> str:
     """Replace TVM's prelude, which needs CUDA's headers, with typedefs and the functions that the source uses."""
     source = re.sub(r"#ifdef __CUDACC_RTC__.*?#include <cuda\.h>\n#endif\n", _PRELUDE, source, count=1, flags=re.S)
     source = re.sub(
@@ -272,7 +274,7 @@ def clean(source: str, arch: str) -> str:
     added += WIDE_INTEGERS if re.search(EIGHT_INTEGERS, source) else ""
     added += BYTES if re.search(MANY_BYTES, source) else ""
     added += UNSIGNED_BYTES if re.search(MANY_UNSIGNED_BYTES, source) else ""
-    added += device_functions.prelude(source, arch)
+    added += device_functions.used_function_texts(source, arch)
     if "roller_group_" in source:  # swizzles depend on absolute addresses
         source = re.sub(r"(extern __shared__ __align__\()\d+", rf"\g<1>{ALIGNMENT_BYTES}", source)
     at = source.index('extern "C" __global__')

@@ -1,9 +1,10 @@
 """Device functions for operations that CUDA C cannot express: asynchronous copies, matrix instructions.
 
-A template calls them with :func:`call`; :func:`prelude` returns the text of the functions that a source uses, each a
+A template calls them with :func:`call_function`; :func:`used_function_texts` returns the text of the functions that a
+source uses, each a
 few instructions of inline PTX that the emulator knows (:mod:`roller.emulator.ptx`). Element addresses (:func:`address`)
-hide an access from TVM's analyses: a template that uses them places its own barriers (:func:`barrier`), and keeps data
-that is live at the same time in different buffers.
+hide an access from TVM's analyses: a template that uses them places its own barriers (:func:`block_barrier`), and
+keeps data that is live at the same time in different buffers.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ import re
 from roller.core.dtypes import BYTE_FLOATS, DTYPES
 from roller.te.compat import tirx, tvm
 from roller.templates.gpu.emit import byte_floats, extrema
-from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, dtype_name, load, seq
+from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, dtype_name, load, sequence_of
 from roller.templates.gpu.matrix import emit_functions as matrix_functions
 
 #: Name and text, in source order: a function calls only earlier ones.
 FUNCTIONS: dict[str, str] = {}
 
 
-def define(name: str, text: str) -> None:
+def register_function(name: str, text: str) -> None:
     """Register a function; ``text`` lacks only ``static __device__ __forceinline__``."""
     head = re.match(r"template <[^>]*> ", text)
     template = head[0] if head else ""
     FUNCTIONS[name] = f"{template}static __device__ __forceinline__ {text.removeprefix(template).strip()}\n"
 
 
-define("roller_shared_address", """unsigned roller_shared_address(const void* p) {
+register_function("roller_shared_address", """unsigned roller_shared_address(const void* p) {
   return (unsigned)__cvta_generic_to_shared(p);
 }""")  # fmt: skip
 # If the source is not `inside`, zeros are written, and the source is not read, so its address may be anything. Copies
@@ -38,27 +39,27 @@ _COPY = """void roller_copy_async_{bytes}(void* target, const void* source, bool
                :: "r"(roller_shared_address(target)), "l"(source), "r"(inside ? {bytes} : 0) : "memory");
 }}"""
 for _bytes, _cache, _ahead in ((16, "cg", ".L2::128B"), (8, "ca", ""), (4, "ca", "")):
-    define(f"roller_copy_async_{_bytes}", _COPY.format(bytes=_bytes, cache=_cache, ahead=_ahead))
-define("roller_quiet", """float roller_quiet(float value) {
+    register_function(f"roller_copy_async_{_bytes}", _COPY.format(bytes=_bytes, cache=_cache, ahead=_ahead))
+register_function("roller_quiet", """float roller_quiet(float value) {
   unsigned quiet = 0x7fc00000u;
   return value != value ? *(const float*)&quiet : value;
 }""")  # fmt: skip
-define("roller_bfloat16", """float roller_bfloat16(float value) {
+register_function("roller_bfloat16", """float roller_bfloat16(float value) {
   unsigned bits = *(const unsigned*)&value, rounded = bits + 0x7fffu + (bits >> 16 & 1u) & 0xffff0000u;
   unsigned quiet = 0x7fc00000u;
   return value != value ? *(const float*)&quiet : *(const float*)&rounded;
 }""")  # fmt: skip
-define("roller_start", """template <class P> P roller_start(P pointer) {
+register_function("roller_start", """template <class P> P roller_start(P pointer) {
   return pointer;
 }""")  # fmt: skip
-define("roller_copy_commit", """void roller_copy_commit() {
+register_function("roller_copy_commit", """void roller_copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }""")  # fmt: skip
-define("roller_copy_wait", """template <int N> void roller_copy_wait() {
+register_function("roller_copy_wait", """template <int N> void roller_copy_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }""")  # fmt: skip
 
-define("roller_group_sync", """void roller_group_sync() {
+register_function("roller_group_sync", """void roller_group_sync() {
   __syncwarp();
 }""")  # fmt: skip
 #: Vector sizes (bytes) of moves between global memory, registers and scratchpad.
@@ -71,23 +72,23 @@ _STORE = """void roller_store_{bytes}(void* target, const void* registers) {{
 }}"""
 for _bytes, _type in _VECTORS.items():
     _zero = {16: "make_uint4(0u, 0u, 0u, 0u)", 8: "make_uint2(0u, 0u)"}.get(_bytes, f"({_type})0")
-    define(f"roller_fetch_{_bytes}", _FETCH.format(bytes=_bytes, type=_type, zero=_zero))
-    define(f"roller_store_{_bytes}", _STORE.format(bytes=_bytes, type=_type))
-for _text in (*byte_floats.texts(), *matrix_functions.texts()):
-    define(_text.partition("(")[0].split()[-1], _text)
+    register_function(f"roller_fetch_{_bytes}", _FETCH.format(bytes=_bytes, type=_type, zero=_zero))
+    register_function(f"roller_store_{_bytes}", _STORE.format(bytes=_bytes, type=_type))
+for _text in (*byte_floats.byte_float_functions(), *matrix_functions.matrix_functions()):
+    register_function(_text.partition("(")[0].split()[-1], _text)
 
 
-def prelude(source: str, arch: str) -> str:
+def used_function_texts(source: str, arch: str) -> str:
     """Return the functions that a source for an architecture calls, directly or indirectly."""
     wanted = [n for n in FUNCTIONS if re.search(rf"\b{n}\b", source)]
     for name in reversed(FUNCTIONS):
         if name not in wanted and any(re.search(rf"\b{name}\b", FUNCTIONS[n]) for n in wanted):
             wanted.append(name)
-    own = (text for name, text in extrema.texts(arch).items() if re.search(rf"\b{name}\b", source))
+    own = (text for name, text in extrema.nan_extrema_functions(arch).items() if re.search(rf"\b{name}\b", source))
     return "".join((*(text for name, text in FUNCTIONS.items() if name in wanted), *own))
 
 
-def call(name: str, *arguments: Expr) -> Stmt:
+def call_function(name: str, *arguments: Expr) -> Stmt:
     """Return the statement ``name(arguments)``; ``name`` may carry template arguments."""
     assert name.partition("<")[0] in FUNCTIONS, name
     return tirx.Evaluate(tirx.call_extern("void", name, *arguments))
@@ -98,7 +99,7 @@ def address(of: Buffer, *index: Expr) -> Expr:
     return tirx.address_of(load(of, *index))
 
 
-def start(name: str, of: Buffer, offset: Expr) -> tuple[Stmt, Buffer]:
+def bind_start_address(name: str, of: Buffer, offset: Expr) -> tuple[Stmt, Buffer]:
     """Return the statement that names an element's address, and a buffer that starts there."""
     # The address, equal in all accesses of a loop, is then added once. In an index, the compiler would mix it with the
     # constants of every access and keep an address of each in a register. In that case, as with `address`, a kernel
@@ -108,25 +109,25 @@ def start(name: str, of: Buffer, offset: Expr) -> tuple[Stmt, Buffer]:
     var = tirx.Var(name, kind)
     view = tirx.decl_buffer(of.shape, dtype_name(of), name=f"{name}_view")
     named = tirx.Bind(var, tirx.call_extern(kind, "roller_start", address(of, offset)))
-    return seq([named, tirx.DeclBuffer(view, data=var)]), view
+    return sequence_of([named, tirx.DeclBuffer(view, data=var)]), view
 
 
 def copy_async(nbytes: int, target: Expr, source: Expr, inside: list[Expr]) -> Stmt:
     """Return an asynchronous copy of 16, 8 or 4 aligned bytes to the scratchpad, with zeros outside (from sm_80 on)."""
-    return call(f"roller_copy_async_{nbytes}", target, source, _all(inside))
+    return call_function(f"roller_copy_async_{nbytes}", target, source, _conjunction(inside))
 
 
 def fetch(nbytes: int, registers: Expr, source: Expr, inside: list[Expr]) -> Stmt:
     """Return the load of one vector of global memory into registers, with zeros and no read outside."""
-    return call(f"roller_fetch_{nbytes}", registers, source, _all(inside))
+    return call_function(f"roller_fetch_{nbytes}", registers, source, _conjunction(inside))
 
 
 def put(nbytes: int, target: Expr, registers: Expr) -> Stmt:
     """Return the store of one vector of registers to aligned memory."""
-    return call(f"roller_store_{nbytes}", target, registers)
+    return call_function(f"roller_store_{nbytes}", target, registers)
 
 
-def _all(conditions: list[Expr]) -> Expr:
+def _conjunction(conditions: list[Expr]) -> Expr:
     if not conditions:
         return tirx.const(True, "bool")
     return conditions[0] if len(conditions) == 1 else tirx.all(*conditions)
@@ -134,14 +135,9 @@ def _all(conditions: list[Expr]) -> Expr:
 
 def copy_commit() -> Stmt:
     """Return the statement that ends a group of this thread's asynchronous copies."""
-    return call("roller_copy_commit")
+    return call_function("roller_copy_commit")
 
 
 def copy_wait(groups: int) -> Stmt:
     """Return a wait until at most ``groups`` groups of this thread's asynchronous copies are in flight."""
-    return call(f"roller_copy_wait<{groups}>")
-
-
-def barrier() -> Stmt:
-    """Return a barrier for the block."""
-    return tirx.Evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))
+    return call_function(f"roller_copy_wait<{groups}>")

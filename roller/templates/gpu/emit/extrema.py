@@ -24,7 +24,7 @@ _KNOWN = """  return b {other} a ? a : b;
 """
 
 
-def texts(arch: str) -> dict[str, str]:
+def nan_extrema_functions(arch: str) -> dict[str, str]:
     """Return the functions for an architecture by name."""
     found = {}
     for node in EXTREMA:

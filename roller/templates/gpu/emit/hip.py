@@ -14,8 +14,8 @@ barrier between groups. This remains correct on a wavefront of 64, because
 - the two halves of a wavefront may take different branches: a shuffle reads lanes of its own half only,
   which execute it together, as the lanes of a warp do.
 
-Every shuffle must therefore state the width 32; :func:`adapt` refuses any other. The mask argument is dropped:
-lanes of a wavefront run in lock step.
+Every shuffle must therefore state the width 32; :func:`cuda_text_to_hip` refuses any other. The mask argument is
+dropped: lanes of a wavefront run in lock step.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _PRELUDE: tuple[tuple[str, str], ...] = (
     (cuda.MANY_BYTES, cuda.BYTES),
     (cuda.MANY_UNSIGNED_BYTES, cuda.UNSIGNED_BYTES),
     *((rf"\b{n}\b", device_functions.FUNCTIONS[n]) for n in _FUNCTIONS),
-    *((rf"\b{n}\b", text) for n, text in extrema.texts(_TEMPLATE_ARCH).items()),
+    *((rf"\b{n}\b", text) for n, text in extrema.nan_extrema_functions(_TEMPLATE_ARCH).items()),
 )
 
 
@@ -107,33 +107,35 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
         artifact = cuda.lower(program, expression, _TEMPLATE_ARCH, device)
     except BuildError as err:
         raise BuildError(str(err).replace("cuda:", "hip:", 1)) from err
-    return _adapted(artifact, arch)
+    return _adapt_artifact(artifact, arch)
 
 
-def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> cuda.Unlowered:
+def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> cuda.TirKernels:
     """Write the kernels of a program as TensorIR for the device for which it was constructed."""
     del spec  # the text of all of them
-    return cuda.unlowered(program, _TEMPLATE_ARCH, async_copies=False, scalar=scalar)
+    return cuda.write_tir_kernels(program, _TEMPLATE_ARCH, async_copies=False, scalar=scalar)
 
 
-def lowered_for(code: cuda.Unlowered, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
+def lowered_for(code: cuda.TirKernels, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
     """Lower the kernels of :func:`unlowered_for`."""
-    return _adapted(cuda.lowered(code, program, expression, _TEMPLATE_ARCH, spec.name), spec.target["arch"])
+    return _adapt_artifact(
+        cuda.lower_tir_kernels(code, program, expression, _TEMPLATE_ARCH, spec.name), spec.target["arch"]
+    )
 
 
-def _adapted(artifact: KernelArtifact, arch: str) -> KernelArtifact:
-    texts = {source: adapt(source) for source in {x.source for x in artifact.launches}}
+def _adapt_artifact(artifact: KernelArtifact, arch: str) -> KernelArtifact:
+    texts = {source: cuda_text_to_hip(source) for source in {x.source for x in artifact.launches}}
     launches = tuple(replace(x, source=texts[x.source]) for x in artifact.launches)
     prepare = artifact.prepare and replace(artifact.prepare, source=texts[artifact.prepare.source])
     return replace(artifact, language="hip", target={"arch": arch}, launches=launches, prepare=prepare)
 
 
-def adapt(source: str) -> str:
+def cuda_text_to_hip(source: str) -> str:
     """Return CUDA C of this package's templates as HIP C++.
 
     Examples
     --------
-    >>> print(adapt('extern "C" __global__ void k(float* x) { __shared__ alignas(64) float s[4]; }'))
+    >>> print(cuda_text_to_hip('extern "C" __global__ void k(float* x) { __shared__ alignas(64) float s[4]; }'))
     #include <hip/hip_runtime.h>
     #define uint unsigned int
     #define uchar unsigned char

@@ -28,7 +28,7 @@ def prints_exactly(value: float) -> bool:
     return not math.isfinite(value) or float(f"{value:.15f}") == value
 
 
-def exact_literals(module: Any) -> Any:
+def replace_inexact_literals(module: Any) -> Any:
     """Return a device module whose floating-point literals are printed without loss."""
 
     def exact(literal: Any) -> Any:
@@ -47,12 +47,12 @@ def exact_literals(module: Any) -> Any:
     return tvm.IRModule(functions, attrs=module.attrs)
 
 
-def hexadecimal(source: str) -> str:
+def print_hexadecimal_literals(source: str) -> str:
     """Return a source with doubles given by their bits as hexadecimal literals, with decimals in comments.
 
     Examples
     --------
-    >>> hexadecimal("(x * __longlong_as_double((int64_t)4578640125057721278))")
+    >>> print_hexadecimal_literals("(x * __longlong_as_double((int64_t)4578640125057721278))")
     '(x * 0x1.a98ef606a63bep-7/*0.012987012987012988*/)'
     """
 

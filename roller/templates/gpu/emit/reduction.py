@@ -8,31 +8,31 @@ from dataclasses import replace
 from typing import Protocol
 
 from roller.expr import COMBINERS, REDUCTION, Axis, Load, Stage, Tensor, axis_index
-from roller.expr.splitting import fresh_axis
-from roller.te.emit import combine, constant, emit_index, emit_scalar
-from roller.templates.gpu.common.stores import Results, is_alone, store_order
-from roller.templates.gpu.emit.context import Context, as_output, promote
-from roller.templates.gpu.emit.mapping import AxisMap
-from roller.templates.gpu.emit.nest import (
+from roller.expr.splitting import unique_axis_name
+from roller.te.emit import combine_step, constant, emit_index, emit_scalar
+from roller.templates.gpu.common.stores import StoredResults, axes_in_store_order, fits_one_kernel
+from roller.templates.gpu.emit.axis_map import AxisMap
+from roller.templates.gpu.emit.kernel_context import KernelContext, convert_to_output_dtype, promote_narrow_float
+from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
-    Many,
     Stmt,
+    VaryingCount,
     buffer,
+    if_all,
+    int32_literal,
     kernel,
     load,
     loop,
-    num,
-    seq,
+    sequence_of,
     store,
     thread_axis,
-    unravel,
-    when,
+    unravel_index,
     with_buffers,
 )
-from roller.templates.gpu.rows.emit import Rows
+from roller.templates.gpu.rows.emit import RowKernel
 from roller.tile import RProgram
-from roller.tile.partials import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes, parts_loaded
+from roller.tile.split_reduction import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes, parts_loaded
 
 #: Threads per block of the second kernel if there is a thread per result.
 _THREADS = 256
@@ -43,24 +43,24 @@ class SteppedKernel(Protocol):
 
     part: Expr
 
-    def __init__(self, ctx: Context, stage: Stage, program: RProgram) -> None: ...
+    def __init__(self, ctx: KernelContext, stage: Stage, program: RProgram) -> None: ...
 
     def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt: ...  # noqa: D102
 
 
 def stepped_kernels(
-    ctx: Context, program: RProgram, stages: Sequence[Stage], template: type[SteppedKernel]
+    ctx: KernelContext, program: RProgram, stages: Sequence[Stage], template: type[SteppedKernel]
 ) -> list[Stmt] | None:
     """Return the kernels for a single reduction or a whole expression, or ``None`` if it needs further kernels."""
     if len(stages) == 1:
         return tiled_kernels(ctx, stages[0], None, program, template)
-    if not is_alone(ctx.expr):
+    if not fits_one_kernel(ctx.expr):
         return None
     return tiled_kernels(ctx, ctx.expr.anchor, ctx.expr.epilogue, program, template)
 
 
 def tiled_kernels(
-    ctx: Context, stage: Stage, epilogue: Stage | None, program: RProgram, template: type[SteppedKernel]
+    ctx: KernelContext, stage: Stage, epilogue: Stage | None, program: RProgram, template: type[SteppedKernel]
 ) -> list[Stmt]:
     """Return the kernels of a tiled reduction stage and its optional element-wise epilogue."""
     # A split reduction writes partial results to a workspace ``(split_k, *spatial extents)``, and a second kernel sums
@@ -68,22 +68,22 @@ def tiled_kernels(
     result = epilogue or stage
     if program.split_k == 1:
         return [template(ctx, stage, program).kernel(result, ctx.buffers[result.name])]
-    order = store_order(stage)
+    order = axes_in_store_order(stage)
     shape = (program.split_k, *(a.extent for a in order))
-    partial = Tensor(fresh_name(ctx, "partial"), shape, stage.acc_dtype)
+    partial = Tensor(unused_name(ctx, "partial"), shape, stage.acc_dtype)
     target = ctx.workspace(partial)
-    part = Results.of_part(stage)
+    part = StoredResults.of_split_part(stage)
     flat = Stage(part.tensor, stage.axes, part.index, stage.body, stage.combiner, stage.acc_dtype)
     t = template(ctx, flat, program)
     return [t.kernel(flat, target, (t.part,)), _combine_parts(ctx, stage, result, partial, order, program.open_axes)]
 
 
 def _combine_parts(
-    ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis], open_axes: Collection[str]
+    ctx: KernelContext, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis], open_axes: Collection[str]
 ) -> Stmt:
     """Return the second kernel of a split reduction: it adds the parts in a fixed order, then the epilogue."""
     if partial.shape[0] > UNROLLED_PARTS:  # several threads per element, combined in a tree
-        shared = shared_sum(ctx, stage, partial, order)
+        shared = shared_sum_of_parts(ctx, stage, partial, order)
         return shared.write([shared.anchor, *([] if result is stage else [result])])
     threads = _THREADS
     total = math.prod(a.extent for a in order)
@@ -91,7 +91,9 @@ def _combine_parts(
     flat = block.var * threads + thread.var
     env = dict(
         zip(
-            (a.name for a in order), unravel(flat, [Many.of(a.extent, a.name in open_axes) for a in order]), strict=True
+            (a.name for a in order),
+            unravel_index(flat, [VaryingCount.of(a.extent, a.name in open_axes) for a in order]),
+            strict=True,
         )
     )
     acc = buffer("acc", (1,), stage.acc_dtype, "local")
@@ -100,37 +102,37 @@ def _combine_parts(
 
     def add(part: Expr) -> Stmt:
         value = load(source, part, *(env[a.name] for a in order))
-        return store(acc, combine(combiner, load(acc, num(0)), value), num(0))
+        return store(acc, combine_step(combiner, load(acc, int32_literal(0)), value), int32_literal(0))
 
-    init = store(acc, constant(COMBINERS[combiner].neutral, stage.acc_dtype), num(0))
-    total_value = as_output(load(acc, num(0)), stage)
+    init = store(acc, constant(COMBINERS[combiner].neutral, stage.acc_dtype), int32_literal(0))
+    total_value = convert_to_output_dtype(load(acc, int32_literal(0)), stage)
     if result is stage:
         value = total_value
     else:
-        readers = ctx.readers({stage.name: lambda *_: promote(total_value)})
-        value = as_output(emit_scalar(result.body, env, readers), result)
+        readers = ctx.readers({stage.name: lambda *_: promote_narrow_float(total_value)})
+        value = convert_to_output_dtype(emit_scalar(result.body, env, readers), result)
     write = store(ctx.buffers[result.name], value, *(emit_index(i, env) for i in result.store))
-    body = seq([init, loop("part", partial.shape[0], add, unroll=True), write])
+    body = sequence_of([init, loop("part", partial.shape[0], add, unroll=True), write])
     inside = [flat < total] if total % threads or any(a.name in open_axes for a in order) else []
-    return kernel((block, thread), with_buffers([acc], when(inside, body)))
+    return kernel((block, thread), with_buffers([acc], if_all(inside, body)))
 
 
-def shared_sum(ctx: Context, s: Stage, partial: Tensor, order: Sequence[Axis]) -> Rows:
+def shared_sum_of_parts(ctx: KernelContext, s: Stage, partial: Tensor, order: Sequence[Axis]) -> RowKernel:
     """Return the template for a kernel in which several threads share the parts of every result."""
-    part = Axis(fresh_axis("part", {a.name for a in s.axes}), partial.shape[0], REDUCTION)
+    part = Axis(unique_axis_name("part", {a.name for a in s.axes}), partial.shape[0], REDUCTION)
     load_part = Load(partial.name, (axis_index(part.name), *(axis_index(a.name) for a in order)))
     total = replace(s, axes=(*s.spatial_axes, part), body=load_part)
     threads = [1] * len(order)
     if order:
         threads[-1] = min(COMBINING_THREADS, 1 << (order[-1].extent - 1).bit_length())
     lanes = combining_lanes(part.extent, threads[-1] if order else 1)
-    return Rows(
+    return RowKernel(
         ctx, total, [AxisMap(a.name, a.extent, t, 1) for a, t in zip(order, threads, strict=True)],
         [AxisMap(part.name, part.extent, lanes, parts_loaded(part.extent, lanes), interleaved=True)],
     )  # fmt: skip
 
 
-def fresh_name(ctx: Context, name: str) -> str:
+def unused_name(ctx: KernelContext, name: str) -> str:
     """Return a name that no tensor or buffer of a kernel has yet."""
     known = {*ctx.expr.tensors, *ctx.buffers}
     n = 0

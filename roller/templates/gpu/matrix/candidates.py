@@ -16,20 +16,20 @@ from roller.core.fragment import Fragment
 from roller.expr import Call, Cast, Load, TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.common.growth import Growth
+from roller.templates.common.data_reuse_score import reuse_score, traffic_and_footprint
+from roller.templates.common.growth_trace import GrowthTrace
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import padding_allowed
+from roller.templates.common.padding import allowed_padding_mask
 from roller.templates.common.policy import POLICIES
 from roller.templates.common.scale_up import best_children, unique_rows
-from roller.templates.common.score import reuse_score, tile_cost
-from roller.templates.gpu.common.limits import whole_teus
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
-from roller.templates.gpu.common.operand_copies import are_async, operand_copies
+from roller.templates.gpu.common.operand_copies import copies_both_operands_asynchronously, operand_copies
+from roller.templates.gpu.common.thread_limits import fills_whole_teus
 from roller.templates.gpu.matrix.price import PHASES
-from roller.templates.gpu.tiled.candidates import split_variants
-from roller.templates.gpu.tiled.variants import exceeds_cache
+from roller.templates.gpu.tiled.candidates import with_split_reductions
+from roller.templates.gpu.tiled.variants import operands_exceed_shared_cache
 from roller.tile.geometry import Floats, Geometry, Ints, product
-from roller.tile.steps import break_share
+from roller.tile.memory_steps import break_share
 from roller.tile.structures import structure_of
 from roller.tile.warp_groups import CHUNK_BYTES
 
@@ -72,7 +72,7 @@ class MatrixForm:
         """Extents of the fragment along :attr:`axes`."""
         return self.fragment.m, self.fragment.n, self.fragment.k
 
-    def waste(self, geometry: Geometry) -> float:
+    def waste_factor(self, geometry: Geometry) -> float:
         """Return the ratio of computed to useful products, as fragments overhang short axes."""
         total = 1.0
         for a, s in zip(self.axes, self.sizes, strict=True):
@@ -80,7 +80,7 @@ class MatrixForm:
             total *= -(-extent // s) * s / extent
         return total
 
-    def quality(self, geometry: Geometry) -> tuple[Any, ...]:
+    def sort_key(self, geometry: Geometry) -> tuple[Any, ...]:
         """Return the key that sorts forms, the most promising first."""
         # Forms with little waste come first; an operand whose memory runs along neither m (n) nor k counts like twice
         # the products; then results of a thread that are neighbours in the output; then larger fragments, which reread
@@ -91,7 +91,7 @@ class MatrixForm:
             apart += min(break_share(access.index, access.tensor.shape, *axis) for axis in own) > _BROKEN
         stored_along = bool(geometry.order) and geometry.order[-1] == self.axes[1]
         larger = tuple(-s for s in (self.fragment.n, self.fragment.k, self.fragment.m))
-        return self.waste(geometry) * 2.0**apart, not stored_along, self.axes, larger
+        return self.waste_factor(geometry) * 2.0**apart, not stored_along, self.axes, larger
 
 
 def matrix_forms(
@@ -110,8 +110,8 @@ def matrix_forms(
             continue
         if f"{f.rate}.{f.operand}" not in spec.compute.ops_per_cycle_per_unit:
             continue
-        found += [MatrixForm(f, axes) for axes in _axes(geometry, loads)]
-    return tuple(sorted(found, key=lambda form: form.quality(geometry)))
+        found += [MatrixForm(f, axes) for axes in _axis_choices(geometry, loads)]
+    return tuple(sorted(found, key=lambda form: form.sort_key(geometry)))
 
 
 def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
@@ -128,7 +128,7 @@ def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
     return loads[0], loads[1]
 
 
-def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, int]]:
+def _axis_choices(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, int]]:
     """Return the choices of m, n and k axes: m moves one operand, n the other, and k both, in both assignments."""
     uses = [next(a.uses for a in geometry.loads if a.tensor.name == x.tensor) for x in loads]
     reduced = np.flatnonzero(~geometry.spatial & uses[0] & uses[1])
@@ -139,22 +139,27 @@ def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, 
     return found
 
 
-def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def matrix_candidates(geometries: Sequence[Geometry], spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return batches of programs for the matrix unit, one batch per choice of axes, stages and raster."""
     tried: list[tuple[float, TileBatch]] = []
     policy = POLICIES[options.policy]
     rounded = _AS_THEY_ARE if policy is None else dict(policy.rounded)
     offered = spec.constructed if policy is None else spec
     for geometry in geometries if options.matrix_units else ():
-        for form in _narrowed(matrix_forms(geometry, offered, rounded), geometry):
-            batch = _blocks(geometry, spec, form, options)
+        for form in _forms_worth_growing(matrix_forms(geometry, offered, rounded), geometry):
+            batch = _promising_blocks(geometry, spec, form, options)
             if len(batch):
-                tried.append(_promising(batch, spec, options))
+                tried.append(_fastest_rows(batch, spec, options))
     least = min((seconds for seconds, _ in tried), default=0.0)
-    return [b for s, batch in tried if len(batch) and s <= _SLOWER * least for b in _pipelined(batch, spec, options)]
+    return [
+        b
+        for s, batch in tried
+        if len(batch) and s <= _SLOWER * least
+        for b in _pipelined_variants(batch, spec, options)
+    ]
 
 
-def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixForm, ...]:
+def _forms_worth_growing(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixForm, ...]:
     """Return the forms worth growing: of two forms that differ only by swapping m and n, the better one."""
     best: dict[tuple[Fragment, frozenset[int], int], MatrixForm] = {}
     for f in forms:
@@ -162,13 +167,13 @@ def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixFo
     kept: list[MatrixForm] = []
     for alone in (True, False):  # warp groups compete with warps
         kept += [f for f in best.values() if f.fragment.reads_scratchpad != alone][: _FORMS if alone else _GROUP_FORMS]
-    least = min((f.quality(geometry)[0] for f in kept), default=0.0)
-    return tuple(f for f in kept if f.quality(geometry)[0] <= _WORSE * least)
+    least = min((f.sort_key(geometry)[0] for f in kept), default=0.0)
+    return tuple(f for f in kept if f.sort_key(geometry)[0] <= _WORSE * least)
 
 
-def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions) -> TileBatch:
+def _promising_blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions) -> TileBatch:
     """Return the most promising blocks of a form with one stage, by a bound on arithmetic and shared cache."""
-    states = grown(geometry, spec, form, options)
+    states = grow_matrix_blocks(geometry, spec, form, options)
     a = len(geometry.names)
     k, fragment_k = form.axes[2], form.fragment.k
     most = -(-int(geometry.extents[k]) // fragment_k)
@@ -176,11 +181,13 @@ def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: Con
     register = np.repeat(states[:, :a], len(steps), axis=0)
     block = register * np.repeat(states[:, a:], len(steps), axis=0)
     block[:, k] = np.tile(steps, len(states)) * fragment_k
-    batch = _batch(geometry, form, register, block)
+    batch = _batch_of_tiles(geometry, form, register, block)
     if len(batch) and form.fragment.reads_scratchpad:  # swizzled tiles are copied by whole chunks, or by elements
         batch = batch.take(np.logical_and.reduce([c.nbytes == CHUNK_BYTES for c in operand_copies(batch)]))
         register, block = batch.register, batch.block
-    keep = (scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes) & padding_allowed(geometry, block, options)
+    keep = (scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes) & allowed_padding_mask(
+        geometry, block, options
+    )
     policy = POLICIES[options.policy]
     if policy is not None:
         sides, extents = block[:, form.axes[:2]], geometry.extents[list(form.axes[:2])]
@@ -190,12 +197,12 @@ def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: Con
     batch = batch.take(keep)
     if len(batch) <= _PRICED:
         return batch
-    moved_s = tile_cost(geometry, batch.block)[0] / spec.layer("l2").bandwidth_bytes_per_s
+    moved_s = traffic_and_footprint(geometry, batch.block)[0] / spec.layer("l2").bandwidth_bytes_per_s
     bound = np.maximum(PHASES.arithmetic(batch, spec), moved_s)
     return batch.take(np.sort(np.argsort(bound, kind="stable")[:_PRICED]))
 
 
-def _batch(geometry: Geometry, form: MatrixForm, register: Ints, block: Ints) -> TileBatch:
+def _batch_of_tiles(geometry: Geometry, form: MatrixForm, register: Ints, block: Ints) -> TileBatch:
     names = tuple(geometry.names[a] for a in form.axes)
     ones = np.ones(len(block), np.int64)
     return TileBatch(
@@ -215,12 +222,12 @@ def _group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
     return tiles
 
 
-def grown(
-    geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions, seen: Growth | None = None
+def grow_matrix_blocks(
+    geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions, seen: GrowthTrace | None = None
 ) -> Ints:
     """Return blocks grown by groups along the m and n axes, as states ``[register tile | groups]``."""
     register = _group_tiles(geometry, form)
-    register = register[whole_teus(_batch(geometry, form, register, register), spec)]
+    register = register[fills_whole_teus(_batch_of_tiles(geometry, form, register, register), spec)]
     a = len(geometry.names)
     most = min(_GROUPS, (spec.limits.threads_per_block or 0) // form.fragment.threads)
     axes = np.array(form.axes[:2])  # blocks step over all other axes
@@ -236,7 +243,8 @@ def grown(
             grows[n] = table[n, :, a + axis] > now
         both = np.concatenate([states[None], table])
         traffic, footprint = (
-            x.reshape(both.shape[:2]) for x in tile_cost(geometry, (both[..., :a] * both[..., a:]).reshape(-1, a))
+            x.reshape(both.shape[:2])
+            for x in traffic_and_footprint(geometry, (both[..., :a] * both[..., a:]).reshape(-1, a))
         )
         score = reuse_score((traffic[0], footprint[0]), (traffic[1:], footprint[1:]))
         if seen is not None:
@@ -250,16 +258,16 @@ def grown(
     return unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
 
 
-def _ring(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[int, ...]:
+def _stage_choices(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[int, ...]:
     """Return the numbers of stages to consider: copies through registers hold only one step."""
-    ring = STAGES if are_async(batch, spec).any() else REGISTER_STAGES
+    ring = STAGES if copies_both_operands_asynchronously(batch, spec).any() else REGISTER_STAGES
     return ring if options.pipelining else ring[:1]
 
 
-def _promising(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[float, TileBatch]:
+def _fastest_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[float, TileBatch]:
     """Return the fastest time and rows at a medium number of stages, including split reductions."""
-    ring = _ring(batch, spec, options)
-    parts = [batch, *(split_variants(batch, spec) if options.split_k else [])]
+    ring = _stage_choices(batch, spec, options)
+    parts = [batch, *(with_split_reductions(batch, spec) if options.split_k else [])]
     whole = replace(
         batch,
         register=np.concatenate([p.register for p in parts]),
@@ -267,23 +275,23 @@ def _promising(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) ->
         split_k=np.concatenate([p.split_k for p in parts]),
     )
     seconds = PHASES.price(replace(whole, stages=ring[len(ring) // 2]), spec)["seconds"]
-    return float(seconds.min()), whole.take(_best(seconds, _VARIED))
+    return float(seconds.min()), whole.take(_rows_of_least_times(seconds, _VARIED))
 
 
-def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def _pipelined_variants(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return variants of rows with stages, then raster, keeping each where it is fastest."""
-    ring = _ring(batch, spec, options)
-    tried = [replace(batch, stages=1), *([batch.varied(ring[1:])] if len(ring) > 1 else [])]
+    ring = _stage_choices(batch, spec, options)
+    tried = [replace(batch, stages=1), *([batch.with_stages_and_rasters(ring[1:])] if len(ring) > 1 else [])]
     terms = [PHASES.price(b, spec) for b in tried]
     seconds, per_unit = (
         np.concatenate([t[n] for t in terms]).reshape(len(ring), -1) for n in ("seconds", "blocks_per_unit")
     )
-    seconds[len(REGISTER_STAGES) :, ~are_async(batch, spec)] = np.inf
+    seconds[len(REGISTER_STAGES) :, ~copies_both_operands_asynchronously(batch, spec)] = np.inf
     rank = np.argsort(np.argsort(seconds, axis=0, kind="stable"), axis=0, kind="stable")
     kept = (rank < _PLACES) & np.isfinite(seconds)
     raster = np.ones(seconds.shape, np.int64)
-    if options.pipelining and exceeds_cache(batch, spec):
-        raster, seconds = _rastered(batch, ring, kept, (seconds, per_unit), spec)
+    if options.pipelining and operands_exceed_shared_cache(batch, spec):
+        raster, seconds = _faster_block_orders(batch, ring, kept, (seconds, per_unit), spec)
     found = []
     for n, several in ((ring[:1], False), (ring[1:], True)):
         which, row = np.nonzero(kept & (np.isin(ring, n)[:, None]))
@@ -294,7 +302,7 @@ def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) ->
     return found
 
 
-def _rastered(
+def _faster_block_orders(
     batch: TileBatch, ring: Sequence[int], kept: np.ndarray, plain: tuple[Floats, Floats], spec: DeviceSpec
 ) -> tuple[Ints, Floats]:
     """Return the faster order of blocks per stages and program, or the plain order if equal, and its time."""
@@ -317,7 +325,7 @@ def _rastered(
     return raster, seconds
 
 
-def _best(seconds: Floats, count: int) -> np.ndarray:
+def _rows_of_least_times(seconds: Floats, count: int) -> np.ndarray:
     """Return the rows with the ``count`` smallest finite times, in row order."""
     order = np.argsort(seconds, kind="stable")[:count]
     return np.asarray(np.sort(order[np.isfinite(seconds[order])]))

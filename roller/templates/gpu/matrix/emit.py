@@ -15,79 +15,80 @@ from roller.errors import BuildError
 from roller.expr import Stage
 from roller.te.compat import tirx
 from roller.te.emit import emit_index
-from roller.templates.gpu.common.stores import store_order
-from roller.templates.gpu.emit.access import padding_is_neutral
-from roller.templates.gpu.emit.context import Context
-from roller.templates.gpu.emit.device_functions import address, barrier, copy_commit, copy_wait
-from roller.templates.gpu.emit.mapping import AxisMap, axis_map, block_position
-from roller.templates.gpu.emit.nest import (
+from roller.templates.gpu.common.stores import axes_in_store_order
+from roller.templates.gpu.emit.axis_map import AxisMap, axis_map, block_position
+from roller.templates.gpu.emit.device_functions import address, copy_commit, copy_wait
+from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.padding_masks import padding_is_neutral
+from roller.templates.gpu.emit.reduction import stepped_kernels
+from roller.templates.gpu.emit.staged_tiles import TileDomain
+from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
-    Many,
     Stmt,
+    VaryingCount,
+    block_barrier,
     buffer,
-    is_certain,
+    if_all,
+    int32_literal,
+    is_fixed_count,
     kernel,
     loop,
-    num,
-    seq,
+    sequence_of,
     thread_axis,
-    unravel,
-    when,
+    unravel_index,
     with_buffers,
 )
-from roller.templates.gpu.emit.reduction import stepped_kernels
-from roller.templates.gpu.emit.staging import Domain
-from roller.templates.gpu.matrix.emit_copy import OperandCopy, swizzled
-from roller.templates.gpu.matrix.emit_store import write
-from roller.templates.gpu.matrix.emit_units import MatrixUnit, Place, matrix_unit
+from roller.templates.gpu.matrix.emit_copy import OperandCopy, swizzle_map
+from roller.templates.gpu.matrix.emit_store import store_all_results
+from roller.templates.gpu.matrix.emit_units import MatrixUnit, OperandPlace, matrix_unit
 from roller.tile import RProgram
-from roller.tile.fragments import Operand, operands, pool_bytes, swizzle
+from roller.tile.fragments import Operand, block_scratchpad_bytes, operands, swizzle
 from roller.tile.scratchpad import STATIC_SHARED_BYTES
 
 
 @dataclass
-class Matrix:
+class MatrixKernel:
     """State of one kernel on a matrix unit while it is written."""
 
-    ctx: Context
+    ctx: KernelContext
     stage: Stage
     program: RProgram
 
     def __post_init__(self) -> None:
-        self._prepare()
-        self._pool()
+        self._set_up()
+        self._allocate_ring()
         m, n = self.register[self.m_axis], self.register[self.n_axis]
         self.unit: MatrixUnit = matrix_unit(self.fragment, self.operands, m, n, self.lane, self._padding())
 
-    def _prepare(self) -> None:
+    def _set_up(self) -> None:
         """Set up axes, threads and operands, and check that the template fits."""
         p, s = self.program, self.stage
         assert p.fragment is not None
         self.fragment = p.fragment
-        self.maps: tuple[AxisMap, ...] = tuple(axis_map(p, a) for a in store_order(s))
-        self.domain = Domain.of(s, p)
+        self.maps: tuple[AxisMap, ...] = tuple(axis_map(p, a) for a in axes_in_store_order(s))
+        self.domain = TileDomain.of(s, p)
         self.m_axis, self.n_axis, self.k_axis = p.matrix_axes
         self.register: Mapping[str, int] = p.tile("register")
-        self._threads()
+        self._set_up_threads()
         self.operands = operands(s, self.ctx.expr.tensors, p.matrix_axes, p.block_tile)
         self._check()
 
-    def _threads(self) -> None:
+    def _set_up_threads(self) -> None:
         """Set up block, group of threads and lane, and the positions of their tiles."""
         p = self.program
         tiles = math.prod(m.steps for m in self.maps)
         self.block = thread_axis("blockIdx.x", p.split_k * tiles)
         self.thread = thread_axis("threadIdx.x", p.threads_per_block)
-        self.part = tirx.floordiv(self.block.var, tiles) if p.split_k > 1 else num(0)
+        self.part = tirx.floordiv(self.block.var, tiles) if p.split_k > 1 else int32_literal(0)
         within = tirx.floormod(self.block.var, tiles) if p.split_k > 1 else self.block.var
         blocks = block_position(within, [m.steps for m in self.maps], p.raster)
         self.base: Mapping[str, Expr] = {m.name: b * m.tile for m, b in zip(self.maps, blocks, strict=True)}
         groups = p.threads_per_block // self.fragment.threads
-        group = tirx.floordiv(self.thread.var, self.fragment.threads) if groups > 1 else num(0)
+        group = tirx.floordiv(self.thread.var, self.fragment.threads) if groups > 1 else int32_literal(0)
         self.lane = tirx.floormod(self.thread.var, self.fragment.threads) if groups > 1 else self.thread.var
         self.group_index = group
-        places = unravel(group, [m.threads for m in self.maps])
+        places = unravel_index(group, [m.threads for m in self.maps])
         self.group: Mapping[str, Expr] = {m.name: g * m.registers for m, g in zip(self.maps, places, strict=True)}
 
     def _check(self) -> None:
@@ -110,7 +111,7 @@ class Matrix:
                     f"got {row_bytes}. Pad them: '{f.name}' cannot read others."
                 )
         fixed = {o.load: 0.0 for o in self.operands}
-        beyond = [a.name for a in self.stage.reduction_axes if self.domain.beyond(a.name)]
+        beyond = [a.name for a in self.stage.reduction_axes if self.domain.overhangs(a.name)]
         if any(not padding_is_neutral(self.stage, a, fixed, 0.0) for a in beyond) or any(
             o.load.guard and o.load.outside != 0.0 for o in self.operands
         ):
@@ -121,19 +122,19 @@ class Matrix:
         a, b = (padding.get(o.tensor.name, 0) for o in self.operands)
         return a, b
 
-    def _pool(self) -> None:
+    def _allocate_ring(self) -> None:
         """Allocate the ring: the tiles of all stages of A, then the tiles of B."""
         p, padding = self.program, self._padding()
         sizes = [o.elements(x) for o, x in zip(self.operands, padding, strict=True)]
         self.tile_elements = dict(zip(self.operands, sizes, strict=True))
         self.tile_start = dict(zip(self.operands, (0, p.stages * sizes[0]), strict=True))
         itemsize = self.operands[0].tensor.itemsize_bytes
-        total = pool_bytes(p, self.operands) // itemsize
+        total = block_scratchpad_bytes(p, self.operands) // itemsize
         scope = "shared.dyn" if total * itemsize > STATIC_SHARED_BYTES else "shared"
         self.pool: Buffer = buffer("pool", (total,), f"uint{8 * itemsize}", scope)
         threads = self.thread.var, p.threads_per_block
         self.copies = [
-            OperandCopy(self.ctx, o, self.domain, (x, swizzled(o, self.fragment, x)), self.pool, threads)
+            OperandCopy(self.ctx, o, self.domain, (x, swizzle_map(o, self.fragment, x)), self.pool, threads)
             for o, x in zip(self.operands, padding, strict=True)
         ]
 
@@ -142,66 +143,84 @@ class Matrix:
     def accumulate(self) -> Stmt:
         """Return statements that clear the accumulators, then all steps of this block's share of the reduction."""
         count, base = self._steps()
-        ring = self._single(count, base) if self.program.stages == 1 else self._ring(count, base)
-        return seq([self.unit.clear(), ring])
+        ring = self._steps_without_ring(count, base) if self.program.stages == 1 else self._steps_with_ring(count, base)
+        return sequence_of([self.unit.clear(), ring])
 
     def _steps(self) -> tuple[Expr | int, Callable[[Expr], Mapping[str, Expr]]]:
         """Return the number of steps of this block, and the function that maps a step to the start of its tiles."""
         axes = self.stage.reduction_axes
         steps = [self.domain.steps(a.name) for a in axes]
-        total, parts = self.domain.all_steps(axes), self.program.split_k
-        differs = isinstance(total, Many)
-        share = Many.of(-(-total // parts), differs)
-        first = self.part * share if parts > 1 else num(0)
+        total, parts = self.domain.steps_of_axes(axes), self.program.split_k
+        differs = isinstance(total, VaryingCount)
+        share = VaryingCount.of(-(-total // parts), differs)
+        first = self.part * share if parts > 1 else int32_literal(0)
 
         def base(step: Expr) -> Mapping[str, Expr]:
-            places = unravel(first + step if parts > 1 else step, steps)
+            places = unravel_index(first + step if parts > 1 else step, steps)
             return {**self.base, **{a.name: x * self.domain.tile[a.name] for a, x in zip(axes, places, strict=True)}}
 
         if parts == 1 or (total % parts == 0 and not differs):
             return share, base
-        return tirx.max(tirx.min(num(share), num(total) - first), num(0)), base
+        return tirx.max(tirx.min(int32_literal(share), int32_literal(total) - first), int32_literal(0)), base
 
-    def _single(self, count: Expr | int, base: Callable[[Expr], Mapping[str, Expr]]) -> Stmt:
+    def _steps_without_ring(self, count: Expr | int, base: Callable[[Expr], Mapping[str, Expr]]) -> Stmt:
         """Return steps with one tile at a time: copy, barrier, compute, barrier."""
 
         def step(s: Expr) -> Stmt:
             at = base(s)
             waits = [copy_commit(), copy_wait(0)] if self._any_async else []
-            through = [x for c in self._through_registers for x in c.now(at, self._start(c.operand, num(0)))]
-            return seq([*self._issue(at, num(0)), *through, *waits, barrier(), self.compute(num(0)), barrier()])
+            through = [x for c in self._through_registers for x in c.now(at, self._start(c.operand, int32_literal(0)))]
+            return sequence_of(
+                [
+                    *self._issue_async_copies(at, int32_literal(0)),
+                    *through,
+                    *waits,
+                    block_barrier(),
+                    self.compute(int32_literal(0)),
+                    block_barrier(),
+                ]
+            )
 
         return loop("step", count, step)
 
-    def _ring(self, count: Expr | int, base: Callable[[Expr], Mapping[str, Expr]]) -> Stmt:
+    def _steps_with_ring(self, count: Expr | int, base: Callable[[Expr], Mapping[str, Expr]]) -> Stmt:
         """Return steps that copy ``stages - 1`` steps ahead of the arithmetic."""
         ahead = self.program.stages - 1
 
         def fill(s: int) -> Stmt:
-            at, slot = base(num(s)), num(s)
-            copies = [*self._issue(at, slot), *self._fetch(at), *self._put(at, slot)]
-            return seq([when(self._exists(num(s), count), seq(copies)), *self._commit()])
+            at, slot = base(int32_literal(s)), int32_literal(s)
+            copies = [*self._issue_async_copies(at, slot), *self._fetch(at), *self._put(at, slot)]
+            return sequence_of(
+                [if_all(self._step_exists(int32_literal(s), count), sequence_of(copies)), *self._commit_async_copies()]
+            )
 
         def step(s: Expr) -> Stmt:
             later = s + ahead
             at, slot = base(later), self._slot(later)
             exists = [later < count]
-            start = [*self._issue(at, slot), *self._fetch(at)]
-            end = [when(exists, seq(self._put(at, slot)))] if self._through_registers else []
+            start = [*self._issue_async_copies(at, slot), *self._fetch(at)]
+            end = [if_all(exists, sequence_of(self._put(at, slot)))] if self._through_registers else []
             waits = [copy_wait(ahead - 1)] if self._any_async else []
-            return seq(
-                [*waits, barrier(), when(exists, seq(start)), *self._commit(), self.compute(self._slot(s)), *end]
+            return sequence_of(
+                [
+                    *waits,
+                    block_barrier(),
+                    if_all(exists, sequence_of(start)),
+                    *self._commit_async_copies(),
+                    self.compute(self._slot(s)),
+                    *end,
+                ]
             )
 
-        return seq([*(fill(s) for s in range(ahead)), loop("step", count, step)])
+        return sequence_of([*(fill(s) for s in range(ahead)), loop("step", count, step)])
 
     def _slot(self, step: Expr) -> Expr:
         return tirx.floormod(step, self.program.stages)
 
-    def _exists(self, step: Expr, count: Expr | int) -> list[Expr]:
-        if is_certain(count) and self.program.stages - 1 <= count:
+    def _step_exists(self, step: Expr, count: Expr | int) -> list[Expr]:
+        if is_fixed_count(count) and self.program.stages - 1 <= count:
             return []
-        return [tirx.LT(step, num(count)) if isinstance(count, Many) else step < count]
+        return [tirx.LT(step, int32_literal(count)) if isinstance(count, VaryingCount) else step < count]
 
     @property
     def _any_async(self) -> bool:
@@ -214,10 +233,10 @@ class Matrix:
     def _start(self, operand: Operand, slot: Expr) -> Expr:
         return slot * self.tile_elements[operand] + self.tile_start[operand]
 
-    def _issue(self, at: Mapping[str, Expr], slot: Expr) -> list[Stmt]:
+    def _issue_async_copies(self, at: Mapping[str, Expr], slot: Expr) -> list[Stmt]:
         return [c.issue(at, self._start(c.operand, slot)) for c in self.copies if c.asynchronous]
 
-    def _commit(self) -> list[Stmt]:
+    def _commit_async_copies(self) -> list[Stmt]:
         return [copy_commit()] if self._any_async else []
 
     def _fetch(self, at: Mapping[str, Expr]) -> list[Stmt]:
@@ -234,37 +253,41 @@ class Matrix:
         for k in range(steps):
             out += [self.unit.load(a, b, k + 1)] if k + 1 < steps else []
             out.append(self.unit.multiply(k))
-        return seq(out)
+        return sequence_of(out)
 
-    def _place(self, operand: Operand, slot: Expr) -> Place:
+    def _place(self, operand: Operand, slot: Expr) -> OperandPlace:
         """Return the position of this group's part of the operand's tile in ``slot``."""
         padding = self._padding()[self.operands.index(operand)]
-        moved = swizzled(operand, self.fragment, padding)
+        moved = swizzle_map(operand, self.fragment, padding)
         start, group = self._start(operand, slot), self.group[operand.axis]
         pitch = operand.pitch(padding)
         if not operand.transposed:  # whole multiples of eight rows do not change how chunks are permuted
-            start, group = start + group * pitch, num(0)
+            start, group = start + group * pitch, int32_literal(0)
 
         def at(along: int, spatial: Expr, k: Expr) -> Expr:
-            local = {**dict.fromkeys(self.stage.extents, num(0)), operand.axis: group + spatial, operand.k_axis: k}
+            local = {
+                **dict.fromkeys(self.stage.extents, int32_literal(0)),
+                operand.axis: group + spatial,
+                operand.k_axis: k,
+            }
             local[operand.row_axis] = local[operand.row_axis] + along
-            offset: Expr = num(0)
+            offset: Expr = int32_literal(0)
             for i, p in zip(operand.layout.dims, operand.layout.pitches(padding), strict=True):
                 offset = offset + emit_index(i, local) * p
             return address(self.pool, start + moved(offset))
 
         is_swizzled = swizzle(operand, self.fragment, padding) is not None
-        return Place(operand, at, pitch * operand.tensor.itemsize_bytes, is_swizzled)
+        return OperandPlace(operand, at, pitch * operand.tensor.itemsize_bytes, is_swizzled)
 
     # ---- the result
 
     def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
         """Return the kernel; ``prefix`` holds leading indices of ``target`` (the part of a split reduction)."""
         fetched = [b for c in self.copies for b in c.buffers]
-        body = seq([self.accumulate(), write(self, result, target, prefix)])
+        body = sequence_of([self.accumulate(), store_all_results(self, result, target, prefix)])
         return kernel((self.block, self.thread), with_buffers([self.pool, *self.unit.buffers, *fetched], body))
 
 
-def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
+def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
     """Return the kernels of a matrix unit; see :func:`stepped_kernels`."""
-    return stepped_kernels(ctx, program, stages, Matrix)
+    return stepped_kernels(ctx, program, stages, MatrixKernel)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 
 from roller.core.fragment import Fragment
 from roller.te.compat import tirx
-from roller.templates.gpu.emit.context import Context
 from roller.templates.gpu.emit.device_functions import address, copy_async, fetch, put
-from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, buffer, store
-from roller.templates.gpu.emit.staging import Chunk, Domain, Rounds, StagedTile, element
+from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.staged_tiles import CopyChunk, CopyRounds, StagedTile, TileDomain, chunk_element
+from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, buffer, store
 from roller.tile.fragments import PHASE_ROWS, Operand, swizzle
 from roller.tile.vectors import is_asynchronous
 
@@ -22,7 +22,7 @@ from roller.tile.vectors import is_asynchronous
 Moved = Callable[[Expr], Expr]
 
 
-def swizzled(operand: Operand, fragment: Fragment, padding: int) -> Moved:
+def swizzle_map(operand: Operand, fragment: Fragment, padding: int) -> Moved:
     """Return the map from offsets to places in the staged tile: see :class:`roller.tile.fragments.Swizzle`."""
     found = swizzle(operand, fragment, padding)
     if found is None:
@@ -49,7 +49,7 @@ class OperandCopy:
     """
 
     def __init__(
-        self, ctx: Context, operand: Operand, domain: Domain, layout: tuple[int, Moved], pool: Buffer,
+        self, ctx: KernelContext, operand: Operand, domain: TileDomain, layout: tuple[int, Moved], pool: Buffer,
         threads: tuple[Expr, int],
     ) -> None:  # fmt: skip
         self.ctx, self.operand, self.domain, self.pool, self.thread = ctx, operand, domain, pool, threads[0]
@@ -58,7 +58,7 @@ class OperandCopy:
         dtype = operand.tensor.dtype
         whole = buffer(f"fetched_{operand.tensor.name}", (1,), dtype, "local")
         tile = StagedTile(operand.load, operand.tensor, operand.layout, padding, 0.0, whole, operand.elements(padding))
-        self.rounds = Rounds.of(ctx, tile, domain, threads[1])
+        self.rounds = CopyRounds.of(ctx, tile, domain, threads[1])
         self.nbytes = self.rounds.width * operand.tensor.itemsize_bytes
         self.asynchronous = ctx.async_copies and bool(is_asynchronous(self.nbytes))
         self.registers = buffer(whole.name, (self.rounds.count * self.rounds.width,), dtype, "local")
@@ -73,7 +73,7 @@ class OperandCopy:
         source = self.ctx.buffers.get(self.operand.load.tensor)
         assert source is not None  # only tensors in memory have vectors
 
-        def one(c: Chunk) -> Stmt:
+        def one(c: CopyChunk) -> Stmt:
             return copy_async(
                 self.nbytes, address(self.pool, start + self._place(c)), address(source, *c.index), c.conditions
             )
@@ -84,9 +84,9 @@ class OperandCopy:
         """Load this thread's elements of the tile at ``base`` into registers."""
         source = self.ctx.buffers.get(self.operand.load.tensor)
 
-        def one(c: Chunk) -> Stmt:
+        def one(c: CopyChunk) -> Stmt:
             if c.width == 1:
-                return store(self.registers, element(self.ctx, self.rounds.tile, c), c.number)
+                return store(self.registers, chunk_element(self.ctx, self.rounds.tile, c), c.number)
             return fetch(
                 self.nbytes, address(self.registers, c.number * c.width), address(source, *c.index), c.conditions
             )
@@ -96,7 +96,7 @@ class OperandCopy:
     def put(self, base: Mapping[str, Expr], start: Expr) -> Stmt:
         """Store the fetched elements to the tile that begins at element ``start`` of the pool."""
 
-        def one(c: Chunk) -> Stmt:
+        def one(c: CopyChunk) -> Stmt:
             return put(
                 self.nbytes,
                 address(self.pool, start + self._place(c)),
@@ -109,7 +109,7 @@ class OperandCopy:
         """Return a copy without look-ahead."""
         return [self.fetch(base), self.put(base, start)]
 
-    def _place(self, c: Chunk) -> Expr:
+    def _place(self, c: CopyChunk) -> Expr:
         """Return the place of a chunk in the tile."""
         # Rounds that are whole periods of a swizzle apart differ by a constant, so only the rounds of one period need
         # separate addresses. With more addresses, the compiler keeps the address of every round in registers.
@@ -121,5 +121,5 @@ class OperandCopy:
         rounds = (c.number if several == 1 else tirx.floordiv(c.number, several) * several) * step
         return self.moved(c.offset - rounds) + rounds
 
-    def _all(self, base: Mapping[str, Expr], one: Callable[[Chunk], Stmt]) -> Stmt:
+    def _all(self, base: Mapping[str, Expr], one: Callable[[CopyChunk], Stmt]) -> Stmt:
         return self.rounds.statement(self.domain, base, self.thread, one, whole=True)

@@ -19,63 +19,66 @@ _MMA = (
 _WMMA_SUMS = {"f32": (8, "float", "f"), "f16": (4, "unsigned", "r")}
 
 
-def _places(first: int, count: int) -> str:
+def _operand_numbers(first: int, count: int) -> str:
     return "{" + ", ".join(f"%{first + n}" for n in range(count)) + "}"
 
 
-def _bound(constraint: str, name: str, count: int) -> str:
+def _constraint_list(constraint: str, name: str, count: int) -> str:
     return ", ".join(f'"{constraint}"({name}[{n}])' for n in range(count))
 
 
-def _ldmatrix(count: int, trans: str) -> str:
-    suffix = trans.replace(".", "_")
+def _ldmatrix_text(count: int, trans: str) -> str:
+    suffix, results = trans.replace(".", "_"), _operand_numbers(0, count)
     return (
         f"void roller_ldmatrix_x{count}{suffix}(unsigned* r, unsigned row) {{\n"
-        f'  asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {_places(0, count)}, [%{count}];"\n'
-        f'               : {_bound("=r", "r", count)} : "r"(row));\n}}'
+        f'  asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {results}, [%{count}];"\n'
+        f'               : {_constraint_list("=r", "r", count)} : "r"(row));\n}}'
     )
 
 
-def _mma(shape: str, operand: str, sums: str) -> str:
+def _mma_text(shape: str, operand: str, sums: str) -> str:
     count, kind, constraint = _MMA_SUMS[sums]
     form = f"mma.sync.aligned.{shape}.row.col.{sums}.{operand}.{operand}.{sums}"
-    d, a, b = _places(0, count), _places(count, 4), _places(count + 4, 2)
+    d, a, b = _operand_numbers(0, count), _operand_numbers(count, 4), _operand_numbers(count + 4, 2)
+    outputs, inputs = _constraint_list("+" + constraint, "d", count), _constraint_list("r", "a", 4)
     return (
         f"void roller_mma_{shape}_{operand}_{sums}(void* sums, const unsigned* a, const unsigned* b) {{\n"
         f"  {kind}* d = ({kind}*)sums;\n"
         f'  asm volatile("{form} {d}, {a}, {b}, {d};"\n'
-        f"               : {_bound('+' + constraint, 'd', count)} : {_bound('r', 'a', 4)}, {_bound('r', 'b', 2)});\n}}"
+        f"               : {outputs} : {inputs}, {_constraint_list('r', 'b', 2)});\n}}"
     )
 
 
-def _wmma_load(operand: str, layout: str) -> str:
+def _wmma_load_text(operand: str, layout: str) -> str:
     form = f"wmma.load.{operand}.sync.aligned.{layout}.m16n16k16.shared.f16"
     return (
         f"void roller_wmma_load_{operand}_{layout}(unsigned* r, unsigned p, int pitch) {{\n"
-        f'  asm volatile("{form} {_places(0, 8)}, [%8], %9;"\n'
-        f'               : {_bound("=r", "r", 8)} : "r"(p), "r"(pitch));\n}}'
+        f'  asm volatile("{form} {_operand_numbers(0, 8)}, [%8], %9;"\n'
+        f'               : {_constraint_list("=r", "r", 8)} : "r"(p), "r"(pitch));\n}}'
     )
 
 
-def _wmma_mma(a: str, b: str, sums: str) -> str:
+def _wmma_mma_text(a: str, b: str, sums: str) -> str:
     count, kind, constraint = _WMMA_SUMS[sums]
     form = f"wmma.mma.sync.aligned.{a}.{b}.m16n16k16.{sums}.{sums}"
-    d = _places(0, count)
+    d = _operand_numbers(0, count)
+    outputs, inputs = _constraint_list("+" + constraint, "d", count), _constraint_list("r", "a", 8)
     return (
         f"void roller_wmma_mma_{a}_{b}_{sums}(void* sums, const unsigned* a, const unsigned* b) {{\n"
         f"  {kind}* d = ({kind}*)sums;\n"
-        f'  asm volatile("{form} {d}, {_places(count, 8)}, {_places(count + 8, 8)}, {d};"\n'
-        f"               : {_bound('+' + constraint, 'd', count)} : {_bound('r', 'a', 8)}, {_bound('r', 'b', 8)});\n}}"
+        f'  asm volatile("{form} {d}, {_operand_numbers(count, 8)}, {_operand_numbers(count + 8, 8)}, {d};"\n'
+        f"               : {outputs} : {inputs}, {_constraint_list('r', 'b', 8)});\n}}"
     )
 
 
-def _wmma_store(sums: str) -> str:
+def _wmma_store_text(sums: str) -> str:
     count, kind, constraint = _WMMA_SUMS[sums]
+    values = _operand_numbers(2, count)
     return (
         f"void roller_wmma_store_{sums}(void* p, const void* sums, int pitch) {{\n"
         f"  const {kind}* d = (const {kind}*)sums;\n"
-        f'  asm volatile("wmma.store.d.sync.aligned.row.m16n16k16.shared.{sums} [%0], {_places(2, count)}, %1;"\n'
-        f'               :: "r"(roller_shared_address(p)), "r"(pitch), {_bound(constraint, "d", count)}\n'
+        f'  asm volatile("wmma.store.d.sync.aligned.row.m16n16k16.shared.{sums} [%0], {values}, %1;"\n'
+        f'               :: "r"(roller_shared_address(p)), "r"(pitch), {_constraint_list(constraint, "d", count)}\n'
         '               : "memory");\n}'
     )
 
@@ -89,10 +92,10 @@ _HELD = """unsigned roller_held(const void* p) {
 }"""
 
 
-def texts() -> list[str]:
+def matrix_functions() -> list[str]:
     """Return the text of every function, without its qualifiers."""
-    found = [_HELD, *(_ldmatrix(count, trans) for count in (4, 2) for trans in ("", ".trans"))]
-    found += [_mma(*form) for form in _MMA]
-    found += [_wmma_load(operand, layout) for operand in "ab" for layout in ("row", "col")]
-    found += [_wmma_mma(a, b, s) for a in ("row", "col") for b in ("row", "col") for s in _WMMA_SUMS]
-    return found + [_wmma_store(s) for s in _WMMA_SUMS]
+    found = [_HELD, *(_ldmatrix_text(count, trans) for count in (4, 2) for trans in ("", ".trans"))]
+    found += [_mma_text(*form) for form in _MMA]
+    found += [_wmma_load_text(operand, layout) for operand in "ab" for layout in ("row", "col")]
+    found += [_wmma_mma_text(a, b, s) for a in ("row", "col") for b in ("row", "col") for s in _WMMA_SUMS]
+    return found + [_wmma_store_text(s) for s in _WMMA_SUMS]

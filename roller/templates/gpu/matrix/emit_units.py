@@ -15,13 +15,23 @@ from roller.core.fragment import Fragment
 from roller.errors import BuildError
 from roller.te.compat import tirx
 from roller.te.emit import constant
-from roller.templates.gpu.emit.device_functions import address, call, put
-from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, buffer, load, loop, num, seq, store
+from roller.templates.gpu.emit.device_functions import address, call_function, put
+from roller.templates.gpu.emit.tir_statements import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    int32_literal,
+    load,
+    loop,
+    sequence_of,
+    store,
+)
 from roller.tile.fragments import PHASE_ROWS, Operand
 
 
 @dataclass(frozen=True)
-class Place:
+class OperandPlace:
     """A group's part of one operand's staged tile.
 
     Parameters
@@ -66,7 +76,7 @@ class MatrixUnit(Protocol):
     def clear(self) -> Stmt:
         """Set the accumulators to zero."""
 
-    def load(self, a: Place, b: Place, k: int) -> Stmt:
+    def load(self, a: OperandPlace, b: OperandPlace, k: int) -> Stmt:
         """Load all fragments of the ``k``-th k step of a tile; steps are loaded in order."""
 
     def multiply(self, k: int) -> Stmt:
@@ -95,9 +105,9 @@ class Mma:
 
     def clear(self) -> Stmt:
         """Set the accumulators to zero."""
-        return _clear(self.sums)
+        return _clear_accumulators(self.sums)
 
-    def load(self, a: Place, b: Place, k: int) -> Stmt:
+    def load(self, a: OperandPlace, b: OperandPlace, k: int) -> Stmt:
         """Load all fragments of one k step; see :class:`MatrixUnit`."""
         # A lane addresses one row of matrix lane / 8: bit 0 and bit 1 of that number.
         second = tirx.floormod(tirx.floordiv(self.lane, PHASE_ROWS), 2)
@@ -109,7 +119,7 @@ class Mma:
         b_reads = [
             (f.n * 2 * j, 2 * min(2, self.columns - 2 * j), (parity * self.columns + 2 * j) * 2) for j in range(pairs)
         ]
-        return seq(
+        return sequence_of(
             [
                 *self._load(a, k, (second, third), a_reads, (self.a_bases, self.a_registers)),
                 *self._load(b, k, (third, second), b_reads, (self.b_bases, self.b_registers)),
@@ -117,7 +127,7 @@ class Mma:
         )
 
     def _load(
-        self, place: Place, k: int, halves: tuple[Expr, Expr], reads: list[tuple[int, int, int]],
+        self, place: OperandPlace, k: int, halves: tuple[Expr, Expr], reads: list[tuple[int, int, int]],
         buffers: tuple[Buffer, Buffer],
     ) -> list[Stmt]:  # fmt: skip
         """Load one operand: ``reads`` holds positions along m (n), matrices, and the first register."""
@@ -137,9 +147,11 @@ class Mma:
             if along not in known:
                 known.append(along)
                 if k == 0 or (place.swizzled and not place.operand.transposed):
-                    found.append(_hold(bases, len(known) - 1, place.address(along, spatial, inner)))
-            base = _held(bases, known.index(along), nbytes)
-            found.append(call(f"roller_ldmatrix_x{matrices}{suffix}", address(registers, num(register)), base))
+                    found.append(_hold_address(bases, len(known) - 1, place.address(along, spatial, inner)))
+            base = _held_address(bases, known.index(along), nbytes)
+            found.append(
+                call_function(f"roller_ldmatrix_x{matrices}{suffix}", address(registers, int32_literal(register)), base)
+            )
         return found
 
     def multiply(self, k: int) -> Stmt:
@@ -147,14 +159,14 @@ class Mma:
         parity = k % 2
 
         def one(i: Expr, j: Expr) -> Stmt:
-            return call(
+            return call_function(
                 self.name,
                 address(self.sums, (i * self.columns + j) * 4),
                 address(self.a_registers, (parity * self.rows + i) * 4),
                 address(self.b_registers, (parity * self.columns + j) * 2),
             )
 
-        return _each(self.rows, self.columns, one)
+        return _loops_over_fragments(self.rows, self.columns, one)
 
     def spread(self, i: Expr, place: Spread, pitch: int) -> Stmt:
         """Store one row of fragments, two neighbours at once; see :class:`MatrixUnit`."""
@@ -165,7 +177,7 @@ class Mma:
             column = j * self.fragment.n + tirx.floormod(self.lane, 4) * 2
             return put(nbytes, place(row, column), address(self.sums, (i * self.columns + j) * 4 + half * 2))
 
-        return _each(self.columns, 2, one)
+        return _loops_over_fragments(self.columns, 2, one)
 
 
 class Wmma:
@@ -189,27 +201,35 @@ class Wmma:
 
     def clear(self) -> Stmt:
         """Set the accumulators to zero."""
-        return _clear(self.sums)
+        return _clear_accumulators(self.sums)
 
-    def load(self, a: Place, b: Place, k: int) -> Stmt:
+    def load(self, a: OperandPlace, b: OperandPlace, k: int) -> Stmt:
         """Load all fragments of one k step; see :class:`MatrixUnit`."""
         f = self.fragment
         a_name, b_name = (f"roller_wmma_load_{o}_{x}" for o, x in zip("ab", self.layouts, strict=True))
-        return seq(
+        return sequence_of(
             [
                 *self._load(a, k, 0, a_name, (self.a_registers, self.rows, f.m)),
                 *self._load(b, k, 1, b_name, (self.b_registers, self.columns, f.n)),
             ]
         )
 
-    def _load(self, place: Place, k: int, which: int, name: str, fragments: tuple[Buffer, int, int]) -> list[Stmt]:
+    def _load(
+        self, place: OperandPlace, k: int, which: int, name: str, fragments: tuple[Buffer, int, int]
+    ) -> list[Stmt]:
         """Load one operand's fragments; ``fragments`` holds registers, count and distance along m (n)."""
         registers, count, extent = fragments
-        found = [_hold(self.bases, which, place.address(0, num(0), num(0)))] if k == 0 else []
+        found = (
+            [_hold_address(self.bases, which, place.address(0, int32_literal(0), int32_literal(0)))] if k == 0 else []
+        )
         for i in range(count):
             _, nbytes = place.split(i * extent, k * self.fragment.k)
-            target = address(registers, num((k % 2 * count + i) * self._OPERAND))
-            found.append(call(name, target, _held(self.bases, which, nbytes), num(self.pitches[which])))
+            target = address(registers, int32_literal((k % 2 * count + i) * self._OPERAND))
+            found.append(
+                call_function(
+                    name, target, _held_address(self.bases, which, nbytes), int32_literal(self.pitches[which])
+                )
+            )
         return found
 
     def multiply(self, k: int) -> Stmt:
@@ -218,40 +238,45 @@ class Wmma:
         name = f"roller_wmma_mma_{'_'.join(self.layouts)}_{self.kind}"
 
         def one(i: Expr, j: Expr) -> Stmt:
-            return call(
+            return call_function(
                 name,
                 address(self.sums, (i * self.columns + j) * self._SUMS),
                 address(self.a_registers, (parity * self.rows + i) * self._OPERAND),
                 address(self.b_registers, (parity * self.columns + j) * self._OPERAND),
             )
 
-        return _each(self.rows, self.columns, one)
+        return _loops_over_fragments(self.rows, self.columns, one)
 
     def spread(self, i: Expr, place: Spread, pitch: int) -> Stmt:
         """Store one row of fragments; see :class:`MatrixUnit`."""
 
         def one(j: Expr) -> Stmt:
             sums = address(self.sums, (i * self.columns + j) * self._SUMS)
-            return call(f"roller_wmma_store_{self.kind}", place(num(0), j * self.fragment.n), sums, num(pitch))
+            return call_function(
+                f"roller_wmma_store_{self.kind}",
+                place(int32_literal(0), j * self.fragment.n),
+                sums,
+                int32_literal(pitch),
+            )
 
         return loop("j", self.columns, one, unroll=True)
 
 
-def _clear(sums: Buffer) -> Stmt:
+def _clear_accumulators(sums: Buffer) -> Stmt:
     return loop("r", int(sums.shape[0]), lambda r: store(sums, constant(0, str(sums.dtype)), r), unroll=True)
 
 
-def _each(rows: int, columns: int, one: Callable[[Expr, Expr], Stmt]) -> Stmt:
+def _loops_over_fragments(rows: int, columns: int, one: Callable[[Expr, Expr], Stmt]) -> Stmt:
     return loop("i", rows, lambda i: loop("j", columns, lambda j: one(i, j), unroll=True), unroll=True)
 
 
-def _hold(bases: Buffer, n: int, place: Expr) -> Stmt:
+def _hold_address(bases: Buffer, n: int, place: Expr) -> Stmt:
     """Keep a scratchpad address in a register; other addresses are at constant distances from it."""
-    return store(bases, tirx.call_extern("uint32", "roller_held", place), num(n))
+    return store(bases, tirx.call_extern("uint32", "roller_held", place), int32_literal(n))
 
 
-def _held(bases: Buffer, n: int, nbytes: int) -> Expr:
-    return load(bases, num(n)) + tirx.const(nbytes, "uint32")
+def _held_address(bases: Buffer, n: int, nbytes: int) -> Expr:
+    return load(bases, int32_literal(n)) + tirx.const(nbytes, "uint32")
 
 
 def matrix_unit(

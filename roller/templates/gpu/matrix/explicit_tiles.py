@@ -32,7 +32,7 @@ def matrix_batch(
             f"{fragment.accumulator}), or name tiles over the grouped axes."
         )
     for form in forms:
-        batch = _batch(geometry, rows, form)
+        batch = _batch_if_whole_fragments(geometry, rows, form)
         if batch is not None:
             return batch
     f, axes = forms[0].fragment, [geometry.names[a] for a in forms[0].axes]
@@ -42,7 +42,9 @@ def matrix_batch(
     )
 
 
-def _batch(geometry: Geometry, rows: tuple[tuple[int, ...], ...], form: MatrixForm) -> TileBatch | None:
+def _batch_if_whole_fragments(
+    geometry: Geometry, rows: tuple[tuple[int, ...], ...], form: MatrixForm
+) -> TileBatch | None:
     """Return the program if the tiles are whole fragments along the form's axes, and 1 along all others."""
     register, block = (np.array([row], np.int64) for row in (rows[0], rows[-1]))
     k, sizes = form.axes[2], np.ones(len(geometry.names), np.int64)

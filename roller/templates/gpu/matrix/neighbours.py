@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from roller.perf.batch import TileBatch
-from roller.templates.common.moves import Place
-from roller.templates.gpu.common.operand_copies import are_async
+from roller.templates.common.tile_neighbours import NeighbourContext
+from roller.templates.gpu.common.operand_copies import copies_both_operands_asynchronously
 from roller.templates.gpu.matrix.candidates import REGISTER_STAGES, STAGES
-from roller.templates.gpu.tiled.neighbours import splits
+from roller.templates.gpu.tiled.neighbours import split_neighbours
 
 
-def neighbours(place: Place) -> Iterator[TileBatch]:
+def matrix_neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
     """Yield the program with other splits of its reduction, then other stages and orders of blocks."""
-    yield from splits(place)
-    yield from rings(place)
+    yield from split_neighbours(place)
+    yield from stage_and_order_neighbours(place)
 
 
-def rings(place: Place) -> Iterator[TileBatch]:
+def stage_and_order_neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
     """Yield the matrix-unit program with one stage more or less, and with other orders of blocks."""
-    most = max(STAGES if are_async(place.batch, place.spec).all() else REGISTER_STAGES)
+    most = max(STAGES if copies_both_operands_asynchronously(place.batch, place.spec).all() else REGISTER_STAGES)
     for stages in {max(1, place.stages - 1), min(place.stages + 1, most)} - {place.stages}:
         yield replace(place.batch, stages=stages)
     for raster in {max(1, place.raster // 2), place.raster * 2} - {place.raster}:

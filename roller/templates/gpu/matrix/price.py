@@ -19,13 +19,13 @@ from roller.errors import SpecError
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.phases import alternating
-from roller.templates.gpu.common.bank_conflicts import banks_of
-from roller.templates.gpu.common.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, Work
-from roller.templates.gpu.common.operand_copies import copy_guards
-from roller.templates.gpu.common.price import Parts, Phases, step_chain_s
+from roller.perf.phases import alternate_phases
+from roller.templates.gpu.common.bank_conflicts import scratchpad_banks
+from roller.templates.gpu.common.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, BlockWork
+from roller.templates.gpu.common.operand_copies import guarded_vectors_per_step
+from roller.templates.gpu.common.price import Parts, Phases, block_latency_chain_s
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.stores import Results
+from roller.templates.gpu.common.stores import StoredResults
 from roller.templates.gpu.matrix.stores import MatrixStore
 from roller.tile.geometry import Floats, Ints
 
@@ -61,7 +61,7 @@ def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
 
 def matrix_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
-) -> Work:
+) -> BlockWork:
     """Return the work of every block of ``"matrix"`` programs; ``common/compute.py`` does so for threads."""
     f, g, ex = batch.fragment, batch.geometry, spec.execution
     assert f is not None
@@ -83,15 +83,15 @@ def matrix_work(
             loads = loads + np.ceil(mine / (READ_BYTES * lanes))
         read = read + mine * conflicts.get(a.tensor.name, 1.0)
         written = written + batch.block_elements(a) * float(a.tensor.itemsize_bytes)
-    wavefront = math.prod(banks_of(spec))
+    wavefront = math.prod(scratchpad_banks(spec))
     slot = lanes * schedulers / per_unit["issue"]
     barriers = RING_BARRIERS if batch.pipelined else BARRIERS
     # Products that still run when the next step starts hide its barrier and its first reads.
     latency = barriers * ex.barrier_s + (spec.layer("shared").latency_s or 0.0)
     around = GROUP_STEP_INSTRUCTIONS / groups if f.reads_scratchpad else LOOP_INSTRUCTIONS
     step = 0.0 if f.reads_scratchpad else STEP_INSTRUCTIONS
-    moved = copies[0] / np.maximum(1, batch.threads_per_block) + GUARDED_INSTRUCTIONS * copy_guards(batch)
-    return Work(
+    moved = copies[0] / np.maximum(1, batch.threads_per_block) + GUARDED_INSTRUCTIONS * guarded_vectors_per_step(batch)
+    return BlockWork(
         teus=teus,
         fma=products / together * schedulers / matrix_rate(batch, spec),
         overhead=np.zeros(len(batch)),
@@ -115,7 +115,7 @@ def _finish_instructions(batch: TileBatch) -> Floats:
     epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
     results = batch.register_outputs / f.threads
     each = np.zeros(len(batch))
-    for split, columns, mine in _alike(batch):
+    for split, columns, mine in _groups_stored_alike(batch):
         way = matrix_store(batch, split=split, columns=columns)
         moved = EXCHANGE_INSTRUCTIONS * way.exchanged
         if not (way.direct or way.exchanged):
@@ -124,7 +124,7 @@ def _finish_instructions(batch: TileBatch) -> Floats:
     return np.asarray(PLACE_INSTRUCTIONS + results * each)
 
 
-def _alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
+def _groups_stored_alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
     """Yield groups of programs that store results alike: whether they store parts, columns per group, and mask."""
     columns = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
     for split in (False, True):
@@ -135,32 +135,32 @@ def _alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
 def matrix_store(batch: TileBatch, *, split: bool, columns: int) -> MatrixStore:
     """Return how programs with ``columns`` along n per group store their results, or parts of them."""
     g, axis = batch.geometry, batch.matrix_axes[1]
-    results, extent = Results.of_program(g.expr, split=split), int(g.extents[g.names.index(axis)])
+    results, extent = StoredResults.of_program(g.expr, split=split), int(g.extents[g.names.index(axis)])
     assert batch.fragment is not None
     return MatrixStore.of(batch.fragment, results, axis, extent, columns)
 
 
-def _alone(work: Work, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
+def _lone_block_cycles(work: BlockWork, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
     """Return the cycles of work for one block that has its unit to itself."""
     # Products that still run when the next step starts leave its copies to the threads; only the results wait for them.
-    arithmetic, copying = work.arithmetic(1.0, schedulers), work.copying(1.0, schedulers)
-    stored = np.maximum(arithmetic + work.storing(1.0, schedulers), copying)
+    arithmetic, copying = work.arithmetic(1.0, schedulers), work.copy_cycles(1.0, schedulers)
+    stored = np.maximum(arithmetic + work.store_cycles(1.0, schedulers), copying)
     parts["beside"] = beside = np.asarray(batch.running_steps) > 0
     return np.where(beside, stored, arithmetic + copying)
 
 
-def _chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
+def _block_latency_chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
     """Return the seconds of one block that has its unit to itself; its arithmetic includes its barriers."""
-    return step_chain_s(batch, spec, alone, parts, barriers=0)
+    return block_latency_chain_s(batch, spec, alone, parts, barriers=0)
 
 
-def _overlap(
+def _overlap_of_phases(
     memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
 ) -> tuple[Floats | Ints, Floats]:
     """Return the customers (one per stage of a block), and the time in which they pass through their phases."""
     del parts
     customers = customers * np.minimum(batch.steps_ahead + 1, batch.steps)
-    return customers, alternating((memory, *pipes), customers)
+    return customers, alternate_phases((memory, *pipes), customers)
 
 
 def _fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
@@ -178,4 +178,4 @@ def _stores_s(batch: TileBatch, per_unit: Ints, stored_s: Floats) -> Floats:
     return np.where(per_unit > 1, 0.0, stored_s) if batch.fragment.reads_scratchpad else stored_s
 
 
-PHASES = Phases(matrix_work, _alone, _chain_s, _overlap, _fill_s, stores=_stores_s)
+PHASES = Phases(matrix_work, _lone_block_cycles, _block_latency_chain_s, _overlap_of_phases, _fill_s, stores=_stores_s)

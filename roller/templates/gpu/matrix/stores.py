@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.core.fragment import Fragment
-from roller.templates.gpu.common.stores import Results
+from roller.templates.gpu.common.stores import StoredResults
 from roller.tile.access import VECTOR_BYTES
 
 #: Number of neighbouring results that a lane holds along n, and the minimum bytes that it stores directly: four lanes
@@ -27,14 +27,16 @@ class MatrixStore:
     exchanged: bool = False
 
     @classmethod
-    def of(cls, fragment: Fragment, results: Results, axis: str, extent: int, columns: int) -> MatrixStore:
+    def of(cls, fragment: Fragment, results: StoredResults, axis: str, extent: int, columns: int) -> MatrixStore:
         """Return how to store the results of a group of threads with ``columns`` along the n axis."""
         size = DTYPE_BYTES[results.tensor.dtype]
         is_wide = PAIR * size >= DIRECT_BYTES
         if fragment.reads_scratchpad:
-            most = results.widest(axis, extent, COLUMNS)
+            most = results.widest_aligned_vector(axis, extent, COLUMNS)
             exchanged = most == COLUMNS and not is_wide and fragment.n % (QUAD * COLUMNS) == 0
             return cls(COLUMNS if exchanged else min(most, PAIR), not exchanged, exchanged)
-        if fragment.knows_lanes and is_wide and results.widest(axis, extent, PAIR) == PAIR:
+        if fragment.has_defined_lanes and is_wide and results.widest_aligned_vector(axis, extent, PAIR) == PAIR:
             return cls(PAIR, direct=True)
-        return cls(min(results.widest(axis, extent, VECTOR_BYTES // size), math.gcd(columns, VECTOR_BYTES)))
+        return cls(
+            min(results.widest_aligned_vector(axis, extent, VECTOR_BYTES // size), math.gcd(columns, VECTOR_BYTES))
+        )

@@ -14,12 +14,12 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import padding_allowed
+from roller.templates.common.padding import allowed_padding_mask
 from roller.templates.common.scale_up import unique_rows
-from roller.templates.gpu.common.limits import whole_teus
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
 from roller.templates.gpu.common.row_shape import RowShape
-from roller.templates.gpu.common.row_widths import narrowest_bytes, shifts
+from roller.templates.gpu.common.row_widths import alignment_shifts, narrowest_bytes
+from roller.templates.gpu.common.thread_limits import fills_whole_teus
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.rows import contiguous_axis, row_stages
@@ -39,21 +39,21 @@ _WHOLE_REST = 64
 _REST = (4, 8)
 
 
-def row_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def row_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the row programs: plain, split over blocks, and with rows held in the scratchpad."""
     if not structure_of(geometry).spreads_reductions:
         return []
-    register, block = rows(geometry, spec)
+    register, block = row_tiles(geometry, spec)
     batch = TileBatch(geometry, ROWS.name, register, block, np.ones(len(block), np.int64), ())
-    keep = whole_teus(batch, spec) & padding_allowed(geometry, block, options)
+    keep = fills_whole_teus(batch, spec) & allowed_padding_mask(geometry, block, options)
     batch = batch.take(np.flatnonzero(keep)[: options.pool])
-    held = held_rows(batch, spec)
+    held = programs_with_staged_rows(batch, spec)
     return [with_split_rows(batch, spec, options), *([] if held is None else [held])]
 
 
-def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
+def row_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
     """Return tiles for row reductions: threads along the row, along rows, or both, and register tiles."""
-    column, row = _axes(geometry)
+    column, row = _lane_and_row_axes(geometry)
     rank, limit = len(geometry.names), spec.limits.threads_per_block or spec.teu.lanes
     extent = int(geometry.extents[column])
     others = int(geometry.extents[row]) if row is not None else 1
@@ -63,10 +63,10 @@ def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
     steps = sorted({v * n for v in vectors for n in _VECTORS} if along else _OTHERS)
     thread_rows = _THREAD_ROWS if along else vectors
     found: list[tuple[int, int, int, int]] = []
-    for lanes in _powers(min(limit, _next_power(extent))):
+    for lanes in _powers_of_two(min(limit, _next_power_of_two(extent))):
         whole = {-(-extent // (lanes * v)) * v for v in (vectors if along else (1,))}
-        whole |= {-(-s.positions(extent) // (lanes * s.width)) * s.width for s in shifts(geometry)}
-        for threads in _powers(limit // lanes):
+        whole |= {-(-s.positions(extent) // (lanes * s.width)) * s.width for s in alignment_shifts(geometry)}
+        for threads in _powers_of_two(limit // lanes):
             if threads >= 2 * others and lanes * threads > spec.teu.lanes:
                 break
             for held in thread_rows:
@@ -82,10 +82,10 @@ def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
         keep = (table[:, 3] == 1) & (table[:, 2] == 1)
         register, block = register[keep], block[keep]
     both = np.concatenate([register, block], axis=1)
-    return _with_rest(geometry, column, unique_rows(both))
+    return _with_other_reductions(geometry, column, unique_rows(both))
 
 
-def _axes(geometry: Geometry) -> tuple[int, int | None]:
+def _lane_and_row_axes(geometry: Geometry) -> tuple[int, int | None]:
     """Return the reduction axis over which lanes are spread, and the spatial axis of the rows."""
     fast = contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
     reductions, spatial = np.flatnonzero(~geometry.spatial), np.flatnonzero(geometry.spatial)
@@ -95,7 +95,7 @@ def _axes(geometry: Geometry) -> tuple[int, int | None]:
     return column, row
 
 
-def _with_rest(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
+def _with_other_reductions(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
     """Return the tiles, then tiles that hold part of another reduction axis, then tiles that hold all others."""
     rank = len(geometry.names)
     rest = [int(a) for a in np.flatnonzero(~geometry.spatial) if a != column]
@@ -137,7 +137,7 @@ def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOption
     )
 
 
-def held_rows(batch: TileBatch, spec: DeviceSpec) -> TileBatch | None:
+def programs_with_staged_rows(batch: TileBatch, spec: DeviceSpec) -> TileBatch | None:
     """Return the programs that walk a row held in the scratchpad in steps, or ``None`` if none can."""
     shape = RowShape.of(batch.geometry)
     names = tuple(dict.fromkeys(r.access.tensor.name for r in shape.reads if r.keepable and r.passes > 1))
@@ -148,9 +148,9 @@ def held_rows(batch: TileBatch, spec: DeviceSpec) -> TileBatch | None:
     return held.take(np.flatnonzero(fits)) if fits.any() else None
 
 
-def _powers(most: int) -> list[int]:
+def _powers_of_two(most: int) -> list[int]:
     return [1 << n for n in range(max(1, most).bit_length())]
 
 
-def _next_power(n: int) -> int:
+def _next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()

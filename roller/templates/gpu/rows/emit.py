@@ -2,8 +2,8 @@
 
 A block owns a tile of rows (the anchor's spatial axes); threads along reduction axes (lanes) share a row. Results per
 row stay in registers and, if a thread's register tile holds all its columns, so do inputs that several stages read
-(:func:`roller.tile.rows.kept_loads`); otherwise every stage reads them again, step by step, loading all vectors of a
-step first. Shared values are computed once per row or element (:mod:`roller.tile.row_values`).
+(:func:`roller.tile.rows.loads_kept_in_registers`); otherwise every stage reads them again, step by step, loading all
+vectors of a step first. Shared values are computed once per row or element (:mod:`roller.tile.row_values`).
 """
 
 from __future__ import annotations
@@ -14,84 +14,82 @@ from collections.abc import Callable, Sequence
 from roller.expr import COMBINERS, Load, Scalar, Stage, walk
 from roller.expr.scalar import loads
 from roller.te.compat import tirx
-from roller.te.emit import combine, constant, emit_index, emit_scalar
-from roller.templates.gpu.common.stores import Results
-from roller.templates.gpu.emit.context import Context, Reader, as_output, compute_dtype, named_loads
-from roller.templates.gpu.emit.fragments import (
-    RegisterTile,
-    access_width,
-    aligned,
-    element_reader,
-    fragments,
-    neighbour,
-    vector_store,
-)
-from roller.templates.gpu.emit.mapping import (
+from roller.te.emit import combine_step, constant, emit_index, emit_scalar
+from roller.templates.gpu.common.stores import StoredResults
+from roller.templates.gpu.emit.axis_map import (
     AxisMap,
-    Registers,
+    RegisterPoint,
     register_count,
     register_index,
-    register_points,
-    whole_vectors,
+    register_tile_loops,
+    with_whole_vectors,
 )
-from roller.templates.gpu.emit.nest import (
+from roller.templates.gpu.emit.kernel_context import (
+    KernelContext,
+    Reader,
+    compute_dtype,
+    convert_to_output_dtype,
+    replace_loads_by_names,
+)
+from roller.templates.gpu.emit.register_tiles import (
+    RegisterTile,
+    access_width,
+    element_reader,
+    neighbour_index,
+    provably_aligned,
+    register_tiles_of_loads,
+    store_in_vectors,
+)
+from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
     buffer,
+    if_all,
+    int32_literal,
     kernel,
     load,
     loop,
-    num,
-    seq,
+    sequence_of,
     store,
     thread_axis,
-    unravel,
-    when,
+    unravel_index,
     with_buffers,
 )
-from roller.templates.gpu.rows.emit_held import HeldRows
-from roller.templates.gpu.rows.emit_lanes import Lanes
-from roller.templates.gpu.rows.emit_loops import Part, Tile, points, sweep
-from roller.templates.gpu.rows.emit_registers import ValueRegisters
-from roller.templates.gpu.rows.emit_shifted import Shifted
+from roller.templates.gpu.rows.emit_lanes import RowLanes
+from roller.templates.gpu.rows.emit_loops import BlockShare, RowTile, points, tile_loops
+from roller.templates.gpu.rows.emit_shifted_columns import ShiftedColumns
+from roller.templates.gpu.rows.emit_staged_rows import StagedRows
+from roller.templates.gpu.rows.emit_value_registers import ValueRegisters
 from roller.tile.row_values import row_form, shared_values
-from roller.tile.rows import RowStage, contiguous_axis, kept_loads, row_stages
+from roller.tile.rows import RowStage, contiguous_axis, loads_kept_in_registers, row_stages
 
 
-class Rows:
-    """One kernel over a tile of rows.
+class RowKernel:
+    """One kernel over a tile of rows: the spatial axes of ``anchor``.
 
-    Parameters
-    ----------
-    anchor
-        The stage whose spatial axes are the rows.
-    rows, lanes
-        Maps of the anchor's spatial axes (contiguous one last) and reduction axes.
-    split
-        Number of parts into which the reduction is split over blocks.
-    staged
-        Inputs whose rows stay in the scratchpad after the first stage that reads them.
+    ``rows`` and ``lanes`` map its spatial axes (the contiguous one last) and its reduction axes. The reduction is split
+    over ``split`` blocks. Rows of the inputs ``staged`` stay in the scratchpad after the first stage that reads them.
     """
 
     def __init__(
-        self, ctx: Context, anchor: Stage, rows: Sequence[AxisMap], lanes: Sequence[AxisMap], split: int = 1,
+        self, ctx: KernelContext, anchor: Stage, rows: Sequence[AxisMap], lanes: Sequence[AxisMap], split: int = 1,
         staged: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.ctx = ctx
-        self.rows = tuple(whole_vectors(m) for m in rows)
-        self.shifted = Shifted.of(anchor, ctx.tensors, lanes)
+        self.rows = tuple(with_whole_vectors(m) for m in rows)
+        self.shifted = ShiftedColumns.of(anchor, ctx.tensors, lanes)
         self.shift = self.shifted.shift if self.shifted else None
-        self.columns = (self.shifted.map,) if self.shifted else tuple(whole_vectors(m) for m in lanes)
+        self.columns = (self.shifted.map,) if self.shifted else tuple(with_whole_vectors(m) for m in lanes)
         self.anchor = anchor
         self.block = thread_axis("blockIdx.x", split * math.prod(m.steps for m in rows))
-        part, *blocks = unravel(self.block.var, [split, *(m.steps for m in rows)])
-        self.part = Part(part, split) if split > 1 else None
+        part, *blocks = unravel_index(self.block.var, [split, *(m.steps for m in rows)])
+        self.part = BlockShare(part, split) if split > 1 else None
         self.base = {m.name: b * m.tile for m, b in zip(rows, blocks, strict=True)}
-        self.lanes = self._bind(math.prod(m.threads for m in rows), math.prod(m.threads for m in lanes))
-        parts = unravel(self.lanes.row, [m.threads for m in rows])
+        self.lanes = self._bind_threads(math.prod(m.threads for m in rows), math.prod(m.threads for m in lanes))
+        parts = unravel_index(self.lanes.row, [m.threads for m in rows])
         self.row_lane = {m.name: t for m, t in zip(rows, parts, strict=True)}
-        self.held = HeldRows(ctx, tuple(staged), self.lanes)
+        self.held = StagedRows(ctx, tuple(staged), self.lanes)
         self.partial: Buffer | None = None
         self.results: dict[str, Buffer] = {}
         self.kept: dict[Load, RegisterTile] = {}
@@ -99,38 +97,38 @@ class Rows:
         self.again = ValueRegisters(ctx.prefix("again"), (*self.rows, *self.columns))
         self.shared: tuple[Scalar, ...] = ()
 
-    def _bind(self, rows: int, lanes: int) -> Lanes:
+    def _bind_threads(self, rows: int, lanes: int) -> RowLanes:
         """Bind neighbouring threads to lanes if the reduction is contiguous in memory, otherwise to rows."""
         if lanes == 1:
             self.threads = [thread_axis("threadIdx.x", rows)]
-            return Lanes(None, 1, self.threads[0].var, rows, True)
+            return RowLanes(None, 1, self.threads[0].var, rows, True)
         along = contiguous_axis(self.anchor, self.ctx.tensors) in {a.name for a in self.anchor.reduction_axes}
         if rows == 1:
             self.threads = [thread_axis("threadIdx.x", lanes)]
-            return Lanes(self.threads[0], lanes, num(0), 1, True)
+            return RowLanes(self.threads[0], lanes, int32_literal(0), 1, True)
         lane_axis = thread_axis("threadIdx.x" if along else "threadIdx.y", lanes)
         row_axis = thread_axis("threadIdx.y" if along else "threadIdx.x", rows)
         self.threads = [lane_axis, row_axis]
-        return Lanes(lane_axis, lanes, row_axis.var, rows, along)
+        return RowLanes(lane_axis, lanes, row_axis.var, rows, along)
 
     # ---- coordinates
 
-    def _start(self, m: AxisMap, at: Registers) -> Expr:
+    def _start(self, m: AxisMap, at: RegisterPoint) -> Expr:
         return self.base[m.name] + m.local(self.row_lane[m.name], at.chunk[m.name])
 
-    def _row_env(self, at: Registers) -> dict[str, Expr]:
+    def _row_coordinates(self, at: RegisterPoint) -> dict[str, Expr]:
         """Return clamped row coordinates: rows beyond the end repeat the last row and are not written."""
         env = {}
         for m in self.rows:
             start = self._start(m, at)
-            start = tirx.min(start, num(m.extent - m.vector)) if m.padded else start
+            start = tirx.min(start, int32_literal(m.extent - m.vector)) if m.padded else start
             env[m.name] = start + at.offset[m.name]
         return env
 
-    def _inside(self, at: Registers) -> list[Expr]:
+    def _inside(self, at: RegisterPoint) -> list[Expr]:
         return [self._start(m, at) + at.offset[m.name] < m.extent for m in self.rows if m.padded]
 
-    def _maps(self, s: RowStage) -> tuple[AxisMap, ...]:
+    def _column_maps(self, s: RowStage) -> tuple[AxisMap, ...]:
         """Return the maps of a stage's columns: the anchor's maps if aligned, else all lanes on the last axis."""
         if s.aligned and len(s.columns) == len(self.columns):
             by_name = {m.name: m for m in self.columns}
@@ -141,8 +139,8 @@ class Rows:
             for c in s.columns
         )
 
-    def _column_start(self, maps: Sequence[AxisMap], tile: Tile) -> Callable[[str, Expr], Expr]:
-        parts = unravel(self.lanes.lane, [m.threads for m in maps])
+    def _column_start(self, maps: Sequence[AxisMap], tile: RowTile) -> Callable[[str, Expr], Expr]:
+        parts = unravel_index(self.lanes.lane, [m.threads for m in maps])
         lanes = {m.name: (m, p) for m, p in zip(maps, parts, strict=True)}
 
         def start(axis: str, chunk: Expr) -> Expr:
@@ -151,57 +149,61 @@ class Rows:
 
         return start
 
-    def _visit(
+    def _element_loops(
         self,
         maps: Sequence[AxisMap],
-        tile: Tile,
-        body: Callable[[Registers, dict[str, Expr]], Stmt],
+        tile: RowTile,
+        body: Callable[[RegisterPoint, dict[str, Expr]], Stmt],
         vector: str | None,
     ) -> Stmt:
         """Return loops over the elements of a tile of rows and columns; the body gets all coordinates."""
         start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
 
-        def point(at: Registers) -> Stmt:
-            env = self._row_env(at)
+        def point(at: RegisterPoint) -> Stmt:
+            env = self._row_coordinates(at)
             env = {**env, **self._columns(maps, start, at, env)}
-            return body(at, env) if vector else when(self._existing(at, env), body(at, env))
+            return body(at, env) if vector else if_all(self._conditions_in_row(at, env), body(at, env))
 
         everything = (*maps, *self.rows)
         return points(everything, tile, lambda a, c: start(a, c) < extents[a], point, vector=vector)
 
     def _columns(
-        self, maps: Sequence[AxisMap], start: Callable[[str, Expr], Expr], at: Registers, rows: dict[str, Expr]
+        self, maps: Sequence[AxisMap], start: Callable[[str, Expr], Expr], at: RegisterPoint, rows: dict[str, Expr]
     ) -> dict[str, Expr]:
         """Return the columns at a register point."""
         found = {m.name: start(m.name, at.chunk[m.name]) + at.offset[m.name] for m in maps}
         return self.shifted.columns(found, maps, rows) if self.shifted else found
 
-    def _existing(self, at: Registers, env: dict[str, Expr]) -> list[Expr]:
+    def _conditions_in_row(self, at: RegisterPoint, env: dict[str, Expr]) -> list[Expr]:
         return self.shifted.inside(at, env) if self.shifted else []
 
     # ---- stages
 
     def write(self, stages: Sequence[Stage] | None = None) -> Stmt:
         """Return the kernel that runs the whole expression, or only ``stages``, in order."""
-        todo = [s for s in self._stages(stages) if s.stage.combiner is not None or not s.columns
+        todo = [s for s in self._row_stages(stages) if s.stage.combiner is not None or not s.columns
                 or s.stage.name in self.ctx.expr.outputs]  # fmt: skip
         body: list[Stmt] = []
         if stages is None and all(m.steps == 1 for m in self.columns):
-            body += self._keep()
+            body += self._load_kept_inputs()
             self.shared = shared_values(self.ctx.expr)
         for n, s in enumerate(todo):
             shared = any(s.stage.name in {ld.tensor for ld in x.stage.loads} for x in todo[n + 1 :])
-            body.append(self._wide(s) if s.stage.combiner is None and s.columns else self._per_row(s, shared))
+            body.append(
+                self._compute_wide_stage(s)
+                if s.stage.combiner is None and s.columns
+                else self._compute_row_stage(s, shared)
+            )
         known = (self.held.buffers, self.results, self.once.buffers, self.again.buffers)
         buffers = [*(f.buffer for f in self.kept.values()), *(b for each in known for b in each.values())]
-        return kernel([self.block, *self.threads], with_buffers(buffers, seq(body)))
+        return kernel([self.block, *self.threads], with_buffers(buffers, sequence_of(body)))
 
     def write_partial(self, s: Stage, target: Buffer) -> Stmt:
         """Return the kernel that writes every part's result of a reduction to ``target[part, ...]``."""
         self.partial = target
         return self.write([s])
 
-    def _stages(self, stages: Sequence[Stage] | None) -> list[RowStage]:
+    def _row_stages(self, stages: Sequence[Stage] | None) -> list[RowStage]:
         if stages is None:
             return list(row_stages(self.ctx.expr))
         rows = {m.name for m in self.rows}
@@ -212,46 +214,48 @@ class Rows:
             found.append(RowStage(s, columns, set(columns) <= own and len(columns) == len(self.columns)))
         return found
 
-    def _whole(self) -> Tile:
+    def _whole_tile(self) -> RowTile:
         """Return the tile that covers every reduction axis."""
         padded, slack = (m.name for m in self.columns if m.padded), (m.name for m in self.columns if m.slack)
-        return Tile({m.name: num(0) for m in self.columns}, frozenset(padded), frozenset(slack))
+        return RowTile({m.name: int32_literal(0) for m in self.columns}, frozenset(padded), frozenset(slack))
 
-    def _keep(self) -> list[Stmt]:
+    def _load_kept_inputs(self) -> list[Stmt]:
         """Load everything that several stages read before anything is computed."""
-        found = fragments(self.ctx, kept_loads(self.ctx.expr), (*self.rows, *self.columns), "kept", self.shift)
+        found = register_tiles_of_loads(
+            self.ctx, loads_kept_in_registers(self.ctx.expr), (*self.rows, *self.columns), "kept", self.shift
+        )
         self.kept = {f.load: f for f in found}
-        return [self._fill(found, self.columns, self._whole())] if found else []
+        return [self._load_fragments(found, self.columns, self._whole_tile())] if found else []
 
-    def _fill(
-        self, found: Sequence[RegisterTile], maps: Sequence[AxisMap], tile: Tile, new: frozenset[Load] = frozenset()
+    def _load_fragments(
+        self, found: Sequence[RegisterTile], maps: Sequence[AxisMap], tile: RowTile, new: frozenset[Load] = frozenset()
     ) -> Stmt:
         """Load the fragments of one tile; load held fragments that are not ``new`` from the scratchpad."""
         start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
-        nowhere = {m.name: num(0) for m in self.rows}
+        nowhere = {m.name: int32_literal(0) for m in self.rows}
 
         def one(f: RegisterTile) -> Stmt:
             mine = [m for m in maps if m in f.maps]
             both = (*mine, *(m for m in self.rows if m in f.maps))
 
-            def point(at: Registers) -> Stmt:
-                env = self._row_env(Registers({**nowhere, **at.chunk}, {**nowhere, **at.offset}))
+            def point(at: RegisterPoint) -> Stmt:
+                env = self._row_coordinates(RegisterPoint({**nowhere, **at.chunk}, {**nowhere, **at.offset}))
                 if f.load in self.held.buffers and f.load not in new:
                     return self.held.move(f, maps, tile, at, leave=False)
                 env = {**env, **self._columns(mine, start, at, env)}
                 fill = f.fill(self.ctx, env, at)
                 if f.vector_axis is None:
-                    fill = when(self._existing(at, env), fill)
+                    fill = if_all(self._conditions_in_row(at, env), fill)
                 elif self.shifted is not None:
-                    fill = self.shifted.chunk(at, env, fill, lambda e: f.fill_one(self.ctx, env, at, e))
+                    fill = self.shifted.chunk(at, env, fill, lambda e: f.load_one_element(self.ctx, env, at, e))
                 leave = [self.held.move(f, maps, tile, at, leave=True)] if f.load in self.held.buffers else []
-                return seq([fill, *leave])
+                return sequence_of([fill, *leave])
 
             return points(both, tile, lambda a, c: start(a, c) < extents[a], point, vector=f.vector_axis)
 
-        return seq([one(f) for f in found])
+        return sequence_of([one(f) for f in found])
 
-    def _streamed(self, s: Stage, maps: Sequence[AxisMap]) -> list[RegisterTile]:
+    def _unkept_fragments(self, s: Stage, maps: Sequence[AxisMap]) -> list[RegisterTile]:
         """Return registers for a stage's unkept loads that move with its columns."""
         names = {m.name for m in maps}
         wanted = [
@@ -259,9 +263,11 @@ class Rows:
             if ld not in self.kept and not ld.guard and self.ctx.in_memory(ld.tensor) and ld.tensor not in self.results
             and any(a in names for i in ld.index for a in i.axes)
         ]  # fmt: skip
-        return fragments(self.ctx, wanted, (*self.rows, *maps), "vec", self.shift)
+        return register_tiles_of_loads(self.ctx, wanted, (*self.rows, *maps), "vec", self.shift)
 
-    def _body(self, body: Scalar, found: Sequence[RegisterTile], at: Registers) -> tuple[Scalar, dict[str, Reader]]:
+    def _body_and_readers(
+        self, body: Scalar, found: Sequence[RegisterTile], at: RegisterPoint
+    ) -> tuple[Scalar, dict[str, Reader]]:
         """Return the arithmetic with its fragments and known values as scalars, and the readers of one point."""
         index = register_index(self.rows, at)
         readers = {name: element_reader(b, index) for name, b in self.results.items()}
@@ -270,125 +276,125 @@ class Rows:
             readers |= more
         every = [*(f for ld, f in self.kept.items() if ld in loads(body)), *found]
         readers |= {f.name: element_reader(f.buffer, f.index(at)) for f in every}
-        return named_loads(body, {f.load: f.name for f in every}), self.ctx.readers(readers)
+        return replace_loads_by_names(body, {f.load: f.name for f in every}), self.ctx.readers(readers)
 
-    def _row_values(self, values: Sequence[Scalar]) -> list[Stmt]:
+    def _compute_row_values(self, values: Sequence[Scalar]) -> list[Stmt]:
         """Compute values that do not depend on any column once per row, before walking the columns."""
         todo = self.once.new(values)
 
-        def point(at: Registers) -> Stmt:
-            return seq([self.once.set(v, self._value(v, (), at, self._row_env(at)), at) for v in todo])
+        def point(at: RegisterPoint) -> Stmt:
+            return sequence_of([self.once.set(v, self._value(v, (), at, self._row_coordinates(at)), at) for v in todo])
 
-        body = [register_points(self.rows, point)] if todo else []
+        body = [register_tile_loops(self.rows, point)] if todo else []
         self.once.ready.update(todo)
         return body
 
-    def _value(self, body: Scalar, found: Sequence[RegisterTile], at: Registers, env: dict[str, Expr]) -> Expr:
-        scalar, readers = self._body(body, found, at)
+    def _value(self, body: Scalar, found: Sequence[RegisterTile], at: RegisterPoint, env: dict[str, Expr]) -> Expr:
+        scalar, readers = self._body_and_readers(body, found, at)
         return emit_scalar(scalar, env, readers)
 
-    def _per_row(self, s: RowStage, shared: bool) -> Stmt:
+    def _compute_row_stage(self, s: RowStage, shared: bool) -> Stmt:
         """Compute a stage with one result per row, kept in registers and written if it is an output."""
         stage = s.stage
         dtype = stage.acc_dtype if stage.combiner is not None else compute_dtype(stage.output.dtype)
         result = buffer(f"row_{len(self.results)}", (register_count(self.rows),), dtype, "local")
         if stage.combiner is not None:
-            body = [self._reduce(s, result, shared)]
+            body = [self._reduce_stage(s, result, shared)]
         else:
 
-            def point(at: Registers) -> Stmt:
-                value = self._value(stage.body, (), at, self._row_env(at)).astype(dtype)
+            def point(at: RegisterPoint) -> Stmt:
+                value = self._value(stage.body, (), at, self._row_coordinates(at)).astype(dtype)
                 return store(result, value, register_index(self.rows, at))
 
-            body = [register_points(self.rows, point)]
+            body = [register_tile_loops(self.rows, point)]
         self.results[stage.name] = result
         if self.partial is not None or stage.name in self.ctx.expr.outputs or stage.name in self.ctx.buffers:
             body.append(self._store_rows(stage, result))
-        return seq(body)
+        return sequence_of(body)
 
     def _store_rows(self, s: Stage, result: Buffer) -> Stmt:
         target = self.partial if self.partial is not None else self.ctx.buffers[s.name]
         prefix = [self.part.index] if self.part is not None else []
         lane = [self.lanes.lane.equal(0)] if self.lanes.count > 1 else []
-        vector = next((m for m in self.rows if Results.of(s).vector(m.name, m.extent, m.vector) > 1), None)
+        vector = next((m for m in self.rows if StoredResults.of(s).vector(m.name, m.extent, m.vector) > 1), None)
 
-        def point(at: Registers) -> Stmt:
+        def point(at: RegisterPoint) -> Stmt:
             env = {m.name: self._start(m, at) + at.offset[m.name] for m in self.rows}
             index = register_index(self.rows, at)
             if vector is None:
                 where = [*prefix, *(emit_index(i, env) for i in s.store)]
-                write = store(target, as_output(load(result, index), s), *where)
+                write = store(target, convert_to_output_dtype(load(result, index), s), *where)
             else:
                 stride = register_count(self.rows[self.rows.index(vector) + 1 :])
-                value = lambda v: as_output(load(result, index + v * stride), s)  # noqa: E731
-                places = neighbour(s.store, env, vector.name, prefix)
-                write = vector_store(target, places, value, vector.vector)
-            return when([*lane, *self._inside(at)], write)
+                value = lambda v: convert_to_output_dtype(load(result, index + v * stride), s)  # noqa: E731
+                places = neighbour_index(s.store, env, vector.name, prefix)
+                write = store_in_vectors(target, places, value, vector.vector)
+            return if_all([*lane, *self._inside(at)], write)
 
-        return register_points(self.rows, point, vector=vector.name if vector else None)
+        return register_tile_loops(self.rows, point, vector=vector.name if vector else None)
 
-    def _reduce(self, s: RowStage, result: Buffer, shared: bool) -> Stmt:
-        stage, combiner, maps = s.stage, s.stage.combiner or "sum", self._maps(s)
+    def _reduce_stage(self, s: RowStage, result: Buffer, shared: bool) -> Stmt:
+        stage, combiner, maps = s.stage, s.stage.combiner or "sum", self._column_maps(s)
         neutral, size = constant(COMBINERS[combiner].neutral, stage.acc_dtype), register_count(self.rows)
         init = loop("i", size, lambda i: store(result, neutral, i), unroll=True)
-        found = self._streamed(stage, maps)
+        found = self._unkept_fragments(stage, maps)
         new = self.held.hold(found, maps)
         form = row_form(self.ctx.expr, stage, s.columns)
-        once, inside = self._row_values(form.row), set(walk(form.body))
+        once, inside = self._compute_row_values(form.row), set(walk(form.body))
         leave = self.again.new([v for v in self.shared if v in inside])
 
-        def step(tile: Tile) -> Stmt:
-            def update(at: Registers, env: dict[str, Expr]) -> Stmt:
+        def step(tile: RowTile) -> Stmt:
+            def update(at: RegisterPoint, env: dict[str, Expr]) -> Stmt:
                 self.again.ready -= set(leave)
                 left = [self.again.set(v, self._value(v, found, at, env), at) for v in leave]
                 self.again.ready |= set(leave)
                 value = self._value(form.body, found, at, env).astype(stage.acc_dtype)
                 index = register_index(self.rows, at)
-                return seq([*left, store(result, combine(combiner, load(result, index), value), index)])
+                return sequence_of([*left, store(result, combine_step(combiner, load(result, index), value), index)])
 
-            body = [self._fill(found, maps, tile, new)] if found else []
-            body.append(self._visit(maps, tile, update, None))
-            return seq(body)
+            body = [self._load_fragments(found, maps, tile, new)] if found else []
+            body.append(self._element_loops(maps, tile, update, None))
+            return sequence_of(body)
 
-        body = [*once, init, sweep(maps, step, self.part)]
+        body = [*once, init, tile_loops(maps, step, self.part)]
         if self.lanes.count > 1:
-            function = lambda x, y: combine(combiner, x, y)  # noqa: E731
+            function = lambda x, y: combine_step(combiner, x, y)  # noqa: E731
             body.append(self.lanes.combine(result, size, function, everyone=shared))
-        return with_buffers([f.buffer for f in found], seq(body))
+        return with_buffers([f.buffer for f in found], sequence_of(body))
 
-    def _wide(self, s: RowStage) -> Stmt:
+    def _compute_wide_stage(self, s: RowStage) -> Stmt:
         """Compute and store a result that is wider than a row."""
-        stage, maps = s.stage, self._maps(s)
+        stage, maps = s.stage, self._column_maps(s)
         target = self.ctx.buffers[stage.name]
-        found = self._streamed(stage, maps)
+        found = self._unkept_fragments(stage, maps)
         new = self.held.hold(found, maps)
         vector = next((m for m in (*maps, *self.rows) if m.vector > 1), None)
         width = access_width(stage.store, stage.output, vector, self.shift)
         form = row_form(self.ctx.expr, stage, s.columns)
-        once = self._row_values(form.row)
+        once = self._compute_row_values(form.row)
 
-        def step(tile: Tile) -> Stmt:
-            def point(at: Registers, env: dict[str, Expr]) -> Stmt:
+        def step(tile: RowTile) -> Stmt:
+            def point(at: RegisterPoint, env: dict[str, Expr]) -> Stmt:
                 where = {**env, **{m.name: self._start(m, at) + at.offset[m.name] for m in self.rows}}
 
                 def value(v: Expr) -> Expr:
                     assert vector is not None
-                    here = Registers(at.chunk, {**at.offset, vector.name: v})
+                    here = RegisterPoint(at.chunk, {**at.offset, vector.name: v})
                     there = {**env, vector.name: env[vector.name] + v}
-                    return as_output(self._value(form.body, found, here, there), stage)
+                    return convert_to_output_dtype(self._value(form.body, found, here, there), stage)
 
                 if width > 1 and vector is not None:
-                    places = neighbour(stage.store, where, vector.name)
-                    there = aligned(places, target, width) if vector.slack else places
-                    write = vector_store(target, there, value, vector.vector, width)
+                    places = neighbour_index(stage.store, where, vector.name)
+                    there = provably_aligned(places, target, width) if vector.slack else places
+                    write = store_in_vectors(target, there, value, vector.vector, width)
                     if vector.slack and self.shifted is not None:
                         write = self.shifted.chunk(at, env, write, lambda e: store(target, value(e), *places(e)))
-                    return when(self._inside(at), write)
-                one = as_output(self._value(form.body, found, at, env), stage)
-                return when(self._inside(at), store(target, one, *(emit_index(i, where) for i in stage.store)))
+                    return if_all(self._inside(at), write)
+                one = convert_to_output_dtype(self._value(form.body, found, at, env), stage)
+                return if_all(self._inside(at), store(target, one, *(emit_index(i, where) for i in stage.store)))
 
-            body = [self._fill(found, maps, tile, new)] if found else []
-            body.append(self._visit(maps, tile, point, vector.name if width > 1 and vector else None))
-            return seq(body)
+            body = [self._load_fragments(found, maps, tile, new)] if found else []
+            body.append(self._element_loops(maps, tile, point, vector.name if width > 1 and vector else None))
+            return sequence_of(body)
 
-        return with_buffers([f.buffer for f in found], seq([*once, sweep(maps, step)]))
+        return with_buffers([f.buffer for f in found], sequence_of([*once, tile_loops(maps, step)]))

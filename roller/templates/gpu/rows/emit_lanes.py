@@ -12,23 +12,23 @@ from typing import Any
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.te.compat import tirx
-from roller.templates.gpu.common.row_exchange import Meeting, meeting, moved_elements
-from roller.templates.gpu.emit.mapping import vector_loop
-from roller.templates.gpu.emit.nest import (
+from roller.templates.gpu.common.row_exchange import LaneExchange, accumulators_per_access, meeting
+from roller.templates.gpu.emit.axis_map import vector_loop
+from roller.templates.gpu.emit.tir_statements import (
     WARP,
     Buffer,
     Expr,
     Stmt,
-    barrier,
+    block_barrier,
     buffer,
     dtype_name,
+    if_all,
+    int32_literal,
     load,
     loop,
-    num,
-    seq,
+    sequence_of,
     shuffle_xor,
     store,
-    when,
     with_buffers,
 )
 
@@ -39,7 +39,7 @@ Combine = Callable[[Expr, Expr], Expr]
 
 
 @dataclass(frozen=True)
-class Lanes:
+class RowLanes:
     """The threads of a row: ``lane`` of ``count``, in row ``row`` of ``rows``.
 
     Parameters
@@ -59,20 +59,20 @@ class Lanes:
     @property
     def lane(self) -> Expr:
         """Number of this thread among the threads of its row."""
-        return self.axis.var if self.axis is not None else num(0)
+        return self.axis.var if self.axis is not None else int32_literal(0)
 
     def combine(self, result: Buffer, size: int, function: Combine, *, everyone: bool) -> Stmt:
         """Combine ``result[0:size]`` of all lanes of a row, only in the first lane unless ``everyone``."""
         way = int(meeting(self.count, self.rows, DTYPE_BYTES[dtype_name(result)], along=self.neighbours))
-        if way == Meeting.ALONE:
-            return seq([])
-        if way == Meeting.SHUFFLES:
-            return self._shuffled(result, size, function, self.count)
-        if way == Meeting.WARPS:
-            return self._by_warps(result, size, function)
-        return self._in_scratchpad(result, size, function, everyone)
+        if way == LaneExchange.ALONE:
+            return sequence_of([])
+        if way == LaneExchange.SHUFFLES:
+            return self._combine_by_shuffles(result, size, function, self.count)
+        if way == LaneExchange.WARPS:
+            return self._combine_warps(result, size, function)
+        return self._combine_in_scratchpad(result, size, function, everyone)
 
-    def _shuffled(self, result: Buffer, size: int, function: Combine, lanes: int) -> Stmt:
+    def _combine_by_shuffles(self, result: Buffer, size: int, function: Combine, lanes: int) -> Stmt:
         """Exchange within groups of ``lanes`` neighbours of a warp."""
 
         def one(i: Expr) -> Stmt:
@@ -81,11 +81,11 @@ class Lanes:
                 own = load(result, i)
                 found.append(store(result, function(own, shuffle_xor(own, distance)), i))
                 distance //= 2
-            return seq(found)
+            return sequence_of(found)
 
         return loop("exchange", size, one, unroll=True)
 
-    def _by_warps(self, result: Buffer, size: int, function: Combine) -> Stmt:
+    def _combine_warps(self, result: Buffer, size: int, function: Combine) -> Stmt:
         warps = self.count // WARP
         parts = buffer("parts", (size * self.rows * warps,), dtype_name(result), "shared")
 
@@ -95,29 +95,32 @@ class Lanes:
         leave = loop(
             "i", size, lambda i: store(parts, load(result, i), place(i, tirx.floordiv(self.lane, WARP))), unroll=True
         )
-        leave = when([tirx.floormod(self.lane, WARP).equal(0)], leave)
-        within = self._shuffled(result, size, function, WARP)
+        leave = if_all([tirx.floormod(self.lane, WARP).equal(0)], leave)
+        within = self._combine_by_shuffles(result, size, function, WARP)
         if warps & (warps - 1) == 0 and warps > 2:
             fetch = lambda i: store(result, load(parts, place(i, tirx.floormod(self.lane, warps))), i)  # noqa: E731
             gather = loop("i", size, fetch, unroll=True)
             return with_buffers(
-                [parts], seq([within, leave, barrier(), gather, self._shuffled(result, size, function, warps)])
+                [parts],
+                sequence_of(
+                    [within, leave, block_barrier(), gather, self._combine_by_shuffles(result, size, function, warps)]
+                ),
             )
 
         def add(i: Expr) -> Stmt:
-            first = store(result, load(parts, place(i, num(0))), i)
+            first = store(result, load(parts, place(i, int32_literal(0))), i)
             rest = loop(
                 "w", warps - 1,
                 lambda w: store(result, function(load(result, i), load(parts, place(i, w + 1))), i), unroll=True,
             )  # fmt: skip
-            return seq([first, rest])
+            return sequence_of([first, rest])
 
-        return with_buffers([parts], seq([within, leave, barrier(), loop("i", size, add, unroll=True)]))
+        return with_buffers([parts], sequence_of([within, leave, block_barrier(), loop("i", size, add, unroll=True)]))
 
-    def _in_scratchpad(self, result: Buffer, size: int, function: Combine, everyone: bool) -> Stmt:
+    def _combine_in_scratchpad(self, result: Buffer, size: int, function: Combine, everyone: bool) -> Stmt:
         """Let the first lane add the others' accumulators, which move as vectors without bank conflicts."""
         dtype = dtype_name(result)
-        width = int(moved_elements(size, DTYPE_BYTES[dtype]))
+        width = int(accumulators_per_access(size, DTYPE_BYTES[dtype]))
         parts, total = (
             buffer(n, (c * self.rows * size,), dtype, "shared") for n, c in (("parts", self.count), ("total", 1))
         )
@@ -132,15 +135,17 @@ class Lanes:
             return loop("piece", size // width, piece, unroll=True)
 
         def add(n: Expr) -> Stmt:
-            fetch = move(other, parts, num(0), ((n + 1) * self.rows + self.row) * size)
+            fetch = move(other, parts, int32_literal(0), ((n + 1) * self.rows + self.row) * size)
             each = lambda i: store(result, function(load(result, i), load(other, i)), i)  # noqa: E731
-            return seq([fetch, loop("i", size, each, unroll=True)])
+            return sequence_of([fetch, loop("i", size, each, unroll=True)])
 
         gather = loop("lane", self.count - 1, add, unroll=self.count * size <= _UNROLLED)
-        leave = move(parts, result, (self.lane * self.rows + self.row) * size, num(0))
+        leave = move(parts, result, (self.lane * self.rows + self.row) * size, int32_literal(0))
         first = [self.lane.equal(0)]
         if not everyone:
-            return with_buffers([parts, other], seq([leave, barrier(), when(first, gather)]))
-        publish = when(first, seq([gather, move(total, result, self.row * size, num(0))]))
-        fetch = move(result, total, num(0), self.row * size)
-        return with_buffers([parts, total, other], seq([leave, barrier(), publish, barrier(), fetch]))
+            return with_buffers([parts, other], sequence_of([leave, block_barrier(), if_all(first, gather)]))
+        publish = if_all(first, sequence_of([gather, move(total, result, self.row * size, int32_literal(0))]))
+        fetch = move(result, total, int32_literal(0), self.row * size)
+        return with_buffers(
+            [parts, total, other], sequence_of([leave, block_barrier(), publish, block_barrier(), fetch])
+        )

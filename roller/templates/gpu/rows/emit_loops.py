@@ -10,12 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller.te.compat import tirx
-from roller.templates.gpu.emit.mapping import AxisMap, Registers
-from roller.templates.gpu.emit.nest import Expr, Many, Stmt, loop, loops, num, seq, when
+from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint
+from roller.templates.gpu.emit.tir_statements import (
+    Expr,
+    Stmt,
+    VaryingCount,
+    if_all,
+    int32_literal,
+    loop,
+    nested_loops,
+    sequence_of,
+)
 
 
 @dataclass(frozen=True)
-class Tile:
+class RowTile:
     """One tile of every axis: its start, the axes that end in it (``tails``), and the axes that start with slack."""
 
     base: dict[str, Expr]
@@ -24,59 +33,61 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Part:
+class BlockShare:
     """A block's share of the steps of one axis: part ``index`` of ``count``."""
 
     index: Expr
     count: int
 
 
-def sweep(maps: Sequence[AxisMap], body: Callable[[Tile], Stmt], part: Part | None = None) -> Stmt:
+def tile_loops(maps: Sequence[AxisMap], body: Callable[[RowTile], Stmt], part: BlockShare | None = None) -> Stmt:
     """Return loops over all tiles of ``maps``; ``part`` restricts the axis of most steps to a block's share."""
     shared = max(maps, key=lambda m: m.steps).name if part is not None else None
 
-    def at(depth: int, tile: Tile) -> Stmt:
+    def at(depth: int, tile: RowTile) -> Stmt:
         if depth == len(maps):
             return body(tile)
         m = maps[depth]
         whole, head = m.certain // m.tile, frozenset({m.name} if m.slack else ())
         share = -(-m.steps // part.count) if part is not None and m.name == shared else 0
-        first = part.index * share if share and part is not None else num(0)
+        first = part.index * share if share and part is not None else int32_literal(0)
         found: list[Stmt] = []
         if whole and head:  # a first tile with slack has a separate body
-            begin = at(depth + 1, Tile({**tile.base, m.name: num(0)}, tile.tails, tile.heads | head))
-            found.append(when([first.equal(0)] if share else [], begin))
+            begin = at(depth + 1, RowTile({**tile.base, m.name: int32_literal(0)}, tile.tails, tile.heads | head))
+            found.append(if_all([first.equal(0)] if share else [], begin))
         skipped = 1 if found else 0
         if whole > skipped or m.differs:
-            left = tirx.min(num(share), num(whole) - first)
-            start = tirx.max(first, num(1)) if share and skipped else first + skipped if skipped else first
-            all_steps = Many.of(max(0, whole - skipped), m.differs)
-            count = tirx.max(left - (start - first) if skipped else left, num(0)) if share else all_steps
+            left = tirx.min(int32_literal(share), int32_literal(whole) - first)
+            start = tirx.max(first, int32_literal(1)) if share and skipped else first + skipped if skipped else first
+            all_steps = VaryingCount.of(max(0, whole - skipped), m.differs)
+            count = tirx.max(left - (start - first) if skipped else left, int32_literal(0)) if share else all_steps
             found.append(loop(
                 f"step_{depth}", count,
                 lambda n: at(depth + 1, replace(tile, base={**tile.base, m.name: (start + n) * m.tile})),
             ))  # fmt: skip
         if m.padded:
             heads = tile.heads if whole else tile.heads | head
-            last = at(depth + 1, Tile({**tile.base, m.name: num(whole * m.tile)}, tile.tails | {m.name}, heads))
-            mine = [part.index.equal(num(whole // share))] if share and part is not None else []
-            found.append(when(mine, last))
-        return seq(found)
+            last = at(
+                depth + 1, RowTile({**tile.base, m.name: int32_literal(whole * m.tile)}, tile.tails | {m.name}, heads)
+            )
+            mine = [part.index.equal(int32_literal(whole // share))] if share and part is not None else []
+            found.append(if_all(mine, last))
+        return sequence_of(found)
 
-    return at(0, Tile({}, frozenset()))
+    return at(0, RowTile({}, frozenset()))
 
 
 def points(
     maps: Sequence[AxisMap],
-    tile: Tile,
+    tile: RowTile,
     inside: Callable[[str, Expr], Expr],
-    body: Callable[[Registers], Stmt],
+    body: Callable[[RegisterPoint], Stmt],
     *,
     vector: str | None = None,
 ) -> Stmt:
     """Return unrolled loops over the register tile of ``maps``, without chunks that lie beyond an axis."""
     # ``inside(axis, chunk)`` is the guard of a chunk; ``vector`` names an axis whose chunks are not looped into.
-    fixed = {m.name: num(0) for m in maps}
+    fixed = {m.name: int32_literal(0) for m in maps}
     slack = frozenset(m.name for m in maps if m.slack)
 
     def offsets(chunk: dict[str, Expr], guarded: Sequence[str]) -> Stmt:
@@ -84,9 +95,9 @@ def points(
 
         def point(env: Mapping[str, Expr]) -> Stmt:
             mine = {m.name: env[f"v_{m.name}"] for m in maps if f"v_{m.name}" in env}
-            return body(Registers(chunk, {**fixed, **mine}, slack.intersection(guarded)))
+            return body(RegisterPoint(chunk, {**fixed, **mine}, slack.intersection(guarded)))
 
-        return when([inside(a, chunk[a]) for a in guarded], loops(names, point, unroll=True))
+        return if_all([inside(a, chunk[a]) for a in guarded], nested_loops(names, point, unroll=True))
 
     def at(depth: int, chunk: dict[str, Expr], guarded: tuple[str, ...]) -> Stmt:
         if depth == len(maps):
@@ -99,12 +110,14 @@ def points(
 
             return loop(f"r_{m.name}", count, one, unroll=True)
 
-        return seq([span(first, count, (m.name,) if edge else ()) for first, count, edge in _spans(m, tile)])
+        return sequence_of(
+            [span(first, count, (m.name,) if edge else ()) for first, count, edge in _chunk_spans(m, tile)]
+        )
 
     return at(0, {}, ())
 
 
-def _spans(m: AxisMap, tile: Tile) -> list[tuple[int, int, bool]]:
+def _chunk_spans(m: AxisMap, tile: RowTile) -> list[tuple[int, int, bool]]:
     """Return a thread's chunks of one axis as ``(first, count, whether they may lie outside it)``."""
     whole = end = m.chunks
     if m.name in tile.tails and m.differs:  # any chunk may lie outside

@@ -7,14 +7,14 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.price import Parts, Phases
-from roller.templates.gpu.rows.work import row_access_s, row_chain_s, row_work
+from roller.templates.gpu.rows.block_work import row_access_s, row_memory_waits_s, row_work
 from roller.tile.geometry import Floats
 
 
-def _chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
+def _block_latency_chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
     """Return the seconds of one block that has its unit to itself."""
-    parts["waits"] = row_chain_s(batch, spec)
+    parts["waits"] = row_memory_waits_s(batch, spec)
     return np.asarray(alone + parts["waits"])
 
 
-PHASES = Phases(work=row_work, chain=_chain_s, access=row_access_s)
+PHASES = Phases(work=row_work, chain=_block_latency_chain_s, access=row_access_s)

@@ -9,10 +9,10 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import padding_allowed
+from roller.templates.common.padding import allowed_padding_mask
 from roller.templates.common.scale_up import unique_rows
-from roller.templates.gpu.common.limits import whole_teus
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
+from roller.templates.gpu.common.thread_limits import fills_whole_teus
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import STREAMING, structure_of
 
@@ -20,23 +20,23 @@ from roller.tile.structures import STREAMING, structure_of
 _MOST_THREADS = 512
 
 
-def stream_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def stream_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the programs for a stream, including programs that transpose tiles if an input has another order."""
     if structure_of(geometry).reduces:
         return []
-    register, block = streaming(geometry, spec)
+    register, block = stream_tiles(geometry, spec)
     batch = TileBatch(geometry, STREAMING.name, register, block, np.ones(len(block), np.int64), ())
-    keep = whole_teus(batch, spec) & padding_allowed(geometry, block, options)
+    keep = fills_whole_teus(batch, spec) & allowed_padding_mask(geometry, block, options)
     batch = batch.take(np.flatnonzero(keep)[: options.pool])
-    register, block = transposed(geometry, spec)
+    register, block = transposing_tiles(geometry, spec)
     through = TileBatch(geometry, STREAMING.name, register, block, np.ones(len(block), np.int64), geometry.load_names)
-    keep = whole_teus(through, spec) & padding_allowed(geometry, block, options)
+    keep = fills_whole_teus(through, spec) & allowed_padding_mask(geometry, block, options)
     keep &= scratchpad_bytes(through) <= spec.layer("shared").budget_bytes
     through = through.take(np.flatnonzero(keep))
     return [batch, through] if len(through) else [batch]
 
 
-def streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
+def stream_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
     """Return tiles for streams: threads fill axes from the last one on, and a thread holds several vectors of it."""
     rank = len(geometry.names)
     registers, blocks = [], []
@@ -64,7 +64,7 @@ def streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
     return both[:, :rank], both[:, rank:]
 
 
-def transposed(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
+def transposing_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
     """Return tiles for streams that transpose inputs contiguous along a different axis from the result."""
     # Threads copy along the input's rows into the scratchpad, and store along the result's.
     rank = len(geometry.names)

@@ -13,23 +13,29 @@ from types import MappingProxyType
 
 from roller.expr import Load, Scalar, Stage
 from roller.te.emit import emit_index, emit_scalar
-from roller.templates.gpu.common.stores import Results, store_order
-from roller.templates.gpu.emit.context import Context, as_output, named_loads
-from roller.templates.gpu.emit.fragments import RegisterTile, element_reader, fragments, neighbour, vector_store
-from roller.templates.gpu.emit.mapping import AxisMap, Registers, axis_map, register_points, whole_vectors
-from roller.templates.gpu.emit.nest import (
+from roller.templates.gpu.common.stores import StoredResults, axes_in_store_order
+from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint, axis_map, register_tile_loops, with_whole_vectors
+from roller.templates.gpu.emit.kernel_context import KernelContext, convert_to_output_dtype, replace_loads_by_names
+from roller.templates.gpu.emit.register_tiles import (
+    RegisterTile,
+    element_reader,
+    neighbour_index,
+    register_tiles_of_loads,
+    store_in_vectors,
+)
+from roller.templates.gpu.emit.staged_tiles import TileDomain, copy_tile, lay_out_staged_tile
+from roller.templates.gpu.emit.tir_statements import (
     Expr,
     Stmt,
-    barrier,
+    block_barrier,
+    if_all,
     kernel,
-    seq,
+    sequence_of,
     store,
     thread_axis,
-    unravel,
-    when,
+    unravel_index,
     with_buffers,
 )
-from roller.templates.gpu.emit.staging import Domain, copy_tile, stage_tile
 from roller.tile import RProgram
 from roller.tile.layout import has_tile
 
@@ -38,43 +44,43 @@ _THREADS = 256
 
 
 def streaming_kernel(
-    ctx: Context, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int] = MappingProxyType({})
+    ctx: KernelContext, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int] = MappingProxyType({})
 ) -> Stmt:
     """Return the kernel of an element-wise stage; ``staged`` maps transposed inputs to their rows' padding."""
-    return _Streaming(ctx, s, [whole_vectors(m) for m in maps], staged).kernel()
+    return _StreamKernel(ctx, s, [with_whole_vectors(m) for m in maps], staged).kernel()
 
 
-class _Streaming:
+class _StreamKernel:
     """State of one streaming kernel while it is written."""
 
-    def __init__(self, ctx: Context, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int]) -> None:
+    def __init__(self, ctx: KernelContext, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int]) -> None:
         self.ctx, self.stage, self.maps = ctx, s, maps
         self.block = thread_axis("blockIdx.x", math.prod(m.steps for m in maps))
         self.thread = thread_axis("threadIdx.x", math.prod(m.threads for m in maps))
-        self.blocks = unravel(self.block.var, [m.steps for m in maps])
-        self.threads = unravel(self.thread.var, [m.threads for m in maps])
-        self.vector = next((m for m in maps if Results.of(s).vector(m.name, m.extent, m.vector) > 1), None)
+        self.blocks = unravel_index(self.block.var, [m.steps for m in maps])
+        self.threads = unravel_index(self.thread.var, [m.threads for m in maps])
+        self.vector = next((m for m in maps if StoredResults.of(s).vector(m.name, m.extent, m.vector) > 1), None)
         self.base = {m.name: b * m.tile for m, b in zip(maps, self.blocks, strict=True)}
-        self.domain = Domain(
+        self.domain = TileDomain(
             {m.name: m.extent for m in maps}, {m.name: m.tile for m in maps}, {m.name for m in maps if m.differs}
         )
         self.tiles = [
-            stage_tile(ctx, s, ld, self.domain, staged[ld.tensor], f"tile{n}")
+            lay_out_staged_tile(ctx, s, ld, self.domain, staged[ld.tensor], f"tile{n}")
             for n, ld in enumerate(x for x in s.loads if has_tile(x.tensor, x.index, staged))
         ]
         prefix = ctx.prefix("tile")
         self.apart = {t.load: f"{prefix}{n}" for n, t in enumerate(self.tiles)}
         wanted = [ld for ld in s.loads if ld not in self.apart and self._varies_in_memory(ld)]
-        self.found = fragments(ctx, wanted, maps, "vec")
+        self.found = register_tiles_of_loads(ctx, wanted, maps, "vec")
 
     def kernel(self) -> Stmt:
         """Return the kernel: tiles are copied, all vectors fetched, then results stored."""
         threads = math.prod(m.threads for m in self.maps)
         copies = [copy_tile(self.ctx, t, self.domain, self.base, self.thread.var, threads) for t in self.tiles]
-        ready = [*copies, barrier()] if copies else []
-        write = register_points(self.maps, self._point, vector=self.vector.name if self.vector else None)
+        ready = [*copies, block_barrier()] if copies else []
+        write = register_tile_loops(self.maps, self._point, vector=self.vector.name if self.vector else None)
         buffers = [*(t.target for t in self.tiles), *(f.buffer for f in self.found)]
-        body = seq([*ready, *(self._fetch(f) for f in self.found), write])
+        body = sequence_of([*ready, *(self._fetch(f) for f in self.found), write])
         return kernel([self.block, self.thread], with_buffers(buffers, body))
 
     def _varies_in_memory(self, ld: Load) -> bool:
@@ -83,9 +89,9 @@ class _Streaming:
     @cached_property
     def _body(self) -> Scalar:
         """Body of the stage, with named loads if they are fetched or staged."""
-        return named_loads(self.stage.body, {**self.apart, **{f.load: f.name for f in self.found}})
+        return replace_loads_by_names(self.stage.body, {**self.apart, **{f.load: f.name for f in self.found}})
 
-    def _place(self, at: Registers, only: Sequence[AxisMap]) -> tuple[dict[str, Expr], list[Expr]]:
+    def _place(self, at: RegisterPoint, only: Sequence[AxisMap]) -> tuple[dict[str, Expr], list[Expr]]:
         """Return a register point's coordinates along ``only``, and the conditions under which they exist."""
         env = {
             m.name: b * m.tile + m.local(t, at.chunk[m.name]) + at.offset[m.name]
@@ -97,42 +103,44 @@ class _Streaming:
     def _fetch(self, f: RegisterTile) -> Stmt:
         """Fill the registers of a load."""
 
-        def one(at: Registers) -> Stmt:
+        def one(at: RegisterPoint) -> Stmt:
             env, inside = self._place(at, f.maps)
-            return when(inside, f.fill(self.ctx, env, at))
+            return if_all(inside, f.fill(self.ctx, env, at))
 
-        return register_points(f.maps, one, vector=f.vector_axis)
+        return register_tile_loops(f.maps, one, vector=f.vector_axis)
 
-    def _point(self, at: Registers) -> Stmt:
+    def _point(self, at: RegisterPoint) -> Stmt:
         """Compute and store one element, or one vector of neighbours."""
         env, inside = self._place(at, self.maps)
         store_at, target = self.stage.store, self.ctx.buffers[self.stage.name]
         vector = self.vector
         if vector is None:
-            return when(inside, store(target, self._value(at, env), *(emit_index(i, env) for i in store_at)))
+            return if_all(inside, store(target, self._value(at, env), *(emit_index(i, env) for i in store_at)))
 
         def lane(v: Expr) -> Expr:
-            here = Registers(at.chunk, {**at.offset, vector.name: v})
+            here = RegisterPoint(at.chunk, {**at.offset, vector.name: v})
             return self._value(here, {**env, vector.name: env[vector.name] + v})
 
-        return when(inside, vector_store(target, neighbour(store_at, env, vector.name), lane, vector.vector))
+        return if_all(
+            inside, store_in_vectors(target, neighbour_index(store_at, env, vector.name), lane, vector.vector)
+        )
 
-    def _value(self, at: Registers, env: Mapping[str, Expr]) -> Expr:
+    def _value(self, at: RegisterPoint, env: Mapping[str, Expr]) -> Expr:
         """Return the element at ``env``, whose operands are in registers at ``at``."""
         local = {f.name: element_reader(f.buffer, f.index(at)) for f in self.found}
         inside_tile = {a: x - self.base[a] for a, x in env.items()}
         local |= {self.apart[t.load]: element_reader(t.target, t.offset(inside_tile)) for t in self.tiles}
-        return as_output(emit_scalar(self._body, env, self.ctx.readers(local)), self.stage)
+        return convert_to_output_dtype(emit_scalar(self._body, env, self.ctx.readers(local)), self.stage)
 
 
-def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt]:
+def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt]:
     """Return a kernel per output."""
-    return [stream_of(ctx, s, program) for s in stages if s.name in ctx.expr.outputs]
+    return [stream_kernel_of_stage(ctx, s, program) for s in stages if s.name in ctx.expr.outputs]
 
 
-def stream_of(ctx: Context, s: Stage, program: RProgram) -> Stmt:
+def stream_kernel_of_stage(ctx: KernelContext, s: Stage, program: RProgram) -> Stmt:
     """Return the kernel of an element-wise stage, which follows the program if their axes agree."""
-    order = store_order(s)
+    order = axes_in_store_order(s)
     anchor = ctx.expr.anchor
     if {a.name: a.extent for a in order} == {a.name: a.extent for a in anchor.spatial_axes} and anchor.combiner is None:
         padding = dict(program.storage_padding)

@@ -8,7 +8,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.price import Phases
 from roller.templates.gpu.common.traffic import line_bytes
-from roller.templates.gpu.common.vectors import access_width, store_width
+from roller.templates.gpu.common.vector_widths import access_width, store_width
 from roller.tile.geometry import Floats
 from roller.tile.transactions import tile_transaction_bytes
 

@@ -9,13 +9,19 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.common.growth import Growth
+from roller.templates.common.data_reuse_score import traffic_and_footprint
+from roller.templates.common.growth_trace import GrowthTrace
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import padding_allowed
+from roller.templates.common.padding import allowed_padding_mask
 from roller.templates.common.reduction import reduction_steps
-from roller.templates.common.scale_up import best_children, lane_seeds, register_tiles, unique_rows, whole_teus
-from roller.templates.common.score import tile_cost
-from roller.templates.gpu.common.occupancy import register_words, scratchpad_bytes
+from roller.templates.common.scale_up import (
+    best_children,
+    construct_register_tiles,
+    factorisations_of_lanes,
+    round_up_to_whole_teus,
+    unique_rows,
+)
+from roller.templates.gpu.common.occupancy import operand_registers, scratchpad_bytes
 from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.geometry import Geometry, Ints, product
 from roller.tile.structures import TILED, structure_of
@@ -33,16 +39,18 @@ _KERNELS = 4
 _STATES, _BRANCH = 256, 2
 
 
-def plain(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def plain_tiled_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the batch of programs without a pipeline, at most ``options.pool`` before splits of reductions."""
-    return [_tiled(geometry, spec, options)] if structure_of(geometry).reuses else []
+    return [_unpipelined_batch(geometry, spec, options)] if structure_of(geometry).reuses else []
 
 
-def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
-    a, registers = len(geometry.names), kernels(geometry, spec)
-    steps = step_tables(geometry, registers)
+def _unpipelined_batch(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
+    a, registers = len(geometry.names), grow_register_tiles(geometry, spec)
+    steps = reduction_steps_by_register_tile(geometry, registers)
     visited = blocks(geometry, spec, registers, options)
-    visited = most_promising(geometry, spec, visited, steps, -(-options.pool // max(len(t) for t in steps.values())))
+    visited = least_bound_states(
+        geometry, spec, visited, steps, -(-options.pool // max(len(t) for t in steps.values()))
+    )
     register, block = visited[:, :a], visited[:, :a] * visited[:, a:]
     registers_, blocks_ = [], []
     for key, table in steps.items():
@@ -50,21 +58,21 @@ def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> T
         for step in table:
             registers_.append(register[mine])
             blocks_.append(np.where(geometry.spatial, block[mine], step))
-    return _finish(geometry, spec, np.concatenate(registers_), np.concatenate(blocks_), options)
+    return _finish_batch(geometry, spec, np.concatenate(registers_), np.concatenate(blocks_), options)
 
 
 def blocks(
-    geometry: Geometry, spec: DeviceSpec, registers: Ints, options: ConstructOptions, seen: Growth | None = None
+    geometry: Geometry, spec: DeviceSpec, registers: Ints, options: ConstructOptions, seen: GrowthTrace | None = None
 ) -> Ints:
     """Return the blocks grown from register tiles, as states ``[register tile | threads]`` of whole TEUs."""
     starts = []
     for r in registers:
-        seeds = lane_seeds(-(-geometry.extents // r), geometry.spatial, spec.teu.lanes)
+        seeds = factorisations_of_lanes(-(-geometry.extents // r), geometry.spatial, spec.teu.lanes)
         starts.append(np.concatenate([np.broadcast_to(r, seeds.shape), seeds], axis=1))
-    return _grow_blocks(geometry, spec, np.concatenate(starts), options, seen)
+    return _grow_threads(geometry, spec, np.concatenate(starts), options, seen)
 
 
-def step_tables(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], Ints]:
+def reduction_steps_by_register_tile(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], Ints]:
     """Return the reduction steps to branch over, per reduction extents of the register tiles."""
     return {
         key: reduction_steps(geometry, np.array(key), limit=_STEPS)
@@ -72,25 +80,27 @@ def step_tables(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], In
     }
 
 
-def kernels(geometry: Geometry, spec: DeviceSpec, seen: Growth | None = None) -> Ints:
+def grow_register_tiles(geometry: Geometry, spec: DeviceSpec, seen: GrowthTrace | None = None) -> Ints:
     """Return the register tiles from which blocks are grown, ``(N, axes)``; ``seen`` records their growth."""
     one, usable = np.ones(1, np.int64), spec.limits.usable_registers_per_thread or 0
 
     def fits(tiles: Ints) -> np.ndarray:
-        return register_words(TileBatch(geometry, TILED.name, tiles, tiles, one, geometry.load_names)) <= usable
+        return operand_registers(TileBatch(geometry, TILED.name, tiles, tiles, one, geometry.load_names)) <= usable
 
     keep = max(_KERNELS, 4 * _KERNELS // max(1, int(geometry.spatial.sum())))  # with few axes, a TEU has few shapes
     start = np.ones(len(geometry.names), np.int64)
-    registers = register_tiles(geometry, fits, keep, start, seen)
+    registers = construct_register_tiles(geometry, fits, keep, start, seen)
     # The innermost window is also tried unrolled with the outputs, which then share operands.
     if geometry.window_axes[~geometry.spatial].all():
         last = int(np.flatnonzero(~geometry.spatial)[-1])
         start[last] = geometry.extents[last]
-        registers = unique_rows(np.concatenate([registers, register_tiles(geometry, fits, keep, start, seen)]))
+        registers = unique_rows(
+            np.concatenate([registers, construct_register_tiles(geometry, fits, keep, start, seen)])
+        )
     return registers
 
 
-def most_promising(
+def least_bound_states(
     geometry: Geometry, spec: DeviceSpec, visited: Ints, steps: dict[tuple[int, ...], Ints], count: int
 ) -> Ints:
     """Return the ``count`` states with the smallest bound (arithmetic or shared cache), in the order visited."""
@@ -102,7 +112,7 @@ def most_promising(
         mine = (register[:, ~geometry.spatial] == np.array(key)[~geometry.spatial]).all(axis=1)
         block[mine] = np.where(geometry.spatial, block[mine], table[0])
     batch = TileBatch(geometry, TILED.name, register, block, np.ones(len(block), np.int64), geometry.load_names)
-    moved_s = tile_cost(geometry, block)[0] / spec.layer("l2").bandwidth_bytes_per_s
+    moved_s = traffic_and_footprint(geometry, block)[0] / spec.layer("l2").bandwidth_bytes_per_s
     bound = np.maximum(PHASES.arithmetic(batch, spec), moved_s)
     return visited[np.sort(np.argsort(bound, kind="stable")[:count])]
 
@@ -112,18 +122,20 @@ def _even_sample(rows: Ints, count: int) -> Ints:
     return rows if len(rows) <= count else rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
 
 
-def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions) -> TileBatch:
+def _finish_batch(
+    geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions
+) -> TileBatch:
     """Keep tiles that fit the scratchpad and the allowed padding; add split-K variants if there are few blocks."""
     batch = TileBatch(geometry, TILED.name, register, block, np.ones(len(block), np.int64), geometry.load_names)
     keep = scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes
-    keep &= padding_allowed(geometry, block, options)
+    keep &= allowed_padding_mask(geometry, block, options)
     batch = batch.take(np.flatnonzero(keep)[: options.pool])
     if not options.split_k:
         return batch
-    return joined([batch, *split_variants(batch, spec)])
+    return join_batches([batch, *with_split_reductions(batch, spec)])
 
 
-def joined(parts: Sequence[TileBatch]) -> TileBatch:
+def join_batches(parts: Sequence[TileBatch]) -> TileBatch:
     """Return programs that differ only in tiles and splits as one batch, in their order."""
     if len(parts) == 1:
         return parts[0]
@@ -135,10 +147,10 @@ def joined(parts: Sequence[TileBatch]) -> TileBatch:
     )
 
 
-def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+def with_split_reductions(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     """Return the programs with their reduction split over blocks if the outputs yield too few blocks."""
     found = []
-    for split in splits(spec):
+    for split in split_counts(spec):
         some = np.flatnonzero(is_split_useful(batch.blocks, batch.steps, split, spec))
         if len(some):
             chosen = batch.take(some)
@@ -154,20 +166,20 @@ def is_split_useful(blocks: Ints, steps: Ints, parts: Ints | int, spec: DeviceSp
     return np.asarray(useful & (~further | (4 * blocks * parts > 3 * spec.units)))
 
 
-def splits(spec: DeviceSpec) -> tuple[int, ...]:
+def split_counts(spec: DeviceSpec) -> tuple[int, ...]:
     """Return the part counts for splitting a reduction: at most those that give a few blocks per unit for one tile."""
     return (*SPLITS, *(1 << n for n in range(max(SPLITS).bit_length(), (_FULL * spec.units).bit_length())))
 
 
-def _grow_blocks(
-    geometry: Geometry, spec: DeviceSpec, states: Ints, options: ConstructOptions, seen: Growth | None
+def _grow_threads(
+    geometry: Geometry, spec: DeviceSpec, states: Ints, options: ConstructOptions, seen: GrowthTrace | None
 ) -> Ints:
     """Grow blocks by threads per axis; a state is ``[register tile | threads]`` (rows of ``2 * axes``)."""
     a = len(geometry.names)
     visited = [states]
     limit = spec.limits.threads_per_block or 0
     spatial_axes = np.flatnonzero(geometry.spatial)
-    jumps = [_next_divisor(int(geometry.extents[x]), states[:, x], limit) for x in spatial_axes]
+    jumps = [_next_dividing_threads(int(geometry.extents[x]), states[:, x], limit) for x in spatial_axes]
     for _ in range(5):  # the threads double, finish their axis, or advance to the next number that divides it
         register, threads = states[:, :a], states[:, a:]
         useful = -(-geometry.extents // register)
@@ -180,7 +192,9 @@ def _grow_blocks(
             table[2 * n : 2 * n + 2, :, a + axis] = further
             grows[2 * n : 2 * n + 2] = further > now
         both = np.concatenate([(register * threads)[None], table[:, :, :a] * table[:, :, a:]])  # base and children
-        traffic, footprint = (x.reshape(both.shape[:2]) for x in _spatial_score_terms(geometry, both.reshape(-1, a)))
+        traffic, footprint = (
+            x.reshape(both.shape[:2]) for x in _traffic_and_footprint_per_point(geometry, both.reshape(-1, a))
+        )
         cost = np.maximum(footprint[1:] - footprint[0], 1e-9)
         score = (traffic[0] - traffic[1:]) / cost
         if seen is not None:
@@ -194,11 +208,11 @@ def _grow_blocks(
     # Shrinking a grown tile until there are enough blocks leads back to a state visited on the way up, so the
     # smaller states are the shrunk ones; without shrinking, only tiles that nothing can enlarge remain.
     found = unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
-    whole = whole_teus(found[:, a:], geometry.spatial, spec.teu.lanes, limit)
+    whole = round_up_to_whole_teus(found[:, a:], geometry.spatial, spec.teu.lanes, limit)
     return unique_rows(np.concatenate([found[whole[:, -1], :a], whole[:, :-1]], axis=1))
 
 
-def _next_divisor(extent: int, registers: Ints, limit: int) -> Ints:
+def _next_dividing_threads(extent: int, registers: Ints, limit: int) -> Ints:
     """Return the next larger number of threads that divides an axis's tiles, per register extent and threads."""
     now = np.arange(limit + 1)
     table = np.empty((int(registers.max()) + 1, limit + 1), np.int64)
@@ -211,7 +225,7 @@ def _next_divisor(extent: int, registers: Ints, limit: int) -> Ints:
     return table
 
 
-def _spatial_score_terms(geometry: Geometry, block: Ints) -> tuple[np.ndarray, np.ndarray]:
+def _traffic_and_footprint_per_point(geometry: Geometry, block: Ints) -> tuple[np.ndarray, np.ndarray]:
     """Return traffic and footprint (bytes) of one reduction point per block, which axes' scores compare."""
     outputs = geometry.blocks(block).astype(np.float64)
     loads = sum((a.elements(block) * float(a.tensor.itemsize_bytes) for a in geometry.loads), np.zeros(len(block)))

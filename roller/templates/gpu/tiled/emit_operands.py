@@ -11,10 +11,21 @@ from dataclasses import dataclass
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Load
-from roller.templates.gpu.emit.context import compute_dtype, promote
-from roller.templates.gpu.emit.mapping import AxisMap, register_count, vector_loop
-from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, buffer, dtype_name, load, loop, seq, store, with_buffers
-from roller.templates.gpu.emit.staging import Domain, StagedTile
+from roller.templates.gpu.emit.axis_map import AxisMap, register_count, vector_loop
+from roller.templates.gpu.emit.kernel_context import compute_dtype, promote_narrow_float
+from roller.templates.gpu.emit.staged_tiles import StagedTile, TileDomain
+from roller.templates.gpu.emit.tir_statements import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    dtype_name,
+    load,
+    loop,
+    sequence_of,
+    store,
+    with_buffers,
+)
 from roller.tile.access import VECTOR_BYTES
 
 
@@ -34,20 +45,24 @@ class OperandFragment:
         return cls(load, name, maps, depth, buffer(name, (register_count(maps) * depth,), dtype, "local"))
 
 
-def vector_map(tile: StagedTile, maps: tuple[AxisMap, ...], domain: Domain) -> AxisMap | None:
+def vector_axis_of_tile(tile: StagedTile, maps: tuple[AxisMap, ...], domain: TileDomain) -> AxisMap | None:
     """Return the axis along which a thread's chunks are aligned vectors of the scratchpad tile, if any."""
     for m in maps:
-        if m.vector > 1 and (m.interleaved or m.registers % m.vector == 0) and _runs(tile, m.name, m.vector, domain):
+        if (
+            m.vector > 1
+            and (m.interleaved or m.registers % m.vector == 0)
+            and _is_aligned_run(tile, m.name, m.vector, domain)
+        ):
             return m
     return None
 
 
-def depth_of(tile: StagedTile | None, axis: str, width: int, domain: Domain) -> int:
+def points_per_read(tile: StagedTile | None, axis: str, width: int, domain: TileDomain) -> int:
     """Return the number of ``width`` successive points of a reduction axis that one read delivers: all, or one."""
-    return width if tile is not None and width > 1 and _runs(tile, axis, width, domain) else 1
+    return width if tile is not None and width > 1 and _is_aligned_run(tile, axis, width, domain) else 1
 
 
-def _runs(tile: StagedTile, axis: str, width: int, domain: Domain) -> bool:
+def _is_aligned_run(tile: StagedTile, axis: str, width: int, domain: TileDomain) -> bool:
     """Return whether aligned chunks of ``width`` along an axis are always aligned vectors of the tile."""
     dtype = dtype_name(tile.target)
     if width * DTYPE_BYTES[dtype] > VECTOR_BYTES:
@@ -71,4 +86,6 @@ def read_vector(width: int, element: Callable[[Expr], Expr], dtype: str, put: Ca
     # Half types are converted after the read: a conversion within the read would cause ``width`` reads of two bytes.
     raw = buffer("narrow", (width,), dtype, "local")
     read = vector_loop(width, lambda v: store(raw, element(v), v))
-    return with_buffers([raw], seq([read, loop("e", width, lambda v: put(v, promote(load(raw, v))), unroll=True)]))
+    return with_buffers(
+        [raw], sequence_of([read, loop("e", width, lambda v: put(v, promote_narrow_float(load(raw, v))), unroll=True)])
+    )

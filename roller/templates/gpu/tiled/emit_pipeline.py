@@ -14,29 +14,30 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import BuildError
 from roller.te.compat import tirx
 from roller.templates.gpu.emit import device_functions as device
-from roller.templates.gpu.emit.context import Context
-from roller.templates.gpu.emit.nest import (
+from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.staged_tiles import CopyChunk, CopyRounds, StagedTile, TileDomain, copy_chunk, fill_chunk
+from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
-    Many,
     Stmt,
+    VaryingCount,
+    block_barrier,
     buffer,
     dtype_name,
-    is_certain,
+    if_all,
+    int32_literal,
+    is_fixed_count,
     load,
     loop,
-    num,
-    seq,
+    sequence_of,
     store,
-    when,
     with_buffers,
 )
-from roller.templates.gpu.emit.staging import Chunk, Domain, Rounds, StagedTile, fill_chunk, transfer
 from roller.tile.vectors import is_asynchronous
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class ReductionPipeline:
     """A reduction of ``count`` steps whose tiles have ``stages`` slots.
 
     Parameters
@@ -47,9 +48,9 @@ class Pipeline:
         Arithmetic of a step on its slot.
     """
 
-    ctx: Context
+    ctx: KernelContext
     tiles: Sequence[StagedTile]
-    domain: Domain
+    domain: TileDomain
     thread: Expr
     threads: int
     stages: int
@@ -61,7 +62,7 @@ class Pipeline:
         """Return the whole reduction."""
         self.ctx.own_barriers = True  # TVM would put its own barriers around every access to a slot
         if self.ctx.async_copies:
-            return self._asynchronous()
+            return self._pipeline_with_async_copies()
         if self.stages > 2:
             raise BuildError(
                 f"stages: expected at most 2 on a target without asynchronous copies, got {self.stages}. "
@@ -71,69 +72,71 @@ class Pipeline:
 
     def _inside(self, step: int | Expr) -> list[Expr]:
         """Return the condition that a step exists."""
-        if isinstance(step, int) and isinstance(self.count, Many):  # emit the test: the count varies
-            return [tirx.LT(num(step), num(self.count))]
-        if isinstance(step, int) and is_certain(self.count):
+        if isinstance(step, int) and isinstance(self.count, VaryingCount):  # emit the test: the count varies
+            return [tirx.LT(int32_literal(step), int32_literal(self.count))]
+        if isinstance(step, int) and is_fixed_count(self.count):
             return [] if step < self.count else [tirx.const(False, "bool")]
         return [step < self.count]
 
     def _slot(self, step: Expr) -> Expr:
-        return tirx.floormod(step, num(self.stages))
+        return tirx.floormod(step, int32_literal(self.stages))
 
     # ---- asynchronous copies
 
-    def _asynchronous(self) -> Stmt:
+    def _pipeline_with_async_copies(self) -> Stmt:
         ahead = self.stages - 1
 
         def fill(step: Expr) -> Stmt:
             # Groups of nonexistent steps count too: the wait of step n is for group n.
-            return seq([when(self._inside_loop(step, ahead), self._copy(step, step)), device.copy_commit()])
+            return sequence_of(
+                [if_all(self._loop_step_exists(step, ahead), self._copy_tiles(step, step)), device.copy_commit()]
+            )
 
         def one(step: Expr) -> Stmt:
             later = step + ahead
-            return seq(
+            return sequence_of(
                 [
                     device.copy_wait(ahead - 1),
-                    device.barrier(),
-                    when(self._inside(later), self._copy(later, self._slot(later))),
+                    block_barrier(),
+                    if_all(self._inside(later), self._copy_tiles(later, self._slot(later))),
                     device.copy_commit(),
                     self.multiply(step, self._slot(step)),
                 ]
             )
 
-        return seq([loop("fill", ahead, fill), loop("step", self.count, one)])
+        return sequence_of([loop("fill", ahead, fill), loop("step", self.count, one)])
 
-    def _inside_loop(self, step: Expr, extent: int) -> list[Expr]:
+    def _loop_step_exists(self, step: Expr, extent: int) -> list[Expr]:
         """Return the condition that a step of a loop over ``extent`` steps exists."""
-        return [] if is_certain(self.count) and extent <= self.count else self._inside(step)
+        return [] if is_fixed_count(self.count) and extent <= self.count else self._inside(step)
 
-    def _copy(self, step: Expr, slot: Expr) -> Stmt:
+    def _copy_tiles(self, step: Expr, slot: Expr) -> Stmt:
         """Return the copies of all tiles of a step into a slot."""
         base = self.base(step)
-        return seq([self._copy_tile(t, base, t.slot(slot)) for t in self.tiles])
+        return sequence_of([self._copy_tile(t, base, t.slot(slot)) for t in self.tiles])
 
     def _copy_tile(self, t: StagedTile, base: Mapping[str, Expr], slot: Expr) -> Stmt:
-        rounds = Rounds.of(self.ctx, t, self.domain, self.threads)
+        rounds = CopyRounds.of(self.ctx, t, self.domain, self.threads)
         nbytes = rounds.width * DTYPE_BYTES[dtype_name(t.target)]
         if not is_asynchronous(nbytes) or not self.ctx.in_memory(t.load.tensor):
-            each = lambda c: transfer(self.ctx, t, c, slot)  # noqa: E731  # computed, or too narrow: through registers
+            each = lambda c: copy_chunk(self.ctx, t, c, slot)  # noqa: E731  # computed, or too narrow: through registers
             return rounds.statement(self.domain, base, self.thread, each, whole=False)
         source = self.ctx.buffers[t.load.tensor]
 
-        def copy(c: Chunk) -> Stmt:
+        def copy(c: CopyChunk) -> Stmt:
             target = device.address(t.target, slot + c.offset)
             where = device.address(source, *c.index)
             if t.fill == 0.0 or not c.conditions:
                 return device.copy_async(nbytes, target, where, c.conditions)
             inside = device.copy_async(nbytes, target, where, [])
-            return when(c.conditions, inside, fill_chunk(t, c, t.target, slot + c.offset))
+            return if_all(c.conditions, inside, fill_chunk(t, c, t.target, slot + c.offset))
 
         return rounds.statement(self.domain, base, self.thread, copy, whole=False)
 
     # ---- copies through registers
 
     def _through_registers(self) -> Stmt:
-        rounds = [Rounds.of(self.ctx, t, self.domain, self.threads) for t in self.tiles]
+        rounds = [CopyRounds.of(self.ctx, t, self.domain, self.threads) for t in self.tiles]
         held = [
             buffer(f"next{n}", (r.count * r.width,), dtype_name(r.tile.target), "local") for n, r in enumerate(rounds)
         ]
@@ -141,38 +144,40 @@ class Pipeline:
 
         def fetch(step: Expr) -> Stmt:
             base = self.base(step)
-            return seq([self._fetch(r, h, base) for r, h in both])
+            return sequence_of([self._fetch(r, h, base) for r, h in both])
 
         def put(step: Expr) -> Stmt:
             base = self.base(step)
-            return seq([self._put(r, h, base, r.tile.slot(self._slot(step))) for r, h in both])
+            return sequence_of([self._put(r, h, base, r.tile.slot(self._slot(step))) for r, h in both])
 
         def one(step: Expr) -> Stmt:
             later = step + 1
-            return seq(
+            return sequence_of(
                 [
-                    when(self._inside(later), fetch(later)),
+                    if_all(self._inside(later), fetch(later)),
                     self.multiply(step, self._slot(step)),
-                    when(self._inside(later), put(later)),
-                    device.barrier(),
+                    if_all(self._inside(later), put(later)),
+                    block_barrier(),
                 ]
             )
 
-        first = when(self._inside_loop(num(0), 1), seq([fetch(num(0)), put(num(0))]))
-        return with_buffers(held, seq([first, device.barrier(), loop("step", self.count, one)]))
+        first = if_all(
+            self._loop_step_exists(int32_literal(0), 1), sequence_of([fetch(int32_literal(0)), put(int32_literal(0))])
+        )
+        return with_buffers(held, sequence_of([first, block_barrier(), loop("step", self.count, one)]))
 
-    def _fetch(self, r: Rounds, held: Buffer, base: Mapping[str, Expr]) -> Stmt:
+    def _fetch(self, r: CopyRounds, held: Buffer, base: Mapping[str, Expr]) -> Stmt:
         """Load a thread's share of a step's tile."""
 
-        def each(c: Chunk) -> Stmt:
-            return transfer(self.ctx, r.tile, c, num(0), held, c.number * r.width)
+        def each(c: CopyChunk) -> Stmt:
+            return copy_chunk(self.ctx, r.tile, c, int32_literal(0), held, c.number * r.width)
 
         return r.statement(self.domain, base, self.thread, each, whole=True)
 
-    def _put(self, r: Rounds, held: Buffer, base: Mapping[str, Expr], slot: Expr) -> Stmt:
+    def _put(self, r: CopyRounds, held: Buffer, base: Mapping[str, Expr], slot: Expr) -> Stmt:
         """Store a thread's share of a tile in a slot."""
 
-        def each(c: Chunk) -> Stmt:
+        def each(c: CopyChunk) -> Stmt:
             move = lambda v: store(r.tile.target, load(held, c.number * r.width + v), slot + c.offset + v)  # noqa: E731
             return loop("v", r.width, move, vector=True)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from roller.perf.batch import TileBatch
-from roller.templates.common.moves import Place, beside
+from roller.templates.common.tile_neighbours import NeighbourContext, adjacent_values
 from roller.templates.gpu.tiled.variants import RASTERS, stage_choices
 from roller.tile.winograd_products import ELEMENT
 
@@ -16,13 +16,13 @@ from roller.tile.winograd_products import ELEMENT
 SPLITS = (1, 2, 4, 8, 16)
 
 
-def neighbours(place: Place) -> Iterator[TileBatch]:
+def tiled_neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
     """Yield the program with other splits of its reduction, then other pipelines and orders of blocks."""
-    yield from splits(place)
-    yield from variants(place)
+    yield from split_neighbours(place)
+    yield from pipeline_and_order_neighbours(place)
 
 
-def splits(place: Place) -> Iterator[TileBatch]:
+def split_neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
     """Yield the program with its reduction split into half or twice as many parts."""
     if not place.options.split_k:
         return
@@ -32,11 +32,11 @@ def splits(place: Place) -> Iterator[TileBatch]:
             yield replace(place.batch, split_k=np.array([parts], np.int64))
 
 
-def variants(place: Place) -> Iterator[TileBatch]:
+def pipeline_and_order_neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
     """Yield the program with one more or one fewer tile in flight, and with other orders of blocks."""
     if not place.options.pipelining or ELEMENT in place.geometry.names:
         return
-    for stages in beside(place.stages, (1, *stage_choices(place.spec))):
+    for stages in adjacent_values(place.stages, (1, *stage_choices(place.spec))):
         yield replace(place.batch, stages=stages)
-    for raster in beside(place.raster, (1, *RASTERS)):
+    for raster in adjacent_values(place.raster, (1, *RASTERS)):
         yield replace(place.batch, raster=raster)

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.core.ordering import cheapest
+from roller.core.ordering import smallest_positions
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.gpu.tiled.candidates import is_split_useful
-from roller.templates.gpu.tiled.candidates import splits as splits_of
+from roller.templates.gpu.tiled.candidates import split_counts as splits_of
 from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.geometry import Ints
 from roller.tile.program import RProgram
@@ -44,21 +44,21 @@ def tiled_variants(batch: TileBatch, spec: DeviceSpec, splits: bool = False) -> 
     """Return the tiled programs that a pipeline or another order of blocks makes faster."""
     if not batch.traits.reuses or batch.fragment is not None or not batch.staged_loads or not len(batch):
         return []
-    bounds = _Bounds(batch, spec)
-    some, tried = batch.take(bounds.promising(np.arange(len(batch)))), (1, *stage_choices(spec))
-    others = other_splits(batch, spec, bounds) if splits else some.take(np.arange(0))
+    bounds = _VariantBounds(batch, spec)
+    some, tried = batch.take(bounds.promising_rows(np.arange(len(batch)))), (1, *stage_choices(spec))
+    others = promising_other_splits(batch, spec, bounds) if splits else some.take(np.arange(0))
     first_other = len(some)
-    some = _joined(some, others) if len(others) else some
+    some = _join_batches(some, others) if len(others) else some
     programs = np.arange(len(some))
-    plain, pipelines = _seconds(some, spec), _seconds(some.varied(tried[1:]), spec)
+    plain, pipelines = _predicted_seconds(some, spec), _predicted_seconds(some.with_stages_and_rasters(tried[1:]), spec)
     seconds = np.concatenate([plain, pipelines]).reshape(len(tried), -1)
     stages, raster = np.repeat(tried, len(some)).reshape(seconds.shape), np.ones(seconds.shape, np.int64)
     seconds[stages > np.maximum(some.steps, 1)] = np.inf  # slots that no step would fill
-    if exceeds_cache(batch, spec):
+    if operands_exceed_shared_cache(batch, spec):
         best, least = stages[seconds.argmin(axis=0), programs], seconds.min(axis=0)
         kinds = (programs[:first_other], programs[first_other:])
         first = np.concatenate([rows[np.argsort(least[rows], kind="stable")[:_RASTERED]] for rows in kinds])
-        orders = _in_other_orders(some, best, first, spec)
+        orders = _times_of_block_orders(some, best, first, spec)
         seconds, stages = np.concatenate([seconds, orders]), np.concatenate([stages, [best] * len(RASTERS)])
         raster = np.concatenate([raster, np.repeat(RASTERS, len(some)).reshape(orders.shape)])
     chosen = seconds.argmin(axis=0), programs  # among equals, the first, which is the simplest
@@ -72,7 +72,7 @@ def tiled_variants(batch: TileBatch, spec: DeviceSpec, splits: bool = False) -> 
     return found
 
 
-def _joined(one: TileBatch, other: TileBatch) -> TileBatch:
+def _join_batches(one: TileBatch, other: TileBatch) -> TileBatch:
     """Return the programs of two batches that differ only in tiles and splits."""
     register, block, split_k = (
         np.concatenate([getattr(b, name) for b in (one, other)]) for name in ("register", "block", "split_k")
@@ -80,17 +80,17 @@ def _joined(one: TileBatch, other: TileBatch) -> TileBatch:
     return replace(one, register=register, block=block, split_k=split_k)
 
 
-def _in_other_orders(batch: TileBatch, stages: Ints, first: np.ndarray, spec: DeviceSpec) -> np.ndarray:
+def _times_of_block_orders(batch: TileBatch, stages: Ints, first: np.ndarray, spec: DeviceSpec) -> np.ndarray:
     """Return the times of some programs with every order of blocks, infinite for other programs, ``(orders, N)``."""
     seconds = np.full((len(RASTERS), len(batch)), np.inf)
     for rows in (first[stages[first] == 1], first[stages[first] > 1]):
         n = 1 if (stages[rows] == 1).all() else np.tile(stages[rows], len(RASTERS))
         orders = batch.chosen(np.tile(rows, len(RASTERS)), n, np.repeat(RASTERS, len(rows)))
-        seconds[:, rows] = _seconds(orders, spec).reshape(len(RASTERS), -1)
+        seconds[:, rows] = _predicted_seconds(orders, spec).reshape(len(RASTERS), -1)
     return seconds
 
 
-def program_variants(program: RProgram, spec: DeviceSpec) -> list[RProgram]:
+def pipeline_variants_of_program(program: RProgram, spec: DeviceSpec) -> list[RProgram]:
     """Return a plain tiled program with every choice."""
     plain = program.traits.reuses and program.fragment is None and (program.stages, program.raster) == (1, 1)
     if not plain or not program.staged:
@@ -99,63 +99,63 @@ def program_variants(program: RProgram, spec: DeviceSpec) -> list[RProgram]:
     return [replace(program, stages=n, raster=r) for n, r in both if (n, r) != (1, 1)]
 
 
-class _Bounds:
+class _VariantBounds:
     """Bounds on the programs of a batch and on their pipelines, each computed once."""
 
     def __init__(self, batch: TileBatch, spec: DeviceSpec) -> None:
         self._batch, self._spec = batch, spec
         self._two = np.full(len(batch), np.nan)
 
-    def of_pipelines(self, rows: np.ndarray) -> np.ndarray:
+    def bounds_of_pipelines(self, rows: np.ndarray) -> np.ndarray:
         """Return the bounds on programs with two stages, ``(N,)``."""
         new = rows[np.isnan(self._two[rows])]
         if len(new):
             self._two[new] = PHASES.bound(self._batch.chosen(new, 2, 1), self._spec)
         return np.asarray(self._two[rows])
 
-    def promising(self, rows: np.ndarray) -> np.ndarray:
+    def promising_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return the ``rows`` that may become the fastest programs as pipelines."""
         if len(rows) > _PLAIN:
-            rows = rows[cheapest(PHASES.bound(self._batch, self._spec)[rows], _PLAIN)]
+            rows = rows[smallest_positions(PHASES.bound(self._batch, self._spec)[rows], _PLAIN)]
         if len(rows) > _PIPELINED:
-            rows = rows[cheapest(self.of_pipelines(rows), _PIPELINED)]
+            rows = rows[smallest_positions(self.bounds_of_pipelines(rows), _PIPELINED)]
         return rows
 
 
-def _seconds(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+def _predicted_seconds(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     return np.asarray(PHASES.price(batch, spec)["seconds"]) if len(batch) else np.zeros(0)
 
 
-def exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
+def operands_exceed_shared_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
     """Return whether an operand exceeds the shared cache, so that the order of blocks matters."""
     capacity = spec.layer("l2").kept_bytes
     return any(a.tensor.nbytes > capacity for a in batch.geometry.reads)
 
 
-def other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _Bounds | None = None) -> TileBatch:
+def promising_other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _VariantBounds | None = None) -> TileBatch:
     """Return the most promising tiles with few blocks, split into the number of parts that suits them best."""
-    bounds = bounds or _Bounds(batch, spec)
-    rows = bounds.promising(np.flatnonzero(batch.blocks // batch.split_k < _FEW_WAVES * spec.units))
+    bounds = bounds or _VariantBounds(batch, spec)
+    rows = bounds.promising_rows(np.flatnonzero(batch.blocks // batch.split_k < _FEW_WAVES * spec.units))
     tiles = np.concatenate([batch.register[rows], batch.block[rows]], axis=1)
     rows = rows[np.sort(np.unique(tiles, axis=0, return_index=True)[1])]
-    rows = rows[np.argsort(bounds.of_pipelines(rows), kind="stable")[:_SPLIT_TILES]]
+    rows = rows[np.argsort(bounds.bounds_of_pipelines(rows), kind="stable")[:_SPLIT_TILES]]
     whole = replace(batch.take(rows), split_k=np.ones(len(rows), np.int64))
     if not len(whole):
         return whole
-    parts = _parts(whole.blocks, spec)
+    parts = _part_counts_to_try(whole.blocks, spec)
     useful = (whole.steps >= parts) & (whole.blocks * parts <= _MOST_WAVES * spec.units)
     # Many parts are used only if the device has room for them and if each part has steps to overlap.
     many = np.arange(len(parts))[:, None] >= len(_PARTS)
     useful &= ~many | ((parts > max(_PARTS)) & (2 * whole.blocks * parts > spec.units) & (whole.steps >= 2 * parts))
     n, rows = np.nonzero(useful)
     seconds = np.full(useful.shape, np.inf)
-    seconds[n, rows] = _seconds(replace(whole.take(rows), split_k=parts[n, rows], stages=2), spec)
+    seconds[n, rows] = _predicted_seconds(replace(whole.take(rows), split_k=parts[n, rows], stages=2), spec)
     best = np.take_along_axis(parts, seconds.argmin(axis=0)[None], axis=0)[0]
     known = np.isin(best, splits_of(spec)) & is_split_useful(whole.blocks, whole.steps, best, spec)  # the pool has them
     return replace(whole, split_k=best).take(np.flatnonzero(np.isfinite(seconds.min(axis=0)) & ~known))
 
 
-def _parts(blocks: Ints, spec: DeviceSpec) -> Ints:
+def _part_counts_to_try(blocks: Ints, spec: DeviceSpec) -> Ints:
     """Return the part counts to try for each tile of ``blocks`` blocks, ``(parts, N)``: fixed steps, and full waves."""
     steps = [n for k in range(max(_PARTS).bit_length(), 31) for n in (3 << k - 2, 1 << k)]
     many = np.array([n for n in steps if n <= _MOST_WAVES * spec.units], np.int64)
@@ -163,6 +163,6 @@ def _parts(blocks: Ints, spec: DeviceSpec) -> Ints:
     return np.concatenate([np.repeat(np.array([*_PARTS, *many])[:, None], len(blocks), axis=1), np.maximum(full, 1)])
 
 
-def variants(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def variants_if_pipelining(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return :func:`tiled_variants` of a batch if the options ask for pipelines."""
     return tiled_variants(batch, spec, options.split_k) if options.pipelining else []

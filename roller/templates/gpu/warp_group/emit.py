@@ -13,26 +13,27 @@ from dataclasses import dataclass
 from roller.expr import Stage
 from roller.te.compat import tirx
 from roller.templates.gpu.emit import device_functions as device
-from roller.templates.gpu.emit.context import Context
-from roller.templates.gpu.emit.nest import (
+from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.reduction import stepped_kernels
+from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
+    block_barrier,
     buffer,
     dtype_name,
+    if_all,
+    int32_literal,
     kernel,
     load,
     loop,
-    loops,
-    num,
-    seq,
+    nested_loops,
+    sequence_of,
     store,
-    when,
     with_buffers,
 )
-from roller.templates.gpu.emit.reduction import stepped_kernels
-from roller.templates.gpu.matrix.emit import Matrix
-from roller.templates.gpu.matrix.emit_store import Writer, finish
+from roller.templates.gpu.matrix.emit import MatrixKernel
+from roller.templates.gpu.matrix.emit_store import ResultWriter, finish_and_store
 from roller.templates.gpu.matrix.stores import COLUMNS, PAIR, QUAD
 from roller.templates.gpu.warp_group import emit_functions as group_functions
 from roller.templates.gpu.warp_group.emit_copies import copy_group_tile
@@ -46,23 +47,23 @@ _WARP_ROWS = 16
 
 
 @dataclass
-class WarpGroups(Matrix):
+class WarpGroupKernel(MatrixKernel):
     """State of one kernel by warp groups while it is written."""
 
     def __post_init__(self) -> None:
         """Lay out the ring of tiles, and the sums of one thread."""
-        self._prepare()
+        self._set_up()
         f = self.fragment
         self.across = self.register[self.m_axis] // f.m, self.register[self.n_axis] // f.n
         self.sums = buffer("sums", (self.across[0] * self.across[1] * f.m * f.n // f.threads,), f.accumulator, "local")
         a, b = self.operands
-        self.group_tiles = self._tile(a, f.m), self._tile(b, f.n)
+        self.group_tiles = self._group_tile(a, f.m), self._group_tile(b, f.n)
         self.offsets = 0, self.group_tiles[0].bytes // a.tensor.itemsize_bytes
         self.slot_elements = sum(t.bytes for t in self.group_tiles) // a.tensor.itemsize_bytes
         self.ring = buffer("ring", (self.program.stages * self.slot_elements,), f.operand, "shared.dyn")
         self.starts = buffer("starts", (2,), "uint64", "local")
 
-    def _tile(self, operand: Operand, step: int) -> GroupTile:
+    def _group_tile(self, operand: Operand, step: int) -> GroupTile:
         """Lay out an operand: lines run along the axis whose neighbours are adjacent in memory."""
 
         def contiguous(axis: str) -> bool:
@@ -81,10 +82,10 @@ class WarpGroups(Matrix):
         extent = int(self.sums.shape[0])
         zero = tirx.const(0.0, self.fragment.accumulator)
         init = loop("r", extent, lambda r: store(self.sums, zero, r), unroll=True)
-        hold = device.call(f"roller_group_hold<{extent}>", device.address(self.sums, num(0)))
-        return seq([init, hold, self._describe(), self._overlapped(), hold])
+        hold = device.call_function(f"roller_group_hold<{extent}>", device.address(self.sums, int32_literal(0)))
+        return sequence_of([init, hold, self._write_descriptors(), self._overlapped_steps(), hold])
 
-    def _overlapped(self) -> Stmt:
+    def _overlapped_steps(self) -> Stmt:
         """Return the loop over steps; see the module's description."""
         count, base = self._steps()
         running = self.fragment.running_steps(self.program.stages)  # groups of products that outlive their step
@@ -92,65 +93,73 @@ class WarpGroups(Matrix):
 
         def fill(step: Expr) -> Stmt:
             # Groups of nonexistent steps count too: the wait of step n is for group n.
-            return seq([when([step < count], self._copies(base(step), step)), device.copy_commit()])
+            return sequence_of([if_all([step < count], self._copies(base(step), step)), device.copy_commit()])
 
         def one(step: Expr) -> Stmt:
             before, after = ([], [fill(step + ahead)]) if ahead else ([fill(step)], [])
-            last = [] if ahead else [device.barrier()]
-            return seq(
+            last = [] if ahead else [block_barrier()]
+            return sequence_of(
                 [
-                    *before, device.copy_wait(max(ahead - 1, 0)), device.call("roller_publish"), device.barrier(),
-                    self._products(step), *after, device.call(f"roller_group_wait<{running}>"), *last,
+                    *before, device.copy_wait(max(ahead - 1, 0)), device.call_function("roller_publish"),
+                    block_barrier(),
+                    self._start_products(step), *after, device.call_function(f"roller_group_wait<{running}>"), *last,
                 ]
             )  # fmt: skip
 
         first = [loop("fill", ahead, fill)] if ahead else []
-        rest = [device.call("roller_group_wait<0>")] if running else []
-        return seq([*first, loop("step", count, one), *rest])
+        rest = [device.call_function("roller_group_wait<0>")] if running else []
+        return sequence_of([*first, loop("step", count, one), *rest])
 
     def _copies(self, base: Mapping[str, Expr], step: Expr) -> Stmt:
         """Return the copies of both operands' tiles of a step."""
         threads, slot = self.program.threads_per_block, self._slot(step) * self.slot_elements
-        return seq(
+        return sequence_of(
             [
                 copy_group_tile(self.ctx, t, self.domain, base, (self.thread.var, threads), self.ring, slot + offset)
                 for t, offset in zip(self.group_tiles, self.offsets, strict=True)
             ]
         )
 
-    def _describe(self) -> Stmt:
+    def _write_descriptors(self) -> Stmt:
         """Describe this warp group's part of both operands in the first slot; other slots are at fixed distances."""
         found = []
         for n, (t, offset) in enumerate(zip(self.group_tiles, self.offsets, strict=True)):
             own = device.address(self.ring, offset + t.start(self.group[t.axis], 0))
-            fields = (num(x) for x in (t.leading_bytes, t.stride_bytes, t.swizzle))
-            found.append(store(self.starts, tirx.call_extern("uint64", "roller_group_tile", own, *fields), num(n)))
-        return seq(found)
+            fields = (int32_literal(x) for x in (t.leading_bytes, t.stride_bytes, t.swizzle))
+            found.append(
+                store(self.starts, tirx.call_extern("uint64", "roller_group_tile", own, *fields), int32_literal(n))
+            )
+        return sequence_of(found)
 
-    def _products(self, step: Expr) -> Stmt:
+    def _start_products(self, step: Expr) -> Stmt:
         """Start the products of a step on this warp group's part of the tiles."""
         f, (a, b) = self.fragment, self.group_tiles
-        name = group_functions.product(f, not a.k_major, not b.k_major)
+        name = group_functions.define_product_function(f, not a.k_major, not b.k_major)
         calls = []
         for k in range(0, a.depth, f.k):
             for i in range(self.across[0]):
                 for j in range(self.across[1]):
-                    sums = device.address(self.sums, num((i * self.across[1] + j) * (f.m * f.n // f.threads)))
-                    operands = self._described(0, step, i * f.m, k), self._described(1, step, j * f.n, k)
-                    calls.append(device.call(name, sums, *operands))
-        return seq([device.call("roller_group_fence"), *calls, device.call("roller_group_commit")])
+                    sums = device.address(self.sums, int32_literal((i * self.across[1] + j) * (f.m * f.n // f.threads)))
+                    operands = (
+                        self._operand_descriptor(0, step, i * f.m, k),
+                        self._operand_descriptor(1, step, j * f.n, k),
+                    )
+                    calls.append(device.call_function(name, sums, *operands))
+        return sequence_of(
+            [device.call_function("roller_group_fence"), *calls, device.call_function("roller_group_commit")]
+        )
 
-    def _described(self, n: int, step: Expr, row: int, k: int) -> Expr:
+    def _operand_descriptor(self, n: int, step: Expr, row: int, k: int) -> Expr:
         """Return the descriptor of a product's operand: the group's descriptor for the first slot, advanced."""
         t = self.group_tiles[n]
         moved = self._slot(step) * (self.slot_elements // t.chunk) + t.start(row, k) // t.chunk
-        return load(self.starts, num(n)) + tirx.Cast("uint64", moved)
+        return load(self.starts, int32_literal(n)) + tirx.Cast("uint64", moved)
 
     # ---- the result
 
     def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
         """Return the kernel; ``prefix`` holds leading indices of ``target`` (the part of a split reduction)."""
-        body = seq([self.accumulate(), self._write(result, target, prefix)])
+        body = sequence_of([self.accumulate(), self._write(result, target, prefix)])
         return kernel((self.block, self.thread), with_buffers([self.ring, self.sums, self.starts], body))
 
     def _write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> Stmt:
@@ -159,7 +168,7 @@ class WarpGroups(Matrix):
         # ``8 c + 2 (lane % 4) + e`` (PTX manual, wgmma: registers of D). If such pairs are narrow, the four lanes of a
         # row exchange the pairs of four neighbouring columns ``c``, so that each lane holds all eight results of one
         # column.
-        writer, f = Writer(self.ctx, self.stage, result, target, prefix), self.fragment
+        writer, f = ResultWriter(self.ctx, self.stage, result, target, prefix), self.fragment
         way = writer.way(f, self.n_axis, self.register[self.n_axis])
         exchanged, width = way.exchanged, way.width
         totals = buffer("totals", (COLUMNS,), f.accumulator, "local")
@@ -176,21 +185,25 @@ class WarpGroups(Matrix):
             first = at["j"] * f.n
             if not exchanged:
                 column = first + at["c"] * COLUMNS + quad * PAIR + at["e"]
-                return finish(self, writer, row, column, width, out, lambda v: sum_at(at, at["c"], at["e"] + v))
+                return finish_and_store(
+                    self, writer, row, column, width, out, lambda v: sum_at(at, at["c"], at["e"] + v)
+                )
             taken = [
-                store(totals, sum_at(at, at["c"] * QUAD + b, num(e)), num(b * PAIR + e))
+                store(totals, sum_at(at, at["c"] * QUAD + b, int32_literal(e)), int32_literal(b * PAIR + e))
                 for b in range(QUAD) for e in range(PAIR)
             ]  # fmt: skip
-            swap = device.call("roller_quad_exchange", device.address(totals, num(0)))
+            swap = device.call_function("roller_quad_exchange", device.address(totals, int32_literal(0)))
             column = first + (at["c"] * QUAD + quad) * COLUMNS
-            return seq([*taken, swap, finish(self, writer, row, column, width, out, lambda v: load(totals, v))])
+            return sequence_of(
+                [*taken, swap, finish_and_store(self, writer, row, column, width, out, lambda v: load(totals, v))]
+            )
 
         columns = f.n // COLUMNS // (QUAD if exchanged else 1)
         names = [("i", self.across[0]), ("j", self.across[1]), ("c", columns), ("h", 2)]
         names += [] if exchanged else [("e", PAIR // width)]
-        return with_buffers([totals, out] if exchanged else [out], loops(names, element, unroll=True))
+        return with_buffers([totals, out] if exchanged else [out], nested_loops(names, element, unroll=True))
 
 
-def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
+def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
     """Return the kernels of warp groups; see :func:`stepped_kernels`."""
-    return stepped_kernels(ctx, program, stages, WarpGroups)
+    return stepped_kernels(ctx, program, stages, WarpGroupKernel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roller.core.fragment import Fragment
 from roller.errors import BuildError
-from roller.templates.gpu.emit.device_functions import FUNCTIONS, define
+from roller.templates.gpu.emit.device_functions import FUNCTIONS, register_function
 
 #: Operand dtypes as PTX spells them.
 _KINDS = {"float16": "f16", "bfloat16": "bf16"}
@@ -12,31 +12,31 @@ _KINDS = {"float16": "f16", "bfloat16": "bf16"}
 _PER_LINE = 8
 
 # Data written by generic instructions and cp.async is visible to wgmma only after this fence of the writing thread.
-define("roller_publish", """void roller_publish() {
+register_function("roller_publish", """void roller_publish() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }""")  # fmt: skip
-define("roller_group_fence", """void roller_group_fence() {
+register_function("roller_group_fence", """void roller_group_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }""")  # fmt: skip
-define("roller_group_commit", """void roller_group_commit() {
+register_function("roller_group_commit", """void roller_group_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }""")  # fmt: skip
-define("roller_group_wait", """template <int N> void roller_group_wait() {
+register_function("roller_group_wait", """template <int N> void roller_group_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }""")  # fmt: skip
 # The compiler considers accumulators ready as soon as a product is issued: nothing may move across the wait.
-define("roller_group_hold", """template <int N> void roller_group_hold(float* sum) {
+register_function("roller_group_hold", """template <int N> void roller_group_hold(float* sum) {
   #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sum[i]) :: "memory");
 }""")  # fmt: skip
-define("roller_group_tile", """unsigned long long roller_group_tile(
+register_function("roller_group_tile", """unsigned long long roller_group_tile(
     const void* start, int leading, int stride, int swizzle) {
   unsigned place = __shfl_sync(0xffffffffu, (roller_shared_address(start) & 0x3ffff) >> 4, 0);  // the same in all lanes
   return (unsigned long long)place | (unsigned long long)(leading >> 4) << 16
          | (unsigned long long)(stride >> 4) << 32 | (unsigned long long)swizzle << 62;
 }""")  # fmt: skip
 # Four pairs in each of four neighbouring lanes: pair b of lane t changes places with pair t of lane b.
-define("roller_quad_exchange", """void roller_quad_exchange(float* pairs) {
+register_function("roller_quad_exchange", """void roller_quad_exchange(float* pairs) {
   #pragma unroll
   for (int way = 1; way < 4; way *= 2) {
     bool high = threadIdx.x & way;
@@ -51,7 +51,7 @@ define("roller_quad_exchange", """void roller_quad_exchange(float* pairs) {
 }""")  # fmt: skip
 
 
-def product(f: Fragment, transposed_a: bool, transposed_b: bool) -> str:
+def define_product_function(f: Fragment, transposed_a: bool, transposed_b: bool) -> str:
     """Define the function that adds a product to a warp group's sums, and return its name."""
     if f.operand not in _KINDS or (f.m, f.k, f.accumulator) != (64, 16, "float32") or f.n % 8 or not 8 <= f.n <= 256:
         raise BuildError(f"{f.name}: expected 64 x n x 16 of {list(_KINDS)} with float32 sums. Correct the fragment.")
@@ -61,9 +61,9 @@ def product(f: Fragment, transposed_a: bool, transposed_b: bool) -> str:
     name = f"roller_group_product_{n}_{kind}_{int(transposed_a)}{int(transposed_b)}"
     if name not in FUNCTIONS:
         sums = [f"%{i}" for i in range(count)]
-        registers = _lines(sums, '"\n    "')
-        operands = _lines([f'"+f"(sum[{i}])' for i in range(count)], "\n      ")
-        define(name, f"""void {name}(float* sum, unsigned long long a, unsigned long long b) {{
+        registers = _break_into_lines(sums, '"\n    "')
+        operands = _break_into_lines([f'"+f"(sum[{i}])' for i in range(count)], "\n      ")
+        register_function(name, f"""void {name}(float* sum, unsigned long long a, unsigned long long b) {{
   asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{"
     "{registers}"
     "}}, %{count}, %{count + 1}, 1, 1, 1, {int(transposed_a)}, {int(transposed_b)};"
@@ -73,6 +73,6 @@ def product(f: Fragment, transposed_a: bool, transposed_b: bool) -> str:
     return name
 
 
-def _lines(items: list[str], newline: str) -> str:
+def _break_into_lines(items: list[str], newline: str) -> str:
     rows = [", ".join(items[i : i + _PER_LINE]) for i in range(0, len(items), _PER_LINE)]
     return f",{newline}".join(rows)

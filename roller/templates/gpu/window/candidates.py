@@ -11,11 +11,11 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import padding_allowed
+from roller.templates.common.padding import allowed_padding_mask
 from roller.templates.common.scale_up import unique_rows
-from roller.templates.gpu.common.limits import fitting
-from roller.templates.gpu.common.occupancy import register_words, scratchpad_bytes
-from roller.templates.gpu.common.stores import is_alone
+from roller.templates.gpu.common.occupancy import operand_registers, scratchpad_bytes
+from roller.templates.gpu.common.stores import fits_one_kernel
+from roller.templates.gpu.common.thread_limits import within_thread_and_register_limits
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints, product
 from roller.tile.structures import WINDOW, structure_of
@@ -32,56 +32,56 @@ _PIECES, _RUNS, _THREADS = (1, 2, 3, 4), (16, 32, 64), (64, 128, 256)
 _FILLED = 0.7
 
 
-def window_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def window_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the programs that walk windows, read in place and staged, or none for other reductions."""
     expr = geometry.expr
     slide = slide_of(expr.anchor) if options.windows and structure_of(geometry).reuses else None
-    if slide is None or not is_alone(expr):
+    if slide is None or not fits_one_kernel(expr):
         return []
-    register, block = _tiles(geometry, slide, spec)
+    register, block = _register_and_block_tiles(geometry, slide, spec)
     batch = TileBatch(geometry, WINDOW.name, register, block, np.ones(len(block), np.int64), ())
     staged = replace(batch, staged=(slide.source.tensor,))
     fits = scratchpad_bytes(staged) <= spec.layer("shared").budget_bytes
     found = batch.take(np.arange(min(len(batch), options.pool))), staged.take(np.flatnonzero(fits)[: options.pool])
-    return [b.take(padding_allowed(geometry, b.block, options)) for b in found]
+    return [b.take(allowed_padding_mask(geometry, b.block, options)) for b in found]
 
 
-def window_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+def window_candidate_mask(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     """Return the mask of programs within the limits; their last TEU may be partly filled, and their walks are short."""
-    whole = fills(batch.threads_per_block, spec.teu.lanes) & straight(batch.register)
-    return np.asarray(fitting(batch, spec) & whole)
+    whole = fills_teus(batch.threads_per_block, spec.teu.lanes) & is_short_walk(batch.register)
+    return np.asarray(within_thread_and_register_limits(batch, spec) & whole)
 
 
-def _tiles(geometry: Geometry, slide: Slide, spec: DeviceSpec) -> tuple[Ints, Ints]:
+def _register_and_block_tiles(geometry: Geometry, slide: Slide, spec: DeviceSpec) -> tuple[Ints, Ints]:
     """Return register and block tiles, ``(N, axes)`` each."""
     register = _register_tiles(geometry, slide)
     one = np.ones(len(register), np.int64)
-    words = register_words(TileBatch(geometry, WINDOW.name, register, register, one, ()))
+    words = operand_registers(TileBatch(geometry, WINDOW.name, register, register, one, ()))
     register = register[words <= (spec.limits.usable_registers_per_thread or 0)]
     states = [np.ones((0, 2 * register.shape[1]), np.int64)]
     limit = spec.limits.threads_per_block or 0
     for row in register:
-        threads = _threads(geometry, slide, row, limit)
+        threads = _threads_per_axis(geometry, slide, row, limit)
         states.append(np.concatenate([np.broadcast_to(row, threads.shape), threads], axis=1))
     both = unique_rows(np.concatenate(states))
     axes = register.shape[1]
     threads = product(both[:, axes:], range(axes))
-    both = both[(threads <= limit) & fills(threads, spec.teu.lanes)]
+    both = both[(threads <= limit) & fills_teus(threads, spec.teu.lanes)]
     return both[:, :axes], both[:, :axes] * both[:, axes:]
 
 
-def fills(threads: Ints, lanes: int) -> np.ndarray:
+def fills_teus(threads: Ints, lanes: int) -> np.ndarray:
     """Return the mask of blocks whose threads fill their TEUs well enough for their programs to be considered."""
     return np.asarray(threads >= _FILLED * -(-threads // lanes) * lanes)
 
 
-def straight(register: Ints) -> np.ndarray:
+def is_short_walk(register: Ints) -> np.ndarray:
     """Return the mask of register tiles whose walks suit straight-line code; the shortest walks always do."""
     products = register.prod(axis=1)
     return np.asarray(products <= max(_PRODUCTS, int(products.min(initial=_PRODUCTS))))
 
 
-def _windowed(geometry: Geometry, slide: Slide) -> list[int]:
+def _axes_under_windows(geometry: Geometry, slide: Slide) -> list[int]:
     """Return the spatial axes that share a dimension of the source with a window, the slide's axis first."""
     names = [t.axis for i in slide.source.index if len(i.terms) > 1 for t in i.terms]
     axes = [geometry.names.index(n) for n in dict.fromkeys(names) if geometry.spatial[geometry.names.index(n)]]
@@ -94,7 +94,7 @@ def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
     fast = geometry.order[-1]
     widest = max(1, VECTOR_BYTES // geometry.store.tensor.itemsize_bytes)
     sizes[fast] = [v for v in (1, 2, 4, 8) if v <= widest and geometry.extents[fast] % v == 0]
-    windowed = _windowed(geometry, slide)
+    windowed = _axes_under_windows(geometry, slide)
     for a in windowed:
         extent, limit = int(geometry.extents[a]), _STRIP if geometry.names[a] == slide.axis else _ACROSS
         even = {-(-extent // p) for p in range(1, 9 if len(windowed) > 1 and fast not in windowed else 13)}
@@ -102,13 +102,13 @@ def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
     for reduced in np.flatnonzero(~geometry.spatial):
         sizes[reduced] = [int(geometry.extents[reduced])]
     table = np.array(list(itertools.product(*sizes)), np.int64)
-    return np.asarray(table[straight(table)])
+    return np.asarray(table[is_short_walk(table)])
 
 
-def _threads(geometry: Geometry, slide: Slide, register: Ints, limit: int) -> Ints:
+def _threads_per_axis(geometry: Geometry, slide: Slide, register: Ints, limit: int) -> Ints:
     """Return threads per axis: even pieces of windows and of the contiguous axis; other axes fill the block."""
     useful, fast = -(-geometry.extents // register), geometry.order[-1]
-    windows = [a for a in _windowed(geometry, slide) if a != fast]
+    windows = [a for a in _axes_under_windows(geometry, slide) if a != fast]
     fixed, few = [fast, *windows], len(windows) > 1  # few pieces each for two slow windows: the numbers multiply
     sizes = []
     for a in fixed:

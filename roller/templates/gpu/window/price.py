@@ -12,10 +12,10 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.compute import Work, block_work, register_arithmetic
-from roller.templates.gpu.common.price import Parts, Phases, step_chain_s
+from roller.templates.gpu.common.compute import BlockWork, block_work, register_arithmetic
+from roller.templates.gpu.common.price import Parts, Phases, block_latency_chain_s
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.window_strips import slide, strip_hops, walk
+from roller.templates.gpu.common.window_walks import batch_slide, memory_waits_along_walk, window_walk
 from roller.tile.geometry import Floats
 
 #: Instructions in addition to a load in place, guarded or not, and to a load from scratchpad.
@@ -26,18 +26,20 @@ VECTOR_START = 4.0
 
 def window_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
-) -> Work:
+) -> BlockWork:
     """Return the work of every block of a batch of window programs; for the arguments, see :func:`block_work`."""
     base = block_work(replace(batch, staged=()), spec, copies, None)
     cycles, instructions = register_arithmetic(batch, spec, True)
-    w, s = walk(batch), slide(batch)
+    w, s = window_walk(batch), batch_slide(batch)
     per_unit = spec.compute.ops_per_cycle_per_unit
     rate = per_unit["issue"] / spec.teu.lanes / spec.teu.schedulers_per_unit
     loads = (w.rows * w.loads).astype(np.float64)
     beside = STAGED_INSTRUCTIONS if batch.staged else GUARD_INSTRUCTIONS if s.source.guard else PLAIN_INSTRUCTIONS
     size = batch.geometry.expr.tensors[s.source.tensor].itemsize_bytes
     conflicts = laid.conflicts.get(s.source.tensor, 1.0) if laid and batch.staged else 1.0
-    wavefronts = loads * (np.maximum(1.0, w.width * size / 4) * conflicts if batch.staged else _lines(batch, spec))
+    wavefronts = loads * (
+        np.maximum(1.0, w.width * size / 4) * conflicts if batch.staged else _cache_lines_per_load(batch, spec)
+    )
     # Without integer pipes of their own, bounds take the slots of additions in the FMA pipes.
     slot = 0.0 if "integer" in per_unit else spec.teu.lanes * spec.teu.schedulers_per_unit / per_unit["add"]
     return replace(
@@ -49,9 +51,9 @@ def window_work(
     )
 
 
-def _lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _cache_lines_per_load(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the number of cache lines that one TEU's load in place touches: runs of lanes along the last dimension."""
-    access = next(a for a in batch.geometry.loads if a.tensor.name == slide(batch).source.tensor)
+    access = next(a for a in batch.geometry.loads if a.tensor.name == batch_slide(batch).source.tensor)
     line = spec.layer("l2").line_bytes or spec.layer("l2").transaction_bytes
     lanes = batch.lanes(spec.teu.lanes)
     steps = np.where(batch.geometry.spatial, access.coefficients[-1], 0)
@@ -60,9 +62,11 @@ def _lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
     return np.asarray(np.maximum(1.0, spec.teu.lanes / along) * np.maximum(1.0, run / line))
 
 
-def _chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
+def _block_latency_chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
     """Return the seconds of one block that has its unit to itself; in place, it waits along the walk."""
-    return step_chain_s(batch, spec, alone, parts, hops=None if batch.staged else strip_hops(batch))
+    return block_latency_chain_s(
+        batch, spec, alone, parts, hops=None if batch.staged else memory_waits_along_walk(batch)
+    )
 
 
-PHASES = Phases(work=window_work, chain=_chain_s)
+PHASES = Phases(work=window_work, chain=_block_latency_chain_s)

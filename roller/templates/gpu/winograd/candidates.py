@@ -11,13 +11,17 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.common.products import inner_batch, outer_batch, products_of
-from roller.templates.gpu.tiled.candidates import plain
+from roller.templates.gpu.common.window_products import (
+    matrix_product_batch,
+    matrix_product_of_batch,
+    window_product_batch,
+)
+from roller.templates.gpu.tiled.candidates import plain_tiled_candidates
 from roller.templates.gpu.tiled.variants import tiled_variants
 from roller.tile.geometry import Geometry
 from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import LEAST_CHANNELS, window_product
-from roller.tile.winograd_products import ELEMENT, products
+from roller.tile.winograd_products import ELEMENT, batched_product
 
 #: Numbers of tilings of a product to price, to try as pipelines and in other orders, and to keep.
 _PRICED, _VARIED, _KEPT = 1024, 128, 64
@@ -25,13 +29,13 @@ _PRICED, _VARIED, _KEPT = 1024, 128, 64
 _FAR_BEHIND = 1.3
 
 
-def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def winograd_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return batches of the best tilings per output tile size, or none if Winograd's algorithm does not apply."""
     form = window_product(geometry.expr) if options.winograd and geometry.expr.allow_padding else None
     if form is None or form.converted or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:
         return []
     sided = [name for name, s in STRUCTURES.items() if s.output_side]
-    unvaried = {name: _plain(geometry, spec, options, name) for name in sided}
+    unvaried = {name: _unpipelined_tilings(geometry, spec, options, name) for name in sided}
     best = {name: pricing.price(b, spec)["seconds"].min() for name, b in unvaried.items() if b is not None and len(b)}
     found: list[TileBatch] = []
     for name, seconds in best.items():
@@ -42,30 +46,32 @@ def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOp
     return found
 
 
-def _plain(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, structure: str) -> TileBatch | None:
+def _unpipelined_tilings(
+    geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, structure: str
+) -> TileBatch | None:
     """Return the best tilings of one product as programs without a pipeline, best first."""
-    product = products(geometry.expr, structure)
+    product = batched_product(geometry.expr, structure)
     assert product is not None
     if any(t.elements >= OFFSET_ELEMENTS for t in product.expr.tensors.values()):
         return None
     share = replace(options, pool=max(options.count, _PRICED), constants=())
     inner = Geometry.of(product.expr)
-    batch = plain(inner, spec, share)[0]
+    batch = plain_tiled_candidates(inner, spec, share)[0]
     # A block multiplies one element of the transformed tile.
     batch = batch.take(batch.block[:, inner.names.index(ELEMENT)] == 1)
     rows = np.array([row for _, row in pricing.best_rows(batch, spec, _VARIED)], np.intp)
-    return outer_batch(batch.take(rows), product, geometry, structure)
+    return window_product_batch(batch.take(rows), product, geometry, structure)
 
 
 def _with_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     """Return the best programs of a batch: as they are, as pipelines, and with other orders of blocks."""
-    product = products_of(batch)
+    product = matrix_product_of_batch(batch)
     assert product is not None
-    inner = inner_batch(batch, product)
+    inner = matrix_product_batch(batch, product)
     found = [inner, *tiled_variants(inner, spec)]
     best = sorted((s, n, row) for n, b in enumerate(found) for s, row in pricing.best_rows(b, spec, _KEPT))
     kept: dict[int, list[int]] = {}
     for _, n, row in best[:_KEPT]:
         kept.setdefault(n, []).append(row)
     chosen = (found[n].take(np.array(rows, np.intp)) for n, rows in kept.items())
-    return [outer_batch(b, product, batch.geometry, batch.structure) for b in chosen]
+    return [window_product_batch(b, product, batch.geometry, batch.structure) for b in chosen]

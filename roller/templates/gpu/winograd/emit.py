@@ -18,43 +18,43 @@ from roller.errors import BuildError
 from roller.expr import OFFSET_ELEMENTS, Stage, Tensor
 from roller.te.compat import tirx
 from roller.te.emit import constant, emit_index, emit_scalar
-from roller.templates.emit.winograd_products import back_product, product
-from roller.templates.gpu.emit.context import Context, as_output, promote
-from roller.templates.gpu.emit.mapping import vector_loop
-from roller.templates.gpu.emit.nest import (
+from roller.templates.emit.winograd_products import multiply_by_inverse_transform, multiply_by_transform
+from roller.templates.gpu.emit.axis_map import vector_loop
+from roller.templates.gpu.emit.kernel_context import KernelContext, convert_to_output_dtype, promote_narrow_float
+from roller.templates.gpu.emit.reduction import tiled_kernels
+from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
     buffer,
-    guarded,
+    guarded_value,
+    if_all,
+    int32_literal,
     kernel,
     load,
     loop,
-    num,
-    seq,
+    sequence_of,
     store,
     thread_axis,
-    unravel,
-    when,
+    unravel_index,
     with_buffers,
 )
-from roller.templates.gpu.emit.reduction import tiled_kernels
-from roller.templates.gpu.tiled.emit import Tiled
+from roller.templates.gpu.tiled.emit import TiledKernel
 from roller.tile import RProgram
 from roller.tile.vectors import vectorizable
 from roller.tile.winograd import WINDOW, Matrix, matrices
-from roller.tile.winograd_products import CHANNEL, FILTER, THREADS, TILE, Products, products
+from roller.tile.winograd_products import CHANNEL, FILTER, THREADS, TILE, Products, batched_product
 
 #: Extents of a part of a kernel, the last extent fastest, and the statement of one point's thread.
-Points: TypeAlias = tuple[tuple[int, int], Callable[[Expr, Expr], Stmt]]
+TransformPart: TypeAlias = tuple[tuple[int, int], Callable[[Expr, Expr], Stmt]]
 
 _DTYPE = "float32"
 
 
-def winograd_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
+def winograd_kernels(ctx: KernelContext, program: RProgram) -> list[Stmt]:
     """Return the kernels of a program of a ``winograd`` structure, in launch order."""
     expr = program.expr
-    found = products(expr, program.structure)
+    found = batched_product(expr, program.structure)
     if found is None:
         raise BuildError(
             f"{expr.name}: structure '{program.structure}' expected a float32 sum over channels and a sliding "
@@ -66,22 +66,25 @@ def winograd_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
                 f"{expr.name}: workspace of {t.shape}: expected fewer than 2**31 elements, got {t.elements}. "
                 "Use structure 'tiled', or split the operator along its images."
             )
-    return _Winograd(ctx, program, found).kernels()
+    return _WinogradKernels(ctx, program, found).kernels()
 
 
-class _Winograd:
+class _WinogradKernels:
     """One lowering: the workspaces and the kernels that connect them."""
 
-    def __init__(self, ctx: Context, program: RProgram, found: Products) -> None:
+    def __init__(self, ctx: KernelContext, program: RProgram, found: Products) -> None:
         self.ctx, self.program, self.found, self.form = ctx, program, found, found.form
         self.m, self.side = found.m, found.m + WINDOW - 1
         self.last = program.expr.epilogue or program.expr.anchor
         self.inverse, self.filter_matrix, self.image_matrix = matrices(found.m)
         self.constant = self.form.filters.tensor in program.constants
-        self.weights = self._own(self.form.filters.tensor, constant=self.constant)
-        self.image, self.products = self._own(self.form.image.tensor), self._own(program.expr.anchor.name)
+        self.weights = self._declare_transformed(self.form.filters.tensor, constant=self.constant)
+        self.image, self.products = (
+            self._declare_transformed(self.form.image.tensor),
+            self._declare_transformed(program.expr.anchor.name),
+        )
 
-    def _own(self, name: str, constant: bool = False) -> Buffer:
+    def _declare_transformed(self, name: str, constant: bool = False) -> Buffer:
         """Declare the transformed tensor with a name: a workspace, or a panel if it never changes."""
         tensor = self.found.expr.tensors[name]
         fresh = f"{name}_transformed"
@@ -96,47 +99,52 @@ class _Winograd:
         names = (self.form.filters.tensor, self.form.image.tensor, self.found.expr.anchor.name)
         mine = dict(zip(names, (self.weights, self.image, self.products), strict=True))
         inner.buffers = {**self.ctx.buffers, **mine}
-        multiply = tiled_kernels(inner, self.found.expr.anchor, None, self.found.inner(self.program), Tiled)
+        multiply = tiled_kernels(inner, self.found.expr.anchor, None, self.found.inner(self.program), TiledKernel)
         self.ctx.own_barriers |= inner.own_barriers
         for t in inner.workspaces:
             self.ctx.workspaces.append(t)
             self.ctx.buffers[t.name] = inner.buffers[t.name]
-        transforms = [self._filters(), self._images()]
+        transforms = [self._transform_filters(), self._transform_images()]
         if self.constant:
-            self.ctx.prepare = _each_thread(transforms[:1])
+            self.ctx.prepare = _kernel_of_parts(transforms[:1])
             transforms = transforms[1:]
-        return [_each_thread(transforms), *multiply, _each_thread([self._outputs()])]
+        return [_kernel_of_parts(transforms), *multiply, _kernel_of_parts([self._transform_outputs()])]
 
     def _extent(self, axis: str) -> int:
         """Return the extent of an axis of the product, including repeated tiles or filters."""
         return self.found.expr.anchor.extents[axis]
 
-    def _filters(self) -> Points:
+    def _transform_filters(self) -> TransformPart:
         """Return the transform for one 3x3 filter of one channel per thread."""
         form, source = self.form, self.ctx.buffers[self.form.filters.tensor]
         (_, kh, _), (_, kw, _) = form.slides
         filters = self.program.expr.anchor.extents[form.filter]
 
         def body(channel: Expr, row: Expr) -> Stmt:
-            at = {form.channel: channel, form.filter: _at_most(row, filters, self._extent(FILTER))}
+            at = {form.channel: channel, form.filter: _clamped_below(row, filters, self._extent(FILTER))}
 
             def get(y: int, x: int) -> Expr:
-                return load(source, *(emit_index(i, {**at, kh: num(y), kw: num(x)}) for i in form.filters.index))
+                return load(
+                    source,
+                    *(emit_index(i, {**at, kh: int32_literal(y), kw: int32_literal(x)}) for i in form.filters.index),
+                )
 
             def place(e: int, value: Expr) -> Stmt:
-                return store(self.weights, value, num(e), channel, row)
+                return store(self.weights, value, int32_literal(e), channel, row)
 
-            return self._two_sided(self.filter_matrix, get, WINDOW, product, place)
+            return self._two_sided_product(self.filter_matrix, get, WINDOW, multiply_by_transform, place)
 
         return (self._extent(CHANNEL), self._extent(FILTER)), body
 
-    def _images(self) -> Points:
+    def _transform_images(self) -> TransformPart:
         """Return the input transform for one output tile of one channel per thread."""
         found, form, source = self.found, self.form, self.ctx.buffers[self.form.image.tensor]
 
         def transform(channel: Expr, row: Expr) -> Stmt:
-            place = _at_most(row, found.tiles, self._extent(TILE))
-            units = dict(zip((a for a, _ in found.units), unravel(place, [n for _, n in found.units]), strict=True))
+            place = _clamped_below(row, found.tiles, self._extent(TILE))
+            units = dict(
+                zip((a for a, _ in found.units), unravel_index(place, [n for _, n in found.units]), strict=True)
+            )
 
             def get(y: int, x: int) -> Expr:
                 index = [emit_index(i, {**units, form.channel: channel}) if len(i.terms) < 2 else None
@@ -145,13 +153,13 @@ class _Winograd:
                 for (axis, _, d), offset in zip(form.slides, (y, x), strict=True):
                     index[d] = units[axis] * self.m + (form.image.index[d].const + offset)
                     conditions += self._inside(d, index[d], offset, axis)
-                return guarded(conditions, load(source, *index), constant(0.0, _DTYPE))
+                return guarded_value(conditions, load(source, *index), constant(0.0, _DTYPE))
 
             def write(e: int, value: Expr) -> Stmt:
                 where = (row, channel) if found.channels_last else (channel, row)
-                return store(self.image, value, num(e), *where)
+                return store(self.image, value, int32_literal(e), *where)
 
-            return self._two_sided(self.image_matrix, get, self.side, product, write)
+            return self._two_sided_product(self.image_matrix, get, self.side, multiply_by_transform, write)
 
         if found.channels_last:
             return (self._extent(TILE), self._extent(CHANNEL)), lambda t, c: transform(c, t)
@@ -167,7 +175,7 @@ class _Winograd:
         last = first + (dict(self.found.units)[axis] - 1) * self.m
         return ([value >= low] if first < low else []) + ([value < high] if last >= high else [])
 
-    def _two_sided(
+    def _two_sided_product(
         self,
         matrix: Matrix,
         get: Callable[[int, int], Expr],
@@ -179,19 +187,19 @@ class _Winograd:
         height = len(matrix)
         given = buffer("given", (size * size,), _DTYPE, "local")
         half = buffer("half", (height * size,), _DTYPE, "local")
-        fetch = [store(given, get(y, x), num(y * size + x)) for y in range(size) for x in range(size)]
+        fetch = [store(given, get(y, x), int32_literal(y * size + x)) for y in range(size) for x in range(size)]
 
         def column(j: Expr) -> Stmt:
             values = apply(matrix, [load(given, i * size + j) for i in range(size)])
-            return seq([store(half, v, i * size + j) for i, v in enumerate(values)])
+            return sequence_of([store(half, v, i * size + j) for i, v in enumerate(values)])
 
         rows = []
         for i in range(height):
-            values = apply(matrix, [load(half, num(i * size + j)) for j in range(size)])
+            values = apply(matrix, [load(half, int32_literal(i * size + j)) for j in range(size)])
             rows += [place(i * height + j, v) for j, v in enumerate(values)]
-        return with_buffers([given, half], seq([*fetch, loop("j", size, column, unroll=True), *rows]))
+        return with_buffers([given, half], sequence_of([*fetch, loop("j", size, column, unroll=True), *rows]))
 
-    def _outputs(self) -> Points:
+    def _transform_outputs(self) -> TransformPart:
         """Return the back transform for one tile of one filter per thread, with results stored through the epilogue."""
         found, form = self.found, self.form
         filters = self.program.expr.anchor.extents[form.filter]
@@ -201,11 +209,19 @@ class _Winograd:
             where = (tile, row) if found.filters_last else (row, tile)
 
             def get(y: int, x: int) -> Expr:
-                return load(self.products, num(y * self.side + x), *where)
+                return load(self.products, int32_literal(y * self.side + x), *where)
 
-            units = dict(zip((a for a, _ in found.units), unravel(tile, [n for _, n in found.units]), strict=True))
-            both = self._two_sided(self.inverse, get, self.side, back_product, lambda e, v: store(result, v, num(e)))
-            return with_buffers([result], seq([both, self._store(result, {**units, form.filter: row})]))
+            units = dict(
+                zip((a for a, _ in found.units), unravel_index(tile, [n for _, n in found.units]), strict=True)
+            )
+            both = self._two_sided_product(
+                self.inverse,
+                get,
+                self.side,
+                multiply_by_inverse_transform,
+                lambda e, v: store(result, v, int32_literal(e)),
+            )
+            return with_buffers([result], sequence_of([both, self._store(result, {**units, form.filter: row})]))
 
         if found.filters_last:
             return (found.tiles, filters), lambda t, f: back(f, t)
@@ -222,11 +238,11 @@ class _Winograd:
             return {**units, rows: corner[rows] + y, columns: corner[columns] + x}
 
         def value(y: int, x: int) -> Expr:
-            one = load(result, num(y * m + x))
+            one = load(result, int32_literal(y * m + x))
             if last is self.program.expr.anchor:
-                return as_output(one, last)
-            readers = self.ctx.readers({self.program.expr.anchor.name: lambda *_: promote(one)})
-            return as_output(emit_scalar(last.body, env(y, x), readers), last)
+                return convert_to_output_dtype(one, last)
+            readers = self.ctx.readers({self.program.expr.anchor.name: lambda *_: promote_narrow_float(one)})
+            return convert_to_output_dtype(emit_scalar(last.body, env(y, x), readers), last)
 
         def inside(axis: str, at: Expr) -> list[Expr]:
             return [at < extents[axis]] if extents[axis] % m else []
@@ -237,16 +253,16 @@ class _Winograd:
             if wide:
                 vector = buffer(f"row{y}", (m,), last.output.dtype, "local")
                 where = [emit_index(i, env(y, 0)) for i in last.store]
-                body = [store(vector, value(y, x), num(x)) for x in range(m)]
-                line = with_buffers([vector], seq([*body, _store_row(target, vector, m, where)]))
+                body = [store(vector, value(y, x), int32_literal(x)) for x in range(m)]
+                line = with_buffers([vector], sequence_of([*body, _store_row(target, vector, m, where)]))
             else:
-                line = seq([
-                    when(inside(columns, corner[columns] + x),
+                line = sequence_of([
+                    if_all(inside(columns, corner[columns] + x),
                          store(target, value(y, x), *(emit_index(i, env(y, x)) for i in last.store)))
                     for x in range(m)
                 ])  # fmt: skip
-            out.append(when(inside(rows, corner[rows] + y), line))
-        return seq(out)
+            out.append(if_all(inside(rows, corner[rows] + y), line))
+        return sequence_of(out)
 
 
 def _store_row(target: Buffer, vector: Buffer, width: int, where: Sequence[Expr]) -> Stmt:
@@ -254,12 +270,12 @@ def _store_row(target: Buffer, vector: Buffer, width: int, where: Sequence[Expr]
     return vector_loop(width, lambda v: store(target, load(vector, v), *where[:-1], where[-1] + v))
 
 
-def _at_most(value: Expr, count: int, padded: int) -> Expr:
+def _clamped_below(value: Expr, count: int, padded: int) -> Expr:
     """Return ``value``, clamped to the last of ``count`` if the padded extent is larger."""
-    return value if count == padded else tirx.min(value, num(count - 1))
+    return value if count == padded else tirx.min(value, int32_literal(count - 1))
 
 
-def _each_thread(parts: Sequence[Points]) -> Stmt:
+def _kernel_of_parts(parts: Sequence[TransformPart]) -> Stmt:
     """Return a kernel with a thread per point of every part, with the parts' blocks one after another."""
     counts = [-(-math.prod(extents) // THREADS) for extents, _ in parts]
     block, thread = thread_axis("blockIdx.x", sum(counts)), thread_axis("threadIdx.x", THREADS)
@@ -267,12 +283,12 @@ def _each_thread(parts: Sequence[Points]) -> Stmt:
     for n, (extents, body) in reversed(list(enumerate(parts))):
         first, total = sum(counts[:n]), math.prod(extents)
         flat = (block.var - first if first else block.var) * THREADS + thread.var
-        mine = when([flat < total] if total % THREADS else [], body(*unravel(flat, extents)))
-        out = mine if out is None else when([block.var < first + counts[n]], mine, out)
+        mine = if_all([flat < total] if total % THREADS else [], body(*unravel_index(flat, extents)))
+        out = mine if out is None else if_all([block.var < first + counts[n]], mine, out)
     return kernel((block, thread), out)
 
 
-def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt]:
+def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt]:
     """Return the transforms and the product of a whole expression."""
     del stages
     return winograd_kernels(ctx, program)

@@ -15,9 +15,9 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.price import Parts, Terms
-from roller.templates.gpu.common.products import inner_batch, products_of
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.traffic import LOADS_IN_FLIGHT, dram_bandwidth
+from roller.templates.gpu.common.window_products import matrix_product_batch, matrix_product_of_batch
 from roller.templates.gpu.tiled.price import PHASES as TILED
 from roller.tile.geometry import Geometry
 from roller.tile.winograd import WINDOW, Matrix, matrices, operations
@@ -32,7 +32,7 @@ _REGISTERS = 48
 
 
 @dataclass(frozen=True)
-class _Stream:
+class _TransformStream:
     """One transform: threads, instructions per thread, bytes of tensors and of workspaces."""
 
     threads: int
@@ -41,12 +41,12 @@ class _Stream:
     halo_bytes: float
     workspace_bytes: float
 
-    def beside(self, other: _Stream) -> _Stream:
+    def beside(self, other: _TransformStream) -> _TransformStream:
         """Return both transforms as one kernel."""
         threads = self.threads + other.threads
         instructions = (self.threads * self.instructions + other.threads * other.instructions) / threads
         moved = (self.tensor_bytes + other.tensor_bytes, self.halo_bytes + other.halo_bytes)
-        return _Stream(threads, instructions, *moved, self.workspace_bytes + other.workspace_bytes)
+        return _TransformStream(threads, instructions, *moved, self.workspace_bytes + other.workspace_bytes)
 
     def terms(self, spec: DeviceSpec, cached: bool) -> dict[str, float]:
         """Return ``seconds`` and its terms; ``cached``: workspaces stay in L2."""
@@ -74,15 +74,17 @@ def price(
     """Price a batch of Winograd programs: the terms of a tiled batch over all the kernels."""
     # ``transform_s``: seconds of the transforms; ``laid`` is the layout of the product's programs; ``told`` collects
     # the numbers of the product, then those of the transforms.
-    found = products_of(batch)
+    found = matrix_product_of_batch(batch)
     assert found is not None  # the pool offers these structures only for window products
     workspaces = sum(t.nbytes for t in found.expr.tensors.values())
     cached = workspaces <= spec.layer("l2").kept_bytes
-    terms = dict(TILED.price(inner_batch(batch, found), _from_l2(spec) if cached else spec, laid, told))
+    terms = dict(
+        TILED.price(matrix_product_batch(batch, found), _device_served_by_l2(spec) if cached else spec, laid, told)
+    )
     if cached:
         terms["dram_bytes"] = np.zeros(len(batch))
     constant = found.form.filters.tensor in batch.constants
-    parts = [s.terms(spec, cached) for s in _transforms(found, batch.geometry, constant)]
+    parts = [s.terms(spec, cached) for s in _transform_streams(found, batch.geometry, constant)]
     product_s = terms["seconds"]
     for name in parts[0]:
         terms[name] = terms[name] + sum(p[name] for p in parts)
@@ -93,7 +95,7 @@ def price(
     return terms
 
 
-def _from_l2(spec: DeviceSpec) -> DeviceSpec:
+def _device_served_by_l2(spec: DeviceSpec) -> DeviceSpec:
     """Return the device with L2 serving everything that the product moves."""
     l2 = spec.layer("l2")
 
@@ -108,7 +110,7 @@ def _from_l2(spec: DeviceSpec) -> DeviceSpec:
     return replace(spec, memory_layers=tuple(held if x.name == "global" else x for x in spec.memory_layers))
 
 
-def _transforms(found: Products, geometry: Geometry, constant: bool) -> tuple[_Stream, ...]:
+def _transform_streams(found: Products, geometry: Geometry, constant: bool) -> tuple[_TransformStream, ...]:
     """Return the launched transforms of a call: images (with filters that are not constant), and outputs."""
     expr, form, m = geometry.expr, found.form, found.m
     inverse, filters, image = matrices(m)
@@ -121,17 +123,19 @@ def _transforms(found: Products, geometry: Geometry, constant: bool) -> tuple[_S
     extras = sum(expr.tensors[n].nbytes for n in {ld.tensor for ld in last.loads} & {t.name for t in expr.inputs})
     extras = extras if last is not expr.anchor else 0
     epilogue = sum(instruction_mix(last.body, None).values()) if last is not expr.anchor else 0.0
-    back = _instructions(inverse, side, m) + m * m * epilogue
+    back = _transform_instructions(inverse, side, m) + m * m * epilogue
     # A warp reads every row of its tiles once; rows that tiles share with the next row of tiles may come again.
     halo = source * (side / m - 1.0)
     threads = (sizes["c"] * sizes["f"], sizes["c"] * sizes["t"], extents[form.filter] * found.tiles)
-    of_filters = _Stream(threads[0], _instructions(filters, WINDOW, side), weights, 0.0, u)
-    of_images = _Stream(threads[1], _instructions(image, side, side) + GUARD_INSTRUCTIONS, source, halo, v)
+    of_filters = _TransformStream(threads[0], _transform_instructions(filters, WINDOW, side), weights, 0.0, u)
+    of_images = _TransformStream(
+        threads[1], _transform_instructions(image, side, side) + GUARD_INSTRUCTIONS, source, halo, v
+    )
     first = of_images if constant else of_filters.beside(of_images)
-    return first, _Stream(threads[2], back, last.output.nbytes + extras, 0.0, products_bytes)
+    return first, _TransformStream(threads[2], back, last.output.nbytes + extras, 0.0, products_bytes)
 
 
-def _instructions(matrix: Matrix, size: int, height: int) -> float:
+def _transform_instructions(matrix: Matrix, size: int, height: int) -> float:
     """Return the number of instructions per thread: ``matrix @ values @ matrix^T`` of ``size * size`` values."""
     accesses = size * size + height * height
     return PLACE_INSTRUCTIONS + ACCESS_INSTRUCTIONS * accesses + (size + height) * operations(matrix)

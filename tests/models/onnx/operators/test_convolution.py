@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from roller.models.onnx.lowering import Unsupported
+from roller.models.onnx.lowering_registry import Unsupported
 from tests.models.onnx.lowering_oracle import agrees, expressions, node
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from roller.models.onnx.lowering import Unsupported
+from roller.models.onnx.lowering_registry import Unsupported
 from tests.models.onnx.lowering_oracle import agrees, expressions, node
 from tests.offenders import every
 

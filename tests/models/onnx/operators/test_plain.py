@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
-from roller.models.graph.steps import Value
-from roller.models.onnx.evaluate import Evaluator
-from roller.models.onnx.interpolation import Sampling, nearest, weights
-from roller.models.onnx.lowering import Called, Compute, Reshaped, Unsupported, lower_node
-from roller.models.session import library
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.evaluate_constants import Evaluator
+from roller.models.onnx.interpolation import AxisSampling, interpolation_matrix, nearest_positions
+from roller.models.onnx.lowering_registry import Compute, InputView, LibraryCall, Unsupported, lower_node
+from roller.models.session import array_functions
 from tests.models.onnx.lowering_oracle import agrees, lowered, node, site_of
 from tests.offenders import every
 
@@ -92,7 +92,7 @@ def test_slices_are_those_of_python(start, end, step):
     ("indices", "kind"),
     [
         ([0, 1, 2, 3], Compute), ([5, 3, 1], Compute), ([0, 0, 1, 1, 2, 2], Compute), ([1, 2, 1, 2, 1, 2], Compute),
-        ([[0, 1], [3, 4]], Compute), (-1, Compute), ([0, 2, 3], Called), ([4, 0, 0], Called),
+        ([[0, 1], [3, 4]], Compute), (-1, Compute), ([0, 2, 3], LibraryCall), ([4, 0, 0], LibraryCall),
     ],
 )  # fmt: skip
 def test_regular_indices_are_an_access_map(indices, kind):
@@ -107,15 +107,15 @@ def test_an_index_outside_is_an_error():
     with pytest.raises(Unsupported, match="index 6 of an axis of 6"):
         lowering(node("Gather", 2), [normal(6), np.array([6])], (1,), (1,))
     with pytest.raises(IndexError, match="expected -6 to 5"):
-        library.FUNCTIONS["gather"](np, [normal(6), np.array([6])], {"axis": 0})
+        array_functions.FUNCTIONS["gather"](np, [normal(6), np.array([6])], {"axis": 0})
 
 
 def test_movement_that_moves_nothing_is_a_view():
     x = normal(1, 3, 1, 4)
-    assert isinstance(lowering(node("Transpose", 1, perm=[2, 1, 0, 3]), [x], (1, 3, 1, 4)), Reshaped)
+    assert isinstance(lowering(node("Transpose", 1, perm=[2, 1, 0, 3]), [x], (1, 3, 1, 4)), InputView)
     assert isinstance(lowering(node("Transpose", 1, perm=[0, 3, 2, 1]), [x], (1, 4, 1, 3)), Compute)
     pads = np.zeros(8, np.int64)
-    assert isinstance(lowering(node("Pad", 2), [x, pads], x.shape, (1,)), Reshaped)
+    assert isinstance(lowering(node("Pad", 2), [x, pads], x.shape, (1,)), InputView)
 
 
 @every("mode", ["constant", "edge", "reflect", "wrap"])
@@ -146,17 +146,17 @@ def test_resizing(mode, kind, shape):
 
 
 def test_upsampling_by_a_whole_number_is_an_access_map():
-    indices = nearest(Sampling(4, 8, 2.0, "asymmetric"), "floor")
+    indices = nearest_positions(AxisSampling(4, 8, 2.0, "asymmetric"), "floor")
     assert indices.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    table = weights(Sampling(9, 4, 4 / 9, "half_pixel"), "linear", antialias=True)
+    table = interpolation_matrix(AxisSampling(9, 4, 4 / 9, "half_pixel"), "linear", antialias=True)
     np.testing.assert_allclose(table.sum(axis=1), 1)
 
 
 def test_largest_elements_of_equal_ones_come_in_order():
     x = np.array([[1, 3, 3, 2, 3]], np.uint8)
-    values, at = library.FUNCTIONS["top_k"](np, [x], {"axis": 1, "k": 3, "largest": 1})
+    values, at = array_functions.FUNCTIONS["top_k"](np, [x], {"axis": 1, "k": 3, "largest": 1})
     assert (values.tolist(), at.tolist()) == ([[3, 3, 3]], [[1, 2, 4]])
-    values, at = library.FUNCTIONS["top_k"](np, [x], {"axis": 1, "k": 2, "largest": 0})
+    values, at = array_functions.FUNCTIONS["top_k"](np, [x], {"axis": 1, "k": 2, "largest": 0})
     assert (values.tolist(), at.tolist()) == ([[1, 2]], [[0, 3]])
 
 
@@ -176,11 +176,11 @@ def test_refusals_say_why(op, message):
 @pytest.mark.parametrize("index", [0, -1])
 def test_the_one_element_of_a_scalar_is_gathered_and_scattered_to(index):
     scalar, where = np.array(2.0, np.float32), np.array(index)
-    (got,) = library.FUNCTIONS["gather_elements"](np, (scalar, where), {"axis": 0})
+    (got,) = array_functions.FUNCTIONS["gather_elements"](np, (scalar, where), {"axis": 0})
     assert got.shape == () and got == 2.0
     for reduction, value in (("none", 3.0), ("add", 5.0), ("mul", 6.0), ("max", 3.0), ("min", 2.0)):
         given = (scalar, where, np.array(3.0, np.float32))
-        (got,) = library.FUNCTIONS["scatter_elements"](np, given, {"axis": 0, "reduction": reduction})
+        (got,) = array_functions.FUNCTIONS["scatter_elements"](np, given, {"axis": 0, "reduction": reduction})
         assert got.shape == () and got.dtype == np.float32 and got == value
     with pytest.raises(IndexError, match="expected -1 to 0, got 1"):
-        library.FUNCTIONS["gather_elements"](np, (scalar, np.array(1)), {"axis": 0})
+        array_functions.FUNCTIONS["gather_elements"](np, (scalar, np.array(1)), {"axis": 0})

@@ -11,11 +11,17 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from roller.errors import ModelError
-from roller.models.graph.steps import Value
-from roller.models.onnx.interpolation import Sampling, nearest, resized, simplest, weights
-from roller.models.onnx.lowering import Unsupported, lower_node
-from roller.models.onnx.partition import partition
-from roller.models.onnx.reader import read
+from roller.models.graph.program_steps import Value
+from roller.models.onnx.interpolation import (
+    AxisSampling,
+    interpolation_matrix,
+    nearest_positions,
+    resize_scales_and_shape,
+    simplest_fraction,
+)
+from roller.models.onnx.lowering_registry import Unsupported, lower_node
+from roller.models.onnx.partition_graph import partition_graph
+from roller.models.onnx.read_model import read_onnx_graph
 from tests.models.onnx.lowering_oracle import agrees, lowered, node, site_of
 from tests.models.onnx.models import FLOAT, model_of
 from tests.offenders import every
@@ -23,12 +29,12 @@ from tests.offenders import every
 
 @given(p=st.integers(1, 3000), q=st.integers(1, 3000))
 def test_float32_hides_no_ratio_of_sizes(p, q):
-    assert simplest(np.float32(p / q)) == Fraction(p, q)
+    assert simplest_fraction(np.float32(p / q)) == Fraction(p, q)
 
 
 @given(st.floats(width=32, min_value=2.0**-20, max_value=2.0**20))
 def test_the_simplest_fraction_is_the_same_float32(value):
-    found = simplest(value)
+    found = simplest_fraction(value)
     assert np.float32(float(found)) == np.float32(value)
     assert found.denominator <= Fraction(value).denominator
 
@@ -39,12 +45,12 @@ def test_the_simplest_fraction_is_the_same_float32(value):
 )
 def test_a_half_is_a_half(rounding, wanted):
     # (4 + 1/2) * 20 / 6 - 1/2 is 14.5; the float32 of the scale makes 14.499999.
-    assert nearest(Sampling(20, 6, Fraction(6, 20), "half_pixel"), rounding)[4] == wanted
+    assert nearest_positions(AxisSampling(20, 6, Fraction(6, 20), "half_pixel"), rounding)[4] == wanted
 
 
 @given(source=st.integers(1, 60), target=st.integers(1, 60), rounding=st.sampled_from(["floor", "ceil"]))
 def test_whole_positions_are_whole(source, target, rounding):
-    found = nearest(Sampling(source, target, Fraction(target, source), "asymmetric"), rounding)
+    found = nearest_positions(AxisSampling(source, target, Fraction(target, source), "asymmetric"), rounding)
     exact = [Fraction(y * source, target) for y in range(target)]
     wanted = [min(x.__floor__() if rounding == "floor" else x.__ceil__(), source - 1) for x in exact]
     assert found.tolist() == wanted
@@ -59,23 +65,23 @@ def test_scales_mean_the_ratio_they_were_rounded_from():
 
 def test_corners_are_those_of_the_length_as_it_is():
     # 4 * 2.6 is 10.4: the result has ten elements, and the last of them is the last of the source.
-    table = weights(Sampling(4, 10, Fraction(13, 5), "align_corners"), "linear")
+    table = interpolation_matrix(AxisSampling(4, 10, Fraction(13, 5), "align_corners"), "linear")
     assert (table @ np.arange(4.0)).tolist() == pytest.approx([k / 3 for k in range(10)])
 
 
 @pytest.mark.parametrize(("policy", "wanted"), [("stretch", (7, 8)), ("not_larger", (5, 8)), ("not_smaller", (7, 12))])
 def test_a_policy_scales_both_sides(policy, wanted):
-    assert resized((3, 5), (7, 8), (0, 1), policy)[1] == wanted
+    assert resize_scales_and_shape((3, 5), (7, 8), (0, 1), policy)[1] == wanted
     sizes = helper.make_tensor("s", 7, [2], [7, 8])
     n = helper.make_node("Resize", ["x", "", "", "s"], ["y"], keep_aspect_ratio_policy=policy)
     model = model_of([n], [("x", FLOAT, [3, 5])], [("y", FLOAT, None)], opset=19)
     model.graph.initializer.append(sizes)
-    assert read(model).values["y"].shape == wanted
+    assert read_onnx_graph(model).values["y"].shape == wanted
 
 
 def test_halves_of_a_policy_round_up():
     # 5 * 3 / 6 is two and a half.
-    assert resized((6, 5), (3, 9), (0, 1), "not_larger")[1] == (3, 3)
+    assert resize_scales_and_shape((6, 5), (3, 9), (0, 1), "not_larger")[1] == (3, 3)
 
 
 @every(
@@ -116,15 +122,15 @@ def _transposed(declared):
 
 
 def test_attributes_make_the_shape_whatever_inference_says():
-    assert read(_transposed(None)).values["y"].shape == (1, 1, 6, 6)
-    assert partition(read(_transposed([1, 1, 6, 6]))).values["y"].shape == (1, 1, 6, 6)
+    assert read_onnx_graph(_transposed(None)).values["y"].shape == (1, 1, 6, 6)
+    assert partition_graph(read_onnx_graph(_transposed([1, 1, 6, 6]))).values["y"].shape == (1, 1, 6, 6)
 
 
 def test_a_declared_shape_that_the_attributes_contradict_is_refused():
     with pytest.raises(
         ModelError, match=r"declared result has shape \(1, 1, 7, 7\), its attributes make \(1, 1, 6, 6\)"
     ):
-        partition(read(_transposed([1, 1, 7, 7])))
+        partition_graph(read_onnx_graph(_transposed([1, 1, 7, 7])))
 
 
 @pytest.mark.parametrize(("auto_pad", "wanted"), [("NOTSET", 2), ("VALID", 2), ("SAME_UPPER", 2)])
@@ -132,7 +138,7 @@ def test_a_declared_shape_that_the_attributes_contradict_is_refused():
 def test_a_last_window_behind_the_image_is_none(op, auto_pad, wanted):
     n = helper.make_node(op, ["x"], ["y"], kernel_shape=[1], strides=[2], ceil_mode=1, auto_pad=auto_pad)
     model = model_of([n], [("x", FLOAT, [1, 1, 4])], [("y", FLOAT, None)], opset=19)
-    assert read(model).values["y"].shape == (1, 1, wanted)
+    assert read_onnx_graph(model).values["y"].shape == (1, 1, wanted)
 
 
 def _pooled(box, **how):
@@ -170,6 +176,6 @@ def test_an_operator_of_a_domain_that_is_not_read_is_named_as_that():
     model = model_of(nodes, [("x", FLOAT, [2, 4])], [("y", FLOAT, [2, 4]), ("t", FLOAT, None)])
     model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 5))
     with pytest.raises(ModelError, match=r"Scaler of domain 'ai\.onnx\.ml' has no lowering") as caught:
-        read(model)
+        read_onnx_graph(model)
     assert "operator TreeEnsembleRegressor of domain 'ai.onnx.ml' has no lowering" in str(caught.value)
     assert "depends on the values" not in str(caught.value) and "shape" not in str(caught.value)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roller.expr import TensorExpr
-from roller.models.onnx.lowering import Unsupported
+from roller.models.onnx.lowering_registry import Unsupported
 from tests.models.onnx.lowering_oracle import agrees, expressions, node
 from tests.offenders import every
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roller.models.onnx.interpolation import Sampling, band, weights
+from roller.models.onnx.interpolation import AxisSampling, interpolation_matrix, narrowest_band
 from tests.models.onnx.lowering_oracle import agrees, expressions, node
 from tests.offenders import every
 
@@ -22,8 +22,8 @@ MODES = ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "hal
     antialias=st.booleans(),
 )
 def test_a_band_is_its_matrix(source, target, mode, kind, antialias):
-    table = weights(Sampling(source, target, target / source, mode), kind, antialias=antialias)
-    found = band(table)
+    table = interpolation_matrix(AxisSampling(source, target, target / source, mode), kind, antialias=antialias)
+    found = narrowest_band(table)
     if found is None:
         return
     assert 2 * found.table.shape[1] <= source
@@ -48,15 +48,15 @@ def test_a_band_is_its_matrix(source, target, mode, kind, antialias):
     ],
 )
 def test_taps_of_ratios(source, target, mode, kind, taps):
-    found = band(weights(Sampling(source, target, target / source, mode), kind))
+    found = narrowest_band(interpolation_matrix(AxisSampling(source, target, target / source, mode), kind))
     assert found is not None
     assert found.table.shape == (target, taps)
 
 
 def test_a_matrix_without_a_narrow_band_stays_one():
-    assert band(weights(Sampling(640, 1000, 1000 / 640, "half_pixel"), "linear")) is not None
-    assert band(weights(Sampling(3, 8, 8 / 3, "half_pixel"), "linear")) is None
-    assert band(np.zeros((4, 9))) is None
+    assert narrowest_band(interpolation_matrix(AxisSampling(640, 1000, 1000 / 640, "half_pixel"), "linear")) is not None
+    assert narrowest_band(interpolation_matrix(AxisSampling(3, 8, 8 / 3, "half_pixel"), "linear")) is None
+    assert narrowest_band(np.zeros((4, 9))) is None
 
 
 def test_linear_interpolation_sums_two_terms_per_axis():

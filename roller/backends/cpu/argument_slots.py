@@ -1,0 +1,125 @@
+"""Arguments of a CPU kernel: check the caller's arrays and convert them to the kernel's form."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.array_hints import check_tensor_has_values, host_copy_hint
+from roller.core.dtypes import DTYPES, numpy_dtype
+from roller.errors import LaunchError
+
+
+class WritableView:
+    """Array interface that marks read-only memory as writable; kernels never write to their inputs."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def as_writable_view(array: np.ndarray) -> np.ndarray:
+    """Return an array whose memory is marked as writable, without a copy; kernels never write to their inputs."""
+    return array if array.flags.writeable else np.asarray(WritableView(array))
+
+
+class _NamedTensor(Protocol):
+    """Tensor of an expression, or value of a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+class ArgumentSlot:
+    """Argument of a kernel: checks the caller's array and returns its view."""
+
+    def __init__(self, tensor: _NamedTensor, kernel_shape: tuple[int, ...]) -> None:
+        self.name, self.shape = tensor.name, tensor.shape
+        self.dtype = numpy_dtype(tensor.dtype)
+        self.kernel_shape = kernel_shape or (1,)
+        self._bits = DTYPES[tensor.dtype].bits
+        #: Whether the kernel's shape or dtype differs from the caller's.
+        self.viewed = bool(self._bits) or self.kernel_shape != self.shape
+        if math.prod(self.kernel_shape) != math.prod(self.shape):
+            raise LaunchError(f"'{self.name}': kernel shape {kernel_shape} does not hold the elements of {self.shape}.")
+
+    def _array(self, value: Any, where: str) -> np.ndarray:
+        if isinstance(value, np.ma.MaskedArray):
+            raise LaunchError(
+                f"{where}: argument '{self.name}': expected a plain array, got a masked one. "
+                "Kernels know no mask: pass .filled(value)."
+            )
+        # Subclasses (matrix, memmap) override reshape and conversion; use their memory only.
+        array = np.asarray(value) if isinstance(value, np.ndarray) else _as_numpy(value, where, self.name)
+        if array.shape != self.shape:
+            raise LaunchError(
+                f"{where}: argument '{self.name}': expected shape {self.shape}, got {array.shape}. "
+                "Reshape the array or compile for its shape."
+            )
+        if array.dtype != self.dtype:
+            raise LaunchError(
+                f"{where}: argument '{self.name}': expected dtype {self.dtype}, got {array.dtype}. "
+                f"Convert it with .astype('{self.dtype}')."
+            )
+        return array
+
+    def input(self, value: Any, where: str) -> np.ndarray:
+        """Return a C-contiguous, aligned input; copy it if necessary."""
+        array = self._array(value, where)
+        flags = array.flags
+        if not (flags.c_contiguous and flags.aligned):
+            return np.array(array, order="C", subok=False)
+        return as_writable_view(array)
+
+    def output(self, value: Any, where: str) -> np.ndarray:
+        """Return a caller's output array; raise an error unless the kernel can write to it directly."""
+        array = self._array(value, f"{where}: argument 'out'")
+        flags = array.flags
+        for held, wanted in ((flags.writeable, "a writable array"), (flags.c_contiguous, "a C-contiguous array"),
+                             (flags.aligned, "an array aligned to its elements")):  # fmt: skip
+            if not held:
+                raise LaunchError(
+                    f"{where}: argument 'out': '{self.name}': expected {wanted}, got one that is not. "
+                    "Pass numpy.empty(shape, dtype), or leave 'out' out."
+                )
+        return array
+
+    def view(self, array: np.ndarray) -> np.ndarray:
+        """Return a contiguous array in the kernel's shape, as bits if NumPy lacks the dtype."""
+        if self._bits:
+            array = array.view(self._bits)
+        return array.reshape(self.kernel_shape)
+
+
+def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
+    if not hasattr(value, "__dlpack__"):
+        raise LaunchError(
+            f"{where}: argument '{name}': expected a NumPy or DLPack array, got {type(value).__name__}. "
+            "Convert it with numpy.asarray."
+        )
+    try:
+        check_tensor_has_values(value)
+        return np.from_dlpack(value)
+    except (RuntimeError, BufferError, TypeError, ValueError) as err:
+        raise LaunchError(
+            f"{where}: argument '{name}': cannot view {type(value).__name__} as host memory ({err}). "
+            f"{host_copy_hint(value)}"
+        ) from err
+
+
+def argument_slots(artifact: KernelArtifact) -> tuple[list[ArgumentSlot], list[ArgumentSlot]]:
+    """Return the slots for a call's inputs, without constants, and for its outputs."""
+    constants = {c.position for c in artifact.constants}
+    pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
+    outputs = zip(artifact.expression.output_tensors, artifact.outputs, strict=True)
+    taken = [ArgumentSlot(t, a.shape) for n, (t, a) in enumerate(pairs) if n not in constants]
+    return taken, [ArgumentSlot(t, a.shape) for t, a in outputs]

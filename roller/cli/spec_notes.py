@@ -1,0 +1,49 @@
+"""Notes on the first use of a device: assumed rates of an unprobed processor, suspicious numbers in a YAML file."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+
+import typer
+
+from roller.cli.verbosity import is_quiet
+from roller.hardware import THIS_MACHINE, DeviceSpec, load_spec
+from roller.hardware.consistency import spec_warnings
+from roller.hardware.detect import is_probed
+from roller.hardware.profile_location import profile_path
+from roller.targets import canonical_device_name
+
+
+def note_unprobed_processor(name: str, spec: DeviceSpec) -> None:
+    """Print to standard error, once per machine, how to measure this processor's rates."""
+    note = unprobed_note(spec) if canonical_device_name(name) == THIS_MACHINE and not is_quiet() else ""
+    if not note:
+        return
+    told = profile_path(spec.machine).with_suffix(".told")
+    if told.exists():
+        return
+    typer.echo(f"roller: note: {note} This is said once.", err=True)
+    with contextlib.suppress(OSError):  # if the mark cannot be written, the note is printed again next time
+        told.parent.mkdir(parents=True, exist_ok=True)
+        told.touch()
+
+
+def warn_of_suspicious_spec(name: str) -> None:
+    """Warn about suspicious numbers in a user's YAML file; tests check the shipped files."""
+    if is_quiet() or not (name.endswith((".yaml", ".yml")) or os.sep in name):
+        return
+    for line in spec_warnings(load_spec(name)):
+        typer.echo(f"roller: warning: {name}: {line}.", err=True)
+
+
+def unprobed_note(spec: DeviceSpec) -> str:
+    """Return the possible error in predictions for this processor, and the remedy; ``""`` if it has been probed."""
+    if not spec.machine or is_probed(spec):
+        return ""
+    factor = math.exp(spec.accuracy.prediction_error or 0.0)
+    return (
+        f"the rates of this processor are assumed: predictions may be off by a factor of {factor:.1f}. "
+        "Run `roller probe cpu` (about 50 s) to have them measured."
+    )

@@ -1,0 +1,206 @@
+"""Build translated kernels with g++ and load them; builds are cached by content.
+
+This is safe for concurrent processes: files are written atomically and named by a hash of all their inputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from roller.core.cache_location import cache_folder
+from roller.core.library_cache import (
+    UntrustedError,
+    check_folder_trusted,
+    load_cached_library,
+    make_trusted_folder,
+    refusal,
+    warn_untrusted_folder,
+    write_library_with_checksum,
+)
+from roller.core.scratch import scratch_folder
+from roller.errors import EmulationError
+
+#: Environment variable of the folder of builds.
+VARIABLE = "ROLLER_EMULATOR_DIR"
+
+_CXX = Path(__file__).parent / "cxx"
+#: Emitted code uses type punning, which CUDA allows; the headers of C++14 compile faster.
+_FLAGS = ("-std=gnu++14", "-fPIC", "-fno-strict-aliasing", "-fwrapv", "-pthread", "-w")
+_TIMEOUT_S = 300.0
+
+
+class Region(ctypes.Structure):
+    """Mirror of ``emul::Region``: address, size in bytes, name and space of a buffer."""
+
+    _fields_ = (
+        ("base", ctypes.c_void_p),
+        ("bytes", ctypes.c_int64),
+        ("name", ctypes.c_char_p),
+        ("space", ctypes.c_int),
+    )
+
+
+class LaunchStruct(ctypes.Structure):
+    """Mirror of ``emul::Launch``; see ``cxx/runtime.h``."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("dynamic_shared_bytes", ctypes.c_int64),
+        ("order", ctypes.c_int),
+        ("workers", ctypes.c_int),
+        ("converges", ctypes.c_int),
+        ("buffers", ctypes.c_int),
+        ("seed", ctypes.c_uint64),
+        ("buffer", ctypes.POINTER(Region)),
+        ("message", ctypes.c_char_p),
+        ("message_bytes", ctypes.c_int64),
+        ("chosen", ctypes.POINTER(ctypes.c_uint32)),
+        ("chosen_count", ctypes.c_int64),
+        ("deadline_s", ctypes.c_double),
+        ("limit_s", ctypes.c_double),
+        ("used_s", ctypes.c_double),
+    )
+
+
+def default_cache() -> Path:
+    """Return the folder of cached builds: ``ROLLER_EMULATOR_DIR`` if set, otherwise a folder in the user's cache."""
+    chosen = os.environ.get(VARIABLE, "").strip()
+    return Path(chosen).expanduser().absolute() if chosen else cache_folder() / "emulator"
+
+
+def load(
+    source: str, check: bool, cache_dir: str | os.PathLike[str] | None = None, *, keep: bool = True
+) -> ctypes.CDLL:
+    """Return the library of a translated source, built if it is not cached."""
+    unit = _BuildUnit(_build_folder(cache_dir), source, check, *compiler(os.environ.get("CXX") or "g++"))
+    return (
+        _load_cached(unit) if keep and unit.folder is not None else _load_from_bytes(_build_library(unit, keep=False))
+    )
+
+
+def _build_folder(chosen: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder of cached builds; ``None``, with one warning, if the user's folder cannot be used."""
+    folder = Path(chosen) if chosen is not None else default_cache()
+    try:
+        if chosen is None and folder.parent == cache_folder():
+            check_folder_trusted(folder.parent)
+        return make_trusted_folder(folder)
+    except OSError as err:
+        if chosen is None:
+            warn_untrusted_folder(err)
+            return None
+        if isinstance(err, UntrustedError):
+            raise EmulationError(f"emulator: {refusal(err)}") from err
+        raise EmulationError(f"emulator: {folder}: cannot write ({err.strerror}). Pass cache_dir=<folder>.") from err
+
+
+@dataclass(frozen=True)
+class _BuildUnit:
+    """Source to build, with its cache folder and compiler."""
+
+    folder: Path | None
+    source: str
+    check: bool
+    path: str
+    version: str
+
+    @property
+    def macro(self) -> str:
+        return f"-DEMUL_CHECKED={int(self.check)}"
+
+
+@functools.lru_cache(maxsize=256)
+def _load_cached(unit: _BuildUnit) -> ctypes.CDLL:
+    return _load_from_bytes(_build_library(unit))
+
+
+def _load_from_bytes(image: bytes) -> ctypes.CDLL:
+    """Load a library from verified bytes, not from the cached file, which may change while it is mapped."""
+    with scratch_folder("emulator-") as own:
+        path = Path(own, "kernel.so")
+        path.write_bytes(image)
+        return ctypes.CDLL(str(path))
+
+
+@functools.lru_cache(maxsize=1)
+def _headers() -> bytes:
+    files = sorted(p for p in _CXX.rglob("*") if p.suffix in (".h", ".hpp", ".cc"))
+    return b"".join(p.name.encode() + b"\0" + p.read_bytes() for p in files)
+
+
+@functools.lru_cache(maxsize=4)
+def compiler(name: str) -> tuple[str, str]:
+    """Return the path and version of a C++ compiler."""
+    path = shutil.which(name)
+    if path is None:
+        raise EmulationError(
+            f"emulator: expected the C++ compiler '{name}', found none on PATH. Install g++ (Debian: apt-get install "
+            "g++), or name another one in the environment variable CXX."
+        )
+    done = subprocess.run([path, "-dumpfullversion", "-dumpmachine"], capture_output=True, text=True, check=False)
+    return path, done.stdout
+
+
+def _build_library(unit: _BuildUnit, keep: bool = True) -> bytes:
+    """Return the library of a kernel, from the cache if possible."""
+    # Unoptimised checks are slow; -O1 already folds them into the address arithmetic.
+    flags = ("-O1" if unit.check else "-O2", "-shared", unit.macro)
+    return _compile_cached(unit, unit.source, flags, ".so", functools.partial(_build_runtime_object, unit), keep)
+
+
+def _build_runtime_object(unit: _BuildUnit) -> bytes:
+    """Return the object file that all kernels are linked with."""
+    return _compile_cached(unit, (_CXX / "runtime.cc").read_text(encoding="utf-8"), ("-O2", "-c", unit.macro), ".o")
+
+
+def _compile_cached(
+    unit: _BuildUnit,
+    source: str,
+    flags: tuple[str, ...],
+    suffix: str,
+    runtime: Callable[[], bytes] | None = None,
+    keep: bool = True,
+) -> bytes:
+    """Return g++'s output for a source, cached under the hash of all inputs."""
+    text = "\0".join(("with a checksum", source, *flags, *_FLAGS, unit.path, unit.version)).encode()
+    name = hashlib.sha256(text + _headers()).hexdigest()[:32] + suffix
+    target = None if unit.folder is None or not keep else unit.folder / name
+    found = None if target is None else load_cached_library(target)
+    if found is not None:
+        return found
+    try:
+        with scratch_folder("emulator-") as scratch:
+            file, linked, out = (Path(scratch, name) for name in ("kernel.cc", "runtime.o", "built" + suffix))
+            file.write_text(source, encoding="utf-8")
+            if runtime is not None:
+                linked.write_bytes(runtime())
+            includes = ["-I", str(_CXX), "-I", str(_CXX / "cuda")]
+            objects = [str(linked)] if runtime is not None else []
+            command = [unit.path, *_FLAGS, *flags, *includes, str(file), *objects, "-o", str(out)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+            if done.returncode != 0:
+                raise EmulationError(f"emulator: g++ refused the kernel:\n{_first_errors(done.stderr)}")
+            image = out.read_bytes()
+        if target is not None:
+            write_library_with_checksum(target, image)
+    except OSError as err:
+        raise EmulationError(f"emulator: {unit.folder}: cannot build ({err}). Pass cache_dir=<folder>.") from err
+    except subprocess.TimeoutExpired as err:
+        raise EmulationError(f"emulator: g++ took longer than {_TIMEOUT_S:.0f} s. Emulate a smaller kernel.") from err
+    return image
+
+
+def _first_errors(text: str) -> str:
+    lines = text.splitlines()
+    errors = [i for i, line in enumerate(lines) if " error: " in line or "fatal error" in line]
+    chosen = [lines[j] for i in errors[:4] for j in range(i, min(i + 3, len(lines)))]
+    return "\n".join(chosen or lines[:12])

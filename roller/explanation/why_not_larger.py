@@ -1,0 +1,149 @@
+"""Why no tile is larger: enlarges every axis of every layer by one step and names the exceeded capacity or price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roller import perf
+from roller.construction.constructor import program_from_row
+from roller.explanation.capacity import exceeded_budget
+from roller.explanation.price_comparison import dominant_differences
+from roller.hardware import DeviceSpec
+from roller.perf import Term
+from roller.perf.batch import TileBatch
+from roller.templates import pricing
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.padding import allowed_padding_mask
+from roller.tile.geometry import Geometry, Ints
+from roller.tile.program import RProgram
+from roller.tile.winograd_products import ELEMENT, Products, product_of
+
+
+@dataclass(frozen=True)
+class EnlargementStop:
+    """Why one axis of a layer's tile, or one mechanism, is not larger."""
+
+    #: The enlarged axis; a mechanism (``"stages"``, ``"split_k"``) has an empty layer.
+    layer: str
+    axis: str
+    #: Current and next value, equal if there is no next one.
+    now: int
+    larger: int
+    why: str  #: ``"covered"`` (the tile spans the axis), ``"capacity"``, ``"padding"`` or ``"price"``
+    detail: str  #: The exceeded capacity, or the decisive term
+    #: Prediction for the larger value, and its change; ``None`` if it does not run.
+    seconds: float | None = None
+    percent: float | None = None
+    program: str | None = None  #: Name of the larger program, or ``None``
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return dict(vars(self))
+
+
+def stops(program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: Term) -> tuple[EnlargementStop, ...]:
+    """Return, for every axis and mechanism of a program with the price ``term``, why it is not one step larger."""
+    return tuple(_enlargement_stop(program, spec, options, term, step) for step in _enlargements(program, spec))
+
+
+@dataclass(frozen=True)
+class _Enlargement:
+    layer: str
+    axis: str
+    now: int
+    larger: int
+    batch: TileBatch | None
+    product: Products | None = None
+
+
+def _enlargement_stop(
+    program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: Term, step: _Enlargement
+) -> EnlargementStop:
+    if step.batch is None:
+        return EnlargementStop(step.layer, step.axis, step.now, step.larger, "covered", "all of the axis")
+    if not allowed_padding_mask(step.batch.geometry, step.batch.block, options).all():
+        return EnlargementStop(step.layer, step.axis, step.now, step.larger, "padding", "more padding than is allowed")
+    larger = program_from_row(step.batch, 0, spec)
+    if step.product is not None:
+        larger = step.product.outer(larger, program.expr, program.structure)
+    reason = exceeded_budget(larger, spec)
+    if reason is not None:
+        return EnlargementStop(step.layer, step.axis, step.now, step.larger, "capacity", reason)
+    estimate, other = pricing.estimate_with_terms(larger, spec)
+    road = dominant_differences(other, term)
+    percent = 100 * (estimate.seconds / term.value - 1)
+    of = (step.layer, step.axis, step.now, step.larger)
+    return EnlargementStop(*of, "price", road[-1].name, estimate.seconds, percent, str(larger))
+
+
+def _enlargements(program: RProgram, spec: DeviceSpec) -> Iterator[_Enlargement]:
+    product = product_of(program)
+    inner = program if product is None else product.inner(program)
+    batch = perf.batch_of([inner]).without_vectors()
+    g, layers = batch.geometry, inner.layers
+    for a, axis in enumerate(g.names):
+        if product is not None and axis == ELEMENT:
+            continue
+        # Workers that take one vector at a time have no tile to enlarge.
+        fixed = not spec.traits.blocks and batch.panel is None
+        if not fixed and (spec.traits.blocks or not program.traits.output_side):
+            yield from _register_step(batch, a, axis, layers[0], spec, product)
+    for a, axis in enumerate(g.names):
+        if product is None or axis != ELEMENT:
+            yield from _block_step(batch, a, axis, layers[-1], product)
+    if spec.traits.blocks and inner.traits.reuses:
+        stages, parts = inner.stages, inner.split_k
+        more = stages + 1
+        yield _Enlargement("", "stages", stages, more, replace(batch, stages=more), product)
+        if parts * 2 <= math.prod(inner.reduction_steps.values()):
+            yield _Enlargement("", "split_k", parts, 2 * parts, replace(batch, split_k=batch.split_k * 2), product)
+
+
+def _register_step(
+    batch: TileBatch, a: int, axis: str, layer: str, spec: DeviceSpec, product: Products | None
+) -> Iterator[_Enlargement]:
+    """Yield the program with an axis doubled in registers and the same number of register tiles per block."""
+    g, register, block = batch.geometry, batch.register[0], batch.block[0]
+    moves = g.spatial[a] or batch.traits.spreads_reductions or a == batch.vector_axis
+    if not moves or batch.traits.slides_windows or (batch.fragment is not None and axis not in batch.matrix_axes[:2]):
+        return
+    now = int(register[a])
+    if now >= g.extents[a]:
+        yield _Enlargement(layer, axis, now, now, None)
+        return
+    larger = register.copy()
+    larger[a] = 2 * now
+    most = -(-g.extents // larger)
+    counts = np.minimum(block // register, most)
+    if batch.panel is not None and not batch.traits.reuses:
+        counts = np.where(g.spatial, counts, most)
+    yield _Enlargement(layer, axis, now, 2 * now, _with_tiles(batch, larger, larger * counts), product)
+
+
+def _block_step(batch: TileBatch, a: int, axis: str, layer: str, product: Products | None) -> Iterator[_Enlargement]:
+    """Yield the program with an axis doubled in the block: register tiles, or points of a reduction step."""
+    g, register, block = batch.geometry, batch.register[0], batch.block[0]
+    if not g.spatial[a] and (batch.traits.slides_windows or (batch.panel is not None and not batch.traits.reuses)):
+        return
+    if batch.fragment is not None and axis not in batch.matrix_axes:
+        return
+    now = int(block[a])
+    if now >= g.extents[a]:
+        yield _Enlargement(layer, axis, now, now, None)
+        return
+    larger = block.copy()
+    larger[a] = min(2 * now // int(register[a]), -(-int(g.extents[a]) // int(register[a]))) * int(register[a])
+    yield _Enlargement(layer, axis, now, int(larger[a]), _with_tiles(batch, register, larger), product)
+
+
+def _with_tiles(batch: TileBatch, register: Ints, block: Ints) -> TileBatch:
+    g: Geometry = batch.geometry
+    panel = None if batch.panel is None else np.where(g.spatial, register, block)[None]
+    steps = np.where(g.spatial, 1, -(-g.extents // block)).prod()
+    split = np.minimum(batch.split_k, max(1, int(steps)))
+    return replace(batch, register=register[None], block=block[None], panel=panel, split_k=split)

@@ -1,0 +1,117 @@
+"""Proofs of kernels for an absent GPU: in parallel, by descending predicted share, within a time limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from roller.artifact import KernelArtifact
+from roller.compiler.autotune.proving import (
+    LEAST_S,
+    PROVE_S,
+    USED_UP,
+    ProofVerdict,
+    is_proved,
+    missing_emulator_reason,
+    stored_proof,
+    with_verdict,
+)
+from roller.emulator.time_allowance import PATIENCE
+from roller.hardware import DeviceSpec
+from roller.models.batch.tasks import Prove, Task
+from roller.runtime.cache_entry import CacheEntry
+
+if TYPE_CHECKING:
+    from roller.construction.constructor import Candidate
+    from roller.models.batch.executors import Results
+
+#: Kernels per process that are proved between two checks of the remaining time.
+_WAVE = 4
+#: Subject of a proof: sources, grids and blocks, and the key of the expression.
+Fact: TypeAlias = tuple[str, tuple[tuple[Any, Any], ...], str]
+
+
+class Proofs:
+    """Proves the kernels of a batch and remembers the verdicts.
+
+    Parameters
+    ----------
+    seconds
+        Limit for all proofs together on an idle machine; 0 for no proofs. On a busy machine, the wall-clock time may
+        reach :data:`PATIENCE` times this limit, so that the set of proved kernels does not depend on other load.
+    kernels, workers
+        Number of kernels that share the limit, and number of kernels proved at a time.
+    run
+        Function that runs tasks in parallel.
+    """
+
+    def __init__(
+        self, spec: DeviceSpec, seconds: float, kernels: int, workers: int, run: Callable[[Mapping[str, Task]], Results]
+    ) -> None:
+        self._spec, self._left_s, self._workers, self._run = spec, seconds, workers, run
+        self._clock_left_s = PATIENCE * seconds
+        self.each_s = min(PROVE_S, seconds * workers / max(1, kernels))
+        self._known: dict[Fact, ProofVerdict] = {}
+        self._missing = missing_emulator_reason() if seconds else ""
+
+    def __bool__(self) -> bool:
+        return self.each_s > 0
+
+    def needs_no_attempt(self, artifact: KernelArtifact) -> bool:
+        """Whether another attempt could not improve the verdict of a kernel."""
+        return not self or is_proved(artifact, self.each_s) or bool(self._missing and stored_proof(artifact))
+
+    def prove_while_time_remains(self, artifacts: Iterable[KernelArtifact]) -> None:
+        """Prove kernels in the given order while time remains."""
+        todo = [a for a in artifacts if _proof_subject(a) not in self._known]
+        most = _WAVE * max(1, self._workers)
+        for wave in (todo[n : n + most] for n in range(0, len(todo), most)):
+            if not self or self._missing or min(self._left_s, self._clock_left_s) < LEAST_S:
+                return
+            self._prove_in_parallel(wave)
+
+    def _prove_in_parallel(self, artifacts: Sequence[KernelArtifact]) -> None:
+        """Prove kernels in parallel."""
+        start = time.monotonic()
+        results = self._run({f"{n}/proved": Prove(a, self._spec, self.each_s) for n, a in enumerate(artifacts)})
+        self._clock_left_s -= time.monotonic() - start
+        ended = [results[f"{n}/proved"] for n in range(len(artifacts))]
+        took_s = [self.each_s if r.value is None else r.value.took_s for r in ended]
+        self._left_s -= max([*took_s, sum(took_s) / max(1, self._workers)])
+        for artifact, result in zip(artifacts, ended, strict=True):
+            lost = f"{result.record.status}: {result.record.reason.partition(chr(10))[0]}"
+            verdict: ProofVerdict | None = result.value
+            self._known[_proof_subject(artifact)] = verdict or ProofVerdict(f"not proved ({lost})")
+
+    def __call__(self, candidate: Candidate, artifact: KernelArtifact) -> tuple[KernelArtifact, ProofVerdict]:
+        """Return a candidate's kernel with its verdict."""
+        del candidate
+        return self.of(artifact)
+
+    def of(self, artifact: KernelArtifact) -> tuple[KernelArtifact, ProofVerdict]:
+        """Return a kernel annotated with its verdict, and the verdict."""
+        self.prove_while_time_remains([artifact])
+        verdict = self._known.get(_proof_subject(artifact)) or ProofVerdict(
+            f"not proved ({self._missing.rstrip('.') or USED_UP})"
+        )
+        # The offered seconds are noted also where none were left, so that only a larger limit repeats the attempt.
+        return with_verdict(artifact, verdict, 0.0 if self._missing else self.each_s), verdict
+
+
+def with_proof(entry: CacheEntry, artifact: KernelArtifact) -> CacheEntry:
+    """Return a cache entry with its kernel's new verdict."""
+    chosen, known = artifact.program.digest, stored_proof(artifact)
+    rows = tuple(replace(c, proved=known) if c.program.digest == chosen else c for c in entry.candidates)
+    return replace(entry, artifact=artifact, candidates=rows)
+
+
+def same_kernel(one: KernelArtifact, other: KernelArtifact) -> bool:
+    """Whether a proof of one kernel is valid for the other: they differ at most in names."""
+    return _proof_subject(one) == _proof_subject(other)
+
+
+def _proof_subject(artifact: KernelArtifact) -> Fact:
+    """Return the fact that a kernel's proof establishes, which is independent of the candidate."""
+    return artifact.source, tuple((x.grid, x.block) for x in artifact.launches), artifact.expression.key

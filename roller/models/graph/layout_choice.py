@@ -1,0 +1,282 @@
+"""Chooses the values of a model whose channels are stored in blocks, by predicted seconds.
+
+A step runs either on plain or on blocked values (:mod:`roller.models.graph.channel_blocks`); a value passed between
+the two
+kinds is converted by a kernel. A minimum cut finds the cheapest choice. Inputs and outputs keep their declared layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from roller.hardware import DeviceSpec
+from roller.models.graph.channel_blocks import (
+    BlockedKernel,
+    BlockedLayout,
+    conversion_kernel,
+    reduces_channels,
+    rewrite_to_blocked,
+)
+from roller.models.graph.mincut import INFINITE, FlowNetwork
+from roller.models.graph.program_steps import (
+    Copy,
+    Join,
+    KernelSource,
+    ParallelGroup,
+    Program,
+    Run,
+    Step,
+    Value,
+    View,
+    values_read,
+    values_written,
+)
+from roller.perf.estimate import Estimate
+
+#: Predicts kernels by key; the result lacks kernels that fit no program.
+Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]
+
+#: Smallest relative gain in a model's predicted seconds that justifies blocked kernels.
+LEAST_GAIN = 0.01
+#: Capacity units of the network per second, and seconds that stand for an impossible kernel.
+_PER_SECOND, _FOREVER_S = 10**12, 1e6
+
+
+@dataclass(frozen=True)
+class ChosenLayouts:
+    """A program with chosen layouts.
+
+    Parameters
+    ----------
+    plain_s, chosen_s
+        Predicted seconds of the kernels that could be blocked: without blocks, and as chosen, including conversions.
+    blocked
+        Labels of the steps that run on blocked values.
+    conversions
+        Number of conversion kernels.
+    written
+        Values written by these steps, which identify them in the same program at other sizes.
+    """
+
+    program: Program
+    plain_s: float = 0.0
+    chosen_s: float = 0.0
+    blocked: tuple[str, ...] = ()
+    conversions: int = 0
+    written: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        """Return the choice and its predicted gain on one line."""
+        if not self.blocked:
+            return "layouts: those of the model"
+        gain = f"{self.plain_s * 1e3:.4g} -> {self.chosen_s * 1e3:.4g} ms predicted"
+        return f"channels in blocks in {len(self.blocked)} steps, {self.conversions} values converted: {gain}"
+
+
+def choose_layouts(program: Program, spec: DeviceSpec, predict: Predict) -> ChosenLayouts:
+    """Return the program with blocked channels if that is predicted to be faster."""
+    # A block is one vector register; devices whose lanes belong to several threads have no blocks.
+    if not spec.limits.usable_vector_registers:
+        return ChosenLayouts(program)
+    choice = _LayoutProblem(program, spec.teu.lanes)
+    if not choice.has_channel_reduction:  # only reductions over channels gain; other kernels follow them
+        return ChosenLayouts(program)
+    plain = {s.kernel: program.kernels[s.kernel] for n in choice.able if isinstance(s := program.steps[n], Run)}
+    seconds = {key: e.seconds for key, e in predict(plain | choice.sources, None).items()}
+    chosen = choice.cheapest_blocked_steps(seconds)
+    plain_s, chosen_s = choice.seconds(frozenset(), seconds), choice.seconds(chosen, seconds)
+    if not chosen or plain_s - chosen_s < LEAST_GAIN * plain_s:
+        return ChosenLayouts(program, plain_s, plain_s)
+    return replace(choice.program_with(chosen), plain_s=plain_s, chosen_s=chosen_s)
+
+
+def apply_layouts(program: Program, spec: DeviceSpec, chosen: ChosenLayouts) -> Program:
+    """Return a program with the layouts chosen for the same program at other sizes."""
+    if not chosen.written:
+        return program
+    choice = _LayoutProblem(program, spec.teu.lanes)
+    return choice.program_with(
+        frozenset(n for n in choice.able if chosen.written.issuperset(values_written(program.steps[n])))
+    ).program
+
+
+@dataclass
+class _LayoutProblem:
+    """The steps of a plain program that may run on blocked values, and their kernels.
+
+    Parameters
+    ----------
+    block
+        Channels per block.
+    values
+        Layout of every value that may be blocked.
+    able
+        Blocked kernel (``None`` for a join) by position of each step that may run on blocked values.
+    """
+
+    program: Program
+    block: int
+    values: dict[str, BlockedLayout] = field(default_factory=dict)
+    able: dict[int, BlockedKernel | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        p = self.program
+        outside = {n for s in p.steps if not isinstance(s, (Run, Join)) for n in values_written(s)}
+        for name in p.values.keys() - {*p.inputs, *p.outputs, *p.constants} - outside:
+            layout = BlockedLayout.of(p.values[name].shape, self.block)
+            if layout is not None:
+                self.values[name] = layout
+        known: dict[tuple[object, ...], BlockedKernel | None] = {}
+        for n, step in enumerate(p.steps):
+            if isinstance(step, Join) and {*step.sources, step.target} <= self.values.keys():
+                self.able[n] = None
+            elif isinstance(step, Run):
+                found = self._blocked_kernel(step, known)
+                if found is not None:
+                    self.able[n] = found
+
+    def _blocked_kernel(self, step: Run, known: dict[tuple[object, ...], BlockedKernel | None]) -> BlockedKernel | None:
+        """Return the kernel of a step with all blockable values blocked."""
+        source = self.program.kernels[step.kernel]
+        expr = source.expression
+        tensors = (*zip(expr.inputs, step.inputs, strict=True), *zip(expr.output_tensors, step.outputs, strict=True))
+        layouts = {t.name: self.values[name] for t, name in tensors if name in self.values}
+        key = (step.kernel, tuple(layouts.items()))
+        if layouts and key not in known:
+            known[key] = rewrite_to_blocked(source, layouts)
+        return known.get(key)
+
+    @cached_property
+    def has_channel_reduction(self) -> bool:
+        """Whether a kernel reduces over blocked channels."""
+        runs = ((s, made) for n, made in self.able.items() if isinstance(s := self.program.steps[n], Run))
+        kernels = {made.key: (made.source, [k for k, n in enumerate(s.inputs) if n in self.values])
+                   for s, made in runs if made is not None}  # fmt: skip
+        return any(reduces_channels(source, blocked) for source, blocked in kernels.values())
+
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        """Positions of the steps that read each value."""
+        found: dict[str, list[int]] = {}
+        for n, step in enumerate(self.program.steps):
+            for name in values_read(step):
+                found.setdefault(name, []).append(n)
+        return found
+
+    @cached_property
+    def writers(self) -> dict[str, int]:
+        """Position of the step that writes each value that may be blocked."""
+        return {m: n for n, s in enumerate(self.program.steps) for m in values_written(s) if m in self.values}
+
+    @cached_property
+    def conversions(self) -> dict[tuple[str, bool], BlockedKernel]:
+        """Conversion kernels, by value name and whether they convert to blocks."""
+        known: dict[tuple[BlockedLayout, str, bool], BlockedKernel] = {}
+        found = {}
+        for name in self.writers:
+            for to_blocked in (True, False):
+                at = self.values[name], self.program.values[name].dtype, to_blocked
+                if at not in known:
+                    known[at] = conversion_kernel(at[0], at[1], to_blocked=to_blocked)
+                found[name, to_blocked] = known[at]
+        return found
+
+    @cached_property
+    def sources(self) -> dict[str, KernelSource]:
+        """Sources of kernels on blocked values, and of conversions, by key."""
+        kernels = (m for m in (*self.able.values(), *self.conversions.values()) if m is not None)
+        return {m.key: m.source for m in kernels}
+
+    def cheapest_blocked_steps(self, seconds: Mapping[str, float]) -> frozenset[int]:
+        """Return the positions of the steps on blocked values that minimize the total predicted seconds."""
+        # An edge costs its capacity where it is cut: a step's plain or blocked seconds, or the conversion of a value
+        # whose readers and writer differ.
+        net = FlowNetwork()
+        nodes = {n: net.add_node() for n in self.able}
+        for n, made in self.able.items():
+            step = self.program.steps[n]
+            if isinstance(step, Run) and made is not None:
+                net.add_edge(net.SOURCE, nodes[n], _edge_capacity(seconds.get(step.kernel)))
+                net.add_edge(nodes[n], net.SINK, _edge_capacity(seconds.get(made.key)))
+        for name, n in self.writers.items():
+            # A conversion is paid once for all readers of the other layout.
+            mine, back, there = nodes.get(n, net.SINK), net.add_node(), net.add_node()
+            net.add_edge(mine, back, _edge_capacity(seconds.get(self.conversions[name, False].key)))
+            net.add_edge(there, mine, _edge_capacity(seconds.get(self.conversions[name, True].key)))
+            for reader in self.readers.get(name, ()):
+                net.add_edge(back, nodes.get(reader, net.SINK), INFINITE)
+                net.add_edge(nodes.get(reader, net.SINK), there, INFINITE)
+        side = net.source_side()
+        return frozenset(n for n, node in nodes.items() if node in side)
+
+    def seconds(self, chosen: frozenset[int], seconds: Mapping[str, float]) -> float:
+        """Return the predicted seconds of the blockable kernels and conversions of a choice."""
+        keys = [c.key for c in self._needed_conversions(chosen).values()]
+        for n, made in self.able.items():
+            step = self.program.steps[n]
+            if isinstance(step, Run) and made is not None:
+                keys.append(made.key if n in chosen else step.kernel)
+        return sum(seconds.get(key, _FOREVER_S) for key in keys)
+
+    def _needed_conversions(self, chosen: frozenset[int]) -> dict[str, BlockedKernel]:
+        """Return the conversions of a choice by value name."""
+        return {
+            name: self.conversions[name, n not in chosen]
+            for name, n in self.writers.items()
+            if any((r in chosen) != (n in chosen) for r in self.readers.get(name, ()))
+        }
+
+    def program_with(self, chosen: frozenset[int]) -> ChosenLayouts:
+        """Return the program with the steps at ``chosen`` on blocked values."""
+        p, needed = self.program, self._needed_conversions(chosen)
+        names = {name: _unused_name(f"{name}/converted", p.values) for name in needed}
+        values, steps = dict(p.values), list[Step]()
+        for n, step in enumerate(p.steps):
+            here = n in chosen
+            other = {m: names[m] for m in values_read(step) if m in needed and (self.writers[m] in chosen) != here}
+            steps.append(_replace_step_inputs(step, other, self.able[n] if here else None))
+            for name in values_written(step):
+                layout = self.values.get(name)
+                if here and layout is not None:
+                    values[name] = replace(values[name], shape=layout.shape)
+                if name in needed and layout is not None:
+                    shape = p.values[name].shape if here else layout.shape
+                    values[names[name]] = Value(names[name], shape, p.values[name].dtype)
+                    steps.append(Run(f"layout of {name}", needed[name].key, (name,), (names[name],)))
+        known = {**p.kernels, **self.sources}
+        kernels = {s.kernel: known[s.kernel] for s in steps if isinstance(s, Run)}
+        labels = tuple(str(getattr(p.steps[n], "label", "join")) for n in sorted(chosen))
+        done = replace(p, values=values, steps=tuple(steps), kernels=kernels)
+        written = frozenset(name for n in chosen for name in values_written(p.steps[n]))
+        return ChosenLayouts(done, blocked=labels, conversions=len(needed), written=written)
+
+
+def _replace_step_inputs(step: Step, names: Mapping[str, str], made: BlockedKernel | None) -> Step:
+    """Return a step with renamed inputs, and with another kernel if one is given."""
+    if isinstance(step, Run):
+        return replace(
+            step, kernel=step.kernel if made is None else made.key, inputs=_rename_values(step.inputs, names)
+        )
+    if not names:
+        return step
+    assert not isinstance(step, ParallelGroup)  # sections are created after layouts
+    if isinstance(step, Join):
+        return replace(step, sources=_rename_values(step.sources, names))
+    if isinstance(step, (View, Copy)):
+        return replace(step, source=names.get(step.source, step.source))
+    return replace(step, inputs=_rename_values(step.inputs, names))
+
+
+def _rename_values(names: Sequence[str], new: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(new.get(n, n) for n in names)
+
+
+def _unused_name(name: str, taken: Mapping[str, object]) -> str:
+    return name if name not in taken else _unused_name(f"{name}_", taken)
+
+
+def _edge_capacity(seconds: float | None) -> int:
+    """Return a cost as an integer capacity; infinite for a kernel that fits no program."""
+    return INFINITE if seconds is None or not seconds < _FOREVER_S else round(seconds * _PER_SECOND)

@@ -1,0 +1,229 @@
+"""Reads a model at sample sizes of its ranges, and derives formulas for lengths that depend on the sizes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from roller.compiler.dynamic.box import Box, Sizes
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
+from roller.core.anti_unification import MismatchError, general
+from roller.core.fitting import Fitter
+from roller.core.formulas import Formula
+from roller.core.length_fitting import fit_floor_quotients
+from roller.errors import RollerError, counted
+from roller.models.graph.plan import Plan
+from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
+from roller.models.graph.program_steps import ParallelGroup, Program, Run, Step, iterate_kernel_runs
+
+#: Number of sample sizes, of those that are not corners at least, of further ones per round where several formulas fit,
+#: and of rounds.
+_POINTS, _BETWEEN, _MORE, _ROUNDS = 9, 4, 2, 8
+#: Maximum number of candidates for sample sizes.
+_TRIED = 2000
+
+
+@dataclass(frozen=True)
+class SampledModel:
+    """A model at sample sizes.
+
+    Parameters
+    ----------
+    box
+        The sizes and the lengths derived from them.
+    points
+        The sample sizes with all derived lengths.
+    programs
+        The program at each of these points, with equal steps.
+    largest
+        The program at the largest sizes.
+    """
+
+    box: Box
+    points: tuple[dict[str, int], ...]
+    programs: tuple[Program, ...]
+    largest: Program
+
+
+def read_at_sample_sizes(box: Box, read: Callable[[Sizes], Program]) -> SampledModel:
+    """Read a model at enough sizes to determine every dimension of its values."""
+    box = box.reading_box
+    corners = _sizes_near_ends(box)
+    several = (p for p in _inner_sample_sizes(box) if p not in corners)
+    points = [*corners, *itertools.islice(several, max(_BETWEEN, _POINTS - len(corners)))]
+    programs = [_name_kernels_by_order(read(p)) for p in points]
+    largest = _name_kernels_by_order(read(box.high))
+    for _ in range(_ROUNDS):
+        derived, doubts = _derive_length_formulas([*programs, largest], [*points, box.high])
+        whole = Box(box.ends, derived)
+        # Further sizes must distinguish the formulas; where none in the ranges does, either is right.
+        more = (
+            list(itertools.islice((p for p in several if _formulas_differ(whole.with_derived(p), doubts)), _MORE))
+            if doubts
+            else []
+        )
+        if not more:
+            break
+        points, programs = [*points, *more], [*programs, *(_name_kernels_by_order(read(p)) for p in more)]
+    else:
+        raise MismatchError(f"lengths: expected one formula of each, got {counted(len(doubts), 'other')}.")
+    found = _with_largest(whole, [whole.with_derived(p) for p in points], programs, largest)
+    _check_ends(found, read)
+    return found
+
+
+def _end_combinations(box: Box) -> list[dict[str, int]]:
+    """Return combinations of smallest and largest sizes that cover all four pairs for any two sizes, smallest first.
+
+    Examples
+    --------
+    >>> [tuple(p.values()) for p in _end_combinations(Box({"m": (1, 9), "n": (3, 5)}))]
+    [(1, 3), (9, 3), (1, 5), (9, 5)]
+    """
+    # An orthogonal array of strength two: the columns of a Hadamard matrix (R. Plackett and J. Burman, "The design of
+    # optimum multifactorial experiments", Biometrika 33, 1946).
+    count = 1 << len(box.ends).bit_length()
+    numbered = tuple(enumerate(box.ends.items(), 1))
+    return [{n: e[(row & column).bit_count() % 2] for column, (n, e) in numbered} for row in range(count)]
+
+
+def _sizes_near_ends(box: Box) -> list[dict[str, int]]:
+    """Return sample sizes near the ends, where a maximum of two lengths may change."""
+    # None is 1 or the largest, where steps may vanish, and no two sizes of a sample are equal.
+    found: list[dict[str, int]] = []
+    for end in _end_combinations(box):
+        point: dict[str, int] = {}
+        for name, (low, high) in box.ends.items():
+            near = range(max(2, low), high) if end[name] == low else range(high - 1, max(1, low - 1), -1)
+            point[name] = next((x for x in near if x not in point.values()), 0)
+        if all(point.values()) and point not in found:
+            found.append(point)
+    return found
+
+
+def _check_ends(found: SampledModel, read: Callable[[Sizes], Program]) -> None:
+    """Verify the formulas for lengths and result shapes at the ends."""
+    # Sizes of 1 are checked only here: their steps differ, because axes of one element vanish.
+    names = list(found.programs[0].values)
+    told = general([[list(p.values[n].shape) for n in names] for p in found.programs], Fitter(found.points))
+    known = [tuple(p[n] for n in found.box.ends) for p in (*found.points, found.box.high)]
+    for end in (e for e in _end_combinations(found.box) if tuple(e.values()) not in known):
+        try:
+            meant = read(end)
+        except RollerError as err:
+            raise MismatchError(f"at {end}: {err}") from err
+        for name, shape in zip(names, told.at(found.box.with_derived(end)), strict=True):
+            if name not in meant.values:
+                continue
+            here = meant.values[name].shape
+            alike = here == tuple(shape) if name in meant.outputs else math.prod(here) == math.prod(shape)
+            if not alike:
+                raise MismatchError(f"'{name}' is {list(here)} at {end}, not {list(shape)}")
+
+
+def _inner_sample_sizes(box: Box) -> Iterator[dict[str, int]]:
+    """Yield sample sizes: within a sample, no two are equal, none is 1, and not all are the largest."""
+    found: list[dict[str, int]] = []
+    for p in itertools.islice(box.random_sizes(5), _TRIED):
+        wide = all(x > 1 for x in p.values()) and len(set(p.values())) == len(p)
+        if wide and p not in found and p != box.high:
+            found.append(p)
+            yield p
+
+
+def _formulas_differ(sizes: Sizes, doubts: Sequence[tuple[Formula, Formula]]) -> bool:
+    """Whether two candidate formulas differ at some sizes."""
+    return any(one.at(sizes) != other.at(sizes) for one, other in doubts)
+
+
+def _derive_length_formulas(
+    programs: Sequence[Program], points: Sequence[Sizes]
+) -> tuple[dict[str, Formula], list[tuple[Formula, Formula]]]:
+    """Return named formulas for lengths that are not products of sizes, and pairs of formulas that both fit."""
+    # A stride gives ``floor((h + 1) / 2)``, padding ``h + 2``; all other lengths are products of sizes and these.
+    known = [dict(p) for p in points]
+    found: dict[str, Formula] = {}
+    doubts: list[tuple[Formula, Formula]] = []
+    for values in _varying_lengths(programs):
+        if Fitter(known).product(values) is not None:
+            continue
+        several = [f for pair in fit_floor_quotients(known, values) for f in pair]
+        if not several:
+            continue  # an error follows where the length is needed
+        formula = several[0]
+        name = _unused_name(f"{min(formula.sizes).partition('_at_')[0]}_at_{len(found)}", known[0])
+        found[name] = formula
+        doubts += [(formula, other) for other in dict.fromkeys(several) if other != formula]
+        for p, x in zip(known, values, strict=True):
+            p[name] = x
+    return found, doubts
+
+
+def _unused_name(name: str, taken: Collection[str]) -> str:
+    """Return a name that no size has; users' names may resemble generated ones."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _varying_lengths(programs: Sequence[Program]) -> Iterator[tuple[int, ...]]:
+    """Yield the distinct lengths that differ between programs, in the order of the model's values."""
+    seen = set()
+    shapes = [[v.shape for v in p.values.values()] + _kernel_shapes(p) for p in programs]
+    for several in zip(*shapes, strict=False):
+        for values in zip(*several, strict=False):
+            if len(set(values)) > 1 and values not in seen:
+                seen.add(values)
+                yield values
+
+
+def _kernel_shapes(program: Program) -> list[tuple[int, ...]]:
+    """Return the shapes and axes of the kernels' stages."""
+    stages = [s for k in program.kernels.values() for s in k.expression.stages]
+    return [shape for s in stages for shape in (s.output.shape, tuple(a.extent for a in s.axes))]
+
+
+def _with_largest(box: Box, points: list[dict[str, int]], programs: list[Program], largest: Program) -> SampledModel:
+    """Return the reading; include the largest sizes among the points if the steps are the same there."""
+    # A step that truncates may vanish at the largest sizes. Their program is then derived from the other sizes, and
+    # must have the same kernels and result shapes.
+    whole = [*points, box.high]
+    datas = [plan_to_dict(Plan(p)) for p in (*programs, largest)]
+    try:
+        general(datas, Fitter(whole))
+    except MismatchError:
+        data = general(datas[:-1], Fitter(points)).at(box.high)
+        made = plan_from_dict(data, programs[-1].constants, largest.name).program
+        shapes = [[p.values[n].shape for n in p.outputs] for p in (made, largest)]
+        if shapes[0] != shapes[1] or _kernel_keys(largest) != _kernel_keys_at(programs, points, box.high):
+            raise
+        return SampledModel(box, tuple(points), tuple(programs), made)
+    return SampledModel(box, tuple(whole), (*programs, largest), largest)
+
+
+def _kernel_keys(program: Program) -> set[str]:
+    """Return the keys of a program's kernels, regardless of names."""
+    return {source.expression.key for source in program.kernels.values()}
+
+
+def _kernel_keys_at(programs: Sequence[Program], points: Sequence[Sizes], sizes: Sizes) -> set[str]:
+    """Return the keys of kernels generalized to the given sizes."""
+    several = ([p.kernels[k].expression for p in programs] for k in programs[0].kernels)
+    return {SymbolicExpr.of(e, points).at(sizes).key for e in several}
+
+
+def _name_kernels_by_order(program: Program) -> Program:
+    """Return a program whose kernels are named in order of first use, regardless of sizes."""
+    names: dict[str, str] = {}
+    for run in iterate_kernel_runs(program.steps):
+        names.setdefault(run.kernel, f"k{len(names)}")
+
+    def named(step: Step) -> Step:
+        if isinstance(step, ParallelGroup):
+            return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
+        return replace(step, kernel=names[step.kernel]) if isinstance(step, Run) else step
+
+    kernels = {names[k]: s for k, s in program.kernels.items() if k in names}
+    return replace(program, steps=tuple(map(named, program.steps)), kernels=kernels)

@@ -1,0 +1,129 @@
+"""Reads ONNX models from any source, with static shapes and folded constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.core.gc_pause import gc_paused
+from roller.errors import ModelError, did_you_mean
+from roller.models.arguments import validate_base_dir, validate_batch, validate_shapes, validate_values
+from roller.models.graph.nodes import Graph
+from roller.models.graph.program_steps import Value
+
+if TYPE_CHECKING:
+    import onnx
+
+    from roller.models.onnx.load_model_proto import LoadedModel
+    from roller.models.onnx.trace_model import Tracer
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+@gc_paused()
+def read_onnx_graph(
+    model: str | Path | bytes | onnx.ModelProto, *, batch: int | None = None, shapes: Shapes | None = None,
+    values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None, lenient: bool = False,
+) -> Graph:  # fmt: skip
+    """Return the graph of an ONNX model with static shapes, ordered nodes and folded constants."""
+    sizes, given, batch, base_dir = (
+        validate_shapes(shapes),
+        validate_values(values),
+        validate_batch(batch),
+        validate_base_dir(base_dir),
+    )
+    try:
+        from roller.models.onnx.import_tensorflow import from_tensorflow
+        from roller.models.onnx.load_model_proto import load_onnx
+    except ImportError as error:
+        raise ModelError(f"reading models needs the onnx package ({error}). Install roller[onnx].") from None
+    try:
+        if isinstance(model, (str, Path)) and Path(model).suffix == ".pb":
+            model = from_tensorflow(Path(model))
+        loaded = load_onnx(model, base_dir)
+        return _read_loaded(loaded, batch, sizes, given, lenient)
+    except ModelError:
+        raise
+    except Exception as error:
+        # Damaged messages fail in too many places to list; all raise this error.
+        raise ModelError(f"model: it is damaged and cannot be read ({type(error).__name__}: {error}).") from error
+
+
+def _read_loaded(
+    loaded: LoadedModel, batch: int | None, shapes: Mapping[str, Sequence[int]], values: dict[str, Any], lenient: bool
+) -> Graph:
+    from roller.models.onnx.input_shapes import choose_input_types
+    from roller.models.onnx.load_model_proto import OLDEST
+    from roller.models.onnx.trace_model import Tracer
+    from roller.models.onnx.tracer_interface import DynamicNodes
+
+    known = {i.name for i in loaded.graph.input if i.name not in loaded.initialisers}
+    for kind, given in (("shapes", shapes), ("values", values)):
+        for name in given:
+            if name not in known:
+                hint = did_you_mean(name, known) or f". Inputs are: {', '.join(sorted(known))}."
+                raise ModelError(f"{kind}: {loaded.name} has no input '{name}'{hint}")
+    # The other runtime would interpret nodes of older operator sets by the current ones.
+    lenient = lenient and loaded.written >= OLDEST
+    chosen = choose_input_types(loaded, batch, shapes, values)
+    tracer = Tracer(loaded, None if chosen.changed else _declared_types(loaded), DynamicNodes() if lenient else None)
+    if chosen.old_batch is not None:
+        from roller.models.onnx.input_shapes import BatchCorrection
+
+        shadow = _trace_model(Tracer(loaded, None, DynamicNodes() if lenient else None), chosen.original, values)
+        tracer.rebatching = BatchCorrection(chosen.old_batch, chosen.new_batch, shadow.values)
+    _trace_model(tracer, chosen.types, values)
+    return _graph_or_refusal(tracer, [n for n in chosen.types if n not in values])
+
+
+def _declared_types(loaded: LoadedModel) -> dict[str, Value]:
+    from roller.models.onnx.onnx_types import static_value_or_reason
+
+    entries = [*loaded.graph.value_info, *loaded.graph.output]
+    return {e.name: v for e in entries if isinstance(v := static_value_or_reason(e.name, e.type), Value)}
+
+
+def _trace_model(tracer: Tracer, types: Mapping[str, Value], values: Mapping[str, Any]) -> Tracer:
+    """Trace a whole model with inputs of the given types."""
+    graph, names = tracer.loaded.graph, tracer.root.names
+    for name, array in tracer.loaded.initialisers.items():
+        if name not in values:
+            tracer.constant(name, array)
+            names[name] = name
+    for name, value in types.items():
+        names[name] = name
+        if name in values:
+            tracer.constant(name, np.asarray(values[name]))
+        else:
+            tracer.values[name] = value
+    tracer.run(graph.node, tracer.root, [o.name for o in graph.output])
+    return tracer
+
+
+def _graph_or_refusal(tracer: Tracer, inputs: Sequence[str]) -> Graph:
+    """Return the traced graph, or raise an error that lists all refusals."""
+    from roller.models.onnx.dynamic_values import group_into_regions
+    from roller.models.onnx.unsupported_nodes import unsupported_nodes_error
+
+    name = tracer.loaded.name
+    outputs = []
+    for declared in tracer.loaded.graph.output:
+        found = tracer.root.find(declared.name)
+        if found is None:
+            raise ModelError(f"{name}: nothing gives the output '{declared.name}'.")
+        outputs.append(found)
+    if not outputs:
+        raise ModelError(f"{name}: the model has no outputs.")
+    refused = unsupported_nodes_error(tracer, inputs)
+    if refused is not None:
+        raise refused
+    used = {n for node in tracer.nodes for n in node.inputs} | set(outputs)
+    given = set(inputs)
+    constants = {n: a for n, a in tracer.constants.items() if n in used}
+    written = {n for node in tracer.nodes for n in node.outputs if n}
+    kept = {n: replace(v, name=n) for n, v in tracer.values.items() if n in constants or n in written or n in given}
+    return group_into_regions(Graph(name, tuple(inputs), tuple(outputs), tuple(tracer.nodes), kept, constants), tracer)

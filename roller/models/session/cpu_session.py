@@ -1,0 +1,204 @@
+"""A model that runs on a processor, and can be called from any number of threads at the same time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.cpu import threads
+from roller.backends.cpu.launcher import thread_pool_runtime
+from roller.core.display import one_line_repr
+from roller.core.validation import validate_integer
+from roller.errors import LaunchError, ModelError
+from roller.models.graph.plan import Plan
+from roller.models.session.binding import Bound, bind_plan, uses_other_threads
+from roller.models.session.call_frame import Frame
+from roller.models.session.caller_arrays import Feeds
+from roller.models.session.constants import pack_constants, without_constants
+from roller.models.session.input_addresses import AddressedInputs
+from roller.models.session.kernel_code import KernelCode, load_kernel
+from roller.models.session.native_frame import NativeFrame, make_runner_tables
+from roller.models.session.native_runner import build_runner, load_runner
+from roller.models.session.save_session import SessionParts
+from roller.models.session.session_interface import ModelCalls, describe_signature
+
+
+def validate_threads(threads: object, discrete: bool) -> int:
+    """Return a validated number of threads; refuse it for a ``discrete`` device."""
+    count = validate_integer(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
+    if discrete:
+        raise LaunchError("threads: expected none for a model of a GPU, whose calls use no threads. Leave it out.")
+    return count
+
+
+class Session(ModelCalls):
+    """A whole model on this machine's processor.
+
+    Calls are re-entrant: each uses its own frame from a pool.
+
+    Parameters
+    ----------
+    plan
+        Result of :func:`roller.models.graph.memory_plan.plan_memory`, with all constants of its program.
+    artifacts
+        A CPU kernel for every key in the plan's steps.
+    cores
+        Threads per call, including the calling thread; at most the number of available processors is used.
+    native
+        Whether steps run without Python; ``False`` is slower but gives equal results.
+    consume
+        Whether constants are removed from the plan's program once they are packed, so that memory never holds both
+        forms of all weights. The plan and its program are unusable afterwards.
+
+    Raises
+    ------
+    LaunchError
+        If a kernel cannot be loaded.
+    ModelError
+        If plan and kernels do not match.
+    BuildError
+        If the native runner has to be compiled and there is no C compiler.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        artifacts: Mapping[str, KernelArtifact],
+        *,
+        cores: int,
+        native: bool = True,
+        consume: bool = False,
+    ) -> None:
+        runner = load_runner(build_runner()) if native else None
+        launch = runner.launch if runner is not None else None
+        kernels = {key: load_kernel(KernelCode.of(a), a.binary or b"", launch) for key, a in artifacts.items()}
+        if runner is not None:
+            runner.use_threads(cores)
+        else:
+            threads.prepare_pool(cores, thread_pool_runtime)
+        self._start(SessionParts(plan, kernels, pack_constants(plan, kernels, consume), cores, runner, artifacts))
+
+    @classmethod
+    def from_parts(cls, parts: SessionParts) -> Session:
+        """Return a session from loaded kernels and packed constants."""
+        session = cls.__new__(cls)
+        session._start(parts)
+        return session
+
+    def _start(self, parts: SessionParts) -> None:
+        plan, cores = parts.plan, parts.cores
+        if cores < 1:
+            raise ModelError(f"{plan.program.name}: cores: expected at least 1, got {cores}.")
+        #: The plan; its program has no constants, because packed ones are read in that form only.
+        self.plan = without_constants(plan)
+        self.cores = cores
+        self.kernels, self.constants = parts.kernels, parts.constants
+        #: Kernels by key, with their programs, estimates and sources; empty if the saved model lacks them.
+        self.artifacts = parts.artifacts
+        self._feeds = Feeds(plan.program)
+        self.runner = parts.runner
+        self._bind_and_allocate(bind_plan(plan, parts.kernels, parts.constants))
+
+    def _bind_and_allocate(self, steps: tuple[Bound, ...]) -> None:
+        #: The plan's steps bound to kernels and memory.
+        self.steps = steps
+        #: Whether a call wakes other threads; if not, none are started.
+        self._wakes = self.cores > 1 and any(uses_other_threads(step) for step in steps)
+        # A model saved elsewhere may have more cores than this machine; threads that share a processor only wait.
+        self._threads = min(self.cores, threads.most_threads()) if self._wakes else 1
+        self._tables = make_runner_tables(steps, len(self.plan.program.inputs), self._threads)
+        self._most_frames = max(2, len(threads.processors()))
+        # The first call uses this frame; concurrent calls create others.
+        self._frames: list[Frame] = [self._frame()]
+
+    @property
+    def feeds(self) -> Feeds:
+        """Validation of callers' arrays; see :class:`ModelCalls`."""
+        return self._feeds
+
+    @property
+    def said(self) -> dict[str, tuple[float | None, str]]:
+        """Predicted seconds and bottleneck by kernel key."""
+        return {key: (k.code.seconds or None, k.code.bottleneck) for key, k in self.kernels.items()}
+
+    def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
+        """Return the median seconds of every step; see :meth:`ModelCalls.time_steps`."""
+        from roller.models.session.profile import time_bound_steps
+
+        return time_bound_steps(self.plan.program.steps, self.steps, lambda s: self.run_timed(feeds, s), count)
+
+    def run_timed(self, feeds: Mapping[str, Any], seconds: dict[int, float]) -> dict[str, np.ndarray]:
+        """Run like :meth:`run`; store the time of every step in ``seconds``, by the ``id`` of its bound step."""
+        made = self._call(self._feeds.arrays_by_name(feeds), None, False, seconds)
+        return dict(zip(self.plan.program.outputs, made, strict=True))
+
+    def run_on_addresses(self, inputs: AddressedInputs) -> list[np.ndarray]:
+        """Run on inputs given by address, which are not validated; return new arrays for all outputs in order.
+
+        Raises
+        ------
+        LaunchError
+            If steps do not run natively.
+        """
+        if self.runner is None:
+            raise LaunchError(f"{self.name}: inputs by address: expected a native session. Pass arrays to run().")
+        return self._call(inputs, None, False)
+
+    def _call(
+        self,
+        inputs: list[np.ndarray] | AddressedInputs,
+        out: Any,
+        on_device: bool,
+        seconds: dict[int, float] | None = None,
+    ) -> list[np.ndarray]:
+        """Run on validated arrays; return all outputs in order."""
+        del on_device
+        if out is None or isinstance(inputs, AddressedInputs):
+            outputs = self._feeds.made()
+        else:
+            outputs = self._feeds.given(out, inputs)
+        try:
+            frame = self._frames.pop()  # atomic
+        except IndexError:
+            frame = self._frame()
+        try:
+            if self._wakes and self.runner is None:
+                threads.prepare_pool(self.cores, thread_pool_runtime)
+            frame.run(inputs, outputs, seconds)
+        finally:
+            if len(self._frames) < self._most_frames:  # a burst of threads must not keep its memory
+                self._frames.append(frame)
+        return outputs
+
+    def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
+        """Write the model for :func:`roller.load_model`, atomically.
+
+        Parameters
+        ----------
+        folder
+            Folder that does not exist or is empty.
+        sources
+            Whether to include the programs, estimates and sources of the kernels, for inspection.
+
+        Raises
+        ------
+        ArtifactError
+            If the folder is not empty or cannot be written.
+        """
+        parts = SessionParts(self.plan, self.kernels, self.constants, self.cores, self.runner, self.artifacts)
+        return parts.save(folder, sources=sources)
+
+    def _frame(self, arena: np.ndarray | None = None) -> Frame:
+        if self.runner is None:
+            return Frame(self.steps, self.plan.arena_bytes, arena)
+        count = len(self._feeds.inputs) + len(self._feeds.outputs)
+        return NativeFrame(self.steps, self.plan.arena_bytes, self._tables, self.runner, count, self._threads, arena)
+
+    def __repr__(self) -> str:
+        """Return the name, inputs, outputs and number of cores on one line."""
+        return one_line_repr("Session", f"{self.name}: {describe_signature(self)}, {self.cores} cores")

@@ -1,0 +1,19 @@
+"""Inputs of a call that are given by address."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+
+class AddressedInputs(ABC):
+    """Inputs of a call given by address; converted to arrays only for steps that run in Python."""
+
+    @abstractmethod
+    def place(self, addresses: int) -> None:
+        """Write the 8-byte address of every input to the array at ``addresses``."""
+
+    @abstractmethod
+    def __getitem__(self, number: int) -> np.ndarray:
+        """Return an input as a contiguous array."""

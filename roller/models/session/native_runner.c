@@ -1,0 +1,166 @@
+/* Runs the steps of a model without Python: calls of compiled kernels, copies, and lanes that run at the same time.
+ *
+ * Compiled once by the C compiler that links kernels, with no header but these; a saved model carries the library.
+ * The tables are made by roller/models/session/native_frame.py, which declares the same layouts.
+ */
+#include "thread_pool.h"
+#include <string.h>
+
+/* DLPack's tensor (version 1) and the argument of a TVM function, as their headers declare them. */
+typedef struct {
+  void *data;
+  int32_t device_type, device_id, ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} Tensor;
+
+typedef struct {
+  int32_t type_index;
+  uint32_t padding;
+  void *value;
+} Argument;
+
+typedef int (*Function)(void *handle, const Argument *arguments, int32_t count, Argument *result);
+typedef struct {
+  void (*take_error)(void **error);
+  int (*drop)(void *object);
+} Hooks;
+
+enum { CALL = 0, COPY = 1, TOGETHER = 2 };
+
+/* CALL: arguments from `first` on, `count` of them. COPY: tensor `first` to tensor `count`, by rows.
+ * TOGETHER: lanes from `first` on, `count` of them. */
+typedef struct {
+  int64_t kind, first, count;
+  int64_t rows, row_bytes, source_offset, source_pitch, target_offset, target_pitch;
+  Function function;
+  const int64_t *cuts; /* tasks of the launches of a CALL, in order */
+  int64_t cut_count;
+} Step;
+
+/* One call of a model. `patches` name tensors that lie in the caller's arrays: tensor, number of the array, offset. */
+typedef struct {
+  const Step *steps;
+  const int64_t (*lanes)[2];
+  Argument *arguments;
+  Tensor *tensors;
+  const int64_t (*patches)[3];
+  int64_t patch_count;
+  char **arrays;
+  double *seconds; /* of every step, where it is not NULL */
+  const Hooks *hooks;
+  int64_t threads; /* of a call, the caller among them; 1 where it wakes none */
+  void *error;         /* what a kernel raised, if anything */
+  int64_t failed_step; /* the first step that failed, or -1 */
+} Frame;
+
+/* Copies below this size are done before another thread is awake; larger ones are so many tasks per thread. */
+enum { SHARED_COPY_BYTES = 1 << 20, COPY_TASKS = 4 };
+
+static void fail(Frame *frame, int64_t step) {
+  void *error = 0;
+  int64_t none = -1;
+  frame->hooks->take_error(&error);
+  if (__atomic_compare_exchange_n(&frame->failed_step, &none, step, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    frame->error = error;
+  else if (error)
+    frame->hooks->drop(error);
+}
+
+static void copy_rows(const Step *s, const Tensor *tensors, int64_t from, int64_t to) {
+  const char *source = (const char *)tensors[s->first].data + s->source_offset;
+  char *target = (char *)tensors[s->count].data + s->target_offset;
+  for (int64_t row = from; row < to; ++row)
+    memcpy(target + row * s->target_pitch, source + row * s->source_pitch, (size_t)s->row_bytes);
+}
+
+typedef struct {
+  const Step *step;
+  const Tensor *tensors;
+} SharedCopy;
+
+static int copy_task(int task, void *group, void *data) {
+  const SharedCopy *shared = data;
+  const Step *s = shared->step;
+  const int64_t tasks = ((Group *)group)->tasks;
+  if (s->rows >= tasks) {
+    copy_rows(s, shared->tensors, s->rows * task / tasks, s->rows * (task + 1) / tasks);
+    return 0;
+  }
+  const int64_t from = s->row_bytes * task / tasks, to = s->row_bytes * (task + 1) / tasks;
+  Step part = *s;
+  part.source_offset += from, part.target_offset += from, part.row_bytes = to - from;
+  copy_rows(&part, shared->tensors, 0, s->rows);
+  return 0;
+}
+
+static int run(Frame *frame, int64_t begin, int64_t end, int inside);
+
+typedef struct {
+  Frame *frame;
+  int64_t first, count, next;
+} Lanes;
+
+/* Whoever is free takes the next lane: lanes need not be as many as threads, nor equally long. */
+static int lane_task(int task, void *group, void *data) {
+  Lanes *lanes = data;
+  (void)task, (void)group;
+  for (;;) {
+    const int64_t n = __atomic_fetch_add(&lanes->next, 1, __ATOMIC_RELAXED);
+    if (n >= lanes->count) return 0;
+    const int64_t *lane = lanes->frame->lanes[lanes->first + n];
+    if (run(lanes->frame, lane[0], lane[1], 1)) return 0;
+  }
+}
+
+static int run_step(Frame *frame, const Step *s, int inside) {
+  cuts = s->cuts, cut_count = s->cut_count;
+  if (s->kind == CALL) {
+    Argument result = {0, 0, 0};
+    return s->function(0, frame->arguments + s->first, (int32_t)s->count, &result);
+  }
+  if (s->kind == COPY) {
+    SharedCopy shared = {s, frame->tensors};
+    if (inside || s->rows * s->row_bytes < SHARED_COPY_BYTES)
+      copy_rows(s, frame->tensors, 0, s->rows);
+    else
+      return launch(copy_task, &shared, COPY_TASKS * allowed);
+    return 0;
+  }
+  Lanes lanes = {frame, s->first, s->count, 0};
+  return launch(lane_task, &lanes, 0);
+}
+
+static int run(Frame *frame, int64_t begin, int64_t end, int inside) {
+  for (int64_t n = begin; n < end; ++n) {
+    const int64_t start = frame->seconds ? now_ns() : 0;
+    if (run_step(frame, frame->steps + n, inside)) {
+      fail(frame, n);
+      return -1;
+    }
+    if (frame->seconds) frame->seconds[n] = 1e-9 * (double)(now_ns() - start);
+    if (__atomic_load_n(&frame->failed_step, __ATOMIC_ACQUIRE) >= 0) return -1; /* in a lane */
+  }
+  return 0;
+}
+
+void roller_point(Frame *frame) {
+  for (int64_t n = 0; n < frame->patch_count; ++n)
+    frame->tensors[frame->patches[n][0]].data = frame->arrays[frame->patches[n][1]] + frame->patches[n][2];
+}
+
+int roller_run(Frame *frame, int64_t begin, int64_t end) {
+  frame->error = 0;
+  frame->failed_step = -1;
+  begin_call((int)frame->threads);
+  const int failed = run(frame, begin, end, 0);
+  end_call();
+  return failed;
+}
+
+/* For functions of kernels that are called from elsewhere, by this thread. */
+void roller_use_threads(int count) { use_threads(count); }
+
+int roller_launch(Task task, void *data, int tasks) { return launch(task, data, tasks); }

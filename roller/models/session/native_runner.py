@@ -1,0 +1,104 @@
+"""The native runner: its cached library and functions."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roller.backends.cpu.launcher import thread_pool_runtime
+from roller.core.scratch import scratch_folder
+from roller.errors import LaunchError
+from roller.models.session.native_build import cached_library, compile_library
+
+SOURCE, POOL = (Path(__file__).with_name(name) for name in ("native_runner.c", "thread_pool.h"))
+#: Bytes of the header of TVM's objects; an error's kind and message follow it.
+_HEADER_BYTES = 24
+
+
+class _Hooks(ctypes.Structure):
+    _fields_ = (("take_error", ctypes.c_void_p), ("drop", ctypes.c_void_p))
+
+
+class FrameStruct(ctypes.Structure):
+    """``Frame`` of native_runner.c."""
+
+    _fields_ = (
+        ("steps", ctypes.c_void_p), ("lanes", ctypes.c_void_p), ("arguments", ctypes.c_void_p),
+        ("tensors", ctypes.c_void_p), ("patches", ctypes.c_void_p), ("patch_count", ctypes.c_int64),
+        ("arrays", ctypes.c_void_p), ("seconds", ctypes.c_void_p), ("hooks", ctypes.c_void_p),
+        ("threads", ctypes.c_int64), ("error", ctypes.c_void_p), ("failed_step", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class _Text(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+@dataclass(frozen=True)
+class Runner:
+    """The loaded library.
+
+    Parameters
+    ----------
+    image
+        Bytes of the library, for saved models.
+    point, run, use_threads
+        Functions that point tensors at the caller's arrays, run steps, and set the thread count for kernels that this
+        thread calls directly.
+    launch
+        Address of the function with which kernels run tasks on several threads.
+    hooks
+        Functions of TVM's runtime that the library calls.
+    """
+
+    image: bytes = field(repr=False)
+    point: Any
+    run: Any
+    use_threads: Any
+    launch: int
+    hooks: _Hooks = field(repr=False)
+
+    def take_error_text(self, frame: FrameStruct) -> str:
+        """Return the text of a frame's error and release the error."""
+        error = frame.error
+        frame.error = None
+        if not error:
+            return "no reason was given"
+        found = _Text.from_address(error + _HEADER_BYTES + ctypes.sizeof(_Text))
+        text = ctypes.string_at(found.data, found.size).decode(errors="replace")
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.hooks.drop)(error)
+        return text
+
+
+@functools.cache
+def load_runner(image: bytes) -> Runner:
+    """Load the runner from the bytes of its library."""
+    library, _ = thread_pool_runtime()
+    names = ("TVMFFIErrorMoveFromRaised", "TVMFFIObjectDecRef")
+    with scratch_folder() as folder:
+        path = Path(folder, "runner.so")
+        path.write_bytes(image)
+        try:
+            hooks = _Hooks(*(ctypes.cast(getattr(library, n), ctypes.c_void_p) for n in names))
+            loaded = ctypes.CDLL(str(path))
+            point, run, use = loaded.roller_point, loaded.roller_run, loaded.roller_use_threads
+            launch = ctypes.cast(loaded.roller_launch, ctypes.c_void_p).value or 0
+        except (OSError, AttributeError) as err:
+            raise LaunchError(f"the native runner: cannot load it ({err}). Save the model on this machine.") from err
+    point.argtypes, point.restype = (ctypes.c_void_p,), None
+    run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), ctypes.c_int
+    use.argtypes, use.restype = (ctypes.c_int,), None
+    return Runner(image, point, run, use, launch, hooks)
+
+
+def build_runner() -> bytes:
+    """Return the runner's library, newly compiled or from the cache."""
+    return cached_library((SOURCE, POOL), _compile_runner)
+
+
+@functools.cache
+def _compile_runner() -> bytes:
+    return compile_library(SOURCE, "the native runner")

@@ -1,0 +1,155 @@
+"""The interface of all sessions: signatures, and calls in three styles."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from roller.core.unpicklable import Unpicklable
+from roller.errors import LaunchError
+from roller.models.graph.plan import Plan
+from roller.models.session.caller_arrays import Described, Feeds, describe_value
+
+if TYPE_CHECKING:
+    from roller.models.session.profile import Profile
+
+
+class ModelCalls(Unpicklable, ABC):
+    """A model that is ready to run; several threads may call it. Copying is not supported.
+
+    Attributes
+    ----------
+    plan
+        Steps and the memory plan.
+    """
+
+    plan: Plan
+    other_way: ClassVar[str] = "Save it with save(folder) and load it with roller.load_model; threads may share it."
+    #: Whether a call waits for another device.
+    waits_for_device: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def feeds(self) -> Feeds:
+        """Validation of callers' arrays."""
+
+    @property
+    @abstractmethod
+    def said(self) -> Mapping[str, tuple[float | None, str]]:
+        """Predicted seconds and bottleneck by kernel key."""
+
+    @abstractmethod
+    def time_steps(self, feeds: Mapping[str, Any], count: int) -> Mapping[int, float]:
+        """Return the median seconds of every step, including lanes, by ``id``, over at least ``count`` calls."""
+
+    def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
+        """Time every step.
+
+        Parameters
+        ----------
+        feeds
+            Arrays by name; random ones if ``None``.
+        repeats
+            Minimum number of timed calls, both whole and step by step, after a few warm-up calls.
+
+        Returns
+        -------
+        Profile
+            Predicted and measured seconds, share, bottleneck, and computed nodes of each step.
+
+        Raises
+        ------
+        LaunchError
+            If ``repeats`` is not positive or a feed does not fit.
+        """
+        from roller.models.session.profile import profile_session  # calls do not need its imports
+
+        return profile_session(self, feeds, repeats)
+
+    @abstractmethod
+    def _call(self, inputs: list[Any], out: Any, on_device: bool) -> list[Any]:
+        """Run on validated arrays; return all outputs in order."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.plan.program.name or "model"
+
+    @property
+    def inputs(self) -> tuple[Described, ...]:
+        """Names, shapes and dtypes of the inputs, in order."""
+        program = self.plan.program
+        return tuple(describe_value(program, n) for n in program.inputs)
+
+    @property
+    def outputs(self) -> tuple[Described, ...]:
+        """Names, shapes and dtypes of the outputs, in order."""
+        program = self.plan.program
+        return tuple(describe_value(program, n) for n in program.outputs)
+
+    def get_inputs(self) -> list[Described]:
+        """Return :attr:`inputs`, as in ONNX Runtime."""
+        return list(self.inputs)
+
+    def get_outputs(self) -> list[Described]:
+        """Return :attr:`outputs`, as in ONNX Runtime."""
+        return list(self.outputs)
+
+    def run(self, *arguments: Any, out: Any = None, on_device: bool = False) -> Any:
+        """Run the model.
+
+        Parameters
+        ----------
+        *arguments
+            For one mapping of names to arrays, a dict of all outputs is returned; for arrays in the order of the
+            inputs, the output or a tuple of outputs; for output names (or ``None`` for all) and a mapping, as in ONNX
+            Runtime's ``run(output_names, feeds)``, a list. Arrays are NumPy arrays or host-memory objects with
+            ``__dlpack__``, and are copied only if strided; a GPU also takes CuPy and torch arrays on the device without
+            a copy through the host.
+        out
+            Arrays to write into: one (for a single output), a sequence in order, or a mapping by name.
+        on_device
+            Whether results stay on the GPU: CuPy arrays, or torch tensors if an input is a torch tensor on the GPU.
+            They are ordered after the caller's current stream and not synchronized; CuPy gets bfloat16 as bits. This
+            has no effect on a processor.
+
+        Returns
+        -------
+        dict, list, array or tuple of arrays
+            Outputs, NumPy arrays by default; none shares memory with an input.
+
+        Raises
+        ------
+        LaunchError
+            If an input is missing, is unknown, or has another shape or dtype, or if an ``out`` does not fit.
+        """
+        if len(arguments) == 1 and isinstance(arguments[0], Mapping):
+            made = self._call(self.feeds.arrays_by_name(arguments[0]), out, on_device)
+            return dict(zip(self.plan.program.outputs, made, strict=True))
+        if len(arguments) in (2, 3) and _are_output_names(arguments[0]) and isinstance(arguments[1], Mapping):
+            if len(arguments) == 3 and arguments[2] is not None:
+                raise LaunchError(f"{self.name}: a session has no run options. Leave them away.")
+            chosen = arguments[0] or self.plan.program.outputs
+            numbers = [self.feeds.output_number(name) for name in chosen]
+            made = self._call(self.feeds.arrays_by_name(arguments[1]), out, on_device)
+            return [made[n] for n in numbers]
+        made = self._call(self.feeds.arrays_by_position(arguments), out, on_device)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    __call__ = run
+
+
+def describe_signature(session: ModelCalls) -> str:
+    """Return a text description of a session's inputs and outputs, with ``?`` for unknown dimensions."""
+
+    def one(end: Described) -> str:
+        dims = "?" if end.shape is None else ", ".join("?" if d is None else str(d) for d in end.shape)
+        return f"{end.name} [{dims}]"
+
+    return " -> ".join(", ".join(map(one, ends)) for ends in (session.inputs, session.outputs))
+
+
+def _are_output_names(value: Any) -> bool:
+    """Whether a first argument is a list of output names, as in ONNX Runtime."""
+    return value is None or (isinstance(value, (list, tuple)) and all(isinstance(n, str) for n in value))

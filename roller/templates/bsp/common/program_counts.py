@@ -1,0 +1,171 @@
+"""Counts of a bulk-synchronous program that both its price and its code use: tiles, supersteps and bytes.
+
+A program's slowest tile (``scratchpad``) is computed by one unit in one superstep, after the unit has received its
+data tiles through the exchange. Accumulators stay in place between reduction steps; ``split_k`` spreads the parts of a
+reduction over several units and adds a superstep that combines them. If there are more tiles than units, they run in
+waves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.expr import Stage
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.boxes import WORD_BYTES, boxes_of
+from roller.tile.geometry import Floats, Ints, store_order
+
+
+@dataclass(frozen=True)
+class ProgramCounts:
+    """Counts for the programs of a batch, ``(N,)`` each.
+
+    Parameters
+    ----------
+    tasks
+        Tiles of the output times parts of a split reduction.
+    waves, steps
+        Number of tiles that a unit computes one after another, and of reduction steps per tile.
+    supersteps
+        Compute phases of the whole program, each preceded by a synchronization.
+    received_bytes
+        Bytes a unit receives in one reduction step, in whole words of the exchange.
+    other_bytes
+        Bytes that only stages other than the anchor read; they are received once per tile.
+    result_bytes
+        Bytes of one tile that a unit sends to its home memory.
+    partial_bytes
+        Accumulators sent by the other parts of a split reduction to the unit that combines them.
+    working_bytes
+        Data tiles, intermediates, accumulators and results of one unit.
+    resident_bytes, kept_bytes
+        Bytes of the caller's tensors, and of the part that fits in the units' scratchpads next to their tiles.
+    streamed_bytes
+        Bytes moved to and from the memory outside the device.
+    """
+
+    tasks: Ints
+    waves: Ints
+    steps: Ints
+    supersteps: Ints
+    received_bytes: Floats
+    other_bytes: Floats
+    result_bytes: Floats
+    partial_bytes: Floats
+    working_bytes: Floats
+    resident_bytes: float
+    kept_bytes: Floats
+    streamed_bytes: Floats
+
+
+def program_counts(batch: TileBatch, spec: DeviceSpec) -> ProgramCounts:
+    """Return the counts of a batch's programs, computed once."""
+    found: ProgramCounts | None = batch._memo.get(("bsp", spec.content_key))
+    if found is None:
+        found = batch._memo["bsp", spec.content_key] = _count_program(batch, spec)
+    return found
+
+
+def fits_scratchpad(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+    """Return the mask of programs whose tiles fit in a unit's scratchpad."""
+    return np.asarray(program_counts(batch, spec).working_bytes <= spec.layer(spec.traits.scratchpad).budget_bytes)
+
+
+def elements_per_piece(vector: Any, itemsize_bytes: int) -> Any:
+    """Return the number of neighbouring results that one worker computes together: whole vectors in whole memory words.
+
+    Examples
+    --------
+    >>> elements_per_piece(2, 4), elements_per_piece(2, 1)
+    (2, 4)
+    """
+    several = max(1, WORD_BYTES // itemsize_bytes)  # stores write words: no two workers may share one
+    return -(-vector // several) * several
+
+
+def axes_contiguous_last(stage: Stage) -> list[str]:
+    """Return the axes of a stage's results, ending with the contiguous axis."""
+    names = tuple(a.name for a in stage.axes)
+    return [names[a] for a in store_order(stage, names)]
+
+
+def pieces_per_tile(stage: Stage, batch: TileBatch) -> Ints:
+    """Return the number of pieces of a stage's results in a unit's tile, ``(N,)``."""
+    tile, order = unit_tile_extents(batch), axes_contiguous_last(stage)
+    extents = {a.name: np.asarray(tile.get(a.name, a.extent)) for a in stage.axes}
+    axis, total = batch.vector_axis, np.ones(len(batch), np.int64)
+    vector = 1 if axis is None else batch.register[:, axis]
+    for n in order:
+        piece = elements_per_piece(vector, stage.output.itemsize_bytes) if n == order[-1] else 1
+        total = total * -(-extents[n] // piece)
+    return total
+
+
+def unit_tile_extents(batch: TileBatch) -> dict[str, Ints]:
+    """Return the extents of a unit's tile by axis, ``(N,)`` each."""
+    return {n: batch.block[:, a] for a, n in enumerate(batch.geometry.names)}
+
+
+def accumulates_across_supersteps(batch: TileBatch) -> Floats:
+    """Return the mask of programs whose accumulators outlive a superstep: several steps, or parts on several units."""
+    return np.asarray((batch.steps > 1) | (batch.split_k > 1))
+
+
+def other_stage_phases(batch: TileBatch) -> int:
+    """Return the number of compute phases of a tile other than the anchor's steps: one per other stage."""
+    return len(batch.geometry.expr.stages) - 1
+
+
+def _count_program(batch: TileBatch, spec: DeviceSpec) -> ProgramCounts:
+    expr, tile = batch.geometry.expr, unit_tile_extents(batch)
+    boxes, word = boxes_of(expr), spec.home.transaction_bytes
+    size = {n: np.broadcast_to(_round_up_to_words(b.elements(tile) * b.tensor.itemsize_bytes, word), (len(batch),))
+            for n, b in boxes.items()}  # fmt: skip
+    inputs = [t.name for t in expr.inputs if t.name in boxes]
+    accumulators = _anchor_outputs_per_tile(batch) * DTYPE_BYTES[expr.anchor.acc_dtype]
+    steps, waves = batch.steps, -(-batch.blocks // spec.units)
+    own = {load.tensor for load in expr.anchor.loads}
+    received = sum((size[n] for n in inputs if n in own), np.zeros(len(batch)))
+    other = sum((size[n] for n in inputs if n not in own), np.zeros(len(batch)))
+    result = sum((size[n] for n in expr.outputs), np.zeros(len(batch)))
+    partial = np.where(batch.split_k > 1, (batch.split_k - 1) * accumulators, 0).astype(float)
+    working = sum(size.values(), np.zeros(len(batch))) + np.where(accumulates_across_supersteps(batch), accumulators, 0)
+    working = working + np.where(batch.split_k > 1, accumulators, 0)  # the other parts are received one at a time
+    resident = float(sum(t.nbytes for t in (*expr.inputs, *expr.output_tensors)))
+    spare = np.maximum(0.0, spec.layer(spec.traits.scratchpad).budget_bytes - working) * spec.units
+    kept = np.minimum(resident, spare)
+    supersteps = waves * (steps + other_stage_phases(batch) + (batch.split_k > 1))
+    away = 1.0 - kept / resident
+    several = np.minimum(batch.blocks, spec.units)
+    # Units that need the same elements in one superstep share one stream.
+    read = sum((np.minimum(size[n] * several, expr.tensors[n].nbytes) * np.where(n in own, steps, 1) for n in inputs),
+               np.zeros(len(batch)))  # fmt: skip
+    streamed = away * (read * waves + sum(t.nbytes for t in expr.output_tensors))
+    moved = [np.asarray(x, np.float64) for x in (received, other, result, partial, working)]
+    return ProgramCounts(batch.blocks, waves, steps, supersteps, moved[0], moved[1], moved[2], moved[3], moved[4],
+                         resident,
+                    kept, streamed)  # fmt: skip
+
+
+def _anchor_outputs_per_tile(batch: TileBatch) -> Ints:
+    total = np.ones(len(batch), np.int64)
+    for a in batch.geometry.spatial_axes:
+        total = total * batch.block[:, a]
+    return total
+
+
+def _round_up_to_words(count: Ints, word: int) -> Ints:
+    return np.asarray(-(-count // word) * word)
+
+
+def points_per_step(stage: Stage, batch: TileBatch) -> Ints:
+    """Return the number of a stage's points that one unit computes in one step; an axis without a tile counts whole."""
+    tile, total = unit_tile_extents(batch), np.ones(len(batch), np.int64)
+    for a in stage.axes:
+        total = total * tile.get(a.name, a.extent)
+    return total

@@ -1,0 +1,43 @@
+"""Loops over the window taps that lie inside the image for some output of a register tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.te.compat import tirx
+from roller.te.emit import Expr
+from roller.templates.cpu.emit.axis_plans import SpatialPlan, program_decisions
+from roller.templates.cpu.emit.loop_nest import integer
+from roller.templates.cpu.window_clipping import Slide, padded_slides, partly_computed_axes
+from roller.tile import RProgram
+
+
+@dataclass(frozen=True)
+class ClippedWindow:
+    """A window of ``taps`` whose range depends on the position of the register tile along ``output``."""
+
+    slide: Slide
+    output: SpatialPlan
+    taps: int
+
+
+def clipped_windows(program: RProgram, spatial: Sequence[SpatialPlan]) -> Mapping[str, ClippedWindow]:
+    """Return the windows that a program's micro-kernels compute only in part, by axis name."""
+    d, names = program_decisions(program), program.axis_names
+    passed, plans = partly_computed_axes(d.live[0]), {s.name: s for s in spatial}
+    return {
+        names[s.tap]: ClippedWindow(s, plans[names[s.output]], program.axes[s.tap].extent)
+        for s in padded_slides(d.batch.geometry)
+        if s.tap in passed
+    }
+
+
+def live_tap_range(skipped: ClippedWindow, env: Mapping[str, Any]) -> tuple[Expr, Expr]:
+    """Return the first tap and the number of taps of the register tile that begins at ``env``."""
+    s, begin, taps = skipped.slide, env[skipped.output.name], integer(skipped.taps)
+    last = begin + (skipped.output.tile - 1)
+    first = tirx.min(tirx.max(-tirx.floordiv(s.step * last - s.low, integer(s.gap)), integer(0)), taps)
+    end = tirx.floordiv(s.high - 1 - s.step * begin, integer(s.gap)) + 1
+    return first, tirx.max(tirx.min(end, taps) - first, integer(0))

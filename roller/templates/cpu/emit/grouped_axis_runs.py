@@ -1,0 +1,116 @@
+"""Copies and stores along a grouped axis: whole vectors inside a run, and pieces where a tile crosses a jump."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from roller.expr import Index, Load, Run, Scalar, Stage, TensorExpr, Term, run_along, transform
+from roller.te.compat import tirx
+from roller.te.emit import Expr, emit_index
+from roller.templates.cpu.emit.axis_plans import SpatialPlan
+from roller.templates.cpu.emit.loop_nest import (
+    Buffer,
+    LoopBuilder,
+    Stmt,
+    bind_value,
+    clamp,
+    if_then,
+    integer,
+    seq,
+    strides,
+)
+
+#: Axis of a flat access that counts the elements of a run; a second axis is the address of the run's first element.
+ELEMENT = "@element"
+
+
+def address(index: Sequence[Index], shape: Sequence[int], env: Mapping[str, Any]) -> Expr:
+    """Return the row-major address (elements) of an access."""
+    total: Expr = integer(0)
+    for i, pitch in zip(index, strides(shape), strict=True):
+        total = total + emit_index(i, env) * pitch
+    return total
+
+
+def emit_axis_address(index: Sequence[Index], shape: Sequence[int], axis: str, value: Expr) -> Expr:
+    """Return the part of an access's address that depends on ``axis``, at ``value``, so that it is computed once."""
+    mine = [Index(tuple(t for t in i.terms if t.axis == axis)) for i in index]
+    return address(mine, shape, {axis: value})
+
+
+def flat(buffer: Buffer, place: Expr) -> tuple[Expr, ...]:
+    """Return the indices of the element at an address: zeros, and a last index that may exceed its extent."""
+    return (*(integer(0) for _ in range(len(buffer.ty.shape) - 1)), place)
+
+
+def split_tile_at_runs(
+    nest: LoopBuilder,
+    run: Run,
+    start: Expr,
+    tile: SpatialPlan,
+    whole: Callable[[], Stmt],
+    piece: Callable[[Expr, Expr], Stmt],
+    before: Sequence[Stmt] = (),
+) -> Stmt:
+    """Return ``whole()`` if a tile from ``start`` is inside one run, else a ``piece`` per run that the tile touches."""
+    size = tile.tile
+    if run.length % size == 0 and tile.extent % size == 0:  # tiles start at multiples of their size
+        return whole()
+    first = tirx.floordiv(start, run.length)
+    touched = (size + run.length - 2) // run.length + 1
+
+    def part(n: Expr) -> Stmt:
+        at = (first + n) * run.length - start
+        return bind_value(
+            clamp(at, 0, size),
+            "begin",
+            lambda begin: bind_value(
+                clamp(at + run.length, 0, size) - begin, "length", lambda length: piece(begin, length)
+            ),
+        )
+
+    one = tirx.floordiv(start + (size - 1), run.length).equal(first)
+    return if_then(one, whole(), seq(*before, nest.loop(touched, part, name="run")))
+
+
+def output_runs(last: Stage, axis: str, extent: int) -> Run | None:
+    """Return the runs of the output along ``axis``, or ``None`` if neighbours are not adjacent in memory."""
+    run = run_along(last.store, last.output.shape, axis, extent)
+    return run if run is not None and run.step == 1 and run.length < extent else None
+
+
+def flatten_loads(body: Scalar, expr: TensorExpr, axis: str, run: Run) -> tuple[Scalar, dict[str, Load]] | None:
+    """Return ``body`` with flat loads inside a run, and the replaced loads; ``None`` if one jumps or has a guard."""
+    # A replaced load reads ``@flat<n>`` at ``@flat<n> + @element``, whose first term is its address at the start of the
+    # run.
+    inputs = {t.name for t in expr.inputs}
+    found: dict[str, Load] = {}
+    refused: list[Load] = []
+
+    def replace(n: Scalar) -> Scalar:
+        if not isinstance(n, Load) or n.tensor not in inputs or not any(axis in i.axes for i in n.index):
+            return n
+        extent = next(a.extent for a in expr.anchor.spatial_axes if a.name == axis)
+        mine = run_along(n.index, expr.tensors[n.tensor].shape, axis, extent)
+        if n.guard or mine is None or mine.length % run.length or mine.step not in (0, 1):
+            refused.append(n)
+            return n
+        name = f"@flat{len(found)}"
+        found[name] = n
+        terms = (Term(name), Term(ELEMENT)) if mine.step else (Term(name),)
+        return Load(name, (Index(terms),))
+
+    made = transform(body, replace)
+    return None if refused else (made, found)
+
+
+def loop_over_run(
+    nest: LoopBuilder, length: int | Expr, lanes: int, body: Callable[[Expr], Stmt], step: int = 1
+) -> Stmt:
+    """Return a loop over the elements of a run, in whole vectors if the length is known and the run is contiguous."""
+    if step == 1 and isinstance(length, int) and length % lanes == 0 and lanes > 1:
+        return nest.loop(
+            length // lanes, lambda u: nest.loop(lanes, lambda x: body(u * lanes + x), "vector", "lane"), "unroll"
+        )
+    return nest.loop(length, body, name="element")

@@ -1,0 +1,39 @@
+"""Cost of a split reduction's second kernel, beyond its launch and the bytes of the parts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Floats
+from roller.tile.split_reduction import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes, parts_loaded
+
+#: Cycles of an addition that waits for the previous one.
+ADD_CYCLES = 4.0
+
+
+def combine_parts_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the latency chain (seconds) of the kernel that adds the parts, or zero without parts, ``(N,)``."""
+    # A thread waits for memory once per batch of parts, and adds them one by one; threads that share a result exchange
+    # their sums in the scratchpad, where one adds them. For rows, this is part of their own blocks' chain.
+    parts = np.asarray(batch.split_k)
+    if batch.traits.spreads_reductions or (parts == 1).all():
+        return np.zeros(len(batch))
+    distinct, which = np.unique(parts, return_inverse=True)
+    return np.array([_combine_chain_s(batch, spec, int(n)) for n in distinct])[which]
+
+
+def _combine_chain_s(batch: TileBatch, spec: DeviceSpec, parts: int) -> float:
+    if parts == 1:
+        return 0.0
+    latency, add = spec.layer("global").latency_s or 0.0, ADD_CYCLES / spec.clock_hz
+    if parts <= UNROLLED_PARTS:
+        return latency + parts * add
+    g = batch.geometry
+    last = int(g.extents[g.order[-1]]) if g.order else 1
+    lanes = combining_lanes(parts, min(COMBINING_THREADS, 1 << (last - 1).bit_length()))
+    loads = -(-parts // lanes)
+    rounds = -(-loads // parts_loaded(parts, lanes))
+    meeting = (2 * spec.execution.barrier_s + spec.execution.step_latency_s + lanes * add) * (lanes > 1)
+    return rounds * latency + loads * add + meeting

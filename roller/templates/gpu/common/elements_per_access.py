@@ -1,0 +1,21 @@
+"""Number of elements that one access takes at once, given the vectors chosen for a program."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.tile.geometry import Access, Geometry, Ints
+from roller.tile.vectors import access_elements_of_chunk, chunk_or_single_elements
+
+
+def elements_per_access(access: Access, geometry: Geometry, vectors: Ints, *, whole: bool = False) -> Ints:
+    """Return the elements per access with ``vectors`` elements along every axis ``(N, axes)``, ``(N,)``."""
+    # These are the rules of :mod:`roller.tile.vectors`, which templates apply to one program: chunks end with their
+    # axis and are taken in the widest aligned pieces or, if ``whole``, as whole vectors or element by element.
+    width, rule = np.ones(len(vectors), np.int64), chunk_or_single_elements if whole else access_elements_of_chunk
+    for axis, (name, extent) in enumerate(zip(geometry.names, geometry.extents.tolist(), strict=True)):
+        chunks = np.gcd(vectors[:, axis], extent)
+        for chunk in sorted(set(chunks.ravel().tolist())):
+            if chunk > 1:
+                width[chunks == chunk] = rule(access.index, access.tensor, name, extent, chunk)
+    return width

@@ -1,0 +1,41 @@
+"""Conversion between batches of ``winograd`` structures and of the matrix products that their programs tile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Geometry, Ints
+from roller.tile.winograd_products import Products, batched_product
+
+
+def matrix_product_of_batch(batch: TileBatch) -> Products | None:
+    """Return the matrix product that the programs of a GPU batch tile, or ``None`` if its structure has none."""
+    if not batch.traits.output_side or batch.panel is not None:
+        return None
+    return batched_product(batch.geometry.expr, batch.structure)
+
+
+def matrix_product_batch(batch: TileBatch, found: Products) -> TileBatch:
+    """Return a batch of a ``winograd`` structure as the tiled batch of its product."""
+    one = np.ones(len(batch), np.int64)
+
+    def tiles(outer: Ints) -> Ints:
+        return np.stack(found.inner_extents(list(outer.T), one), axis=1)
+
+    register, block = tiles(batch.register), tiles(batch.block)
+    inner = replace(batch.without_vectors(), geometry=Geometry.of(found.expr), structure="tiled")
+    return replace(inner, register=register, block=block)
+
+
+def window_product_batch(batch: TileBatch, found: Products, geometry: Geometry, structure: str) -> TileBatch:
+    """Return a tiled batch of a product as a batch of the window product with the given ``geometry``."""
+    one = np.ones(len(batch), np.int64)
+
+    def tiles(inner: Ints) -> Ints:
+        return np.stack(found.outer_extents(list(inner.T), one), axis=1)
+
+    register, block = tiles(batch.register), tiles(batch.block)
+    return replace(batch, geometry=geometry, structure=structure, register=register, block=block)

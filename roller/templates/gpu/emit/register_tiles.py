@@ -1,0 +1,181 @@
+"""Registers that hold the elements of one tensor that a thread loads, filled by the widest vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from roller.expr import Index, Load, Tensor
+from roller.te.compat import tirx
+from roller.te.emit import emit_index
+from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint, register_count, register_index, vector_loop
+from roller.templates.gpu.emit.kernel_context import KernelContext, Reader, promote_narrow_float
+from roller.templates.gpu.emit.padding_masks import depends_on_axis
+from roller.templates.gpu.emit.tir_statements import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    dtype_name,
+    int32_literal,
+    load,
+    loop,
+    sequence_of,
+    store,
+    with_buffers,
+)
+from roller.tile.memory_steps import pitches
+from roller.tile.row_shift import RowShift
+from roller.tile.vectors import access_elements_of_chunk
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    """A thread's elements of one load.
+
+    Parameters
+    ----------
+    maps
+        Axes with which the load moves, ending with the vector axis.
+    vector_axis, width
+        Axis and number of elements of one access; ``None`` and 1 for single elements.
+    """
+
+    load: Load
+    name: str
+    maps: tuple[AxisMap, ...]
+    buffer: Buffer
+    vector_axis: str | None
+    width: int
+
+    def index(self, at: RegisterPoint) -> Expr:
+        """Return the position of a register point."""
+        return register_index(self.maps, at)
+
+    def move(self, at: RegisterPoint, held: Buffer, place: Expr, *, leave: bool) -> Stmt:
+        """Return the copy of one element or chunk to ``held`` at ``place`` (``leave``), or back from there."""
+        chunk = 1 if self.vector_axis is None else self.maps[-1].vector
+        index, width = self.index(at), min(self.width, chunk)
+
+        def piece(n: Expr) -> Stmt:
+            def element(v: Expr) -> Stmt:
+                here, there = index + n * width + v, place + n * width + v
+                return (
+                    store(held, load(self.buffer, here), there)
+                    if leave
+                    else store(self.buffer, load(held, there), here)
+                )
+
+            return vector_loop(width, element)
+
+        return loop("piece", chunk // width, piece, unroll=True)
+
+    def fill(self, ctx: KernelContext, env: Mapping[str, Expr], at: RegisterPoint) -> Stmt:
+        """Return the load of one element, or of the vectors of one chunk."""
+        source, index, axis = ctx.buffers[self.load.tensor], self.index(at), self.vector_axis
+        if axis is None:
+            return store(self.buffer, load(source, *(emit_index(i, env) for i in self.load.index)), index)
+        chunk = self.maps[-1].vector
+
+        def piece(n: Expr) -> Stmt:
+            first = n * self.width
+            # Every vector's position is computed separately, because quotients and remainders of an index may change
+            # within a chunk.
+            where = neighbour_index(self.load.index, env, axis)
+            where = provably_aligned(where, source, self.width) if self.maps[-1].slack else where
+            *rows, place = where(first)
+            return vector_loop(
+                self.width, lambda v: store(self.buffer, load(source, *rows, place + v), index + first + v)
+            )
+
+        return loop("piece", chunk // self.width, piece, unroll=True)
+
+    def load_one_element(self, ctx: KernelContext, env: Mapping[str, Expr], at: RegisterPoint, n: Expr) -> Stmt:
+        """Return the load of only element ``n`` of a chunk."""
+        axis = self.vector_axis
+        assert axis is not None
+        places = neighbour_index(self.load.index, env, axis)(n)
+        return store(self.buffer, load(ctx.buffers[self.load.tensor], *places), self.index(at) + n)
+
+
+def register_tiles_of_loads(
+    ctx: KernelContext, wanted: Sequence[Load], maps: Sequence[AxisMap], prefix: str, shift: RowShift | None = None
+) -> list[RegisterTile]:
+    """Return registers for every load over the register tile of ``maps``, by position if rows have a ``shift``."""
+    found: list[RegisterTile] = []
+    prefix = ctx.prefix(prefix)
+    for n, ld in enumerate(wanted):
+        # The column of a position depends on the row.
+        also = shift.start.axes if shift is not None and depends_on_axis(ld, shift.axis) else ()
+        mine = [m for m in maps if depends_on_axis(ld, m.name) or m.name in also]
+        vector = next((m for m in mine if m.vector > 1), None)
+        tensor = ctx.tensors[ld.tensor]
+        width = access_width(ld.index, tensor, vector, shift)
+        if vector is not None and width > 1:
+            mine = [*(m for m in mine if m is not vector), vector]
+        dtype = dtype_name(ctx.buffers[ld.tensor])
+        held = buffer(f"{prefix}{n}", (register_count(mine),), dtype, "local")
+        found.append(
+            RegisterTile(ld, f"{prefix}{n}", tuple(mine), held, vector.name if vector and width > 1 else None, width)
+        )
+    return found
+
+
+def element_reader(b: Buffer, index: Expr) -> Reader:
+    """Return a reader of one register that ignores its indices."""
+    return lambda *_: promote_narrow_float(load(b, index))
+
+
+def neighbour_index(
+    index: Sequence[Index], env: Mapping[str, Expr], axis: str, prefix: Sequence[Expr] = ()
+) -> Callable[[Expr], list[Expr]]:
+    """Return the function from ``n`` to the index of the ``n``-th neighbour of ``env`` along an axis."""
+    return lambda n: [*prefix, *(emit_index(i, {**env, axis: env[axis] + n}) for i in index)]
+
+
+def provably_aligned(where: Callable[[Expr], list[Expr]], target: Buffer, width: int) -> Callable[[Expr], list[Expr]]:
+    """Return positions as multiples of ``width`` (elements), in a form that TVM can prove."""
+    # The alignment follows from remainders of row starts, which TVM's analysis of divisors does not track; where TVM
+    # cannot prove alignment, it gathers the elements.
+    steps = pitches([int(n) for n in target.shape])
+
+    def place(n: Expr) -> list[Expr]:
+        flat = sum((i * step for i, step in zip(where(n), steps, strict=True)), start=int32_literal(0))
+        return [*(int32_literal(0) for _ in steps[1:]), tirx.floordiv(flat, width) * width]
+
+    return place
+
+
+def store_in_vectors(
+    target: Buffer, where: Callable[[Expr], Sequence[Expr]], value: Callable[[Expr], Expr], count: int,
+    width: int | None = None,
+) -> Stmt:  # fmt: skip
+    """Return the store of ``count`` values in vectors of ``width`` along the target's last dimension."""
+    wide = width or count  # values in different vectors need not be neighbours in memory
+    out = buffer("out", (wide,), dtype_name(target), "local")
+
+    def piece(n: Expr) -> Stmt:
+        fill = loop("e", wide, lambda e: store(out, value(n * wide + e), e), unroll=True)
+        *rows, place = where(n * wide)
+        return sequence_of([fill, vector_loop(wide, lambda v: store(target, load(out, v), *rows, place + v))])
+
+    return with_buffers([out], loop("piece", count // wide, piece, unroll=True))
+
+
+def access_width(index: Sequence[Index], tensor: Tensor, m: AxisMap | None, shift: RowShift | None = None) -> int:
+    """Return the widest vector (elements) along an axis into which every chunk of an access divides."""
+    if m is None:
+        return 1
+    if m.slack and shift is not None:
+        return shift.vector_elements(index, tensor)
+    return access_elements_of_chunk(tuple(index), tensor, m.name, m.extent, m.vector)
+
+
+__all__ = [
+    "RegisterTile",
+    "access_width",
+    "provably_aligned",
+    "element_reader",
+    "register_tiles_of_loads",
+    "store_in_vectors",
+]
