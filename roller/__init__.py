@@ -1,6 +1,6 @@
 """roller: a construction-based tensor compiler.
 
-Importing this module loads neither TVM nor any stage; public names are loaded on first use.
+Importing this module loads neither TVM nor any compilation stage; public names are loaded on first use.
 
 Examples
 --------
@@ -21,7 +21,7 @@ install_module_finder()
 
 __version__ = "0.1.0"
 
-#: Public name -> module it is loaded from.
+#: Module that each public name is loaded from.
 _HOME = {
     "Candidate": "roller.construction.constructor",
     "CompiledKernel": "roller.compiler.compiled_kernel",
@@ -96,5 +96,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
+    """List the module's names, including public ones that are not loaded yet."""
     return sorted({*globals(), *__all__})

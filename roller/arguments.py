@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def parse_expression(expr: Any) -> TensorExpr:
-    """Return a TensorExpr, read from TVM TE tensors or a PrimFunc if needed."""
+    """Return ``expr`` as a TensorExpr, converted from TVM TE tensors or a PrimFunc if necessary."""
     read = expr if isinstance(expr, TensorExpr) else _read_tvm_expression(expr)
     check_arithmetic(read)
     return read
@@ -40,7 +40,7 @@ def _read_tvm_expression(expr: Any) -> TensorExpr:
 
 
 def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) -> tuple[DeviceSpec, DeviceHandle | None]:
-    """Return the device specification to construct for, and the device to run on if a local one was named."""
+    """Return the specification to construct for and the local device to run on, ``None`` if ``device`` names none."""
     from roller.backends.devices import is_reachable
 
     if not (isinstance(device, str) and is_reachable(device)):
@@ -72,7 +72,7 @@ def _resolve_spec(device: str | DeviceSpec) -> DeviceSpec:
 
 
 def resolve_options(options: ConstructOptions | None, top_k: int | Literal["auto"] | None) -> ConstructOptions:
-    """Return the options with ``top_k`` replaced if given."""
+    """Return ``options`` (the defaults if ``None``) with ``top_k`` replaced unless it is ``None``."""
     chosen = ConstructOptions() if options is None else options
     if not isinstance(chosen, ConstructOptions):
         raise RollerError(
@@ -84,7 +84,7 @@ def resolve_options(options: ConstructOptions | None, top_k: int | Literal["auto
 def check_constants(
     constants: Mapping[str, Any] | None, expression: TensorExpr, options: ConstructOptions
 ) -> tuple[ConstructOptions, tuple[Constant, ...]]:
-    """Return the options with the names of the constants, and copies of the constants' values by position."""
+    """Return the options with the constants' names filled in, and a copy of each constant with its input position."""
     from roller.artifact import Constant  # not needed by construction and prediction
 
     if constants is not None and not isinstance(constants, Mapping):

@@ -1,7 +1,7 @@
 """KernelArtifact: everything needed to build, launch and explain one kernel without TVM.
 
-An artifact file is a JSON document, followed by the bytes of its constants if any. Later versions read earlier formats;
-a newer format is refused.
+An artifact file is a JSON document; if the artifact holds constants, a header precedes it and their bytes follow it.
+Each version reads all earlier formats and refuses newer ones.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.tile import RProgram
 
 FORMAT_VERSION = 3
-#: Oldest formats, written where sufficient, for earlier readers: 1 has no constants; 2 has
-#: them within the JSON; in format 3 their bytes follow the JSON.
+#: Earlier formats, written where they suffice so that earlier versions can read the file. Format 1 has no constants,
+#: format 2 has them within the JSON, and in format 3 their bytes follow the JSON.
 _FIRST_FORMAT, _INNER_FORMAT = 1, 2
 #: Magic number of format 3; the length of the JSON follows (8 bytes, little-endian).
 _MAGIC = b"roller kernel\n"
 _LENGTH_BYTES = 8
-#: Alignment of constants in a file.
+#: Alignment of constants in a file, in bytes.
 _ALIGN_BYTES = 64
 #: Role of arguments passed by value.
 NUMBER = "number"
-#: Key of ``build`` for the reason why the measured time is doubtful; absent if it was undisturbed.
+#: Key of ``build`` for the reason why the measured time is doubtful; absent if the measurement was undisturbed.
 DOUBT = "doubt"
 #: Key of ``build`` for the reason why valid times could not rank the candidates; absent if they did.
 TIED = "tied"
@@ -47,7 +47,7 @@ class Argument:
 
     ``shape`` is the shape that the *kernel* sees (axes may be fused), with the same elements in the same order as the
     tensor of the user's expression, so arrays are viewed, never copied. A ``"number"`` is passed by value to a GPU
-    kernel with variable sizes; its shape holds the value.
+    kernel with variable sizes; its ``shape`` holds the value.
     """
 
     name: str
@@ -117,9 +117,9 @@ class KernelArtifact:
     binary
         Built image (CPU shared library, cubin or AMD code object), or ``None``.
     build
-        Results of the compiler: registers, spill bytes, static scratchpad bytes, seconds.
+        Results of the build: number of registers, spilled bytes, static scratchpad bytes, build time in seconds.
     measured_s
-        Median measured seconds per call, if timed.
+        Median measured time per call, in seconds; ``None`` if the kernel was not timed.
     constants
         Constant inputs; see :class:`Constant`.
     prepare
@@ -237,7 +237,7 @@ class KernelArtifact:
             raise ArtifactError(text) from err
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the artifact atomically: JSON, followed by the bytes of constants.
+        """Write the artifact atomically as JSON, followed by the bytes of its constants.
 
         Raises
         ------
@@ -309,7 +309,7 @@ def _alignment_padding(size: int) -> bytes:
 
 
 def _read_constants(data: memoryview, position: int, rows: Sequence[Any]) -> Iterator[bytes | None]:
-    """Yield the constants of a file, starting at a position, verified by size and checksum."""
+    """Yield each constant stored from ``position`` on, verified by its checksum; ``None`` for one without values."""
     for row in rows:
         if row is None:
             yield None

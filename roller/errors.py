@@ -8,13 +8,13 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-#: Maximum characters of one repeated word (a name, a path, a number), and of a whole message.
+#: Maximum number of characters in a repeated word (a name, a path, a number) and in a whole message.
 _MOST_WORD, _MOST_MESSAGE = 512, 8192
 #: Parts of a message that repeat user input: long words, and quoted lines.
 _REPEATED = (re.compile(rf"\S{{{_MOST_WORD + 1},}}"), re.compile(rf"(?<!\w)'[^'\n]{{{_MOST_WORD - 1},}}'"))
-#: Maximum digits of a printed integer; Python refuses to print thousands.
+#: Maximum number of digits in a printed integer; Python refuses to print thousands of them.
 _MOST_DIGITS = 40
-#: Maximum characters of a printed value.
+#: Maximum number of characters in a printed value.
 _MOST_SHOWN = 400
 
 
@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile(
 
 
 def printable(text: str) -> str:
-    r"""Return text with control characters escaped, so that a terminal does not interpret them; line ends are kept.
+    r"""Return text with control characters, except tabs and line feeds, escaped so that no terminal interprets them.
 
     Examples
     --------
@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
 
 def bounded(text: str) -> str:
-    """Return a message of bounded length; the number of characters omitted within words and in the middle is shown.
+    """Return ``text`` with long words and an overlong middle shortened; each cut states how many characters it omits.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def bounded(text: str) -> str:
 
 
 def _shorten_middle(text: str, most: int) -> str:
-    """Keep the start and the end, which contains the remedy."""
+    """Shorten ``text`` to its start and its end, which contains the remedy, if it exceeds ``most`` characters."""
     if len(text) <= most:
         return text
     tail = most // 4
@@ -84,7 +84,7 @@ class _BoundedRepr(reprlib.Repr):
 
 
 def shown(value: object) -> str:
-    """Return ``repr(value)`` for an error, on a line of bounded length.
+    """Return ``repr(value)`` on one line of bounded length, for error messages.
 
     Examples
     --------
@@ -94,12 +94,12 @@ def shown(value: object) -> str:
     return _shorten_middle(_BoundedRepr().repr(value), _MOST_SHOWN)
 
 
-#: Exceptions of unpacking malformed plain data, apart from those of invalid numbers.
+#: Exceptions that unpacking malformed plain data raises, other than those for invalid numbers.
 MALFORMED = (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 class RollerError(Exception):
-    """Base of all errors that roller raises on purpose; messages are :func:`printable` and :func:`bounded`."""
+    """Base of all errors that roller raises on purpose; messages pass through :func:`printable` and :func:`bounded`."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(bounded(printable(a)) if isinstance(a, str) else a for a in args))
@@ -110,7 +110,7 @@ class ExprError(RollerError, ValueError):
 
 
 class SpecError(RollerError, ValueError):
-    """A device specification is unknown, malformed, or lacks a field."""
+    """A device specification is unknown or malformed, or lacks a field."""
 
 
 class TileError(RollerError, ValueError):
@@ -142,7 +142,7 @@ class ArtifactError(RollerError, ValueError):
 
 
 class ModelError(RollerError, ValueError):
-    """A model is damaged, hostile, or cannot be compiled; the message lists every refused part."""
+    """A model is damaged or hostile, or cannot be compiled; the message lists every refused part."""
 
 
 class UnsupportedError(ModelError):
@@ -168,7 +168,7 @@ class UnsupportedError(ModelError):
 
 
 class RollerWarning(UserWarning):
-    """A problem that roller worked around; the result is correct. The message is :func:`printable`."""
+    """A problem that roller worked around; the result is correct. The message passes through :func:`printable`."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(printable(a) if isinstance(a, str) else a for a in args))
@@ -187,7 +187,7 @@ class EmulationTimeout(EmulationError):
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number with a singular or plural noun.
+    """Return ``number`` followed by ``what`` in the singular or plural.
 
     Examples
     --------

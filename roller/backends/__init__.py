@@ -1,1 +1,1 @@
-"""Backends, which build and launch the artifacts for each language."""
+"""Backends: build and launch the artifacts of each kernel language."""

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def host_copy_hint(value: Any) -> str:
-    """Return advice for an array from another library that NumPy cannot view."""
+    """Return advice on converting ``value``, an array from another library that NumPy cannot view."""
     if str(getattr(value, "dtype", "")).endswith("bfloat16"):
         # The only dtype of models that NumPy cannot view; other libraries store the same two bytes.
         return "NumPy has no bfloat16: pass x.detach().cpu().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)."
@@ -14,7 +14,7 @@ def host_copy_hint(value: Any) -> str:
 
 
 def check_tensor_has_values(value: Any) -> None:
-    """Raise an error if the memory of a tensor does not contain its values."""
+    """Raise an error if a tensor's memory does not contain its values."""
     # PyTorch has lazy negation and conjugation, and zeros without memory (forward-mode differentiation).
     if _calls_true(value, "is_neg") or _calls_true(value, "is_conj"):
         raise BufferError("its negation or conjugation is lazy: pass x.resolve_conj().resolve_neg()")

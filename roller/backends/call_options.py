@@ -1,4 +1,4 @@
-"""Check the options for a kernel call; all launchers share the error message."""
+"""Check the options of a kernel call; all launchers share the error message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roller.errors import LaunchError, did_you_mean
 
 
 def refuse_unknown(name: str, label: str, given: Iterable[str], known: tuple[str, ...], remedy: str) -> None:
-    """Raise an error for options that a launcher does not know; mention that inputs are positional.
+    """Raise an error if any unknown options were ``given``; the message adds that inputs are positional.
 
     Examples
     --------

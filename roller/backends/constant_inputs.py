@@ -14,7 +14,7 @@ from roller.errors import LaunchError
 
 
 def constant_arrays(artifact: KernelArtifact) -> dict[int, np.ndarray]:
-    """Return the constant inputs by position as read-only arrays in their storage dtype."""
+    """Return the constant inputs as read-only arrays in their storage dtype, keyed by position."""
     found = {}
     for c in artifact.constants:
         t = artifact.expression.inputs[c.position]
@@ -36,7 +36,7 @@ def constant_arrays(artifact: KernelArtifact) -> dict[int, np.ndarray]:
 
 
 def merge_constants(arrays: Sequence[Any], constants: Mapping[int, Any]) -> list[Any]:
-    """Merge the caller's arrays, in order, with the constants at their positions.
+    """Return all arguments: ``constants`` at their positions, and the caller's ``arrays`` in order at the others.
 
     Examples
     --------

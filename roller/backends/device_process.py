@@ -21,7 +21,7 @@ from roller.errors import LaunchError
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
 
-#: Time limit in seconds for opening a device (a CUDA context, a cold driver).
+#: Time limit in seconds for opening a device, which may create a CUDA context and start the driver.
 START_TIMEOUT_S = 120.0
 #: Time limit in seconds for a killed process to end.
 _LEAVE_S = 10.0
@@ -54,7 +54,7 @@ class DeviceProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the last started process is running."""
+        """Whether the process was started and has not been stopped."""
         return self._process is not None
 
     def properties(self) -> DeviceProperties:
@@ -144,7 +144,7 @@ def end_process(process: subprocess.Popen[bytes], stderr: IO[bytes] | None) -> N
 def resolve_device(
     device: str, names: Iterable[str], load: Callable[[str], DeviceSpec]
 ) -> tuple[DeviceSpec, DeviceHandle]:
-    """Return the specification and the handle for a reachable device."""
+    """Return the specification and the handle of a reachable device."""
     handle = parse(device)
     if handle.spec:
         spec = load(handle.spec)

@@ -32,9 +32,9 @@ class DeviceHandle:
     kind
         One of :data:`KINDS`.
     index
-        Number of the device on this machine.
+        Index of the device on this machine.
     spec
-        Name of the specification for a device without a number.
+        Name of the specification, for a device without an index.
     options
         ``((name, value), ...)`` for a null device: ``noise`` (relative standard deviation of its times), ``seed``,
         ``delay`` (seconds per check), and the positions of candidates that ``hang``, ``crash``, are ``wrong`` or write
@@ -53,7 +53,7 @@ class DeviceHandle:
 
     @property
     def target(self) -> Target:
-        """Facts about the device's kind."""
+        """Target that describes this kind of device."""
         return DEVICES[self.kind]
 
     @property
@@ -80,7 +80,7 @@ class DeviceProperties:
     versions
         ``((component, version), ...)`` for CuPy, the driver and the runtime.
     stated
-        ``((field of a specification, number), ...)``: limits and sizes reported by the driver.
+        ``((field of a specification, value), ...)``: limits and sizes reported by the driver.
     """
 
     name: str
@@ -93,7 +93,7 @@ class DeviceProperties:
 
 
 def is_reachable(device: object) -> bool:
-    """Return whether a name refers to a device to run on rather than a specification.
+    """Return whether ``device`` names a device to run on rather than a specification.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def match_spec(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> Dev
 
 
 def properties_of(data: Mapping[str, object]) -> DeviceProperties:
-    """Read properties from the plain data that a device process sent."""
+    """Convert the plain data that a device process sent to properties."""
     values = dict(data)
     raw = values.pop("versions", {})
     versions = tuple((str(k), str(v)) for k, v in raw.items()) if isinstance(raw, dict) else ()

@@ -42,7 +42,7 @@ def send(fd: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
 
 
 def receive(fd: int, timeout_s: float | None = None) -> tuple[dict[str, Any], list[bytes]]:
-    """Read one message."""
+    """Read one message; raise an error if it is not complete within ``timeout_s``."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     (size,) = _HEAD.unpack(_read(fd, _HEAD.size, deadline))
     if size > _LARGEST:
@@ -66,7 +66,7 @@ def _read(fd: int, size: int, deadline: float | None) -> bytes:
 
 
 def pack(arrays: Sequence[np.ndarray]) -> tuple[list[list[Any]], list[bytes]]:
-    """Return descriptions and blobs for arrays; the inverse of :func:`unpack`."""
+    """Return descriptions and blobs of arrays, from which :func:`unpack` restores them."""
     return [[a.dtype.str, list(a.shape)] for a in arrays], [np.ascontiguousarray(a).tobytes() for a in arrays]
 
 

@@ -17,7 +17,7 @@ from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import choose_exact_inputs
 from roller.expr.product_inputs import Drawing
 
-#: Elements of the block; a prime, so that rows and channels of usual sizes never coincide with its period.
+#: Number of elements of the block; a prime, so that rows and channels of usual sizes never coincide with its period.
 PERIOD = 4_194_301
 #: Offset in elements between successive inputs of one expression.
 _SHIFT = 1_000_003
@@ -26,8 +26,8 @@ _SHIFT = 1_000_003
 @functools.lru_cache(maxsize=8)
 def block(dtype: str, seed: int, digits: Drawing | None = None) -> np.ndarray:
     """Return the repeated block in its storage dtype, as ``PERIOD`` read-only elements."""
-    # Floats are standard normal and integers small, so that an int32 accumulator is exact; digits replaces them for
-    # sums and products that need it (expr/exact_inputs.py, expr/factors.py).
+    # Floats are standard normal, and integers are small, so that an int32 accumulator is exact; digits replaces them
+    # for sums and products that need it (expr/exact_inputs.py, expr/factors.py).
     rng = np.random.default_rng([seed, 0x0B10C])
     out: np.ndarray
     if dtype == "bool":
@@ -52,9 +52,9 @@ class PeriodicInput:
     Parameters
     ----------
     position
-        Index among the expression's inputs, which are shifted relative to each other.
+        Index among the expression's inputs; each input starts at a different offset in the block.
     seed
-        Equal seeds give equal numbers on every machine.
+        Seed of the random block; equal seeds give equal elements on every machine.
     digits
         Set of element values to use if the usual ones would hide a term of a sum or a factor of a product.
 
@@ -73,7 +73,7 @@ class PeriodicInput:
 
     @functools.cached_property
     def _block(self) -> np.ndarray:
-        """Repeated block; in short sparse inputs, the non-zero elements are spread over the shape."""
+        """Repeated block; in sparse inputs of at most one period, the non-zero elements are spread over the shape."""
         dtype, digits, elements = self.tensor.dtype, self.digits, self.tensor.elements
         if digits is None or digits.density == 1 or elements > PERIOD:
             return block(dtype, self.seed, digits)
@@ -98,7 +98,7 @@ class PeriodicInput:
         return decode_stored_values(self._block[flat % PERIOD], self.tensor.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Materialize the whole input if it is small."""
+        """Return the whole input as an array; only for small inputs."""
         del copy
         flat = self._block[(np.arange(self.tensor.elements) + self.start) % PERIOD]
         out = decode_stored_values(flat, self.tensor.dtype).reshape(self.shape)

@@ -1,1 +1,1 @@
-"""The command line: one short file per verb, on top of the public functions."""
+"""The command line: one short file per command, on top of the public functions."""

@@ -48,10 +48,10 @@ bundle_app = typer.Typer(
     add_completion=False,
 )
 
-#: Default limit of a bundle's size, in bytes.
+#: Default limit on a bundle's size, in bytes.
 LIMIT_BYTES = 60_000_000
 
-#: Function of a candidate's id and lowered kernel; returns the kernel with its proof, and the error found or ``""``.
+#: Takes a candidate's id and its lowered kernel; returns the kernel with its proof, and the error found or ``""``.
 Prove = Callable[[str, KernelArtifact], tuple[KernelArtifact, str]]
 
 OpsOption = Annotated[Path, typer.Option("--ops", help="YAML with rows of operators, e.g. benchmarks/operators.yaml.")]
@@ -114,7 +114,7 @@ def create_command(
 
 @dataclass(frozen=True)
 class CreatedBundle:
-    """The bundle that was written: its manifest, each operator's build result, and the number of binaries left out."""
+    """A written bundle: its manifest, each operator's build result, and the number of binaries left out."""
 
     manifest: Mapping[str, Any]
     built: Mapping[str, BuildResult[Any]]
@@ -126,7 +126,7 @@ def create_bundle(
     batch: int | None = None, limit_bytes: int = LIMIT_BYTES, workers: int | None = None, binaries: bool = True,
     prove_s: float = 0.0,
 ) -> CreatedBundle:  # fmt: skip
-    """Construct, lower and build the best candidates of operators, and write them as one folder."""
+    """Construct, lower and build the best candidates for operators, and write them as one folder."""
     check_output_folder(out)
     if not spec.traits.discrete:
         raise ArtifactError(
@@ -143,7 +143,7 @@ def create_bundle(
 def build_operators(
     jobs: Mapping[str, Any], build_one: Callable[[Any], tuple[OperatorEntry, bytes]], workers: int | None
 ) -> dict[str, BuildResult[tuple[OperatorEntry, bytes]]]:
-    """Build all jobs in parallel; return the result of each by id."""
+    """Build all jobs in parallel; return their results by id. Raise an error if all fail."""
     import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
 
     with track_progress("operators", len(jobs)) as told:
@@ -172,7 +172,6 @@ def import_command(results: ResultsArgument, as_json: JsonOption = False) -> Non
 
 
 def _build_operator(job: _OperatorJob) -> tuple[OperatorEntry, bytes]:
-    """Construct, lower and build one operator."""
     expr = roller.ops.from_spec(job.row, batch=job.batch)
     found = roller.construct(expr, job.spec.emitted, options=job.options)
     candidates = [(c.id, c.program, c.estimate.to_dict()) for c in found]
@@ -185,7 +184,7 @@ def lower_and_build_operator(
     name: str, expr: TensorExpr, candidates: Sequence[tuple[str, RProgram, Mapping[str, Any]]], spec: DeviceSpec,
     binaries: bool = True, flops: float | None = None, prove: Prove | None = None,
 ) -> tuple[OperatorEntry, bytes]:  # fmt: skip
-    """Lower and build the programs for one operator; list those that failed, with reasons."""
+    """Lower and build one operator's candidates; the entry lists those that failed, with reasons."""
     good: list[tuple[str, KernelArtifact]] = []
     failed: list[tuple[str, str]] = []
     for candidate, program, estimate in candidates:
@@ -213,7 +212,7 @@ def lower_and_build_operator(
 def _drop_binaries_to_limit(
     operators: list[tuple[OperatorEntry, bytes]], limit_bytes: int
 ) -> tuple[list[tuple[OperatorEntry, bytes]], int]:
-    """Drop binaries, worst ranks first, until the bundle fits; return the operators and the number dropped."""
+    """Drop binaries, worst ranks first, until the bundle fits; return the operators and how many were dropped."""
     most = max(entry.binaries for entry, _ in operators)
     kept = operators
     for keep in range(most, -1, -1):
@@ -273,7 +272,7 @@ def _print_created_bundle(done: CreatedBundle, out: Path, as_json: bool) -> None
 
 
 def _group_candidates_by_proof(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Group candidates ("operator #rank") by proof status, and operators with wrong candidates by reason."""
+    """Group candidates (``"operator #rank"``) by proof status, and operators with wrong candidates by reason."""
     found: dict[str, list[str]] = {}
     for row in rows:
         for rank, known in enumerate(row.get("proved", ()), 1):

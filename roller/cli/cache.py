@@ -38,7 +38,7 @@ KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The beginning o
 SizeArgument = Annotated[
     str | None, typer.Argument(metavar="SIZE", help="For example 500M or 4GiB; 'none' for no limit. Shown if absent.")
 ]
-#: Rule printed with every limit.
+#: Rule that is printed with the limit.
 _LIMIT_RULE = "beyond it, what was used least recently goes"
 RecordsOption = Annotated[bool, typer.Option("--records", help="Remove the measured times as well.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file, e.g. kernels.tar.gz.")]

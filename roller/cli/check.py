@@ -78,7 +78,7 @@ def check_command(
 
 
 def _require_onnxruntime(model: Path) -> None:
-    """Raise if ONNX Runtime is not installed, before anything is compiled."""
+    """Raise an error if ONNX Runtime is not installed; called before anything is compiled."""
     import importlib.util
 
     if importlib.util.find_spec("onnxruntime") is None:

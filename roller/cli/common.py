@@ -1,4 +1,4 @@
-"""Options, tables, number formats and JSON output that several verbs share."""
+"""Options, tables, number formats and JSON output that several commands share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ seconds = seconds_text
 
 
 def check_choice(option: str, value: str, known: Iterable[str]) -> str:
-    """Return the value of an option after checking that it is one of the known words.
+    """Return an option's ``value`` if it is one of ``known``; otherwise raise an error.
 
     Examples
     --------
@@ -96,7 +96,7 @@ SetOption = Annotated[
 
 
 def parse_overrides(settings: Sequence[str] | None) -> dict[str, float]:
-    """Parse ``FIELD=VALUE`` settings into numbers by dotted path."""
+    """Parse ``FIELD=VALUE`` settings; return the values by dotted path."""
     overrides: dict[str, float] = {}
     for text in settings or ():
         field, equals, value = text.partition("=")
@@ -109,7 +109,7 @@ def parse_overrides(settings: Sequence[str] | None) -> dict[str, float]:
 
 
 def load_device_spec(name: str, settings: Sequence[str] | None, *, tells: bool = True) -> DeviceSpec:
-    """Load a device spec with overrides; if ``tells``, warn about suspicious numbers in the user's own YAML file."""
+    """Load a device spec with overrides; if ``tells``, warn about suspicious values in the user's own YAML file."""
     overrides = parse_overrides(settings)
     if is_reachable(name):
         from roller.arguments import target_of  # reaches drivers
@@ -123,7 +123,7 @@ def load_device_spec(name: str, settings: Sequence[str] | None, *, tells: bool =
 
 
 def parse_tiles(settings: Sequence[str] | None, option: str = "--tile") -> dict[str, dict[str, int] | tuple[int, ...]]:
-    """Parse tiles by layer from ``LAYER=AXIS:EXTENT,...`` or ``LAYER=EXTENT,...``.
+    """Parse ``LAYER=AXIS:EXTENT,...`` or ``LAYER=EXTENT,...`` settings; return the tiles by layer.
 
     Examples
     --------
@@ -148,12 +148,12 @@ def parse_tiles(settings: Sequence[str] | None, option: str = "--tile") -> dict[
     return tiles
 
 
-#: Example of a file of operators for error messages.
+#: Example of a file of operators, for error messages.
 OPERATORS_EXAMPLE = "operators:\n  - {id: projection, op: matmul, M: 4096, N: 4096, K: 1024, dtype: float16}"
 
 
 def read_operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
-    """Return the operators of a YAML file whose id matches the pattern."""
+    """Return the rows of a YAML file of operators whose id matches ``pattern``."""
     import yaml
 
     try:
@@ -173,7 +173,7 @@ def read_operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise an error if an output path cannot be written, before any work is done."""
+    """Raise an error if an output file cannot be written; called before any work is done."""
     if path.is_dir():
         raise ArtifactError(f"{path}: expected a file, got a folder. Name a file in it.")
     if path.exists() and not path.is_file():
@@ -195,7 +195,7 @@ def prediction_text(estimate: Estimate) -> str:
 
 
 def tile_text(extents: dict[str, int]) -> str:
-    """Format the extents above 1."""
+    """Format the extents above 1 as ``"axis=extent ..."``; return ``"1"`` if there are none."""
     return " ".join(f"{axis}={extent}" for axis, extent in extents.items() if extent > 1) or "1"
 
 
@@ -213,7 +213,7 @@ def candidate_json(candidate: Any) -> dict[str, Any]:
 
 
 def prediction_json(estimate: Estimate) -> dict[str, Any]:
-    """Return an estimate as JSON-ready data: seconds, error interval, bottleneck, terms."""
+    """Return an estimate as JSON-ready data: seconds, expected error, interval, bottleneck and terms."""
     return {
         "predicted_s": estimate.seconds,
         "expected_error": estimate.expected_error,
@@ -224,7 +224,7 @@ def prediction_json(estimate: Estimate) -> dict[str, Any]:
 
 
 def program_json(program: RProgram) -> dict[str, Any]:
-    """Return a program's text and tiles as JSON-ready data."""
+    """Return a program's text, tiles and properties as JSON-ready data."""
     return {
         "program": str(program),
         "tiles": {layer: program.tile(layer) for layer in program.layers},
@@ -236,7 +236,7 @@ def program_json(program: RProgram) -> dict[str, Any]:
 
 
 def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None = None) -> Table:
-    """Return a table of candidates with predicted and measured times."""
+    """Return a table of candidates with their predicted times and, if any were measured, measured times."""
     rows = list(candidates)
     layers = rows[0].program.layers if rows else ()
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
@@ -271,7 +271,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
 
 
 def status_legend(candidates: Sequence[Any]) -> list[str]:
-    """Return a line that explains the candidates' statuses, or nothing if none needs explaining."""
+    """Return one line that explains the candidates' statuses; an empty list if none needs explaining."""
     meanings = {"constructed": "not built", **STATUSES}
     found = {c.status for c in candidates}
     said = [f"{name} = {text}" for name, text in meanings.items() if name in found]
@@ -285,7 +285,7 @@ def status_legend(candidates: Sequence[Any]) -> list[str]:
 
 
 def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
-    """Return notes on limits that prevent the programs of an expression from running; they are priced anyway."""
+    """Return notes on limits that prevent an expression's programs from running, although they can be priced."""
     notes = [
         f"'{t.name}' has {t.elements:,} elements: offsets in kernels are 32 bits wide, so compile refuses "
         f"{OFFSET_ELEMENTS:,} and more. Split the operator."
@@ -302,13 +302,13 @@ def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
 
 
 def accuracy_notes(programs: Iterable[RProgram]) -> list[str]:
-    """Return a note on structures whose results differ from those of a direct sum (e.g. Winograd)."""
+    """Return a note on structures whose results differ from a direct sum (such as Winograd), or an empty list."""
     found = sorted({p.structure for p in programs if p.traits.output_side})
     return [f"{', '.join(found)}: {ACCURACY}"] if found else []
 
 
 def terms_table(estimate: Estimate) -> Table:
-    """Return a table of the terms of an estimate."""
+    """Return a table of an estimate's terms."""
     table = Table(box=box.SIMPLE)
     table.add_column("term")
     table.add_column("value", justify="right")

@@ -91,7 +91,7 @@ def compare_command(
 
 
 def _table(found: Comparison) -> Table:
-    """Return a table with a row per operator and a column per device: time, and the cost below it."""
+    """Return a table with a row per operator and, per device, a column for the time and one for the cost if known."""
     table = Table(box=box.SIMPLE)
     table.add_column("operator")
     for device in found.devices:

@@ -31,7 +31,7 @@ from roller.cli.common import (
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.targets import is_simulated_device, target_for
 
-#: Treatment of a doubtful time.
+#: Message on how a doubtful time is treated.
 DOUBTFUL_RULE = "It is not kept as final: the next compile measures again, better on a quieter machine"
 
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write the artifact of the best kernel here.")]

@@ -1,4 +1,4 @@
-"""``roller compile-model``: compile each kernel of an ONNX model once; write a folder that runs without a compiler."""
+"""``roller compile-model``: compile an ONNX model's kernels once each; write a folder that runs without a compiler."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: Description of each origin of a kernel.
+#: Descriptions of a kernel's possible origins.
 ORIGINS = {
     "cached": "found in the cache",
     "compiled": "compiled now",
@@ -60,7 +60,7 @@ ORIGINS = {
 }
 #: Runtimes that may compute nodes that cannot be compiled.
 RUNTIMES = tuple(name for name in FALLBACKS if name is not None)
-#: Number of kernels printed, the largest predicted share first.
+#: Number of kernels to print, those with the largest predicted share first.
 _SHOWN = 12
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file (or TensorFlow's .pb).")]
@@ -173,7 +173,7 @@ def compile_or_list_unsupported(
 
 
 def _device_or_changed_spec(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
-    """Return the name of a device, or its specification if settings override its numbers."""
+    """Return the device's name, or its changed specification if ``settings`` override values."""
     if settings and is_reachable(name):
         raise UsageError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
     if settings:
@@ -186,7 +186,7 @@ def _device_or_changed_spec(name: str, settings: Sequence[str] | None) -> str | 
 def _read_graph(
     model: Path, batch: int | None, shapes: Sequence[str] | None, as_json: bool, fallback: str | None = None
 ) -> Graph:
-    """Return the graph; if shapes of nodes are unknown, list all unsupported nodes and exit with code 2."""
+    """Return the model's graph; if nodes are unsupported, list them all and exit with code 2."""
     from roller.models.compile import read_folded_graph
 
     try:
@@ -201,7 +201,7 @@ def _read_graph(
 
 
 def _expected_results(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
-    """Return ONNX Runtime's results for checking a GPU bundle; if there are none, print why and return nothing."""
+    """Return ONNX Runtime's results for checking a GPU bundle; if it has none, print why and return ``()``."""
     from roller.models.reference_outputs import expected_of
 
     try:
@@ -212,7 +212,7 @@ def _expected_results(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
 
 
 def parse_shapes(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    """Parse shapes by input from ``NAME=1x3x224x224`` or ``NAME=1,3,224,224``.
+    """Parse ``NAME=1x3x224x224`` or ``NAME=1,3,224,224`` settings; return the shapes by input name.
 
     Examples
     --------
@@ -357,7 +357,7 @@ def _print(made: CompiledModel, out: Path | None) -> None:
 
 
 def _count_disturbances(made: CompiledModel) -> dict[str, int]:
-    """Count kernels by what disturbed their timing; texts that differ only in numbers count as one."""
+    """Count kernels by the disturbance of their timing; descriptions that differ only in numbers count as one."""
     return dict(count_alike_texts([a.doubt.rpartition(": ")[0] or a.doubt for a in made.artifacts.values() if a.doubt]))
 
 

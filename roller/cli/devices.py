@@ -1,4 +1,4 @@
-"""``roller devices``: list the known devices, or all numbers of one device with their sources."""
+"""``roller devices``: list the known devices, or all values of one device with their sources."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def devices_command(show: ShowOption = None, as_json: JsonOption = False, settin
 
 
 def _spec_files(name: str, spec: DeviceSpec) -> tuple[Path, ...]:
-    """Return the files that contain a device's numbers."""
+    """Return the files that contain a device's values."""
     if canonical_device_name(name) == THIS_MACHINE:
         return profile_files(spec)
     return (spec_path(spec.name if is_reachable(name) else name),)
 
 
 def _show(spec: DeviceSpec, files: list[str]) -> None:
-    """Print all numbers of a device, the peaks derived from them, and suspicious values."""
+    """Print a device's values, the peaks derived from them, and suspicious values."""
     screen = console()
     screen.print(_numbers_table(spec))
     for path in files:

@@ -1,4 +1,4 @@
-"""``roller doctor``: find the number in a device's spec that contradicts the measured times."""
+"""``roller doctor``: find the field of a device's spec that contradicts the measured times."""
 
 from __future__ import annotations
 

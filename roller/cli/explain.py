@@ -1,4 +1,4 @@
-"""``roller explain``: explain why the best program was chosen, and why another one was not."""
+"""``roller explain``: explain why the best program was chosen and why a different one was not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WhyNotOption = Annotated[
         help="A program's name, or tiles: 'shared=i:64,j:64,k:8 register=4,4 stages=2'.",
     ),
 ]
-#: Parameters of a program that are written next to its tiles.
+#: Parameters of a program that ``--why-not`` accepts next to its tiles.
 _NUMBERS = ("stages", "split_k", "raster")
 
 

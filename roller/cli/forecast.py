@@ -49,7 +49,7 @@ TopOption = Annotated[
 
 @dataclass(frozen=True)
 class ForecastOptions:
-    """Parsed options of the verb."""
+    """Parsed options of ``roller forecast``."""
 
     devices: list[tuple[DeviceSpec, int]]
     batches: list[int | str | None]

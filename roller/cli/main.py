@@ -25,8 +25,8 @@ _EXIT_CODES = (
     "Exit codes: 0 done; 1 refused or failed, with one line on standard error; 2 wrong usage, or a model with nodes "
     "that cannot be compiled; 130 interrupted."
 )
-#: New objects per garbage collection. Imported modules create 10^5 permanent objects, and a short command ends before
-#: it leaves garbage; with Python's default of 700, collections take a seventh of the command's time.
+#: Number of new objects that starts a garbage collection. Imported modules create 10^5 permanent objects, and a short
+#: command ends before it leaves garbage; with Python's default of 700, collections take a seventh of its time.
 _YOUNG_OBJECTS = 50_000
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""``roller memory``: predict a training step's memory on a device that is not here, what holds it, and what fits."""
+"""``roller memory``: predict the memory that a training step needs on a device, what holds it, and what fits."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def memory_command(
 
 
 class MemoryRow:
-    """Memory of a step on a device, at one batch size, precision and checkpointing option."""
+    """Memory of a step on one device, with one batch size, precision and checkpointing option."""
 
     def __init__(
         self, spec: DeviceSpec, batch: int, amp: str, checkpoint: bool, memory: Memory | None, said: str = "",
@@ -136,7 +136,7 @@ class MemoryRow:
         cls, step: TracedStep, spec: DeviceSpec, batch: int | str | None, amp: str, checkpoint: bool,
         conf: AllocatorSettings | None,
     ) -> MemoryRow:  # fmt: skip
-        """Return the row for a batch, or for the largest batch that fits."""
+        """Return the row for batch size ``batch``, or for the largest batch that fits if it is ``LARGEST``."""
         from roller.insight.memory.largest_batch import fit_uncertainty_note
 
         if batch == LARGEST:
@@ -161,7 +161,7 @@ class MemoryRow:
         )
 
     def advice(self, step: TracedStep, conf: AllocatorSettings | None) -> list[str]:
-        """Return changes that make a step fit, each tried by simulation."""
+        """Return what the user should know: why the step does not fit, and changes that were tried by simulation."""
         near = [self.near] if self.near else []
         if self.memory is None or self.memory.fits:
             return [*near, *([f"{self.device}: {self.said}."] if self.said else [])]
@@ -190,7 +190,7 @@ class MemoryRow:
         return lines
 
     def split_monitor_error(self) -> list[str]:
-        """Split the error of the monitor's figure into the errors of the model and of the environment."""
+        """Return at most one line, which splits the monitor figure's error into the model's and the environment's."""
         memory = self.memory
         if memory is None or not memory.fits or not memory.context_most_bytes:
             return []
@@ -204,7 +204,7 @@ class MemoryRow:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data; every number is predicted."""
+        """Return the row as JSON-ready data; every number is predicted."""
         from roller.insight.memory.largest_batch import device_capacity_bytes
 
         memory = self.memory

@@ -18,7 +18,7 @@ from roller.insight.step_profile.profiling import DEVICE, profile
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.tracing import require_torch
 
-#: Options of the magic: names, and arguments of ``argparse``.
+#: Options of the magic: their names, and their arguments for ``argparse``.
 _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--device", "-d"),
@@ -40,7 +40,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     ),
 )
 
-#: Wording of a tracer message about a script -> its wording about a cell.
+#: Wording of a tracer's message about a script -> its wording about a cell.
 SCRIPT_TO_CELL_WORDS = {
     "expected a script that ": "expected a cell that ",
     "Pass the arguments with which it trains after --, or give it more time": (
@@ -61,7 +61,7 @@ SCRIPT_TO_CELL_WORDS = {
 
 
 def reword_for_cell(text: str) -> str:
-    """Adapt a tracer message about a script to a notebook cell.
+    """Reword a tracer's message about a script so that it is about a notebook cell.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def _cell_name_of_file(shell: Any, file: str) -> str:
 
 
 def _running_cell(shell: Any) -> str:
-    """Return the name of the running cell; in some IPython releases, the shell's counter is already one ahead."""
+    """Return the name of the running cell, from its frame: some IPython releases have already increased the counter."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if name := _cell_name_of_file(shell, frame.f_code.co_filename):

@@ -19,7 +19,7 @@ _MAGIC_BYTES = len(np.lib.format.MAGIC_PREFIX) + 2
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the arrays in an ``.npz`` file; leave arrays that are not in ``names`` empty."""
+    """Return all arrays in an ``.npz`` file by name; those that are not in ``names`` are not read and are empty."""
     try:
         with open_regular_file(path) as raw:
             if raw.read(_MAGIC_BYTES)[:-2] == np.lib.format.MAGIC_PREFIX:

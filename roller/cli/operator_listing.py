@@ -20,7 +20,7 @@ def print_operators() -> None:
 
 
 def operator_lines() -> list[str]:
-    """Return the list as lines.
+    """Return the lines of the list of operators and epilogue steps.
 
     Examples
     --------

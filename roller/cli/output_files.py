@@ -1,4 +1,4 @@
-"""Checks of a verb's output files."""
+"""Check a command's output files before any work is done."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _probe_gpu(
 
 
 def probed_spec_yaml(base: DeviceSpec, report: Report, name: str, quick: bool = False) -> str:
-    """Return the YAML for a probed processor: detected and assumed values, overridden by measured ones."""
+    """Return the YAML of a probed processor's specification: measured values, otherwise detected or assumed ones."""
     now = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     mark = f" {QUICK_MARK}" if quick else ""
     named = replace(base, description=f"{base.description}, probed {now}{mark}")

@@ -20,14 +20,14 @@ from roller.probing.gpu.driver_numbers import choose_base_spec, with_driver_numb
 from roller.probing.run import Report, run_probes
 from roller.targets import is_simulated_device
 
-#: Rounds of a full run on a device; each takes some seconds and repeats all timing windows.
+#: Number of rounds of a full run on a device; each takes some seconds and repeats all timing windows.
 ROUNDS = 3
 
 Show = Callable[[DeviceSpec, Report, Path | None], None]
 
 
 def probe_device(device: str, settings: Sequence[str] | None, out: Path | None, quick: bool, show: Show) -> None:
-    """Measure a GPU of this machine, and write its specification to ``out`` if given."""
+    """Measure a GPU of this machine and write its specification to ``out`` if given."""
     if out is not None:
         check_spec_output(out, "gpu")
     handle = parse(device)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: Default device of a profile.
 _DEVICE = "a100"
-#: Default number of seconds for timing a measured step.
+#: Default time budget in seconds for timing a measured step.
 MEASURE_S = 60.0
 
 FileArgument = Annotated[
@@ -189,7 +189,7 @@ class _ProfileOutput:
     prices: RateCard | None
 
     def to_data(self) -> dict[str, Any]:
-        """Return the profile as JSON-ready data, under the key ``profile`` if there are hints or a difference."""
+        """Return the profile as JSON-ready data, under the key ``profile`` if hints or a difference come with it."""
         from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
         from roller.insight.step_profile.profile_json import to_data
 

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 
 
-#: Units of a column of times, largest first; the largest time selects the unit of the column.
+#: Units for a column of times, largest first; the column's largest time selects its unit.
 _UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
-#: Changes below this fraction of a unit are printed as ``< 0.001``.
+#: Nonzero changes whose magnitude is below this fraction of a unit are printed as ``< 0.001``.
 _LEAST = 5e-4
 
 
 def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None:
-    """Print the total difference and the lines that differ most."""
+    """Print the total difference and at most ``2 * top`` lines that differ most."""
     from roller.insight.whatif.predict import HARDLY
 
     screen.say(f"Before: {printable(str(found.before))}")
@@ -82,7 +82,7 @@ def _memory_difference_text(delta_bytes: int) -> str:
 
 
 def read_budget_option(path: Path | None) -> Budget | None:
-    """Read a budget file; an invalid file is a usage error."""
+    """Return the budget in a file, or ``None`` without a file; raise a usage error if the file is invalid."""
     from roller.insight.step_profile.budget import read_budget
 
     try:

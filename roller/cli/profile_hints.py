@@ -32,12 +32,12 @@ def read_rate_card_option(path: Path | None, with_hints: bool) -> RateCard | Non
 
 
 def hints_with_costs(profile: StepProfile, prices: RateCard | None) -> tuple[Hint, ...]:
-    """Return the hints for a profile, with costs if the rate card has the device."""
+    """Return the hints for a profile, with costs if the rate card contains the device."""
     return profile.hints(None if prices is None else prices.per_hour(profile.device))
 
 
 def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], prices: RateCard | None) -> None:
-    """Print a table of hints, then notes, then the changes without a prediction."""
+    """Print a table of hints, then notes, then the changes that have no prediction, with the reasons."""
     answered = [hint for hint in hints if not hint.not_asked]
     priced = prices is not None and any(hint.price_after is not None for hint in answered)
     money = [prices.currency] if prices is not None and priced else []

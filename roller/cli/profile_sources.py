@@ -1,4 +1,4 @@
-"""Make the profiles for ``roller profile`` from files of every kind, and the profiles to compare them with."""
+"""Make the profiles for ``roller profile`` from all supported kinds of files, and the baselines for comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REVISION, _OTHER_DEVICE = "git:", "device:"
 
 @dataclass(frozen=True)
 class ProfileOptionsGiven:
-    """Parsed options of the verb."""
+    """Parsed options of ``roller profile``."""
 
     specs: list[tuple[DeviceSpec, int]]
     sizes: list[int | None]
@@ -42,7 +42,7 @@ class ProfileOptionsGiven:
 
 
 def make_profiles(file: Path, asked: ProfileOptionsGiven, devices: str) -> list[StepProfile]:
-    """Return the profiles of a file, one for each device and batch."""
+    """Return the profiles of a file, one for each device and batch size."""
     from roller.insight.step_profile.profiling import kind_of_file
 
     kind = kind_of_file(file)
@@ -118,7 +118,7 @@ def _profile_of_baseline_file(path: Path, asked: ProfileOptionsGiven, devices: s
 
 
 def _profile_untraced_file(file: Path, kind: str, asked: ProfileOptionsGiven, devices: str) -> list[StepProfile]:
-    """Return the profiles from a file that is not traced; recordings, saved profiles and runs name their device."""
+    """Return the profiles of a file that is not traced; recordings, profiles and measured runs name their device."""
     from roller.insight.step_profile.profiling import profile
     from roller.insight.trace.progress import listening
 

@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from roller.insight.step_profile.node import Node
     from roller.insight.step_profile.step_profile import StepProfile
 
-#: Smallest share of the step's time or memory for which a node is printed, and for which its children are.
+#: Smallest share of the step's time or memory at which a node is printed, and at which its children are.
 _PRINTED, _EXPANDED = 0.005, 0.04
-#: Fewer bytes are printed as zero.
+#: Remaining nodes that take no time and hold fewer bytes than this are not printed.
 _PRINTED_BYTES = MIB / 2
-#: Shorter steps are printed in microseconds.
+#: Steps shorter than this are printed in microseconds.
 _SHORT_S = 0.01
-#: Smallest share of a pipe's peak that is printed.
+#: Smallest share of a pipe's peak rate that is printed.
 _NOTABLE = 0.01
 #: Largest relative time difference of modules that are printed as one row.
 _ALIKE = 0.02
-#: Minimum width for all columns; width of the columns after the first, wide and narrow; minimum width of the first.
+#: Terminal width from which all columns are printed; width of the columns after the first, with all columns and with
+#: fewer; minimum width of the first column.
 _WIDE, _REST, _REST_NARROW, _LEAST = 100, 68, 43, 23
-#: Width of the other columns in the table of lines; minimum width of a line's text.
+#: Width of the other columns in the table of lines; minimum width of the column with a line's text.
 _REST_OF_LINES, _LEAST_TEXT = 55, 12
 
 
@@ -55,7 +56,7 @@ def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, or
 
 
 class _TreeRow(NamedTuple):
-    """Tree row for one node or several similar ones; ``modules`` are the module instances around the nodes."""
+    """Tree row for one node or several similar ones; ``modules`` are the names of the modules that contain them."""
 
     nodes: Sequence[Node]
     modules: Sequence[str]
@@ -119,7 +120,7 @@ def _time_share_memory_texts(profile: StepProfile, wall_s: float, held_bytes: in
 
 
 def _memory_text(size: float) -> str:
-    """Format bytes in MiB; return ``""`` for zero."""
+    """Format a size in bytes in MiB; return ``""`` for zero."""
     return f"{size / MIB:.0f} MiB" if size >= MIB else "< 1 MiB" if size > 0 else ""
 
 
@@ -128,7 +129,7 @@ def _time(seconds: float, longest_s: float) -> str:
 
 
 def _visible_tree_rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_TreeRow]:
-    """Yield rows in preorder; small nodes share one row, and so do modules of equal cost."""
+    """Yield rows in preorder; small siblings share one row, and so do sibling modules with almost equal times."""
 
     def share(nodes: Sequence[Node]) -> float:
         wall = sum(n.wall_s for n in nodes) / (profile.iteration_s or 1.0)
@@ -161,7 +162,7 @@ def _sort_weight(nodes: Sequence[Node], order: str) -> tuple[float, float]:
 
 
 def _group_children(row: _TreeRow) -> list[_TreeRow]:
-    """Return a row's children, with similar modules and several nodes' equally named children merged."""
+    """Return rows for a row's children; merge similar modules, and children with the same name in several nodes."""
     named: dict[tuple[str, str], list[tuple[Node, str]]] = {}
     groups: list[list[tuple[Node, str]]] = []
     for node, module in zip(row.nodes, row.modules, strict=True):

@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def shows_progress_bar() -> bool:
-    """Return whether to draw a bar: whether standard error is a terminal and progress is wanted."""
+    """Return whether to draw a bar, that is, whether standard error is a terminal and ``--quiet`` is not in effect."""
     return sys.stderr is not None and sys.stderr.isatty() and not is_quiet()
 
 
@@ -32,14 +32,14 @@ class StepProgress:
         self._done(name)
 
     def within(self, stage: str, part: int, whole: int) -> None:
-        """Report the finished share of the current step's longest stage, pricing."""
+        """Report the finished share of the current step's longest stage, pricing; other stages are ignored."""
         if stage == "price":
             self._within(part / whole)
 
 
 @contextmanager
 def track_progress(what: str, total: int) -> Iterator[StepProgress]:
-    """Yield the callback to be called with the name of each finished step."""
+    """Yield a callback that takes the name of each finished step; show the progress of ``total`` steps."""
     if not shows_progress_bar():
         done = 0
 

@@ -14,7 +14,7 @@ from roller.errors import ModelError, printable
 
 
 def with_provider_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a verb so that it lists every error in an entry file's providers and exits with code 1."""
+    """Wrap a command so that, if an entry file's providers have errors, it lists them all and exits with code 1."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -15,9 +15,9 @@ from roller.cli.common import JsonOption, console, print_json
 if TYPE_CHECKING:
     from roller.insight.step.replay import Replay
 
-#: Smallest share of unexplained waiting for which its places are printed.
+#: Smallest share of unexplained waiting time for which the longest waits are printed.
 _WORTH_SAYING = 0.001
-#: File suffixes, which the table omits to fit a terminal.
+#: File suffixes, which the table omits so that it fits a terminal.
 _SUFFIX = re.compile(r"(\.pt\.trace)?\.json(\.gz)?")
 
 FilesArgument = Annotated[
@@ -51,7 +51,6 @@ def replay_command(files: FilesArgument, joint: JointOption = False, as_json: Js
 
 
 def _replay_notes(x: Replay) -> Iterator[str]:
-    """Yield notes on a replay, one per line."""
     from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits
 
     whole = x.replayed_us or 1.0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
     from roller.insight.step_profile.step_profile import StepProfile
 
-#: Default device of a step.
+#: Default device for profiling a step.
 _DEVICE = "a100"
 
 PathArgument = Annotated[

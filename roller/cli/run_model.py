@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from roller.models.session.profile import Profile
     from roller.models.session.session_interface import ModelCalls
 
-#: Number of steps printed, the longest first.
+#: Number of steps to print, the longest first.
 _SHOWN = 20
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `roller compile-model --out` wrote.")]
@@ -91,7 +91,7 @@ def run_model_command(
 
 @dataclass(frozen=True)
 class _CallTimes:
-    """Seconds of whole calls, the number of calls, and any disturbances."""
+    """Times of whole calls in seconds, the number of calls, and a description of any disturbance."""
 
     median_s: float
     best_s: float
@@ -122,21 +122,20 @@ def _random_model_inputs(session: ModelCalls) -> Mapping[str, np.ndarray]:
 
 
 def _read_model_inputs(path: Path, session: ModelCalls) -> dict[str, np.ndarray]:
-    """Return the input arrays of an ``.npz`` file."""
     from roller.cli.npz_arrays import read_arrays
 
     return read_arrays(path, [d.name for d in session.inputs])
 
 
 def _restore_dtypes(arrays: Mapping[str, np.ndarray], session: ModelCalls) -> dict[str, np.ndarray]:
-    """View raw bytes as a dtype that NumPy's file format cannot name, e.g. bfloat16."""
+    """View arrays that hold raw bits in the model's dtypes that NumPy's file format cannot name, e.g. bfloat16."""
     named = {d.name: d.dtype for d in session.inputs}
     return {n: a.view(numpy_dtype(named[n])) if n in named and DTYPES[named[n]].bits and a.dtype.kind in "Vu" else a
             for n, a in arrays.items()}  # fmt: skip
 
 
 def _write_npz(path: Path, results: Mapping[str, np.ndarray]) -> None:
-    """Write named arrays to an ``.npz`` file atomically; any name is allowed."""
+    """Write named arrays to an ``.npz`` file atomically; unlike ``np.savez``, allow any name."""
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:
             new = Path(folder) / "results"

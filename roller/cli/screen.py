@@ -14,17 +14,17 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-#: Columns of a file or a pipe unless ``COLUMNS`` sets them; wider than any table.
+#: Width in columns of a file or a pipe unless ``COLUMNS`` sets it; larger than any table's.
 PIPED_COLUMNS = 500
 #: Spaces between cells, and before continuation lines below a row.
 _GAP, _INDENT = "  ", "    "
 
 
 class Screen(Console):
-    """Console that prints the widest columns of a table below each row if the table is too wide."""
+    """Console that prints a table's widest columns below each row if the table is too wide."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as Rich does, but rearrange a table whose cells would have to be broken."""
+        """Print as Rich does, but rearrange tables that are too wide."""
         super().print(*(self._fit_table(o) if isinstance(o, Table) else o for o in objects), **options)
 
     def say(self, text: str) -> None:
@@ -39,7 +39,7 @@ class Screen(Console):
 
 
 def console() -> Screen:
-    """Return the console for standard output; if it is not a terminal, wide and without markup."""
+    """Return the console for standard output, without markup; it is wide if standard output is not a terminal."""
     limited = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Screen(width=None if limited else PIPED_COLUMNS, highlight=False, markup=False)
 
@@ -76,7 +76,7 @@ def stack_wide_columns(table: Table, width: int) -> str:
 
 
 def _columns_side_by_side(widths: Sequence[int], numbers: Sequence[bool], width: int) -> list[int]:
-    """Return the columns to print side by side: drop the widest texts, then the widest numbers; keep the first one."""
+    """Return the columns to print side by side: drop the widest texts, then the widest numbers; keep the first."""
     kept = list(range(len(widths)))
     while len(kept) > 1 and sum(widths[n] for n in kept) + len(_GAP) * (len(kept) - 1) >= width:
         kept.remove(max(reversed(kept[1:]), key=lambda n: (not numbers[n], widths[n])))

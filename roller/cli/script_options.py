@@ -1,4 +1,4 @@
-"""Options of verbs that accept a training script without providers: its arguments, and permission to run it."""
+"""Options of commands that accept a training script without providers: its arguments and permission to run it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PatienceOption = Annotated[
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """How a training script runs: arguments, permission, and seconds without training activity before it is stopped."""
+    """How to run a training script: arguments, permission, and the time without training after which it is stopped."""
 
     arguments: list[str]
     yes: bool

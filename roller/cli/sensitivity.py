@@ -1,4 +1,4 @@
-"""``roller sensitivity``: show the effect of each of a device's numbers on predicted times."""
+"""``roller sensitivity``: show how each value of a device's specification affects predicted times."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ReconstructOption = Annotated[
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size of a file's operators.")]
 FilterOption = Annotated[str, typer.Option("--filter", help="Ids of a file's operators, e.g. 'M*,C1?'.")]
 
-#: Number of table rows, and of components listed as reducible.
+#: Number of table rows, and of fields listed as reducible.
 _ROWS, _NAMED = 20, 8
 
 
@@ -106,7 +106,7 @@ def sensitivity_command(
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """Parsed options for a model or a step."""
+    """Parsed options of ``roller sensitivity`` for a model or a step."""
 
     policy: str | None
     batch: int | None
@@ -115,7 +115,7 @@ class WorkOptions:
 
 
 def _print_model_sensitivity(path: Path, spec: DeviceSpec, asked: WorkOptions, *, as_json: bool) -> None:
-    """Print the effect of a device's numbers on the time of a model or a training step."""
+    """Print how a device's values affect the time of a model or a training step."""
     from roller.insight import sensitivity as whole
 
     if path.suffix == ".onnx":
@@ -138,7 +138,7 @@ def _print_model_sensitivity(path: Path, spec: DeviceSpec, asked: WorkOptions, *
 
 
 def _show(found: Sensitivity, what: str, spec: DeviceSpec, notes: Sequence[str], shown: str) -> None:
-    """Print the table of effects and the first number to change, with a command that shows it."""
+    """Print the table of effects and the value to change first, with a command that shows its effect."""
     screen = console()
     how = "constructed anew for every value" if found.reconstructed else "of the same programs"
     screen.say(f"{what} on {spec.title}: predicted times {how}")
@@ -160,7 +160,7 @@ def _show(found: Sensitivity, what: str, spec: DeviceSpec, notes: Sequence[str],
 
 
 def _advice_lines(effect: Effect, shown: str) -> tuple[str, ...]:
-    """Return lines with the number to change first, the time it saves, and a command that shows it."""
+    """Return lines with the value to change first, the time that this saves, and a command that shows the effect."""
     best = effect.best
     assert best is not None  # it would not be recommended
     verb = "shorten" if effect.unit == "s" else "enlarge"
@@ -197,7 +197,7 @@ def _table(found: Sensitivity) -> Table:
 
 
 def _change_text(change: Change | None) -> str:
-    """Format a value and the resulting change in time as one cell."""
+    """Format a value and the resulting change in time as one table cell."""
     if change is None:
         return "-"
     effect = "does not fit" if math.isinf(change.percent) else f"{change.percent:+.1f} %"

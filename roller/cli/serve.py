@@ -135,7 +135,7 @@ def serve_command(
 
 
 def _offered_devices(chosen: Sequence[DeviceSpec]) -> list[DeviceSpec]:
-    """Return the devices offered on the page: those on which a step can be profiled, and the chosen ones."""
+    """Return the devices to offer on the page: those on which a step can be profiled, and the chosen ones."""
     from roller.hardware import list_specs, load_spec
 
     known = [load_spec(name) for name in list_specs()]
@@ -144,7 +144,7 @@ def _offered_devices(chosen: Sequence[DeviceSpec]) -> list[DeviceSpec]:
 
 
 def _spec_files_by_name(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Map device names to specification files, for devices given as files; raise an error if two files share a name."""
+    """Return the specification files of devices given as files, by name; raise an error if two have the same name."""
     found: dict[str, str] = {}
     for word, name in zip(words, names, strict=True):
         file = str(Path(word).resolve()) if word.endswith((".yaml", ".yml")) or os.sep in word else ""

@@ -1,4 +1,4 @@
-"""Notes on the first use of a device: assumed rates of an unprobed processor, suspicious numbers in a YAML file."""
+"""Notes on a device that is used: assumed rates of an unprobed processor, and suspicious values in a YAML file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller.targets import canonical_device_name
 
 
 def note_unprobed_processor(name: str, spec: DeviceSpec) -> None:
-    """Print to standard error, once per machine, how to measure this processor's rates."""
+    """Print how to measure this processor's rates to standard error, once for each machine."""
     note = unprobed_note(spec) if canonical_device_name(name) == THIS_MACHINE and not is_quiet() else ""
     if not note:
         return
@@ -31,7 +31,7 @@ def note_unprobed_processor(name: str, spec: DeviceSpec) -> None:
 
 
 def warn_of_suspicious_spec(name: str) -> None:
-    """Warn about suspicious numbers in a user's YAML file; tests check the shipped files."""
+    """Warn about suspicious values in a user's YAML file; the shipped files are checked by tests."""
     if is_quiet() or not (name.endswith((".yaml", ".yml")) or os.sep in name):
         return
     for line in spec_warnings(load_spec(name)):
@@ -39,7 +39,7 @@ def warn_of_suspicious_spec(name: str) -> None:
 
 
 def unprobed_note(spec: DeviceSpec) -> str:
-    """Return the possible error in predictions for this processor, and the remedy; ``""`` if it has been probed."""
+    """Return a note on this processor's possible prediction error and the remedy; ``""`` if it has been probed."""
     if not spec.machine or is_probed(spec):
         return ""
     factor = math.exp(spec.accuracy.prediction_error or 0.0)

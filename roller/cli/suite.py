@@ -102,7 +102,7 @@ def digest_command(
 
 
 def _print_digest_differences(found: Sequence[Digest], known: Mapping[str, Digest], *, tells: bool) -> bool:
-    """Print the differences from known digests; return whether a model differs or is unknown."""
+    """Print the differences from known digests if ``tells``; return whether any model differs or is unknown."""
     screen, differs = console(), False
     for one in found:
         other = known.get(one.model)

@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 def throughput_table(rows: Sequence[Row]) -> Table:
-    """Return a row for each model; omit the throughput if the model does not fit or is unstable."""
+    """Return a table of throughputs; omit a row's throughput if its model does not fit or is unstable."""
     table = Table(
         "model", "device", "batch", "throughput", "between", "unit", "active", "of peak", "CPU", "bound", "",
         box=None,
@@ -33,7 +33,7 @@ def throughput_table(rows: Sequence[Row]) -> Table:
 
 
 def memory_table(rows: Sequence[Row]) -> Table:
-    """Return the memory of each row by kind, leaving out kinds that no row has."""
+    """Return a table of each row's memory by kind, without kinds that no row uses."""
     from roller.suite.memory_kinds import ROWS
 
     fitting = [row for row in rows if row["fits"]]
@@ -47,7 +47,7 @@ def memory_table(rows: Sequence[Row]) -> Table:
 
 
 def kernels_table(rows: Sequence[Row]) -> Table:
-    """Return each row's five longest operators that use less of the peak than the step does."""
+    """Return a table of each row's longest operators among those that use less of the peak than the step does."""
     table = Table("model", "device", "operator", "calls", "share of time", "of peak", box=None)
     for row in rows:
         for use in row["kernels"]:
@@ -59,12 +59,12 @@ def kernels_table(rows: Sequence[Row]) -> Table:
 
 
 def number_text(value: float) -> str:
-    """Format a number with three significant digits, or with its whole integer part if that is longer."""
+    """Format a number with three significant digits, or as an integer from 1000 on."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def percent_text(share: float | None) -> str:
-    """Format a share in percent; return ``"unknown"`` for ``None``."""
+    """Format a share as a percentage; return ``"unknown"`` for ``None``."""
     if share is None:
         return "unknown"
     return f"{100 * share:.0f} %" if share >= 0.1 or not share else f"{100 * share:.2g} %"

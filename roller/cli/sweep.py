@@ -119,7 +119,7 @@ def sweep_command(
 
 
 def price_text(price: float) -> str:
-    """Format a price in cents, or with three digits below ten cents, so that no price reads as zero."""
+    """Format a price with two decimals, or with three significant digits below 0.1, so that no price reads as zero."""
     return f"{price:.2f}" if price >= 0.1 else f"{price:.3g}"
 
 

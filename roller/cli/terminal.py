@@ -1,4 +1,4 @@
-"""Escape control characters in all command-line output, except Rich's colours and progress bars.
+"""Escape control characters in all command-line output, except those of Rich's colours and progress bars.
 
 Names of files, models, nodes, kernels and profiles are untrusted.
 """
@@ -14,14 +14,14 @@ from typing import Any, TextIO, cast
 
 from roller.errors import printable
 
-#: Colours and styles.
+#: Escape sequences for colours and styles.
 _STYLE = r"\x1b\[[0-9;:]*m"
-#: Sequences that redraw a bar: hide the cursor, move it up or to the start of the line, erase the line.
+#: Escape sequences that redraw a bar: hide the cursor, move it up or to the start of the line, erase the line.
 _BAR = r"|\x1b\[\?25[lh]|\x1b\[[0-9]*[AK]|\r"
 
 
 class PrintableStream:
-    """Text stream that escapes control characters; if ``bars``, allow the sequences that draw progress bars."""
+    """Text stream that escapes control characters; if ``bars``, it lets the sequences that draw progress bars pass."""
 
     def __init__(self, stream: TextIO, bars: bool) -> None:
         self._stream = stream
@@ -62,7 +62,7 @@ def escape_terminal_output() -> Iterator[None]:
 
 @contextlib.contextmanager
 def redirect_stdout_to_stderr() -> Iterator[None]:
-    """Redirect standard output of the user's code to standard error; only results go to standard output."""
+    """Redirect the standard output of user code to standard error, since only results may go to standard output."""
     if sys.stdout is not None:
         sys.stdout.flush()
     try:

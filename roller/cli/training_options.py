@@ -1,4 +1,4 @@
-"""Options and helpers shared by the verbs for training steps."""
+"""Options and helpers shared by the commands for training steps."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ EntryArgument = Annotated[
 
 
 def parse_devices(text: str, settings: Sequence[str] | None) -> list[tuple[DeviceSpec, int]]:
-    """Parse specifications and device counts from ``"h100,2xa100"``."""
+    """Parse ``"h100,2xa100"``; return each specification with its number of devices."""
     found = [(load_device_spec(name, settings), count) for name, count in split_device_names(text)]
     if not found:
         raise UsageError(f"--device: expected names of devices, got {shown(text)}. Write e.g. --device h100,2xa100.")
@@ -77,7 +77,7 @@ def parse_devices(text: str, settings: Sequence[str] | None) -> list[tuple[Devic
 
 
 def split_device_names(text: str) -> Iterator[tuple[str, int]]:
-    """Yield names or paths and device counts from ``"h100,2xa100"``."""
+    """Yield each name or path in ``"h100,2xa100"`` with its number of devices."""
     for name in (word.strip() for word in text.split(",")):
         count, times, rest = name.partition("x")
         several = bool(times) and count.isascii() and count.isdigit() and len(count) < 6 and int(count) > 0
@@ -86,7 +86,7 @@ def split_device_names(text: str) -> Iterator[tuple[str, int]]:
 
 
 def parse_batches(text: str, *, largest: bool = False) -> list[int | str | None]:
-    """Parse batch sizes from ``"8,16"``, and ``"max"`` if allowed; ``[None]`` for an empty text."""
+    """Parse batch sizes from ``"8,16"``, and ``"max"`` if ``largest``; return ``[None]`` for an empty text."""
     sizes: list[int | str | None] = []
     for word in (w.strip() for w in text.split(",")):
         if largest and word == LARGEST:
@@ -100,7 +100,7 @@ def parse_batches(text: str, *, largest: bool = False) -> list[int | str | None]
 
 
 def parse_words(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Parse a comma-separated list of known words."""
+    """Parse a comma-separated list whose words are all in ``known``; otherwise raise an error."""
     words = [w.strip() for w in text.split(",") if w.strip()]
     wrong = next((w for w in words if w not in known), None)
     if wrong is not None or not words:
@@ -115,7 +115,7 @@ def parse_amps(text: str) -> list[str]:
 
 
 def parse_checkpoints(text: str) -> list[bool]:
-    """Parse ``--checkpoint``."""
+    """Parse the values of ``--checkpoint``: ``True`` for yes, ``False`` for no."""
     return [word == "yes" for word in parse_words("--checkpoint", text, ("no", "yes"))]
 
 
@@ -123,7 +123,7 @@ def trace_step_of_file(
     file: Path, calls: int | None = None, script: ScriptRun | None = None, *, batch: int | None = None,
     device: DeviceSpec | None = None, torch_release: str = "", tf32: bool | None = None,
 ) -> TracedStep:  # fmt: skip
-    """Trace the unchanged step of an entry file or a training script; each table row changes it later."""
+    """Trace the step of an entry file or a training script; callers then apply the options of each table row to it."""
     from roller.insight.capture.script_tracer import trace_script
     from roller.insight.trace.providers import is_script
     from roller.insight.tracing import require_torch, trace_entry
@@ -141,12 +141,12 @@ def trace_step_of_file(
 
 
 def training_combinations(amps: Sequence[str], checkpoints: Sequence[bool]) -> Iterator[tuple[str, bool]]:
-    """Yield every requested combination of precision and checkpointing."""
+    """Return an iterator over all combinations of precisions and checkpointing options."""
     return ((amp, checkpoint) for amp in amps for checkpoint in checkpoints)
 
 
 def memory_text(memory: Memory) -> str:
-    """Format the memory that the vendor's monitor would show, or "does not fit"."""
+    """Format the memory that the vendor's monitor would show; return ``"does not fit"`` if it exceeds the device's."""
     if not memory.fits:
         return "does not fit"
     error = f" ± {memory.total_error_bytes / MIB:.0f}" if memory.total_error_bytes else ""
@@ -154,7 +154,7 @@ def memory_text(memory: Memory) -> str:
 
 
 def write_memory_snapshot(step: Trace, spec: DeviceSpec, path: Path, settings: AllocatorSettings | None = None) -> None:
-    """Write a step as PyTorch's memory snapshot."""
+    """Write a step's memory as a snapshot in PyTorch's format; refuse a device without a caching allocator."""
     from roller.insight.memory.largest_batch import allocator_settings_for_trace
     from roller.insight.memory.simulate import Library
     from roller.insight.memory.snapshot import make_snapshot, write_snapshot

@@ -1,4 +1,4 @@
-"""Error for wrong usage of the command line."""
+"""Error for incorrect usage of the command line."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every fini
 
 
 def set_verbosity(*, quiet: bool, verbose: bool) -> None:
-    """Set the log level; an option after the verb only adds to the options before it."""
+    """Set the log level if ``quiet`` or ``verbose``; otherwise keep the one that earlier options have set."""
     if quiet and verbose:
         raise typer.BadParameter("expected --quiet or --verbose, got both. Leave one of them out.")
     if quiet:
@@ -34,7 +34,7 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> None:
 
 
 def attach_progress_handler() -> None:
-    """Print progress to standard error from now on, one line each; reset the options of an earlier command."""
+    """Print progress messages to standard error from now on, one per line; undo the log level of an earlier command."""
     for handler in [h for h in _LOG.handlers if isinstance(h, _StderrLineHandler)]:
         _LOG.removeHandler(handler)
     _LOG.addHandler(_StderrLineHandler())
@@ -42,12 +42,12 @@ def attach_progress_handler() -> None:
 
 
 def is_quiet() -> bool:
-    """Return whether only results and errors are wanted; false by default."""
+    """Return whether only results and errors are to be printed; false by default."""
     return _LOG.level > logging.INFO
 
 
 def is_verbose() -> bool:
-    """Return whether all messages are wanted."""
+    """Return whether all messages are to be printed."""
     return _LOG.getEffectiveLevel() <= logging.DEBUG
 
 
@@ -74,7 +74,7 @@ class _StderrLineHandler(logging.Handler):
     """Handler that writes to the current standard error, even if it was replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
+        """Write a record as one line."""
         if sys.stderr is not None:
             sys.stderr.write(f"roller: {printable(self.format(record))}\n")
             sys.stderr.flush()

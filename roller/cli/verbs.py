@@ -1,4 +1,4 @@
-"""Verbs of the command line; a verb's module is imported only when the verb is used, for a quick start."""
+"""Commands of ``roller``; a command's module is imported only when it is used, so that the program starts quickly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.main import get_command
 from roller.cli.provider_errors import with_provider_errors
 from roller.cli.verbosity import with_verbosity
 
-#: Verb -> module and attribute: a function for a verb, a ``typer.Typer`` for a group, in the order of ``--help``.
+#: Command -> module and attribute, which is a function or, for a group, a ``typer.Typer``; in the order of ``--help``.
 VERBS = {
     "compile": "roller.cli.compile:compile_command",
     "compile-model": "roller.cli.compile_model:compile_model_command",
@@ -56,7 +56,7 @@ class LazyCommands(MutableMapping[str, Any]):
         self._homes: dict[str, Any] = dict(homes)
 
     def __getitem__(self, name: str) -> Any:
-        """Return a command; build it at most once per process."""
+        """Return a command; it is built at most once per process."""
         home = self._homes[name]
         return load_command(name, home) if isinstance(home, str) else home
 
@@ -78,18 +78,18 @@ class LazyCommands(MutableMapping[str, Any]):
 
 
 class Verbs(TyperGroup):
-    """Group of verbs; an interrupt prints one line about the remaining work."""
+    """Group of all commands; if the user interrupts one, it prints one line and exits with code 130."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = LazyCommands(VERBS)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names without building the commands, which Typer's own method does."""
+        """Return the commands' names without building the commands, as Typer's own method would."""
         return list(self.commands)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb."""
+        """Run a command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
@@ -99,7 +99,7 @@ class Verbs(TyperGroup):
 
 @functools.cache
 def load_command(name: str, home: str) -> Any:
-    """Build the command for a function or a Typer group; add ``--quiet`` and ``--verbose`` to each verb."""
+    """Build the command for a function or a Typer group; add ``--quiet`` and ``--verbose`` to each command."""
     module, _, attribute = home.partition(":")
     target = getattr(importlib.import_module(module), attribute)
     if isinstance(target, typer.Typer):

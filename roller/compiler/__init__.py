@@ -1,1 +1,1 @@
-"""Compiles one operator: expression, candidates, and chosen kernel."""
+"""Compiles one operator: from its expression through candidates to the chosen kernel."""

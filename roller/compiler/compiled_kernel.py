@@ -43,7 +43,7 @@ class CompiledKernel:
     launcher
         Function that makes an artifact callable; by default chosen by the artifact's language.
     cached_at
-        Time when it entered the cache, in seconds since the epoch; ``None`` if it does not come from the cache.
+        Time when the kernel entered the cache, in seconds since the epoch; ``None`` if it does not come from there.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CompiledKernel:
         Raises
         ------
         RollerError
-            If the kernel is bound to a device (``"cuda:1"``), or takes a range of sizes.
+            If the kernel is bound to a device (``"cuda:1"``) or takes a range of sizes.
         """
         if self._make is not None or type(self) is not CompiledKernel:
             bound = "a range of sizes" if self._make is None else "a device of this process"
@@ -111,7 +111,7 @@ class CompiledKernel:
 
     @property
     def measured_s(self) -> float | None:
-        """Median measured seconds per call, if timed."""
+        """Median measured time per call, in seconds; ``None`` if the kernel was not timed."""
         return self.artifact.measured_s
 
     @property
@@ -121,7 +121,7 @@ class CompiledKernel:
 
     @property
     def ranking_refused(self) -> str:
-        """Reason why the candidates' times give no ranking: they are doubtful, or too close for a busy machine."""
+        """Reason why the times give no ranking (doubtful, or too close for a busy machine); empty if they do."""
         return self.artifact.doubt or self.artifact.tied
 
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
@@ -230,7 +230,7 @@ class CompiledKernel:
         return load_launcher(self.artifact)
 
     def expect_reachable(self) -> None:
-        """Refuse to run if the device is absent.
+        """Raise an error if the kernel's device is absent.
 
         Raises
         ------

@@ -1,7 +1,7 @@
 """The whole pipeline: expression -> candidates -> kernels -> checked and timed kernels -> the best one.
 
 This file names every stage and imports each stage where it is needed: construction and prediction load neither TVM nor
-a backend, and a warm compile loads neither code generation nor the constructor.
+a backend, and compiling from the cache loads neither code generation nor the constructor.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def predict(
     fragment: str | None = None, stages: int = 1, split_k: int = 1, raster: int = 1, warm: Sequence[str] = (),
     policy: str | None = None,
 ) -> Estimate:  # fmt: skip
-    """Predict the time of named tiles, of a named program, or of a framework's library kernel.
+    """Predict the time of a kernel given by tiles, by a program or its name, or as a framework's library kernel.
 
     Parameters
     ----------
@@ -111,9 +111,9 @@ def predict(
         For each layer (``register`` and ``shared`` on a GPU, also ``reg``, ``thread`` and ``smem``, ``lds``,
         ``scratchpad``, ``block``; ``register``, ``l1``, ``l2`` on a CPU) the extents by axis name, or a sequence in
         axis order, for the expression or its fused or grouped form (``n*ho*wo``, ``c*kh*kw``). The reduction step is
-        the reduction extent in ``shared``, or is given as ``rstep``. An omitted axis is 1 in ``register`` and the
-        extent of the layer above elsewhere; extents beyond the tensor are padded; no extent needs to be a multiple of
-        another. Alternatively, the name of a program as :func:`construct` prints it (``str(candidate.program)``), or
+        the reduction extent in ``shared``, or is given as ``rstep``. An omitted axis is 1 in ``register`` and has the
+        extent of the layer above elsewhere. Extents beyond the tensor are padded, and no extent needs to be a multiple
+        of another. Alternatively, the name of a program as :func:`construct` prints it (``str(candidate.program)``), or
         the program itself, which gives exactly the estimate from its construction.
     fragment
         Matrix instruction of the device (``"mma.m16n8k16.f16.f32"``) for the tiles, which must then consist of whole
@@ -196,10 +196,10 @@ def compile(
     """Compile an expression for a device, or return the cached kernel.
 
     On this machine's CPU (``device="cpu"``), the best ``top_k`` candidates are built in parallel, checked against the
-    float64 reference and timed one at a time, and the fastest is returned; likewise on a GPU of this machine
+    float64 reference and timed one at a time, and the fastest is returned. The same happens on a GPU of this machine
     (``device="cuda:0"``), in a separate process. For the name of any other device, candidates are constructed and the
-    best one is lowered to source without a device. ``device="null:v100"`` simulates a device: it computes with the
-    reference and reports the estimate with noise as a measurement, for tests, and is never cached.
+    best one is lowered to source without a device. For tests, ``device="null:v100"`` simulates a device: it computes
+    with the reference and reports the estimate with noise as a measurement, and its kernels are never cached.
 
     Parameters
     ----------
@@ -209,8 +209,8 @@ def compile(
         checked, and nothing is timed.
     constants
         Values of inputs that are the same in all calls (weights), by name: the kernel is called with the other inputs
-        only, and a CPU kernel packs constants once when it is loaded. They are copied, saved with the kernel, and not
-        part of the cache key: one kernel serves all values.
+        only, and a CPU kernel packs constants once when it is loaded. They are copied and saved with the kernel but are
+        not part of the cache key: one kernel serves all values.
     seed
         Seed of the random inputs, including constants, for checking and timing; it is not part of the
         cache key.
@@ -223,8 +223,8 @@ def compile(
         (``"v100"``, or a YAML file): ``device="cpu"`` is the spec detected or probed on this machine, and other
         machines have different specs.
     refine_s
-        Seconds of local search around the fastest candidate on a local device: neighbouring tiles are built, checked
-        and timed against it. This is useful for small operators and off by default.
+        Duration, in seconds, of a local search around the fastest candidate on a local device: neighbouring tiles are
+        built, checked and timed against it. This is useful for small operators and off by default.
     spec
         With a local device (``"cuda:0"``), the spec to construct for (a name, a probed YAML file, or a DeviceSpec)
         instead of the shipped spec for its architecture.
@@ -236,8 +236,8 @@ def compile(
     prove_s
         Budget of a proof in seconds; 20 by default.
     remeasure
-        Whether to choose and time again although the kernel is cached, for example because the machine
-        changed or was busy. A doubtful result does not replace an undisturbed one.
+        Whether to choose and time again even if the kernel is cached, for example because the machine changed or was
+        busy. A doubtful result does not replace an undisturbed one.
     shapes
         Dynamic axes with their ranges: ``{"ho": range(7, 65), "wo": range(7, 65)}``. The result is a
         :class:`~roller.compiler.dynamic.symbolic_call.SymbolicRange`, or, on a CPU for some ranges of the first
@@ -333,7 +333,7 @@ def load(path: str | os.PathLike[str]) -> CompiledKernel:
 
 
 def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Generate the kernel of a program with the code generator of the spec's language."""
+    """Generate the kernel of a program with the code generator for the spec's language."""
     made: KernelArtifact = target_for(spec).generation().lower_for(program, expression, spec)
     return made
 
@@ -372,7 +372,7 @@ def _compile_on_local_device(
     handle: DeviceHandle | None, expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...],
     options: ConstructOptions, seed: int, how: Selection,
 ) -> CompiledKernel:  # fmt: skip
-    """Choose among candidates on a local device; without ``handle``, it is the CPU."""
+    """Choose among candidates on the local device of ``handle``, or on this machine's CPU if it is ``None``."""
     from roller.backends.build import build
     from roller.compiler.autotune import TuningContext, choose_kernel
     from roller.compiler.compiled_kernel import CompiledKernel

@@ -10,7 +10,7 @@ from roller.hardware import DeviceSpec
 
 
 def check_cached_inputs(expr: TensorExpr, spec: DeviceSpec, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of inputs in the shared cache after checking them."""
+    """Return ``names`` as a tuple; raise an error for a name that is no input, and for any name unless on a GPU."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TileError(f"warm: expected a sequence of names of inputs, got {shown(names)}. Write for example ('A',).")
     known = [t.name for t in expr.inputs]

@@ -13,7 +13,7 @@ from roller.tile.program import RProgram
 
 
 def check_block_capacities(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
-    """Raise the error that names the capacity a block exceeds, if any."""
+    """Raise an error that names the exceeded capacity if a block does not fit the device."""
     lim, threads = spec.limits, program.threads_per_block
     if lim.threads_per_block is not None and threads > lim.threads_per_block:
         raise TileError(
@@ -43,7 +43,7 @@ def check_block_capacities(program: RProgram, batch: TileBatch, spec: DeviceSpec
 
 
 def with_hard_limits(spec: DeviceSpec) -> DeviceSpec:
-    """Return ``spec`` with usable budgets raised to the hard limits, as named tiles may use."""
+    """Return ``spec`` with its usable budgets raised to the hard limits, up to which user-named tiles may go."""
     if spec.traits.simd:
         limits = replace(spec.limits, usable_vector_registers=spec.limits.vector_registers)
         return replace(spec, limits=limits)

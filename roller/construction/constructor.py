@@ -1,4 +1,4 @@
-"""Constructs candidates: grows programs from templates, ranks, lays out and identifies them."""
+"""Constructs candidates: grows programs from templates, then ranks, lays out and identifies them."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Candidate:
         ``"constructed"`` (not tried), ``"measured"``, ``"checked"`` (correct, not timed) or another value of
         :data:`roller.runtime.records.STATUSES`.
     measured_s
-        Median measured seconds, or ``None``.
+        Median measured time in seconds, or ``None`` if the program was not timed.
     reason
         Reason for a failure, or ``None``.
     proved
-        Result of emulation if the device is absent: ``"emulated"`` or ``"not proved (reason)"``; empty if it
-        was not run.
+        Result of the emulation that replaces an absent device: ``"emulated"`` or ``"not proved (reason)"``; empty if
+        the program was not emulated.
     """
 
     id: str
@@ -93,7 +93,7 @@ def nothing_fits_error(expr: TensorExpr, spec: DeviceSpec, options: ConstructOpt
 def make_candidates(
     programs: Sequence[tuple[RProgram, Estimate]], expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions
 ) -> tuple[Candidate, ...]:
-    """Return programs as candidates, with the alignment rules they relax and their identities."""
+    """Return programs as candidates, each with the alignment rules that it relaxes and with its identifier."""
     parts = [expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)]
     identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     target = share_of_device(spec, options)
@@ -102,7 +102,7 @@ def make_candidates(
 
 
 def share_of_device(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
-    """Return the share of the device that ``options.units`` selects."""
+    """Return the share of the device that ``options.units`` selects, or the whole device if it is ``None``."""
     return spec if options.units is None else spec.share(options.units)
 
 
@@ -114,7 +114,7 @@ def _make_candidate(
 
 
 def program_from_row(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
-    """Return row ``i`` of a batch as a program, with its vectors and storage padding."""
+    """Return row ``i`` of a batch as a program, including its vectors and storage padding."""
     g, product = batch.geometry, matrix_product_of_batch(batch)
     if product is not None:
         return product.outer(program_from_row(matrix_product_batch(batch, product), i, spec), g.expr, batch.structure)
@@ -146,7 +146,7 @@ def _int_tuple(row: Ints) -> tuple[int, ...]:
 
 
 def _choose_vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int]:
-    """Return the vector axis and elements, taken from the batch on a CPU and from its template on a GPU."""
+    """Return the vector axis (``None`` for scalars) and the number of elements per vector."""
     g = batch.geometry
     if batch.vector_axis is not None:
         lanes = spec.teu.lanes * 4 // max(4, g.store.tensor.itemsize_bytes)
@@ -159,7 +159,7 @@ def _choose_vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | No
 
 
 def _choose_layout(program: RProgram, spec: DeviceSpec) -> RProgram:
-    """Choose interleaved or contiguous thread rows, and the storage padding, by the cost of one TEU's reads."""
+    """Return the program with the thread order and the storage padding that minimize the cost of one TEU's reads."""
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
     if program.fragment is not None and program.fragment.reads_scratchpad:

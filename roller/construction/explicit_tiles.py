@@ -1,4 +1,4 @@
-"""Programs from user-named tiles, aligned or not, for ``predict``."""
+"""Builds and prices programs from user-named tiles, aligned or not, for ``predict``."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from roller.tile.program import RProgram
 from roller.tile.structures import TILED, WINDOW, Structure, structure_of
 from roller.tile.windows import slide_of
 
-#: Extents of one layer, by axis name or in axis order.
+#: Extents of one layer's tile, by axis name or in axis order.
 Tile = Mapping[str, int] | Sequence[int]
 
-#: Names of GPU layers in published tile tables.
+#: The layer for each name that published tile tables use for a GPU layer.
 LAYER_ALIASES = {
     "smem": "shared", "scratchpad": "shared", "lds": "shared", "block": "shared", "smem_tile": "shared",
     "reg": "register", "thread": "register", "reg_tile": "register",
 }  # fmt: skip
-#: Key of the reduction step of the scratchpad's tile in those tables.
+#: Key of the scratchpad tile's reduction step in those tables.
 STEP = "rstep"
 #: Maximum extent and maximum number of points of one tile, so that counts stay exact in 64 bits.
 MAX_EXTENT, MAX_POINTS = 2**31 - 1, 2**53
@@ -68,7 +68,7 @@ class ExplicitTiles:
 
     @property
     def whole(self) -> ExplicitTiles:
-        """The same tiles, each rounded up to whole tiles of the faster layer."""
+        """These tiles, each rounded up to whole tiles of the faster layer."""
         rows = [self.rows[0]]
         for row in self.rows[1:]:
             rows.append(tuple(-(-n // above) * above for n, above in zip(row, rows[-1], strict=True)))
@@ -76,7 +76,7 @@ class ExplicitTiles:
 
     @property
     def inlined(self) -> ExplicitTiles:
-        """The same tiles over the form without one-point reductions (1x1 windows), which all templates use."""
+        """These tiles over the form without one-point reductions (1x1 windows), which all templates use."""
         form = inline_unit_reduction(self.geometry.expr)
         if form is self.geometry.expr:
             return self
@@ -85,7 +85,7 @@ class ExplicitTiles:
 
 
 def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> RProgram:
-    """Return the program of aligned tiles named by layer; see :func:`parse_named_tiles`."""
+    """Return the program with the given aligned tiles by layer; see :func:`parse_named_tiles`."""
     named = parse_named_tiles(expr, spec, tiles).inlined
     layers = [layer.name for layer in spec.memory_layers if layer.tiled]
     for layer, row, above in zip(layers[1:], named.rows[1:], named.rows, strict=False):
@@ -100,7 +100,7 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
 
 @dataclass(frozen=True)
 class PricedTiles:
-    """User-named tiles as a priced program; ``block`` is the advance of its blocks if smaller than the tile."""
+    """A priced program of user-named tiles; ``block`` holds the extents by which blocks advance, else ``None``."""
 
     estimate: Estimate
     program: RProgram
@@ -108,7 +108,7 @@ class PricedTiles:
 
 
 def _check_intermediate_tiles(program: RProgram, named: ExplicitTiles, tiles: Mapping[str, Tile]) -> None:
-    """Refuse named tiles of intermediate layers that differ from those that the other layers imply."""
+    """Raise an error if a named tile of an intermediate layer differs from the tile that the other layers imply."""
     for (layer, extents), row in list(zip(program.tiles, named.rows, strict=True))[1:-1]:
         if layer in tiles and extents != row:
             raise TileError(
@@ -117,7 +117,7 @@ def _check_intermediate_tiles(program: RProgram, named: ExplicitTiles, tiles: Ma
 
 
 def _parse_fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | None]:
-    """Return a device's fragment by name, and the axes named after a colon, as in program names."""
+    """Return the fragment that ``text`` names, and the axes that it lists after a colon, or ``None`` without them."""
     names = [f.name for f in spec.fragments]
     name, _, axes = text.partition(":") if isinstance(text, str) else (None, "", "")
     if name not in names:
@@ -134,7 +134,7 @@ def price_named_tiles(
     how: Mechanisms = Mechanisms(),
     warm: tuple[str, ...] = (),
 ) -> PricedTiles:
-    """Return the price of tiles named by layer, aligned or not; see :func:`parse_named_tiles`."""
+    """Price tiles named by layer, aligned or not; see :func:`parse_named_tiles`."""
     named = parse_named_tiles(expr, spec, tiles)
     if fragment is not None:
         found_fragment, along = _parse_fragment(fragment, spec)
@@ -152,9 +152,9 @@ def price_named_tiles(
         budget = with_hard_limits(spec)
         program = _program_from_extents(named.whole, budget, structure_of(named.geometry), how=how)
         return PricedTiles(pricing.estimate_program(program, budget), program)
-    # Threads at the edge of a block compute points that are not stored. A reduction without reuse is priced with its
-    # points spread over threads and, as published tiles mean it, staged with threads over outputs: the faster of the
-    # two counts.
+    # Threads at the edge of a block compute points that are not stored. A reduction without reuse is priced twice: with
+    # its points spread over threads and, as in published tiles, staged with threads over outputs. The faster one
+    # counts.
     found: list[PricedTiles] = []
     errors: list[TileError] = []
     for structure, staged in _possible_structures(named):
@@ -191,8 +191,9 @@ def parse_named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Ti
             f"tiles: '{STEP}': a CPU's reduction piece is the reduction extent of {layers[-1]}. Give it in the tile of "
             f"'{layers[-1]}'."
         )
-    # The reduction step may be given separately, next to a ``shared`` tile of the spatial axes. Omitted axes are 1 in
-    # the fastest layer and the extent of the layer above in the others; extents beyond the tensor are padding.
+    # The reduction step may be given separately, next to a ``shared`` tile of the spatial axes. An omitted axis has
+    # extent 1 in the fastest layer, and the extent of the layer above in the others; extents beyond the tensor are
+    # padding.
     steps = tiles.get(STEP)
     named = _with_canonical_layer_names({n: t for n, t in tiles.items() if n != STEP or steps is None}, spec, layers)
     geometry, by_layer = own, _merge_reduction_step(named, steps, own)
@@ -227,7 +228,7 @@ def _with_canonical_layer_names(tiles: Mapping[str, Tile], spec: DeviceSpec, lay
 
 
 def _merge_reduction_step(tiles: Mapping[str, Tile], steps: Any, geometry: Geometry) -> dict[str, Tile]:
-    """Return the tiles with the reduction step merged into the scratchpad's tile if it fits this form."""
+    """Return the tiles, with the reduction step merged into the scratchpad's tile if it fits this form."""
     reductions = [n for n, spatial in zip(geometry.names, geometry.spatial, strict=True) if not spatial]
     extents = list(steps) if isinstance(steps, Sequence) and not isinstance(steps, str) else [steps]
     shared = tiles.get("shared", {})
@@ -242,7 +243,7 @@ def _merge_reduction_step(tiles: Mapping[str, Tile], steps: Any, geometry: Geome
 
 
 def _check_reduction_step(steps: Any, geometry: Geometry, shared: tuple[int, ...]) -> None:
-    """Raise if the reduction step contradicts the scratchpad's tile."""
+    """Raise an error if the reduction step contradicts the scratchpad's tile."""
     if steps is None:
         return
     given = list(steps) if isinstance(steps, Sequence) and not isinstance(steps, (str, bytes)) else [steps]
@@ -260,7 +261,7 @@ def _check_reduction_step(steps: Any, geometry: Geometry, shared: tuple[int, ...
 
 
 def _possible_structures(named: ExplicitTiles) -> list[tuple[Structure, tuple[str, ...]]]:
-    """Return the possible structures of a GPU block of named tiles, each with its staged tensors."""
+    """Return the structures that a GPU program with the named tiles may have, each with its staged tensors."""
     geometry = named.geometry
     expr, structure = geometry.expr, structure_of(geometry)
     found = [(structure, geometry.load_names if structure.reuses else ())]
@@ -311,7 +312,7 @@ def _batch_row(extents: tuple[int, ...]) -> Ints:
 def _fastest_vector_program(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...], how: Mechanisms
 ) -> RProgram:
-    """Return the tiles with the fastest vector axis, packing and stores."""
+    """Return the program of the tiles whose vector axis, packing and stores are predicted to be fastest."""
     room = spec.traits.module_for("templates", "checks")
     programs = [
         program_from_row(_with_mechanisms(b, how), 0, spec) for b in room.named_batches(geometry, spec, structure, rows)

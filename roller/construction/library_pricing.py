@@ -29,7 +29,7 @@ _Best: TypeAlias = tuple[float, tuple[int, int, int], Estimate]
 
 
 def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tuple[str, ...] = ()) -> Estimate:
-    """Return the estimate of the fastest program of a policy, including call overhead."""
+    """Return the estimate of a policy's fastest program, including the overhead of the call."""
     _check_policy(policy, spec)
     options = ConstructOptions(policy=policy)
     batches = [replace(b, warm=warm) if warm else b for b in programs_of(expr, spec, options)]
@@ -41,7 +41,7 @@ def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tupl
 
 
 def library_program_pricer(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Callable[[DeviceSpec], Estimate]:
-    """Return a function that prices the program of :func:`library_estimate` on other devices."""
+    """Return a function that prices, on any device, the program that :func:`library_estimate` finds for ``spec``."""
     _check_policy(policy, spec)
     options = ConstructOptions(policy=policy)
     batches = [b for b in programs_of(expr, spec, options) if len(b)]
@@ -54,7 +54,7 @@ def library_program_pricer(expr: TensorExpr, spec: DeviceSpec, policy: str) -> C
 
 
 def _pricer_of_fastest(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estimate]:
-    """Return a function that prices the fastest program of a batch on other devices."""
+    """Return a function that prices, on any device, the program of the batch that is fastest on ``spec``."""
     if batch.structure != TILED.name:
         row = batch.take(np.array([int(np.argmin(pricing.price(batch, spec)["seconds"]))]))
         return lambda other: pricing.estimate_best(row, other)
@@ -65,7 +65,7 @@ def _pricer_of_fastest(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSp
 
 
 def with_call_overhead(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:
-    """Return the device with the launch time of a policy's whole call, as if nothing were queued."""
+    """Return the device with its launch time raised to that of a policy's whole call with nothing queued."""
     called_s = _check_policy(policy, spec).call_s * _count_allocated_tensors(expr, moments)
     if called_s <= spec.execution.launch_s:
         return spec  # the same object: batches cache results by device
@@ -83,18 +83,18 @@ def _check_policy(policy: str, spec: DeviceSpec) -> LibraryPolicy:
 
 
 def _count_allocated_tensors(expr: TensorExpr, moments: bool) -> int:
-    """Return the number of tensors that a framework call allocates: results, and row moments for the gradient."""
+    """Return the number of tensors that a framework call allocates: results, and row moments for the backward pass."""
     sums = sum(s.combiner == "sum" for s in expr.stages) if moments else 0
     return len(expr.output_tensors) + sums
 
 
-#: Programs to lay out before bounds are compared, and later per round, doubling each time, because pricing
-#: several programs takes little longer than pricing one.
+#: Number of rows per batch to lay out before bounds are compared, and number of rows in the first round after that.
+#: The number doubles from round to round, because pricing several programs takes little longer than pricing one.
 _FIRST, _TOGETHER = 4, 8
 
 
 def _fastest_estimate(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
-    """Return the estimate of the fastest program, with staged tiles in their best layout; ties go to the first."""
+    """Return the fastest program's estimate, with staged tiles in their best layout, or ``None`` without programs."""
     # Laying out a program takes as long as pricing hundreds of programs, so only tiles whose lower bound does not
     # exceed the best price so far are laid out.
     best: _Best | None = None
@@ -140,7 +140,7 @@ def _better_of_two(one: _Best | None, other: _Best) -> _Best:
 def _best_layout(
     n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None
 ) -> _Best | None:
-    """Return the best among the previous best and all layouts of the given rows of the ``n``-th batch."""
+    """Return the better of ``best`` and the best layout of the given rows of the ``n``-th batch."""
     placed = [
         ((n, row, which), program)
         for row in sorted(rows.tolist())

@@ -10,7 +10,7 @@ from roller.tile.geometry import Geometry
 
 
 def forms_for_named_tiles(expr: TensorExpr) -> Iterator[Geometry]:
-    """Yield the forms for user-named tiles: the expression, the fused expression, and both grouped in two ways."""
+    """Yield the forms for user-named tiles: the expression, its fused form, and both of them grouped in two ways."""
     fused = fuse_axes(expr)
     grouped = (group_axes(x, reductions=r) for r in (True, False) for x in (expr, fused))
     for form in (expr, fused, *grouped):
@@ -19,7 +19,7 @@ def forms_for_named_tiles(expr: TensorExpr) -> Iterator[Geometry]:
 
 
 def fits_form(tile: Mapping[str, int] | Sequence[int], geometry: Geometry, fastest: bool) -> bool:
-    """Return whether a layer's tile names axes of this form, or has as many extents."""
+    """Return whether a layer's tile names only axes of this form or, as a sequence, has a valid number of extents."""
     if isinstance(tile, Mapping):
         return all(find_axis(a, geometry.names) is not None for a in tile)
     ranks = (len(geometry.names), int(geometry.spatial.sum())) if fastest else (len(geometry.names),)
@@ -27,7 +27,7 @@ def fits_form(tile: Mapping[str, int] | Sequence[int], geometry: Geometry, faste
 
 
 def find_axis(given: object, names: Sequence[str]) -> str | None:
-    """Return the axis with that name; the parts of a group may be in any order."""
+    """Return the axis that ``given`` names (with the parts of a group in any order), or ``None``."""
     if not isinstance(given, str):
         return None
     parts = sorted(given.replace(" ", "").split("*"))

@@ -1,7 +1,7 @@
 """Scratchpad layouts for user-named tiles.
 
-Constructed tiles have lanes along the rows they read, so rows are padded by whole vectors. User-named tiles may have
-lanes across rows (transposed operands): only rows of odd pitch and interleaved threads then avoid bank conflicts.
+In constructed tiles, lanes lie along the rows that they read, so rows are padded by whole vectors. In user-named tiles,
+lanes may lie across rows (transposed operands); only an odd row pitch and interleaved threads then avoid conflicts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from roller.tile.program import RProgram
 
 
 def scratchpad_layouts(program: RProgram, spec: DeviceSpec) -> Iterator[RProgram]:
-    """Yield a laid-out program and, if its reads have conflicts, the variants with rows of any pitch."""
+    """Yield a laid-out program and, if its reads have bank conflicts, variants whose rows may have any pitch."""
     yield program
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4

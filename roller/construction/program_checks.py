@@ -12,7 +12,7 @@ from roller.tile.winograd import window_product
 
 
 def check_program(program: RProgram, spec: DeviceSpec) -> None:
-    """Raise if no program of this structure has these properties on a device of this kind."""
+    """Raise an error if a device of this kind can run no program with this structure and these properties."""
     geometry = Geometry.of(program.expr)
     _check_structure(program, geometry, spec)
     spec.traits.module_for("templates", "checks").check_program(program, geometry, spec)

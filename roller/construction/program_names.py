@@ -25,19 +25,19 @@ from roller.tile.program_name import REMEDY, ProgramName, read_name
 from roller.tile.structures import structure_named
 from roller.tile.winograd_products import products_program
 
-#: Maximum number in a name, so that counts stay exact in 64 bits.
+#: Largest number allowed in a name, so that counts stay exact in 64 bits.
 _MOST = 2**31 - 1
 
 
 def program_name_text(program: object) -> str:
-    """Return the name of a program, or return a text unchanged."""
+    """Return the name of a program, or a text unchanged; raise an error for anything else."""
     if isinstance(program, (str, RProgram)):
         return str(program)
     raise TileError(f"program: expected the name of a program, or a program, got {shown(program)}. {REMEDY}")
 
 
 def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram:
-    """Return the program with the given name, with the relaxed rules determined for this device."""
+    """Return the program with the given name; the rules that it relaxes are determined for this device."""
     said = read_name(name)
     if said.kind != spec.kind:
         raise TileError(
@@ -61,7 +61,7 @@ def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram
 
 
 def estimate_named_program(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
-    """Return the estimate of a program, bit-equal to the estimate of ``construct``."""
+    """Return the estimate of a program, equal bit for bit to the estimate from ``construct``."""
     estimate = pricing.estimate_program(program, spec, warm)
     if not math.isfinite(estimate.seconds):  # budgets reserved for the compiler bind construction, not the device
         estimate = pricing.estimate_program(program, with_hard_limits(spec), warm)
@@ -106,7 +106,7 @@ def _check_layers(said: ProgramName, spec: DeviceSpec) -> None:
 
 
 def _find_fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragment | None:
-    """Return the matrix instruction with a given name, checked to compute the expression along the named axes."""
+    """Return the named matrix instruction, if any; raise an error if it cannot compute along the named axes."""
     if (said.fragment is None) == structure_named(said.structure).on_matrix_unit:
         raise TileError(
             f"program: expected 'fragment=NAME:M,N,K' of a 'matrix' program, and of no other, got '{said.structure}' "
@@ -130,7 +130,7 @@ def _find_fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> F
 
 
 def _check_names(said: ProgramName, form: TensorExpr) -> None:
-    """Raise if a name lists an axis or tensor that the form lacks, or lists the same one twice."""
+    """Raise an error if a name lists an axis or tensor that the form lacks, or lists one twice."""
     inputs, loads = [t.name for t in form.inputs], [x.tensor for s in form.stages for x in s.loads]
     for word, given, known in (
         ("staged", said.staged, loads), ("pad", [t for t, _ in said.pad], list(said.staged)),

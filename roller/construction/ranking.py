@@ -1,4 +1,4 @@
-"""Finds the best programs of several batches: lays out rows by ascending price until no remaining row can win.
+"""Finds the best programs of several batches: lays out rows in order of ascending price until no other row can win.
 
 Prices of rows ignore storage padding and bank conflicts, which are known only after layout and can only add time.
 Laying out one row takes as long as pricing hundreds. The search stops when the next price exceeds the price of the best
@@ -20,28 +20,28 @@ from roller.perf.estimate import Estimate
 from roller.templates import pricing
 from roller.tile.program import RProgram
 
-#: A row of a batch: its price (seconds), the batch, and its position there.
+#: A row of a batch: its price (seconds), the batch, and its position in the batch.
 Row = tuple[float, TileBatch, int]
 Ranked = list[tuple[RProgram, Estimate]]
-#: Matrix-unit programs with equal keys have similar predicted and measured times: instruction family, and the rows
-#: and columns of a block's tile.
+#: Key of matrix-unit programs whose predicted and measured times are similar: the instruction family, and the numbers
+#: of rows and columns in a block's tile.
 Family: TypeAlias = tuple[str, int, int]
 
-#: Extra programs laid out at once.
+#: Number of extra programs to lay out at once.
 _SPARE = 2
-#: Minimum rows to lay out: padding reduces resident blocks, and the resulting waves sometimes fit better.
+#: Minimum number of rows to lay out: padding reduces the number of resident blocks, which sometimes fits waves better.
 _LEAST = 8
-#: Maximum rows to lay out in search of a better program.
+#: Maximum number of rows to lay out in search of a better program.
 _MOST = 128
-#: Maximum rows per round of that search: pricing several takes little longer than pricing one.
+#: Maximum number of rows per round of that search: pricing several takes little longer than pricing one.
 _TOGETHER = 16
-#: Relative difference below which times are equal.
+#: Relative difference below which times count as equal.
 _SAME = 1e-3
-#: Minimum number of candidates that includes one of every competitive structure.
+#: Number of requested candidates from which on the result includes one of every competitive structure.
 _FAMILY_COUNT = 4
-#: Maximum predicted ratio to the best program at which another structure may still be faster.
+#: Largest predicted time, relative to the best program's, at which a different structure may still be faster.
 _DOUBTED = 2.0
-#: Rows examined per kept row if neighbouring rows share a micro-kernel.
+#: Number of rows to examine per kept row if neighbouring rows share a micro-kernel.
 _PER_KERNEL_ROWS = 8
 
 
@@ -66,7 +66,7 @@ def best_programs(
 
 
 def _cheapest_rows(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, count: int, most_s: float) -> list[Row]:
-    """Return about ``wanted`` rows in order of price, none above ``most_s`` except one per compared structure."""
+    """Return about ``wanted`` rows in order of price, none above ``most_s`` except the best row of a new structure."""
     pool: list[Row] = []
     # Rows that another batch already beats need no pricing, so rows that are already priced come first.
     for b in sorted(batches, key=lambda b: b.known_seconds(spec) is None):
@@ -78,7 +78,7 @@ def _cheapest_rows(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, 
 
 
 def _spread_over_kernels(pool: list[Row], count: int) -> list[Row]:
-    """Return the rows, putting at most ``sqrt(count)`` rows per micro-kernel first, then the others."""
+    """Return the rows reordered: first up to ``sqrt(count)`` (rounded up) rows per micro-kernel, then the others."""
     if count >= _FAMILY_COUNT and any(b.fragment is not None for _, b, _ in pool):
         return _tiles_first(pool)
     # Programs that differ only in the number of micro-kernels per task have almost equal predicted and measured times.
@@ -95,7 +95,7 @@ def _spread_over_kernels(pool: list[Row], count: int) -> list[Row]:
 
 
 def _tiles_first(pool: list[Row]) -> list[Row]:
-    """Return the rows, putting the best row of every competitive matrix tile first, then all others."""
+    """Return the rows reordered: first the best row of every competitive matrix tile, then all others."""
     tiles: set[Family] = set()
     first: list[Row] = []
     later: list[Row] = []
@@ -126,16 +126,16 @@ class _LayoutSearch:
 
     @property
     def limit_s(self) -> float:
-        """Seconds above which no row is requested: the best program's time, once there are enough programs."""
+        """Price above which no row is requested: the best program's time, infinite until there are enough programs."""
         return self.found[0][1].seconds if len(self.found) >= self.count else float("inf")
 
     def wants_rows_above(self, known_s: float) -> bool:
-        """Return whether rows that cost more than ``known_s`` may be among the best."""
+        """Return whether the search needs rows beyond those with prices up to ``known_s``."""
         better = known_s < self.limit_s * (1 - _SAME) and len(self.tried) < _MOST
         return len(self.found) < self.count or better
 
     def run(self, rows: Sequence[Row]) -> None:
-        """Lay out rows by ascending price until there are enough programs and no cheaper row is left."""
+        """Lay out rows in order of ascending price until there are enough programs and no cheaper row is left."""
         while True:
             left = [row for row in rows if (id(row[1]), row[2]) not in self.tried]
             least = max(self.count + _SPARE, _LEAST) - len(self.tried)

@@ -1,4 +1,4 @@
-"""Selects the candidates worth timing: the candidates that the model cannot distinguish from its favourite."""
+"""Selects the candidates worth timing: those that the model cannot distinguish from the predicted best."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from roller.construction.constructor import Candidate
 from roller.hardware import DeviceSpec
 from roller.perf.accuracy import kernel_family, ranking_error
 
-#: Minimum relative expected gain to time one more candidate: about the resolution of a measurement.
+#: Minimum expected relative gain for which one more candidate is timed: about the resolution of a measurement.
 GAIN = 0.02
-#: Expected error (one sigma of the logarithm) of the predicted ratio of two register tiles of one form: from the 95
-#: pairs timed in ResNet-50, DenseNet-121, BERT large and DeepLab v3 on a Zen 1, whose median error is 0.03.
-#: Their root mean square is 0.13, because some times were disturbed and some rivals were in fact slower.
+#: Expected error (one sigma of the logarithm) of the predicted time ratio between two register tiles of one form. It is
+#: based on the 95 pairs timed in ResNet-50, DenseNet-121, BERT large and DeepLab v3 on a Zen 1. Their median error is
+#: 0.03; the root mean square is 0.13, because some times were disturbed and some rivals were in fact slower.
 FORM_ERROR = 0.05
-#: Points of the integral over the fastest of several uncertain times, and sigmas to either side.
+#: Number of integration points for the expected minimum of uncertain times, and sigmas covered on either side.
 _POINTS, _SIGMAS = 241, 5.0
 
 
 def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int, ...]:
-    """Return the positions of the candidates that ``top_k="auto"`` times; one position means none.
+    """Return the positions of the candidates that ``top_k="auto"`` times; if there is only one, none is timed.
 
     >>> import roller
     >>> spec = roller.load_spec("v100")
@@ -37,7 +37,7 @@ def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int
 
 
 def expected_seconds(seconds: Sequence[float], spec: DeviceSpec, forms: Sequence[Hashable] = ()) -> float:
-    """Return the expected seconds of the fastest of several candidates after timing all of them.
+    """Return the expected time, in seconds, of the candidate that proves fastest when all are timed.
 
     >>> import roller
     >>> spec = roller.load_spec("v100")
@@ -63,7 +63,7 @@ def positions_worth_timing(
     error: float,
     structures: Sequence[Hashable] = (),
 ) -> tuple[int, ...]:
-    """Return the positions of the best candidates of each family that may be faster than the first.
+    """Return the positions of candidates that may be the fastest: the first, and at most one from each other family.
 
     >>> positions_worth_timing([1.0, 1.01, 1.05, 1.2], ["a", "a", "b", "c"], 0.1)
     (0, 2)
@@ -81,7 +81,7 @@ def positions_worth_timing(
         gap = math.log(seconds[n] / seconds[0])
         if families[n] in known or gap >= error:
             continue
-        # The expected gain of the minimum of independent normal errors of ``error / sqrt(2)`` each.
+        # The gain in the expected minimum, with independent normal errors of ``error / sqrt(2)`` each.
         if _expected_minimum(behind, error) - _expected_minimum([*behind, gap], error) < GAIN:
             if n in firsts:
                 continue
@@ -93,7 +93,7 @@ def positions_worth_timing(
 
 
 def _expected_minimum(means: Sequence[float], error: float) -> float:
-    """Return the expected minimum of normal variables whose pairwise differences deviate by ``error``."""
+    """Return the expected minimum of normal variables whose pairwise differences have standard deviation ``error``."""
     sigma = error / math.sqrt(2)
     x = np.linspace(min(means) - _SIGMAS * sigma, min(means) + _SIGMAS * sigma, _POINTS)
     above = np.ones_like(x)

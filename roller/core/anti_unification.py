@@ -12,7 +12,7 @@ from roller.errors import RollerError, shown
 
 
 class MismatchError(RollerError):
-    """The data for two sizes differ in more than numbers, or no known formula gives a number."""
+    """The data for two sizes differ in more than numbers, or no known formula yields the numbers."""
 
 
 @dataclass(frozen=True)

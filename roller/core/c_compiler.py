@@ -1,4 +1,4 @@
-"""Finds the C compiler, which links CPU kernels and compiles the code that runs whole models."""
+"""Find the C compiler, which links CPU kernels and compiles the code that runs whole models."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import shutil
 
 from roller.errors import BuildError
 
-#: Commands to try, in this order, where ``CC`` names none.
+#: Commands to try, in this order, if ``CC`` names none that exists.
 COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
 
 
 def find_compiler() -> str | None:
-    """Return the path of a C compiler, from ``CC`` if it exists, otherwise the first of :data:`COMPILERS` found."""
+    """Return the path of the C compiler in ``CC``, else of the first of :data:`COMPILERS` found, else ``None``."""
     words = shlex.split(os.environ.get("CC", ""))
     return next((path for path in map(shutil.which, (*words[:1], *COMPILERS)) if path), None)
 
 
 def require_compiler(what: str) -> str:
-    """Return the path of a C compiler, or raise ``BuildError``."""
+    """Return the path of a C compiler; raise ``BuildError`` if there is none."""
     found = find_compiler()
     if found is None:
         raise BuildError(

@@ -20,7 +20,7 @@ def cache_folder() -> Path:
     chosen = os.environ.get(VARIABLE, "").strip()
     if chosen:
         return Path(chosen).expanduser().absolute()
-    # The rule of platformdirs on Linux, spelled out: importing it costs a tenth of a warm compile.
+    # The rule of platformdirs on Linux, spelled out: importing it takes a tenth of the time of a warm compile.
     xdg = os.environ.get("XDG_CACHE_HOME", "").strip()
     if sys.platform.startswith("linux") and os.path.isabs(xdg):
         return Path(xdg) / "roller"

@@ -10,7 +10,7 @@ from typing import Any
 
 from roller.errors import printable
 
-#: Maximum characters of a ``repr``: it fits two lines of an 80-column terminal.
+#: Maximum number of characters of a ``repr``, so that it fits two lines of an 80-column terminal.
 MOST_CHARACTERS = 118
 
 

@@ -42,13 +42,25 @@ class DType:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether units that lack it compute in float32 instead; a conversion to it always rounds."""
+        """Whether it is a float below 32 bits: units without it compute in float32, and conversions to it round."""
         return self.is_float and self.itemsize_bytes < 4
 
     @property
     def is_byte_float(self) -> bool:
         """Whether it is an 8-bit float, which is converted by arithmetic on its bits."""
         return self.is_float and self.itemsize_bytes == 1
+
+    @property
+    def integer_range(self) -> tuple[int, int]:
+        """Smallest and largest value of an integer or Boolean dtype.
+
+        >>> DTYPES["int8"].integer_range, DTYPES["uint8"].integer_range, DTYPES["bool"].integer_range
+        ((-128, 127), (0, 255), (0, 1))
+        """
+        if self.kind == "bool":
+            return 0, 1
+        bits = 8 * self.itemsize_bytes
+        return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if self.kind == "int" else (0, (1 << bits) - 1)
 
     @property
     def epsilon(self) -> float:
@@ -92,7 +104,7 @@ class DType:
 
     @property
     def subnormal_rounding_bits(self) -> int:
-        """Bits of the float32 whose last digit equals :attr:`smallest`."""
+        """Bits of the float32 number whose ulp equals :attr:`smallest_subnormal`."""
         return (127 + self.exponents[0] - (self.digits - 1) + 23) << 23
 
     @property
@@ -112,7 +124,7 @@ class DType:
 
     @cached_property
     def byte_float_values(self) -> np.ndarray:
-        """Values of all bit patterns of an 8-bit float, as float32 of shape ``(256,)``."""
+        """Values of all bit patterns of an 8-bit float, as float32, shape ``(256,)``."""
         pattern = np.arange(128)
         places = self.digits - 1
         field, fraction = pattern >> places, pattern & ((1 << places) - 1)
@@ -145,10 +157,12 @@ _ROWS = (
 
 #: Rows by name.
 DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
-#: Bytes of an element by name.
+#: Size of an element in bytes by name.
 DTYPE_BYTES: dict[str, int] = {name: row.itemsize_bytes for name, row in DTYPES.items()}
 FLOATS = tuple(name for name, row in DTYPES.items() if row.is_float)
 INTEGERS = tuple(name for name, row in DTYPES.items() if row.kind in ("int", "uint"))
+#: Integer dtypes in which C computes with 32 bits.
+NARROW_INTEGERS = tuple(name for name in INTEGERS if DTYPES[name].itemsize_bytes < 4)
 NARROW_FLOATS = tuple(name for name, row in DTYPES.items() if row.is_narrow)
 BYTE_FLOATS = tuple(name for name, row in DTYPES.items() if row.is_byte_float)
 _ALIASES = {alias: name for name, row in DTYPES.items() for alias in row.aliases}
@@ -164,7 +178,7 @@ def canonical_dtype_name(name: Any) -> Any:
 
 
 def is_float(name: str) -> bool:
-    """Whether the named dtype is a floating-point dtype."""
+    """Return whether the named dtype is a floating-point dtype."""
     row = DTYPES.get(name)
     return row is not None and row.is_float
 
@@ -210,7 +224,7 @@ def as_numpy_bits(array: Any) -> np.ndarray:
 
 
 def decode_stored_values(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return stored elements as numbers: bit patterns become float32, other arrays are returned unchanged.
+    """Return stored elements as numbers: bit patterns become float32, and other arrays are returned unchanged.
 
     >>> float(decode_stored_values(np.array([0x3FC0], np.uint16), "bfloat16")[0])
     1.5

@@ -1,4 +1,4 @@
-"""Reads only regular files, and writes files atomically."""
+"""Read regular files only, and write files atomically."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import BinaryIO
 
 def check_folder_writable(folder: Path) -> None:
     """Create and remove a subfolder, to detect an unwritable folder before any work is done."""
-    # Permission bits are not enough: a file system can be read-only or refuse files, for root too.
+    # Permission bits are not enough: a file system can be read-only or reject new files, for root too.
     os.rmdir(tempfile.mkdtemp(prefix=".", dir=folder))
 
 
 def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading; refuse a pipe or a device, which may block forever."""
+    """Open a regular file for reading; raise an error for a folder, or a pipe or device, which may block forever."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):

@@ -1,4 +1,4 @@
-"""Finds formulas that reproduce numbers known for some sizes."""
+"""Find formulas that reproduce numbers known for some sizes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BOX_POINTS = 7
 _MOST_TRIPLES = 12000
 #: Maximum number of equivalent two-term formulas to keep as rivals.
 _MOST_RIVALS = 40
-#: Values needed beyond the number of unknowns of a polynomial.
+#: Number of values needed in addition to one per unknown of a polynomial.
 _TO_SPARE = 2
 
 
 class _AtomProducts(Sequence[tuple[Atom, ...]]):
-    """Products of atoms, stored as positions ``at`` (products, factors): of tens of thousands, few become objects."""
+    """Products of atoms, stored as atom positions ``at``, shape ``(products, factors)``, because few become objects."""
 
     def __init__(self, atoms: Sequence[Atom], at: np.ndarray) -> None:
         self.atoms, self.at = tuple(atoms), at
@@ -64,7 +64,7 @@ class _AtomProducts(Sequence[tuple[Atom, ...]]):
         return _AtomProducts(self.atoms, self.at[held[self.at[:, 0]]])
 
     def values(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the products at several sizes, as ``(products, points)``; each name maps to an array of sizes."""
+        """Return the values of the products, shape ``(products, points)``; each name maps to an array of sizes."""
         if not len(self):
             return np.empty((0, len(next(iter(sizes.values())))), np.int64)
         monomials = np.stack([math.prod(sizes[n] for n in m) for m in self._monomials])
@@ -190,18 +190,18 @@ class Fitter:
         self._known: dict[int, tuple[_AtomProducts, np.ndarray]] = {}
         #: Groups of formulas that agree at all points; other sizes may tell them apart.
         self.rivals: list[tuple[Formula, ...]] = []
-        #: Requests of the caller, in order.
+        #: Values that the caller asked to fit, in order.
         self.asked: list[tuple[int, ...]] = []
 
     def fit(self, values: Sequence[int]) -> Formula | None:
-        """Return the simplest formula that yields all values, or ``None``."""
+        """Return the simplest formula that yields all values, or ``None`` if none does."""
         key = tuple(values)
         if key not in self._found:
             self._found[key] = Formula(key[0]) if len(set(key)) == 1 else self._search_formula(key)
         return self._found[key]
 
     def product(self, values: Sequence[int]) -> Formula | None:
-        """Return the multiple of a monomial that yields all values, or ``None``."""
+        """Return the multiple of a monomial that yields all values, or ``None`` if none does."""
         found = self._one(tuple(values), self._space.monomials)
         return found if found is not None and found.product is not None else None
 
@@ -222,7 +222,7 @@ class Fitter:
         )
 
     def _box(self, values: tuple[int, ...]) -> Formula | None:
-        """Return ``z * (a * x + b) * (c * y + d)``, such as the points of ``z`` images with their borders."""
+        """Return ``z * (a * x + b) * (c * y + d)``, such as the number of points in ``z`` images with borders."""
         # A polynomial of three sizes has twice as many unknowns and may need more points than there are.
         if len(self.points) < _BOX_POINTS:
             return None
@@ -243,7 +243,7 @@ class Fitter:
         return _arrays_by_name(self.points)
 
     def doubtful(self, several: Sequence[Mapping[str, int]]) -> list[bool]:
-        """Return, for each set of sizes, whether rival formulas differ there, so that a value there decides."""
+        """Return, for each set of sizes, whether rival formulas differ there, so that a value would decide."""
         if not several:
             return []
         found, at = np.zeros(len(several), bool), _arrays_by_name(several)

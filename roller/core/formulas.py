@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Largest integer that is recognised by its inverse.
+#: Largest integer that is recognized by its inverse.
 _MOST_INVERTED = 1 << 22
 
 
@@ -127,7 +127,7 @@ class Formula:
 
     @property
     def product(self) -> tuple[str, ...] | None:
-        """The monomial of which the formula is a multiple, or ``None``."""
+        """The monomial of which the formula is a multiple, or ``None`` if there is none."""
         alone = len(self.terms) == 1 and not self.const and len(self.terms[0][1]) == 1
         atom = self.terms[0][1][0] if alone else None
         return atom.sizes if atom is not None and atom.how == "*" else None
@@ -145,7 +145,7 @@ class Inverse:
 
     @staticmethod
     def of(value: object) -> int | None:
-        """Return the integer of which the value is the inverse, or ``None``.
+        """Return the integer of which the value is the inverse, or ``None`` if there is none.
 
         >>> Inverse.of(1 / 49), Inverse.of(0.3), Inverse.of(1.0)
         (49, None, None)

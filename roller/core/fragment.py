@@ -15,7 +15,7 @@ RATES = ("matrix", "group_matrix", "dot")
 LOWERED, LOWERED_OPERANDS = ("mma", "wmma", "wgmma", "vnni", "madd", "amx"), (
     "float16", "bfloat16", "int8", "int16",
 )  # fmt: skip
-#: Minimum pipeline stages at which asynchronous products of two reduction steps overlap.
+#: Minimum number of pipeline stages at which asynchronous products of two reduction steps overlap.
 OVERLAPPED_STAGES = 3
 
 
@@ -40,14 +40,14 @@ class Fragment:
     #: Dtypes of A and B, and of D. On a CPU, ``int8`` takes bytes of either sign; ``int16`` takes widened bytes.
     operand: str
     accumulator: str
-    threads: int  #: Threads that execute it together: one TEU, or several (a warp group); 1 on a CPU
+    threads: int  #: Number of threads that execute it together: one TEU, or several (a warp group); 1 on a CPU
     #: Instruction class in ``compute.ops_per_cycle_per_unit``: ``"matrix"``, ``"group_matrix"`` or ``"dot"``.
     rate: str = "matrix"
     #: Required build target where it differs from the device's (``"sm_90a"``); on a CPU, LLVM's feature name.
     arch: str = ""
-    instructions: int = 1  #: Machine instructions per fragment
-    operand_copies: int = 1  #: Copies of every element of A and B across the threads
-    latency_cycles: int = 0  #: Cycles before a dependent accumulation can start; 0: the latency of any multiply-add
+    instructions: int = 1  #: Number of machine instructions per fragment
+    operand_copies: int = 1  #: Number of copies of every element of A and B across the threads
+    latency_cycles: int = 0  #: Cycles until a dependent accumulation can start; 0: the latency of any multiply-add
 
     @property
     def family(self) -> str:
@@ -110,7 +110,7 @@ class Fragment:
         return self.operand if self.widens_operands else stored
 
     def depth(self, extent: int) -> int:
-        """Return the elements along k per instruction for ``extent``: fewer than ``k`` if that leaves no remainder.
+        """Return the number of elements along k per instruction: fewer than ``k`` if that divides ``extent`` evenly.
 
         >>> amx = Fragment("amx.m16n16k64.i8.i32", 16, 16, 64, "int8", "int32", 1)
         >>> [amx.depth(n) for n in (768, 96, 16, 100, 3)]

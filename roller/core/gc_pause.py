@@ -1,4 +1,4 @@
-"""Pauses the cyclic garbage collector while one large object is built from many small ones."""
+"""Pause the cyclic garbage collector while one large object is built from many small ones."""
 
 from __future__ import annotations
 

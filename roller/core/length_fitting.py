@@ -1,4 +1,4 @@
-"""Fits output lengths of strided, padded or scaled axes."""
+"""Fit the output lengths of strided, padded or scaled axes."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def describe_foreign_writers(state: os.stat_result) -> str | None:
 
 
 def _is_group_of(user: int, group: int) -> bool:
-    """Whether the group is the user's private group; root's group is not, because containers share it."""
+    """Return whether the group is the user's private group; root's group is not, because containers share it."""
     if user == 0:
         return False
     try:
@@ -97,7 +97,7 @@ def write_library_with_checksum(path: Path, image: bytes) -> None:
 
 
 def load_cached_library(path: Path) -> bytes | None:
-    """Return a cached library, or ``None`` to build it; warn once about a damaged one."""
+    """Return a cached library, or ``None`` if it must be built; warn once about a damaged or untrusted one."""
     try:
         return read_verified_library(path)
     except ValueError as err:

@@ -1,4 +1,4 @@
-"""Locates the package's data folders, and the environment for subprocesses that import it."""
+"""Locate the package's data folders, and make the environment for subprocesses that import it."""
 
 from __future__ import annotations
 

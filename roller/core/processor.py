@@ -1,6 +1,6 @@
 """CPU features that kernels need and that this machine has, and the number of processors that this process may use.
 
-A kernel lists its features by Linux's names (``/proc/cpuinfo``), so that a machine without one of them refuses the
+A kernel lists its features by Linux's names (``/proc/cpuinfo``), so that a machine without one of them rejects the
 kernel instead of crashing on an illegal instruction. On other systems, NumPy's detection is used; unknown features
 count as present.
 """
@@ -40,7 +40,7 @@ _KNOWN = (
 
 
 def linux_feature_names(llvm_features: Iterable[str]) -> tuple[str, ...]:
-    """Return, by Linux's names, the features that kernels may use among a processor's LLVM features.
+    """Return the Linux names of those of a processor's LLVM features that kernels may use.
 
     >>> linux_feature_names(["avx2", "fma", "sse4.2", "xsave", "fast-lzcnt"])
     ('avx2', 'fma', 'sse4_2')
@@ -64,7 +64,7 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 @functools.cache
 def tile_registers_permitted() -> bool:
-    """Whether the system lets this process use tile registers (AMX); requested once for all threads."""
+    """Return whether the system lets this process use tile registers (AMX); requested once for all threads."""
     # Linux saves their 8 KiB only for processes that requested them (Documentation/arch/x86/xstate.rst).
     if platform.machine() != "x86_64" or not {"amx_tile"} <= _common_cpuinfo_flags(Path("/proc/cpuinfo")):
         return False
@@ -150,7 +150,7 @@ def _read_words(path: Path) -> list[str]:
 
 
 def busy_and_stolen_seconds(processors: Iterable[int], root: Path = Path("/")) -> tuple[float, float] | None:
-    """Return the busy seconds and the stolen seconds of the processors since boot."""
+    """Return the busy time and the stolen time of the processors since boot, in seconds, or ``None`` if unknown."""
     names = {f"cpu{n}" for n in processors}
     try:
         lines = (root / "proc/stat").read_text().splitlines()
@@ -164,7 +164,7 @@ def busy_and_stolen_seconds(processors: Iterable[int], root: Path = Path("/")) -
 
 @functools.cache
 def may_share_cores(processors: tuple[int, ...], root: Path = Path("/")) -> bool:
-    """Whether two of the processors may share a core, judging by their siblings or because a hypervisor hides them.
+    """Return whether two of the processors may share a core: they list siblings, or a hypervisor may hide them.
 
     >>> may_share_cores((0,), Path("/no/such/folder"))
     False

@@ -116,7 +116,7 @@ def getattr_for_moved_names(old: str, homes: Sequence[str]) -> Callable[[str], A
 
 
 def deprecated_method_replacement(old: str, module: str, name: str) -> Any:
-    """Return the function that replaces the method ``old``, imported late: its package is above the caller's."""
+    """Return the function that replaces the method ``old``, imported late because its package is above the caller's."""
     warn_renamed(old, f"{module}.{name}", 4)
     return getattr(import_module(module), name)
 

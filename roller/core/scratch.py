@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX, _LOCK = "roller-scratch-", ".roller-scratch"
-#: Minimum age of a removable folder (seconds): its file is created before it is locked.
+#: Minimum age, in seconds, of a folder to remove: its lock file is created before it is locked.
 _YOUNG_S = 60.0
 
 

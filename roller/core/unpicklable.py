@@ -1,4 +1,4 @@
-"""Objects that own code or memory in this process and refuse to be copied or pickled."""
+"""Objects that own code or memory in this process and cannot be copied or pickled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Unpicklable:
     other_way: ClassVar[str] = "Make it anew where it is needed."
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse to be pickled or copied."""
+        """Raise an error: the object cannot be pickled or copied."""
         raise RollerError(
             f"{type(self).__name__}: expected what can be copied or pickled, got code and memory of this process. "
             f"{self.other_way}"

@@ -1,4 +1,4 @@
-"""Checks the arguments of public functions and converts them to plain Python values."""
+"""Check the arguments of public functions and convert them to plain Python values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 
 from roller.errors import LaunchError, RollerError, did_you_mean, shown
 
-#: Maximum bytes of a file name and of a whole path.
+#: Maximum length, in bytes, of a file name and of a whole path.
 _MOST_NAME, _MOST_PATH = 255, 4096
-#: Largest count: that of a 64-bit signed integer.
+#: Largest count: the largest 64-bit signed integer.
 MOST = 2**63 - 1
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is a Python or NumPy integer; booleans do not count.
+    """Return whether a value is a Python or NumPy integer; booleans do not count.
 
     >>> [is_integer(v) for v in (3, np.int8(3), True, 3.0, np.array(3))]
     [True, True, False, False, False]
@@ -30,7 +30,7 @@ def is_integer(value: object) -> bool:
 def validate_flag(
     value: Any, where: str, *, error: type[RollerError] = RollerError, remedy: str = "Write either."
 ) -> bool:
-    """Return a boolean, or raise an error.
+    """Return ``value`` as a bool if it is a boolean; otherwise raise an error.
 
     >>> validate_flag(3, "cache")
     Traceback (most recent call last):
@@ -45,7 +45,9 @@ def validate_integer(
     value: Any, where: str, least: int = 0, most: int = MOST, *, expected: str = "", remedy: str = "",
     error: type[RollerError] = RollerError,
 ) -> int:  # fmt: skip
-    """Return an integer from ``least`` to ``most``, or raise an error; ``expected`` overrides its wording.
+    """Return ``value`` as an int if it is an integer from ``least`` to ``most``; otherwise raise an error.
+
+    ``expected`` overrides the wording of the error.
 
     >>> validate_integer(np.int32(7), "seed"), validate_integer(10**5000, "top_k", 1, 9)
     Traceback (most recent call last):
@@ -62,7 +64,9 @@ def validate_number(
     value: Any, where: str, *, above: float | None = None, infinite: bool = False, expected: str, remedy: str = "",
     error: type[RollerError] = RollerError,
 ) -> float:  # fmt: skip
-    """Return a non-negative float, or one greater than ``above``, or raise an error; infinity requires ``infinite``.
+    """Return ``value`` as a float if it is at least 0 or, if given, above ``above``; otherwise raise an error.
+
+    Infinity is valid only with ``infinite``.
 
     >>> validate_number(np.float32(0.5), "refine_s", expected="seconds of at least 0")
     0.5
@@ -75,14 +79,14 @@ def validate_number(
             plain = float(value)
         except OverflowError:  # an integer beyond all floats
             plain = math.inf
-        known = math.isfinite(plain) or (infinite and plain == value)  # an integer that becomes infinity is not it
+        known = math.isfinite(plain) or (infinite and plain == value)  # an integer that overflows is not infinite
         if known and (plain >= 0.0 if above is None else plain > above):
             return plain
     raise error(f"{where}: expected {expected}, got {shown(value)}.{remedy and ' '}{remedy}")
 
 
 def validate_choice(value: Any, where: str, known: Iterable[str]) -> str:
-    """Return a word from ``known``, or raise an error.
+    """Return ``value`` if it is one of ``known``; otherwise raise an error.
 
     >>> validate_choice("gpuu", "kind", ("cpu", "gpu"))
     Traceback (most recent call last):
@@ -96,7 +100,7 @@ def validate_choice(value: Any, where: str, known: Iterable[str]) -> str:
 
 
 def validate_path(value: Any, where: str, *, error: type[RollerError] = RollerError, what: str = "a path") -> Path:
-    """Return a valid path, existing or not, or raise an error.
+    """Return ``value`` as a path if it is a valid path, existing or not; otherwise raise an error.
 
     >>> validate_path("a/b", "path").name
     'b'
@@ -115,7 +119,7 @@ def validate_path(value: Any, where: str, *, error: type[RollerError] = RollerEr
 def parse_call_sizes(
     where: str, ends: Mapping[str, tuple[int, int]], values: Sequence[Any], named: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Return the sizes, by name, that ``at(*values, **named)`` gives; do not check ranges.
+    """Return the sizes, by name, that ``at(*values, **named)`` gives; their ranges are not checked.
 
     >>> parse_call_sizes("matmul", {"i": (1, 9), "j": (1, 9)}, (3,), {"j": 4})
     {'i': 3, 'j': 4}
@@ -137,7 +141,7 @@ def parse_call_sizes(
 
 
 def _is_valid_file_name(text: str) -> bool:
-    """Whether the file system can represent the name at all, given its length and encoding."""
+    """Return whether the file system can represent the name at all, given its length and encoding."""
     try:
         name = os.fsencode(text)
     except UnicodeEncodeError:

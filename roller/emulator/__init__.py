@@ -1,7 +1,7 @@
-"""Run emitted CUDA C on the CPU to prove a kernel without a GPU.
+"""Run emitted CUDA C on the CPU to prove a kernel correct without a GPU.
 
-``translate`` rewrites the source as C++, ``library`` builds it with g++ and caches it by content, and ``cxx/`` is the
-runtime: threads as fibers in a chosen order, checked pointers, warps, half precision, and matrix units.
+``translate`` rewrites the source as C++, ``build_library`` builds it with g++ and caches it by content, and ``cxx/`` is
+the runtime: threads as fibers in a chosen order, checked pointers, warps, half precision, and matrix units.
 """
 
 from roller.emulator.emulate import ORDERS, Emulated, emulate

@@ -21,7 +21,7 @@ def end_of_bracket(text: str, start: int) -> int:
 
 
 def split_outside_brackets(text: str, separator: str) -> list[str]:
-    """Split at separators outside brackets and strings; ``::`` counts as two colons."""
+    """Split at separators outside brackets and strings; with the separator ``:``, ``::`` separates twice."""
     parts, depth, start, quoted = [], 0, 0, False
     for i, c in enumerate(text):
         if c == '"' and text[i - 1 : i] != "\\":

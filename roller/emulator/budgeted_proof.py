@@ -1,8 +1,8 @@
 """Prove a kernel within a time budget: the whole kernel if it fits, otherwise selected blocks of it.
 
-Blocks of the actual kernel prove more than a kernel for smaller shapes, because all constants are the real ones. A
-first block shows how many fit. A kernel with several launches runs whole or not at all, because a launch reads all
-blocks of the launches before it.
+Running some blocks of the actual kernel proves more than running a whole kernel for smaller shapes, because all
+constants are the real ones. The time of a first block determines how many fit. A kernel with several launches runs
+whole or not at all, because a launch reads what all blocks of earlier launches wrote.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from roller.emulator.time_allowance import Allowance
 from roller.errors import EmulationError, EmulationTimeout
 from roller.expr import Stage
 
-#: Largest memory of a kernel's arguments in bytes; inputs take it twice.
+#: Maximum size of a kernel's arguments in bytes; inputs occupy twice their size.
 MOST_BYTES = 1 << 30
-#: Reference terms (outputs x reduction elements) evaluated per second of the budget; takes a fourth of the budget.
+#: Number of reference terms (outputs x reduction elements) to evaluate per second of the budget, which takes a fourth
+#: of the budget.
 _TERMS_PER_S = 2_000_000
-#: Share of the budget planned for all blocks, and for chosen ones; most blocks chosen.
+#: Share of the budget to plan for all blocks, and for chosen ones; maximum number of chosen blocks.
 _WHOLE, _CHOSEN, _MOST_BLOCKS = 0.6, 0.6, 256
-#: Share of the budget below which more blocks run after the first, for a better estimate of a block's time.
+#: If the first block takes less than this share of the budget, more blocks run, for a better estimate of a block's
+#: time.
 _SHORT = 0.02
-#: Fill bytes before a run; integers need several, since every pattern is a valid number.
+#: Bytes with which outputs are filled before a run; integers need several, since every pattern is a valid number.
 _POISONS = (0xFF, 0x5A, 0x3C)
 
 
@@ -68,7 +70,7 @@ class _CompletedRuns:
     outputs
         Outputs of the first order.
     written
-        Flat positions written, for each output; ``None`` if every block ran.
+        Flat positions that were written, for each output; ``None`` if every block ran.
     run
         Number of blocks that ran.
     orders
@@ -87,7 +89,7 @@ class _CompletedRuns:
 
 
 class _BudgetedProof:
-    """Proof in progress of one kernel."""
+    """State of one kernel's proof while it is in progress."""
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class _BudgetedProof:
         self.allowance = Allowance(budget_s)
 
     def prove(self) -> Proof:
-        """Run what fits into the budget, and return the proof."""
+        """Run what fits into the budget and return the proof."""
         self._run()
         found, blocks = self.found, sum(self.grids)
         compared = self._compare(found) if found and not self.failures else 0
@@ -148,7 +150,7 @@ class _BudgetedProof:
             self._verify()
 
     def _time_single_blocks(self) -> list[float] | None:
-        """Run a few blocks of every launch; return the seconds per block, or ``None`` if one takes too long."""
+        """Run a few blocks of every launch; return the seconds per block, or ``None`` if one is too slow or fails."""
         seconds: list[float] = []
         self._clean(_POISONS[0])
         for n, count in enumerate(self.grids):
@@ -186,7 +188,7 @@ class _BudgetedProof:
         )
 
     def _verify(self) -> None:
-        """Check guards and inputs if only single blocks completed, because that does not check them."""
+        """Check guards and inputs; runs of single blocks have not checked them."""
         try:
             for buffer in self.buffers.values():
                 buffer.verify(self.emulated.launches[0].entry)
@@ -233,7 +235,7 @@ class _BudgetedProof:
     def _check_written_blocks(
         self, chosen: Sequence[int], order: str
     ) -> tuple[tuple[np.ndarray, ...], list[np.ndarray]]:
-        """Return the outputs and the positions that blocks wrote; record positions they left out."""
+        """Return the outputs and the positions that blocks wrote; record a failure for positions that they left out."""
         written: list[np.ndarray] = []
         for name, stage in zip(self.names, self.stages, strict=True):
             found = self.buffers[name].changed(_POISONS[0])
@@ -246,7 +248,7 @@ class _BudgetedProof:
         return self.emulated.outputs(self.buffers), written
 
     def _find_holes(self, order: str) -> None:
-        """Record outputs that are never written; unwritten integers show as differences between orders instead."""
+        """Record a failure for unwritten elements; in integers, they show as differences between orders instead."""
         for name in self.names:
             buffer = self.buffers[name]
             if _is_integer_buffer(buffer):
@@ -284,5 +286,5 @@ def _blocks(grid: tuple[int, int, int]) -> int:
 
 
 def _is_integer_buffer(buffer: Buffer) -> bool:
-    """Return whether a value can equal the fill pattern of unwritten memory, as integers can."""
+    """Return whether a buffer holds integers, which can equal the fill pattern of unwritten memory."""
     return "float" not in buffer.argument.dtype

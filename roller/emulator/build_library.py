@@ -28,7 +28,7 @@ from roller.core.library_cache import (
 from roller.core.scratch import scratch_folder
 from roller.errors import EmulationError
 
-#: Environment variable of the folder of builds.
+#: Environment variable that names the folder for builds.
 VARIABLE = "ROLLER_EMULATOR_DIR"
 
 _CXX = Path(__file__).parent / "cxx"
@@ -38,7 +38,7 @@ _TIMEOUT_S = 300.0
 
 
 class Region(ctypes.Structure):
-    """Mirror of ``emul::Region``: address, size in bytes, name and space of a buffer."""
+    """Mirror of ``emul::Region``: a buffer's address, size in bytes, name and address space."""
 
     _fields_ = (
         ("base", ctypes.c_void_p),
@@ -72,7 +72,7 @@ class LaunchStruct(ctypes.Structure):
 
 
 def default_cache() -> Path:
-    """Return the folder of cached builds: ``ROLLER_EMULATOR_DIR`` if set, otherwise a folder in the user's cache."""
+    """Return the folder for cached builds: ``ROLLER_EMULATOR_DIR`` if set, otherwise a folder in the user's cache."""
     chosen = os.environ.get(VARIABLE, "").strip()
     return Path(chosen).expanduser().absolute() if chosen else cache_folder() / "emulator"
 
@@ -80,7 +80,7 @@ def default_cache() -> Path:
 def load(
     source: str, check: bool, cache_dir: str | os.PathLike[str] | None = None, *, keep: bool = True
 ) -> ctypes.CDLL:
-    """Return the library of a translated source, built if it is not cached."""
+    """Return the loaded library of a translated source; build it if it is not cached."""
     unit = _BuildUnit(_build_folder(cache_dir), source, check, *compiler(os.environ.get("CXX") or "g++"))
     return (
         _load_cached(unit) if keep and unit.folder is not None else _load_from_bytes(_build_library(unit, keep=False))
@@ -88,7 +88,7 @@ def load(
 
 
 def _build_folder(chosen: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder of cached builds; ``None``, with one warning, if the user's folder cannot be used."""
+    """Return the folder for cached builds; if the default one cannot be used, warn once and return ``None``."""
     folder = Path(chosen) if chosen is not None else default_cache()
     try:
         if chosen is None and folder.parent == cache_folder():
@@ -139,7 +139,7 @@ def _headers() -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def compiler(name: str) -> tuple[str, str]:
-    """Return the path and version of a C++ compiler."""
+    """Return a C++ compiler's path, and its version with its target machine."""
     path = shutil.which(name)
     if path is None:
         raise EmulationError(
@@ -151,14 +151,14 @@ def compiler(name: str) -> tuple[str, str]:
 
 
 def _build_library(unit: _BuildUnit, keep: bool = True) -> bytes:
-    """Return the library of a kernel, from the cache if possible."""
+    """Return a kernel's library as bytes, from the cache if possible."""
     # Unoptimised checks are slow; -O1 already folds them into the address arithmetic.
     flags = ("-O1" if unit.check else "-O2", "-shared", unit.macro)
     return _compile_cached(unit, unit.source, flags, ".so", functools.partial(_build_runtime_object, unit), keep)
 
 
 def _build_runtime_object(unit: _BuildUnit) -> bytes:
-    """Return the object file that all kernels are linked with."""
+    """Return the object file of the runtime, with which all kernels are linked."""
     return _compile_cached(unit, (_CXX / "runtime.cc").read_text(encoding="utf-8"), ("-O2", "-c", unit.macro), ".o")
 
 
@@ -170,7 +170,7 @@ def _compile_cached(
     runtime: Callable[[], bytes] | None = None,
     keep: bool = True,
 ) -> bytes:
-    """Return g++'s output for a source, cached under the hash of all inputs."""
+    """Return g++'s output file for a source; it is cached under a hash of all inputs."""
     text = "\0".join(("with a checksum", source, *flags, *_FLAGS, unit.path, unit.version)).encode()
     name = hashlib.sha256(text + _headers()).hexdigest()[:32] + suffix
     target = None if unit.folder is None or not keep else unit.folder / name

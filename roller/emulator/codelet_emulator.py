@@ -25,12 +25,12 @@ from roller.targets import check_language
 from roller.tile.boxes import WORD_BYTES, Box
 from roller.tile.supersteps import Schedule, StagePlan, TensorPlan, codelet_name
 
-#: First and last point of each axis of a tile.
+#: First and last point of a tile along each axis.
 Ranges = Mapping[str, tuple[int, int]]
 _ORDERS = ("forward", "reverse", "random")
 _POISON = 0xFF
 _FAULT_BYTES = 256
-#: Approximate seconds of a unit's turn (copies in Python), and of a codelet's point (checked accesses).
+#: Approximate time in seconds of a unit's turn (copies in Python), and of a codelet's point (checked accesses).
 _TURN_S, _POINT_S = 2e-4, 4e-8
 
 
@@ -62,14 +62,14 @@ class UnitMemory:
         self.held[:] = 0
 
     def field(self) -> FieldStruct:
-        """Describe the memory to a codelet, with no words written by its workers yet."""
+        """Return a description of the memory for a codelet; mark all words as not yet written by its workers."""
         self.owners[:] = 0
         places = (a.ctypes.data for a in (self.data, self.held, self.owners))
         return FieldStruct(*places, len(self.data), self.name.encode())
 
 
 class EmulatedSteps:
-    """Codelet artifact built for the CPU, to run in several orders; accesses are always checked.
+    """Codelet artifact built for the CPU, which can run in several orders; accesses are always checked.
 
     Raises
     ------
@@ -77,12 +77,12 @@ class EmulatedSteps:
         If the artifact is in another language, or g++ is missing or refuses the source.
     """
 
-    #: Whether some units may run without the others; not here, since they exchange data.
+    #: Whether some units can run without the others; false, since units exchange data.
     runs_blocks: ClassVar[bool] = False
 
     @staticmethod
     def expected_s(artifact: KernelArtifact) -> float:
-        """Return a rough estimate of the seconds for one run, to reject runs that take too long."""
+        """Return a rough estimate of one run's time in seconds, used to reject runs that take too long."""
         s = Schedule.from_dict(artifact.target["schedule"])
         turns = s.tasks * (s.steps + len(s.stages))
         return turns * _TURN_S + sum(x.points for x in artifact.expression.stages) * _POINT_S
@@ -140,7 +140,7 @@ class EmulatedSteps:
         home: Mapping[str, np.ndarray],
         how: tuple[str, int],
     ) -> Iterator[tuple[_EmulatedUnit, tuple[str, ...]]]:
-        """Run one turn of all units; yield each unit that has results, with their names."""
+        """Run all stages on the units of a wave; yield each unit that has results, with the names of its outputs."""
         s = self.schedule
         for plan in s.stages:
             # Parts of a reduction are combined before any other stage; the first part's unit continues alone.
@@ -156,7 +156,7 @@ class EmulatedSteps:
         yield from ((unit, own) for unit in turns if unit.task % s.split == 0)
 
     def _meet(self, wave: Sequence[_EmulatedUnit], how: tuple[str, int]) -> None:
-        """Combine the parts of every split reduction in the unit of the first part."""
+        """Combine the parts of every split reduction in the unit that has the first part."""
         s = self.schedule
         assert s.combine is not None and s.finish is not None
         for at in range(0, len(wave), s.split):
@@ -170,7 +170,7 @@ class EmulatedSteps:
             owner.compute(s.finish, 0, how)
 
     def run(self, entry: str, memories: Sequence[UnitMemory], how: tuple[str, int]) -> None:
-        """Run all workers of one unit."""
+        """Run a codelet with all workers of one unit."""
         fields = [m.field() for m in memories]
         array = (FieldStruct * len(fields))(*fields)
         message = ctypes.create_string_buffer(_FAULT_BYTES)
@@ -178,14 +178,14 @@ class EmulatedSteps:
             raise EmulationError(f"emulator: {entry}: {message.value.decode(errors='replace')}.")
 
     def box(self, name: str) -> Box:
-        """Return the box of a tensor."""
+        """Return the box of the tensor ``name``."""
         return self._boxes[name]
 
     def _names(self, role: str) -> list[str]:
         return [t.name for t in self.schedule.tensors if t.role == role]
 
     def _at_home(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all tensors in home memory between kernels: inputs are filled, and outputs are zero."""
+        """Return the arguments as arrays in home memory: inputs are filled, and outputs are zero."""
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
             raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")
@@ -202,7 +202,7 @@ class EmulatedSteps:
 
 
 class _EmulatedUnit:
-    """One unit at one task, with its memory."""
+    """One unit with its memory while it performs one task."""
 
     def __init__(self, device: EmulatedSteps, task: int) -> None:
         self.device, self.task = device, task
@@ -218,7 +218,7 @@ class _EmulatedUnit:
         self.start: dict[str, tuple[int, ...]] = {}
 
     def ranges(self, step: int) -> dict[str, tuple[int, int]] | None:
-        """Return the first and last points per axis in a reduction step; ``None`` if the last part has none left."""
+        """Return the first and last points per axis in a reduction step; ``None`` if the step is past the reduction."""
         s, out = self.device.schedule, dict(self.tile)
         left = self.part * s.steps + step
         for a in reversed([a for a in s.axes if not a.spatial]):
@@ -228,7 +228,7 @@ class _EmulatedUnit:
         return out if left == 0 else None
 
     def receive(self, plan: StagePlan, step: int, home: Mapping[str, np.ndarray]) -> None:
-        """Copy the slices of inputs that a codelet reads."""
+        """Copy from home memory the slices of inputs that a codelet reads."""
         ranges = self.ranges(step)
         if ranges is None:
             return
@@ -243,7 +243,7 @@ class _EmulatedUnit:
                 memory.held.reshape(t.pitches)[here] = 1
 
     def compute(self, plan: StagePlan, step: int, how: tuple[str, int], given: Sequence[UnitMemory] = ()) -> None:
-        """Run a codelet on the unit's memory and on memory sent by another unit."""
+        """Run a codelet on the unit's memory and on the memory ``given`` by another unit."""
         ranges, s = self.ranges(step), self.device.schedule
         if ranges is None:
             return
@@ -259,7 +259,7 @@ class _EmulatedUnit:
         self.device.run(plan.entry, [*fields, place], how)
 
     def _number(self, name: str, plan: StagePlan, ranges: Ranges, step: int) -> int:
-        """Return one number from ``place``."""
+        """Return the number ``name`` of a codelet's ``place``."""
         s = self.device.schedule
         if name in ("first", "last"):
             return int(step == (0 if name == "first" else s.steps - 1))
@@ -272,7 +272,7 @@ class _EmulatedUnit:
         return {"f": low, "n": high - low + 1, "m": tile}[kind]
 
     def send(self, names: Sequence[str], home: dict[str, np.ndarray], written: dict[str, np.ndarray]) -> None:
-        """Copy the results that a codelet wrote to home memory."""
+        """Copy to home memory the results that a codelet wrote."""
         for name in names:
             t = self.device.schedule.tensor(name)
             here, there = _slices(t, self.start[name], home[name].shape)
@@ -284,7 +284,7 @@ class _EmulatedUnit:
 def _slices(
     t: TensorPlan, start: Sequence[int], shape: Sequence[int]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:  # fmt: skip
-    """Return the slices of a piece in a unit's copy, and in home memory."""
+    """Return the slices that select a tensor's piece in a unit's copy and in home memory."""
     here, there = [], []
     for first, step, count, size in zip(start, t.lattice, t.counts, shape, strict=True):
         number = max(0, min(count, -(-(size - first) // step)))
@@ -294,7 +294,7 @@ def _slices(
 
 
 def _box(t: TensorPlan, s: Schedule) -> Box:
-    """Return a tensor's box according to the schedule."""
+    """Return the box of a tensor of the schedule."""
     accesses = tuple(tuple(Index(tuple(Term(*x) for x in terms), const) for const, terms in a) for a in t.accesses)
     extents = {a: e for plan in s.stages for a, e in plan.axes}
     return Box(Tensor(t.name, t.shape, t.dtype), accesses, tuple(extents.items()))
@@ -305,7 +305,7 @@ def _codelets(s: Schedule) -> list[StagePlan]:
 
 
 def _source_with_drivers(source: str, schedule: Schedule) -> str:
-    """Return the codelets with a C function for each that connects the fields and runs the workers in turn."""
+    """Return the source with a C function for each codelet, which connects its fields and runs its workers in turn."""
     given = {p.entry: ["part"] if p is schedule.combine else [] for p in _codelets(schedule)}
     drivers = [_driver(p.entry, _field_names(p, given[p.entry])) for p in _codelets(schedule)]
     return f"#define ROLLER_WORKERS {schedule.workers}u\n{source}\n" + "\n".join(drivers)

@@ -1,7 +1,7 @@
 """Run all launches of a CUDA or HIP artifact on NumPy arrays, on the CPU.
 
-Outputs and workspaces start as NaN, buffers have guard bytes, and inputs are compared afterwards, so that missing,
-out-of-bounds and forbidden writes are detected even if accesses are not checked.
+Outputs and workspaces start as NaN, buffers have guard bytes, and inputs are compared with their original contents
+afterwards, so that missing, out-of-bounds and forbidden writes are detected even if accesses are not checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from roller.targets.lazy import import_object
 
 #: Languages of artifacts that can be emulated.
 LANGUAGES = tuple(t.language for t in TARGETS if t.kind.blocks and t.emulated)
-#: Orders in which the threads of a block (and the blocks of a grid) run between barriers.
+#: Orders in which the threads of a block run between barriers, and in which the blocks of a grid run.
 ORDERS = ("forward", "reverse", "random")
 #: Maximum number of threads of a block on any GPU.
 _MAX_THREADS = 1024
@@ -38,7 +38,7 @@ _MESSAGE_BYTES = 2048
 
 
 class Emulated:
-    """GPU artifact built for the CPU, to run in several orders.
+    """GPU artifact built for the CPU, which can run in several orders.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Emulated:
         If the artifact is in another language, g++ is missing, or the source cannot be translated or built.
     """
 
-    #: Whether some blocks may run without the others.
+    #: Whether some blocks can run without the others.
     runs_blocks: ClassVar[bool] = True
 
     def __init__(
@@ -117,7 +117,7 @@ class Emulated:
         return self.outputs(buffers)
 
     def buffers(self, arrays: Sequence[np.ndarray]) -> dict[str, Buffer]:
-        """Allocate every argument: inputs are filled, and all others are poisoned."""
+        """Allocate memory for every argument: inputs and numbers are filled, and all others are poisoned."""
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
             raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")
@@ -135,7 +135,7 @@ class Emulated:
         allowance: Allowance | None = None,
         only: int | None = None,
     ) -> None:
-        """Run all launches, or ``only`` one, on memory from :meth:`buffers`; verify the memory after a full run."""
+        """Run all launches and verify the memory after each, or run ``only`` one, on memory from :meth:`buffers`."""
         if order not in ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {shown(order)}.")
         for launch, kernel, function in self._launches if only is None else [self._launches[only]]:
@@ -158,7 +158,7 @@ class Emulated:
         return tuple(buffers[a.name].value(s) for a, s in zip(self.artifact.outputs, shapes, strict=True))
 
     def launch_at(self, addresses: Mapping[str, int], *, prepare: bool, order: str) -> None:
-        """Run a launch on the caller's memory, as a device does, without copies, fills or comparisons."""
+        """Run the launches, or only the preparation, on the caller's memory without copies and fills, like a device."""
         places: dict[str, Buffer | _CallerMemory] = {
             a.name: _CallerMemory(addresses[a.name], element_bytes(a))
             for a in self.artifact.arguments
@@ -188,8 +188,6 @@ def emulate(
 
 @dataclass(frozen=True)
 class _CallerMemory:
-    """Caller's memory for an argument."""
-
     address: int
     bytes: int
 
@@ -202,7 +200,7 @@ def element_bytes(argument: Argument) -> int:
 
 
 class Buffer:
-    """Device memory for one argument: aligned, guarded on both sides, and poisoned unless it is an input."""
+    """Device memory for one argument: aligned, guarded on both sides, and poisoned unless it has a given value."""
 
     def __init__(self, argument: Argument, array: np.ndarray | None) -> None:
         self.argument = argument
@@ -223,7 +221,7 @@ class Buffer:
         return None if number is None else np.array([number], self.dtype).view(np.uint8)
 
     def fill(self, byte: int) -> None:
-        """Fill the buffer with a byte that marks unwritten memory, unless it is an input."""
+        """Fill the buffer with a byte that marks unwritten memory, unless it has a given value."""
         if self.given is None:
             self.data[:] = byte
 
@@ -258,7 +256,7 @@ class Buffer:
             raise EmulationError(f"{entry}: wrote to input '{name}' at byte {at}. Are the arguments in kernel order?")
 
     def value(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Return a copy of the contents in the shape of the expression."""
+        """Return a copy of the contents in ``shape``, decoded from the storage dtype."""
         return decode_stored_values(self.data.view(self.dtype).reshape(shape).copy(), self.argument.dtype)
 
 
@@ -307,13 +305,13 @@ def emulator_of_artifact(artifact: KernelArtifact) -> Any:
 
 
 def cuda_arch_macro(arch: str) -> int:
-    """Return ``__CUDA_ARCH__``: 900 for ``"sm_90"``; 800 for AMD architectures."""
+    """Return the value of ``__CUDA_ARCH__``: 900 for ``"sm_90"``, and 800 for AMD architectures."""
     m = re.match(r"sm_(\d+)", arch)
     return int(m[1]) * 10 if m else 800
 
 
 def round_to_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the values that a kernel sees: float32 values rounded to a dtype that NumPy lacks.
+    """Return an array with the values that a kernel sees: rounded to ``dtype`` if NumPy lacks it, otherwise unchanged.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Emulated GPU on this machine: memory, streams, events and graphs, with kernels run by the emulator.
 
-Work is queued, and is done when a caller waits. The next stream is chosen so that missing events become visible: one
-stream runs as far ahead as its events allow, or a random stream runs. Memory starts as NaN between guards.
+Work is queued and runs when a caller waits. The next stream is chosen so that missing events become visible: one stream
+runs as far ahead as its events allow, or a random stream runs. Memory starts as NaN between guards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roller.core.dtypes import storage_dtype
 from roller.emulator.emulate import Emulated
 from roller.errors import EmulationError, shown
 
-#: Choice among streams that may run: the oldest, the newest, or a random one.
+#: Choice among the streams that can run: the oldest, the newest, or a random one.
 POLICIES = ("first", "last", "random")
 _GUARD_BYTES, _ALIGNMENT, _POISON, _GUARD = 256, 256, 0xFF, 0xA5
 
@@ -50,7 +50,7 @@ class DeviceArray(np.ndarray):
 
 @dataclass(eq=False)
 class Work:
-    """Queued work, done after its dependencies and after earlier work on its stream."""
+    """Queued work, which runs after its dependencies and after earlier work on its stream."""
 
     run: Callable[[], None]
     after: list[Work] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Work:
 
 @dataclass(eq=False)
 class Stream:
-    """Work done in order; during a capture, ``last`` is the stream's last node."""
+    """Queue whose work runs in order; during a capture, ``last`` is the stream's last node."""
 
     number: int
     queue: list[Work] = field(default_factory=list)
@@ -78,13 +78,13 @@ class Event:
 
 @dataclass(eq=False)
 class Graph:
-    """Captured work with dependencies."""
+    """Captured work with its dependencies."""
 
     nodes: list[Work]
 
 
 class EmulatedKernel:
-    """Kernel that operates on emulated memory; see ``roller.models.session.gpu_device`` for the interface."""
+    """Kernel that operates on emulated memory; ``roller.models.session.gpu_device`` defines the interface."""
 
     def __init__(self, device: EmulatedDevice, artifact: KernelArtifact) -> None:
         self._device, self._emulated = device, Emulated(artifact, check=device.check)
@@ -94,7 +94,7 @@ class EmulatedKernel:
         self._queue(pointers, stream, False)
 
     def prepare(self, pointers: Mapping[str, int], stream: Stream) -> None:
-        """Queue the kernel that fills panels of constants."""
+        """Queue the kernel that packs constants into panels."""
         self._queue(pointers, stream, True)
 
     def _queue(self, pointers: Mapping[str, int], stream: Stream, prepare: bool) -> None:
@@ -114,7 +114,7 @@ class EmulatedDevice:
     order
         Order of threads and blocks in kernels; see :func:`roller.emulator.emulate`.
     check
-        Whether memory accesses of kernels are checked.
+        Whether to check the memory accesses of kernels.
     arch
         Architecture to report.
     """
@@ -148,7 +148,7 @@ class EmulatedDevice:
         return self._memories[-1]
 
     def load(self, artifact: KernelArtifact) -> Any:
-        """Return a kernel; no image is needed."""
+        """Return ``artifact`` as a kernel of this device; no image is needed."""
         return EmulatedKernel(self, artifact)
 
     @contextlib.contextmanager
@@ -175,7 +175,7 @@ class EmulatedDevice:
         return out
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any] = ()) -> DeviceArray:
-        """Return a new uninitialized array on the device; bfloat16 as bits."""
+        """Return a new uninitialized array on the device in the storage dtype of ``dtype``."""
         del like
         stored = storage_dtype(dtype)
         memory = self.allocate(int(np.prod(shape, dtype=np.int64)) * stored.itemsize)
@@ -186,7 +186,7 @@ class EmulatedDevice:
         return int(array.ctypes.data)
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
-        """Queue a copy of the array's current contents from the host."""
+        """Queue a copy of a host array's current contents to the device."""
         data = np.ascontiguousarray(array).tobytes()
 
         def move() -> None:
@@ -195,14 +195,14 @@ class EmulatedDevice:
         self.push(stream, move)
 
     def download(self, pointer: int, nbytes: int, stream: Stream) -> np.ndarray:
-        """Wait for a stream, and copy bytes to the host."""
+        """Wait for a stream and return bytes copied to the host."""
         self.synchronize(stream)
         return np.frombuffer(ctypes.string_at(pointer, nbytes), np.uint8).copy()
 
     def copy(
         self, target: int, target_pitch: int, source: int, source_pitch: int, row_bytes: int, rows: int, stream: Stream
     ) -> None:
-        """Queue a copy of rows."""
+        """Queue a copy of ``rows`` rows of ``row_bytes`` bytes each."""
 
         def move() -> None:
             for row in range(rows):
@@ -211,7 +211,7 @@ class EmulatedDevice:
         self.push(stream, move)
 
     def array(self, pointer: int, shape: Sequence[int], dtype: np.dtype[Any], owner: Memory) -> np.ndarray:
-        """View memory as an array of :attr:`xp`."""
+        """Return a view of memory as an array of :attr:`xp`."""
         start = pointer - owner.ptr
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return owner.data[start : start + size].view(dtype).reshape(tuple(shape))
@@ -233,7 +233,7 @@ class EmulatedDevice:
         return Event()
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Record all work of a stream so far in an event."""
+        """Record the stream's work so far in an event."""
         event.work = self.push(stream, lambda: setattr(event, "time_s", time.perf_counter()), counts=False)
 
     def wait(self, event: Event, stream: Stream) -> None:
@@ -246,11 +246,11 @@ class EmulatedDevice:
             stream.captured = True
 
     def elapsed_s(self, start: Event, end: Event) -> float:
-        """Return the seconds between two completed events."""
+        """Return the time in seconds between two completed events."""
         return end.time_s - start.time_s
 
     def push(self, stream: Stream, run: Callable[[], None], counts: bool = True) -> Work:
-        """Queue work in a stream, or add it to the graph being captured."""
+        """Queue work in a stream, or add it to the graph that is being captured."""
 
         def counted() -> None:
             run()
@@ -284,7 +284,7 @@ class EmulatedDevice:
         return {"first": options[0], "last": options[-1]}.get(self.policy) or self._random.choice(options)
 
     def capture(self, work: Callable[[], None], stream: Stream) -> Graph:
-        """Capture the work as a graph without running it."""
+        """Capture the work that ``work`` queues as a graph, without running it."""
         self._nodes, stream.captured, stream.last = [], True, None
         try:
             work()

@@ -1,4 +1,4 @@
-"""Outputs that a block of a grid must write, and outputs to compare if not all can be compared."""
+"""Outputs that a grid's blocks must write, and outputs to compare if not all can be compared."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from roller.expr import Stage
 from roller.expr.evaluate import axis_values
 from roller.tile import RProgram
 
-#: Number of regions of an output that are compared if not all of it is: corners, and some inside.
+#: Number of an output's regions to compare if not all of it is compared: corners, and some inside.
 _REGIONS = 12
 
 
 def output_tile(program: RProgram, stage: Stage) -> dict[str, int]:
-    """Return the extents, by axis, of a block's part of a stage's output; undivided axes are whole."""
+    """Return the extents by axis of the part of a stage's output that one block writes; undivided axes are whole."""
     tile = program.block_tile
     return {a.name: min(tile[a.name], a.extent) if a.name in program.grid else a.extent for a in stage.spatial_axes}
 
 
 def describe_unwritten(program: RProgram, stage: Stage, written: np.ndarray, blocks: int, launched: int) -> str:
-    """Describe the elements that blocks left out of their tiles."""
-    # Empty also if the blocks wrote parts of more tiles than their number: then blocks do not have these tiles.
+    """Describe the elements that blocks left out of their tiles; return ``""`` if there are none."""
+    # Also empty if the blocks wrote to more tiles than there are blocks: then these are not the blocks' tiles.
     shape, tile = stage.output.shape, output_tile(program, stage)
     points = np.stack(np.unravel_index(written, shape), axis=1) if shape else np.zeros((len(written), 0), np.int64)
     values = axis_values(stage, points)
@@ -62,7 +62,7 @@ def sample_output_regions(program: RProgram, stage: Stage, rng: np.random.Genera
 
 
 def _positions(stage: Stage, box: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the flat storage positions of a box of spatial axes."""
+    """Return the flat storage positions of ``box``, which holds ``(start, end)`` for each spatial axis."""
     grids = np.meshgrid(*(np.arange(low, high) for low, high in box), indexing="ij", sparse=True)
     values = dict(zip((a.name for a in stage.spatial_axes), grids, strict=True))
     shape = stage.output.shape
@@ -73,7 +73,7 @@ def _positions(stage: Stage, box: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 def sample_positions(parts: Sequence[np.ndarray], most: int, rng: np.random.Generator) -> np.ndarray:
-    """Return about ``most`` positions, equally many from each part."""
+    """Return up to about ``most`` positions, chosen at random and as evenly as possible from all parts."""
     if not parts:
         return np.zeros(0, np.int64)
     share = max(1, most // len(parts))
@@ -82,7 +82,7 @@ def sample_positions(parts: Sequence[np.ndarray], most: int, rng: np.random.Gene
 
 
 def choose_blocks(program: RProgram, blocks: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Return the numbers of blocks to run if not all can: first, last, their neighbours, corners, and random ones."""
+    """Return the indices of the blocks to run if not all can: first, last, their neighbours, corners, random ones."""
     numbers = [0, blocks - 1, min(1, blocks - 1), max(0, blocks - 2)]  # neighbours do not write the same tile
     grid = list(program.grid.values())
     if int(np.prod(grid, dtype=np.int64)) == blocks:

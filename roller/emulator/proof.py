@@ -14,12 +14,12 @@ from roller.expr.error_bounds import Enclosure
 from roller.expr.rounding import error_to_bound_ratios
 from roller.tile.winograd import only_reorders
 
-#: Describes errors in outputs, or returns ``""``: ``(expression, inputs, outputs) -> text``.
+#: Function ``(expression, inputs, outputs) -> text`` that describes an error in outputs; ``""`` if there is none.
 Comparator = Callable[[TensorExpr, Sequence[np.ndarray], Sequence[np.ndarray]], str]
-#: The same for chosen elements of the outputs: coordinates ``(P, rank)`` and values ``(P,)`` per output.
+#: The same for chosen elements of each output: coordinates, shape ``(P, rank)``, and values, shape ``(P,)``.
 PointComparator = Callable[[TensorExpr, Sequence[np.ndarray], Sequence[np.ndarray], Sequence[np.ndarray]], str]
 
-#: Scopes of a proof: every block ran, some blocks, none.
+#: Scopes of a proof: every block ran, some blocks ran, or none ran.
 WHOLE, BLOCKS, NOTHING = "whole", "blocks", "nothing"
 
 
@@ -34,19 +34,19 @@ class Proof:
     failures
         ``(order, error)`` of each failed order.
     scope
-        Completed part: :data:`WHOLE`, :data:`BLOCKS` or :data:`NOTHING`.
+        Part of the kernel that ran: :data:`WHOLE`, :data:`BLOCKS` or :data:`NOTHING`.
     orders
         Completed orders.
     run, blocks
-        Number of completed blocks, and of all blocks of the grids.
+        Number of completed blocks, and number of all blocks in the grids.
     points
-        Number of outputs compared with the reference.
+        Number of output elements that were compared with the reference.
     note
         Reason why not everything ran; empty if everything did.
     seconds
-        Wall time of the proof.
+        Wall time of the proof in seconds.
     spent_s
-        Seconds that each processor spent running the kernel; 0 if not measured.
+        Processor time in seconds that the runs were charged; 0 if not measured.
     """
 
     ok: bool
@@ -88,7 +88,7 @@ class Proof:
 
 
 def within_bound(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
-    """Compare outputs with the range of correct results computed by :mod:`roller.expr.error_bounds`."""
+    """Compare outputs with the range of correct results that :mod:`roller.expr.error_bounds` computes."""
     return compare_all_elements(within_bound_at)(expression, arrays, outputs)
 
 

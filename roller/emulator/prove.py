@@ -27,7 +27,7 @@ from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import choose_exact_inputs
 from roller.expr.product_inputs import Drawing
 
-#: Maximum number of distinct random numbers of an input, a prime; longer inputs repeat them.
+#: Maximum number of random elements to draw for an input, a prime; longer inputs repeat them.
 _DISTINCT = 4_194_301
 
 
@@ -44,10 +44,10 @@ def prove(
     budget_s: float | None = None,
     compare_at: PointComparator | None = None,
 ) -> Proof:
-    """Run an artifact in several orders; compare the results with the reference and with one another."""
+    """Run an artifact in several orders; compare the results with the reference and with each other."""
     # Results that differ between orders are a failure even within the bound: a barrier is missing, or the kernel adds
     # with atomics. budget_s is in processor seconds; the wall-clock limit is more than ten times as long. If not all
-    # blocks fit into it, blocks at corners and random ones run.
+    # blocks fit into budget_s, blocks at corners and random ones run.
     if not orders or len(set(orders)) < len(orders) or not set(orders) <= set(ORDERS):
         raise EmulationError(f"orders: expected some of {', '.join(ORDERS)}, each once, got {list(orders)}.")
     expression, start = artifact.expression, time.monotonic()

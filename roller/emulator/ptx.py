@@ -81,7 +81,7 @@ def _wmma_store(m: re.Match[str], o: Operands) -> str:
 
 
 def _bits(names: tuple[str, ...], operands: Operands) -> str:
-    """Return arrays with the bits of each operand's registers."""
+    """Return C++ declarations of arrays that hold the bits of each operand's registers."""
     return "".join(
         f" uint32_t {name}[] = {{{', '.join(f'emul::ptx::bits({x})' for x in regs)}}};"
         for name, regs in zip(names, operands, strict=True)
@@ -111,7 +111,7 @@ def _wgmma(m: re.Match[str], o: Operands) -> str:
     return f"emul::ptx::wgmma<emul::ptx::{m['a']}>({n}, {{{d}}}, {given});"
 
 
-#: Opcode pattern (full match), possible numbers of operands, translation.
+#: All instructions that can be translated; an opcode must match the whole pattern.
 INSTRUCTIONS: tuple[Instruction, ...] = (
     Instruction(
         r"mma\.sync\.aligned\.m16n8k(?P<k>8|16|32)\.row\.col(?:\.satfinite)?"
@@ -191,7 +191,7 @@ def _byte(sign: str) -> str:
 
 
 def translate_asm(text: str) -> str:
-    """Replace every inline assembly statement by calls; keep line numbers.
+    """Replace every inline assembly statement by calls to functions in ``cxx/ptx.h``; keep line numbers.
 
     Examples
     --------

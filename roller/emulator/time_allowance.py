@@ -1,22 +1,22 @@
-"""Time limit for emulated kernels in processor seconds, so that other processes do not matter."""
+"""Time limit for emulated kernels in processor seconds, which other processes do not affect."""
 
 from __future__ import annotations
 
 import time
 
-#: Wall-clock limit relative to the processor limit, for busy machines.
+#: Ratio of the wall-clock limit to the processor-time limit, large enough for busy machines.
 PATIENCE = 10.0
-#: Extra wall-clock seconds, since filling memory between runs is not charged.
+#: Seconds added to the wall-clock limit, because filling memory between runs is not charged.
 _LEAST_S = 5.0
 
 
 class Allowance:
-    """Processor seconds shared by several runs, with a wall-clock limit above :data:`PATIENCE` times as many.
+    """Budget of processor seconds that several runs share; its wall-clock limit is over :data:`PATIENCE` times as long.
 
     Parameters
     ----------
     seconds
-        Limit of each operating-system thread; a run is charged the time of its longest thread.
+        Limit for each operating-system thread; a run is charged the time of its longest-running thread.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -25,9 +25,9 @@ class Allowance:
 
     @property
     def left_s(self) -> float:
-        """Remaining seconds."""
+        """Remaining processor time in seconds."""
         return max(0.0, self.seconds - self.spent_s)
 
     def charge(self, seconds: float) -> None:
-        """Subtract the seconds that a run took."""
+        """Charge a run's processor time in seconds to the budget."""
         self.spent_s += seconds

@@ -45,7 +45,7 @@ _INDICES = (
     " const emul::Index3 threadIdx = emul::thread_index(), blockIdx = emul::block_index(), "
     "blockDim = emul::block_extent(), gridDim = emul::grid_extent();"
 )
-#: Headers that warp groups need; slow to compile, and included before CUDA's keywords are defined.
+#: Headers that warp groups need; they are slow to compile and must come before CUDA's keywords are defined.
 _CONTAINERS = "#include <map>\n#include <memory>\n#include <vector>\n"
 #: Operations by which threads of a block wait for each other; kernels without them run without fibers.
 _CONVERGES = re.compile(r"__sync|__shfl|__activemask|_sync\b|\basm\b|__asm__|wmma")
@@ -53,7 +53,7 @@ _CONVERGES = re.compile(r"__sync|__shfl|__activemask|_sync\b|\basm\b|__asm__|wmm
 
 @dataclass(frozen=True)
 class TranslatedKernel:
-    """Kernel in a source.
+    """Description of one kernel in a source.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def _kernels(text: str) -> tuple[TranslatedKernel, ...]:
 
 
 def _parameter(entry: str, text: str) -> tuple[str, str, bool]:
-    """Return the name and type of a parameter, and whether it is a number."""
+    """Return a parameter's name and type, and whether it is a number that is passed by value."""
     plain = " ".join(re.sub(r"__restrict__|\bconst\b", " ", text).split())
     m = re.fullmatch(rf"({_TYPE})\s*\*\s*(\w+)", plain) or re.fullmatch(r"(int)\s+(\w+)", plain)
     if m is None:
@@ -194,7 +194,7 @@ def _translate_addresses(text: str) -> str:
 
 
 def _element(text: str, i: int) -> tuple[str, str, int] | None:
-    """Parse the element addressed by the ``&`` at ``i``: base, index and the position after it."""
+    """Return the base, the index and the end of the element addressed by ``&`` at ``i``; ``None`` if there is none."""
     before = text[:i].rstrip()[-1:]
     if before and before not in "(,=;{}[?:":
         return None

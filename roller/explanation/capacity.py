@@ -1,4 +1,4 @@
-"""Names the capacity that a program exceeds."""
+"""Name the capacity that a program exceeds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from roller.tile.program import RProgram
 
 
 def exceeded_budget(program: RProgram, spec: DeviceSpec) -> str | None:
-    """Return the construction budget (``usable_*``, below the hard limits) that a program exceeds, or ``None``."""
+    """Return the construction budget (``usable_*``, below the hard limits) that a program exceeds, else ``None``."""
     reason: str | None = spec.traits.module_for("templates", "checks").exceeded(program, spec)
     return reason

@@ -1,4 +1,4 @@
-"""Reconstructs the growth steps that led to a program, and the choices made by price."""
+"""Reconstruct the growth steps that led to a program, and the choices made by predicted time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _WINOGRAD = "Micro-kernels of the transformed product and sizes of tasks are enu
 
 @dataclass(frozen=True)
 class Step:
-    """One enlargement during construction."""
+    """One growth step of construction, which enlarges a tile along one axis."""
 
     layer: str  #: Layer of the tile: ``"register"``, or ``"shared"`` for the threads of a block
-    #: Enlarged axis and its values: elements of a register tile, threads (or groups) of a block.
+    #: Enlarged axis, and its extent before and after: elements of a register tile, or threads (or groups) of a block.
     axis: str
     before: int
     after: int
@@ -39,14 +39,14 @@ class Step:
 
 @dataclass(frozen=True)
 class ConstructionPath:
-    """The growth steps, and sentences on the other choices."""
+    """The growth steps of a program, and sentences on the other choices."""
 
     steps: tuple[Step, ...]
     words: tuple[str, ...]
 
 
 def construction_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> ConstructionPath:
-    """Return the construction steps of a program by repeating them with the functions that construct it."""
+    """Return how a program was constructed, by repeating its construction with the same functions."""
     inner = products_program(program) or program
     words = []
     if inner is not program:
@@ -89,7 +89,7 @@ def _tiled_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions, 
 def _state_before_rounding(
     growth: GrowthTrace, register: np.ndarray, threads: np.ndarray
 ) -> tuple[tuple[int, ...], tuple[GrowthStep, ...]] | None:
-    """Return the state before threads were rounded up to whole TEUs, and the steps to it."""
+    """Return the state before threads were rounded up to whole TEUs and the steps to it, or ``None`` if unknown."""
     rows = np.unique(np.concatenate([np.concatenate([r.states, r.table.reshape(-1, r.states.shape[1])])
                                      for r in growth.rounds]), axis=0)  # fmt: skip
     a = len(register)

@@ -25,7 +25,7 @@ def explain(
     program: str | RProgram | None = None,
     options: ConstructOptions | None = None,
 ) -> Explanation:
-    """Explain how a program was constructed, the parts of its predicted time, its limits and ways to lift them.
+    """Explain how a program was constructed, what its predicted time consists of, what limits it, and what would help.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Builds the explanation of a program from its construction, price, limits and rivals."""
+"""Build the explanation of a program from its construction, predicted time, limits and rivals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
-#: Maximum number of listed device fields, and of rival candidates.
+#: Maximum number of device fields to list, and of rival candidates.
 _LIFTS, _RIVALS = 5, 3
 
 
@@ -37,7 +37,7 @@ class Explanation:
     Parameters
     ----------
     expression, device, description
-        The expression and the device.
+        The expression, and the device's name and title.
     program, estimate
         The program and its estimate.
     rank
@@ -49,23 +49,23 @@ class Explanation:
     stops
         Reasons why no tile is larger.
     time
-        The predicted seconds as a tree of terms; its rules reproduce them to the last bit.
+        The predicted time in seconds as a tree of terms; the terms' rules reproduce it bit for bit.
     layers, facts
-        Bytes held and moved per memory layer; occupancy, waves, padding.
+        Bytes held and moved per memory layer; occupancy, waves and padding.
     roof
-        Position in the device's roofline.
+        Position on the device's roofline.
     limits
         Terms that dominate the time, from the total down to an input value.
     lifts
-        Changes to device numbers that would make the program faster after reconstruction, strongest first.
+        Changes of device values that would make a newly constructed program faster, strongest effect first.
     rivals
         The next candidates, and the reasons why they are worse.
     measured_s
-        Measured seconds of the kernel, if any.
+        Measured time of the kernel in seconds; ``None`` if it was not measured.
     notes
         Further remarks.
     bound_assumed
-        Device numbers of the bottleneck that are assumed rather than measured or taken from a data sheet.
+        Device fields of the bottleneck whose values are assumed rather than measured or taken from a data sheet.
     """
 
     expression: TensorExpr
@@ -157,7 +157,7 @@ def explain_program(
     program: RProgram | None = None,
     measured_s: float | None = None,
 ) -> Explanation:
-    """Return the explanation of a program, by default of the first constructed one."""
+    """Return the explanation of ``program``, or of the first constructed candidate if it is ``None``."""
     target = share_of_device(spec, options)
     found = _construct_candidates_if_any(expr, spec, options, needed=program is None)
     chosen = found[0].program if program is None else program
@@ -199,7 +199,7 @@ def _construct_candidates_if_any(
 def _strongest_lifts(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, program: RProgram
 ) -> tuple[spec_changes.Effect, ...]:
-    """Return the device numbers whose improvement makes a newly constructed program faster."""
+    """Return the device fields whose improvement makes a newly constructed program faster, strongest effect first."""
     # Only the fields with the most effect on this program: construction for every field would take seconds.
     own = [e for e in spec_changes.effects(spec, spec_changes.fixed_program_pricer([program])) if e.best is not None]
     fields = [e.field for e in sorted(own, key=lambda e: -e.weight)[:_LIFTS]]

@@ -1,4 +1,4 @@
-"""The sections of an explanation."""
+"""Build the sections of an explanation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.perf import Term
 
 #: Maximum printed depth of the term tree, and minimum printed share of the total.
 _DEPTH, _SMALL = 8, 0.01
-#: Legend of the growth steps.
+#: Legend for the growth steps.
 _GROWTH = (
     "Tiles grow along the axes of best score (bytes of traffic saved per byte of footprint), the best few ways of each "
     "side by side; rows of 'shared' are threads of a block."
@@ -58,7 +58,7 @@ def stops_section(found: Sequence[EnlargementStop]) -> Section:
 
 
 def time_section(time: Term) -> Section:
-    """Return the predicted time as a tree of terms."""
+    """Return the section on the predicted time, as a tree of terms."""
     rows: list[tuple[str, ...]] = []
     _append_term_rows(time, time.value, 0, rows)
     return Section("The predicted time, term by term", ("Parts of less than 1 % are in --json, as all digits are.",),
@@ -66,7 +66,7 @@ def time_section(time: Term) -> Section:
 
 
 def _append_term_rows(term: Term, whole: float, depth: int, rows: list[tuple[str, ...]]) -> None:
-    """Append a term and its significant parts; a term with one dominant part is skipped in favour of that part."""
+    """Append rows for a term and its significant parts; a part with one decisive part is replaced by the latter."""
     parts = [p for p in term.parts if p.unit != "s" or abs(p.value) >= _SMALL * whole]
     rule = "" if term.rule == "given" else term.rule
     rows.append(("  " * depth + term.name, format_quantity(term.value, term.unit), rule))

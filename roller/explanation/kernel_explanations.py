@@ -58,7 +58,7 @@ def why_not_for_kernel(
     fragment: str | None,
     how: tuple[int, int, int],
 ) -> WhyNot:
-    """Return why a program is worse than a kernel's program; see :meth:`roller.CompiledKernel.why_not`."""
+    """Return the reason why a program is worse than a kernel's program; see :meth:`roller.CompiledKernel.why_not`."""
     a: _Artifact = kernel.artifact
     return compare_with_chosen(a.expression, _spec_for_artifact(a, device), kernel.program, tiles, fragment,
                                Mechanisms(*how),

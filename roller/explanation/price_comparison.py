@@ -1,4 +1,4 @@
-"""Compares two prices term by term, and finds the terms that dominate a price."""
+"""Compare two predicted times term by term, and find the terms that dominate one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from roller.perf import Term
 
-#: Rules whose result is close to their slowest part.
+#: Rules whose result is close to the time of their slowest part.
 _SLOWEST = ("largest", "alternating", "overlapped", "knee")
-#: Relative difference below which two numbers are equal.
+#: Relative difference up to which two values count as equal.
 _ALIKE = 1e-12
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One term in two programs: ``own`` belongs to the program in question, ``other`` to the reference."""
+    """Values of one term in two programs: ``own`` in the program in question, and ``other`` in the reference."""
 
     name: str
     own: float
@@ -46,7 +46,7 @@ def dominant_differences(own: Term, other: Term) -> tuple[Difference, ...]:
 
 
 def _matching_parts(own: Term, other: Term) -> list[tuple[Term, Term]]:
-    """Return the matching parts of two terms; a part without a match is compared with zero."""
+    """Return pairs of the parts to compare; in sums, a part without a match is paired with zero."""
     mine, its = {p.name: p for p in own.parts}, {p.name: p for p in other.parts}
     if own.rule in _SLOWEST:  # the bottleneck of the slower program decides
         slowest = max((p for p in own.parts if p.unit == own.unit), key=lambda p: p.value, default=None)
@@ -65,7 +65,7 @@ def _matching_parts(own: Term, other: Term) -> list[tuple[Term, Term]]:
 
 
 def _part_contribution(parent: Term, own: Term, other: Term) -> float:
-    """Return the contribution of a part to the difference of its parent term."""
+    """Return how much a part contributes to the difference of its parent term."""
     if parent.rule in ("product", "quotient"):
         if own.value <= 0 or other.value <= 0:
             return abs(own.value - other.value)
@@ -86,7 +86,7 @@ def dominant_terms(term: Term) -> tuple[Term, ...]:
 
 
 def difference_sentence(road: Sequence[Difference]) -> str:
-    """Return the difference as a chain of numbers, from the total to its cause.
+    """Format the differences as a chain, from the total to its cause.
 
     >>> difference_sentence([Difference("predicted time", 2e-5, 1e-5, "s"), Difference("reduction steps", 128, 64, "")])
     'predicted time 20 us against 10 us <- reduction steps 128 against 64'
@@ -109,7 +109,7 @@ def told(road: Sequence[Term]) -> tuple[Term, ...]:
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """Return a number with a readable unit.
+    """Format a value with a readable unit.
 
     >>> (format_quantity(1.5e-6, "s"), format_quantity(3e9, "bytes/s"), format_quantity(3.0, ""),
     ...  format_quantity(1234567.0, "bytes"))

@@ -1,4 +1,4 @@
-"""Bytes held and moved per memory layer, occupancy and padding of a program."""
+"""Facts about a program: bytes held and moved per memory layer, occupancy and padding."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from roller.tile.winograd_products import products_program
 
 @dataclass(frozen=True)
 class Layer:
-    """A memory layer as a program uses it."""
+    """Use of one memory layer by a program."""
 
     name: str
     tile: dict[str, int] | None  #: Extents by axis, or ``None`` if the layer has no tile of its own
-    #: Amount used per thread (32-bit registers; on a CPU vectors), block or core, and the maximum; ``None`` if not
+    #: Amount used per thread (32-bit registers, or vectors on a CPU), block or core, and its maximum; ``None`` if not
     #: modelled.
     held: float | None = None
     capacity: float | None = None
     unit: str = ""  #: Unit of both
-    #: Bytes that the whole launch moves through the layer, its bandwidth, and the modelled time.
+    #: Number of bytes that the whole launch moves through the layer, its bandwidth, and the modelled time.
     moved_bytes: float | None = None
     bandwidth_bytes_per_s: float | None = None
     seconds: float | None = None
@@ -40,7 +40,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Fact:
-    """One number on how a program fills the device, with its limit and meaning."""
+    """One value that describes how a program fills the device, with its limit and meaning."""
 
     name: str
     value: float
@@ -53,7 +53,7 @@ class Fact:
 
 
 def layer_facts(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[Layer, ...]:
-    """Return the layers, fastest first, with their terms of the estimate."""
+    """Return the memory layers, fastest first, with their terms of the estimate."""
     terms, found = estimate.terms, []
     for layer in spec.memory_layers:
         tile = program.tile(layer.name) if layer.name in program.layers else None
@@ -66,7 +66,7 @@ def layer_facts(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tupl
 
 
 def _layer_usage(layer: str, spec: DeviceSpec, estimate: Estimate) -> tuple[float | None, float | None, str]:
-    """Return the amount of a layer that a program uses, the maximum, and the unit."""
+    """Return how much of a layer a program uses, the maximum and the unit; ``(None, None, "")`` if not modelled."""
     terms, lim = estimate.terms, spec.limits
     if spec.traits.blocks and layer == spec.memory_layers[0].name:
         most = lim.registers_per_thread or lim.usable_registers_per_thread
@@ -80,7 +80,7 @@ def _layer_usage(layer: str, spec: DeviceSpec, estimate: Estimate) -> tuple[floa
 
 
 def device_facts(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[Fact, ...]:
-    """Return occupancy, waves (or tasks), conflicts and padding."""
+    """Return a program's occupancy, waves (or tasks), bank conflicts and padding."""
     facts = _gpu_facts(program, spec, estimate) if spec.traits.blocks else _cpu_facts(spec, estimate)
     return (*facts, *_padding_facts(program))
 

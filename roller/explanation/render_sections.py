@@ -1,4 +1,4 @@
-"""Renders sections of sentences and tables as text and as HTML."""
+"""Render sections of sentences and tables as text and as HTML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, sentences, and a table."""
+    """Section with a title, sentences and a table."""
 
     title: str
     sentences: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class Section:
 
 
 def rule_text(rule: str) -> str:
-    """Return an alignment rule in words."""
+    """Return an alignment rule's name and description."""
     return f"'{rule}': {(RULES[rule].__doc__ or rule).splitlines()[0].partition(': ')[2]}"
 
 
@@ -38,7 +38,7 @@ def render_text(found: Sequence[Section], width: int = WIDTH) -> str:
 
 
 def section_lines(s: Section, width: int = WIDTH) -> list[str]:
-    """Return a section's sentences and table as lines of at most ``width`` characters."""
+    """Return a section's sentences and table as lines of at most ``width`` characters if they can be made to fit."""
     lines = [x for sentence in s.sentences for x in textwrap.wrap(sentence, width, break_on_hyphens=False)]
     return lines + (_table_lines(s, width) if s.rows else [])
 

@@ -1,4 +1,4 @@
-"""Position of a program in the roofline of its device."""
+"""Position of a program on its device's roofline."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from roller.tile.program import RProgram
 
 @dataclass(frozen=True)
 class Roofline:
-    """A program in the roofline of its device."""
+    """A program's position on its device's roofline."""
 
-    #: Operations (a multiply-add counts as two), and bytes of inputs and outputs, each counted once.
+    #: Number of operations (a multiply-add counts as two), and bytes of inputs and outputs, each counted once.
     flops: float
     compulsory_bytes: float
     peak_flops_per_s: float  #: Peak of the pipe used: the matrix unit, or multiply-adds
     bandwidth_bytes_per_s: float  #: Bandwidth of the slowest layer
-    pipe: str  #: Name of the rate in the specification
-    seconds: float  #: Predicted time
-    clock_hz: float  #: Clock of the peak
+    pipe: str  #: Name of the pipe's rate in the specification
+    seconds: float  #: Predicted time in seconds
+    clock_hz: float  #: Clock for which the peak holds
 
     @property
     def intensity(self) -> float:
@@ -30,12 +30,12 @@ class Roofline:
 
     @property
     def ridge(self) -> float:
-        """Intensity of the ridge point, above which arithmetic is the bound."""
+        """Intensity of the ridge point; programs of higher intensity are compute-bound."""
         return self.peak_flops_per_s / self.bandwidth_bytes_per_s
 
     @property
     def roof_s(self) -> float:
-        """Lower bound of direct programs: all operations, or all compulsory bytes, at peak rate."""
+        """Lower bound on a direct program's time in seconds: all operations, or all compulsory bytes, at peak rate."""
         return max(self.flops / self.peak_flops_per_s, self.compulsory_bytes / self.bandwidth_bytes_per_s)
 
     @property
@@ -45,7 +45,7 @@ class Roofline:
 
     @property
     def bound(self) -> str:
-        """The binding roof: ``"arithmetic"`` or ``"memory"``."""
+        """The roof that limits the program: ``"arithmetic"`` or ``"memory"``."""
         return "arithmetic" if self.intensity >= self.ridge else "memory"
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Roofline:
 
 
 def roofline(expr: TensorExpr, program: RProgram, spec: DeviceSpec, seconds: float) -> Roofline:
-    """Return the roofline position of a program at its predicted time."""
+    """Return a program's position on the roofline at its predicted time."""
     f, dtype = program.fragment, program.expr.anchor.acc_dtype
     if f is not None:
         pipe = f"{f.rate}.{f.operand}"

@@ -1,4 +1,4 @@
-"""Sensitivity of predicted times to a device's numbers."""
+"""Sensitivity of predicted times to a device's values."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
-#: Maximum cost in percent of a component listed as reducible.
+#: Maximum increase of the time, in percent, for a component to count as reducible.
 COST = 1.0
-#: Minimum relative reduction.
+#: Minimum relative reduction for a component to count as reducible.
 _REDUCED = 0.2
 
 
 @dataclass(frozen=True)
 class Spare:
-    """A component that could be smaller: the field, its smaller value and the resulting times."""
+    """Component that could be smaller: its field, the smaller value and the resulting times."""
 
     field: str
     change: Change
@@ -41,16 +41,18 @@ class Spare:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Sensitivity of predicted times to a device's numbers."""
+    """Sensitivity of predicted times to a device's values."""
 
     device: str  #: Name of the spec
     operators: tuple[str, ...]  #: Names of the expressions, in the given order
-    seconds: tuple[float, ...]  #: Predicted seconds of each
+    seconds: tuple[float, ...]  #: Predicted time of each expression in seconds
     reconstructed: bool  #: Whether programs were reconstructed for every changed device
-    effects: tuple[Effect, ...]  #: Fields with an effect, strongest first, with the times for other values
-    #: Field whose enlargement (reduction, for a time) saves most for its size (:attr:`Effect.best`), or ``None``.
+    effects: tuple[Effect, ...]  #: Effects of fields that have one, strongest first, with the times for other values
+    #: Field whose enlargement (for a time, reduction) saves most relative to its size (:attr:`Effect.best`), or
+    #: ``None``.
     enlarge: Effect | None
-    #: Components that could be at least a fifth smaller at a cost of at most :data:`COST`, cheapest first.
+    #: Components that could be at least a fifth smaller while the time grows by at most :data:`COST` percent, cheapest
+    #: first.
     reducible: tuple[Spare, ...]
 
     def __repr__(self) -> str:
@@ -89,18 +91,19 @@ def sensitivity(
     reconstruct: bool | None = None,
     options: ConstructOptions | None = None,
 ) -> Sensitivity:
-    """Return the change in the predicted time for other numbers of a device, field by field.
+    """Return how the predicted time changes with other values of a device, field by field.
 
     Parameters
     ----------
     expr
-        A TensorExpr, TE tensors or a PrimFunc; or a sequence of TensorExpr, compared by the geometric mean.
+        A TensorExpr, TE tensors or a PrimFunc; or a sequence of TensorExpr, whose times are combined by their geometric
+        mean.
     device
         See :func:`roller.construct`.
     reconstruct
         Whether to reconstruct programs for every changed device, as :func:`roller.construct` would. If not, the best
-        program is priced unchanged, as :func:`roller.predict` prices its name. The default is True for one expression,
-        which takes seconds, and False for several.
+        program is priced unchanged, as :func:`roller.predict` prices a program given by its name. The default is True
+        for one expression, which takes seconds, and False for several.
     options
         See :func:`roller.construct`.
 
@@ -134,7 +137,7 @@ def sensitivity(
 def sensitivity_of_pricer(
     spec: DeviceSpec, names: tuple[str, ...], price: Pricer, *, anew: bool, fields: Sequence[str] | None = None
 ) -> Sensitivity:
-    """Return the sensitivity of the times computed by ``price`` to a device's numbers."""
+    """Return the sensitivity to a device's values of the times that ``price`` computes."""
     found = list(effects(spec, price, fields))
     before = found[0].seconds if found else price(spec)
     if not all(map(math.isfinite, before)):

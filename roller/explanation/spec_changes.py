@@ -1,4 +1,4 @@
-"""Effects of changed device numbers on predicted times, computed by finite changes."""
+"""Effects of changed device values on predicted times, computed by finite differences."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from roller.perf.sensitivity import field_steps, slope
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
-#: Factors for real numbers, and for counts (units, misses), whose waves change in steps.
+#: Factors for changing real numbers, and for changing counts (units, misses), which have stepwise effects.
 FACTORS, COUNT_FACTORS = (0.8, 1.25), (0.8, 0.9, 1.1, 1.25)
-#: Change of a time in percent below which it is ignored.
+#: Change of a time, in percent, below which it is ignored.
 NOTHING = 0.1
 
 #: Units of resources; times, exponents and transaction sizes are not resources.
@@ -28,16 +28,16 @@ _THROUGHPUT = ("bytes/s", "operations/cycle/unit", "Hz", "units")
 _CAPACITY = ("bytes", "registers", "threads", "blocks", "banks", "pages", "misses")
 _GRAINS = ("transaction_bytes", "fetch_bytes", "line_bytes", "page_bytes", "bank_width_bytes", "allocation_unit")
 
-#: Predicted seconds of every operator on a device; infinite if none of its programs fits.
+#: Function that returns the predicted seconds of every operator on a device; infinite if no program fits.
 Pricer = Callable[[DeviceSpec], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One other value of a field, and the resulting predicted times."""
+    """A different value of a field, and the resulting predicted times."""
 
     value: float
-    seconds: tuple[float, ...]  #: Prediction per operator; infinite if no program fits
+    seconds: tuple[float, ...]  #: Predicted time per operator; infinite if no program fits
     percent: float  #: Change of the time (geometric mean over operators) in percent; infinite if one does not fit
 
 
@@ -45,17 +45,17 @@ class Change:
 class Effect:
     """Effect of one field on predicted times."""
 
-    #: Dotted path, effective value, unit.
+    #: Dotted path, effective value and unit of the field.
     field: str
     value: float
     unit: str
-    seconds: tuple[float, ...]  #: Prediction per operator for the unchanged device
+    seconds: tuple[float, ...]  #: Predicted time per operator on the unchanged device
     changes: tuple[Change, ...]  #: Other values in ascending order
-    assumed: bool = False  #: Whether the value is assumed rather than measured or from a data sheet
+    assumed: bool = False  #: Whether the value is assumed rather than measured or taken from a data sheet
 
     @cached_property
     def per_operator(self) -> tuple[float, ...]:
-        """Mean change in percent per percent of the field, between the extreme values that fit."""
+        """Mean change of each operator's time in percent, per percent of the field, over the values that fit."""
         points = [(self.value, self.seconds), *((c.value, c.seconds) for c in self.changes)]
         return tuple(slope((math.log(v), [math.log(s) for s in seconds]) for v, seconds in points).tolist())
 
@@ -66,17 +66,17 @@ class Effect:
 
     @property
     def decides(self) -> bool:
-        """Whether any other value changes a time."""
+        """Whether any other value changes the time by at least :data:`NOTHING` percent."""
         return any(abs(c.percent) >= NOTHING for c in self.changes)
 
     @property
     def weight(self) -> float:
-        """Largest change in a time's logarithm per change in the field's logarithm."""
+        """Largest :meth:`rate` of a change that fits the device."""
         return max((self.rate(c) for c in self.changes if math.isfinite(c.percent)), default=0.0)
 
     @property
     def best(self) -> Change | None:
-        """The improvement with the largest gain for its size (more of a resource, less of a time), or ``None``."""
+        """Change (more of a resource, or less of a time) with the largest gain for its size; ``None`` if none gains."""
         if self.unit == "s":
             better = [c for c in self.changes if c.value < self.value]
         elif is_resource(self.field, self.unit, capacities=True):
@@ -87,7 +87,7 @@ class Effect:
         return max(gaining, key=self.rate, default=None)
 
     def beside(self, larger: bool) -> Change | None:
-        """Return :attr:`best` if on this side, else the nearest value that changes a time, or the nearest value."""
+        """Return the change to show on one side: :attr:`best`, else the nearest with an effect, else the nearest."""
         side = [c for c in self.changes if (c.value > self.value) == larger]
         if self.best in side:  # show the recommended change
             return self.best
@@ -95,12 +95,12 @@ class Effect:
         return next((c for c in side if abs(c.percent) >= NOTHING), side[0] if side else None)
 
     def rate(self, change: Change) -> float:
-        """Return the change in the time's logarithm per change in the field's logarithm."""
+        """Return the absolute change in the time's logarithm divided by the change in the field's logarithm."""
         return abs(math.log1p(change.percent / 100) / math.log(change.value / self.value))
 
 
 def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None) -> Iterator[Effect]:
-    """Yield the effect of every numeric field that the model may read, in the order of the YAML."""
+    """Yield the effect of every numeric field (or of ``fields``) that the model may read, in the order of the YAML."""
     seconds = price(spec)
     for step in field_steps(spec, changed_values):
         if fields is None or step.field in fields:
@@ -110,7 +110,7 @@ def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None
 
 
 def relative_change(value: float, after: tuple[float, ...], before: tuple[float, ...]) -> Change:
-    """Return the change in times between two values of a field."""
+    """Return the change from the times ``before`` to the times ``after``, which belong to the field's new ``value``."""
     if not all(map(math.isfinite, after)):
         return Change(value, after, math.inf)
     if after == before:
@@ -120,7 +120,7 @@ def relative_change(value: float, after: tuple[float, ...], before: tuple[float,
 
 
 def changed_values(value: float, quantity: Quantity) -> tuple[float, ...]:
-    """Return the other values for a field, ascending, rounded as printed.
+    """Return the other values to try for a field, in ascending order, rounded as they are printed.
 
     >>> changed_values(80, Quantity("units", 1, 1000, integer=True))
     (64, 72, 88, 100)
@@ -151,7 +151,7 @@ def is_resource(field: str, unit: str, capacities: bool) -> bool:
 
 
 def fixed_program_pricer(programs: Sequence[RProgram]) -> Pricer:
-    """Return a pricer of fixed programs, as ``predict --program NAME --set FIELD=VALUE`` does."""
+    """Return a pricer for fixed programs; it prices as ``predict --program NAME --set FIELD=VALUE`` does."""
     return lambda spec: tuple(_program_seconds(p, spec) for p in programs)
 
 
@@ -164,7 +164,7 @@ def _program_seconds(program: RProgram, spec: DeviceSpec) -> float:
 
 
 def constructing_pricer(expressions: Sequence[TensorExpr], options: ConstructOptions) -> Pricer:
-    """Return a pricer that reconstructs programs, as ``construct --set FIELD=VALUE`` does."""
+    """Return a pricer that constructs programs anew; it prices as ``construct --set FIELD=VALUE`` does."""
 
     def price(spec: DeviceSpec) -> tuple[float, ...]:
         return tuple(_best_seconds(e, spec, options) for e in expressions)

@@ -1,4 +1,4 @@
-"""Why another program is worse: the capacity that it exceeds, or the term that makes it slower."""
+"""Why a different program is worse: the capacity that it exceeds, or the term that makes it slower."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ class WhyNot:
         Name of the reference program.
     verdict
         ``"illegal"`` (no such program, or it does not fit the device), ``"chosen"`` (the same program), ``"slower"``,
-        ``"equal"`` or ``"faster"`` (predicted, but construction did not try it or the reference was measured faster).
+        ``"equal"`` or ``"faster"`` (by prediction, but construction did not try it or the reference was measured
+        faster).
     reason
         For an illegal program, the rule or capacity in numbers; otherwise the difference from the total to its cause.
     seconds, chosen_s
-        Predictions for both; ``None`` for an illegal program.
+        Predicted times of the program and the reference in seconds; ``None`` for an illegal program.
     road
         Terms that cause most of the difference, starting with the predicted times.
     terms
         All estimate terms in which the two programs differ.
     program
-        Name of the program made from the tiles.
+        Name of the program made from the tiles; ``None`` for an illegal one.
     relaxed
         Alignment rules that the program violates.
     budget
         Construction budget that the program exceeds although it runs, or ``None``.
     time
-        Its price as a tree, or ``None``.
+        Predicted time of the program as a tree of terms; ``None`` for an illegal program.
     """
 
     asked: str
@@ -69,7 +70,7 @@ class WhyNot:
 
     @property
     def percent(self) -> float | None:
-        """Additional time in percent; ``None`` for an illegal program."""
+        """Predicted time in excess of the reference's, in percent; ``None`` for an illegal program."""
         if self.seconds is None or self.chosen_s is None:
             return None
         return 100 * (self.seconds / self.chosen_s - 1)

@@ -1,4 +1,4 @@
-"""Why no tile is larger: enlarges every axis of every layer by one step and names the exceeded capacity or price."""
+"""Why no tile is larger: enlarge each axis of each layer by one step; name the capacity exceeded or the slower term."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class EnlargementStop:
     #: The enlarged axis; a mechanism (``"stages"``, ``"split_k"``) has an empty layer.
     layer: str
     axis: str
-    #: Current and next value, equal if there is no next one.
+    #: Current and next value; equal if there is no next one.
     now: int
     larger: int
     why: str  #: ``"covered"`` (the tile spans the axis), ``"capacity"``, ``"padding"`` or ``"price"``
     detail: str  #: The exceeded capacity, or the decisive term
-    #: Prediction for the larger value, and its change; ``None`` if it does not run.
+    #: Predicted time in seconds with the larger value, and its change in percent; ``None`` if it was not priced.
     seconds: float | None = None
     percent: float | None = None
     program: str | None = None  #: Name of the larger program, or ``None``
@@ -47,7 +47,7 @@ class EnlargementStop:
 
 
 def stops(program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: Term) -> tuple[EnlargementStop, ...]:
-    """Return, for every axis and mechanism of a program with the price ``term``, why it is not one step larger."""
+    """Return why each axis and mechanism of a program, whose predicted time is ``term``, is not one step larger."""
     return tuple(_enlargement_stop(program, spec, options, term, step) for step in _enlargements(program, spec))
 
 
@@ -107,7 +107,7 @@ def _enlargements(program: RProgram, spec: DeviceSpec) -> Iterator[_Enlargement]
 def _register_step(
     batch: TileBatch, a: int, axis: str, layer: str, spec: DeviceSpec, product: Products | None
 ) -> Iterator[_Enlargement]:
-    """Yield the program with an axis doubled in registers and the same number of register tiles per block."""
+    """Yield the program with an axis of the register tile doubled and as many register tiles per block."""
     g, register, block = batch.geometry, batch.register[0], batch.block[0]
     moves = g.spatial[a] or batch.traits.spreads_reductions or a == batch.vector_axis
     if not moves or batch.traits.slides_windows or (batch.fragment is not None and axis not in batch.matrix_axes[:2]):
@@ -126,7 +126,7 @@ def _register_step(
 
 
 def _block_step(batch: TileBatch, a: int, axis: str, layer: str, product: Products | None) -> Iterator[_Enlargement]:
-    """Yield the program with an axis doubled in the block: register tiles, or points of a reduction step."""
+    """Yield the program with an axis of the block doubled: in register tiles, or in points of a reduction step."""
     g, register, block = batch.geometry, batch.register[0], batch.block[0]
     if not g.spatial[a] and (batch.traits.slides_windows or (batch.panel is not None and not batch.traits.reuses)):
         return

@@ -17,7 +17,7 @@ _BOOL, _INTEGER, _FLOAT = range(3)
 
 
 def check_arithmetic(expr: TensorExpr) -> None:
-    """Raise an error for arithmetic that is undefined on the dtypes of its operands.
+    """Raise an error if ``expr`` contains arithmetic that is undefined on the dtypes of its operands.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Canonical forms: axis fusion, and axis grouping (implicit GEMM) as an alternative form (docs/design/construction.md).
 
-Fusion merges axes that are adjacent, or both absent, in every tensor; grouping tiles the spatial axes that no other
-input reads as one axis (``n*ho*wo`` of a convolution), with quasi-affine accesses.
+Fusion merges axes that are adjacent, or both absent, in every tensor; grouping merges the spatial axes that the same
+inputs read, and another input does not, into one axis with quasi-affine accesses (``n*ho*wo`` of a convolution).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _fuse_until_stable(expr: TensorExpr) -> TensorExpr:
 
 
 def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | None:
-    """Return the grouped form of ``expr``, or ``None`` if it has nothing to group or its epilogue is not in place."""
+    """Return the grouped form of ``expr``, or ``None`` if it has nothing to group or stages besides an epilogue."""
     s = expr.anchor
     if s.combiner is None or (len(expr.stages) > 1 and expr.epilogue is None):
         return None
@@ -92,7 +92,7 @@ def _drop_unit_axes(expr: TensorExpr) -> TensorExpr:
 
 
 def inline_unit_reduction(expr: TensorExpr) -> TensorExpr:
-    """Replace a reduction over one point by its body, inlined into an epilogue in place (a 1x1 pooling)."""
+    """Replace a reduction over one point (a 1x1 pooling) by its body, inlined into the epilogue if there is one."""
     s = expr.anchor
     if s.combiner is None or any(a.extent != 1 for a in s.reduction_axes) or not s.spatial_axes:
         return expr
@@ -212,7 +212,7 @@ def _indexes_adjacent_dims(expr: TensorExpr, tensor: str, index: tuple[Index, ..
 
 @dataclass(frozen=True)
 class _Fusion:
-    """Pairs of axes that merge together, and the first of the two merging dimensions of each tensor."""
+    """Pairs of axes that merge together, and the position of the first of the two merging dimensions in each tensor."""
 
     pairs: tuple[tuple[Axis, Axis], ...]
     dims: dict[str, int]
@@ -358,7 +358,7 @@ def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> Ten
 
 
 def _run_start(tensor: Tensor, index: tuple[Index, ...], axes: tuple[Axis, ...]) -> int | None:
-    """Return the first dimension of a run that exactly ``axes`` index with full extents, or ``None``."""
+    """Return the first of the dimensions that exactly ``axes`` index in order, or ``None`` if there are none."""
     for at in range(len(index) - len(axes) + 1):
         run = zip(axes, index[at:], tensor.shape[at:], strict=False)
         if all(i.is_axis(a.name) and n == a.extent for a, i, n in run):

@@ -14,7 +14,7 @@ class Combiner:
     Parameters
     ----------
     neutral
-        Initial value of a reduction; padding may add it any number of times.
+        Initial value of a reduction; padding may repeat it any number of times.
     instruction
         Instruction class of one step.
     selects
@@ -33,7 +33,7 @@ class Combiner:
     selects: bool = False
 
 
-#: By name.
+#: The combiners by name.
 COMBINERS = {
     row.name: row
     for row in (

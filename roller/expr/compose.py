@@ -1,7 +1,7 @@
-"""Composition of stages: substitute an element-wise stage into the load that reads it.
+"""Composition of stages: an element-wise stage is substituted into the load that reads it.
 
-Transposes, slices, reshapes and broadcasts are indices; composing them with the reader's index removes the copy if the
-result is an index again (:mod:`roller.expr.index_arithmetic`).
+Transposes, slices, reshapes and broadcasts are expressed as indices; composing them with the reader's index removes the
+copy if the result is an index again (:mod:`roller.expr.index_arithmetic`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from roller.core.dtypes import round_to_dtype
+from roller.core.dtypes import DTYPES, INTEGERS, NARROW_INTEGERS, is_float, round_to_dtype
 from roller.expr.index_arithmetic import compose_index, invert_store, reshape_access, simplify_index
 from roller.expr.scalar import (
     Bound,
@@ -31,12 +31,10 @@ from roller.expr.tensor_expr import Stage
 LOGICAL = ("eq", "lt", "le", "isnan")
 #: Functions computed in floating point for operands of any dtype.
 _REAL = ("div", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow")
-#: Dtypes whose arithmetic wraps or saturates when it is stored; computed values must pass through memory.
-_NARROW = ("int8", "uint8", "int16")
 #: Integer arithmetic that may overflow. Compilers assume that 32- and 64-bit arithmetic never overflows, so a widening
 #: or a comparison may see a value that has not wrapped around, unless it was stored first.
 _WRAPPING = ("add", "sub", "mul", "neg", "abs", "shl")
-_WIDE = ("int32", "int64")
+_WIDE = tuple(name for name in INTEGERS if name not in NARROW_INTEGERS)
 
 
 def scalar_dtype(node: Scalar, tensors: Mapping[str, str]) -> str | None:
@@ -53,7 +51,7 @@ def scalar_dtype(node: Scalar, tensors: Mapping[str, str]) -> str | None:
 
 
 def substitute_axes(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int]) -> Scalar | None:
-    """Replace axes of ``body`` by indices in every access, guard and index value, or ``None``."""
+    """Return ``body`` with its axes replaced by the indices of ``at``, or ``None`` if a result is not an index."""
     possible = True
 
     def index(i: Index) -> Index:
@@ -69,7 +67,7 @@ def substitute_axes(body: Scalar, at: Mapping[str, Index], extents: Mapping[str,
 def inline_producer(
     load: Load, shape: Sequence[int], extents: Mapping[str, int], producer: Stage, tensors: Mapping[str, str]
 ) -> Scalar | None:
-    """Return, as a scalar over the reader's axes, the value that ``load`` reads from an element-wise stage."""
+    """Return what ``load`` reads from ``producer`` as a scalar of the reader, or ``None`` if it must be stored."""
     index = reshape_access(load.index, shape, producer.output.shape, extents)
     at = None if index is None else invert_store(producer.store, producer.extents, index, extents)
     value = None if at is None else substitute_axes(producer.body, at, extents)
@@ -89,7 +87,7 @@ def inline_producer(
 
 
 def _survives_conversions(number: float, value: Scalar, tensors: Mapping[str, str]) -> bool:
-    """Return whether a value outside a guard stays the same through the conversions of the load."""
+    """Return whether ``number``, the value outside a guard, is unchanged by the conversions applied to the load."""
     dtypes = list[str]()
     while isinstance(value, Cast):
         dtypes.append(value.dtype)
@@ -105,15 +103,15 @@ def _survives_conversions(number: float, value: Scalar, tensors: Mapping[str, st
 
 
 def _dtype_represents(dtype: str, number: float) -> bool:
-    """Return whether a dtype represents a number, apart from rounding."""
-    if "float" in dtype:
+    """Return whether ``dtype`` can represent ``number``, apart from rounding."""
+    if is_float(dtype):
         return True
-    low, high = {"bool": (0, 1), "int8": (-128, 127), "uint8": (0, 255)}.get(dtype, (-32768, 32767))
+    low, high = DTYPES[dtype].integer_range if dtype in DTYPES else (0, -1)
     return math.isfinite(number) and number == int(number) and low <= number <= high
 
 
 def may_wrap(value: Scalar, dtype: str) -> bool:
-    """Return whether 32- or 64-bit integer arithmetic on data may overflow in a value; index arithmetic never does.
+    """Return whether ``value`` has 32- or 64-bit integer arithmetic on data, which may overflow; indices never do.
 
     Examples
     --------
@@ -126,18 +124,18 @@ def may_wrap(value: Scalar, dtype: str) -> bool:
 
 
 def _convert_to_stored_dtype(value: Scalar, dtype: str, tensors: Mapping[str, str]) -> Scalar | None:
-    """Return a value in the dtype of the tensor that would have stored it, or ``None`` if it must be stored."""
+    """Return ``value`` converted to ``dtype`` as storing it would, or ``None`` if it must actually be stored."""
     kind = scalar_dtype(value, tensors)
     if kind == dtype:
         moved = value.arg if isinstance(value, Cast) else value
-        return None if dtype in _NARROW and isinstance(moved, Call) else value
-    if dtype == "bool" or dtype in _NARROW:
+        return None if dtype in NARROW_INTEGERS and isinstance(moved, Call) else value
+    if dtype == "bool" or dtype in NARROW_INTEGERS:
         return None
     return Cast(dtype, value)
 
 
 def add_guard(value: Scalar, guard: tuple[Bound, ...], outside: float) -> Scalar | None:
-    """Return ``value`` inside ``guard`` and ``outside`` elsewhere; ``None`` unless it is a (converted) load."""
+    """Return ``value`` with ``guard`` added; ``None`` if it is not a (converted) load, or has another value outside."""
     if isinstance(value, Cast):
         inner = add_guard(value.arg, guard, outside)
         return None if inner is None else Cast(value.dtype, inner)
@@ -148,7 +146,7 @@ def add_guard(value: Scalar, guard: tuple[Bound, ...], outside: float) -> Scalar
 
 
 def _bound_on_loaded_index(bound: Bound, index: tuple[Index, ...]) -> Bound:
-    """Express a bound by a loaded index that differs from the bounded index by a constant (a padded slice)."""
+    """Rewrite a bound for a loaded index that differs from the bounded one by a constant (a padded slice), if any."""
     for i in index:
         if i.terms and i.terms == bound.index.terms:
             apart = i.const - bound.index.const

@@ -1,6 +1,6 @@
 """Rates of dtype conversions, which depend on the narrower dtype and on whether the conversion widens or narrows.
 
-Devices convert to and from 64 bits at a different rate than between 16 and 32 bits.
+Devices convert to and from 64-bit dtypes at a different rate than between 16-bit and 32-bit dtypes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def conversion_rate_key(source: str, target: str) -> tuple[str, str] | None:
 
 
 def count_conversions(body: Scalar, dtypes: Mapping[str, str], computed: str) -> Counter[tuple[str, str]]:
-    """Count the conversions for one point by class and dtype; equal subtrees are converted once."""
+    """Count the conversions for one point by instruction class and dtype; equal subtrees are converted once."""
     found: Counter[tuple[str, str]] = Counter()
     for node in dict.fromkeys(n for n in walk(body) if isinstance(n, Cast)):
         rate = conversion_rate_key(_operand_dtype(node.arg, dtypes, computed), node.dtype)
@@ -56,7 +56,7 @@ def count_conversions(body: Scalar, dtypes: Mapping[str, str], computed: str) ->
 
 
 def stored_conversion(stage: Stage) -> tuple[str, str] | None:
-    """Return the conversion of a stage's result to the dtype of its output, or ``None`` if it is free."""
+    """Return the rate key of the conversion of a stage's result to its output dtype, or ``None`` if it is free."""
     body = stage.body
     made = body.dtype if isinstance(body, Cast) and stage.combiner is None else stage.acc_dtype
     return conversion_rate_key(made, stage.output.dtype)
@@ -86,7 +86,7 @@ def instruction_mix_by_dtype(
 
 
 def ops_per_cycle(rates: Mapping[str, float], instruction: str, dtype: str) -> float:
-    """Return operations per cycle and unit for the dtype, or else for its class; narrowing defaults to widening.
+    """Return one unit's operations per cycle; a dtype defaults to its class, narrowing to widening, and all to fma.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The float64 reference with bounds on correct results: running error analysis, stage by stage (docs/design/check.md).
+"""The float64 reference with bounds on correct results, from a running error analysis by stage (docs/design/check.md).
 
 Every node carries its exact value and the bounds on a correct kernel's value (:mod:`roller.expr.rounding`,
 :mod:`roller.expr.interval_rules`); reductions add the bound for their order of summation (:class:`_ReductionBounds`).
@@ -33,7 +33,7 @@ from roller.expr.rounding import (
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: ``K eps`` above which terms may vanish when they are added to their sum.
+#: Product of the number of terms and ``eps`` above which terms may vanish when they are added to their sum.
 _VANISHING = 1.0 / 8.0
 #: Number of elements of intermediate tensors to cache for stages that read the same elements.
 _KEPT = 1 << 22
@@ -42,14 +42,14 @@ Env = dict[str, np.ndarray]
 
 
 class Enclosure:
-    """Values of the tensors of one expression at given points, with bounds on a correct kernel's values.
+    """Values of one expression's tensors at given points, with bounds on the values that a correct kernel may compute.
 
     Parameters
     ----------
     values
-        Inputs by name: arrays, or objects that accept index arrays like arrays.
+        Inputs by name: arrays, or objects that can be indexed by index arrays in the same way.
     reordered
-        Whether kernels only reorder the terms of a sum. Winograd's algorithm adds other terms.
+        Whether kernels only reorder the terms of a sum. Winograd's algorithm, in contrast, adds different terms.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class Enclosure:
         self._known: dict[tuple[str, bytes], Enclosed] = {}
 
     def at(self, tensor: str, points: np.ndarray) -> Enclosed:
-        """Return elements of ``tensor`` at ``points`` of shape ``(P, rank)``."""
+        """Return the elements of ``tensor`` at ``points``, shape ``(P, rank)``."""
         known = self.values.get(tensor)
         if known is not None:
             found = known[tuple(points.T)] if points.shape[1] else np.broadcast_to(known, (len(points),))
@@ -105,7 +105,7 @@ class Enclosure:
         return Enclosed(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("value", "low", "high")))
 
     def _stored(self, s: Stage, e: Enclosed) -> Enclosed:
-        """Return a stage's result in the dtype of its tensor."""
+        """Return the bounds on a stage's result after its conversion to the dtype of its output."""
         dtype = s.output.dtype
         if is_float(dtype):
             return _round_bounds_to(e, dtype)
@@ -135,9 +135,10 @@ class Enclosure:
         return total.result()
 
     def _relative_sum_rounding(self, s: Stage) -> tuple[float, float]:
-        """Return the usual and the worst relative rounding error of a sum, including exact-operand products."""
-        # Roundings of different terms have random directions, unless terms vanish (`_Total.vanishing`). Repeated terms
-        # round alike: along an axis that reads no other element, only the distinct terms count under the square root.
+        """Return the usual and the worst relative rounding error of a sum, including the rounding of its products."""
+        # Roundings of different terms have random directions, unless terms vanish (`_ReductionBounds.vanishing`).
+        # Repeated terms round alike: along an axis that reads no other element, only the distinct terms count under the
+        # square root.
         eps = EPS.get(s.acc_dtype, 0.0)
         terms = math.prod(a.extent for a in s.reduction_axes)
         distinct = math.prod(distinct_elements_read(s, a.name, a.extent) for a in s.reduction_axes)
@@ -203,8 +204,8 @@ class Enclosure:
 
     def _bounds_of_arg_extremum(self, s: Stage, env: Env) -> Enclosed | None:
         """Return bounds on an arg-extremum, or ``None`` if the body is not an arg-extremum."""
-        # The form is ``select(x == extremum of all x, position, more than any)`` under ``min``. Every value that may
-        # equal the extremum may be the hit, and one of them is.
+        # The form is ``select(x == extremum of all x, position, larger than any position)`` under ``min``. Every value
+        # that may equal the extremum may be the hit, and one of them is.
         b = s.body
         if not (s.combiner == "min" and isinstance(b, Call) and b.fn == "select" and isinstance(b.args[2], Const)):
             return None
@@ -241,14 +242,14 @@ class _ReductionBounds:
         self.row = COMBINERS[s.combiner or "sum"]
         self.terms = math.prod(a.extent for a in s.reduction_axes)
         self.eps, self.eps_of_terms = EPS.get(s.acc_dtype, 0.0), eps_of_terms
-        self.unit = 0.0 if exact else np.inf  # smallest power of two that makes all terms integers, or infinity
+        self.unit = 0.0 if exact else np.inf  # smallest power of four that makes all terms integers, or infinity
         self.vanishing = s.combiner == "sum" and self.terms * self.eps > _VANISHING
         self.parts: list[Enclosed] = []
         self.sizes: list[Any] = []
         self.largest, self.squares, self.reach, self.until, self.equal = 0.0, 0.0, 0.0, 0.0, 0.0
 
     def add(self, body: Enclosed) -> None:
-        """Add a piece of terms of shape ``(rows, terms)``."""
+        """Add a piece of the terms, shape ``(rows, terms)``."""
         if self.row.selects:
             self.parts.append(reduce_extremum(self.row.step, body, propagate_nan=self.propagate_nan))
             return
@@ -278,7 +279,7 @@ class _ReductionBounds:
             self.squares = self.squares + np.sum(np.square(size), axis=1)
 
     def _product(self, value: Any, body: Enclosed, size: Any) -> Enclosed:
-        """Return the product of a piece from its factors and their largest magnitudes."""
+        """Return the bounds on the product ``value`` of a piece's factors, whose largest magnitudes are ``size``."""
         crossing = (body.low < 0) & (body.high > 0)
         nearest = np.where(body.low * body.high <= 0, 0.0, np.minimum(np.abs(body.low), np.abs(body.high)))
         great, small = np.prod(size, axis=1), np.prod(nearest, axis=1)
@@ -320,9 +321,9 @@ class _ReductionBounds:
         return Enclosed.point(value) if total.is_point else bounds_in_integer_range(self.dtype, value, total)
 
     def _add_sum_rounding(self, total: Enclosed) -> Enclosed:
-        # A sum of K terms b with spacing eps is off by 4 eps sqrt(K) sum|b| in any order (docs/design/check.md),
-        # because different terms round in different directions. For groups of n equal terms, sqrt(K) becomes sqrt(sum
-        # n^2). The bound never exceeds eps K sum|b|, the worst of all orders.
+        # A sum of K terms b with spacing eps is off by at most 4 eps sqrt(K) sum|b| in any order
+        # (docs/design/check.md), because different terms round in different directions. For groups of n equal terms,
+        # sqrt(K) becomes sqrt(sum n^2). The bound never exceeds eps K sum|b|, the worst of all orders.
         size = sum(self.sizes)
         alike = 4 * (np.sqrt(self.terms + np.square(self.equal)) - math.sqrt(self.terms)) * self.eps
         error = np.fmin(self.rounding + alike, self.worst) * size
@@ -380,13 +381,13 @@ def convert_bounds(e: Enclosed, source: str, to: str) -> Enclosed:
 
 
 def bounds_in_integer_range(dtype: str, value: Any, e: Enclosed) -> Enclosed:
-    """Return ``value`` with the bounds of ``e`` where ``dtype`` represents them, unbounded elsewhere."""
+    """Return ``value`` with the bounds of ``e`` where ``dtype`` represents them, and without bounds elsewhere."""
     fits = integers_represent(dtype, e)
     return Enclosed(value, np.where(fits, e.low, -np.inf), np.where(fits, e.high, np.inf))
 
 
 def _round_bounds_to(e: Enclosed, dtype: str) -> Enclosed:
-    """Return the bounds on ``e`` stored in ``dtype``; a representable point stays a point."""
+    """Return the bounds on ``e`` after it is stored in ``dtype``; a representable point stays a point."""
     if not is_float(dtype):
         return e
     if e.is_point:

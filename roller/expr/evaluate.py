@@ -18,7 +18,8 @@ from roller.expr.rounding import dtype_of_call
 from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar, loads
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Points times reduction elements evaluated at once; limits memory to about 100 MB per live temporary.
+#: Maximum number of points times reduction elements evaluated at once; limits memory to about 100 MB per live
+#: temporary.
 CHUNK = 1 << 21
 
 #: Integer functions whose result may overflow the dtype in which they are computed.
@@ -28,7 +29,7 @@ _GROWING = frozenset(("add", "sub", "mul", "neg", "abs", "shl", "idiv"))
 def evaluate(
     expr: TensorExpr, arrays: Sequence[np.ndarray], points: np.ndarray | None = None, *, magnitude: bool = False
 ) -> tuple[np.ndarray, ...]:
-    """Compute the outputs of ``expr`` in float64; integer operations wrap in their dtype, sums in their accumulator.
+    """Compute the outputs of ``expr`` in float64; integer operations wrap in their dtype, and sums in ``acc_dtype``.
 
     Examples
     --------
@@ -78,7 +79,7 @@ class _Evaluation:
         return self._stage_at(s, grid).reshape(shape)
 
     def at(self, tensor: str, points: np.ndarray) -> np.ndarray:
-        """Return elements of ``tensor`` at ``points`` of shape ``(P, rank)``."""
+        """Return the elements of ``tensor`` at ``points``, shape ``(P, rank)``."""
         known = self.values.get(tensor)
         if known is not None:
             return known[tuple(points.T)] if points.shape[1] else np.broadcast_to(known, (len(points),))
@@ -164,7 +165,7 @@ class _Evaluation:
 
 
 def constant_in_dtype(value: float, dtype: str) -> Any:
-    """Return a constant in the dtype that evaluation uses; integers saturate.
+    """Return a constant in the dtype in which it is evaluated, float64 or int64; integers saturate to ``dtype``.
 
     Examples
     --------
@@ -233,5 +234,5 @@ def axis_values(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def neutral(combiner: str) -> float:
-    """Return the neutral value of a combiner, which padding may add."""
+    """Return the neutral value of a combiner, with which padding may be filled."""
     return COMBINERS[combiner].neutral

@@ -1,7 +1,8 @@
 """Random inputs on which sums are exact in every order, so that no error bound hides a missing term.
 
 Sums are exact if the positive and the negative terms each total at most ``1 / eps`` units. The first choice that fits
-is taken: odd multiples of a quarter near normal numbers, ones of either sign, and ones with zeros at random places.
+is taken: odd multiples of a quarter near normally distributed numbers, ones of either sign, or ones with zeros at
+random positions.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from roller.expr.rounding import EPS, computation_dtype
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Relative bound of a sum above which it may hide single terms. The bound of K terms is 4 eps sqrt(K) sum|b|: in single
-#: precision, it exceeds one term from a few hundred terms on, and in half precision from the first term on. From 1 / (4
-#: eps) terms on, it exceeds the whole sum, so that a result of all zeros would pass.
+#: Relative error bound of a sum above which the bound may hide single terms. The bound of K terms is 4 eps sqrt(K)
+#: sum|b|: in single precision, it exceeds one term from a few hundred terms on, and in half precision from the first
+#: term on. From 1 / (4 eps) terms on, it exceeds the whole sum, so that a result of all zeros would pass.
 _HIDING = 2.0**-8
-#: Mean and root mean square of the magnitudes of :func:`round_to_odd_quarters` normal numbers.
+#: Mean and root mean square of the magnitudes of normally distributed numbers after :func:`round_to_odd_quarters`.
 _COARSE_MEAN, _COARSE_RMS = 0.82, 1.03
 #: Number of standard deviations between a sum and zero, and between its parts and their limit.
 _FROM_ZERO, _FROM_LIMIT = 4.0, 3.0
-#: Maximum share by which positive terms outnumber negative ones.
+#: Maximum excess of positive over negative terms, as a fraction of all terms.
 _MOST_BIAS = 0.5
 #: Functions that do not round if their operands have few digits.
 _EXACT = frozenset(("add", "sub", "mul", "max", "min", "neg", "abs"))
@@ -37,7 +38,7 @@ _INTEGERS = {"u": 9.0, "i": 5.0, "b": 1.0}
 
 @dataclass(frozen=True)
 class FewDigits:
-    """Random choice of the float values of one input.
+    """The way in which the random float values of one input are drawn.
 
     Parameters
     ----------
@@ -46,9 +47,9 @@ class FewDigits:
     density
         Fraction of values that are not zero.
     bias
-        Share by which positive values outnumber negative ones.
+        Excess of positive over negative values, as a fraction of all values.
     spread
-        Dimensions along which zeros alternate with other values, so that no position of the rest has only zeros.
+        Dimensions along which zeros alternate with other values, so that no slice along them contains only zeros.
     """
 
     ones: bool = False
@@ -57,7 +58,7 @@ class FewDigits:
     spread: tuple[int, ...] = ()
 
     def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Turn standard normal ``values`` into the chosen ones; ``spread`` applies if the shape matches the input's.
+        """Return the values drawn for standard normal ``values``; ``spread`` applies only if they have its dimensions.
 
         Examples
         --------
@@ -77,7 +78,7 @@ class FewDigits:
         return out
 
     def _drawn(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-        """Return uniform numbers in [0, 1); along ``spread``, they fall below ``density`` in turn."""
+        """Return uniform numbers in [0, 1); along ``spread``, those below ``density`` are evenly spaced."""
         if not self.spread or len(shape) <= max(self.spread):
             return rng.random(shape)
         along = [n if i in self.spread else 1 for i, n in enumerate(shape)]
@@ -148,7 +149,7 @@ def _tensors_read_outside_sums(expr: TensorExpr, sums: set[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A float input of a term; ``width`` elements of it meet one position of the reduction."""
+    """The load of a float input in a term; each position of the reduction uses ``width`` of its elements."""
 
     load: Load
     width: int
@@ -202,13 +203,13 @@ class _ExactSum:
 
     @property
     def hides(self) -> bool:
-        """Whether the bound of the sum of usual random terms exceeds a small term."""
+        """Whether the error bound on a sum of the usual random terms exceeds a small term."""
         dtypes = {name: t.dtype for name, t in self.expr.tensors.items()}
         each = EPS.get(computation_dtype(self.stage.body, dtypes), 0.0)
         return bool(max(4 * EPS[self.stage.acc_dtype] * self.terms**1.5, each * self.terms) >= _HIDING)
 
     def digits(self) -> dict[str, FewDigits]:
-        """Choose the values of the inputs."""
+        """Return the choice of values for each input, by name."""
         names = {x.load.tensor for x in self.leaves}
         unit = 4.0 ** self._multiplied_input_count(self.stage.body)
         mean, rms = (unit * self._size(self.stage.body, x) for x in (_COARSE_MEAN, _COARSE_RMS))
@@ -223,7 +224,7 @@ class _ExactSum:
             return dict.fromkeys(names, FewDigits(True, 1.0, bias))
         distinct = {x.load: x for x in self.leaves}
         widths = [x.width for x in distinct.values()]
-        # An operand of which few elements meet a reduction position gets fewer zeros: each position should count.
+        # An operand with few elements per reduction position gets fewer zeros, because each position should count.
         share = terms / self.terms
         shares = _shares(widths, share) if self._product(self.stage.body) else [share] * len(widths)
         out: dict[str, FewDigits] = {}
@@ -233,24 +234,24 @@ class _ExactSum:
         return out
 
     def _fits(self, terms: float, mean: float, rms: float) -> bool:
-        """Return whether the positive terms of a sum of ``terms`` total few enough units to be summed exactly."""
+        """Return whether the positive ones among ``terms`` terms total few enough units to be summed exactly."""
         share = (1 + self._share(terms)) / 2
         return terms * mean * share + _FROM_LIMIT * math.sqrt(terms) * rms <= 1 / EPS[self.stage.acc_dtype]
 
     def _share(self, terms: float) -> float:
-        """Return the share by which positive terms outnumber negative ones: 1 if all terms have one sign."""
+        """Return the excess of positive over negative terms, as a fraction of all: 1 if all may have one sign."""
         of_one_sign = len({x.load for x in self.leaves}) < len(self.leaves) or not self._product(self.stage.body)
         return 1.0 if of_one_sign else min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms))
 
     def _bias_of_inputs(self, terms: float) -> float:
-        """Return the share by which positive values outnumber negative ones in each multiplied input."""
+        """Return the excess of positive over negative values in each multiplied input, as a fraction of its values."""
         return float(
             min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms))
             ** (1 / max(1, self._multiplied_input_count(self.stage.body)))
         )
 
     def _product(self, node: Scalar) -> bool:
-        """Return whether terms are zero if one of their inputs is, and have either sign."""
+        """Return whether a term is zero whenever an input is zero, and may have either sign."""
         if isinstance(node, Call):
             return node.fn in ("mul", "neg") and all(map(self._product, node.args))
         if isinstance(node, Load) and (made := self._made(node)) is not None:
@@ -286,7 +287,7 @@ class _ExactSum:
         return self._size(node.arg, leaf) if isinstance(node, Cast) else 1.0
 
     def _made(self, node: Load) -> Scalar | None:
-        """Return the body of the stage that a load reads."""
+        """Return the body of the stage that a load reads, or ``None`` if it reads an input."""
         return next((s.body for s in self.expr.stages if s.name == node.tensor), None)
 
 

@@ -14,7 +14,7 @@ from roller.expr.tensor_expr import Stage
 
 
 def sums_input_products(s: Stage, inputs: Collection[str], dtypes: Mapping[str, str]) -> bool:
-    """Return whether a stage sums products of inputs: exact operands, and roundings proportional to the product."""
+    """Return whether a stage sums products of inputs, which have exact operands and relative rounding errors."""
     return s.combiner == "sum" and is_float(s.acc_dtype) and all(
         (isinstance(n, Load) and n.tensor in inputs and not math.isinf(n.outside))
         or (isinstance(n, Cast) and isinstance(n.arg, Load) and _widens(dtypes[n.arg.tensor], n.dtype))
@@ -24,7 +24,7 @@ def sums_input_products(s: Stage, inputs: Collection[str], dtypes: Mapping[str, 
 
 
 def steps_per_one(values: np.ndarray) -> float:
-    """Return the smallest power of two that makes all values integers, or infinity if it exceeds 2**16."""
+    """Return the smallest power of four whose product with every value is an integer, or infinity above 2**16."""
     for some in (values[:1, :64], values):
         if not np.all(np.isfinite(some)):
             return np.inf
@@ -35,7 +35,7 @@ def steps_per_one(values: np.ndarray) -> float:
 
 
 def count_equal_pairs(values: np.ndarray) -> np.ndarray:
-    """Count the ordered pairs of equal elements in each row, minus the pairs of opposite elements; may use a sample.
+    """Count each row's ordered pairs of equal elements, minus those of opposite ones; zeros if a sample has few pairs.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def _count_equal_pairs(values: np.ndarray) -> np.ndarray:
 
 
 def _distance_to_integer(values: np.ndarray) -> np.ndarray:
-    """Return the distance of values to the nearest integer, which takes a tenth of the time of a remainder."""
+    """Return the signed distance of values to the nearest integer, in a tenth of the time that a remainder takes."""
     found: np.ndarray = values - np.rint(values)
     return found
 
@@ -80,5 +80,5 @@ def distinct_elements_read(s: Stage, axis: str, extent: int) -> int:
 
 
 def _widens(source: str, to: str) -> bool:
-    """Return whether one dtype represents every number of another."""
+    """Return whether float dtype ``to`` represents every number of float dtype ``source``."""
     return is_float(to) and is_float(source) and EPS[to] <= EPS[source] and (source, to) != ("bfloat16", "float16")

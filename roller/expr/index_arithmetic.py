@@ -1,7 +1,7 @@
-"""Arithmetic on indices: composition, quotient and remainder, and accesses through another shape.
+"""Arithmetic on indices: composition, quotient and remainder, and accesses through a different shape.
 
-A reshape writes positions as digits: position ``64 * h + d`` of a merged dimension is ``(h, d)`` before the merge,
-without a division. Otherwise :func:`splits_to_affine` may split an axis into such digits.
+A reshape treats positions as numbers with digits: position ``64 * h + d`` of a merged dimension is ``(h, d)`` before
+the merge, without a division. If an axis has no such digits, :func:`splits_to_affine` may split it into some.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _extract_digit(index: Index, div: int, mod: int, extents: Mapping[str, int])
 
 
 def term_of_merged_axis(part: Term, t: Term) -> Term | None:
-    """Return term ``t`` of an axis that is ``part`` of another axis as a term of the latter, or ``None``.
+    """Return term ``t`` of an axis, which is ``part`` of a merged axis, as a term of the latter, else ``None``.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def divide_index(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Inde
 
 
 def address(index: Sequence[Index], shape: Sequence[int]) -> Index:
-    """Return the position in memory (elements) of an access to a row-major tensor."""
+    """Return the memory offset, in elements, of an access to a row-major tensor."""
     terms: list[Term] = []
     const, pitch = 0, 1
     for i, n in zip(reversed(index), reversed(shape), strict=True):
@@ -153,7 +153,7 @@ def address(index: Sequence[Index], shape: Sequence[int]) -> Index:
 
 
 def access_at_address(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> tuple[Index, ...] | None:
-    """Return the access at a position in memory, the inverse of :func:`address`, or ``None``."""
+    """Return the access at memory offset ``place``, the inverse of :func:`address`, or ``None`` if there is none."""
     out: list[Index] = []
     left = simplify_index(place, extents)
     for n in reversed(shape[1:]):
@@ -170,7 +170,7 @@ def access_at_address(place: Index, shape: Sequence[int], extents: Mapping[str, 
 def reshape_access(
     index: Sequence[Index], old: Sequence[int], new: Sequence[int], extents: Mapping[str, int]
 ) -> tuple[Index, ...] | None:
-    """Return the access to shape ``new`` that reads the elements that ``index`` reads in shape ``old``.
+    """Return the access to shape ``new`` that reads what ``index`` reads in shape ``old``, or ``None`` if none does.
 
     Examples
     --------
@@ -214,7 +214,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
 def invert_store(
     store: Sequence[Index], axes: Mapping[str, int], at: Sequence[Index], extents: Mapping[str, int]
 ) -> dict[str, Index] | None:
-    """Return the axes of a store at an access to the stored tensor, or ``None`` if one of them is not an index.
+    """Return the axis values of a store at an access to the stored tensor, or ``None`` if one of them is not an index.
 
     Examples
     --------
@@ -243,14 +243,14 @@ def invert_store(
 
 @dataclass(frozen=True)
 class Split:
-    """An axis split into digits; ``parts`` are (name, elements), most significant first."""
+    """An axis split into digits; ``parts`` are (name, extent) pairs, most significant first."""
 
     axis: str
     parts: tuple[tuple[str, int], ...]
 
     @property
     def index(self) -> Index:
-        """The index of the axis over its digits."""
+        """The axis as an index over its digits."""
         terms, pitch = [], 1
         for name, n in reversed(self.parts):
             terms.append(Term(name, pitch))

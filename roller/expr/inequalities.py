@@ -1,4 +1,4 @@
-"""Proofs that known bounds keep an index inside its tensor: Fourier-Motzkin elimination over integers.
+"""Proofs, by Fourier-Motzkin elimination over integers, that known bounds keep an index inside its tensor.
 
 A quotient ``q = i // d`` is an unknown with ``0 <= i - d q < d``, and ``i % m = i - m (i // m)``, so every index is
 linear in bounded unknowns. A bound is proved if its negation has no solution; expensive proofs are abandoned.
@@ -34,7 +34,7 @@ class HalfBound:
 def add_provable_guards(
     load: Load, shape: Sequence[int], facts: Sequence[Sequence[HalfBound]], extents: Mapping[str, int]
 ) -> Load:
-    """Return a load with a guard on every index that seems to leave its tensor but provably never does.
+    """Return ``load`` with a guard on every index that seems to leave its tensor but provably never does.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def _linear_form(index: Index) -> tuple[dict[_Unknown, int], int]:
 def _range_constraints(
     unknowns: Iterable[_Unknown], extents: Mapping[str, int]
 ) -> list[tuple[dict[_Unknown, int], int]]:
-    """Return the rows that hold for any axes: ranges of the unknowns, and relations between quotients of an axis."""
+    """Return the rows that always hold: ranges of the unknowns, and relations between the quotients of an axis."""
     divisors: dict[str, set[int]] = {}
     for axis, d in unknowns:
         divisors.setdefault(axis, {1}).add(d)
@@ -131,7 +131,7 @@ def _range_constraints(
 
 
 def _add_constraint(rows: dict[_Sum, int], terms: Mapping[_Unknown, int], constant: int) -> bool:
-    """Add ``sum(terms) + constant >= 0``, keeping the tighter of two rows; return ``False`` if it cannot hold."""
+    """Add ``sum(terms) + constant >= 0``, or tighten the row with the same terms; return whether it can hold."""
     kept = tuple(sorted((v, c) for v, c in terms.items() if c))
     if not kept:
         return constant >= 0

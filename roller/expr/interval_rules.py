@@ -1,7 +1,8 @@
 """Interval rules of scalar functions: bounds on the result from bounds on the arguments.
 
-Monotone functions map both ends, products and quotients map their corners, and periodic functions map their extrema; a
-step inside the interval gives both sides. :func:`enclose` adds the rounding of the function itself.
+A monotone function maps both ends of the interval, a product or quotient maps the corners, and a periodic function also
+maps its extrema; a condition that the interval does not decide gives both of its values. :func:`enclose` adds the
+rounding of the function itself.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from roller.expr.rounding import Enclosed, enclosure_with_nan, integers_represen
 from roller.expr.scalar import FUNCTIONS
 
 _TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
-#: Error in units in the last place: the worst among the libraries that compile our kernels, plus one. CUDA's
-#: Programming Guide ("Mathematical Functions") states 2 for exp, log, sin, cos, erf, tanh, atan and rsqrt, 3 for sinh,
-#: asinh and atanh, 4 for tan, acosh and pow. The functions of :mod:`roller.templates.cpu.emit.mathlib` and the C
-#: library were measured over 2**18 arguments from 1e-6 to 100: 2.4 for tanh and erf, below 1.5 for all others. A
-#: sigmoid is the quotient of an exponential, and a quotient may be a product with a rounded reciprocal.
+#: Error in units in the last place: the worst among the libraries that our kernels call, plus one. CUDA's Programming
+#: Guide ("Mathematical Functions") states 2 for exp, log, sin, cos, erf, tanh, atan and rsqrt, 3 for sinh, asinh and
+#: atanh, 4 for tan, acosh and pow. The functions of :mod:`roller.templates.cpu.emit.mathlib` and the C library were
+#: measured over 2**18 arguments from 1e-6 to 100: 2.4 for tanh and erf, below 1.5 for all others. A sigmoid divides by
+#: a sum with an exponential, and a quotient may be a product with a rounded reciprocal.
 ULPS = {
     **dict.fromkeys(("exp", "log", "tanh", "erf", "rsqrt", "pow", *_TRIGONOMETRIC), 5.0),
     "sigmoid": 6.0,
     "div": 2.0,
     "sqrt": 1.0,
 }  # fmt: skip
-#: Correctly rounded.
+#: Functions whose results are correctly rounded.
 _ROUNDED = frozenset(("add", "sub", "mul"))
 _INCREASING = ("exp", "log", "sqrt", "tanh", "sigmoid", "floor", "ceil", "trunc", "round", "sinh", "asin", "atan",
                "asinh", "acosh", "atanh")  # fmt: skip
@@ -47,7 +48,7 @@ Rule = Callable[..., Enclosed]
 
 
 def enclose(fn: str, args: Sequence[Enclosed], dtype: str, *, propagate_nan: bool = True) -> Enclosed:
-    """Return bounds on a scalar function computed in ``dtype``; if ``propagate_nan``, NaN must win in an extremum.
+    """Return bounds on a scalar function computed in ``dtype``; with ``propagate_nan``, an extremum with a NaN is NaN.
 
     Examples
     --------
@@ -99,7 +100,7 @@ def reduce_extremum(step: np.ufunc, body: Enclosed, *, propagate_nan: bool) -> E
 
 
 def hull(value: Any, ends: Sequence[Any]) -> Enclosed:
-    """Return the smallest enclosure of the values at ``ends``, unbounded if some of them are NaN."""
+    """Return the smallest enclosure of ``value`` and ``ends``, unbounded where some, but not all, of them are NaN."""
     low = high = value
     some = every = np.isnan(value)
     for e in ends:
@@ -111,7 +112,7 @@ def hull(value: Any, ends: Sequence[Any]) -> Enclosed:
 
 
 def _unbounded_where_operand_is(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
-    """Return ``out``, unbounded where an operand is unbounded: its NaN passes through bounded functions."""
+    """Return ``out``, unbounded where an operand is unbounded, because that operand may be NaN."""
     odd: Any = False
     for a in args:
         odd = odd | (False if a.is_point else a.unknown)
@@ -136,7 +137,7 @@ def _nan_where_operand_is(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
 
 
 def _unbounded_where_nan(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
-    """Return ``out``, unbounded where an operand may be NaN, which may win or vanish."""
+    """Return ``out``, unbounded where an operand may be NaN, which the extremum may return or ignore."""
     odd: Any = False
     for a in args:
         odd = odd | np.isnan(a.value) | (False if a.is_point else a.unknown)
@@ -203,7 +204,7 @@ def _erf(value: Any, x: Enclosed) -> Enclosed:
 
 
 def _periodic_rule(fn: str, peak: float) -> Rule:
-    """Return the rule for sine or cosine, which has its maxima at ``peak`` plus multiples of the period."""
+    """Return the rule for sine or cosine, whose maxima lie at ``peak`` plus multiples of the period."""
     f = FUNCTIONS[fn].numpy
 
     def passes(x: Enclosed, at: float) -> Any:

@@ -46,7 +46,7 @@ def _loads(expr: TensorExpr) -> list[tuple[str, tuple[Index, ...]]]:
 
 
 def _axis(index: Index) -> str | None:
-    """Return the name of the axis that an index equals, or ``None``."""
+    """Return the name of the axis that an index equals, or ``None`` if there is none."""
     only = index.terms[0].axis if len(index.terms) == 1 else None
     return only if only is not None and index.is_axis(only) else None
 

@@ -1,7 +1,7 @@
 """Inputs on which multiplied functions (``exp(x)``, ``x * log(y)``) are near one, found by trial.
 
-Normal numbers around several centres, with several spreads, are tried on a sample of the factors. Among the choices
-whose products stay within the dtype, the one whose factors differ most from one is taken.
+Normally distributed numbers around several centres, with several spreads, are tried on a sample of the factors. Among
+the choices whose products stay within the dtype's range, the one whose factors differ most from one is taken.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from roller.expr.evaluate import reduction_terms
 from roller.expr.scalar import loads
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Factors per trial, their minimum number if each factor takes a reduction, and the points of all factors.
+#: Number of factors per trial, its minimum if each factor takes a reduction, and the maximum number of points that all
+#: factors of a trial read.
 _FACTORS, _LEAST_FACTORS, _MOST_POINTS = 96, 8, 1 << 19
 #: Numbers tried as centres, and spreads around them.
 _CENTRES = (-16.0, -8.0, -4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _SPREADS = (1.0, 2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8)
-#: Bisections of an interval between a centre with factors below one and a centre with factors above one.
+#: Number of bisections of the interval between a centre with factors below one and a centre with factors above one.
 _HALVINGS = 20
 #: Maximum number of inputs with separate centres; more inputs share one centre.
 _MOST_APART = 3
 #: Number of standard deviations between a product and the end of its range.
 _FROM_LIMIT = 3.0
-#: Elements of the block of random numbers that replaces each input during trials; a prime.
+#: Number of elements, a prime, in the block of random numbers that replaces each input during trials.
 _PERIOD = 4099
 
 
 @dataclass(frozen=True)
 class Near:
-    """Normal numbers of standard deviation ``spread`` around ``centre``."""
+    """Normally distributed numbers with mean ``centre`` and standard deviation ``spread``."""
 
     centre: float = 0.0
     spread: float = 1.0
@@ -57,7 +58,7 @@ class Near:
 
 @functools.lru_cache(maxsize=64)
 def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[str, Near] | None:
-    """Choose the float inputs of functions that a stage multiplies; ``None`` if the usual ones, or none, suffice.
+    """Choose the float inputs of multiplied functions; ``None`` if the usual values suffice or no choice is found.
 
     Examples
     --------
@@ -89,7 +90,7 @@ def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[st
 
 
 def _product_stays_in_range(logarithms: np.ndarray, count: int, exponents: float) -> bool:
-    """Return whether the product of ``count`` such factors, and the product on each side of one, stay in range."""
+    """Return whether the products of the factors above one and of those below one, of ``count``, stay in range."""
     if not np.all(np.isfinite(logarithms)):
         return False
     sides = (np.maximum(logarithms, 0.0), np.maximum(-logarithms, 0.0))
@@ -97,7 +98,7 @@ def _product_stays_in_range(logarithms: np.ndarray, count: int, exponents: float
 
 
 class _Trial:
-    """Binary logarithms of a sample of the factors of one stage, on any choice of inputs."""
+    """A function that maps a choice of inputs to the binary logarithms of a sample of one stage's factors."""
 
     def __init__(self, expr: TensorExpr, stage: Stage) -> None:
         self.expr, self.stage = expr, stage

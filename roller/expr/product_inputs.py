@@ -1,7 +1,7 @@
 """Random inputs on which products of many factors stay within the range of their dtype, yet depend on each factor.
 
 A hundred standard normal factors multiply to about ``2**-90``, so longer products vanish, and a kernel that returns
-zeros would pass. No order of the chosen factors overflows or vanishes.
+zeros would pass. The chosen factors neither overflow nor vanish in any order of multiplication.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from roller.expr.tensor_expr import Stage, TensorExpr
 
 #: Functions under which a product of inputs remains a product, up to its sign.
 _PRODUCTS = frozenset(("mul", "neg", "abs"))
-#: Binary digits by which one standard normal factor shrinks a product: mean and standard deviation.
+#: Mean and standard deviation of the number of binary digits by which one standard normal factor shrinks a product.
 _SHRINK, _DEVIATION = 1.1, 1.6
 #: Number of standard deviations between the product of the factors above (or below) one and its limit.
 _FROM_LIMIT = 3.0
 #: Mean and standard deviation of the positive part of a standard normal number.
 _HALF_MEAN, _HALF_DEVIATION = 0.40, 0.58
-#: Maximum share of powers of two, or of threes.
+#: Maximum share of factors that are a half or two, or of threes among integers.
 _MOST = 2 / 3
 #: Multiple of the error bound by which a typical factor should differ from one.
 _SEEN = 4.0
@@ -46,7 +46,7 @@ class Drawing(Protocol):
         """Return the hash; equal drawings give equal numbers."""
 
     def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the chosen elements, made from ``values``: standard normal, or small integers."""
+        """Return the chosen elements, made from ``values``, which are standard normal numbers or small integers."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Factors:
     density: ClassVar[float] = 1.0
 
     def exact(self) -> Factors:
-        """Return powers of two with the same deviation, for inputs that also occur in sums.
+        """Return a drawing of powers of two with the same standard deviation, for inputs that also occur in sums.
 
         Examples
         --------
@@ -94,7 +94,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Odd:
-    """Odd integers, whose products are never zero: a ``share`` of threes, ones of either sign, or any if unsigned."""
+    """Odd integers, whose products are never zero: if signed, ones and a ``share`` of threes, of either sign."""
 
     share: float
     density: ClassVar[float] = 1.0
@@ -114,7 +114,7 @@ class Odd:
 
 
 def choose_product_inputs(expr: TensorExpr) -> dict[str, Drawing]:
-    """Choose the elements of inputs whose usual values leave the range of a product.
+    """Choose the elements of inputs with whose usual values a product would leave its range.
 
     Examples
     --------
@@ -186,7 +186,7 @@ class _Leaves:
         return found if found._collect(stage.body, stage.body, times) and times else None
 
     def _collect(self, node: Scalar, read_as: Scalar, out: Counter[Load]) -> bool:
-        """Count the inputs that a tree multiplies by the load ``read_as``; return whether it does nothing else."""
+        """Count the inputs that a tree multiplies, at the index of ``read_as``; return whether it does nothing else."""
         kind = is_float(self.stage.acc_dtype)
         if isinstance(node, Const):
             return abs(float(node.value)) == 1
@@ -226,7 +226,7 @@ class _Leaves:
         return factors * _SHRINK + _FROM_LIMIT * _DEVIATION * math.sqrt(factors) > exponents(self.stage)
 
     def choose_distributions(self) -> dict[str, Drawing]:
-        """Choose the elements of the inputs."""
+        """Choose a drawing for each input."""
         room = exponents(self.stage) / len(self.times)
         out: dict[str, Drawing] = {}
         for load, times in self.times.items():
@@ -237,7 +237,7 @@ class _Leaves:
         return out
 
     def _drawing(self, room: float, distinct: int) -> Drawing:
-        """Return a drawing of which ``distinct`` factors stay within ``room`` binary digits."""
+        """Return a drawing such that the product of ``distinct`` factors stays within ``room`` binary digits."""
         if not is_float(self.stage.acc_dtype):
             return Odd(_share(room / math.log2(3), distinct, sides=1))
         away = distinct * _HALF_MEAN + _FROM_LIMIT * math.sqrt(distinct) * _HALF_DEVIATION
@@ -250,7 +250,7 @@ class _Leaves:
 
 
 def _share(room: float, distinct: int, sides: int) -> float:
-    """Return the share of factors other than one such that the factors on each side take ``room`` steps.
+    """Return the share of factors that differ from one, such that those on each side of one take ``room`` steps.
 
     Examples
     --------

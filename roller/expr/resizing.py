@@ -1,4 +1,4 @@
-"""Sizes of an expression that may grow by zero padding, and the expression with another size.
+"""Sizes of an expression that may grow by zero padding, and the expression with one size changed.
 
 Axes and dimensions that share an index have the same size. The size may grow if each of its indices is a bare axis:
 zero borders leave the old results unchanged. A reduction keeps its sum if every new term has a zero factor.
@@ -72,7 +72,7 @@ def grow_size(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
 
 
 def with_size(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
-    """Return the expression with one of its :func:`growing_sizes` set to another extent."""
+    """Return the expression with one of its :func:`growing_sizes` set to ``extent``."""
     axes, dims = set(size.axes), set(size.dims)
 
     def tensor(t: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def with_size(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
 
 
 def is_leading_dimension(expr: TensorExpr, size: Size) -> bool:
-    """Return whether a size is the first dimension of its tensors, including an input, and one axis per stage."""
+    """Return whether a size is the first dimension of its tensors, including an input, and one axis of each stage."""
     # In that case, the position of an element does not depend on the extent, and no loop nest iterates over it twice.
     stages, inputs = [stage for stage, _ in size.axes], {t.name for t in expr.inputs}
     first = all(position == 0 for _, position in size.dims)
@@ -136,7 +136,7 @@ def _tie_axes_to_dims(stage: Stage, expr: TensorExpr, ties: _UnionFind, stuck: s
 
 
 def _only_axis(index: Index, stage: Stage) -> str | None:
-    """Return the axis that an index equals, apart from unit axes, or ``None``."""
+    """Return the axis that an index equals, apart from unit axes, or ``None`` if there is none."""
     moving = Index(tuple(t for t in index.terms if stage.extents[t.axis] > 1) or index.terms, index.const)
     return next((a for a in moving.axes if moving.is_axis(a)), None)
 

@@ -1,8 +1,8 @@
 """Enclosures of the values that correct kernels may compute, and the rounding of each dtype.
 
 A correct kernel may keep more digits than its dtype has (fused multiply-add, half precision computed in single) or
-round; enclosures hold both. Subnormal results may be zero, overflow is infinite, and unknown results have infinite
-ends.
+round; enclosures contain both results. Subnormal results may be flushed to zero, overflow gives infinity, and the
+enclosure of an unknown result has infinite ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from roller.core.dtypes import DTYPES, FLOATS, NARROW_FLOATS, is_float, round_to_dtype
 from roller.expr.scalar import Call, Load, Scalar
 
-#: Distance from one to the next number.
+#: Distance from one to the next larger number.
 EPS = {name: DTYPES[name].epsilon for name in FLOATS}
 #: Magnitudes below this value may be stored as zero.
 FLUSHED = {name: DTYPES[name].flush_threshold for name in FLOATS}
@@ -38,7 +38,7 @@ _TWICE = 2.0**-22
 
 @dataclass(frozen=True)
 class Enclosed:
-    """Exact values and bounds on a correct kernel's values, in arrays of one shape; a point's ends are ``value``."""
+    """Exact values and bounds on a correct kernel's values, in arrays of one shape; a point's bounds are ``value``."""
 
     value: Any
     low: Any
@@ -78,7 +78,7 @@ class Enclosed:
         return np.asarray(found & ~vanished)
 
     def wrong(self, i: int, got: Any) -> str:
-        """Return a message with the expected value of the ``i``-th element in place of ``got``."""
+        """Return the message that element ``i`` is ``got`` instead of its expected value, with the error bound."""
         reference, low, high = (np.asarray(a).reshape(-1)[i] for a in (self.value, self.low, self.high))
         bound = float(high) - float(reference) if got > reference else float(reference) - float(low)
         return f"expected {reference!r}, got {got!r}, error bound {bound:.3g}"
@@ -99,7 +99,7 @@ def enclosure_with_nan(value: Any, low: Any, high: Any) -> Enclosed:
 
 
 def promote_dtypes(one: str, other: str) -> str:
-    """Return the dtype in which an operation on both dtypes is computed, as TVM promotes operands.
+    """Return the dtype in which an operation on both dtypes is computed, according to TVM's promotion rules.
 
     Examples
     --------
@@ -207,7 +207,7 @@ def _widen_relatively(low: Any, high: Any, relative: float) -> tuple[Any, Any]:
 
 
 def integers_represent(dtype: str, e: Enclosed) -> Any:
-    """Return whether integers of ``dtype`` represent everything from ``e.low`` to ``e.high``."""
+    """Return the mask of elements for which ``dtype`` represents every integer from ``e.low`` to ``e.high``."""
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     # The float64 nearest to the largest int64 is 2**63, which does not fit.
     return (e.low > low - 1.0) & (e.high < high + 1.0) & (e.low >= float(low)) & (e.high < float(high) + 1.0)
@@ -226,7 +226,7 @@ def error_to_bound_ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
         room = np.where(above, high - reference, reference - low)
         ratio = np.abs(value - reference) / room
         within = (value >= low) & (value <= high)
-        # The ends are rounded too: a value between them is correct for any quotient.
+        # The ends are rounded too: a value between them is correct, whatever the quotient.
         ratio = np.where(within, np.minimum(np.where(np.isnan(ratio), 0.0, ratio), 1.0), np.maximum(ratio, 1.0 + 1e-9))
     same = (value == reference) | (np.isnan(value) & (np.isnan(reference) | e.unknown)) | e.unknown
     ratio = np.where(same, 0.0, ratio)

@@ -16,7 +16,7 @@ from roller.expr.scalar import Index
 
 @dataclass(frozen=True)
 class Run:
-    """A run of ``length`` elements from every multiple of ``length``, ``step`` elements apart in memory."""
+    """Runs of ``length`` elements, ``step`` elements apart in memory, that begin at every multiple of ``length``."""
 
     length: int
     step: int
@@ -27,7 +27,7 @@ def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
 
     Examples
     --------
-    Four images of two channels of 3 x 5 points, the axis passing images and points:
+    Four images of two channels of 3 x 5 points, with an axis over images and points:
 
     >>> from roller.expr import Term, axis_index
     >>> x = (Index((Term("v", 1, 15),)), axis_index("c"), Index((Term("v", 1, 5, 3),)), Index((Term("v", 1, 1, 5),)))
@@ -49,7 +49,7 @@ def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
 
 
 def lane_stride(index: Sequence[Index], shape: Sequence[int], axis: str) -> int | None:
-    """Return the distance (elements) between two neighbours along ``axis``, or ``None`` if it varies.
+    """Return the distance, in elements, between two neighbours along ``axis``, or ``None`` if it varies.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The scalar expression tree that one point of a stage computes; nodes are frozen, hashable and free of TVM.
+"""The scalar expression tree that one point of a stage computes; nodes are frozen, hashable and independent of TVM.
 
 The float64 reference evaluates the tree, the performance model counts its instruction classes, and code generation
 prints it.
@@ -55,7 +55,7 @@ class Index:
 
     def is_digits(self, extents: Mapping[str, int]) -> bool:
         """Return whether the axes are digits of the index, so that no two points share a position."""
-        # ``16 * block + inner`` with 16 inner elements is; a sliding window ``out + kernel`` is not.
+        # True for ``16 * block + inner`` with 16 inner elements; false for a sliding window ``out + kernel``.
         reach = 0
         for t in sorted(self.terms, key=lambda t: abs(t.coef)):
             if not t.is_affine or t.axis not in extents or t.coef <= reach:
@@ -64,7 +64,7 @@ class Index:
         return True
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
-        """Evaluate with ``values[axis]`` an int or an integer array."""
+        """Evaluate the index; each ``values[axis]`` is an int or an integer array."""
         total: Any = self.const
         for t in self.terms:
             v = values[t.axis]
@@ -76,7 +76,7 @@ class Index:
         return total
 
     def range(self, extents: Mapping[str, int]) -> tuple[int, int]:
-        """Return the smallest and largest values over the box ``0 <= axis < extents[axis]`` (conservative)."""
+        """Return conservative bounds, both inclusive, on the values over the box ``0 <= axis < extents[axis]``."""
         low = high = self.const
         for t in self.terms:
             top = (extents[t.axis] - 1) // t.div
@@ -121,7 +121,7 @@ class Load:
 
 @dataclass(frozen=True)
 class IndexValue:
-    """The value of an index as data (arg-reductions)."""
+    """The value of an index as data, for arg-reductions."""
 
     index: Index
     dtype: str = "int32"
@@ -155,7 +155,7 @@ Scalar: TypeAlias = Const | Load | IndexValue | Cast | Call
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    """Return the error function in float64, which NumPy lacks, using ``math.erf``."""
+    """Return the error function, which NumPy lacks, in float64."""
     flat = np.asarray(x, dtype=np.float64)
     return np.array([math.erf(v) for v in flat.ravel()], dtype=np.float64).reshape(flat.shape)
 
@@ -167,7 +167,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _truncated_quotient(a: Any, b: Any) -> Any:
-    """Return the integer quotient rounded towards zero, as in C, and 0 for division by zero (hardware traps)."""
+    """Return the integer quotient rounded towards zero, as in C, and 0 for division by zero, where hardware traps."""
     a, b = np.asarray(a), np.asarray(b)
     divisor = np.where(b == 0, 1, b)
     with np.errstate(over="ignore"):  # the smallest integer divided by -1 wraps around
@@ -189,7 +189,7 @@ def _integer(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Function(NamedTuple):
-    """Arity, NumPy meaning and instruction class of a scalar function."""
+    """Arity, NumPy implementation and instruction class of a scalar function."""
 
     arity: int
     numpy: Callable[..., Any]
@@ -234,7 +234,7 @@ FUNCTIONS: dict[str, Function] = {
     "fmod": Function(2, np.fmod, "special"),  # the sign of the dividend; floating point
     # On integers only:
     "idiv": Function(2, _truncated_quotient, "special"),  # towards zero
-    "imod": Function(2, _remainder, "special"),  # the sign of the dividend; 0 by zero
+    "imod": Function(2, _remainder, "special"),  # the sign of the dividend; 0 for division by zero
     "bitand": Function(2, _integer(np.bitwise_and), "add"),
     "bitor": Function(2, _integer(np.bitwise_or), "add"),
     "bitxor": Function(2, _integer(np.bitwise_xor), "add"),
@@ -270,7 +270,7 @@ def transform(node: Scalar, fn: Callable[[Scalar], Scalar]) -> Scalar:
 
 
 def map_indices(node: Scalar, fn: Callable[[Index], Index]) -> Scalar:
-    """Rebuild the tree with every index (of loads, guards and index values) replaced by ``fn``."""
+    """Rebuild the tree with every index (of loads, guards and index values) replaced by ``fn(index)``."""
 
     def leaf(n: Scalar) -> Scalar:
         if isinstance(n, Load):
@@ -282,7 +282,7 @@ def map_indices(node: Scalar, fn: Callable[[Index], Index]) -> Scalar:
 
 
 def instruction_mix(node: Scalar, combiner: str | None) -> dict[str, float]:
-    """Count the instructions for one point by class, with the combiner's step; a product under ``sum`` is one fma.
+    """Count the instructions for one point by class, including the combiner's step; a summed product is one fma.
 
     Examples
     --------

@@ -9,7 +9,7 @@ from roller.expr.scalar import Index, Term
 
 
 def sliding_axes(index: Index, spatial: Mapping[str, int], reduced: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the window axes of a dimension, and the spatial axes they slide along.
+    """Return the window axes of a dimension, and the spatial axes along which they slide.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def _group_terms_by_digit(index: Index, extents: Mapping[str, int]) -> list[list
 
 
 def _axes_overlap(out: Term, tap: Term, extents: Mapping[str, int]) -> bool:
-    """Return whether two different points of both axes share a position: the axes reach ``lcm(s, d)``."""
+    """Return whether two different points of both axes share a position, that is, whether both reach ``lcm(s, d)``."""
     # ``s * out + d * k`` repeats if ``out`` has more than ``lcm(s, d) / s`` points and ``k`` more than ``lcm(s, d) /
     # d``.
     step = math.lcm(out.coef, tap.coef)

@@ -1,7 +1,8 @@
 """Canonical form: an axis that every access divides by the same number becomes two axes.
 
-Filters of a grouped convolution read ``X[channels * (f // filters) + c]``. Split into a group and a filter within it,
-the sum is a batch of products, which is tiled and priced like any other; element order is unchanged.
+Filters of a grouped convolution read ``X[channels * (f // filters) + c]``. Once the filter axis is split into a group
+and a filter within the group, the sum is a batch of products, which is tiled and priced like any other; element order
+is unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from roller.expr.scalar import Index, IndexValue, Load, Scalar, Term, map_indices, transform, walk
 from roller.expr.tensor_expr import Axis, Stage, Tensor, TensorExpr
 
-#: Extents of the two dimensions that a dimension is split into, by tensor and dimension.
+#: Extents of the two dimensions into which a dimension is split, by tensor and dimension.
 _Dimensions = Mapping[tuple[str, int], tuple[int, ...]]
 
 
@@ -143,7 +144,7 @@ def _access(load: Load) -> tuple[str, tuple[Index, ...], set[Index]]:
 
 
 def _pitch(index: Index, outer: str, extents: Mapping[str, int], size: int) -> tuple[int, int] | None:
-    """Return the two extents into which a dimension of ``size`` elements splits at an index, or ``None``."""
+    """Return the extents into which an index splits a dimension of ``size`` elements, or ``None`` if it does not."""
     pitch = sum(t.coef for t in index.terms if t.axis == outer)
     rest = [t for t in index.terms if t.axis != outer]
     if pitch < 2 or index.const or any(not t.is_affine or t.coef < 0 for t in rest):
@@ -153,7 +154,7 @@ def _pitch(index: Index, outer: str, extents: Mapping[str, int], size: int) -> t
 
 
 def _split_tensor_dims(expr: TensorExpr, stages: tuple[Stage, ...], dims: _Dimensions, outer: str) -> TensorExpr:
-    """Return the expression made of ``stages`` with the dimensions split."""
+    """Return the expression made of ``stages``, with the dimensions ``dims`` of its tensors split."""
 
     def tensor(t: Tensor) -> Tensor:
         shape = tuple(x for d, e in enumerate(t.shape) for x in dims.get((t.name, d), (e,)))

@@ -1,7 +1,7 @@
-"""Change the extents of an expression's axes, with all axes, dimensions and guards that depend on them.
+"""Change the extents of an expression's axes, and all axes, dimensions and guards that depend on them.
 
-An output axis of a convolution determines the image: ``2 * y + k - 1`` reaches two elements further per output. An
-axis whose extent does not determine all others is refused.
+The extent of a convolution's output axis determines the size of the image: ``2 * y + k - 1`` reaches two elements
+further per output element. An axis is rejected if its extent does not determine every extent that depends on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller.expr.tensor_expr import REDUCTION, Axis, Stage, Tensor, TensorExpr
 
 #: A stage's axis by name, or a tensor's dimension by position.
 _Node = tuple[str, str | int]
-#: Constants in the terms of a sum that do not depend on any extent.
+#: Constants that, in the terms of a sum, do not depend on any extent.
 _NEUTRAL = (0.0, 1.0)
 
 
@@ -27,8 +27,8 @@ class Stretch:
     Parameters
     ----------
     rates
-        Elements by which each axis (stage, name) and dimension (tensor, position) grows per element of ``axis``;
-        entries are absent for axes and dimensions that do not grow.
+        Number of elements by which each axis (stage, name) and dimension (tensor, position) grows per element of
+        ``axis``; entries are absent for axes and dimensions that do not grow.
     """
 
     expr: TensorExpr
@@ -77,7 +77,7 @@ def stretch_of(expr: TensorExpr, axis: str) -> Stretch:
 def apply_stretches(
     expr: TensorExpr, moves: list[Stretch] | tuple[Stretch, ...], extents: Mapping[str, int]
 ) -> TensorExpr:
-    """Return the expression with other extents of axes, given the stretch of each."""
+    """Return the expression with the axes of ``moves`` set to ``extents``."""
     more: dict[_Node, int] = {}
     for move in moves:
         for node, rate in move.rates.items():
@@ -100,7 +100,7 @@ def apply_stretches(
 
 
 def _move_guard_ends(load: Load, expr: TensorExpr, more: Mapping[_Node, int]) -> Load:
-    """Return a load whose guards end at the same dimensions as before."""
+    """Return ``load`` with the end of each guard moved with the end of the dimension at which it was."""
 
     def bound(b: Bound) -> Bound:
         d = _dimension(b, load, expr)
@@ -110,7 +110,7 @@ def _move_guard_ends(load: Load, expr: TensorExpr, more: Mapping[_Node, int]) ->
 
 
 def _dimension(bound: Bound, load: Load, expr: TensorExpr) -> int | None:
-    """Return the dimension at whose end a guard ends, or ``None``."""
+    """Return the dimension at whose end a guard ends, or ``None`` if there is none."""
     shape = expr.tensors[load.tensor].shape
     same = (d for d, i in enumerate(load.index) if i == bound.index and shape[d] == bound.high)
     return next(same, None)
@@ -125,7 +125,7 @@ def _accesses(expr: TensorExpr) -> Iterator[tuple[Stage, str, int, Index]]:
 
 
 def _growth_rate(expr: TensorExpr, axis: str, stage: Stage, index: Index, rates: Mapping[_Node, int]) -> int:
-    """Return the number of elements by which an index reaches further."""
+    """Return the number of elements by which an index reaches further per element of ``axis``."""
     moving = [t for t in index.terms if (stage.name, t.axis) in rates]
     if any(not t.is_affine or t.coef < 0 for t in moving):
         raise _undetermined_extent_error(expr, axis, f"stage '{stage.name}' divides it, or counts it backwards")

@@ -24,7 +24,7 @@ SPATIAL, REDUCTION = "spatial", "reduction"
 #: 2**63.
 MOST_POINTS = 2**56
 
-#: Elements that 32-bit offsets in generated kernels reach; a tensor must have fewer.
+#: Number of elements that 32-bit offsets in generated kernels can address; a tensor must have fewer.
 OFFSET_ELEMENTS = 2**31
 
 
@@ -73,12 +73,12 @@ class Tensor:
 
     @property
     def itemsize_bytes(self) -> int:
-        """Bytes of one element."""
+        """Size of one element in bytes."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """Size of the whole tensor in bytes."""
         return self.elements * self.itemsize_bytes
 
 
@@ -94,7 +94,7 @@ class Stage:
     acc_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Check that combiner and axes agree."""
+        """Check that the combiner and the axes agree."""
         if self.combiner is not None and self.combiner not in COMBINERS:
             raise ExprError(f"stage '{self.name}': unknown combiner '{self.combiner}'. Use one of {sorted(COMBINERS)}.")
         if self.combiner is None and self.reduction_axes:
@@ -139,7 +139,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class TensorExpr:
-    """Tensor expression of an operator: frozen, hashable and free of TVM.
+    """Tensor expression of an operator: frozen, hashable and independent of TVM.
 
     Each stage writes one tensor. The store index of a stage maps the spatial axes to the tensor's dimensions; its body
     is a scalar tree over loads; an optional combiner reduces over the reduction axes. Axes with the same name in
@@ -152,11 +152,11 @@ class TensorExpr:
     inputs
         Tensors that the caller passes, in call order.
     stages
-        Loop nests in topological order; the last ones write the outputs.
+        Loop nests in topological order.
     outputs
         Names of the result tensors.
     allow_padding
-        ``False`` forbids padding of any axis in the upper layers, so that only divisors are tile sizes.
+        Whether the upper layers may pad axes; if ``False``, only divisors of an extent are tile sizes.
     propagate_nan
         Whether a maximum or minimum of NaN and a number is NaN, as in NumPy and PyTorch; if ``False``, kernels may
         return either (``ConstructOptions.propagate_nan``).
@@ -168,7 +168,7 @@ class TensorExpr:
     outputs: tuple[str, ...]
     allow_padding: bool = True
     propagate_nan: bool = True
-    # Not an argument: dataclasses.replace must start a new one, or results of the old value would be reused.
+    # Not an argument: dataclasses.replace must start with an empty one, or results of the old value would be reused.
     _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -253,7 +253,7 @@ class TensorExpr:
 
     @cached_property
     def epilogue(self) -> Stage | None:
-        """The element-wise stage that reads the anchor's result in place, if it is the only other stage."""
+        """The only other stage, if it is element-wise and reads the anchor's result in place, else ``None``."""
         if len(self.stages) != 2 or self.stages[0] is not self.anchor:
             return None
         last = self.stages[1]
@@ -274,7 +274,7 @@ class TensorExpr:
 
     @cached_property
     def compulsory_bytes(self) -> int:
-        """Bytes of all inputs plus bytes of all outputs, each counted once."""
+        """Total size of all inputs and outputs in bytes, each counted once."""
         return sum(t.nbytes for t in self.inputs) + sum(t.nbytes for t in self.output_tensors)
 
     @cached_property

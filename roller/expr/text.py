@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2), "div": ("/", 2)}
 #: Precedence above all infix operators.
 _ATOM = 3
-#: Maximum number of characters in an epilogue.
+#: Maximum number of characters in the text of an epilogue.
 _MOST = 48
 
 

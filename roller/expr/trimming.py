@@ -1,7 +1,7 @@
 """Canonical form: reductions without the points that add nothing to any output.
 
-A window with gaps wider than the image has taps that always lie in the padding: 3x3 taps 24 apart on a 17x17 image are
-one tap, and the convolution is a matrix product.
+A window with gaps wider than the image has taps that always lie in the padding: 3x3 taps 24 apart on a 17x17 image
+amount to one tap, and the convolution is a matrix product.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Device specifications: frozen numbers with their sources, read from ``hardware_specs/*.yaml`` on first use."""
+"""Device specifications: frozen values with their sources, read from ``hardware_specs/*.yaml`` on first use."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def cuda_architecture(arch: str) -> int:
 
 
 def has_async_copies(arch: str) -> bool:
-    """Whether kernels for the architecture use asynchronous copies into the scratchpad.
+    """Return whether kernels for the architecture use asynchronous copies into the scratchpad.
 
     >>> has_async_copies("sm_80"), has_async_copies("sm_70"), has_async_copies("gfx90a")
     (True, False, False)
@@ -35,7 +35,7 @@ def has_async_copies(arch: str) -> bool:
 
 
 def has_nan_extrema(arch: str) -> bool:
-    """Whether the architecture has float32 maximum and minimum instructions that propagate NaN.
+    """Return whether the architecture has float32 maximum and minimum instructions that propagate NaN.
 
     >>> has_nan_extrema("sm_80"), has_nan_extrema("sm_75"), has_nan_extrema("gfx90a")
     (True, False, False)
@@ -44,7 +44,7 @@ def has_nan_extrema(arch: str) -> bool:
 
 
 def own_matrix_family(arch: str) -> str:
-    """Return the architecture-specific matrix instructions needed for peak throughput, or ``""``.
+    """Return the architecture-specific matrix instructions needed for peak throughput, or ``""`` if none are.
 
     >>> own_matrix_family("sm_90"), own_matrix_family("sm_100"), own_matrix_family("sm_89")
     ('wgmma', 'tcgen05', '')

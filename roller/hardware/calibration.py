@@ -1,4 +1,4 @@
-"""Decides whether a specification was measured on the device itself, so that predictions count as calibrated."""
+"""Decide whether a specification was measured on the device itself, so that predictions count as calibrated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SECTIONS, _BANDWIDTH = ("compute.", "execution."), ".bandwidth_"
 
 
 def is_calibrated(spec: DeviceSpec) -> bool:
-    """Whether ``roller probe`` measured the specification's rates on this very device.
+    """Return whether ``roller probe`` measured the specification's rates on this very device.
 
     >>> from dataclasses import replace
     >>> from roller.hardware import load_spec
@@ -18,7 +18,7 @@ def is_calibrated(spec: DeviceSpec) -> bool:
     (False, True)
     """
     # A probe leaves the machine's fingerprint or the spread over repetitions; published measurements have neither.
-    if spec.modified:  # another device
+    if spec.modified:  # a different device
         return False
     measured = {p for p, s in spec.sources.items() if s == "measured" and (p.startswith(_SECTIONS) or _BANDWIDTH in p)}
     repeated = {number.path for number in spec.written if number.spread is not None}

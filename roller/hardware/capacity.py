@@ -9,7 +9,7 @@ from roller.hardware.spec import DeviceSpec
 
 #: Smallest known ratio of reported memory to the data sheet's (a T4, of 16 GiB).
 _LEAST_OF_DATASHEET = 0.91
-#: Sources that give the capacity of the device itself, or the user's wish.
+#: Sources of a capacity that was read from the device itself or set by the user.
 _OF_THIS = ("detected", "override")
 
 

@@ -1,4 +1,4 @@
-"""Checks for typed numbers and keys in specifications."""
+"""Checks of the numbers and keys in specifications."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def spec_error(where: str, path: str, problem: str) -> SpecError:
 
 
 def check_keys(where: str, path: str, found: Iterable[Any], known: Iterable[str], required: Iterable[str] = ()) -> None:
-    """Refuse unknown keys, with a suggestion, and missing required keys."""
+    """Raise an error for an unknown key, with a suggestion, or a missing required key."""
     known, found = tuple(known), tuple(found)
     for key in found:
         if key not in known:
@@ -85,7 +85,7 @@ def _without_unit_suffix(key: str) -> str:
 
 
 def check_number(where: str, path: str, value: object, quantity: Quantity) -> float:
-    """Return a number with the field's type and in its range, or raise an error."""
+    """Return ``value`` if it has the field's type and lies in its range; otherwise raise an error."""
     unit = f" {quantity.unit}" if quantity.unit else ""
     if isinstance(value, str):
         raise spec_error(where, path, _text_problem(value))

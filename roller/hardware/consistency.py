@@ -1,4 +1,4 @@
-"""Cross-checks of a device's numbers: contradictions are errors, and unusual values are reported."""
+"""Cross-checks of a device's values: contradictions are errors, and unusual values are reported."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from roller.targets import LANGUAGES
 
 #: First CUDA architecture whose devices all have priced matrix units.
 _MATRIX_SM = 80
-#: Fewest and most threads of a warp, wavefront or subgroup that any GPU has.
+#: Minimum and maximum number of threads in a warp, wavefront or subgroup of any GPU.
 _GPU_LANES = (4, 128)
 #: Size of the largest element.
 _ELEMENT_BYTES = 8
 
 
 def check_consistency(where: str, spec: DeviceSpec) -> None:
-    """Refuse numbers that contradict each other."""
+    """Raise an error if two values contradict each other."""
     limits, arch = spec.limits, spec.target.get("arch", "")
     if spec.execution.async_copy_bytes is not None and not has_async_copies(arch):
         raise spec_error(
@@ -68,7 +68,7 @@ def check_consistency(where: str, spec: DeviceSpec) -> None:
 
 
 def _check_powers_of_two(where: str, spec: DeviceSpec) -> None:
-    """Refuse sizes that are not powers of two where addresses require that, and transactions below one element."""
+    """Raise an error for a size that must be a power of two and is not, or a transaction below one element."""
     for layer in spec.memory_layers:
         path = f"memory_layers.{layer.name}"
         for name in ("transaction_bytes", "line_bytes", "banks", "bank_width_bytes"):
@@ -101,7 +101,7 @@ def _check_gpu_limits(where: str, spec: DeviceSpec) -> None:
 
 
 def check_spec_file(where: str, spec: DeviceSpec) -> None:
-    """Refuse a file in which a slower layer is smaller than a faster one, or the sustained clock exceeds boost."""
+    """Raise an error if a slower layer is smaller than a faster one, or the sustained clock exceeds the boost clock."""
     # Checked for files only: what-if overrides may describe such a device.
     lasting, boost = spec.sustained_clock_hz, spec.clock_hz
     if lasting is not None and lasting > boost:
@@ -115,7 +115,7 @@ def check_spec_file(where: str, spec: DeviceSpec) -> None:
 
 
 def spec_warnings(spec: DeviceSpec) -> tuple[str, ...]:
-    """Return warnings about possible but rare values, path first; most such values are in a wrong unit.
+    """Return warnings about possible but rare values, each after its path; most such values are in a wrong unit.
 
     >>> from roller.hardware import load_spec
     >>> spec_warnings(load_spec("v100"))
@@ -133,7 +133,7 @@ def spec_warnings(spec: DeviceSpec) -> tuple[str, ...]:
     return tuple(found)
 
 
-#: Maximum usual ratios: bandwidths of neighbouring layers, and capacity to budget; shipped devices stay below half.
+#: Maximum usual ratios of neighbouring layers' bandwidths, and of capacity to budget; shipped devices stay below half.
 _MOST_STEP, _MOST_SPARED = 50, 16
 _CLOCKS_HZ = (3e8, 6.5e9)
 

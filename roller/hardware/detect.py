@@ -1,4 +1,4 @@
-"""Detects this machine as a DeviceSpec: a CPU profile, overlaid first with detected and then with probed numbers."""
+"""Detect this machine as a DeviceSpec: a CPU profile, overlaid first with detected and then with probed values."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _X86 = ("x86_64", "amd64")
 #: Assumed DRAM bandwidth per core and maximum per socket; the system reports neither.
 _DRAM_PER_CORE_BYTES_PER_S = 2.0e10
 _DRAM_TOTAL_BYTES_PER_S = 2.0e11
-#: Error fields of predicted seconds, and their value for assumed rates, a factor of two. Errors of ratios are
-#: unaffected, because assumed rates apply to all candidates alike.
+#: Error fields of predicted times, and their value for assumed rates: the logarithm of a factor of two. Errors of
+#: ratios are unaffected, because assumed rates apply to all candidates alike.
 _SECONDS_ERRORS = tuple(f"accuracy.{n}_error" for n in ("prediction", "compute", "memory", "overhead"))
 UNPROBED_ERROR = 0.7
 
@@ -74,19 +74,19 @@ def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSp
 
 
 def detect_unprobed() -> DeviceSpec:
-    """Return this machine as detected, without probed values: the starting point of a probe."""
+    """Return the specification of this machine as detected, without probed values: the starting point of a probe."""
     return _detect_cpu_spec(Path("/"), platform.machine().lower(), affinity_processors())
 
 
 def is_this_machine(spec: DeviceSpec) -> bool:
-    """Whether a specification describes this machine: detected or measured here."""
+    """Return whether a specification describes this machine: whether it was detected or measured here."""
     return not spec.traits.discrete and (
         spec.name == "cpu" or (spec.machine != "" and spec.machine == _this_machine_fingerprint())
     )
 
 
 def check_core_count(spec: DeviceSpec) -> None:
-    """Refuse a specification of this machine with a changed number of cores, for which kernels could not be timed."""
+    """Raise an error if a specification of this machine has a changed core count, for which kernels cannot be timed."""
     there = detect_unprobed().units
     if spec.units != there:
         raise SpecError(
@@ -100,18 +100,18 @@ def _this_machine_fingerprint() -> str:
 
 
 def is_probed(spec: DeviceSpec) -> bool:
-    """Whether ``roller probe cpu`` has measured a profile of this machine."""
+    """Return whether ``roller probe cpu`` has measured a profile of this machine."""
     return profile_path(spec.machine).is_file()
 
 
 def with_assumed_errors(detected: DeviceSpec) -> DeviceSpec:
-    """Return an unprobed machine with prediction errors that reflect the uncertainty of its assumed rates."""
+    """Return an unprobed specification with prediction errors that reflect the uncertainty of its assumed rates."""
     fields = {p: UNPROBED_ERROR for p in detected.values() if p in _SECONDS_ERRORS}
     return detected.with_overrides(fields, "assumed")
 
 
 def profile_files(spec: DeviceSpec) -> tuple[Path, ...]:
-    """Return the files with a detected machine's numbers: the similar shipped profile and the probed profile."""
+    """Return the files with a detected machine's values: the similar shipped profile and the probed profile."""
     probed = profile_path(spec.machine)
     shipped = spec_folder() / f"{spec.description.rpartition('(profile ')[2].partition(')')[0]}.yaml"
     found = [shipped] if shipped.is_file() else []
@@ -119,7 +119,7 @@ def profile_files(spec: DeviceSpec) -> tuple[Path, ...]:
 
 
 def with_probed_profile(detected: DeviceSpec) -> DeviceSpec:
-    """Return a detected machine overlaid with the measured values of its probed profile, if any."""
+    """Return a detected specification overlaid with the measured values of its probed profile, if any."""
     path = profile_path(detected.machine)
     if not path.is_file():
         return with_assumed_errors(detected)
@@ -133,7 +133,7 @@ def with_probed_profile(detected: DeviceSpec) -> DeviceSpec:
 
 
 def _assumed_all_core_bandwidth(detected: DeviceSpec, measured: Mapping[str, float]) -> dict[str, float]:
-    """Return an assumed all-core memory bandwidth if only the bandwidth of one core was measured."""
+    """Return an assumed all-core memory bandwidth if only that of one core was measured, else an empty dictionary."""
     path = f"memory_layers.{detected.memory_layers[-1].name}."
     alone = measured.get(f"{path}bandwidth_per_teu_bytes_per_s")
     if alone is None or f"{path}bandwidth_bytes_per_s" in measured:
@@ -145,7 +145,7 @@ def _assumed_all_core_bandwidth(detected: DeviceSpec, measured: Mapping[str, flo
 def _overlay_measured_values(detected: DeviceSpec, profile: DeviceSpec) -> DeviceSpec:
     values, known = profile.values(), settable_fields(detected)
     measured = {p: v for p, v in values.items() if profile.sources.get(p) == "measured" and p in known}
-    for path in list(measured):  # a bandwidth of one core and the way to that of all belong together
+    for path in list(measured):  # a bandwidth of one core belongs with its saturation exponent
         layer, _, field = path.rpartition(".")
         bend = f"{layer}.saturation_exponent"
         if field == "bandwidth_per_teu_bytes_per_s" and bend not in detected.values() and bend not in measured:
@@ -195,7 +195,7 @@ def _fingerprint(info: CpuInfo, machine: str, spec: DeviceSpec) -> str:
 
 
 def read_cpuinfo(root: Path) -> CpuInfo:
-    """Return the first processor in ``proc/cpuinfo`` under ``root``; an empty record if that file is missing."""
+    """Return the first processor in ``proc/cpuinfo`` under ``root``, or an empty record if that file is missing."""
     fields: dict[str, str] = {}
     for line in _read_text_or_empty(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
@@ -232,7 +232,7 @@ def match_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
 
 
 def count_cores(root: Path, affinity: tuple[int, ...]) -> int:
-    """Return the usable physical cores, according to affinity, control group and SMT siblings."""
+    """Return the number of usable physical cores, according to affinity, control group and SMT siblings."""
     siblings = {
         _read_text_or_empty(root / f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list").strip() or str(i)
         for i in affinity
@@ -264,12 +264,12 @@ def _parse_size_bytes(text: str) -> int | None:
     return int(digits) * factor if digits.isdigit() and int(digits) > 0 else None
 
 
-#: Rounding of detected clocks: jitter must not turn the same machine into another device.
+#: Rounding of detected clocks: jitter must not turn the same machine into a different device.
 _CLOCK_STEP_HZ = 5.0e7
 
 
 def _detect_clock_hz(root: Path, info: CpuInfo) -> float | None:
-    """Return the maximum clock of the first core in Hz, or else its current clock."""
+    """Return the maximum clock of the first core in Hz, else its current clock, else ``None``."""
     text = _read_text_or_empty(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
     if text.isdigit() and int(text) > 0:
         return int(text) * 1e3

@@ -1,4 +1,4 @@
-"""Reads the ``fragments`` in a specification: the instructions of its matrix unit."""
+"""Read the ``fragments`` in a specification: the instructions of its matrix unit."""
 
 from __future__ import annotations
 

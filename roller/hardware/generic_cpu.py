@@ -12,7 +12,7 @@ from roller.hardware.spec import DeviceSpec
 
 @dataclass(frozen=True)
 class _InstructionSet:
-    """Float32 lanes, vector registers, code generation name, and the target triple if it is not the host's."""
+    """Numbers of float32 lanes and vector registers, code generation name, and the target triple if not the host's."""
 
     lanes: int
     registers: int
@@ -27,7 +27,7 @@ _SETS = {
 }
 #: Clock that turns assumed cycles into seconds until a clock is detected or measured; totals are for one core.
 _CLOCK_HZ = 3.0e9
-#: Registers reserved for operands of a micro-kernel; LLVM spills with fewer.
+#: Number of registers reserved for operands of a micro-kernel, by the number of all; LLVM spills with fewer.
 _OPERAND_REGISTERS = {16: 3, 32: 8}
 
 _TEXT = """

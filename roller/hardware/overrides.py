@@ -1,4 +1,4 @@
-"""Replaces numbers of a device by dotted path, reversibly: setting them back restores the device."""
+"""Replace values of a device by dotted path, reversibly: setting them back restores the device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from roller.hardware.consistency import check_consistency
 from roller.hardware.sections import NOT_OF_KERNELS, Compute
 from roller.hardware.spec import DeviceSpec
 
-#: Source of numbers set by hand.
+#: Source of values set by hand.
 _BY_HAND = "override"
 
 
 def apply_overrides(
     spec: DeviceSpec, overrides: Mapping[str, float], source: str, known: Mapping[str, Quantity]
 ) -> DeviceSpec:
-    """Return a copy of a spec with numbers replaced; see ``DeviceSpec.with_overrides``."""
+    """Return a copy of ``spec`` with some values replaced; see ``DeviceSpec.with_overrides``."""
     numbers = _check_overrides(spec.name, overrides, known)
     if not numbers:
         return spec
@@ -31,7 +31,7 @@ def apply_overrides(
     is_validated = all(_is_accuracy_path(p) or p in NOT_OF_KERNELS or before.get(p) == v for p, v in by_hand.items())
     errors = base if is_validated else base.with_unvalidated_accuracy()
     made = replace(spec, accuracy=errors.accuracy, doubt=errors.doubt)
-    # An error set by hand stays, whatever the other numbers are.
+    # An error set by hand stays, whatever the other values are.
     kinds = _scaled_traffic_bandwidths(base, by_hand)
     made = _replace_numbers(made, kinds | numbers | {p: v for p, v in by_hand.items() if _is_accuracy_path(p)})
     before, sources = errors.values(), {p: s for p, s in spec.sources.items() if not _is_accuracy_path(p)}

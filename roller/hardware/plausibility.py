@@ -1,4 +1,4 @@
-"""Warnings about numbers that no similar device has: mostly a factor of a thousand, or rates unlike their notes."""
+"""Warnings about values that no similar device has: mostly off by a thousand, or rates that contradict their notes."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from roller.hardware.sections import MemoryLayer
 from roller.hardware.sourced_numbers import SourcedNumber
 from roller.hardware.spec import DeviceSpec
 
-#: Load-to-use cycles of a layer of one unit and of one of the device: all shipped devices lie ten times
-#: within.
+#: Minimum and maximum load-to-use latency, in cycles, of a unit's layer and of a device's layer; shipped devices keep a
+#: factor of ten from both.
 _CYCLES = {"unit": (1.0, 1000.0), "device": (5.0, 20_000.0)}
-#: Minimum and maximum cycles of step times.
+#: Minimum and maximum step times, in cycles.
 _STEPS = {"step_latency_s": (0.3, 1000.0), "step_issue_s": (0.05, 300.0), "barrier_s": (0.3, 3000.0)}
-#: Minimum and maximum seconds of times that do not scale with the clock.
+#: Minimum and maximum, in seconds, of times that do not scale with the clock.
 _TIMES = {
     "execution.launch_s": (3e-8, 2.5e-4), "execution.fork_s": (5e-8, 3e-4), "link_latency_s": (5e-8, 5e-4),
     "execution.element_gather_s": (2e-12, 3e-8), "execution.element_copy_s": (2e-12, 3e-8),
     "execution.element_scatter_s": (2e-12, 3e-8), "execution.fault_s": (2e-8, 3e-4),
 }  # fmt: skip
-#: Share of the board's power that its units draw: busy, with the matrix unit, and idle.
+#: Minimum and maximum share of the board's power that its units draw: busy, with the matrix unit, and idle.
 _POWERS_DRAWN = {"busy_cycle_j": (0.1, 20.0), "matrix_cycle_j": (0.1, 20.0), "idle_cycle_j": (2e-3, 2.0)}
 _POWER_W, _STANDING = (5.0, 5000.0), (0.02, 0.9)
-#: Share of the board's power for a layer at full bandwidth: 0.2 for memory, 0.8 for the L2 on shipped devices.
+#: Minimum and maximum share of the board's power that a layer draws at full bandwidth: on shipped devices, 0.2 for
+#: memory and 0.8 for the L2.
 _BYTES_DRAWN = (5e-3, 5.0)
-#: Maximum bytes of a transaction, minimum bytes per second of a link, and maximum bytes of memory.
+#: Maximum size of a transaction (bytes), minimum bandwidth of a link (bytes/s), and maximum size of memory (bytes).
 _MOST_MOVED, _LEAST_LINK, _MOST_MEMORY = 1024, 1e9, 4 << 40
-#: Memory of a process without tensors: fields, minimum bytes, and maximum share of the device's memory.
+#: Memory of a process without tensors: fields, minimum size in bytes, and maximum share of the device's memory.
 #: The 1.9 GiB of an A100 with cuDNN are a quarter of a small board.
 _PROCESS = ("process_bytes", "process_convolution_bytes", "process_eager_bytes", "process_least_bytes",
             "process_most_bytes")  # fmt: skip
 _LEAST_CONTEXT, _MOST_CONTEXT = 10_000_000, 0.5
 #: Minimum and maximum rates of pipes, and maximum of dot products, relative to the issue rate.
 _RATES, _MOST_DOT = (1 / 200, 8.0), 64.0
-#: Float32 operations per byte of memory traffic: shipped devices have 1 to 114.
+#: Minimum and maximum float32 operations per byte of memory traffic: shipped devices have 1 to 114.
 _BALANCE = (0.2, 1000.0)
-#: Minimum ratio of device memory to cache, and registers per thread of a full unit.
+#: Minimum ratio of device memory to cache, and minimum and maximum number of registers per thread of a full unit.
 _LEAST_OF_CACHE, _REGISTERS = 100, (4, 256)
-#: Maximum ratio of two sources of a number, and maximum relative deviation of a rate from its note.
+#: Maximum ratio between the values of two sources, and maximum relative deviation of a rate from its note.
 _SOURCES_APART, _NOTE_APART = 8.0, 0.12
 _OPS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([TPG])(?:FL)?OP/s")
 _UNITS = re.compile(r"(\d+) (?:tensor cores?|matrix cores?|units?) of (\d+) (?:FMA|multiply-adds)")
@@ -48,7 +49,7 @@ _POWERS = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def plausibility_warnings(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
-    """Yield warnings about unusual numbers, path first, without comparisons with ``accused`` paths."""
+    """Yield warnings about unusual values, each after its path, without comparing values with ``accused`` paths."""
     # The caller adds the path of each yielded line to ``accused`` before it takes the next.
     home = f"memory_layers.{spec.home.name}"
     if "clock_hz" not in accused:
@@ -271,7 +272,7 @@ def _rate_note_warnings(spec: DeviceSpec, x: SourcedNumber, value: float) -> Ite
     clocks = [c for c in (spec.clock_hz, spec.sustained_clock_hz) if c]
     peaks = [2 * value * spec.units * c for c in clocks]
     told = [float(n) * _POWERS[p] for n, p in _OPS.findall(x.note)]
-    # Notes give the rate of a whole board of two devices; sparse products count twice.
+    # A note may give the rate of a whole board of two devices, or count sparse products twice.
     parts = (1, 2) if "of the board" in x.note else (1,)
     near = any(abs(peak * k / t - 1) <= _NOTE_APART for t in told for peak in peaks for k in parts)
     if told and not near:

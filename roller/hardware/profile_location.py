@@ -21,7 +21,7 @@ def profile_folder() -> Path:
     chosen = os.environ.get(VARIABLE, "").strip()
     if chosen:
         return Path(chosen).expanduser().absolute()
-    # The rule of platformdirs on Linux, spelled out: importing it costs a tenth of a warm compile.
+    # The rule of platformdirs on Linux, spelled out: importing it takes a tenth of the time of a warm compile.
     xdg = os.environ.get("XDG_DATA_HOME", "").strip()
     if sys.platform.startswith("linux"):
         return (Path(xdg) if os.path.isabs(xdg) else Path(os.path.expanduser("~"), ".local", "share")) / (

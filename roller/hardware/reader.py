@@ -1,4 +1,4 @@
-"""Finds, parses and checks the YAML files of device specifications in ``hardware_specs/``."""
+"""Find, parse and check the YAML files of device specifications in ``hardware_specs/``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from roller.targets import KINDS, LANGUAGES, THIS_MACHINE
 
 SCOPES = ("thread", "unit", "device")
 
-#: Optional numbers of the board, which no kernel depends on.
+#: Optional values of the board, which no kernel depends on.
 _OF_THE_BOARD = (
     "power_w", "process_bytes", "process_convolution_bytes", "process_eager_bytes", "process_least_bytes",
     "process_most_bytes", "link_bytes_per_s", "link_latency_s",
@@ -77,7 +77,7 @@ def spec_path(name_or_path: str) -> Path:
     return _find_spec_file(name_or_path)
 
 
-#: Characters of a file name that every system accepts.
+#: Maximum length of a file name, in characters, that every system accepts.
 _MOST_NAME = 200
 
 
@@ -102,7 +102,7 @@ def _modification_time_ns(path: Path) -> int:
 
 @lru_cache(maxsize=64)
 def _load_cached(path: Path, stamp: int) -> DeviceSpec:
-    del stamp  # part of the key only: an edited file is another entry
+    del stamp  # part of the key only: an edited file is a different entry
     where = f"{path.parent.name}/{path.name}" if path.parent.name == "hardware_specs" else str(path)
     try:
         text = read_text(path)
@@ -112,7 +112,7 @@ def _load_cached(path: Path, stamp: int) -> DeviceSpec:
 
 
 class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C parser where it was built
-    """Safe YAML loader that refuses duplicate keys, which PyYAML would silently overwrite."""
+    """Safe YAML loader that rejects duplicate keys, which PyYAML would silently overwrite."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -188,7 +188,7 @@ def _split_clocks(where: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _errors_are_validated(where: str, spec: DeviceSpec, accuracy: Mapping[str, Any]) -> bool:
-    """Whether the file's measured errors were validated with exactly the file's numbers."""
+    """Return whether the file's measured errors were validated with exactly the file's values."""
     # A copied file whose numbers were changed is not validated; unmeasured errors claim nothing.
     given = accuracy.get(VALIDATED_WITH)
     if given is not None:

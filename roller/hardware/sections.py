@@ -14,7 +14,7 @@ from roller.targets import KINDS
 OPERATION_CLASSES = ("fma", "add", "special", "convert", "issue", "load_store")
 #: Instruction classes with an optional rate, alone or per dtype (``matrix.float16``).
 OPTIONAL_CLASSES = ("matrix", "group_matrix", "dot", "integer", "convert_to")
-#: Dtypes of rates; ``tfloat32`` is float32 that a matrix unit rounds to 11 digits before it multiplies.
+#: Dtypes of rates; ``tfloat32`` is float32 that a matrix unit rounds to 11 significant bits before it multiplies.
 DTYPES = ("float16", "bfloat16", "tfloat32", "float32", "float64", "int8", "int16", "int32", "float8_e4m3fn",
           "float8_e5m2")  # fmt: skip
 #: Range of an instruction rate.
@@ -52,9 +52,9 @@ class Teu(Section):
     lanes: int = numeric_field(
         "lanes", 1, 1024, integer=True
     )  #: Threads of a warp, or float32 lanes of a vector register
-    #: TEUs that a unit issues from per cycle; on a CPU, the FMA ports.
+    #: Number of TEUs from which a unit issues per cycle; on a CPU, the number of FMA ports.
     schedulers_per_unit: int = numeric_field("schedulers", 1, 64, integer=True)
-    #: CPU: float32 lanes per pass; wider vectors take several passes (Zen 1: 4 of 8 lanes, Zen 4: 8 of 16).
+    #: CPU: number of float32 lanes per pass; wider vectors take several passes (Zen 1: 4 of 8 lanes, Zen 4: 8 of 16).
     datapath_lanes: int | None = numeric_field("lanes", 1, 1024, integer=True, required=False)
 
 
@@ -87,7 +87,7 @@ class Execution(Section):
     launch_s: float = numeric_field("s", 0, 1.0)  #: Kernel launch time; on a CPU, the time of a call on one thread
     #: CPU: time to start a parallel loop on waiting workers and to join them.
     fork_s: float | None = numeric_field("s", 0, 1e-2, kinds=("cpu",))
-    #: Groups of co-resident blocks that run out of step, so that loads of one overlap arithmetic of another.
+    #: Number of groups of co-resident blocks that run out of step, so that loads of one overlap arithmetic of another.
     overlap_blocks: float | None = numeric_field("blocks", 1, 64, required=False)
     #: Widest asynchronous copy from global memory to the scratchpad; ``None``: not supported.
     async_copy_bytes: int | None = numeric_field("bytes", 4, 1024, integer=True, required=False)
@@ -95,11 +95,11 @@ class Execution(Section):
     element_gather_s: float | None = numeric_field("s", 0, 1e-6, kinds=("cpu",))
     element_copy_s: float | None = numeric_field("s", 0, 1e-6, kinds=("cpu",))
     element_scatter_s: float | None = numeric_field("s", 0, 1e-6, kinds=("cpu",))
-    #: CPU: cache misses that a core overlaps with arithmetic.
+    #: CPU: number of cache misses that a core overlaps with arithmetic.
     misses_in_flight: float | None = numeric_field("misses", 1, 1024, kinds=("cpu",))
-    #: CPU: extra load slots of a vector load that crosses a cache line; 1 if unknown.
+    #: CPU: number of extra load slots of a vector load that crosses a cache line; 1 if unknown.
     split_load_slots: float | None = numeric_field("slots", 0, 64, required=False)
-    #: CPU: lines before the prefetcher runs ahead of a stream; shorter runs partly wait.
+    #: CPU: number of lines after which the prefetcher runs ahead of a stream; shorter runs partly wait.
     prefetched_lines: float | None = numeric_field("lines", 1, 1 << 12, required=False)
     #: CPU: time of a first-touch page fault; no kernel here causes one.
     fault_s: float | None = numeric_field("s", 0, 1e-3, required=False)
@@ -116,11 +116,11 @@ class Execution(Section):
 class Limits(Section):
     """Hard limits, and smaller usable budgets for construction; GPU fields are ``None`` on a CPU and vice versa."""
 
-    #: 32-bit registers of one unit.
+    #: Number of 32-bit registers in one unit.
     registers_per_unit: int | None = numeric_field("registers", 1024, 1 << 24, integer=True, kinds=("gpu",))
-    #: Hard limit of the instruction set.
+    #: Maximum number of registers that the instruction set allows.
     registers_per_thread: int | None = numeric_field("registers", 8, 1024, integer=True, kinds=("gpu",))
-    #: Budget of a register tile with its operands and addresses.
+    #: Number of registers available to a register tile with its operands and addresses.
     usable_registers_per_thread: int | None = numeric_field("registers", 8, 1024, integer=True, kinds=("gpu",))
     #: Granularity of register allocation per TEU.
     register_allocation_unit: int | None = numeric_field("registers", 1, 4096, integer=True, kinds=("gpu",))
@@ -130,12 +130,12 @@ class Limits(Section):
     blocks_per_unit: int | None = numeric_field("blocks", 1, 1 << 12, integer=True, kinds=("gpu",))
     #: Static scratchpad limit of one block.
     shared_bytes_per_block: int | None = numeric_field("bytes", 1024, 1 << 26, integer=True, kinds=("gpu",))
-    #: CPU: architectural vector registers, and those available for accumulators.
+    #: CPU: number of architectural vector registers, and of those available for accumulators.
     vector_registers: int | None = numeric_field("registers", 4, 1024, integer=True, kinds=("cpu",))
     usable_vector_registers: int | None = numeric_field("registers", 2, 1024, integer=True, kinds=("cpu",))
 
 
-#: Numbers that no kernel's time depends on.
+#: Values that no kernel's time depends on.
 NOT_OF_KERNELS = frozenset({
     "process_bytes", "process_convolution_bytes", "process_eager_bytes", "process_least_bytes", "process_most_bytes",
     "link_bytes_per_s", "link_latency_s", "execution.fault_s",
@@ -152,23 +152,23 @@ class Accuracy(Section):
     Every field is optional; :mod:`roller.perf.accuracy` gives the defaults.
     """
 
-    #: Standard deviation of ``ln(measured / predicted)`` about zero, for predicted seconds.
+    #: Standard deviation of ``ln(measured / predicted)`` about zero, for predicted times.
     prediction_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
-    #: The same for kernels bound by arithmetic, by a memory layer, or by latencies and launches.
+    #: The same for kernels that are compute-bound, bound by a memory layer, or bound by latencies and launches.
     compute_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
     memory_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
     overhead_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
     #: The same for programs that use a matrix unit, whatever bounds them.
     matrix_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
-    #: Added per mechanism that no validated kernel had (pipelining, Winograd, walks along windows).
+    #: Error added for each mechanism that no validated kernel had (pipelining, Winograd, traversal along windows).
     mechanism_error: float | None = numeric_field("relative", 0, 5, required=False)
-    #: Error of the ratio of two candidates of one expression; most errors are common to both.
+    #: Error of the predicted ratio between two candidates of one expression, which have most errors in common.
     ranking_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
     #: The same for two candidates that share structure, register tile and staging.
     same_kernel_error: float | None = numeric_field("relative", 1e-3, 5, required=False)
 
     def for_unvalidated_numbers(self) -> Accuracy:
-        """Return the errors to expect for changed device numbers; keep errors of ratios, because these cancel out."""
+        """Return the errors to expect for changed device values; those of ratios, in which changes cancel, stay."""
         matrix = None if self.matrix_error is None else max(self.matrix_error, UNVALIDATED_ERROR)
         whole = max(self.prediction_error or UNVALIDATED_ERROR, UNVALIDATED_ERROR)
         return Accuracy(whole, matrix_error=matrix, mechanism_error=self.mechanism_error,
@@ -182,14 +182,15 @@ class MemoryLayer(Section):
     name: str
     scope: Literal["thread", "unit", "device"]  #: Owner of one instance: ``"thread"``, ``"unit"`` or ``"device"``
     tiled: bool  #: Whether an rTile is stored here
-    capacity_bytes: int = numeric_field("bytes", 64, 1 << 50, integer=True)  #: Bytes of one instance
-    #: Device-wide total over all instances; for copies (as many writes as reads) where the next two are given.
+    capacity_bytes: int = numeric_field("bytes", 64, 1 << 50, integer=True)  #: Capacity of one instance
+    #: Device-wide total over all instances; where the read and triad bandwidths are given, that of copies (as many
+    #: writes as reads).
     bandwidth_bytes_per_s: float = numeric_field("bytes/s", 1e8, 1e17)
     transaction_bytes: int = numeric_field("bytes", 1, 1 << 16, integer=True)
     #: GPU DRAM: total for read-only traffic, and for two reads per write; ``None``: the same for all traffic.
     read_bandwidth_bytes_per_s: float | None = numeric_field("bytes/s", 1e8, 1e17, required=False)
     triad_bandwidth_bytes_per_s: float | None = numeric_field("bytes/s", 1e8, 1e17, required=False)
-    #: GPU device memory: fewest and most bytes over drivers that programs see (``total_memory`` in PyTorch).
+    #: GPU device memory: smallest and largest size, over drivers, that programs see (``total_memory`` in PyTorch).
     reported_bytes: int | None = numeric_field("bytes", 64, 1 << 50, integer=True, required=False)
     reported_most_bytes: int | None = numeric_field("bytes", 64, 1 << 50, integer=True, required=False)
     #: CPU: page size, first-level TLB entries, time of a miss that the next level answers. GPU: page size and
@@ -197,13 +198,13 @@ class MemoryLayer(Section):
     page_bytes: int | None = numeric_field("bytes", 256, 1 << 30, integer=True, required=False)
     tlb_entries: int | None = numeric_field("pages", 1, 1 << 20, integer=True, required=False)
     tlb_miss_s: float | None = numeric_field("s", 1e-11, 1e-4, required=False)
-    #: Minimum bytes fetched from the next layer (the DRAM burst), where larger than a transaction.
+    #: Minimum number of bytes fetched from the next layer (the DRAM burst), where larger than a transaction.
     fetch_bytes: int | None = numeric_field("bytes", 1, 1 << 16, integer=True, required=False)
     #: Budget in this layer for the tiles of one block (GPU) or one task (CPU).
     usable_bytes: int | None = numeric_field("bytes", 16, 1 << 50, integer=True, required=False)
     #: Share of a cache in which data survives other traffic until reuse.
     kept_share: float | None = numeric_field("share", 0.01, 1, required=False)
-    #: Scratchpad bytes that the system reserves per resident block.
+    #: Number of scratchpad bytes that the system reserves per resident block.
     reserved_bytes: int | None = numeric_field("bytes", 0, 1 << 20, integer=True, required=False)
     banks: int | None = numeric_field("banks", 1, 1024, integer=True, required=False)
     bank_width_bytes: int | None = numeric_field("bytes", 1, 1024, integer=True, required=False)
@@ -213,7 +214,8 @@ class MemoryLayer(Section):
     bandwidth_per_teu_bytes_per_s: float | None = numeric_field("bytes/s", 1e6, 1e14, required=False)
     #: ``p`` in ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)`` for W resident TEUs with ``b`` each.
     saturation_exponent: float | None = numeric_field("", 0.1, 20, required=False)
-    #: GPU with ``power_w``: energy of the board per byte that passes the layer; ``None``: included in cycles.
+    #: GPU with ``power_w``: energy of the board per byte that passes the layer; ``None``: included in the energies of
+    #: cycles.
     byte_j: float | None = numeric_field("J", 1e-14, 1e-6, required=False)
 
     @property
@@ -230,18 +232,18 @@ class MemoryLayer(Section):
         return replace(self, **{k: v * factor for k, v in given.items() if v is not None})
 
     def with_clock_factor(self, factor: float) -> MemoryLayer:
-        """Return a layer in the units' clock domain for a clock multiplied by ``factor``."""
+        """Return the layer, which is in the units' clock domain, for a clock multiplied by ``factor``."""
         latency = None if self.latency_s is None else self.latency_s / factor
         return replace(self.with_bandwidth_factor(factor), latency_s=latency)
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes available to tiles: the usable bytes, or else the whole capacity."""
+        """Number of bytes available to tiles: the usable bytes if they are given, otherwise the whole capacity."""
         return self.capacity_bytes if self.usable_bytes is None else self.usable_bytes
 
     @property
     def kept_bytes(self) -> float:
-        """Bytes of a cache that survive until reuse; the whole capacity by default."""
+        """Number of bytes of a cache that survive until reuse; the whole capacity by default."""
         return self.capacity_bytes * (1.0 if self.kept_share is None else self.kept_share)
 
 
@@ -251,6 +253,6 @@ def numeric_fields(section: type) -> dict[str, Quantity]:
 
 
 def present_numbers(section: object) -> dict[str, float]:
-    """Return the numbers present in a section."""
+    """Return the values present in a section, by field name."""
     found = {name: getattr(section, name) for name in numeric_fields(type(section))}
     return {k: v for k, v in found.items() if v is not None}

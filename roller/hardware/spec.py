@@ -1,4 +1,4 @@
-"""DeviceSpec: all numbers that construction and the performance model use for a device, in SI base units."""
+"""DeviceSpec: all values that construction and the performance model use for a device, in SI base units."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from roller.hardware.sections import (
 from roller.hardware.sourced_numbers import SourcedNumber
 from roller.targets import KINDS, DeviceKind
 
-#: Note for a device whose errors were validated with other numbers.
+#: Note for a device whose errors were validated with other values.
 OTHER_NUMBERS = "errors assumed: found with other numbers"
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """A device as numbers; build one with :func:`roller.hardware.load_spec`.
+    """A device described by its values; build one with :func:`roller.hardware.load_spec`.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ class DeviceSpec:
     units
         Number of SMs, CUs or cores.
     clock_hz
-        Clock that rates refer to: the boost clock, at which a single kernel runs.
+        Clock to which rates refer: the boost clock, at which a single kernel runs.
     sustained_clock_hz
-        Clock under continuous load; ``None`` if it is the same.
+        Clock under continuous load; ``None`` if it equals ``clock_hz``.
     power_w
         Power limit of the board; ``None`` if it is unknown or no single kernel reaches it.
     process_bytes
@@ -88,7 +88,7 @@ class DeviceSpec:
     doubt
         Reason why the errors of predictions are assumed; empty if they were validated.
     base
-        The device before numbers were set by hand; ``None`` if no number was.
+        The device before any values were set by hand; ``None`` if none were.
 
     Examples
     --------
@@ -161,13 +161,13 @@ class DeviceSpec:
 
     @property
     def modified(self) -> dict[str, float]:
-        """Numbers set by hand, by dotted path, except for prediction errors."""
+        """Values set by hand, by dotted path, except for prediction errors."""
         values = self.values()
         return {p: values[p] for p, s in self.source_items if s == "override" and not p.startswith("accuracy.")}
 
     @property
     def title(self) -> str:
-        """Description for people, with the numbers set by hand and the reason for assumed errors.
+        """Description for people, with the values set by hand and the reason for assumed errors.
 
         Examples
         --------
@@ -228,17 +228,17 @@ class DeviceSpec:
         return rate * self.units * self.clock_hz
 
     def with_overrides(self, overrides: Mapping[str, float], source: str = "override") -> DeviceSpec:
-        """Return a copy with some numbers replaced.
+        """Return a copy with some values replaced.
 
-        With the source ``"override"``, a number that returns to its value in :attr:`base` no longer counts as set by
-        hand; the prediction errors are valid again once all numbers have returned to theirs.
+        With the source ``"override"``, a value that returns to the one in :attr:`base` no longer counts as set by hand;
+        the prediction errors are valid again once all values have returned to theirs.
 
         Parameters
         ----------
         overrides
             Value by dotted path, for example ``{"memory_layers.global.bandwidth_bytes_per_s": 8.0e11}``.
         source
-            Entry for the new numbers in :attr:`sources`.
+            Entry for the new values in :attr:`sources`.
 
         Raises
         ------
@@ -312,7 +312,7 @@ class DeviceSpec:
                        execution=replace(ex, **cycles))  # fmt: skip
 
     def values(self) -> dict[str, float]:
-        """Return every number present, by dotted path, in the order of the YAML file."""
+        """Return every value present, by dotted path, in the order of the YAML file."""
         out: dict[str, float] = present_numbers(self)
         for section in ("teu", "execution", "limits"):
             out |= {f"{section}.{k}": v for k, v in present_numbers(getattr(self, section)).items()}
@@ -359,7 +359,7 @@ class DeviceSpec:
         }
 
     def with_unvalidated_accuracy(self) -> DeviceSpec:
-        """Return the device with the prediction errors for unvalidated numbers."""
+        """Return the device with the prediction errors for unvalidated values."""
         accuracy = self.accuracy.for_unvalidated_numbers()
         if accuracy == self.accuracy:
             return self

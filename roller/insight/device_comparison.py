@@ -1,4 +1,4 @@
-"""Operators x devices: the time per call on each device, and the cost of a million calls at given rates."""
+"""Compares operators across devices: the time per call, and the cost of a million calls at given rates."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class Cell:
     Parameters
     ----------
     operator, text
-        The operator's id, and its expression in words.
+        The operator's identifier, and the text of its expression.
     device
         Name of the specification.
     seconds
         Time of one call, replayed without a host, at the sustained clock.
     lower_s, upper_s
-        ``seconds`` less and plus the expected error.
+        ``seconds`` minus and plus the expected error.
     bound
         Resource that bounds the time: ``"compute"``, ``"dram"``, ``"latency"``, ...
     by
-        ``"library"`` or ``"construct"``: the source of the priced program; ``"bytes"`` if no program fits the device;
-        the time is then a lower bound, the time to move the tensors.
+        Source of the priced program, ``"library"`` or ``"construct"``; ``"bytes"`` if no program fits the device, in
+        which case the time is a lower bound: the time to move the tensors.
     price_per_million
         Cost of a million calls, in the user's currency; ``None`` if the device has no rate.
     fastest, cheapest
-        Whether no other device is faster, or cheaper. A lower bound is marked only if the times of all devices are
-        lower bounds.
+        Whether no other device is faster or cheaper, respectively. A device whose time is a lower bound is marked only
+        if all times are lower bounds.
     """
 
     operator: str
@@ -70,16 +70,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Cells for all operators on all devices, operator by operator, with each device's sum last.
+    """Cells for all operators on all devices, grouped by operator; the totals of the devices come last.
 
     Parameters
     ----------
     policy
         Policy that chooses the kernels.
     devices, operators
-        Names, in the requested order.
+        Names, in the requested order; if there are several operators, the last one is :data:`ALL`.
     cells
-        The cells, operator by operator; if there are several operators, the last one is :data:`ALL`.
+        The cells, grouped by operator.
     notes
         Notes on missing features of matrix units, and on devices without a rate.
     currency
@@ -162,7 +162,7 @@ def _price_cell(name: str, expr: TensorExpr, spec: DeviceSpec, kernels: KernelPr
 
 
 def _sum_of_cells(cells: Sequence[Cell]) -> Cell:
-    """Return the sum over one call of each operator, with the bound of the longest one."""
+    """Return the total for one call of each operator, with the bound of the operator that takes longest."""
     longest = max(cells, key=lambda c: c.seconds)
     whole, low, high = (sum(getattr(c, n) for c in cells) for n in ("seconds", "lower_s", "upper_s"))
     by = ", ".join(dict.fromkeys(c.by for c in cells))
@@ -204,9 +204,9 @@ THEMES = {
     "dark": Theme("#0d1117", "#e6edf3", "#30363d", ("#56b4e9", "#ff9955", "#2fd3a5", "#e69fd0", "#f0e442", "#b0b0b0")),
 }
 _MARKS = ("o", "s", "D", "^", "v", "P")
-#: Inches of an operator's row, of each further device in it, of the margins above and below, and of the width.
+#: Sizes in inches: height of an operator's row, height added per device, height of both margins, and default width.
 _ROW, _DEVICE, _FRAME, WIDTH = 0.2, 0.09, 1.5, 10.0
-#: Factor between the ends of an axis from which on only powers of ten are labelled.
+#: Ratio between the ends of an axis above which only powers of ten are labelled.
 _DECADES = 50
 
 

@@ -1,8 +1,7 @@
-"""Predicts the time of a traced step on a device, and whether it fits, by simulating its graph.
+"""Predicts how long a traced step takes on a device, and whether it fits in memory, by simulating its graph.
 
-The host issues operators one after another, and the device runs their kernels in that order. If the host's lane ends
-last, the step is bound by launches. On a CPU, both are one lane. Everything is predicted at the sustained clock; no
-device is used.
+The host issues operators one after another, and the device runs their kernels in that order. On a CPU, both share one
+lane. Everything is predicted at the sustained clock; no device is used.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from roller.insight.trace.trace import Operator, Trace
 from roller.insight.whatif.data_parallel import add_data_parallelism
 from roller.perf.matrix_unit_notes import unit_notes
 
-#: Share of a step in waits for links from which on the step is bound by links.
+#: Share of a step's time spent waiting for links above which the step is bound by links.
 NOTABLE = 0.1
 
 
@@ -51,27 +50,29 @@ class Forecast:
     iteration_s
         Time of one steady step.
     lower_s, upper_s
-        ``iteration_s`` less and plus the expected error, if the errors of all operators have the same sign.
+        ``iteration_s`` minus and plus the expected error, assuming that the errors of all operators have the same sign.
     device_s, host_s
-        Time during which the device works, and time the host takes to issue all operators.
+        Total time of the operators on the device, and the time that the host takes to issue all operators.
     bound_by_launches
-        Whether the host's lane is critical; on a CPU, whether issuing operators takes most of the time.
+        Whether issuing operators takes more than half of the step, and the device works or waits for links for less
+        than 90 % of it.
     memory
         Memory peaks, the tensors that hold memory, and out-of-memory failures.
     unmapped_share
-        Share of device time in operators that are priced only by their bytes.
+        Share of the device time that is taken by operators priced only by their bytes.
     operators
         All operators of the step with their prices, in order.
     step, host_op_s
         Inputs of ``graph`` and ``timeline``.
     notes
-        Sentences from the trace about values that were read and declared defaults.
+        The trace's warnings, and notes on copies between host and device, missing features of the matrix unit, and
+        whether it is uncertain that the step fits.
     devices
         Number of devices that train together.
     links_s, exposed_s
-        Time in a step during which the devices' links work, and the part of it for which the devices wait.
+        Time per step during which the devices' links are busy, and the part of it for which the devices wait.
     amp, checkpoint
-        Precision of the trace, and the modules that are recomputed in backward.
+        Precision of the trace, and the modules that are recomputed in the backward pass.
     samples
         Samples per step on each device: the batch times the number of gradient accumulation steps.
     """
@@ -121,7 +122,7 @@ class Forecast:
 
     @property
     def timeline(self) -> Timeline:
-        """Simulated times of the tasks in ``graph``; the last one ends after ``iteration_s``."""
+        """Simulated start and end times of the tasks in ``graph``."""
         return self._simulated_graph[1]
 
     @property
@@ -131,7 +132,7 @@ class Forecast:
 
     @property
     def bound(self) -> str:
-        """What bounds a step: ``"launches"``, ``"links"`` if the wait for them is notable, or ``"device"``."""
+        """What bounds a step: ``"launches"``, ``"links"`` if devices wait for over a tenth of it, or ``"device"``."""
         if self.bound_by_launches:
             return "launches"
         return "links" if self.exposed_s > NOTABLE * self.iteration_s else "device"
@@ -150,17 +151,17 @@ class Forecast:
         return breakdown(self.graph, self.timeline, key)
 
     def by_operator(self) -> list[BreakdownRow]:
-        """Return the operators by name, the one with the longest compute time first."""
+        """Return one row per operator name, by descending compute time."""
         return self._rows_by_compute_time("operator")
 
     def by_module(self, depth: int | None = None) -> list[BreakdownRow]:
-        """Return the modules, the one with the longest compute time first; paths are cut after ``depth`` names."""
+        """Return one row per module, by descending compute time; module paths are cut after ``depth`` names."""
         return self._rows_by_compute_time(
             lambda task: ".".join(task.context.module.split(".")[:depth]) or "(top level)"
         )
 
     def by_phase(self) -> list[BreakdownRow]:
-        """Return forward, backward and optimizer, the one with the longest compute time first."""
+        """Return one row per phase (forward, backward, optimizer), by descending compute time."""
         return self._rows_by_compute_time("phase")
 
     def _rows_by_compute_time(self, key: Key | Callable[[Task], str]) -> list[BreakdownRow]:
@@ -229,9 +230,9 @@ def forecast(
     device
         The specification of a GPU or a processor, or its name.
     policy
-        ``"library"``: kernels of PyTorch and its libraries, and generated kernels where the step itself compiles.
-        ``"compiled"``: forward and backward as run by ``torch.compile``. ``"roller"``: the fastest constructed
-        programs.
+        ``"library"``: kernels of PyTorch and its libraries, and generated kernels where the step itself calls
+        ``torch.compile``. ``"compiled"``: the forward and backward passes as compiled by ``torch.compile``.
+        ``"roller"``: the fastest constructed programs.
     host_op_s
         Host time per operator that launches kernels.
     settings
@@ -242,14 +243,14 @@ def forecast(
         Number of devices in one machine that train together with ``DistributedDataParallel``, each on the trace's
         batch.
     tf32
-        Whether float32 convolutions and products may be computed in TF32, if the device supports it; ``None``: as
-        PyTorch's switches were set in the trace.
+        Whether float32 convolutions and products may be computed in TF32, if the device supports it; ``None`` for the
+        settings of PyTorch's switches in the trace.
 
     Raises
     ------
     RollerError
-        If the device or policy is unknown, the device is of another kind, several processors are requested, or the host
-        time is invalid.
+        If the device or policy is unknown, the device is of an unsupported kind, several processors are requested, or
+        the host time is invalid.
 
     Examples
     --------
@@ -299,7 +300,7 @@ def _forecast_step(
 
 
 def _mean_forecast(last: Forecast, others: Sequence[Forecast]) -> Forecast:
-    """Return one forecast for steps that differ: the means of their times, and the operators of the longest step."""
+    """Return one forecast for differing steps: mean times, the longest step's operators, the fullest step's memory."""
     steps = (last, *others)
     names = ("iteration_s", "lower_s", "upper_s", "device_s", "host_s", "links_s", "exposed_s", "unmapped_share")
     means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
@@ -309,13 +310,13 @@ def _mean_forecast(last: Forecast, others: Sequence[Forecast]) -> Forecast:
 
 
 def _graph_on_devices(step: PricedStep, host_op_s: float, devices: int) -> tuple[StepGraph, Trace]:
-    """Return a step's graph on one of ``devices`` devices, and the trace with the memory of its gradient buckets."""
+    """Return a step's graph on one of ``devices`` devices, and the trace including its gradient buckets."""
     graph = build_priced_step_graph(step, host_op_s)
     return (graph, step.trace) if devices == 1 else _graph_on_several_devices(step, graph, devices)
 
 
 def _graph_on_several_devices(step: PricedStep, graph: StepGraph, devices: int) -> tuple[StepGraph, Trace]:
-    """Return the graph for one of several devices that train together, and the trace with bucket memory."""
+    """Return a step's graph on one of several devices that train together, and the trace including its buckets."""
     if not step.spec.traits.discrete:
         raise RollerError(
             f"forecast: device: expected one processor, got {devices} of '{step.spec.name}', whose links are not "

@@ -1,8 +1,8 @@
 """Finds sizes that slow down a model's kernels, and the nearest aligned sizes, by prediction alone.
 
-A size that is not a multiple of the device's transactions, vectors and fragments leaves part of each idle. For the
-kernels that take most of the model's time, sizes are padded to multiples of powers of two; a kernel with the padded
-sizes is constructed and priced like the original kernel. The advice is the smallest padding that keeps the gain.
+A size that is not a multiple of the device's transaction, vector and fragment sizes leaves part of each idle. For
+kernels that take at least 2 % of the model's time, sizes are padded to multiples of powers of two, and a kernel with
+the padded sizes is constructed and priced like the original. The advice is the smallest padding that keeps the gain.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pad:
     Parameters
     ----------
     value, dim
-        Name of a value in the model that has the size, preferably a weight, and the dimension.
+        Name of a value in the model that has this size, preferably a weight, and the dimension with this size.
     extent, padded
         Current and proposed number of elements.
     weight
@@ -55,7 +55,7 @@ class Pad:
     weight: bool
 
     def __str__(self) -> str:
-        """Return ``fc.weight[1] 1000 -> 1024``."""
+        """Return the padding as text, e.g. ``fc.weight[1] 1000 -> 1024``."""
         return f"{self.value}[{self.dim}] {self.extent} -> {self.padded}"
 
 
@@ -66,7 +66,7 @@ class Advice:
     Parameters
     ----------
     kernel
-        The kernel, identified by the names of the model's nodes.
+        The kernel, identified by the names of the nodes that it computes.
     runs
         Number of times that the kernel runs in the model.
     pads
@@ -74,7 +74,7 @@ class Advice:
     seconds, padded_s
         Time of one run without and with padding.
     share
-        Share of the model's time in all runs of the kernel.
+        Share of the model's time that all runs of the kernel take.
     more_flops
         Operations of the padded kernel divided by those of the original kernel, minus one.
     model_gain
@@ -125,10 +125,10 @@ class Lint:
     seconds
         Predicted time of one inference.
     kernels, examined
-        Number of distinct kernels in the model, and number of examined kernels: those with at least 2 % of its time and
-        a size that can be padded.
+        Number of distinct kernels in the model, and number of examined kernels, i.e. those that take at least 2 % of
+        its time and have a size that can be padded.
     advice
-        Advice for every kernel that gains; empty if all sizes are aligned.
+        Advice for every kernel that gains from padding; empty if none does.
     """
 
     device: str
@@ -139,7 +139,7 @@ class Lint:
     advice: tuple[Advice, ...]
 
     def __str__(self) -> str:
-        """Return the advice, one sentence each."""
+        """Return a summary of the model and one sentence per advised padding."""
         first = (
             f"{self.model} on {self.device}: {self.seconds * 1e3:.3f} ms predicted, {counted(self.kernels, 'kernel')}"
         )
@@ -176,7 +176,7 @@ def lint(
         Policy that chooses the kernels: ``"roller"``, the fastest constructed programs, or ``"library"``, a library's
         kernels (GPUs only).
     least_gain
-        Smallest ratio of a kernel's time to its padded time that is worth an advice (a factor above 1).
+        Smallest ratio of a kernel's time to its padded time for which padding is advised (a factor above 1).
 
     Raises
     ------
@@ -187,8 +187,8 @@ def lint(
 
     Notes
     -----
-    Each kernel is priced alone, at the sustained clock. Zeros next to the original elements do not change any result;
-    the time to pad tensors other than weights is not priced.
+    Each kernel is priced alone, at the sustained clock. Padding with zeros does not change any result; the time to pad
+    tensors other than weights is not priced.
     """
     from roller.arguments import target_of
     from roller.models.compile import partition_graph, read_folded_graph
@@ -263,7 +263,7 @@ def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, le
 
 
 def _pad_with_name(size: Size, padded: int, expr: TensorExpr, run: Run, program: Program) -> Pad:
-    """Return the padding of a size, named after a weight with that size, or else an input, or else an output."""
+    """Return the padding of a size, named after a weight with that size if any, otherwise after an input or output."""
     names = dict(
         itertools.chain(
             zip((t.name for t in expr.inputs), run.inputs, strict=True), zip(expr.outputs, run.outputs, strict=True)

@@ -24,17 +24,17 @@ class MeasuredStep:
         Operators, allocations and frees of the first calls of the step, on real tensors; its options also include
         ``threads`` and ``processor``.
     operator_s
-        Seconds of each operator in ``trace.steady()``: the median over several later steps, for the call alone. Each
-        includes some microseconds of PyTorch's dispatch.
+        Seconds that the call to each operator in ``trace.steady()`` takes: the median over several later steps. Each
+        value includes a few microseconds of PyTorch's dispatch.
     iteration_s, lower_s, upper_s
         Seconds per step in a loop of plain steps, without recording: the median of blocks of three steps, and its 95 %
         confidence interval (the minimum and maximum for fewer than six blocks). If other programs disturbed the blocks,
         ``lower_s`` excludes all the time that they took.
     is_stable
         Whether at least five blocks were undisturbed and the interval is narrower than a tenth of the median. If not,
-        ``notes`` say why, and only the interval is known.
+        ``notes`` states the reason, and only the interval is known.
     samples_s
-        Seconds per step in each block that counts.
+        Seconds per step in each block from which ``iteration_s`` is computed.
     process_peak_bytes
         Peak resident memory of the whole process during the loop, including PyTorch and the interpreter; 0 if unknown.
     machine
@@ -109,7 +109,7 @@ def measure_step(
     ModelError
         If a provider is missing or raises an error, the step uses CUDA, or its process ended.
     Cancelled
-        If a listener (:func:`roller.listening`) cancelled the measurement, whose stage is ``"measure"``.
+        If a listener (:func:`roller.listening`) cancelled the measurement, which reports the stage ``"measure"``.
 
     Examples
     --------

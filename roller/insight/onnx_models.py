@@ -17,9 +17,9 @@ from roller.perf.matrix_unit_notes import unit_notes
 
 @dataclass(frozen=True)
 class KernelShare:
-    """A kernel of the model: all its ``runs`` together take ``seconds``, a ``share`` of the model's time.
+    """A kernel of the model: ``seconds`` is the time of all its ``runs``, and ``share`` is their share of the total.
 
-    ``lower`` and ``upper`` are the time less and plus the expected error; ``None`` if the error is unknown.
+    ``lower`` and ``upper`` are the time minus and plus the expected error; ``None`` if the error is unknown.
     """
 
     name: str
@@ -44,9 +44,9 @@ class ModelForecast:
     iteration_s
         Time of one inference: its kernels run one after another, replayed without a host.
     lower_s, upper_s
-        ``iteration_s`` less and plus the expected error, if all errors have the same sign.
+        ``iteration_s`` minus and plus the expected error, assuming that all errors have the same sign.
     weights_bytes, arena_bytes
-        Bytes of constants, and of the arena of intermediate tensors.
+        Size, in bytes, of the constants and of the arena that holds the intermediate tensors.
     kernels
         All kernels, the most expensive first.
     notes
@@ -100,18 +100,18 @@ def forecast_onnx(
     shapes: Mapping[str, Sequence[int]] | None = None,
     policy: str = "roller",
 ) -> ModelForecast:
-    """Predict one inference of an ONNX model, with its nodes fused into kernels as in :func:`roller.compile_model`.
+    """Predict the time of an ONNX model's inference, with nodes fused into kernels as in :func:`roller.compile_model`.
 
     Parameters
     ----------
     model
-        Path or bytes.
+        Path of the model, or its bytes.
     device
         A specification or its name.
     batch, shapes
         See :func:`roller.compile_model`.
     policy
-        ``"roller"``: the fastest constructed program of every kernel. ``"library"``: a library's program for each
+        ``"roller"``: the fastest constructed program for each kernel. ``"library"``: a library's program for each
         kernel.
 
     Raises

@@ -25,9 +25,9 @@ from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
-#: Seconds between two checks of whether the caller has cancelled.
+#: Seconds between checks for cancellation by the caller.
 _POLL_S = 0.1
-#: Seconds within which a killed process ends.
+#: Maximum time, in seconds, to wait for the process to exit once its pipe has closed.
 _LEAVE_S = 10.0
 
 
@@ -101,9 +101,9 @@ class ProjectTracer:
         self.close()
 
     def measure(self, options: TraceOptions, budget_s: float) -> tuple[Trace, dict[str, Any]]:
-        """Return the trace of a step that ran in the process, and its measurements.
+        """Run the step in a new process; return its trace and measurements.
 
-        Since the project has then run in the process, the process takes no further request.
+        The process is stopped afterwards, since running the project may have changed its state.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class ProjectTracer:
         }  # fmt: skip
 
     def _send_request(self, request: dict[str, Any], wanted: str) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the answer to a request; ``wanted`` describes what a step is expected to do."""
+        """Return the answer to a request; ``wanted`` describes the expected step in the error message."""
         process = self._ensure_process()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -167,7 +167,7 @@ class ProjectTracer:
         return {}
 
     def _receive_reply(self, fd: int) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the answer; report progress to listeners before it arrives, who may cancel in the meantime."""
+        """Return the answer; until it arrives, report progress to the listeners, which may cancel the request."""
         last: tuple[str, int, int] = ("trace", 0, 0)
         while True:
             if not select.select([fd], [], [], _POLL_S)[0]:
@@ -200,7 +200,7 @@ class ProjectTracer:
         return self._process
 
     def _process_ended_error(self) -> ModelError:
-        """Return how the process ended, with the last line that it wrote."""
+        """Return an error that states how the process ended and the last line that it wrote."""
         process, stderr = self._process, self._stderr
         assert process is not None and stderr is not None
         with contextlib.suppress(subprocess.TimeoutExpired):

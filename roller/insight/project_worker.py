@@ -26,12 +26,12 @@ from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 
-#: Progress is not reported more often.
+#: Minimum interval between progress reports, in seconds.
 _EVERY_S = 0.05
 
 
 def main(entry: str) -> None:
-    """Answer requests until the other end closes."""
+    """Answer requests until the other end of the pipe closes."""
     again: Retracer[Trace] | None = None
 
     def answer_request(request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
@@ -46,7 +46,7 @@ def main(entry: str) -> None:
 
 
 def answer_requests(answer_request: Callable[[dict[str, Any]], tuple[dict[str, Any], Trace]]) -> None:
-    """Answer each request with an answer and a trace until the other end closes; errors are answers, too."""
+    """Answer each request with data and a trace, or with an error, until the other end of the pipe closes."""
     requests, answers = take_pipes()
     own = os.getpid()
     with contextlib.suppress(ChannelClosed):
@@ -68,7 +68,7 @@ def answer_requests(answer_request: Callable[[dict[str, Any]], tuple[dict[str, A
 
 
 def take_pipes() -> tuple[int, int]:
-    """Return the pipe ends for requests and answers; this process ends when their other ends close.
+    """Return the pipe ends for requests and answers; this process ends when the other end of the request pipe closes.
 
     From now on, standard input is empty, and standard output goes to standard error.
     """
@@ -76,7 +76,7 @@ def take_pipes() -> tuple[int, int]:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    # A process that the user's code forks answers nothing, and keeps no pipe open when this one is gone.
+    # A process that the user's code forks answers nothing, and must not keep a pipe open after this process ends.
     for pipe in (requests, answers):
         os.register_at_fork(after_in_child=partial(os.close, pipe))
     threading.Thread(target=_exit_when_pipe_closes, args=(requests,), daemon=True).start()
@@ -92,7 +92,7 @@ def _exit_when_pipe_closes(requests: int) -> None:
 
 
 def _exit_if_forked(own: int) -> None:
-    """End a process that is not ``own``: one that the user's code forked and that left the code by an exception."""
+    """End this process if its id is not ``own``: the user's code forked it, and it has left that code."""
     if os.getpid() != own:
         os._exit(0)
 
@@ -129,7 +129,7 @@ def options_from_request(request: dict[str, Any]) -> TraceOptions:
 
 
 def device_rules_from_request(device: Any) -> DeviceRules | None:
-    """Return the rules of a device in the format of requests."""
+    """Return the device rules that a request encodes; ``None`` if it has none."""
     return None if device is None else DeviceRules(device[0], (device[1][0], device[1][1]))
 
 
@@ -139,7 +139,7 @@ def progress_sender(answers: int) -> Callable[[str, int, int], None]:
 
 
 def rate_limited_listener(tell: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
-    """Return a listener that passes progress on at a limited rate."""
+    """Return a listener that passes progress on to ``tell`` at a limited rate."""
     told = time.monotonic()
 
     def listener(stage: str, done: int, total: int) -> None:
@@ -152,7 +152,7 @@ def rate_limited_listener(tell: Callable[[str, int, int], None]) -> Callable[[st
 
 
 def _loaded_project_files() -> list[str]:
-    """Return the project's loaded files; if one of them changes, another process has to trace."""
+    """Return the project's loaded files; if one of them changes, a new process has to trace."""
     from roller.insight.trace.pytorch.stacks import Stacks
 
     stacks = Stacks(Path.cwd())

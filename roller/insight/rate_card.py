@@ -30,7 +30,7 @@ class HourlyRate:
 
 @dataclass(frozen=True)
 class RateCard:
-    """The user's hourly rates: a currency, and devices by name."""
+    """The user's hourly rates: a currency, and a rate for each device name."""
 
     currency: str
     devices: Mapping[str, HourlyRate]
@@ -62,13 +62,13 @@ def read_rate_card(path: str | Path) -> RateCard:
     Parameters
     ----------
     path
-        A YAML file: ``currency`` and, by device, ``per_hour``, ``source`` and ``date``. All are required: a price
-        without a source and a date cannot be trusted.
+        A YAML file with ``currency`` and, for each of its ``devices``, ``per_hour``, ``source`` and ``date``. All are
+        required, since a price without a source and a date cannot be trusted.
 
     Raises
     ------
     RollerError
-        If the file cannot be read or has another format.
+        If the file cannot be read or has a different format.
     """
     import yaml
 

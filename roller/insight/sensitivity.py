@@ -1,4 +1,4 @@
-"""Sensitivity of the time of a model or training step to the numbers of a device, with fixed kernels."""
+"""Sensitivity of a model's or training step's time to the parameters of a device, with fixed kernels."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from roller.templates.common.options import ConstructOptions
 
 #: Function that estimates one kernel on any device.
 Program = Callable[[DeviceSpec], Estimate]
-#: Expression and the library's policy -> the program chosen on the base device; ``None`` if no program fits it.
+#: Maps an expression and a library to the program chosen on the base device; ``None`` if no program fits that device.
 Programs = dict[tuple[TensorExpr, str], Program | None]
 
 
 @dataclass(frozen=True)
 class WholeSensitivity:
-    """The sensitivity of a model's or step's time to a device's numbers, and notes on its prices."""
+    """The sensitivity of a model's or step's time to a device's parameters, and notes on the prices."""
 
     sensitivity: Sensitivity
     notes: tuple[str, ...]
 
 
 class _FixedProgramKernels(KernelPricer):
-    """Prices of kernels with the programs that were chosen for a base device."""
+    """Prices kernels on any device with the programs that were chosen for a base device."""
 
     def __init__(self, spec: DeviceSpec, policy: str, programs: Programs, base: DeviceSpec) -> None:
         super().__init__(spec, policy)
@@ -56,7 +56,7 @@ class _FixedProgramKernels(KernelPricer):
 
 
 def _choose_program(expr: TensorExpr, spec: DeviceSpec, policy: str, library: str) -> Program | None:
-    """Return the estimator for the program chosen on a device; ``None`` if no program fits the device."""
+    """Return an estimator, for any device, of the program chosen for ``spec``; ``None`` if no program fits ``spec``."""
     from roller.construction.constructor import construct_candidates
     from roller.construction.library_pricing import library_program_pricer
     from roller.construction.program_names import estimate_named_program
@@ -82,7 +82,7 @@ def sensitivity_of_step(
     amp: str | None = None,
     policy: str = "library",
 ) -> WholeSensitivity:
-    """Return the sensitivity of a training step's device time to the numbers of a device."""
+    """Return the sensitivity of a training step's device time to the parameters of a device."""
     check_policy(policy)
     trace = step.at(batch=batch, device=device, amp=amp) if isinstance(step, TracedStep) else step
     trace = apply_policy_to_trace(trace, policy, on_gpu=device.traits.blocks)
@@ -132,7 +132,7 @@ def sensitivity_of_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     policy: str = "roller",
 ) -> WholeSensitivity:
-    """Return the sensitivity of the time of an ONNX model's kernels to the numbers of a device."""
+    """Return the sensitivity of the total time of an ONNX model's kernels to the parameters of a device."""
     from collections import Counter
 
     from roller.models.compile import partition_graph, read_folded_graph

@@ -1,4 +1,4 @@
-"""Compares devices, counts, batches and precisions: time, memory, and the cost per sample at the user's rates."""
+"""Compares devices, device counts, batches and precisions by time, memory, and cost per sample at the user's rates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roller.insight.trace.progress import report_progress
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
-#: Word for the largest batch that fits.
+#: Batch value that requests the largest batch that fits.
 LARGEST = "max"
 __getattr__ = getattr_for_moved_names(__name__, ("roller.insight.rate_card",))
 _PICTURES = (".png", ".svg", ".pdf")
@@ -37,11 +37,11 @@ class SweepRow:
     device, devices
         Name of the device, and the number of devices that share the batch.
     batch
-        Samples per step on all devices together; 0 if not even one sample per device fits.
+        Samples per step on all devices together; 0 without a forecast.
     amp, checkpoint
-        Precision, and whether blocks are recomputed in backward.
+        Precision, and whether blocks are recomputed in the backward pass.
     forecast
-        Forecast for one device's part; ``None`` if nothing fits.
+        Forecast for one device's part of the batch; ``None`` if there is none, for the reason in ``said``.
     price_per_million
         Cost of a million samples, in the user's currency; ``None`` if the step does not fit or the rate is unknown.
     front
@@ -66,7 +66,7 @@ class SweepRow:
         return 0.0 if self.forecast is None else self.forecast.throughput
 
     def to_dict(self) -> dict[str, Any]:
-        """Return one flat row of plain values."""
+        """Return the row as a flat mapping of plain values."""
         found = self.forecast
         memory = None if found is None else found.memory
         return {
@@ -94,7 +94,7 @@ def sweep(
     prices: RateCard | None = None,
     done: Callable[[str], None] = lambda name: None,
 ) -> list[SweepRow]:
-    """Return a row for every device, batch, precision and checkpointing option, with the Pareto front marked.
+    """Return a row for each combination of device, batch, precision and checkpointing, with the Pareto front marked.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def sweep(
     Raises
     ------
     RollerError
-        If a batch cannot be divided evenly, or the step fails under the options.
+        If a batch cannot be divided evenly among devices, or the step fails in every row.
     """
     rows: list[SweepRow] = []
     failed: list[ModelError] = []
@@ -172,9 +172,9 @@ def _add_cost(row: SweepRow, prices: RateCard) -> SweepRow:
 
 
 def mark_pareto_front(rows: Sequence[SweepRow]) -> Iterator[SweepRow]:
-    """Yield the rows with the Pareto front marked: rows that no other row matches or beats in both cost and speed.
+    """Yield the rows with the Pareto front marked, i.e. the rows that no other row dominates in cost and speed.
 
-    A row without a cost is not compared; it is marked only if no row has a cost.
+    If any row has a cost, rows without one are neither compared nor marked.
     """
     priced = any(row.price_per_million is not None for row in rows)
 
@@ -201,7 +201,7 @@ def rows_to_csv(rows: Sequence[SweepRow]) -> str:
 
 
 def draw_sweep(rows: Sequence[SweepRow], path: str | Path, prices: RateCard | None = None) -> None:
-    """Draw throughput against cost (or memory, if there are no rates) to a file, with one point per row."""
+    """Draw throughput against cost (or against memory, if there are no rates) to a file, with one point per row."""
     check_picture_path(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -222,7 +222,7 @@ def draw_sweep(rows: Sequence[SweepRow], path: str | Path, prices: RateCard | No
 
 
 def check_picture_path(path: str | Path) -> None:
-    """Check that a picture can be drawn, before any other work."""
+    """Raise an error if ``path`` has an unsupported suffix or Matplotlib is missing."""
     if Path(path).suffix not in _PICTURES:
         raise RollerError(f"picture: expected a path that ends in {', '.join(_PICTURES)}, got {path}. Rename it.")
     if importlib.util.find_spec("matplotlib") is None:

@@ -28,7 +28,7 @@ class TracedStep(Trace):
     Parameters
     ----------
     again
-        Retracer that traces the same step under other options. For other fields, see
+        Retracer that traces the same step under other options. For the other fields, see
         :class:`~roller.insight.trace.trace.Trace`.
     """
 
@@ -73,9 +73,9 @@ class TracedStep(Trace):
         return self.again(TraceOptions(batch, device, amp, checkpoint, torch_release))
 
     def with_tf32(self, allowed: bool) -> TracedStep:
-        """Return the same step, under this and other options, with TF32 allowed or disallowed for float32 products.
+        """Return this step with TF32 allowed or disallowed for float32 products, also when it is traced again.
 
-        Prices on devices that support TF32 follow this choice, which overrides the entry file's settings.
+        Prices on devices that support TF32 follow this choice, which overrides the settings in the trace.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class TracedStep(Trace):
         )
 
     def as_run(self, device: str | DeviceSpec, policy: str = "library") -> Trace:
-        """Return the trace as it runs on a device: for a step that compiles itself, the compiled trace.
+        """Return the trace as it runs on a device; it is compiled if the step or the policy compiles it.
 
         Operator indices in a :class:`~roller.insight.memory.simulate.Memory` refer to this trace.
 
@@ -134,14 +134,14 @@ class TracedStep(Trace):
     def memory_with(
         self, change: MemoryChange, device: str | DeviceSpec, *, devices: int = 1, policy: str = "library"
     ) -> Memory:
-        """Return the memory of this step with a change; for iterations that differ, that of the fullest one.
+        """Return the memory of this step with a change; if iterations differ, that of the fullest one.
 
         Parameters
         ----------
         change
             Trace options to change.
         device, devices, policy
-            See :func:`roller.insight.forecast.forecast`; overridden by the change if it names others.
+            See :func:`roller.insight.forecast.forecast`; a device or count in ``change`` takes precedence.
 
         Raises
         ------
@@ -172,7 +172,7 @@ class TracedStep(Trace):
         settings: AllocatorSettings | None = None,
         torch_release: str | None = None,
     ) -> LargestBatch:
-        """Return the largest batch that fits a device; this batch and one more sample, which does not fit, are traced.
+        """Return the largest batch that fits on a device; it and the next larger batch, which does not, are traced.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class TracedStep(Trace):
 
 
 def _changed_batch(step: Trace, factor: float) -> int | None:
-    """Return the batch times a factor; ``None`` if it is unknown and the factor is 1."""
+    """Return the step's batch times a factor; ``None`` if the batch is unknown and the factor is 1."""
     own = int(step.options.get("batch") or 0)
     batch = own * factor
     if factor != 1.0 and (not batch or batch != int(batch)):

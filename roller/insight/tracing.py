@@ -61,15 +61,15 @@ def trace(
         ``"adamw_8bit"``, ``"lion_8bit"``, ``"paged_adamw_8bit"`` or ``"paged_adamw_32bit"``; a class or a function of
         the parameters; or an optimizer for the parameters of ``model``.
     loss
-        Function of the output and ``targets``; by default, the output's ``loss`` attribute or its sum.
+        Function of the output and ``targets``; by default, the output's ``loss`` attribute, or the output's sum.
     targets
         Targets, which are passed to ``loss`` after the output.
     amp
         ``"fp16"`` (with loss scaling) or ``"bf16"``; ``None`` for full precision.
     checkpoint
-        Modules that are recomputed in backward instead of saving their activations: ``True`` for the repeated blocks,
-        or path patterns: ``"encoder.layers.*"`` for the members of that list, ``"**.attn"`` for all modules with that
-        name.
+        Modules that are recomputed in the backward pass instead of saving their activations: ``True`` for the repeated
+        blocks, or path patterns such as ``"encoder.layers.*"`` for the members of that list and ``"**.attn"`` for all
+        modules with that name.
     device
         Device whose rules choose kernels, e.g. ``"h100"`` or ``"cpu"``; by default, an sm_80 GPU.
     attention
@@ -80,14 +80,14 @@ def trace(
     keep_gradients
         Whether to zero gradients in place instead of dropping them.
     accumulate
-        Number of forwards and backwards per update.
+        Number of forward and backward passes per update.
     scale_loss
         Whether ``amp="fp16"`` scales the loss, as it should.
     channels_last
-        Whether images and filters have channels innermost.
+        Whether images and filters are laid out with channels innermost.
     share_nonzero
-        Share of a mask that is assumed to be true if a shape depends on the mask's values; by default, the share in
-        known values, or the whole mask if they are unknown.
+        Share of a mask that is assumed to be true if a shape depends on the mask's values; by default, the actual share
+        if the values are known, otherwise the whole mask.
     batch_axis
         Axis of the samples in inputs and targets, which ``at`` resizes for another batch.
     iterations

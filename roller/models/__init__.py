@@ -1,1 +1,1 @@
-"""Compilation of models: reading, lowering, batch compilation, execution of a plan. ``compile.py`` names all stages."""
+"""Compilation of models: reading, lowering, compiling kernels and running a plan. ``compile.py`` lists all stages."""

@@ -9,19 +9,19 @@ from typing import Any
 from roller.core.validation import is_integer, validate_integer, validate_path
 from roller.errors import ModelError, shown
 
-#: Runtimes that may compute nodes that cannot be compiled.
+#: Valid values of ``fallback``: runtimes for nodes that cannot be compiled, or ``None``.
 FALLBACKS = (None, "onnxruntime")
 
 
 def validate_batch(batch: Any) -> int | None:
-    """Return a validated batch size; ``None`` keeps the model's own."""
+    """Return ``batch`` if it is a valid batch size or ``None`` (the model's own); otherwise raise an error."""
     if batch is None:
         return None
     return validate_integer(batch, "batch", 1, expected="a number of at least 1", error=ModelError)
 
 
 def validate_shapes(shapes: Any) -> dict[str, tuple[int, ...]]:
-    """Return the validated shapes by input name."""
+    """Return ``shapes`` as a dict of integer tuples by input name, empty for ``None``; raise an error if invalid."""
     if shapes is None:
         return {}
     if not isinstance(shapes, Mapping):
@@ -40,7 +40,7 @@ def validate_shapes(shapes: Any) -> dict[str, tuple[int, ...]]:
 
 
 def has_dynamic_shapes(shapes: Any) -> bool:
-    """Whether a dimension of an input is a range, whether well formed or not."""
+    """Return whether any dimension of an input is given as a range, well formed or not."""
     if not isinstance(shapes, Mapping):
         return False
     several = list(shapes.values())
@@ -50,7 +50,7 @@ def has_dynamic_shapes(shapes: Any) -> bool:
 
 
 def validate_values(values: Any) -> dict[str, Any]:
-    """Return validated arrays by input name."""
+    """Return ``values`` as a dict by input name, empty for ``None``; raise an error if it is no such mapping."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -62,12 +62,12 @@ def validate_values(values: Any) -> dict[str, Any]:
 
 
 def validate_base_dir(base_dir: Any) -> Path | None:
-    """Return the folder of external weights; ``None`` for the model's own folder."""
+    """Return the folder of external weights as a path, or ``None`` for the model's own folder."""
     return None if base_dir is None else validate_path(base_dir, "base_dir", error=ModelError)
 
 
 def validate_fallback(fallback: Any, name: str = "") -> str | None:
-    """Return the runtime for nodes that cannot be compiled; ``None`` if there is none."""
+    """Return ``fallback`` if it is a known runtime or ``None``; otherwise raise an error that mentions ``name``."""
     if fallback is None or (isinstance(fallback, str) and fallback in FALLBACKS):
         return fallback
     where = f"{name}: fallback" if name else "fallback"

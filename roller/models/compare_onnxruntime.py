@@ -19,7 +19,8 @@ from roller.models.session.gpu_bundle import TOLERANCE
 if TYPE_CHECKING:
     import onnx
 
-#: Largest error by dtype of an output, relative to its largest magnitude; integers of more than 8 bits must be equal.
+#: Largest accepted error of an output, relative to its largest magnitude, by dtype; integers wider than 8 bits must be
+#: equal.
 TOLERANCES = {
     "float16": 2e-2,
     "bfloat16": 1e-1,
@@ -37,11 +38,12 @@ class Difference:
     Parameters
     ----------
     error
-        Largest absolute difference divided by the largest magnitude; infinite if only one of two values is NaN.
+        Largest absolute difference divided by the largest magnitude; infinite if shapes or non-finite values differ.
     tolerance
         Largest accepted ``error``.
     right, why
-        For an error above the tolerance, the fields of :class:`roller.models.disagreement.Verdict`.
+        The fields of the :class:`roller.models.disagreement.Verdict` on an error above the tolerance; otherwise
+        ``None`` and empty.
     """
 
     output: str
@@ -88,7 +90,7 @@ def compare_with_onnxruntime(
     tolerance: float | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Run a compiled model and ONNX Runtime on random inputs, and if they differ, decide which is right."""
+    """Run a compiled model and ONNX Runtime on random inputs; if they differ, decide which is right."""
     program, session = made.plan.program, made.session()
     found, source = list[Difference](), ""
     for number in range(sets):
@@ -113,7 +115,7 @@ def _with_verdict(
     position: int,
     tolerance: float | None,
 ) -> Difference:
-    """Return a difference with the verdict on which of the two results is right."""
+    """Return ``found``, with a verdict on which result is right if its error exceeds the tolerance."""
     if found.ok:
         return found
 

@@ -89,36 +89,36 @@ def compile_model(
     model
         Path (``.onnx``; TensorFlow's ``.pb`` if tf2onnx is installed), bytes, or a ModelProto.
     device
-        ``"cpu"`` for this machine, a device of this machine (``"cuda:0"``), or the name of another device. Kernels for
-        another device are lowered, built if a toolchain is installed, and never run.
+        ``"cpu"`` for this machine's processor, a device of this machine (``"cuda:0"``), or the name of another device.
+        Kernels for another device are lowered, built if a toolchain is installed, and never run.
     batch, shapes, values
-        Batch size, shapes by input name, and inputs whose values are known now; see
+        Batch size, shapes by input name, and inputs whose values are known at compile time; see
         :func:`roller.models.onnx.read_model.read_onnx_graph`. On this machine's processor, a dimension may be a range,
-        ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``: each call then chooses the size, within one session
-        that compiles nothing further. A symbol with the same name in another input denotes the same size. With ranges,
-        only ``options``, ``threads`` and ``deterministic`` may be given in addition.
+        ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``: each call then chooses the size, and the session
+        compiles nothing further. A symbol with the same name in another input denotes the same size. With ranges, only
+        ``base_dir``, ``options``, ``threads`` and ``deterministic`` take effect in addition.
     base_dir
-        Folder of external weights for a model given as bytes or as a message; by default the folder of the path.
+        Folder of external weights, for a model given as bytes or as a ModelProto; by default, the folder of the path.
     top_k, options, deterministic
         See :func:`roller.compile`; they apply to every kernel.
     budget_s
-        Seconds for compiling. Each kernel's best prediction is built and checked, however long that takes; further
-        candidates are tried while time remains, starting with the kernel that has the largest predicted share of the
-        model.
+        Time limit for compiling, in seconds. Each kernel's best prediction is built and checked, however long that
+        takes; further candidates are tried while time remains, starting with the kernel that has the largest share of
+        the model's predicted time.
     fallback
         ``"onnxruntime"`` runs nodes that cannot be compiled in ONNX Runtime, including nodes whose shape is unknown
         before they run. By default, such nodes raise an error that lists them all.
     executor
-        Any ``concurrent.futures.Executor``, which builds kernels. Timing stays on this machine, one kernel at a time.
+        A ``concurrent.futures.Executor`` that builds kernels. Timing stays on this machine, one kernel at a time.
     scheduler
-        Address of a Dask scheduler (``"tcp://host:8786"``) or a ``distributed.Client``. All its workers build; workers
-        with the resource ``gpu`` (or ``cpu_slot``, for processors like this one) check and time.
+        Address of a Dask scheduler (``"tcp://host:8786"``) or a ``distributed.Client``. All its workers build kernels;
+        workers with the resource ``gpu`` (or ``cpu_slot``, for processors like this one) also check and time them.
     workers
         Number of build processes if neither an executor nor a scheduler is given; by default the number of processors.
     threads
-        Threads per call, including the calling thread, if the device is a processor: kernels are constructed for that
-        many cores, and a session uses no more. By default, all cores are used. Use ``1`` if many threads call at the
-        same time or the machine has other work. See also :func:`roller.load_model`.
+        Number of threads per call, including the calling thread, if the device is a processor: kernels are constructed
+        for that many cores, and a session uses no more threads. By default, all cores are used. Use ``1`` if many
+        threads call at the same time or the machine has other work. See also :func:`roller.load_model`.
     cache
         Whether kernels are read from the cache and written to it.
     progress
@@ -128,12 +128,12 @@ def compile_model(
         Whether small independent kernels may run at the same time, each on a share of the device, if that is predicted
         to be faster.
     prove
-        Run kernels for an absent GPU on the emulator (g++) now, those with the largest predicted share first. A wrong
-        candidate is replaced; each artifact records which parts were not proved. By default, this happens when the
-        model is saved.
+        Whether to run kernels for an absent GPU on the emulator (which needs g++) during compilation, those with the
+        largest share of predicted time first. A wrong candidate is replaced; each artifact records which parts were not
+        proved. By default, kernels are proved when the model is saved.
     prove_s
-        Seconds for the proofs of all kernels together during compilation; 120 by default. 0 disables proofs, also when
-        saving.
+        Time limit, in seconds, for proving all kernels together during compilation; by default 120 if ``prove`` is set.
+        0 disables proofs, also when the model is saved.
     remeasure
         See :func:`roller.compile`; it applies to every kernel.
 
@@ -146,9 +146,9 @@ def compile_model(
     Raises
     ------
     ModelError
-        If the model is damaged, malicious, or has nodes that cannot be compiled; no kernel has been compiled then.
+        If the model is damaged or malicious, or has nodes that cannot be compiled; no kernel is compiled then.
     NoCandidateError
-        If kernels have no working candidate; the message gives the reasons, and all other kernels are in the cache.
+        If any kernel has no working candidate; the message gives the reasons, and all other kernels are in the cache.
     """
     if has_dynamic_shapes(shapes):
         from roller.models.ranges import compile_for_ranges
@@ -198,7 +198,7 @@ def read_folded_graph(
     base_dir: str | Path | None = None,
     fallback: str | None = None,
 ) -> Graph:
-    """Return the graph of a model with constant subgraphs folded."""
+    """Read a model; return its graph with constant subgraphs folded."""
     from roller.models.onnx import fold_graph, read_model
 
     lenient = fallback is not None
@@ -222,7 +222,7 @@ def load_or_make_program(
 
 
 def partition_graph(graph: Graph, *, fallback: str | None = None) -> Program:
-    """Return the steps and kernels of a graph; one :class:`RollerWarning` lists the nodes left to ``fallback``."""
+    """Partition a graph into steps and kernels; one :class:`RollerWarning` lists the nodes left to ``fallback``."""
     from roller.models.onnx.partition_graph import partition_with_report
 
     report = partition_with_report(graph, fallback=fallback)
@@ -235,7 +235,7 @@ def partition_graph(graph: Graph, *, fallback: str | None = None) -> Program:
 def compile_for_device(
     program: Program | Callable[[], Program], device: str | DeviceSpec = "cpu", how: ModelOptions | None = None
 ) -> CompiledModel:
-    """Compile a program, or the result of a function that is called once the other arguments are validated."""
+    """Compile ``program``; if it is a function, it is called only after the other arguments are validated."""
     how = how or ModelOptions()
     settings = how.settings()
     target, crew = resolve_target_and_workers(device, how.executor, how.scheduler, how.workers)
@@ -334,7 +334,7 @@ def compile_program(
 
 
 def _rewriting_failed_message(batch: Batch, name: str, device: str) -> str:
-    """Return the warning that lists rewritten kernels that failed."""
+    """Return the warning about failed kernels that use channel blocks or sections."""
     return (
         f"{name} on {device}: {counted(len(batch.failures), 'kernel')} in blocks of channels or in sections failed: "
         f"{batch.grouped_failure_reasons}. The model is compiled without them."

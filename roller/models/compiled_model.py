@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from roller.models.session.gpu_bundle import Expected
     from roller.models.session.gpu_session import GpuSession
 
-#: Characters of a step's label in a table.
+#: Maximum number of characters of a step's label in a table.
 MOST_LABEL = 70
 
 
@@ -58,11 +58,11 @@ class CompiledModel(Unpicklable):
     launches
         Kernel launches in a call on a GPU, with the call's predicted time; ``None`` for other devices.
     unproved_s
-        Maximum seconds that saving spends on proving kernels for an absent GPU; 0 if compilation proved them or proofs
-        are disabled.
+        Maximum time, in seconds, that saving spends on proving kernels for an absent GPU; 0 if compilation proved them
+        or proofs are disabled.
     again
-        Function that compiles the model again with the given seconds for proofs; ``None`` if kernels are checked on
-        their device.
+        Function that compiles the model again with a given time limit for proofs, in seconds; ``None`` if kernels are
+        checked on their device.
     """
 
     other_way: ClassVar[str] = "Save it with save(folder), and load it with roller.load_model(folder)."
@@ -86,7 +86,7 @@ class CompiledModel(Unpicklable):
         return one_line_repr("CompiledModel", f"{name} for {self.spec.name}: {kernels} in {steps}")
 
     def _repr_html_(self) -> str:
-        """Return a table of kernels for a notebook, the largest predicted share first."""
+        """Return a table of kernels for a notebook, with the largest predicted share first."""
         rows = (
             (row["runs"], seconds_text(row["predicted_s"]), seconds_text(row["measured_s"]), row["origin"],
              truncate_text(row["label"], MOST_LABEL))
@@ -139,12 +139,12 @@ class CompiledModel(Unpicklable):
     def proved(self, seconds: float) -> CompiledModel:
         """Return the model with its kernels proved within a time limit and wrong kernels replaced.
 
-        Only the replacements of wrong kernels are lowered again.
+        Only replacements for wrong kernels are lowered.
 
         Parameters
         ----------
         seconds
-            Limit for all proofs together, including earlier ones.
+            Time limit, in seconds, for all proofs together, including earlier ones.
 
         Raises
         ------
@@ -161,7 +161,7 @@ class CompiledModel(Unpicklable):
     def save(
         self, folder: str | os.PathLike[str], expected: Sequence[Expected] = (), *, prove_s: float | None = None
     ) -> Path:
-        """Write the model to a folder that runs without a compiler.
+        """Write the model to a folder, from which it runs without a compiler.
 
         :func:`roller.load_model` loads it on a machine that has the device. For a GPU, the folder is a bundle that
         ``python -m roller.models.session.bundle run`` checks, times and profiles on that machine.
@@ -171,10 +171,11 @@ class CompiledModel(Unpicklable):
         folder
             Folder that does not exist or is empty.
         expected
-            Results that a GPU must reproduce; see :func:`roller.models.reference_outputs.expected_of`.
+            Inputs and the outputs that a GPU must reproduce from them; see
+            :func:`roller.models.reference_outputs.expected_of`.
         prove_s
-            Seconds for running kernels for an absent GPU on the emulator before they are written; by default 120 if
-            :func:`roller.compile_model` was given no setting for proofs, otherwise 0.
+            Time limit, in seconds, for running kernels for an absent GPU on the emulator before they are written; by
+            default 120 if :func:`roller.compile_model` was given no setting for proofs, otherwise 0.
 
         Raises
         ------
@@ -200,11 +201,11 @@ class CompiledModel(Unpicklable):
 
     @cached_property
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """One row per kernel, the largest predicted share first.
+        """One row per kernel, with the largest predicted share first.
 
         Keys: ``key``, ``label`` (of the first step that runs the kernel), ``runs`` per call, ``predicted_s`` and
-        ``measured_s`` per run, ``share_s`` (predicted seconds of all runs), ``bottleneck``, ``origin``, and ``proved``,
-        the result of the kernel's proof.
+        ``measured_s`` per run, ``share_s`` (predicted seconds over all runs), ``bottleneck``, ``origin``, and
+        ``proved``, the result of the kernel's proof.
         """
         from roller.models.session.profile import distinct_labels
 
@@ -235,5 +236,5 @@ class CompiledModel(Unpicklable):
 
 
 def count_kernel_runs(steps: Iterable[Step]) -> Counter[str]:
-    """Return how often each kernel runs in a call."""
+    """Return the number of times that each kernel runs in a call."""
     return Counter(run.kernel for run in iterate_kernel_runs(steps))

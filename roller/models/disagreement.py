@@ -1,4 +1,4 @@
-"""Decides whether roller or ONNX Runtime is right if they differ, by ONNX's reference evaluator and unoptimized ORT."""
+"""Decides whether roller or ONNX Runtime is right where they differ, using ONNX's reference evaluator."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from roller.models.reference_outputs import reshape_outputs, run_onnxruntime
 if TYPE_CHECKING:
     import onnx
 
-#: Maximum number of elements in all values of a model for which the reference evaluator, which is plain Python, runs.
+#: Maximum number of elements in all values of a model together; the reference evaluator, which is plain Python, does
+#: not run on larger models.
 MAX_ELEMENTS = 1 << 26
 
 
 @dataclass(frozen=True)
 class ReferenceOutputs:
-    """Outputs of the reference evaluator and of unoptimized ONNX Runtime; ``None`` if one failed."""
+    """Outputs of the reference evaluator and of unoptimized ONNX Runtime; ``None`` for one that gave no result."""
 
     reference: tuple[np.ndarray, ...] | None
     unoptimised: tuple[np.ndarray, ...] | None
@@ -41,7 +42,7 @@ class Verdict:
 def run_references(
     model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray]
 ) -> ReferenceOutputs:
-    """Run ONNX's reference evaluator, and ONNX Runtime without optimizations."""
+    """Run ONNX's reference evaluator and ONNX Runtime without optimizations."""
     try:
         unoptimised = run_onnxruntime(model, program, feeds, optimised=False)[0]
     except LaunchError:

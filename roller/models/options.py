@@ -14,9 +14,9 @@ from roller.models.batch.jobs import Settings
 from roller.models.batch.progress import OnProgress
 from roller.templates.common.options import ConstructOptions
 
-#: Description of valid seconds in error messages.
+#: Description of a valid number of seconds, for error messages.
 SECONDS = "seconds of at least 0, or None"
-#: Default number of candidates per kernel: those that the performance model cannot distinguish.
+#: Default of ``top_k``: the candidates of each kernel that the performance model cannot distinguish.
 TOP_K: Literal["auto"] = "auto"
 
 
@@ -44,7 +44,7 @@ class ModelOptions:
 
     @property
     def prove_saved_s(self) -> float:
-        """Seconds for proofs when the model is saved; 0 if ``prove`` or ``prove_s`` is set."""
+        """Time limit, in seconds, for proofs when the model is saved; 0 if ``prove`` or ``prove_s`` is set."""
         return PROVE_ALL_S if self.prove_s is None and not self.prove else 0.0
 
     def settings(self) -> Settings:
@@ -67,7 +67,7 @@ class ModelOptions:
 
     @property
     def prove_now_s(self) -> float:
-        """Seconds for proofs during compilation."""
+        """Time limit, in seconds, for proofs during compilation."""
         prove = validate_flag(self.prove, "prove", remedy="Give seconds as prove_s.")
         if self.prove_s is not None:
             return validate_number(self.prove_s, "prove_s", expected=SECONDS)

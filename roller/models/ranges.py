@@ -42,9 +42,9 @@ from roller.templates.common.options import ConstructOptions
 if TYPE_CHECKING:
     import onnx
 
-#: The program of a model at fixed shapes of its inputs.
+#: Function that returns the program of a model for fixed input shapes.
 ProgramAt: TypeAlias = Callable[[Mapping[str, Sequence[int]]], Program]
-#: Largest size: formulas are fitted to its third power, which must fit 64 bits.
+#: Largest size: fitted formulas reach its third power, which must fit into 64 bits.
 _LARGEST = 1 << 20
 _HOW = (
     "Write (name, least, largest) or (name, range(...)), e.g. "
@@ -98,7 +98,7 @@ def parse_ranges(
 
 
 def _parse_dimension(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
-    """Return a dimension as a number or the name of its size, whose range is stored in ``ends``."""
+    """Return a dimension as a number or the name of a size; the range of a size is stored in ``ends``."""
     if is_integer(dim) and dim >= 0:
         return int(dim)
     if isinstance(dim, str) and dim in ends:
@@ -127,7 +127,7 @@ def compile_for_ranges(
     beside: Mapping[str, bool],
     program_at: ProgramAt,
 ) -> RangeSession:
-    """Validate the arguments of :func:`roller.compile_model`, and compile a model whose ``shapes`` contain ranges."""
+    """Validate the arguments of :func:`roller.compile_model` and compile a model whose ``shapes`` contain ranges."""
     from roller.models.onnx.load_model_proto import load_onnx
 
     spec, handle = target_of(device)
@@ -198,7 +198,7 @@ def _compile_range_session(
 
 
 def _output_dimensions(found: SampledModel) -> dict[str, tuple[int | str | None, ...]]:
-    """Return output dimensions as numbers or size names; ``None`` for any other function of the sizes."""
+    """Return each output's dimensions as numbers or size names; ``None`` for any other function of the sizes."""
     programs, names = found.programs, list(found.box.ends)
 
     def dim(values: Sequence[int]) -> int | str | None:
@@ -217,7 +217,7 @@ def _timing_disturbance(kernels: Mapping[str, SymbolicKernels]) -> str:
 
 
 def _choose_layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLayouts:
-    """Return the layouts predicted to be fastest for ``program``, which all other sizes share."""
+    """Return the layouts predicted to be fastest for ``program``; all other sizes share them."""
     target, crew = Target(spec, here=True), ForkedWorkers()
     return choose_layouts(
         program,
@@ -229,7 +229,7 @@ def _choose_layouts(program: Program, spec: DeviceSpec, settings: Settings) -> C
 def _symbolic_expressions(
     programs: Sequence[Program], points: Sequence[Sizes], options: ConstructOptions
 ) -> dict[str, tuple[SymbolicExpr, tuple[str, ...]]]:
-    """Return each kernel's symbolic expression, and the names of its inputs that are constant for all sizes."""
+    """Return each kernel's symbolic expression and the names of its constants whose shapes do not depend on sizes."""
     found = {}
     if any(set(p.kernels) != set(programs[0].kernels) for p in programs):
         raise MismatchError("kernels differ")
@@ -243,7 +243,7 @@ def _symbolic_expressions(
 
 
 def _check_same_constants(programs: Sequence[Program]) -> None:
-    """Refuse constants that depend on sizes; a constant truncated to the sizes must be a prefix of the largest one."""
+    """Raise an error if a constant depends on sizes, unless it is a prefix of that for the largest sizes."""
     largest = programs[-1].constants
     for program in programs[:-1]:
         if set(program.constants) != set(largest):
@@ -254,7 +254,7 @@ def _check_same_constants(programs: Sequence[Program]) -> None:
 
 
 def _is_prefix(whole: np.ndarray, part: np.ndarray) -> bool:
-    """Whether an array begins with the bytes of another; an axis of stride 0 is compared only once."""
+    """Return whether ``whole`` begins with the bytes of ``part``; an axis of stride 0 is compared only once."""
     if part.shape == whole.shape:
         once = tuple(slice(1) if x == y == 0 else slice(None) for x, y in zip(part.strides, whole.strides, strict=True))
         part, whole = part[once], whole[once]
@@ -279,6 +279,6 @@ def _make_range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[S
 
 
 def _renumber_variables(source: str) -> str:
-    """Return a source with its variables renumbered in order of appearance."""
+    """Return ``source`` with its variables renumbered in order of appearance."""
     numbers: dict[str, int] = {}
     return re.sub(r"\b[a-z]+_\d+\b", lambda m: f"v{numbers.setdefault(m[0], len(numbers))}", source)

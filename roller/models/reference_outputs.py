@@ -32,7 +32,7 @@ def expected_of(
     seed: int = 0,
     values: Mapping[str, Any] | None = None,
 ) -> Expected:
-    """Return random inputs of a model and its outputs in ONNX Runtime."""
+    """Return random inputs for a model and the outputs that ONNX Runtime computes from them."""
     random = np.random.default_rng(seed)
     feeds = {n: _random_array(program.values[n], random) for n in program.inputs}
     known = {n: np.asarray(v) for n, v in (values or {}).items()}
@@ -44,7 +44,7 @@ def run_onnxruntime(
     model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray],
     *, optimised: bool = True,
 ) -> tuple[tuple[np.ndarray, ...], str]:  # fmt: skip
-    """Return the outputs of ONNX Runtime and its version."""
+    """Run a model in ONNX Runtime; return the outputs and the version of ONNX Runtime."""
     try:
         import onnxruntime
     except ImportError as err:
@@ -69,7 +69,7 @@ def run_onnxruntime(
 
 
 def reshape_outputs(program: Program, results: Sequence[Any]) -> tuple[np.ndarray, ...]:
-    """Return results as arrays in the program's shapes if these are known."""
+    """Return results as arrays, reshaped to the program's shapes where these are known."""
     values, named = program.values, zip(program.outputs, results, strict=True)
     return tuple(np.asarray(r).reshape(values[n].shape) if n in values else np.asarray(r) for n, r in named)
 

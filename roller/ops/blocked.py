@@ -1,4 +1,4 @@
-"""Blocked channels (``NCHW<b>c``): shape ``[N, ceil(C / b), H, W, b]``, and its transforms."""
+"""The blocked layout ``NCHW<b>c``, shape ``[N, ceil(C / b), H, W, b]``, and operators that convert to and from it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from roller.expr import Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Ter
 from roller.ops.build import EpilogueChannel, check_shape, extent, identity_indices, make_spatial_axes, resolve_dtypes
 from roller.ops.registry import register_operator
 
-#: Maximum block size: 64 one-byte elements fill a cache line and the widest vector.
+#: Maximum block size: 64 one-byte elements fill a cache line and the widest vector register.
 _LARGEST = 64
 _BLOCKED = re.compile(r"NCHW(\d{1,9})c")
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """``channels`` of a tensor in ``count`` blocks of ``size``."""
+    """The channels of a tensor, divided into ``count`` blocks of ``size`` channels each."""
 
     channels: int
     size: int
@@ -33,20 +33,20 @@ class Blocks:
         return self.channels % self.size != 0
 
     def index(self, outer: str, inner: str) -> Index:
-        """Return the channel at position ``inner`` of block ``outer``."""
+        """Return the index of the channel at position ``inner`` of block ``outer``."""
         return Index((Term(outer, self.size), Term(inner)))
 
     def guard(self, index: Index) -> tuple[Bound, ...]:
-        """Return the bound that excludes the tail."""
+        """Return the bound that excludes the tail of the last block; empty if there is no tail."""
         return (Bound(index, 0, self.channels),) if self.has_tail else ()
 
     def channel(self, outer: str, inner: str) -> EpilogueChannel:
-        """Return the bias index over the channels for an epilogue."""
+        """Return the channel index with which an epilogue reads its bias."""
         return EpilogueChannel(self.channels, self.index(outer, inner), self.has_tail)
 
 
 def parse_block_layout(where: str, layout: str, plain: tuple[str, ...]) -> int:
-    """Return the channels per block of ``layout``, or 0 for one of the ``plain`` layouts."""
+    """Return the number of channels per block of ``layout``, or 0 if it is one of the ``plain`` layouts."""
     if isinstance(layout, str) and layout in plain:
         return 0
     match = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
@@ -69,16 +69,16 @@ def _check_block_size(where: str, argument: str, size: int) -> int:
 
 @register_operator()
 def to_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = "float32") -> TensorExpr:
-    """Return ``X (n, c, h, w)`` in the layout ``NCHW<block>c``; the tail of the last block is zero.
+    """Convert ``X (n, c, h, w)`` to the layout ``NCHW<block>c``; the tail of the last block is filled with zeros.
 
     Parameters
     ----------
     n, c, h, w
         Batch, channels, height, width.
     block
-        Channels per block, a power of two up to 64.
+        Channels per block, a power of two from 2 to 64.
     dtype
-        Dtype of input and output.
+        Dtype of the input and the output.
 
     Returns
     -------
@@ -88,7 +88,7 @@ def to_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = 
     Raises
     ------
     ExprError
-        If an extent is not positive, or the block is not a power of two up to 64.
+        If an extent is not positive, or the block is not a power of two from 2 to 64.
 
     Examples
     --------
@@ -108,22 +108,22 @@ def to_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = 
 
 @register_operator()
 def from_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = "float32") -> TensorExpr:
-    """Return ``X`` of the layout ``NCHW<block>c`` as ``(n, c, h, w)``; the tail of the last block is dropped.
+    """Convert ``X`` from the layout ``NCHW<block>c`` to ``(n, c, h, w)``; the tail of the last block is dropped.
 
     Parameters
     ----------
     n, c, h, w, block, dtype
-        See :func:`to_blocked`; ``X`` is ``(n, ceil(c / block), h, w, block)``.
+        See :func:`to_blocked`; ``X`` has shape ``(n, ceil(c / block), h, w, block)``.
 
     Returns
     -------
     TensorExpr
-        Axes ``n c h w``; output ``Y``.
+        Axes ``n c h w``; output ``Y (n, c, h, w)``.
 
     Raises
     ------
     ExprError
-        If an extent is not positive, or the block is not a power of two up to 64.
+        If an extent is not positive, or the block is not a power of two from 2 to 64.
 
     Examples
     --------

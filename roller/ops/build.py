@@ -34,7 +34,7 @@ from roller.ops.scalars import ALIASES, parse_element_function
 
 @dataclass(frozen=True)
 class OperatorDtypes:
-    """Dtypes of an operator: input storage, arithmetic and accumulation, and output storage."""
+    """The dtypes of an operator: of stored inputs, of arithmetic and accumulation, and of the stored output."""
 
     storage: str
     acc: str
@@ -46,15 +46,15 @@ class OperatorDtypes:
         return is_float(self.acc)
 
     def load(self, tensor: str, index: Sequence[Index], guard: tuple[Bound, ...] = (), outside: float = 0.0) -> Scalar:
-        """Load an element and convert it to the arithmetic dtype if that differs."""
+        """Return a load of an element, converted to the arithmetic dtype if that differs."""
         return self.cast(Load(tensor, tuple(index), guard, outside if guard else 0.0))
 
     def cast(self, value: Scalar) -> Scalar:
-        """Convert a storage value to the arithmetic dtype if that differs."""
+        """Return a stored value, converted to the arithmetic dtype if that differs."""
         return value if self.storage == self.acc else Cast(self.acc, value)
 
     def require_float(self, where: str) -> None:
-        """Raise if the arithmetic dtype is not floating point."""
+        """Raise an error if the arithmetic dtype is not floating point."""
         if not self.is_float:
             argument, given = ("acc_dtype", self.acc) if is_float(self.storage) else ("dtype", self.storage)
             raise ExprError(f"{where}: argument '{argument}': expected a floating-point dtype, got '{given}'. "
@@ -70,7 +70,7 @@ class OperatorDtypes:
         return Const(min(max(int(value), info.min), info.max) if math.isfinite(value) else value, self.acc)
 
     def padding_value(self, sign: float) -> float:
-        """Return the most negative (``sign`` -1) or most positive (+1) value for padding."""
+        """Return the smallest (``sign`` is -1) or the largest (+1) value of the storage dtype, for padding."""
         row = DTYPES[self.storage]
         if row.is_float:
             return sign * (float("inf") if row.has_infinity else row.largest)
@@ -83,7 +83,7 @@ class OperatorDtypes:
 def resolve_dtypes(
     where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, *, widens: bool = False
 ) -> OperatorDtypes:
-    """Resolve the dtypes of an operator; ``widens`` marks sums and products."""
+    """Resolve an operator's dtypes; with ``widens``, integer outputs default to the accumulator dtype."""
     dtype, acc_dtype, out_dtype = (
         canonical_dtype_name(dtype),
         canonical_dtype_name(acc_dtype),
@@ -107,7 +107,7 @@ def resolve_dtypes(
 
 
 def check_choice(where: str, argument: str, value: Any, known: Iterable[str], what: str) -> str:
-    """Return ``value`` if it is among the ``known`` names, or raise an ExprError with the argument's name."""
+    """Return ``value`` if it is one of the ``known`` names; otherwise raise an ExprError that names the argument."""
     names = list(known)
     if not isinstance(value, str) or value not in names:
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
@@ -117,14 +117,14 @@ def check_choice(where: str, argument: str, value: Any, known: Iterable[str], wh
 
 
 def check_flag(where: str, argument: str, value: Any) -> bool:
-    """Return a boolean, or raise an ExprError with the argument's name."""
+    """Return ``value`` as a bool if it is a boolean, 0 or 1; otherwise raise an ExprError that names the argument."""
     if not isinstance(value, (bool, int, np.bool_, np.integer)) or value not in (0, 1):
         raise ExprError(f"{where}: argument '{argument}': expected True or False, got {shown(value)}.")
     return bool(value)
 
 
 def normalize_function_names(where: str, argument: str, value: Any) -> tuple[str, ...]:
-    """Return one or several element-wise functions as a tuple of unparsed texts."""
+    """Return the name of one element-wise function, or the names of several, as a tuple without parsing them."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, (tuple, list)):
         raise ExprError(f"{where}: argument '{argument}': expected the name of a function or several, "
@@ -133,7 +133,7 @@ def normalize_function_names(where: str, argument: str, value: Any) -> tuple[str
 
 
 def extent(where: str, argument: str, value: Any, low: int = 1) -> int:
-    """Return ``value`` as an int of at least ``low``, or raise an ExprError with the argument's name."""
+    """Return ``value`` as an int if it is an integer from ``low`` to ``MOST_POINTS``; otherwise raise an ExprError."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         raise ExprError(f"{where}: argument '{argument}': expected an integer of at least {low}, got {shown(value)}.")
     if value > MOST_POINTS:  # no tensor has as many elements, and Python does not print very long numbers
@@ -143,7 +143,7 @@ def extent(where: str, argument: str, value: Any, low: int = 1) -> int:
 
 
 def check_finite_number(where: str, argument: str, value: Any, low: float = 0.0) -> float:
-    """Return ``value`` as a finite float of at least ``low``, or raise an ExprError with the argument's name."""
+    """Return ``value`` as a float if it is a finite number of at least ``low``; otherwise raise an ExprError."""
     try:
         real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         out = float(value) if real else math.nan
@@ -155,7 +155,7 @@ def check_finite_number(where: str, argument: str, value: Any, low: float = 0.0)
 
 
 def normalize_pair(where: str, argument: str, value: Any, low: int = 1) -> tuple[int, int]:
-    """Return an int or a pair of ints as a pair."""
+    """Return a pair of ints from ``value``: the pair itself, or one int used twice."""
     if isinstance(value, (tuple, list)):
         if len(value) != 2:
             raise ExprError(f"{where}: argument '{argument}': expected an int or a pair, got {shown(value)}.")
@@ -165,7 +165,7 @@ def normalize_pair(where: str, argument: str, value: Any, low: int = 1) -> tuple
 
 
 def padding_sides(where: str, value: Any) -> tuple[int, int, int, int]:
-    """Return ``(top, bottom, left, right)`` from an int, an ``(h, w)`` pair or all four."""
+    """Return ``(top, bottom, left, right)`` from an int, an ``(h, w)`` pair or all four sides."""
     if isinstance(value, (tuple, list)) and len(value) == 4:
         top, bottom, left, right = (extent(where, "padding", v, 0) for v in value)
         return top, bottom, left, right
@@ -199,26 +199,26 @@ def make_reduction_axes(*named: tuple[str, int]) -> tuple[Axis, ...]:
 
 
 def identity_indices(axes: Sequence[Axis | str]) -> tuple[Index, ...]:
-    """Return the identity indices of the axes."""
+    """Return one index per axis, equal to the axis itself."""
     return tuple(axis_index(a if isinstance(a, str) else a.name) for a in axes)
 
 
 def ensure_spatial_axis(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Return ``axes`` or, for a scalar, one axis of extent 1: every stage needs a spatial axis to tile."""
+    """Return ``axes``, or one axis of extent 1 if there are none: every stage needs a spatial axis to tile."""
     return axes or (Axis("one", 1, SPATIAL),)
 
 
 @dataclass(frozen=True)
 class EpilogueChannel:
-    """The index of ``"bias"`` for blocked layouts, in which no output dimension is the channel."""
+    """The channel index of a ``"bias"`` in blocked layouts, in which no single output dimension is the channel."""
 
     extent: int
-    index: Index  #: Channel of a point; may exceed ``extent``
-    has_tail: bool  #: Whether ``index`` exceeds ``extent`` somewhere; the epilogue writes zeros there
+    index: Index  #: Channel of a point; ``extent`` or more in the tail
+    has_tail: bool  #: Whether the last block has a tail, into which the epilogue writes zeros
 
     @property
     def guard(self) -> tuple[Bound, ...]:
-        """The bound that keeps the index inside the channels."""
+        """The bound that keeps the index within the channels; empty without a tail."""
         return (Bound(self.index, 0, self.extent),) if self.has_tail else ()
 
 
@@ -231,7 +231,7 @@ def finish_operator(
     epilogue: Sequence[str] | str = (),
     channel: int | EpilogueChannel = -1,
 ) -> TensorExpr:
-    """Return the operator with the user's epilogue composed after the last stage."""
+    """Return the operator, with the user's epilogue applied to the result of the last stage."""
     # An element-wise last stage absorbs the epilogue. A reduction gets a further element-wise stage, which reads
     # the sum in accumulator precision, so that the result is converted once.
     epilogue = normalize_function_names(name, "epilogue", epilogue)
@@ -256,7 +256,7 @@ def reduction_with_ending(
     y: Tensor, axes: Sequence[Axis], store: Sequence[Index], body: Scalar, combiner: str, t: OperatorDtypes,
     ending: Callable[[Scalar], Scalar] | None = None, anchor: str = "",
 ) -> tuple[Stage, ...]:  # fmt: skip
-    """Return a reduction to ``y``, with ``ending`` as an element-wise stage that reads accumulator precision."""
+    """Return the stages that reduce to ``y``; ``ending`` is applied to each total in accumulator precision."""
     axes, store = tuple(axes), tuple(store)
     if all(a.kind == REDUCTION for a in axes):
         axes = (*ensure_spatial_axis(()), *axes)
@@ -304,7 +304,8 @@ def _compose_epilogue(
         args = [operand(base, shape, store)] if function.tensors == 2 else []
         value = function.build(t.const, value, *args, *parameters)
     if epilogue and isinstance(channel, EpilogueChannel) and channel.has_tail:
-        # As floats: readers interpret comparisons of indices as load guards, and an epilogue must have none.
+        # Compared as floats: readers interpret integer comparisons of indices as load guards, which an epilogue must
+        # not have.
         position = Cast("float32", IndexValue(channel.index))
         inside = Call("lt", (position, Const(float(channel.extent), "float32")))
         value = Call("select", (inside, value, t.const(0)))

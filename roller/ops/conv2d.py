@@ -1,4 +1,4 @@
-"""Two-dimensional convolution: strides, dilation, padding, groups; NCHW, NHWC and blocked channels."""
+"""Two-dimensional convolution with strides, dilation, padding and groups, in NCHW, NHWC and blocked layouts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def conv2d(
     out_dtype: str | None = None,
     epilogue: Sequence[str] | str = (),
 ) -> TensorExpr:
-    """Return the cross-correlation of ``X`` with ``W`` that frameworks call convolution.
+    """Return the cross-correlation of ``X`` with ``W``, which frameworks call convolution.
 
     Parameters
     ----------
@@ -55,16 +55,18 @@ def conv2d(
     padding
         An int, an ``(h, w)`` pair, or ``(top, bottom, left, right)``; padded elements are zero.
     groups
-        Channel groups; divides ``c`` and ``f``.
+        Number of channel groups; divides ``c`` and ``f``.
     layout
-        ``"NCHW"``, ``"NHWC"``, or ``"NCHW<b>c"`` (``"NCHW16c"``; b a power of two up to 64) for ``X`` and the output.
-        In blocked layouts, ``X`` is ``(n, ceil(c / b), h, w, b)``, and ``Y`` has the same form with ``f``. Elements of
-        the last block beyond ``c`` must be finite and are ignored; elements of ``Y`` beyond ``f`` are zero, even after
-        an epilogue. Blocked groups must be whole blocks (b divides ``c / groups`` and ``f / groups``), or whole groups
-        must fill a block (equal channels in and out, dividing b).
+        ``"NCHW"``, ``"NHWC"``, or ``"NCHW<b>c"`` (such as ``"NCHW16c"``; b is a power of two from 2 to 64) for ``X``
+        and the output. In blocked layouts, ``X`` has shape ``(n, ceil(c / b), h, w, b)``, and ``Y`` has the same form
+        with ``f`` channels. Elements of the last block beyond ``c`` must be finite and are ignored; elements of ``Y``
+        beyond ``f`` are zero, even after an epilogue. With more than one group, either each group consists of whole
+        blocks (b divides ``c / groups`` and ``f / groups``), or each block consists of whole groups (``c / groups``
+        equals ``f / groups`` and divides b).
     kernel_layout
         Layout of ``W``: ``"OIHW"`` is ``(f, c / groups, kh, kw)``; ``"OHWI"`` and ``"HWIO"`` are common with NHWC
-        images (PyTorch's channels last; TensorFlow and JAX). Any combination of layouts is valid.
+        images, in PyTorch's channels-last format and in TensorFlow and JAX, respectively. Any combination of layouts is
+        valid.
     dtype, acc_dtype, out_dtype, epilogue
         See :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``f``.
 
@@ -82,10 +84,10 @@ def conv2d(
 
     Notes
     -----
-    Blocked convolutions take plain weights, which are packed anyway: pass them as ``constants`` to pack them once.
-    Packing in every call costs more than the layout gains on small images (for 7x7 with 512 channels, the time rises
-    from 1.3 ms to 5 ms on one Zen 5 core). Winograd's algorithm (3x3, stride 1) is faster than direct sums and is
-    available only in the plain layouts.
+    Blocked convolutions take weights in a plain layout and pack them; pass the weights as ``constants`` to pack them
+    only once. Packing in every call costs more than the layout gains on small images (for 7x7 with 512 channels, the
+    time rises from 1.3 ms to 5 ms on one Zen 5 core). Winograd's algorithm (3x3, stride 1) is faster than direct sums
+    and is available only in the plain layouts.
 
     Examples
     --------
@@ -115,7 +117,7 @@ def conv2d(
 def _blocked_input_indices(where: str, source: Blocks, out: Blocks, groups: int) -> tuple[Index, Index, int, int]:
     """Return the block index and position index of ``X``'s channels, and the extents of axes ``co`` and ``ci``."""
     b, cg, fg = source.size, source.channels // groups, out.channels // groups
-    if groups == 1:  # a partly filled block is read only up to its channels
+    if groups == 1:  # a partly filled block is read only up to its last channel
         return axis_index("co"), axis_index("ci"), source.count, min(b, cg)
     if cg % b == 0 and fg % b == 0:
         return Index((Term("fo", cg // b, fg // b), Term("co"))), axis_index("ci"), cg // b, b

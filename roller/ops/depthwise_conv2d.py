@@ -42,9 +42,9 @@ def depthwise_conv2d(
     stride, padding, dilation
         See :func:`roller.ops.conv2d`.
     multiplier
-        Output channels per input channel: output ``c`` reads channel ``c // multiplier``.
+        Output channels per input channel: output channel ``c`` reads input channel ``c // multiplier``.
     layout
-        ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"`` (see :func:`roller.ops.conv2d`); a multiplier must divide b.
+        ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"`` (see :func:`roller.ops.conv2d`); ``multiplier`` must divide b.
     kernel_layout
         Layout of ``W``: ``"OIHW"``, ``"OHWI"`` ``(c * multiplier, kh, kw, 1)`` or ``"HWIO"``
         ``(kh, kw, 1, c * multiplier)``.
@@ -60,8 +60,8 @@ def depthwise_conv2d(
     Raises
     ------
     ExprError
-        If an argument is not positive, the kernel exceeds the padded input, or the layout is unknown or its blocks
-        hold part of an input channel's outputs.
+        If an argument is not positive, the kernel exceeds the padded input, the layout is unknown, or ``multiplier``
+        does not divide its block size.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def depthwise_conv2d(
 
 
 def _blocked_input_indices(where: str, block: int, multiplier: int) -> tuple[Index, Index]:
-    """Return the block and position of the input channel for output ``ci`` of block ``co``."""
+    """Return the block and the position of the input channel that output channel ``ci`` of block ``co`` reads."""
     if block % multiplier:
         raise ExprError(f"{where}: argument 'multiplier': expected a divisor of the block of {block} channels, got "
                         f"{multiplier}. Use another block, or layout='NCHW'.")  # fmt: skip

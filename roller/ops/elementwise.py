@@ -1,4 +1,4 @@
-"""Chains of element-wise functions, inlined into one stage."""
+"""Chains of element-wise functions, fused into one stage."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ def elementwise(
     shape
         Shape of ``X`` (elements).
     other_shapes
-        Shapes of the further operands in order, broadcast as in NumPy; operands without an entry have ``shape``.
+        Shapes of the further operands in order, broadcast as in NumPy; operands without an entry have ``shape``, or its
+        last extent for ``"bias_add"``.
     dtype, acc_dtype, out_dtype
-        Storage, arithmetic and output dtype.
+        Storage, arithmetic and output dtypes.
     epilogue
-        Additional functions, composed into the same stage.
+        Further functions, fused into the same stage.
 
     Returns
     -------
@@ -53,7 +54,7 @@ def elementwise(
     Raises
     ------
     ExprError
-        If a function is unknown, shapes do not broadcast, or operands are left over.
+        If a function is unknown, the shapes do not broadcast, or there are more shapes than operands.
 
     Examples
     --------

@@ -18,7 +18,7 @@ from roller.ops.windows import Correlation, Windows, make_windows
 
 #: Plain layouts of images; all others have blocked channels.
 IMAGES = ("NCHW", "NHWC")
-#: Order of output channel, input channel, height and width in weights.
+#: Layouts of weights: the order of output channel (O), input channel (I), height (H) and width (W).
 KERNELS = ("OIHW", "OHWI", "HWIO")
 
 
@@ -28,7 +28,7 @@ def dims_in_layout(layout: str, dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def channel_dimension(layout: str) -> int:
-    """Return the channel dimension of a two-dimensional image."""
+    """Return the position of the channel dimension of an image in ``layout``."""
     return 3 if layout == "NHWC" else 1
 
 
@@ -54,14 +54,14 @@ def image_axes_in_layout(layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...
 def weights_in_layout(
     where: str, kernel_layout: str, shape: tuple[int, ...], index: tuple[Index, ...]
 ) -> tuple[tuple[int, ...], tuple[Index, ...]]:
-    """Return shape and indices of OIHW weights in the order of ``kernel_layout``."""
+    """Return the shape and the indices of OIHW weights in the order of ``kernel_layout``."""
     check_choice(where, "kernel_layout", kernel_layout, KERNELS, "layout")
     order = ["OIHW".index(letter) for letter in kernel_layout]
     return tuple(shape[d] for d in order), tuple(index[d] for d in order)
 
 
 def reduced_axes(kernel_layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Return reduction axes ``(c) kh kw`` in the order of the weights."""
+    """Return reduction axes ``(c) kh kw`` in the order of ``kernel_layout``."""
     return axes if kernel_layout == "OIHW" else (*axes[-2:], *axes[:-2])
 
 

@@ -42,11 +42,11 @@ def matmul(
     batch
         Extent of a leading batch axis ``b`` of all tensors; ``None`` for plain matrices.
     transpose_a, transpose_b
-        Whether ``A`` is stored ``(k, m)`` and ``B`` is stored ``(n, k)``.
+        Whether ``A`` is stored as ``(k, m)``, and whether ``B`` is stored as ``(n, k)``.
     dtype, acc_dtype, out_dtype
-        Storage, accumulator and output dtype; the default output of int8 is its int32 sums.
+        Storage, accumulator and output dtypes; by default, int8 inputs give int32 outputs.
     epilogue
-        Element-wise steps after the sum; ``"bias"`` adds a vector over ``j``.
+        Element-wise functions applied to the sum; ``"bias"`` adds a vector over ``j``.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def matmul(
     Raises
     ------
     ExprError
-        If an extent is not a positive integer.
+        If an extent is not a positive integer, or a dtype or a function of the epilogue is unknown.
 
     Examples
     --------

@@ -34,8 +34,8 @@ def layer_norm(
     Returns
     -------
     TensorExpr
-        Stages ``X_sum``, ``X_var`` (reductions over ``k``; two passes: the variance of centred values does
-        not cancel) and ``Y``; inputs ``X``, ``gamma``, ``beta``.
+        Stages ``X_sum`` and ``X_var`` (reductions over ``k``; the variance takes a second pass, over centred values, to
+        avoid cancellation) and ``Y``; inputs ``X``, ``gamma``, ``beta``.
 
     Raises
     ------
@@ -113,8 +113,8 @@ def _rows_of_last_dimension(
 
 
 def mean_and_variance_stages(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
-    """Return the stages for mean and (population) variance of rows, and both values."""
-    # Two passes: the variance of centred values does not cancel.
+    """Return the stages that compute the mean and the (population) variance of each row, and both values."""
+    # Two passes: summing the squares of centred values avoids cancellation.
     share = rows.t.const(1 / rows.count)
     total = rows.reduction("sum", rows.element)
     mean = Call("mul", (rows.of(total), share))
@@ -124,14 +124,14 @@ def mean_and_variance_stages(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, S
 
 
 def standardise_rows(rows: Rows, epsilon: float) -> tuple[tuple[Stage, ...], Scalar, Scalar, Scalar]:
-    """Return the stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the row's factor."""
+    """Return the stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the row's scale factor."""
     stages, mean, variance = mean_and_variance_stages(rows)
     factor = Call("rsqrt", (Call("add", (variance, rows.t.const(epsilon))),))
     return stages, Call("mul", (Call("sub", (rows.here, mean)), factor)), mean, factor
 
 
 def divide_by_root_mean_square(rows: Rows, epsilon: float) -> tuple[Stage, Scalar]:
-    """Return the stage with the sum of squares, and ``x / sqrt(mean(x * x) + epsilon)`` at a point."""
+    """Return the stage that sums the squares of each row, and ``x / sqrt(mean(x * x) + epsilon)`` at a point."""
     squares = rows.reduction("square", Call("mul", (rows.element, rows.element)))
     mean = Call("mul", (rows.of(squares), rows.t.const(1 / rows.count)))
     factor = Call("rsqrt", (Call("add", (mean, rows.t.const(epsilon))),))

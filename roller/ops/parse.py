@@ -1,4 +1,4 @@
-"""Parses operators from text, such as ``conv2d(n=8, c=64, ...)``; bare names are text, and nothing is evaluated."""
+"""Parse operators from text such as ``conv2d(n=8, c=64, ...)``; bare names are read as strings, and no code is run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from roller.ops.registry import REGISTRY
 
 
 def parse(text: str) -> TensorExpr:
-    """Build the operator that a call expression names.
+    """Build the operator that a call expression describes.
 
     Parameters
     ----------
     text
-        ``name(arguments)`` with literal arguments, positional or by keyword. Quotes of text arguments may be omitted,
-        because shells have their own: ``epilogue=(bias, clip(0, 6))``.
+        ``name(arguments)`` with literal arguments, positional or by keyword. Quotes around string arguments may be
+        omitted, because shells interpret quotes themselves: ``epilogue=(bias, clip(0, 6))``.
 
     Returns
     -------
     TensorExpr
-        Result of the named operator.
+        The operator.
 
     Raises
     ------
     ExprError
-        If the text is not a call, the operator or an argument is unknown or missing, or a value is not a literal.
+        If the text is not a call, the operator or an argument is unknown, an argument is missing, or a value is not a
+        literal.
 
     Examples
     --------
@@ -77,19 +78,19 @@ def parse(text: str) -> TensorExpr:
     return _call_operator(name, function, values)
 
 
-#: Python literals by common spellings in other languages.
+#: Python literals by their common spellings in other languages.
 _OTHER_SPELLINGS = {"true": "True", "false": "False", "none": "None", "null": "None"}
 
 
 class _QuoteBareNames(ast.NodeTransformer):
-    """Turns bare names, and calls such as ``clip(0, 6)``, into text."""
+    """A transformer that turns bare names, and calls such as ``clip(0, 6)``, into strings."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the name as text."""
+        """Return the name as a string constant."""
         return ast.Constant(node.id)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        """Return the call as text."""
+        """Return the source of the call as a string constant."""
         return ast.Constant(ast.unparse(node))
 
 

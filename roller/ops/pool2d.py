@@ -64,7 +64,8 @@ def pool2d(
     stride, padding
         See :func:`roller.ops.conv2d`; no window may lie wholly in the padding.
     count_include_pad
-        Whether an average divides by ``kh * kw`` (also at the border) or by the elements inside.
+        Whether an average divides by ``kh * kw`` even at the border; otherwise it divides by the number of elements
+        inside the input.
     layout
         ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"`` (see :func:`roller.ops.conv2d`). Elements of the last block beyond
         ``c`` are pooled like the others, so zeros stay zeros; an epilogue writes zeros there.
@@ -75,12 +76,12 @@ def pool2d(
     -------
     TensorExpr
         Axes ``n c ho wo kh kw`` (NHWC: ``n ho wo c kh kw``; blocked: ``n co ho wo ci kh kw``); input ``X``; output
-        ``Y``. An average is a sum and a fused division.
+        ``Y``. An average is computed as a sum and a fused division.
 
     Raises
     ------
     ExprError
-        If an argument is out of range, padding reaches the size of the window, or the layout is unknown.
+        If an argument is out of range, the padding of a side is not smaller than the window, or the layout is unknown.
 
     Examples
     --------
@@ -122,7 +123,7 @@ def pool2d(
 
 
 def _average_ending(over: Windows, count_include_pad: bool, t: OperatorDtypes) -> Callable[[Scalar], Scalar] | None:
-    """Return the function from a window's sum to its average, or ``None`` for one-element windows."""
+    """Return the function that maps a window's sum to its average, or ``None`` for one-element windows."""
     if not count_include_pad and over.guard:
         count = Call("mul", tuple(_count_elements_inside(over, d, t) for d in range(len(over.outs))))
         return lambda total: Call("div", (total, count))
@@ -131,7 +132,7 @@ def _average_ending(over: Windows, count_include_pad: bool, t: OperatorDtypes) -
 
 
 def _count_elements_inside(over: Windows, d: int, t: OperatorDtypes) -> Scalar:
-    """Count the elements of a window inside the tensor: ``min(start + kernel, size) - max(start, 0)``."""
+    """Return how many elements of a window lie inside the tensor: ``min(start + kernel, size) - max(start, 0)``."""
     kernel, before = over.kernels[d].extent, over.pads[d][0]
     if not over.guarded[d]:
         return t.const(kernel)

@@ -20,11 +20,11 @@ from roller.ops.build import (
 from roller.ops.registry import register_operator
 from roller.ops.rows import Rows, axes_of_shape
 
-#: Function from the total of a reduction to its result.
+#: Function that maps the total of a reduction to its result.
 Ending = Callable[[Scalar], Scalar]
 
 _KINDS = ("argmax", "max", "mean", "min", "prod", "sum")
-#: Combiners of kinds other than sums.
+#: Combiners of the kinds that do not sum.
 COMBINERS = {"max": "max", "min": "min", "prod": "prod"}
 
 
@@ -49,18 +49,18 @@ def reduce(
     shape
         Shape of ``X`` (elements).
     axes
-        Dimensions to reduce, counted from the end if negative; ``None`` for all. ``argmax`` takes one
-        dimension, or all (the index into the flattened tensor).
+        Dimensions to reduce, counted from the end if negative; ``None`` for all. ``argmax`` takes one dimension, or all
+        of them to return the index into the flattened tensor.
     keepdims
         Whether reduced dimensions remain, with extent 1.
     dtype, acc_dtype, out_dtype, epilogue
-        See :func:`roller.ops.matmul`; ``argmax`` stores ``out_dtype`` (int64 unless int32).
+        See :func:`roller.ops.matmul`; ``argmax`` stores positions in ``out_dtype``, int64 by default.
 
     Returns
     -------
     TensorExpr
-        Axes ``d0 d1 ...``, spatial ones first; a mean is a sum and a fused multiplication; ``argmax`` is a maximum and
-        the smallest position that attains it, or the position of the first NaN, as in NumPy.
+        Axes ``d0 d1 ...``, spatial ones first; a mean is a sum and a fused multiplication; ``argmax`` is a maximum
+        followed by a search for the smallest position that attains it, or for the first NaN, as in NumPy.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def reduce(
 
 
 def summand_and_ending(kind: str, element: Scalar, count: int, t: OperatorDtypes) -> tuple[Scalar, Ending | None]:
-    """Return the summand of a reduction and the function of its total; also l1, l2, sum_square and log_sum."""
+    """Return a reduction's summand and the function of its total, also for l1, l2, sum_square and log_sum."""
     if kind in ("l1", "l2"):
         return p_norm_summand_and_ending(t, int(kind[1]), element)
     if kind == "sum_square":
@@ -114,7 +114,7 @@ def summand_and_ending(kind: str, element: Scalar, count: int, t: OperatorDtypes
 
 
 def p_norm_summand_and_ending(t: OperatorDtypes, p: float, element: Scalar) -> tuple[Scalar, Ending | None]:
-    """Return the summand of a p-norm and the function of its sum."""
+    """Return the summand of a p-norm and the function that maps its sum to the norm."""
     if p == 1:
         return Call("abs", (element,)), None
     if p == 2:
@@ -150,8 +150,8 @@ def extreme_and_position_stages(
     rows: Rows, y: Tensor, *, largest: bool = True, last: bool = False, part: str = "extreme"
 ) -> tuple[Stage, Stage]:
     """Return two reductions: the extremum of each row, and its first (or ``last``) position."""
-    # Two plain reductions need no tuple combiner; eq is exact, both sides are the same stored element. NaN is the
-    # extreme, as in NumPy, but equals nothing: isnan finds its position.
+    # Two plain reductions need no tuple combiner; eq is exact, because both sides are the same stored element. A NaN is
+    # the extremum, as in NumPy, but equals nothing, so isnan finds its position.
     extreme = rows.reduction(part, rows.element, "max" if largest else "min")
     hit: Scalar = Call("eq", (rows.element, rows.of(extreme)))
     if rows.t.is_float:

@@ -1,4 +1,4 @@
-"""The registry of ready operators: functions by name, with their ONNX names."""
+"""The registry of ready operators by name, and the ONNX operator types that they implement."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _F = TypeVar("_F", bound=Operator)
 #: Every ready operator by name.
 REGISTRY: dict[str, Operator] = {}
 
-#: Roller operator by ONNX operator type.
+#: Name of the ready operator that implements each ONNX operator type.
 ONNX_NAMES: dict[str, str] = {}
 
 
 def register_operator(*onnx: str) -> Callable[[_F], _F]:
-    """Register the decorated function under its own name; ``onnx`` lists the ONNX types that it computes."""
+    """Register the decorated function under its own name; ``onnx`` lists the ONNX operator types that it implements."""
 
     def register(function: _F) -> _F:
         name = function.__name__

@@ -12,7 +12,7 @@ from roller.ops.build import OperatorDtypes, ensure_spatial_axis, identity_indic
 
 
 def axes_of_shape(shape: Sequence[int], reduced: Sequence[int] = (), name: str = "k{}") -> tuple[Axis, ...]:
-    """Return an axis per dimension: spatial ``d0 d1 ...``, and reductions named by the pattern ``name``."""
+    """Return one axis per dimension: spatial axes ``d0 d1 ...``, and reduction axes named by the pattern ``name``."""
     return tuple(Axis(name.format(d), e, REDUCTION) if d in reduced else Axis(f"d{d}", e) for d, e in enumerate(shape))
 
 
@@ -63,12 +63,12 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """Elements of a row."""
+        """Number of elements in a row."""
         return math.prod(a.extent for a in self.reduced)
 
     @property
     def element(self) -> Scalar:
-        """An element of a row, in a stage that reduces rows."""
+        """The load of a row's element in a stage that reduces rows."""
         return self.t.load(self.x.name, identity_indices(self.walked))
 
     @property
@@ -78,7 +78,7 @@ class Rows:
 
     @property
     def here(self) -> Scalar:
-        """The tensor's element at that point."""
+        """The load of the tensor's element at ``point``."""
         return self.t.load(self.x.name, self.point)
 
     def reduction(self, part: str, body: Scalar, combiner: str = "sum") -> Stage:
@@ -91,9 +91,9 @@ class Rows:
         return Load(stage.name, self.at)
 
     def pointwise(self, y: Tensor, value: Scalar) -> Stage:
-        """Return the stage that writes every point of ``y``, a tensor of the same shape."""
+        """Return the stage that writes ``value`` to every point of ``y``, which has the tensor's shape."""
         return Stage(y, axes_of_shape(self.x.shape), self.point, value, None, self.t.acc)
 
     def per_row_stage(self, y: Tensor, value: Scalar) -> Stage:
-        """Return the stage that writes one element per row."""
+        """Return the stage that writes ``value`` to ``y``, which has one element per row."""
         return Stage(y, ensure_spatial_axis(self.points), self.at, value, None, self.t.acc)

@@ -13,7 +13,7 @@ _Build = Callable[..., Scalar]
 
 
 class ElementFunction(NamedTuple):
-    """A named function: number of tensors and of literal parameters, tree builder, and float requirement."""
+    """An element-wise function: its numbers of tensors and of parameters, its builder, and whether it needs floats."""
 
     tensors: int
     parameters: int
@@ -67,7 +67,7 @@ def _softplus(c: Callable[[float], Const], x: Scalar) -> Scalar:
 
 
 def _elu(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    """Return ``x`` or ``exp(x) - 1``; only the negative part is exponentiated, so the result cannot overflow."""
+    """Return ``x`` if positive, else ``exp(x) - 1``; only the negative part is exponentiated, to avoid overflow."""
     low = _call("sub", _call("exp", _call("min", x, c(0))), c(1))
     return _call("add", _call("max", x, c(0)), low)
 
@@ -103,7 +103,7 @@ ELEMENT_FUNCTIONS: dict[str, ElementFunction] = {
     "pow": ElementFunction(2, 0, _primitive_builder("pow"), True),
 }
 
-#: Alternative names in spec rows and frameworks.
+#: Alternative names that spec rows and frameworks use.
 ALIASES: dict[str, str] = {
     "multiply": "mul", "subtract": "sub", "divide": "div", "maximum": "max", "minimum": "min", "power": "pow",
     "swish": "silu", "sum": "add", "residual": "add", "copy": "identity", "hard_swish": "hardswish",
@@ -112,7 +112,7 @@ ALIASES: dict[str, str] = {
 
 
 def parse_element_function(text: str, where: str, is_float: bool) -> tuple[ElementFunction, tuple[float, ...]]:
-    """Return the function and literal parameters of a text such as ``"relu"`` or ``"clip(0, 6)"``."""
+    """Return the function and the literal parameters that a text such as ``"relu"`` or ``"clip(0, 6)"`` specifies."""
     name, parameters = _parse_function_text(text, where)
     name = ALIASES.get(name, name)
     known = ELEMENT_FUNCTIONS.get(name)

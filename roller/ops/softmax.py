@@ -29,7 +29,7 @@ def softmax(
     shape
         Shape of ``X`` (elements).
     axis
-        The dimension that sums to one; negative values count from the end.
+        The dimension along which the results sum to one; negative values count from the end.
     dtype, acc_dtype, out_dtype, epilogue
         See :func:`roller.ops.matmul`.
 

@@ -1,4 +1,4 @@
-"""Builds operators from benchmark rows (benchmarks/operators.yaml)."""
+"""Build operators from benchmark rows (benchmarks/operators.yaml)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from roller.ops.reduce import reduce
 from roller.ops.softmax import softmax
 from roller.ops.windows import same_padding
 
-#: Batch of rows without N (Roller, section 5: batch 128).
+#: Batch size of rows without a column ``N``: 128, as in section 5 of the Roller paper.
 DEFAULT_BATCH = 128
-#: Rows of one sequence in the benchmark's matmuls and row reductions (65536 rows at batch 128).
+#: Number of rows per sequence in the benchmark's matmuls and row reductions (65536 rows at batch 128).
 _ROWS_PER_SEQUENCE = 512
 
 
-#: Size columns, upper case in the benchmark; rows may use the lower-case names of :mod:`roller.ops`.
+#: Size columns, which are upper-case in the benchmark; rows may also use the lower-case names of :mod:`roller.ops`.
 _SIZES = ("M", "N", "K", "C", "H", "W", "F", "KH", "KW")
 
 
 class _BenchmarkRow:
-    """A benchmark row whose errors name it; unused columns are ignored."""
+    """A benchmark row; its error messages name it, and unused columns are ignored."""
 
     def __init__(self, row: Mapping[str, Any], batch: int | None) -> None:
         spelt = {name.lower(): name for name in _SIZES if name not in row}
@@ -55,7 +55,7 @@ class _BenchmarkRow:
         return shape if self.batch is None else (self.rows(shape[0]), *shape[1:])
 
     def rows(self, rows: Any) -> Any:
-        """Return the leading extent for the batch: the benchmark's 65536 rows are 128 sequences of 512."""
+        """Return ``rows`` for the batch, if given: 65536 rows become ``512 * batch``, any other number ``batch``."""
         if self.batch is None:
             return rows
         return _ROWS_PER_SEQUENCE * self.batch if rows == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else self.batch
@@ -71,12 +71,12 @@ class _BenchmarkRow:
 
     @property
     def layouts(self) -> dict[str, Any]:
-        """``layout`` and ``kernel_layout`` if the row has them."""
+        """``layout`` and ``kernel_layout``, as far as the row has them."""
         return {k: self.row[k] for k in ("layout", "kernel_layout") if k in self.row}
 
     @property
     def padding(self) -> tuple[int, ...]:
-        """Padding from the ``pad_*`` columns, else from ``padding``: SAME, VALID or numbers."""
+        """Padding from the ``pad_*`` columns if there are any, otherwise from ``padding``: SAME, VALID or numbers."""
         sides = ("pad_top", "pad_bottom", "pad_left", "pad_right")
         if any(s in self.row for s in sides):
             return tuple(extent(self.name, s, self.row.get(s, 0), 0) for s in sides)
@@ -150,9 +150,9 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
     Parameters
     ----------
     mapping
-        A row: ``op`` and its sizes, in upper or lower case; ``fn`` or ``pool`` select the kind, ``pad_*`` override
-        ``padding``; ``dtype``, and for matrix products and convolutions ``acc_dtype`` and ``out_dtype``. Other columns
-        are ignored.
+        A row: ``op``, its sizes in upper or lower case, ``dtype``, and, for matrix products and convolutions,
+        ``acc_dtype`` and ``out_dtype``. ``fn`` or ``pool`` selects the kind, and ``pad_*`` columns override
+        ``padding``. Other columns are ignored.
     batch
         Replaces ``N`` or the first dimension of ``shape``. The benchmark's 65536 rows (``M`` of its matmuls, first
         dimension of a reduction) are 128 sequences of 512: they become ``512 * batch``.

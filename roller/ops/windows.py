@@ -19,11 +19,11 @@ class Windows:
     #: Axes of the result (spatial) and of a window (reduction).
     outs: tuple[Axis, ...]
     kernels: tuple[Axis, ...]
-    #: Position of a window's point in the input, and the bounds check.
+    #: Input index of a window's point, and the bounds check on it.
     index: tuple[Index, ...]
     guard: tuple[Bound, ...]
-    guarded: tuple[bool, ...]  #: Whether windows leave the tensor, per dimension
-    #: Values per dimension; pads before and after, in elements.
+    guarded: tuple[bool, ...]  #: Whether windows extend beyond the tensor, per dimension
+    #: Extent of each dimension, and the padding before and after it, in elements.
     size: tuple[int, ...]
     pads: Pads
     strides: tuple[int, ...]
@@ -31,7 +31,7 @@ class Windows:
 
 
 def spatial_dimension_names(rank: int) -> tuple[str, ...]:
-    """Return a letter per spatial dimension: ``h w``, ``d h w``."""
+    """Return one name per spatial dimension: ``w``, ``h w``, ``d h w``, or ``s0 s1 ...`` for more than three."""
     return tuple("dhw"[-rank:]) if rank <= 3 else tuple(f"s{d}" for d in range(rank))
 
 
@@ -41,13 +41,13 @@ def dilated_window_extents(kernel: Sequence[int], dilations: Sequence[int]) -> t
 
 
 def same_padding(size: int, reach: int, stride: int) -> int:
-    """Return the total padding for ``ceil(size / stride)`` windows."""
+    """Return the total padding, in elements, that yields ``ceil(size / stride)`` windows."""
     return max(0, (-(-size // stride) - 1) * stride + reach - size)
 
 
 def place(out: Axis, kernel: Axis, size: int, stride: int, dilation: int, before: int
           ) -> tuple[Index, tuple[Bound, ...]]:  # fmt: skip
-    """Return ``stride * out + dilation * kernel - before``, guarded where it can leave a dimension of ``size``."""
+    """Return the index ``stride * out + dilation * kernel - before``, and a bound if it may leave the dimension."""
     index = Index((*axis_index(out.name, stride).terms, *axis_index(kernel.name, dilation).terms), -before)
     low, high = index.range({out.name: out.extent, kernel.name: kernel.extent})
     return index, (Bound(index, 0, size),) if low < 0 or high >= size else ()
@@ -78,7 +78,7 @@ def make_windows(
 
 @dataclass(frozen=True)
 class Correlation:
-    """Axes and operand indices of a convolution, channels first for every layout."""
+    """The axes and operand indices of a convolution, with channels first in every layout."""
 
     #: Axes ``n f <points>`` of the result and ``c <window>`` of the sum.
     points: tuple[Axis, ...]

@@ -1,4 +1,4 @@
-"""One self-contained HTML file for a report's data: inline script and style, compressed columns and no requests."""
+"""Build one self-contained HTML file for a report: inline script and style, compressed columns, no requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from roller.errors import ArtifactError
 
-#: Largest page in bytes.
+#: Maximum size of a page in bytes.
 MOST_BYTES = 1_500_000
 #: Scripts in loading order; later ones use definitions of earlier ones.
 _SCRIPTS = (
@@ -61,7 +61,7 @@ def html_page(title: str, data: Mapping[str, Any]) -> str:
 
 
 def script_json(value: Any) -> str:
-    r"""Return JSON that is safe inside a script element.
+    r"""Return ``value`` as JSON that is safe inside a script element.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def script_json(value: Any) -> str:
 
 
 def pack_page_data(data: Mapping[str, Any]) -> bytes:
-    """Return compressed data: the length of the JSON, the JSON, and the binary columns to which it refers."""
+    """Compress a report's data: the length of the JSON, the JSON, and the binary columns to which it refers."""
     # All float64 values are stored once, sorted, in a pool; columns contain indices into the pool. Times repeat in sums
     # and in tables, and sorted values compress better.
     columns = _Columns()
@@ -108,7 +108,7 @@ def _arrays(value: Any) -> Iterator[np.ndarray]:
 
 
 class _Columns:
-    """Binary columns, transposed to group bytes of equal significance, which compress better."""
+    """Binary columns, transposed so that bytes of equal significance are adjacent, which compresses better."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []

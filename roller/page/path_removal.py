@@ -1,4 +1,4 @@
-"""Remove the names of files and paths from a report's texts."""
+"""Replace file names and paths in a report's texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATH = (
 
 
 def without_paths(value: Any, files: Iterable[str] = ()) -> Any:
-    """Replace the paths in a report's texts with ``file-1``, ``file-2``, ...
+    """Replace paths, and the names in ``files``, in a report's texts with ``file-1``, ``file-2``, ...
 
     Examples
     --------

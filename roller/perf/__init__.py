@@ -1,4 +1,4 @@
-"""The micro performance model: computed from the DeviceSpec and the tile, with nothing fitted per operator."""
+"""The micro performance model: predicts times from the DeviceSpec and the tiles, with nothing fitted per operator."""
 
 from roller.perf.batch import TileBatch, batch_of
 from roller.perf.estimate import Estimate

@@ -1,7 +1,8 @@
 """Expected errors of predictions: the validated errors of a device, by the bottleneck of an estimate.
 
-The error of predicted seconds includes all errors of spec and model; the error of the ratio of two candidates for one
-expression includes only errors that differ between them. Ratios decide which candidates are worth timing.
+The error of a predicted time includes all errors of the spec and the model; the error of the predicted ratio between
+two candidates for one expression includes only errors that differ between them. Ratios decide which candidates are
+worth timing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from roller.perf.batch import TileBatch
 from roller.tile.program import RProgram
 from roller.tile.structures import structure_named
 
-#: Errors of devices without validated ones (their spec has no such field): wide, so that more candidates are timed.
+#: Errors assumed for devices whose specs have no validated ones: large, so that more candidates are timed.
 UNVALIDATED = {
     "prediction_error": UNVALIDATED_ERROR,
     "matrix_error": UNVALIDATED_ERROR,
@@ -23,7 +24,7 @@ UNVALIDATED = {
     "ranking_error": 0.25,
     "same_kernel_error": 0.1,
 }
-#: Field of ``accuracy`` by bottleneck.
+#: Name of the field of ``accuracy``, by bottleneck.
 _FIELD = {
     "compute": "compute_error",
     "copy": "compute_error",
@@ -45,8 +46,8 @@ def prediction_error(spec: DeviceSpec, bottleneck: str, matrix: bool = False, me
     >>> prediction_error(spec, "dram")
     0.05
     """
-    # The kernels that validated the errors of bottleneck classes used no matrix unit, so matrix programs have a
-    # separate error. Each unconfirmed mechanism (:func:`unconfirmed_mechanisms`) adds an independent error.
+    # The errors by bottleneck were validated with kernels that use no matrix unit, so matrix programs have a separate
+    # error. Each unconfirmed mechanism (:func:`unconfirmed_mechanisms`) adds an independent error.
     own = None if matrix else getattr(spec.accuracy, error_field(bottleneck))
     confirmed = own if own is not None else _field(spec, "matrix_error" if matrix else "prediction_error")
     if not mechanisms:
@@ -55,12 +56,12 @@ def prediction_error(spec: DeviceSpec, bottleneck: str, matrix: bool = False, me
 
 
 def error_field(bottleneck: str) -> str:
-    """Return the field of ``accuracy`` for estimates bound by ``bottleneck``."""
+    """Return the name of the field of ``accuracy`` for estimates bound by ``bottleneck``."""
     return _FIELD.get(bottleneck, "prediction_error")
 
 
 def unconfirmed_mechanisms(batch: TileBatch, spec: DeviceSpec) -> tuple[str, ...]:
-    """Return the mechanisms of a batch that no kernel used when GPU specifications were validated."""
+    """Return those mechanisms of a batch that no kernel used when the GPU specifications were validated."""
     # The published kernels have none of these pipelines, sliding windows or Winograd transforms. Pipelines of matrix
     # units are compared in benchmarks.model_devices, and CPUs are validated with random programs.
     if not spec.traits.blocks:
@@ -79,7 +80,7 @@ def ranking_error(spec: DeviceSpec, same_kernel: bool = False) -> float:
 
 
 def kernel_family(program: RProgram) -> tuple[Any, ...]:
-    """Return the key shared by programs with one kernel: form, structure, register tile, vectors and staging.
+    """Return the key that programs with the same kernel share: form, structure, register tile, vectors and staging.
 
     Examples
     --------
@@ -97,7 +98,7 @@ def kernel_family(program: RProgram) -> tuple[Any, ...]:
 
 
 def kernel_form(family: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the key shared by kernel families that differ only in their register tile or its vector axis.
+    """Return the key that kernel families share if they differ only in their register tile or its vector axis.
 
     Examples
     --------

@@ -21,22 +21,24 @@ from roller.tile.structures import Structure, structure_named
 
 @dataclass(frozen=True)
 class TileBatch:
-    """Programs as arrays; fields without an array type are shared by the batch, as in RProgram.
+    """Programs of one expression as arrays, with the fields of RProgram; a field that is no array applies to all.
 
     Parameters
     ----------
     register, block
-        Tiles ``(N, axes)``; ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU).
+        Tiles, shape ``(N, axes)``; ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task
+        (CPU).
     split_k, stages, raster
-        ``(N,)``, or one value for all programs (except ``split_k``).
+        Values of shape ``(N,)``; ``stages`` and ``raster`` may be one value for all programs.
     panel
-        The L1 tile of a CPU ``(N, axes)``; ``None`` on a GPU.
+        The L1 tile of a CPU, shape ``(N, axes)``; ``None`` on a GPU.
     warm
         Inputs that the previous kernel left in the shared cache.
     moments_together
         Whether the kernels (of other compilers) compute two dependent sums over one row in one pass.
     vectors
-        Elements per access of a GPU thread along every axis ``(N, axes)``; ``None``: the template chooses.
+        Number of elements per access of a GPU thread along every axis, shape ``(N, axes)``; if ``None``, the template
+        chooses.
     """
 
     geometry: Geometry
@@ -63,21 +65,21 @@ class TileBatch:
         return len(self.block)
 
     def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> TileBatch:
-        """Return the selected programs, which share the results of :meth:`of_tiles`."""
+        """Return the selected programs, which share the results of :meth:`cached_arrays`."""
         stages = self.stages if isinstance(self.stages, int) else self.stages[index]
         return self.chosen(index, stages, self.raster if isinstance(self.raster, int) else self.raster[index])
 
     def without_vectors(self) -> TileBatch:
-        """Return the programs without their vectors, for tiles of other sizes."""
+        """Return the programs without their vectors, as a basis for tiles of different sizes."""
         return replace(self, vectors=None)
 
     def with_stages_and_rasters(self, stages: int | Sequence[int], raster: int | Sequence[int] = 1) -> TileBatch:
-        """Return the programs with each choice of stages and rasters in turn; a single choice applies to all."""
+        """Return all programs once per choice of stages and raster; a single value belongs to every choice."""
         times, n = max(np.size(stages), np.size(raster)), len(self)
         return self.chosen(np.tile(np.arange(n), times), _each(stages, n), _each(raster, n))
 
     def chosen(self, index: NDArray[np.intp] | NDArray[np.bool_], stages: int | Ints, raster: int | Ints) -> TileBatch:
-        """Return the selected programs with other stages and rasters, ``(N,)`` each."""
+        """Return the selected programs with the given stages and rasters: shape ``(N,)``, or one value for all."""
         found = replace(
             self,
             register=self.register[index],
@@ -94,7 +96,7 @@ class TileBatch:
     def cached_arrays(
         self, spec: DeviceSpec, key: Any, compute: Callable[[], tuple[NDArray[Any], ...]]
     ) -> tuple[NDArray[Any], ...]:
-        """Return arrays ``(N,)`` that depend only on device, tiles and ``split_k``, computed once per batch."""
+        """Return ``compute()``, run once per batch: arrays of shape ``(N,)`` from device, tiles and ``split_k``."""
         found = self._kept(spec, key)
         if found is None:
             found = compute()
@@ -102,7 +104,7 @@ class TileBatch:
         return found
 
     def _kept(self, spec: DeviceSpec, key: Any) -> tuple[NDArray[Any], ...] | None:
-        """Return arrays computed for these programs or for the batch from which they were taken, or ``None``."""
+        """Return the arrays computed for these programs or for the batch they were taken from, or ``None``."""
         own: tuple[DeviceSpec, tuple[NDArray[Any], ...]] | None = self._memo.get(key)
         if own is not None and own[0] is spec:
             return own[1]
@@ -115,12 +117,12 @@ class TileBatch:
         return found
 
     def priced(self, spec: DeviceSpec, seconds: Floats) -> TileBatch:
-        """Store the times predicted for a device in this batch, not in its copies, and return it."""
+        """Store the times predicted for a device in this batch (not in its copies) and return the batch."""
         self._memo["seconds"] = (spec, seconds)
         return self
 
     def known_seconds(self, spec: DeviceSpec) -> Floats | None:
-        """Return the times ``(N,)`` that :meth:`priced` stored for a device, or ``None``."""
+        """Return the times that :meth:`priced` stored for a device, shape ``(N,)``, or ``None`` if there are none."""
         known: tuple[DeviceSpec | None, Floats | None] = self._memo.get("seconds", (None, None))
         return known[1] if known[0] is spec else None
 
@@ -131,7 +133,7 @@ class TileBatch:
 
     @cached_property
     def is_open(self) -> NDArray[np.bool_]:
-        """Whether the extent of each axis differs from call to call, ``(axes,)``."""
+        """Whether the extent of each axis may differ from call to call, shape ``(axes,)``."""
         return np.array([n in self.open_axes for n in self.geometry.names], bool)
 
     @cached_property
@@ -165,13 +167,13 @@ class TileBatch:
 
     @cached_property
     def threads(self) -> Ints:
-        """GPU threads per axis (groups of ``fragment.threads`` in a ``matrix`` program), ``(N, axes)``."""
+        """Number of GPU threads (``matrix``: groups of ``fragment.threads``) per axis, shape ``(N, axes)``."""
         threads = -(-self.block // self.register)
         return threads if self.traits.spreads_reductions else np.where(self.thread_axes, threads, 1)
 
     @cached_property
     def threads_per_block(self) -> Ints:
-        """GPU threads per block, ``(N,)``."""
+        """Number of GPU threads per block, shape ``(N,)``."""
         together = self.fragment.threads if self.fragment else 1
         axes = range(self.block.shape[1]) if self.traits.spreads_reductions else self._spatial
         return product(self.threads, axes) * together
@@ -193,32 +195,32 @@ class TileBatch:
 
     @cached_property
     def counts(self) -> Ints:
-        """Block tiles per axis, ``(N, axes)``."""
+        """Number of block tiles per axis, shape ``(N, axes)``."""
         return self.geometry.counts(self.block)
 
     @cached_property
     def blocks(self) -> Ints:
-        """Number of blocks in the launch, including split-K parts, ``(N,)``."""
+        """Number of blocks in the launch, including split-K parts, shape ``(N,)``."""
         return product(self.counts, self._spatial) * self.split_k
 
     @cached_property
     def steps(self) -> Ints:
-        """Reduction steps of one block, ``(N,)``."""
+        """Number of reduction steps per block, shape ``(N,)``."""
         return -(-product(self.counts, self._reduced) // self.split_k)
 
     @cached_property
     def step_points(self) -> Ints:
-        """Reduction points of one step, ``(N,)``."""
+        """Number of reduction points per step, shape ``(N,)``."""
         return product(self.block, self._reduced)
 
     @cached_property
     def register_outputs(self) -> Ints:
-        """Number of accumulators per thread or micro-kernel, ``(N,)``."""
+        """Number of accumulators per thread or micro-kernel, shape ``(N,)``."""
         return product(self.register, self._spatial)
 
     @cached_property
     def register_points(self) -> Ints:
-        """Number of reduction points unrolled in registers, ``(N,)``."""
+        """Number of reduction points unrolled in registers, shape ``(N,)``."""
         return product(self.register, self._reduced)
 
     @cached_property
@@ -226,7 +228,7 @@ class TileBatch:
         return {}
 
     def register_elements(self, access: Access) -> Ints:
-        """Return the number of elements in the data tile of a register tile, ``(N,)``."""
+        """Return the number of elements in the data tile of a register tile, shape ``(N,)``."""
         key = ("register", id(access))
         if key not in self._memo:
             self._memo[key] = access.elements(self.register)
@@ -234,7 +236,7 @@ class TileBatch:
         return found
 
     def block_elements(self, access: Access) -> Ints:
-        """Return the number of elements in the data tile of a block tile, ``(N,)``."""
+        """Return the number of elements in the data tile of a block tile, shape ``(N,)``."""
         key = ("block", id(access))
         if key not in self._memo:
             self._memo[key] = access.elements(self.block)
@@ -242,7 +244,7 @@ class TileBatch:
         return found
 
     def lanes(self, width: int) -> Ints:
-        """Return the number of lanes per TEU and axis ``(N, axes)``: reductions first, then contiguous output axes."""
+        """Return a TEU's number of lanes per axis, shape ``(N, axes)``: reductions first, then contiguous outputs."""
         if width not in self._memo:
             self._memo[width] = self._lanes(width)
         found: Ints = self._memo[width]
@@ -259,12 +261,12 @@ class TileBatch:
 
 
 def _each(values: int | Sequence[int], programs: int) -> int | Ints:
-    """Return one value for all programs, or each of several values for ``programs`` programs."""
+    """Return a single value unchanged, or several values, each repeated ``programs`` times."""
     return values if isinstance(values, int) else np.repeat(np.asarray(values, np.int64), programs)
 
 
 def batch_of(programs: Sequence[RProgram]) -> TileBatch:
-    """Return, as a batch, programs of one expression, structure and vector axis that are all pipelined or all not."""
+    """Return a batch of programs that share expression, structure and vector axis and are all pipelined or all not."""
     first = programs[0]
     g = Geometry.of(first.expr)
     layers = len(first.tiles)
@@ -291,12 +293,12 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
 
 
 def batched_axis(program: RProgram) -> str | None:
-    """Return the vector axis that the programs of a batch share on a SIMD device, else ``None``."""
+    """Return the vector axis that the programs of a batch must share: the program's on a SIMD device, else ``None``."""
     return program.vector_axis if KINDS[program.kind].simd else None
 
 
 def _vectors(programs: Sequence[RProgram], g: Geometry) -> Ints:
-    """Return the vector elements of a thread along every axis: chunks that fill its tile, or one."""
+    """Return the number of elements per vector along every axis: 1 where vectors do not divide the register tile."""
     found = np.ones((len(programs), len(g.names)), np.int64)
     for row, p in zip(found, programs, strict=True):
         if p.vector_axis is not None and p.tile("register")[p.vector_axis] % p.vector_elements == 0:

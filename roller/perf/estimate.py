@@ -18,7 +18,7 @@ class Estimate:
     Parameters
     ----------
     seconds
-        Predicted seconds of one call.
+        Predicted time of one call, in seconds.
     bottleneck
         Name of the term that bounds the time.
     term_items
@@ -27,8 +27,8 @@ class Estimate:
         Expected error of ``seconds``: one standard deviation of ``ln(measured / seconds)``; ``None`` for estimates
         stored by older versions.
     clock_hz
-        Clock of the arithmetic (Hz): the device's, or a lower one under its power limit; ``None`` for estimates stored
-        by older versions.
+        Clock rate of the arithmetic units (Hz): the device's, or a lower one under its power limit; ``None`` for
+        estimates stored by older versions.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class Estimate:
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """Seconds one expected error below and above ``seconds``; both are ``seconds`` if no error is known."""
+        """Times (seconds) one expected error below and above ``seconds``; both equal ``seconds`` without an error."""
         factor = math.exp(self.expected_error or 0.0)
         return self.seconds / factor, self.seconds * factor
 

@@ -18,14 +18,14 @@ _PIPES = {"cuda": "CUDA cores", "hip": "vector units"}
 
 
 def fragment_supports(fragment: Fragment, expression: TensorExpr) -> bool:
-    """Return whether a fragment multiplies the two inputs of an expression."""
+    """Return whether a fragment can multiply the two inputs of an expression and add up the products."""
     anchor, tensors = expression.anchor, expression.tensors
     alike = [tensors[x.tensor].dtype for x in anchor.loads] == [fragment.operand] * 2
     return alike and anchor.combiner == "sum" and anchor.acc_dtype == fragment.accumulator
 
 
 def unit_notes(expressions: Iterable[TensorExpr], spec: DeviceSpec, *, ours: bool = False) -> tuple[str, ...]:
-    """Return a sentence for each dtype of a product that is not priced at the rate of the matrix unit.
+    """Return a sentence for each dtype whose products are not priced at the full rate of the matrix unit.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def unit_notes(expressions: Iterable[TensorExpr], spec: DeviceSpec, *, ours: boo
 
 
 def _operands(expression: TensorExpr) -> str | None:
-    """Return the dtype of both operands of a product, or ``None``."""
+    """Return the dtype that both operands of a product share, or ``None`` if the expression is no such product."""
     anchor, tensors = expression.anchor, expression.tensors
     dtypes = {tensors[x.tensor].dtype for x in anchor.loads if x.tensor in tensors}
     return dtypes.pop() if anchor.combiner == "sum" and len(anchor.loads) == 2 and len(dtypes) == 1 else None
@@ -78,7 +78,7 @@ def _note(expression: TensorExpr, dtype: str, spec: DeviceSpec, ours: bool) -> s
 
 
 def _note_on_instructions(used: list[Fragment], dtype: str, spec: DeviceSpec, ours: bool) -> str:
-    """Return the note on the matrix instructions of a dtype, or ``""`` if they are the fastest."""
+    """Return the note on the matrix instructions for a dtype, or ``""`` if none is needed."""
     known = {f.family for f in used}
     families = ", ".join(sorted(known))
     if ours and not any(f.emitted for f in used):

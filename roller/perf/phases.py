@@ -1,4 +1,4 @@
-"""The time of alternating phases through which several customers pass: how far the shorter phases are hidden."""
+"""Times of alternating phases through which several customers pass: how far the shorter phases are hidden."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from roller.tile.geometry import Floats, Ints
 
 
 def overlap_two_phases(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats | float) -> Floats:
-    """Return the time of two alternating phases of ``blocks`` co-resident blocks; each phase serves one at a time.
+    """Return the time of two phases between which ``blocks`` co-resident blocks alternate; each serves one at a time.
 
     Examples
     --------
     >>> float(overlap_two_phases(np.array(1.0), np.array(1.0), np.array(1)))
     2.0
     """
-    # Closed queueing network of two stations (Buzen): with ``rho`` the shorter over the longer phase, the time is
-    # ``longer * (1 - rho**(blocks+1)) / (1 - rho**blocks)``: the sum for one customer, the longer phase for many.
+    # Closed queueing network of two stations (Buzen): if ``rho`` is the shorter phase over the longer, the time is
+    # ``longer * (1 - rho**(blocks+1)) / (1 - rho**blocks)``: the sum of both for one customer, the longer for many.
     longest = np.maximum(np.maximum(memory_s, compute_s), 1e-30)
     rho = np.minimum(np.minimum(memory_s, compute_s) / longest, 1.0 - 1e-9)
     return np.asarray(longest * (1.0 - rho ** (blocks + 1)) / (1.0 - rho**blocks))
 
 
 def alternate_phases(phases_s: Sequence[Floats], customers: Floats | Ints) -> Floats:
-    """Return the time in which all customers pass once through all phases, one at a time per phase.
+    """Return the time in which all customers pass once through all phases, each of which serves one at a time.
 
     Examples
     --------
@@ -33,8 +33,8 @@ def alternate_phases(phases_s: Sequence[Floats], customers: Floats | Ints) -> Fl
     >>> float(alternate_phases(two, np.array(1.0))), float(alternate_phases(two, np.array(2.0)))
     (2.0, 1.5)
     """
-    # Mean value analysis of a closed queueing network; ``phases_s`` are the phases of all customers together. The time
-    # of one customer is their sum; between whole numbers of customers it is interpolated.
+    # Mean value analysis of a closed queueing network; ``phases_s`` are the times of all customers together. The
+    # result for one customer is their sum; it is interpolated between whole numbers of customers.
     total = np.maximum(_sum(phases_s), 1e-30)
     time = total + np.zeros(np.shape(customers))
     queues = [d / total for d in phases_s]

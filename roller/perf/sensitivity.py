@@ -1,4 +1,4 @@
-"""Elasticities of predicted times with respect to each number of a device, for fixed programs."""
+"""Elasticities of predicted times with respect to each parameter of a device, for fixed programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pricer = Callable[[DeviceSpec], Floats]
 
 @dataclass(frozen=True)
 class FieldStep:
-    """A field of a device, and the specs that differ from the device in this field.
+    """A field of a device, and the specs that differ from the device's only in this field.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class FieldStep:
     value
         Value in the device's spec.
     quantity
-        Unit and range.
+        Unit and range of the field.
     sides
         ``((changed value, spec), ...)``; a side that contradicts other fields is missing.
     """
@@ -43,7 +43,7 @@ class FieldStep:
 
 
 def nearest_values(value: float, quantity: Quantity) -> tuple[float, ...]:
-    """Return the values :data:`STEP` below and above, at least one apart for integers."""
+    """Return the values one relative :data:`STEP` below and above ``value``; for integers, at least 1 away from it."""
     if not quantity.integer:
         return value / (1 + STEP), value * (1 + STEP)
     step = max(1, round(STEP * int(value)))
@@ -53,7 +53,7 @@ def nearest_values(value: float, quantity: Quantity) -> tuple[float, ...]:
 def field_steps(
     spec: DeviceSpec, values: Callable[[float, Quantity], Sequence[float]] = nearest_values
 ) -> Iterator[FieldStep]:
-    """Yield the step of every numeric field of a device that the model may read."""
+    """Yield the step of every numeric device field that the model may read."""
     known = settable_fields(spec)
     for field in spec.values():
         if not field.startswith("accuracy."):
@@ -66,7 +66,7 @@ def field_step(
     spec: DeviceSpec, field: str, quantity: Quantity,
     values: Callable[[float, Quantity], Sequence[float]] = nearest_values,
 ) -> FieldStep | None:  # fmt: skip
-    """Return the step of a field, or ``None`` if no other value is valid."""
+    """Return the step of a field, or ``None`` if neither changed value is valid."""
     # Bytes and powers of two step to half and double: values in between do not occur, and a small step would change the
     # result only for programs at the limit.
     value = spec.values()[field]
@@ -83,12 +83,12 @@ def field_step(
 
 
 def elasticity(step: FieldStep, price: Pricer, base: Floats) -> Floats:
-    """Return the change in ``ln`` seconds per change in ``ln`` field, for each program."""
+    """Return, for each program, the change in the logarithm of its seconds per change in the logarithm of the field."""
     return slope([(0.0, base), *((math.log(other / step.value), price(spec)) for other, spec in step.sides)])
 
 
 def slope(points: Iterable[tuple[float, Floats | Sequence[float]]]) -> Floats:
-    """Return rise over width between the first and the last finite value of each column, or 0 if the width is 0."""
+    """Return the slope between the first and the last finite value of each column, or 0 if they coincide."""
     ordered = sorted(points, key=lambda p: p[0])
     x, y = np.array([p[0] for p in ordered]), np.stack([p[1] for p in ordered])
     fits = np.isfinite(y)

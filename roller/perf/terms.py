@@ -1,7 +1,7 @@
-"""Terms: a predicted time as a tree of the model's numbers, each with the rule that computed it from its parts.
+"""Terms: a predicted time as a tree of the model's values, each with the rule that computed it from its parts.
 
-Applying the rules to the leaves reproduces the predicted seconds exactly (in double precision, with parts from left to
-right).
+Applying the rules to the leaves reproduces the predicted seconds exactly (in double precision, with parts taken from
+left to right).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-#: Description of each rule. Leaves are ``given``: counted from the program, or a number of the device.
+#: Description of each rule. Leaves are ``given``: counted from the program, or a parameter of the device.
 RULES: Mapping[str, str] = {
     "given": "counted from the program, or a number of the device",
     "sum": "parts added",
@@ -33,20 +33,20 @@ RULES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Term:
-    """One number of a prediction.
+    """One value of a prediction.
 
     Parameters
     ----------
     name
         Description in words.
     value, unit
-        The number in full precision; ``"s"``, ``"bytes"``, ``"bytes/s"``, ``"cycles"``, or ``""`` for counts.
+        The value in full precision; its unit: ``"s"``, ``"bytes"``, ``"bytes/s"``, ``"cycles"``, or ``""`` for counts.
     rule
         Key of :data:`RULES`.
     parts
-        Operands of the rule, in order; empty for a ``given`` number.
+        Operands of the rule, in order; empty for a ``given`` value.
     layer
-        Memory layer of the number, or ``""``.
+        Memory layer to which the value refers, or ``""``.
     """
 
     name: str
@@ -77,22 +77,22 @@ class Term:
 
 
 class TermBuilder:
-    """Builds terms of one program, and of one wave if numbers differ between waves, from the arrays of a batch."""
+    """Builds the terms of one program from a batch's arrays, for one wave if values differ between waves."""
 
     def __init__(self, row: int = 0, wave: int | None = None) -> None:
         self.row, self.wave = row, wave
 
     def number(self, value: Any) -> float:
-        """Return this program's number from an array of shape ``()``, ``(N,)`` or ``(waves, N)``."""
+        """Return this program's value from an array of shape ``()``, ``(N,)`` or ``(waves, N)``."""
         array = np.asarray(value)
         if array.ndim == 2:
             return float(array[self.wave if self.wave is not None else 0, self.row])
         return float(array[self.row] if array.ndim else array)
 
     def given(self, name: str, value: Any, unit: str = "", layer: str = "") -> Term:
-        """Return a leaf."""
+        """Return a leaf term."""
         return Term(name, self.number(value), unit, layer=layer)
 
     def made(self, rule: str, name: str, value: Any, unit: str, *parts: Term, layer: str = "") -> Term:
-        """Return a term whose ``value`` the model computed by a rule from parts."""
+        """Return a term whose ``value`` the model computed from ``parts`` by ``rule``."""
         return Term(name, self.number(value), unit, rule, parts, layer)

@@ -1,4 +1,4 @@
-"""Probes of a device: each measures one quantity; robust values, their spread, and the YAML that stores them."""
+"""Probes of a device, one per quantity: robust values, their spread, and the YAML that stores them."""
 
 from roller.probing.measured import MAX_SPREAD, Measured, combine_rounds, median_of_fastest_windows, split_by_spread
 from roller.probing.probe import Finding, Probe, Statement, read_statement

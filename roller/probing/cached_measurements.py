@@ -1,4 +1,4 @@
-"""Reads the programs measured on a device from the kernel cache."""
+"""Read the programs measured on a device from the kernel cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Evidence:
     """Programs in the cache that were measured on a device."""
 
     observations: tuple[Observation, ...]  #: Measured programs, oldest kernels first
-    outdated: int  #: Number of kernels left out because another version of roller's sources built them
+    outdated: int  #: Number of kernels left out because a different version of roller's sources built them
     #: Reasons and counts of times left out because they were disturbed, most frequent first.
     doubtful: tuple[tuple[str, int], ...] = ()
 

@@ -1,8 +1,8 @@
-"""Finds the field of a device's spec that best explains the errors of predictions.
+"""Find the field of a device's spec that best explains the errors of predictions.
 
-A wrong field leaves residuals proportional to the predictions' elasticity with respect to it. The field that best
-explains operators left out of the fit is named; if no field explains them, or several do equally well, the diagnosis
-says so.
+A field with a wrong value leaves residuals proportional to the predictions' elasticity with respect to it. The field
+that best explains operators left out of the fit is named; if no field explains them, or several do equally well, the
+diagnosis says so.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from roller.templates.pricing import log_prices
 from roller.tile.geometry import Floats, Ints
 from roller.tile.program import RProgram
 
-#: Minimum records and operators for a diagnosis.
+#: Minimum numbers of records and operators for a diagnosis.
 RECORDS, OPERATORS = 12, 5
 #: Median relative residual below which predictions agree.
 AGREES = 0.03
 #: Share of the residuals of dependent operators, each left out of the fit, that a field must explain, and
-#: required significance (deviations of the mean gain; more for few operators).
+#: required significance (standard errors of the mean gain; more for few operators).
 EXPLAINED, SURE = 0.3, 3.0
-#: Deviations by which a field must explain more than a rival, over operators on which they differ.
+#: Number of standard errors by which a field must explain more than a rival, over operators on which they differ.
 APART = 2.0
-#: Relative change below which a field is right; minimum dependent records and operators.
+#: Relative change below which a field counts as right, and minimum numbers of records and operators that depend on it.
 LARGE, EVIDENCE, DEPENDENT = 0.04, 6, 3
-#: Minimum elasticity of a record that depends on a field.
+#: Minimum elasticity at which a record counts as depending on a field.
 MATTERS = 0.2
-#: Maximum plausible error of a spec's number as a factor; larger errors come from disturbed or foreign times.
+#: Maximum plausible error of a spec's value, as a factor; larger errors come from times that were disturbed or measured
+#: on a different device.
 PLAUSIBLE = 4.0
-#: Rounds of refitting with prices at the fitted value; number of refitted fields.
+#: Number of rounds of refitting with prices at the fitted value, and number of fields to refit.
 _ROUNDS, _FITTED = 3, 4
-#: Bound of a fitted change of a field's logarithm.
+#: Bound on the fitted change of a field's logarithm.
 _FURTHEST = 3.0
 
 
@@ -49,7 +50,7 @@ class Observation:
 
     operator: str  #: Identity of its expression: errors of one operator are correlated
     program: RProgram
-    measured_s: float  #: Median seconds
+    measured_s: float  #: Median time
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ class Explanation:
     field: str
     value: float
     fitted: float
-    #: How many depend on the field (elasticity of at least :data:`MATTERS`).
+    #: Numbers of records and operators that depend on the field (elasticity of at least :data:`MATTERS`).
     records: int
     operators: int
-    residual: float  #: Mean absolute residual of ``ln`` on operators left out of the fit
+    residual: float  #: Mean absolute residual of the logarithm over operators left out of the fit
 
     @property
     def too_high(self) -> float:
@@ -86,11 +87,11 @@ class Diagnosis:
     device: str
     records: int
     operators: int
-    bias: float  #: Median of measured over predicted
-    residual: float  #: Mean absolute residual of ``ln``, all operators weighted equally
-    finding: Explanation | None  #: The field that explains it, or ``None``
+    bias: float  #: Median ratio of measured to predicted time
+    residual: float  #: Mean absolute residual of the logarithm, with all operators weighted equally
+    finding: Explanation | None  #: The field that explains it, or ``None`` if there is none
     reason: str  #: Reason for no finding, otherwise empty
-    #: The best explanations, best first, which are no findings if ``finding`` is ``None``.
+    #: The best explanations, best first; none of them is a finding if ``finding`` is ``None``.
     tried: tuple[Explanation, ...] = ()
 
     def __repr__(self) -> str:
@@ -115,7 +116,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _ObservationArrays:
-    """Observations as arrays: programs, ``ln`` measured, operators, and weights that sum to 1 per operator."""
+    """Observations as arrays: programs, logarithms of times, operators, and weights that add up to 1 per operator."""
 
     programs: tuple[RProgram, ...]
     measured: Floats
@@ -143,7 +144,7 @@ class _ObservationArrays:
 
 @dataclass(frozen=True)
 class _FieldFit:
-    """A field, the fitted change of its ``ln``, and the residual of each operator left out of the fit."""
+    """A field, the fitted change of its logarithm, and the residual of each operator left out of the fit."""
 
     step: FieldStep
     change: float
@@ -299,7 +300,7 @@ def _explains_residuals(fit: _FieldFit, before: Floats) -> bool:
 
 
 def _is_rival_explanation(best: _FieldFit, other: _FieldFit, before: Floats) -> bool:
-    """Whether the records cannot distinguish ``other`` from ``best`` as an explanation."""
+    """Return whether the records cannot distinguish ``other`` from ``best`` as an explanation."""
     if not _explains_residuals(other, before):
         return False
     gain = other.left - best.left

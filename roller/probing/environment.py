@@ -1,4 +1,4 @@
-"""Collects a machine's versions, compilers, devices and cache for bug reports, without personal data."""
+"""Collect a machine's versions, compilers, devices and cache for bug reports, without personal data."""
 
 from __future__ import annotations
 

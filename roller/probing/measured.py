@@ -1,7 +1,7 @@
 """Robust statistics of repeated short windows.
 
 Disturbances only slow windows down and come in bursts, so a value is the median of the fastest windows, and its spread
-is their range. If even these windows disagree, no undisturbed window was seen, and the value is refused.
+is their range. If even these windows disagree, no undisturbed window was seen, and the value is rejected.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 #: Relative spread above which a value is not written.
 MAX_SPREAD = 0.15
-#: Share of the windows kept, from the fast end.
+#: Share of the windows that are kept, fastest first.
 KEPT_SHARE = 0.25
-#: Share of the rounds kept where disturbances have a direction.
+#: Share of the rounds that are kept if disturbances only raise, or only lower, a value.
 _BEST_SHARE = 0.4
 #: Minimum number of windows for a meaningful spread.
 MIN_KEPT = 3

@@ -42,7 +42,7 @@ class Probe:
     kind: str
     fields: tuple[str, ...]  #: Dotted spec paths it measures, e.g. ``"memory_layers.l2.bandwidth_bytes_per_s"``.
     source: str  #: File below ``microbench/`` whose header gives the :class:`Statement`
-    #: Measures, given the session of the kind (which compiles, pins and times).
+    #: Function that measures, given a session for the device kind, which compiles, pins and times.
     run: Callable[[Any], Finding] = field(compare=False, repr=False)
     needs: tuple[str, ...] = ()  #: Names of probes whose findings it reads; they come first in the registry
 

@@ -1,4 +1,4 @@
-"""Runs the probes of a device in rounds and decides which values may be written."""
+"""Run the probes of a device in rounds and decide which values may be written."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from roller.probing.probe import Finding, Probe
 from roller.runtime.clock import Load
 from roller.runtime.disturbance import Disturbance
 
-#: Rounds of a normal and of a quick run.
+#: Numbers of rounds of a normal and of a quick run.
 ROUNDS, QUICK_ROUNDS = 7, 1
 #: Time limit of all rounds in seconds; a loaded machine completes fewer.
 LIMIT_S = 50.0
-#: Suffixes of fields that disturbances only raise, and only lower.
+#: Suffixes of fields that disturbances only raise, and of fields that they only lower.
 _TIMES, _RATES = ("_s",), ("_per_s", "clock_hz", "_flops_per_s", "schedulers_per_unit")
-#: Differences of two times, which a disturbance of the shorter one lowers too.
+#: Fields that are differences of two times; a disturbance of the shorter time lowers them, too.
 _DIFFERENCES = ("execution.barrier_s", "execution.fork_s", "memory_layers.l1.tlb_miss_s")
 #: Prefix of messages about disturbed probes, and name for remarks about the whole run.
 _OTHERS, _MACHINE = "disturbed: ", "this machine"
@@ -55,8 +55,8 @@ class Report:
 
     values: dict[str, Measured]  #: Values that may be written, by dotted path
     beside: dict[str, Measured]  #: Values outside the schema
-    refused: dict[str, str]  #: Reasons by path
-    failed: dict[str, str] = field(default_factory=dict)  #: Reasons by probe that could not run
+    refused: dict[str, str]  #: Reasons why values must not be written, by path
+    failed: dict[str, str] = field(default_factory=dict)  #: Reasons why probes could not run, by probe
     remarks: tuple[str, ...] = ()  #: Remarks of the probes in the last round
     wall_s: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Writes measured values into a specification's YAML without changing other values."""
+"""Write measured values into a specification's YAML without changing other values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def insert_measured_values(
 
 
 def mark_errors_validated(text: str, where: str = "the specification") -> str:
-    """Return a specification's YAML whose errors are marked as valid for its current numbers."""
+    """Return a specification's YAML whose errors are marked as valid for its current values."""
     # Only right after probing a CPU: the errors were found on probed CPUs. An edit of the file ends their validity.
     key = parse_spec(text, where).numbers_key
     return re.sub(rf"(?m)^(  {VALIDATED_WITH}:).*$", rf'\1 "{key}"', text)
@@ -121,7 +121,7 @@ def _has_separate_clocks(root: yaml.MappingNode) -> bool:
 
 
 def _has_number_sources(node: yaml.Node) -> bool:
-    """Whether a node contains the sources of a number rather than the fields of a section."""
+    """Return whether a node contains the sources of a number rather than the fields of a section."""
     return isinstance(node, yaml.MappingNode) and any(k.value in SOURCES for k, _ in node.value)
 
 
@@ -205,13 +205,13 @@ def spec_to_yaml(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, 
         lines += section("", present_numbers(layer), f"memory_layers.{layer.name}", "    ")[1:]
     if accuracy := present_numbers(spec.accuracy):
         head, *errors = section("accuracy:", accuracy, "accuracy")
-        # The errors stay valid when the text is read back; an edit of the numbers ends that.
+        # The errors stay valid when the text is read back; an edit of the values invalidates them.
         lines += ["", head, f"  {VALIDATED_WITH}: {_quote_note('', spec.numbers_key)}", *errors]
     return "\n".join(lines) + "\n"
 
 
 def _clock_lines(spec: DeviceSpec, entry: Callable[[str, float], str]) -> list[str]:
-    """Return the lines for one or two clocks and for the board's numbers."""
+    """Return the lines for one or two clocks and for the board's values."""
     power = [] if spec.power_w is None else [f"power_w: {entry('power_w', spec.power_w)}"]
     of_process = ("", "_convolution", "_eager", "_least", "_most")
     for name in (*(f"process{part}_bytes" for part in of_process), "link_bytes_per_s", "link_latency_s"):

@@ -17,7 +17,7 @@ UNDERSTOOD = (
     "an entry file (.py), an ONNX model (.onnx), a recording of PyTorch's profiler (.json, .json.gz), a saved profile, "
     "a kernel or a benchmark's results (.json), or the folder of a compiled model"
 )
-#: Words in the names of columns with predicted numbers; other columns are measured, or sizes.
+#: A column whose name contains one of these is labelled as predicted; all others are labelled as measured.
 _PREDICTED = ("predicted", "roofline", "model_s", "expected")
 
 

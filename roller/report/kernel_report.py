@@ -1,4 +1,4 @@
-"""HTML report of a kernel: tiles, terms of its price, comparison with other candidates, and source."""
+"""HTML report of a kernel: tiles, terms of its predicted time, comparison with other candidates, and source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 from roller.tile.winograd_products import products_program
 
-#: Number of candidates listed.
+#: Maximum number of candidates to list.
 _CANDIDATES = 10
 
 
@@ -30,12 +30,11 @@ class _ExplainableArtifact:
 
     @property
     def program(self) -> RProgram:
-        """The artifact's program."""
         return self.artifact.program
 
 
 def page_of_kernel(artifact: KernelArtifact, *, anonymous: bool = False) -> str:
-    """Return a kernel as one self-contained HTML file."""
+    """Return the report of a kernel as one self-contained HTML file."""
     data = {"view": "kernel", **kernel_data(artifact)}
     if anonymous:
         data = without_paths({**data, "source": ""})
@@ -43,7 +42,7 @@ def page_of_kernel(artifact: KernelArtifact, *, anonymous: bool = False) -> str:
 
 
 def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str, Any]:
-    """Return a kernel's page data; ``explained`` constructs its candidates again, which takes seconds."""
+    """Return a kernel's page data; if ``explained``, construct its candidates again, which takes seconds."""
     estimate = stored_estimate(artifact)
     data: dict[str, Any] = {
         "name": artifact.expression.name,
@@ -90,7 +89,7 @@ def _explanation_and_candidates(artifact: KernelArtifact) -> dict[str, Any]:
 
 
 def stored_estimate(artifact: KernelArtifact) -> Estimate | None:
-    """Return the prediction stored in an artifact, or ``None``."""
+    """Return the prediction stored in an artifact, or ``None`` if there is none or it is malformed."""
     try:
         return Estimate.from_dict(artifact.estimate) if artifact.estimate.get("seconds") is not None else None
     except ArtifactError:
@@ -98,7 +97,7 @@ def stored_estimate(artifact: KernelArtifact) -> Estimate | None:
 
 
 def tile_levels(program: RProgram) -> list[dict[str, Any]]:
-    """Return each tile of a program, as its name and its extents by axis, from the whole down to the smallest."""
+    """Return the name and the extents by axis of each tile of a program, from the whole down to the smallest."""
     program = products_program(program) or program  # its tiles are the tiles of the matrix products
     reduced = {a.name for a in program.axes if a.kind != "spatial"}
     whole: Mapping[str, int] = {a.name: a.extent for a in program.axes}

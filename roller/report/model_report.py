@@ -21,7 +21,7 @@ from roller.runtime.container import MODEL_BUNDLE, SAVED, Container
 
 
 def page_of_model(folder: Path, *, anonymous: bool = False, explain_s: float = 30.0) -> str:
-    """Return a compiled model as one self-contained HTML file; spend at most ``explain_s`` seconds on explanations."""
+    """Return a compiled model's report as one HTML file; explain its kernels for about ``explain_s`` seconds."""
     name, device, steps, artifacts = _read(folder)
     data = model_data(name, device, steps, artifacts, explain_s)
     if anonymous:
@@ -74,13 +74,13 @@ def model_data(
 
 
 def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Sum a number over the steps that run a kernel; return ``None`` if a step lacks it."""
+    """Sum a value over the steps that run a kernel; return ``None`` if there are none or one lacks it."""
     values = [row[name] for row in rows if row["kind"] == "run"]
     return sum(values) if values and None not in values else None
 
 
 def _interval(rows: Sequence[Mapping[str, Any]]) -> list[float] | None:
-    """Sum the interval ends over the steps, assuming errors of the same sign; return ``None`` if one is unknown."""
+    """Sum the steps' interval ends, as if all errors had the same sign; return ``None`` if one is unknown."""
     ends = [row["interval_s"] for row in rows if row["kind"] == "run"]
     return None if not ends or None in ends else [sum(end[place] for end in ends) for place in (0, 1)]
 

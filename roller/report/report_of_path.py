@@ -1,4 +1,4 @@
-"""HTML report on a path of any kind: a step, a recording, a kernel, a compiled model or benchmark results."""
+"""HTML report of what a path names: a step, a recording, a kernel, a compiled model or benchmark results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from roller.runtime.container import MODEL_BUNDLE, SAVED
 #: Kinds of reports.
 ReportKind = Literal["entry", "script", "model", "profile", "recording", "compiled model", "kernel", "benchmark"]
 
-#: Bytes read from a JSON file to find its kind, and marks of each kind; a benchmark has no mark.
+#: Number of bytes to read from a file to find its kind, and the marks of kinds; a benchmark has no mark.
 _HEAD = 4096
 _KERNEL_MARKS = (b"roller kernel\n", b'{"format_version": ')
 _EVENTS = b'"traceEvents"'
@@ -50,7 +50,7 @@ def html_report(
     arguments: Sequence[str] = (),
     patience_s: float = PATIENCE_S,
 ) -> str:
-    """Return a report as one self-contained HTML file of at most 1.5 MB."""
+    """Return the report of what ``path`` names as one self-contained HTML file of at most 1.5 MB."""
     path = Path(path)
     kind = kind_of_report(path)
     if kind == "compiled model":
@@ -80,7 +80,7 @@ def html_report(
 
 
 def hints_page_data(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
-    """Return the hints for a profile's page: ``hints``, and ``price``, or ``price_note`` if there is no price."""
+    """Return the data of a profile's hints for its page, with ``price_note`` if ``prices`` lacks the device."""
     rate = None if prices is None else prices.devices.get(found.device)
     hints = found.hints(None if rate is None else rate.per_hour)
     parts = hints_and_difference_data(found, hints, None, "" if prices is None else prices.currency, rate)
@@ -90,7 +90,7 @@ def hints_page_data(found: StepProfile, prices: RateCard | None) -> dict[str, An
 
 
 def kind_of_report(path: Path) -> ReportKind:
-    """Determine the kind of a path from its suffix and the beginning of the file."""
+    """Return the kind of report for a path, judged by its suffix and contents; raise an error if there is none."""
     if path.is_dir():
         if not any((path / kind.manifest).is_file() for kind in (MODEL_BUNDLE, SAVED)):
             raise RollerError(
@@ -115,7 +115,7 @@ def kind_of_report(path: Path) -> ReportKind:
 
 
 def _file_contains(path: Path, mark: bytes) -> bool:
-    """Return whether a file contains a mark anywhere, since a recording may begin with a long description."""
+    """Return whether a file contains a mark anywhere; a recording may begin with a long description."""
     with open_regular_file(path) as file:
         before = b""
         while part := file.read(1 << 20):

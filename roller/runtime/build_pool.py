@@ -35,7 +35,7 @@ R = TypeVar("R")
 _POLL_S = 0.05
 #: Constant of ``linux/prctl.h``.
 _PR_SET_PDEATHSIG = 1
-#: Not empty in a forked process.
+#: Non-empty in a forked process.
 _FORKED: list[bool] = []
 
 if hasattr(os, "register_at_fork"):
@@ -106,7 +106,7 @@ class _Pool:
         return [w for w in self._crew if w.name is not None]
 
     def hand_out(self, *, start: bool = True) -> None:
-        """Give a job to every idle worker, and, with ``start``, to new workers up to the limit."""
+        """Give a job to every idle worker and, if ``start``, to new workers up to the limit."""
         limit = self._limit if start else 0
         while self.waiting and (free := _idle_or_new_worker(self._crew, limit, self._start)) is not None:
             _send_job(free, self.waiting.pop(0))
@@ -166,7 +166,7 @@ class _Pool:
 
 
 def _idle_or_new_worker(crew: list[_Worker], limit: int, start: Callable[[], _Worker]) -> _Worker | None:
-    """Return an idle worker, or a new one below the limit; ``None`` if all are busy."""
+    """Return an idle worker or, below the limit, a new one; ``None`` if there is neither."""
     found = next((w for w in crew if w.name is None), None)
     if found is None and len(crew) < limit:
         with interrupts_deferred():  # an interrupt here must not leave a child that nobody ends
@@ -212,7 +212,7 @@ def _start(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Work
 def _run_child_jobs(
     build: Callable[[Any], Any], jobs: Mapping[str, Any], connection: Any, folder: str, parent: int
 ) -> None:
-    """Run the jobs named by the parent in the child; send ``(error, value, seconds)`` for each."""
+    """Run, in the child, the jobs that the parent names; send ``(error, value, seconds)`` for each."""
     _die_with_parent(parent)
     os.setsid()  # own process group, so that stopping the build also stops its linker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
@@ -239,7 +239,7 @@ def _receive_job_name(connection: Any) -> str | None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have Linux kill this process when its parent is gone; no effect on other operating systems."""
+    """Have Linux kill this process when its parent is gone; do nothing on other operating systems."""
     # The signal comes when the forking thread ends: build_all leaves no child running when it returns.
     if not sys.platform.startswith("linux"):
         return
@@ -279,7 +279,7 @@ def _crash_result(worker: _Worker) -> BuildResult[Any]:
 
 
 def _dismiss_worker(worker: _Worker) -> None:
-    """Let an idle worker exit."""
+    """Make an idle worker exit and release its process and pipe."""
     if worker.process is None:
         return
     with contextlib.suppress(OSError):

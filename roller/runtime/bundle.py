@@ -80,7 +80,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line."""
+    """Run the command line; return the exit code."""
     return run_command(_parser(), {"run": _run, "verify": _verify}, arguments)
 
 

@@ -1,4 +1,4 @@
-"""Helpers for the bundle commands: progress lines on standard output, and one-line errors on standard error."""
+"""Helpers for the bundle commands: progress lines on standard output and one-line errors on standard error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Verb = Callable[[argparse.Namespace], int]
 
 
 class Verifiable(Protocol):
-    """Open bundle that can check its files."""
+    """An open bundle that can check its files."""
 
     def verify(self) -> str:
         """Read every file; return a description of the contents."""
@@ -28,7 +28,7 @@ def print_progress(line: str) -> None:
 
 
 def verify(folder: Path, bundle: Verifiable) -> int:
-    """Check every file of a bundle."""
+    """Check every file of a bundle, print what it contains and return 0."""
     print_progress(f"{folder}: {bundle.verify()}, all as listed")
     return 0
 

@@ -21,7 +21,8 @@ _MAGIC = b"RLB1"
 _HEAD = struct.Struct("<4sI")
 #: Largest unpacked size of an operator's file in bytes, so that a damaged one cannot exhaust memory.
 _LARGEST = 1 << 28
-#: Build facts that differ between builds of one kernel; left out, so that equal models give equal bundles.
+#: Keys of ``build`` that differ between builds of one kernel; they are left out, so that equal models give equal
+#: bundles.
 _OF_THE_BUILD = ("log", "seconds", "prove_s")
 
 Candidates = Sequence[tuple[str, KernelArtifact]]
@@ -34,17 +35,17 @@ class OperatorEntry:
     Parameters
     ----------
     file, sha256, size_bytes
-        Path of the file with its candidates, relative to the bundle; its digest and size.
+        Path, relative to the bundle, of the file with the operator's candidates; digest and size of this file.
     candidates, predicted_s
-        Ids and predicted seconds, best estimate first.
+        Ids and predicted seconds of the candidates, best estimate first.
     binaries
         Number of candidates, counted from the first, that include a binary; the others include only source.
     failed
         ``(id, reason)`` for each candidate that did not lower or build.
     flops
-        Floating-point operations per call, if known.
+        Number of floating-point operations per call; ``None`` if unknown.
     proved
-        Proof of each candidate (``"emulated"``, ``"not proved (reason)"``); empty if no proof was requested.
+        Result of each candidate's proof (``"emulated"``, ``"not proved (reason)"``); empty if no proof was requested.
     """
 
     id: str
@@ -61,7 +62,7 @@ class OperatorEntry:
 
 
 def pack(candidates: Candidates, binaries: int | None = None) -> bytes:
-    """Serialize the candidates of one operator, with at most ``binaries`` binaries."""
+    """Serialize the candidates of one operator, with binaries for only the first ``binaries`` (all if ``None``)."""
     shared: dict[str, int] = {}
     blobs: dict[bytes, int] = {}
     rows = []
@@ -143,7 +144,7 @@ def _entry_from_json(row: Mapping[str, Any]) -> OperatorEntry:
 
 
 class Bundle(DeviceContainer):
-    """Open bundle of kernels; see :class:`~roller.runtime.container.Container`."""
+    """An open bundle of kernels; see :class:`~roller.runtime.container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, BUNDLE)

@@ -16,7 +16,7 @@ from roller.targets import is_simulated_device
 
 
 def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, Any]:
-    """Import the results of ``bundle run``."""
+    """Import the results that ``bundle run`` wrote to ``path``; return the numbers of imported kernels and times."""
     results = RESULTS.read(path)
     try:
         return _store_results(results, path, cache or KernelCache())

@@ -1,4 +1,4 @@
-"""Check and time all kernels of a bundle; needs Python, NumPy and (for a GPU) CuPy only."""
+"""Checks and times all kernels of a bundle; requires only Python, NumPy and, for a GPU, CuPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roller.runtime.records import Record
 from roller.runtime.resumable_run import ResumedRun, machine_facts, run_unknown_items
 
 RESULTS = DocumentKind("roller-results", 1, "the results of a bundle of kernels")
-#: Operators per device whose candidates are loaded and whose references are computed ahead.
+#: Number of operators, after the current one, whose candidates are loaded and whose references are computed ahead.
 _AHEAD = 2
 
 #: Records by operator and candidate.
@@ -98,7 +98,7 @@ class OperatorRun:
     keep
         Function that stores a new record for an operator.
     options
-        Options for profiling; the time budget starts now.
+        Options for profiling; the time budget starts when this object is created.
     say
         Function that receives one line per operator.
     ranks
@@ -125,7 +125,7 @@ class OperatorRun:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run began."""
+        """Time since the run began, in seconds."""
         return time.monotonic() - self._start
 
     def on(self, sessions: Sequence[ProfilerSession]) -> None:

@@ -167,7 +167,7 @@ class KernelCache:
             return found
 
     def trim(self, limit_bytes: float | None = None, keep: Sequence[str] = ()) -> tuple[int, int]:
-        """Remove the least recently used files until the rest fits the limit; return files and bytes removed."""
+        """Remove the least recently used files until the rest fits the limit; return the numbers of files and bytes."""
         if not self.folder.exists():
             return 0, 0
         most = read_limit(self.folder)[0] if limit_bytes is None else limit_bytes
@@ -201,7 +201,7 @@ class KernelCache:
             return ()
 
     def info(self) -> dict[str, Any]:
-        """Return location, counts and sizes (bytes) as plain data."""
+        """Return the location, the counts and the sizes, in bytes, as plain data."""
         try:
             entries, measured, measurements = self._guarded(self.database.counts)
         except (OSError, sqlite3.Error) as err:
@@ -222,7 +222,7 @@ class KernelCache:
         }
 
     def clear(self, *, measurements: bool = False) -> int:
-        """Remove all kernels, and, on request, the measurements; return the number of artifacts removed."""
+        """Remove all kernels and, if ``measurements``, all measurements; return the number of artifacts removed."""
         if not self.folder.exists():
             return 0
         try:
@@ -241,7 +241,7 @@ class KernelCache:
         return removed
 
     def writing(self, *, alone: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Lock out removal of files; with ``alone``, also other writers."""
+        """Keep other processes from removing files and, if ``alone``, from writing."""
         return self._lock("writing", shared=not alone, keep=True)
 
     def _lock(self, name: str, **options: bool) -> contextlib.AbstractContextManager[None]:
@@ -249,7 +249,7 @@ class KernelCache:
         return file_lock(make_trusted_folder(self.folder) / "locks" / f"{name}.lock", **options)
 
     def make_row(self, key: CacheKey, entry: CacheEntry) -> Row:
-        """Write the artifact's file, and return the row that refers to it."""
+        """Write the artifact's file and return the row that refers to it."""
         data = serialise_artifact(entry.artifact)
         digest = self.files.write(data)
         text = serialise_candidates(entry.candidates)

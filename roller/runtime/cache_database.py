@@ -43,7 +43,7 @@ _FIELDS = "candidate, spec, device, measured_s, predicted_s, status, measured_at
 
 @dataclass(frozen=True)
 class Row:
-    """Row of ``entries``; ``candidates`` and ``parts`` are JSON texts, and ``artifact`` is a digest."""
+    """A row of ``entries``; ``candidates`` and ``parts`` are JSON texts, and ``artifact`` is a digest."""
 
     key: str
     parts: str
@@ -62,7 +62,7 @@ class Row:
 
 
 class Database:
-    """SQLite file of a cache folder."""
+    """The SQLite file of a cache folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"cache-v{LAYOUT}.sqlite"
@@ -75,7 +75,7 @@ class Database:
         return Row(*found) if found else None
 
     def rows_of(self, keys: Sequence[str]) -> list[Row]:
-        """Return the existing rows of the keys."""
+        """Return the rows that exist for the given keys."""
         found: list[Any] = []
         with self._reading() as db:
             for start in range(0, len(keys) if db else 0, _VARIABLES):
@@ -133,7 +133,7 @@ class Database:
             db.executemany("DELETE FROM entries WHERE artifact = ?", [(digest,) for digest in artifacts])
 
     def clear(self, measurements: bool) -> None:
-        """Remove all rows, and, on request, the measurements."""
+        """Remove all entries and, if ``measurements``, all measurements."""
         with self._writing() as db:
             db.execute("DELETE FROM entries")
             if measurements:
@@ -146,7 +146,7 @@ class Database:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def bytes(self) -> int:
-        """Return the total size of the file and its log."""
+        """Return the total size of the file and its log, in bytes."""
         total = 0
         for path in self._files():
             with contextlib.suppress(OSError):

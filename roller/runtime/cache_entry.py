@@ -20,7 +20,7 @@ from roller.tile import RProgram
 
 @dataclass(frozen=True)
 class CachedCandidate:
-    """Candidate in a compilation, with the fields of ``roller.Candidate``; ``estimate`` is plain data."""
+    """A candidate of a compilation, with the fields of ``roller.Candidate``; ``estimate`` is plain data."""
 
     id: str
     program: RProgram
@@ -38,7 +38,7 @@ class CacheEntry:
     Parameters
     ----------
     stored_at
-        Seconds since the epoch; ``None`` for an entry that was not read from the cache.
+        Time of storing, in seconds since the epoch; ``None`` for an entry that was not read from the cache.
     """
 
     artifact: KernelArtifact
@@ -47,7 +47,7 @@ class CacheEntry:
 
     @property
     def measured(self) -> bool:
-        """Whether the kernel was measured on its device without doubt, or was checked and there was no choice left."""
+        """Whether the kernel was timed on its device without doubt, or was checked and there was no other choice."""
         if self.artifact.doubt:
             return False
         return self.artifact.measured_s is not None or any(c.status == "checked" for c in self.candidates)
@@ -55,20 +55,20 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measured time of a program, kept permanently to validate the device's performance model.
+    """A measured time of a program, kept permanently to validate the device's performance model.
 
     Parameters
     ----------
     candidate_id
         Identity of the program.
     spec_key, device
-        Content key and name of the device spec that it was constructed for.
+        Content key and name of the device spec that the program was constructed for.
     measured_s, predicted_s
         Median measured seconds and predicted seconds per call.
     status
         ``"measured"``, or ``"slower"`` for a single run.
     measured_at
-        Seconds since the epoch.
+        Time of the measurement, in seconds since the epoch.
     host
         :func:`host_fingerprint` of the machine.
     detail

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from roller.core.files import make_private_folder, read_file, write_atomically
 
-#: Age in seconds from which a temporary file is taken as left by a killed process.
+#: Age, in seconds, at which a temporary file counts as left behind by a killed process.
 _STALE_S = 3600.0
-#: Seconds within which a repeated read does not update the time of last use.
+#: Time, in seconds, within which a repeated read does not update the time of last use.
 _RECENT_S = 60.0
 
 
@@ -33,7 +33,7 @@ class ObjectFiles:
         return self._objects / digest[:2] / digest
 
     def read(self, digest: str) -> bytes:
-        """Return the verified bytes of a file, and update its time of last use."""
+        """Return the verified bytes of a file and update its time of last use."""
         path = self.path(digest)
         data = read_file(path)
         if sha256_hex(data) != digest:
@@ -44,7 +44,7 @@ class ObjectFiles:
         return data
 
     def used_at(self, digest: str) -> float | None:
-        """Return when a file was last read (s since the epoch, to a minute); ``None`` if it is missing."""
+        """Return a file's time of last use, in seconds since the epoch (to a minute); ``None`` if it is missing."""
         try:
             return self.path(digest).stat().st_mtime
         except OSError:
@@ -59,7 +59,7 @@ class ObjectFiles:
         return True
 
     def write(self, data: bytes) -> str:
-        """Store bytes atomically, and return their digest."""
+        """Store bytes atomically and return their digest."""
         digest = sha256_hex(data)
         path = self.path(digest)
         with contextlib.suppress(OSError):  # an unreadable file is replaced by the same bytes
@@ -78,7 +78,7 @@ class ObjectFiles:
         self.path(digest).unlink(missing_ok=True)
 
     def digests(self) -> Iterator[tuple[str, int]]:
-        """Yield ``(digest, bytes)`` for every file."""
+        """Yield the digest and the size, in bytes, of every file."""
         for path in sorted(self._objects.glob("??/*")):
             with contextlib.suppress(OSError):
                 yield path.name, path.stat().st_size

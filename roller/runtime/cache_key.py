@@ -76,7 +76,7 @@ class CacheKey:
 
 @cache
 def code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
-    """Return a digest of roller's own sources: those that determine a kernel, or other sources (``"."`` for all)."""
+    """Return a digest of roller's own sources: by default those that determine a kernel; all for ``(".",)``."""
     # An edited template or model never serves an old kernel, and a release keeps its kernels; TEMPLATE_VERSION alone
     # would depend on editors who remember to change it. It takes some milliseconds, once per process.
     package = Path(__file__).resolve().parent.parent

@@ -19,18 +19,18 @@ from roller.errors import ArtifactError, RollerError, shown
 from roller.runtime.cache_database import Database
 from roller.runtime.cache_files import ObjectFiles
 
-#: Environment variable of the size limit, file of the limit in a cache folder, and default limit in bytes.
+#: Environment variable for the size limit, file with the limit in a cache folder, and default limit in bytes.
 VARIABLE, _FILE = "ROLLER_CACHE_SIZE", "limit"
 DEFAULT_BYTES = 4 << 30
-#: Share of the limit kept by a trim, so that one trim makes room for many kernels.
+#: Fraction of the limit that a trim keeps, so that one trim makes room for many kernels.
 _LEFT = 0.9
-#: Share of the limit that a process may store before it measures all files again.
+#: Fraction of the limit that a process may store before it measures all files again.
 _UNSEEN = 1 / 64
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 #: Words for no limit.
 _UNLIMITED = ("none", "unlimited")
-#: Bytes that this process has stored since the last measurement, by folder.
+#: Number of bytes that this process has stored since the last measurement, by folder.
 _stored: dict[Path, float] = {}
 
 
@@ -46,7 +46,7 @@ def is_trim_due(folder: Path, files: ObjectFiles, limit_bytes: float, stored_byt
 
 
 def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Iterable[str] = ()) -> tuple[int, int]:
-    """Remove the least recently used files and their rows until the rest fits; return files and bytes removed."""
+    """Remove the least recently used files and rows until the rest fits; return the numbers of files and bytes."""
     held = [(files.used_at(digest) or 0.0, digest, size) for digest, size in files.digests()]
     total = sum(size for _, _, size in held)
     if total <= limit_bytes:

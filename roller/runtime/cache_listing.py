@@ -25,7 +25,7 @@ KEY_CHARACTERS = 12
 
 @dataclass(frozen=True)
 class CachedKernelInfo:
-    """Kernel in the cache.
+    """A kernel in the cache.
 
     Parameters
     ----------
@@ -37,9 +37,9 @@ class CachedKernelInfo:
         ``measured``, ``checked`` (correct, not timed), ``doubtful`` (timed on a busy machine, measured again on the
         next request), ``predicted`` (for an absent device), or ``damaged``.
     measured_s
-        Seconds of the chosen candidate, if it was timed.
+        Measured time of the chosen candidate, in seconds; ``None`` if it was not timed.
     stored_at, used_at
-        Seconds since the epoch; ``used_at`` is ``None`` if the file is missing.
+        Times of storing and of last use, in seconds since the epoch; ``used_at`` is ``None`` if the file is missing.
     size_bytes
         Size of the artifact file.
     """
@@ -72,7 +72,7 @@ def describe_row(row: Row, files: ObjectFiles) -> CachedKernelInfo:
 
 
 def _status(row: Row) -> tuple[str, float | None]:
-    """Return the status and seconds of a row's kernel, which is its fastest candidate."""
+    """Return the status and the measured seconds of a row's kernel, which is its fastest candidate."""
     times: dict[str, list[float]] = {"measured": [], "doubtful": []}
     checked = False
     for _, _, _, status, measured_s, *_ in json.loads(row.candidates)["candidates"]:
@@ -147,7 +147,7 @@ def remove_if_wrong(cache: KernelCache, key: CacheKey, wrong: Callable[[KernelAr
 
 @contextlib.contextmanager
 def remove_wrong_kernel_on_failure(cache: KernelCache, key: CacheKey) -> Iterator[None]:
-    """Check a key's kernels; if all candidates fail, remove the cached kernel if it is among the wrong ones."""
+    """Run a block that checks a key's kernels; if all fail, remove the cached kernel if it is among the wrong ones."""
     try:
         yield
     except NoCandidateError as err:

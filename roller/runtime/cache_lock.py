@@ -14,12 +14,12 @@ try:
 except ImportError:  # without flock every process builds its own kernels
     fcntl = None  # type: ignore[assignment]
 
-#: Descriptors of the locks that this process holds.
+#: File descriptors of the locks that this process holds.
 _held: set[int] = set()
 
 
 def _close_locks_in_child() -> None:
-    """Close a forked child's copies; otherwise, an orphan would keep its dead parent's lock."""
+    """Close a forked child's copies of the descriptors; otherwise, an orphan would keep its dead parent's lock."""
     for fd in _held:
         with contextlib.suppress(OSError):
             os.close(fd)

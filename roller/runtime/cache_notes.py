@@ -1,4 +1,4 @@
-"""Small JSON notes next to the cached kernels: results that are cheaper to read than to compute, never trusted.
+"""Small JSON notes next to the cached kernels: results that are cheaper to read than to compute but are not trusted.
 
 A note is found by a digest of its inputs and written atomically; a damaged or unwritable note counts as missing.
 """

@@ -34,9 +34,9 @@ _MANIFEST = "manifest.json"
 _MEMBER = re.compile(r"artifacts/([0-9a-f]{64})\.json")
 #: Largest manifest in bytes; one has some kilobytes per kernel.
 _MANIFEST_LIMIT = 1 << 28
-#: Largest tar header in bytes, of a long name.
+#: Largest tar header, in bytes: that of a long name.
 _HEADER_LIMIT = 1 << 16
-#: Types accepted for the annotated types of rows and measurements.
+#: Types accepted for each annotated type of a field of rows and measurements.
 _TYPES: dict[Any, Any] = {str: str, int: int, float: (int, float)}
 Made = TypeVar("Made")
 
@@ -161,7 +161,7 @@ def _first_line(err: BaseException) -> str:
 
 
 def _artifacts(path: Path, rows: Sequence[Row]) -> Iterator[tuple[str, bytes]]:
-    """Yield ``(digest, bytes)`` for every artifact; raise an error for any other member except the manifest."""
+    """Yield the digest and the bytes of every artifact; raise an error for any other member except the manifest."""
     sizes = {r.artifact: r.artifact_bytes for r in rows}
     for name, member, tar in _members(path):
         match = _MEMBER.fullmatch(name)
@@ -184,7 +184,7 @@ def _members(path: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile
 
 
 class _Member(tarfile.TarInfo):
-    """Tar member whose size is checked first, because Python reads long-name headers whole, whatever their size."""
+    """A tar member whose size is checked first, because Python reads long-name headers whole, whatever their size."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:

@@ -1,8 +1,9 @@
 """Check a kernel's result against the float64 reference and its bounds on rounding errors.
 
-One sum over ``K`` terms: ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|`` (docs/design/check.md). Other
-expressions: running error analysis (:mod:`roller.expr.error_bounds`). Integers must be equal unless inexact floats
-decide them. Small outputs are compared in full, large ones at the points of :mod:`roller.runtime.sample_points`.
+For one sum over ``K`` terms, the bound is ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|``
+(docs/design/check.md). For other expressions, it comes from running error analysis (:mod:`roller.expr.error_bounds`).
+Integers must be equal unless inexact floats decide them. Small outputs are compared in full, and large ones at the
+points of :mod:`roller.runtime.sample_points`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Oracle:
     seed
         Seed for the sampled points.
     points
-        Coordinates ``(P, rank)`` to compare, for each output; sampled if not given.
+        Coordinates to compare for each output, shape ``(P, rank)``; sampled if not given.
     whole_points
         Number of stage points up to which every output element is compared.
     """
@@ -185,11 +186,11 @@ class Oracle:
 
     @property
     def points(self) -> list[np.ndarray]:
-        """Compared coordinates ``(P, rank)`` per output."""
+        """Compared coordinates of each output, shape ``(P, rank)``."""
         return [e.points for e in self._expected]
 
     def check_values(self, values: Sequence[np.ndarray]) -> CheckResult:
-        """Compare the elements at :attr:`points`, one array ``(P,)`` per output, with the reference."""
+        """Compare the elements at :attr:`points`, one array of shape ``(P,)`` per output, with the reference."""
         worst, message, count = 0.0, "", 0
         for expected, got in zip(self._expected, values, strict=True):
             ratio = error_to_bound_ratios(got, expected.found)

@@ -1,8 +1,8 @@
-"""Clock for timing kernels: elapsed seconds, and the seconds during which the kernel was kept from running.
+"""Clock for timing kernels: elapsed time, and the time during which the kernel was kept from running.
 
-Lost time comes from the operating system's counters: seconds for which a thread was ready but waited for a processor
-(``schedstat``), the caller's processor time compared with wall time, or involuntary context switches. Counters are read
-at both ends of a window, so that a short window between two disturbances is known to be undisturbed.
+Lost time is derived from the operating system's counters: the time for which a thread was ready but waited for a
+processor (``schedstat``), the caller's processor time compared with wall time, or involuntary context switches.
+Counters are read at both ends of a window, so that a short window between two disturbances is known to be undisturbed.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ try:
 except ImportError:  # without it there are no counts of context switches
     resource = None  # type: ignore[assignment]
 
-#: Environment variable that accepts every measurement, for machines that are never quiet.
+#: Environment variable that makes the clock accept every measurement, for machines that are never quiet.
 TRUSTED = "ROLLER_TRUST_CLOCK"
-#: Share of a quiet window that may be lost; assumed seconds per switch if the system reports only switches.
+#: Fraction of a quiet window that may be lost, and time assumed lost per context switch, in seconds, if the system
+#: reports only switches.
 QUIET_SHARE = 0.05
 _SWITCH_S = 1e-3
 
 
 @dataclass(frozen=True)
 class ClockSample:
-    """Window of wall time with the seconds lost by the kernel's threads.
+    """A window of wall time and the time that the kernel's threads lost in it, in seconds.
 
     Parameters
     ----------
     lost_s
         Seconds lost by the thread that lost most: simultaneous waits delay a kernel only once.
     together_s
-        Seconds lost by all threads: consecutive waits add up. The kernel's own loss lies between ``lost_s`` and
-        ``together_s``.
+        Total of the seconds lost by all threads: consecutive waits add up. The kernel's own loss lies between
+        ``lost_s`` and ``together_s``.
     """
 
     wall_s: float
@@ -54,7 +55,7 @@ class ClockSample:
 
     @property
     def least_s(self) -> float:
-        """Lower bound of the seconds without any lost time."""
+        """Lower bound on the time without any loss, in seconds."""
         return self.wall_s - min(self.wall_s, max(self.lost_s, self.together_s))
 
 
@@ -65,7 +66,7 @@ class Load:
     Parameters
     ----------
     wall_s
-        Time of the reading.
+        Time of the reading, in seconds.
     own_s, busy_s
         Processor seconds used by this process and its reaped children, and by all processes.
     stolen_s
@@ -108,7 +109,7 @@ class Clock(Protocol):
         """End the current sample."""
 
     def now(self) -> float:
-        """Return monotonic seconds."""
+        """Return the monotonic time in seconds."""
 
     def rest(self, seconds: float) -> None:
         """Yield the processor to other processes; the scheduler lets a rested thread run longer."""
@@ -118,7 +119,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """Clock of this machine.
+    """The clock of this machine.
 
     Parameters
     ----------
@@ -171,7 +172,7 @@ class SystemClock:
         return ClockSample(wall_s, max(0.0, asleep_s, *waits_s), sum(waits_s))
 
     def now(self) -> float:
-        """Return the system's monotonic seconds."""
+        """Return the system's monotonic time in seconds."""
         return time.perf_counter()
 
     def rest(self, seconds: float) -> None:
@@ -190,7 +191,7 @@ class SystemClock:
         return Load(at, own_s, *found, throttled, count, may_share_cores(threads.processors(), self._root), True)
 
     def _waited_ns(self) -> dict[int, int]:
-        """Return, by thread, the nanoseconds for which it was ready but not running."""
+        """Return the number of nanoseconds for which each thread was ready but not running, by thread id."""
         found = {}
         for thread, file in list(self._stats.items()):
             try:
@@ -206,12 +207,12 @@ class SystemClock:
 
 
 class TrustingClock(SystemClock):
-    """Clock that attributes every second to the kernel."""
+    """A clock that attributes all time to the kernel."""
 
     trusting = True
 
     def attend(self) -> None:
-        """Observe no threads."""
+        """Do nothing: no threads are observed."""
 
     def begin(self) -> None:
         """Begin a sample."""
@@ -232,7 +233,7 @@ def _involuntary_switches() -> int:
 
 
 def _children_s() -> float:
-    """Return the processor seconds of children that ended and were reaped."""
+    """Return the processor time, in seconds, of children that ended and were reaped."""
     if resource is None:
         return 0.0
     found = resource.getrusage(resource.RUSAGE_CHILDREN)

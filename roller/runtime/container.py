@@ -25,7 +25,7 @@ from roller.core.validation import validate_path as path_of
 from roller.errors import MALFORMED, ArtifactError, LaunchError, ModelError
 
 MANIFEST = "manifest.json"
-#: Longest file name in bytes, and longest affix of temporary names next to a folder.
+#: Maximum length of a file name, and of what temporary names next to a folder add to the folder's name, in bytes.
 _NAME_BYTES, _BESIDE_BYTES = 255, 20
 #: SHA-256 of every file by name; ``None`` for a file of arrays, each of which has its own checksum.
 Files: TypeAlias = dict[str, "str | None"]
@@ -33,7 +33,7 @@ Files: TypeAlias = dict[str, "str | None"]
 
 @dataclass(frozen=True)
 class DocumentKind:
-    """Kind of document, or of folder whose manifest is such a document.
+    """A kind of document, or of folder whose manifest is such a document.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class DocumentKind:
     remedy, make
         Remedies for messages if the document is damaged or missing.
     files
-        Function that extracts the files from a manifest; kinds differ, and old manifests stay readable.
+        Function that returns the files that a manifest of this kind lists; old manifests stay readable.
     manifest, key
-        File name of the manifest, and its version field.
+        File name of the manifest, and name of its version field.
     """
 
     format: str
@@ -144,7 +144,7 @@ KINDS = (BUNDLE, PROBES, MODEL_BUNDLE, SAVED)
 
 
 class Container:
-    """Open folder: its manifest is verified at once, and each file when it is read.
+    """An open folder: its manifest is verified at once, and each file when it is read.
 
     Raises
     ------
@@ -214,7 +214,7 @@ class Container:
 
 
 class DeviceContainer(Container):
-    """Folder with kernels for one device."""
+    """A folder with kernels for one device."""
 
     device: str
     arch: str
@@ -227,7 +227,7 @@ class DeviceContainer(Container):
 
 
 class ContainerWriter:
-    """Folder that is being filled; see :func:`write_container`."""
+    """A folder that is being filled; see :func:`write_container`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -38,9 +38,9 @@ class CpuBench:
     oracle
         Reference for these inputs, if it was computed elsewhere.
     rotating_bytes
-        Total size of the copies of the constants that calls use in turn. The constants then come from beyond a cache of
-        this size, as they do between other kernels of a model, while inputs and outputs stay in the cache. 0 for one
-        copy.
+        Total size, in bytes, of the copies of the constants that calls use in turn. The constants then come from beyond
+        a cache of this size, as they do between other kernels of a model, while inputs and outputs stay in the cache. 0
+        for one copy.
     patience_s
         See :func:`roller.runtime.timing.time_candidates`; ``PATIENCE_S`` by default.
     fenced
@@ -75,7 +75,7 @@ class CpuBench:
     def profile(
         self, artifacts: Mapping[str, KernelArtifact], timed: bool = True, budget_s: float = 0.06
     ) -> dict[str, Record]:
-        """Check every artifact; with ``timed``, time the correct ones. See :func:`profile`."""
+        """Check every artifact; if ``timed``, time the correct ones. See :func:`profile`."""
         try:
             return self._profile(artifacts, timed, budget_s)
         finally:
@@ -133,7 +133,7 @@ class CpuBench:
                 records[name] = Record(name, "wrong", outcome.message, build_s=_build_s(artifact))
 
     def _first(self, run: Callable[[], object]) -> ClockSample:
-        """Run a kernel for the first time, and return the sample."""
+        """Run a kernel for the first time and return the sample."""
         self._clock.attend()
         return time_calls_together(run, self._clock)
 
@@ -162,6 +162,6 @@ def _build_s(artifact: KernelArtifact) -> float | None:
 def profile(
     expression: TensorExpr, artifacts: Mapping[str, KernelArtifact], seed: int = 0, budget_s: float = 0.06
 ) -> dict[str, Record]:
-    """Check every artifact on the same random inputs, and time the correct ones."""
+    """Check every artifact on the same random inputs and time the correct ones."""
     # Constants are random too: with a caller's zeros, a wrong kernel could give the right result.
     return CpuBench(expression, seed).profile(artifacts, budget_s=budget_s)

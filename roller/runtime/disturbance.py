@@ -1,4 +1,4 @@
-"""Describe what disturbed a measurement, from counters of the operating system."""
+"""Describe what disturbed a measurement, based on counters of the operating system."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from roller.runtime.clock import Clock, Load
 
 #: Minimum share of the processors' time that is named as a disturbance.
 NAMED = 0.05
-#: Busy share of the processors left by a kernel from which others slow it down, if processors share cores.
+#: Busy share of the processors that a kernel does not use above which other programs slow it down, if processors share
+#: cores.
 BESIDE = 0.25
-#: Seconds, a few ticks of ``/proc/stat``, below which others' time is taken as zero.
+#: Time, in seconds, below which the time of other programs counts as zero: a few ticks of ``/proc/stat``.
 _TICKS_S = 0.04
-#: Seconds to observe the machine, some twenty ticks.
+#: Time, in seconds, for which the machine is observed: some twenty ticks.
 _LOOK_S = 0.25
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
@@ -76,7 +77,7 @@ class Disturbance:
 
 
 def observe_machine(clock: Clock, seconds: float = _LOOK_S) -> Disturbance:
-    """Observe other programs on this machine for some seconds while idle."""
+    """Observe other programs on this machine for ``seconds`` seconds while idle."""
     before = clock.load()
     clock.rest(seconds)
     return Disturbance.between(before, clock.load())

@@ -1,7 +1,7 @@
 """Arrays between protected pages, so that an access outside an array faults at once.
 
 A comparison of values cannot detect a read beyond an array: the memory there is usually mapped, and the value is often
-discarded. Candidates run in a forked child; its death is the reason why the candidate fails.
+discarded. Candidates run in a forked child; if the child dies of a fault, the candidate fails for this reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ K = TypeVar("K")
 
 #: Whether this system can protect pages and fork; otherwise this check is skipped.
 AVAILABLE = sys.platform.startswith("linux")
-#: Seconds per kernel after which a child is taken as hanging, far above any slow run.
+#: Time per kernel, in seconds, after which a child counts as hanging; far longer than any slow run.
 _PATIENT_S = 600.0
 _POLL_S = 0.0005
 #: Values of ``at_end``: arrays end at a protected page, or begin after one.
@@ -88,7 +88,7 @@ def _map_private_zeros(size_bytes: int) -> mmap.mmap:
 
 
 def find_out_of_bounds_access(kernel: CpuKernel) -> str | None:
-    """Run a kernel between protected pages in a child process; return its error, or ``None``."""
+    """Run a kernel between protected pages in a child process; return a description of its fault, or ``None``."""
     # Addresses depend on no data, so the inputs are zeros, which take no memory. Both placements run in one child,
     # because forking a process that has loaded TVM costs more than most kernels.
     if not kernels_out_of_bounds({0: kernel}):
@@ -106,7 +106,7 @@ def find_out_of_bounds_access(kernel: CpuKernel) -> str | None:
 
 
 def kernels_out_of_bounds(kernels: Mapping[K, CpuKernel]) -> list[K]:
-    """Return the kernels that fault between protected pages; run all in one child, and singly only after a fault."""
+    """Return the keys of kernels that fault between guard pages; run all in one child, singly only after a fault."""
     if not AVAILABLE or not kernels:
         return []
     everything = [(k, frozenset(a.name for a in k.artifact.arguments)) for k in kernels.values()]
@@ -118,7 +118,7 @@ def kernels_out_of_bounds(kernels: Mapping[K, CpuKernel]) -> list[K]:
 
 
 def _fault_in_child(kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool]) -> str | None:
-    """Run kernels in a child process with the named arguments fenced; return the signal of a fault, or ``None``."""
+    """Run kernels in a child with named arguments next to guard pages; return the signal of a fault, or ``None``."""
     runs = [
         (kernel, partial(_allocate_argument, kernel, between, at_end=e)) for kernel, between in kernels for e in ends
     ]
@@ -147,7 +147,7 @@ def _allocate_argument(
 
 
 def _run_child(runs: Sequence[tuple[CpuKernel, ArgumentAllocator]]) -> None:
-    """Run kernels in each placement, and exit without the parent's cleanup."""
+    """Run kernels in each placement and exit without the parent's cleanup."""
     try:
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -164,7 +164,7 @@ def _wait_for_fault(child: int, patient_s: float) -> str | None:
     """Wait for a child; return the signal of a fault. Any other exit or a timeout is not evidence of a fault."""
     give_up, pause_s = time.monotonic() + patient_s, _POLL_S
     _wait(child, patient_s)
-    # The child is not reaped here: until _end does so, its process id cannot be reused.
+    # The child is not reaped here: until _kill_and_reap does so, its process id cannot be reused.
     how = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (found := os.waitid(os.P_PID, child, how)) is None and time.monotonic() < give_up:
         time.sleep(pause_s)
@@ -190,7 +190,6 @@ def _wait(child: int, patient_s: float) -> None:
 
 
 def _kill_and_reap(child: int) -> None:
-    """Kill and reap a child."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):  # may be reaped elsewhere
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

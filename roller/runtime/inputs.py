@@ -34,7 +34,7 @@ def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
 
 
 def checked_seed(seed: Any) -> int:
-    """Return ``seed``; raise a RollerError unless it is a whole number of at least 0.
+    """Return ``seed`` if it is a whole number from 0 to :data:`MOST_SEED`; otherwise raise a RollerError.
 
     Examples
     --------

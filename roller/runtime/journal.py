@@ -12,7 +12,7 @@ from roller.errors import ArtifactError
 
 
 class JournalFile:
-    """Append-only file of JSON lines next to the final result.
+    """An append-only file of JSON lines next to the final result.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class JournalFile:
         os.fsync(self._file.fileno())
 
     def close(self, *, remove: bool) -> None:
-        """Close the file, and remove it if its contents are in the final result."""
+        """Close the file; remove it if ``remove``, which means that its contents are in the final result."""
         self._file.close()
         if remove:
             self.path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Bundle of probes for another machine: plans, sources and images; runs can be resumed.
+"""A bundle of probes for a different machine: plans, sources and images; runs can be resumed.
 
 The folder contains ``manifest.json``; for each probe, ``plans/NAME.json``, ``sources/NAME.cu`` and, if it could be
 built, ``images/NAME.bin``; and, in ``roller/``, the code for ``python -m roller.runtime.bundle run . --json FILE``.
@@ -28,7 +28,7 @@ Results = dict[str, dict[str, Result]]
 
 
 class ProbeBundle(DeviceContainer):
-    """Open bundle of probes; see :class:`~roller.runtime.container.Container`."""
+    """An open bundle of probes; see :class:`~roller.runtime.container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, PROBES)
@@ -64,7 +64,7 @@ class ProbeBundle(DeviceContainer):
             return ProbePlan.from_dict(data)
 
     def image(self, plan: ProbePlan, *, build: bool = True) -> bytes | str:
-        """Return a plan's compiled kernels, built here if the bundle has only sources, or why there are none."""
+        """Return a plan's image, built here if the bundle has only its source, or the reason why there is none."""
         file = f"images/{plan.name}.bin"
         if file in self.files:
             return self.read(file)
@@ -77,7 +77,7 @@ class ProbeBundle(DeviceContainer):
 
 
 def compile_probe(source: str, language: str, arch: str, options: list[str] | tuple[str, ...]) -> bytes:
-    """Compile a probe's source."""
+    """Compile a probe's source; return the image."""
     image: bytes = target_of_language(language, "probe").tools().compile_source(source, arch, options)[0]
     return image
 
@@ -127,7 +127,7 @@ def run_plans(
     bundle: ProbeBundle, names: Sequence[str], runner: PlanRunner, known: Results,
     keep: Callable[[str, str, Result], None], say: Callable[[str], None], late: Callable[[], bool],
 ) -> None:  # fmt: skip
-    """Run the cases with unknown results of some plans until ``late``; ``keep`` receives plan, case and result."""
+    """Run the cases of some plans whose results are unknown until ``late``; pass each result to ``keep``."""
     for name in names:
         plan = bundle.plan(name)
         if late():

@@ -17,7 +17,7 @@ import numpy as np
 
 #: Number of steps of the run whose results are checked.
 CHECK_STEPS = 3
-#: Elements of the random block that a buffer repeats; a prime, so that its period never matches a stride.
+#: Number of elements in the random block that a buffer repeats; a prime, so that its period never matches a stride.
 PERIOD = 65_521
 
 
@@ -95,7 +95,8 @@ class Case:
     parameters
         Kernel parameters ``p[1:]``; ``p[0]`` is the number of steps.
     seconds
-        Expected time of a step: the first guess for the number of steps, and the time on a null device.
+        Expected time of a step, in seconds: it gives the first guess for the number of steps and the time on a null
+        device.
     input
         Index of the input buffer.
     advance
@@ -103,13 +104,13 @@ class Case:
     launches
         Whether each step is a separate launch.
     cycles_word
-        Output word that contains the number of cycles of the run.
+        Index of the output word that contains the number of cycles of the run.
     cycles
-        Expected cycles of a step, if they are counted.
+        Expected number of cycles per step, if cycles are counted.
     checks
         ``((output word, value after CHECK_STEPS steps), ...)``.
     tolerance
-        Relative tolerance of those values.
+        Relative tolerance for those values.
     """
 
     key: str

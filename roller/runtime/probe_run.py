@@ -13,7 +13,7 @@ from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.runtime.probe_format import CHECK_STEPS, Case, ProbePlan
 from roller.runtime.resumable_run import run_unknown_items
 
-#: Time limits in seconds for loading a plan (an image, gigabytes of buffers), and for a case.
+#: Time limits in seconds for loading a plan (an image and gigabytes of buffers) and for a case.
 LOAD_TIMEOUT_S, CASE_TIMEOUT_S = 60.0, 20.0
 #: Image for a null device.
 NO_IMAGE = b"none"

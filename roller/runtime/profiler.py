@@ -26,7 +26,7 @@ from roller.runtime.check import Oracle
 from roller.runtime.inputs import checked_seed
 from roller.runtime.records import Record
 
-#: Time limit in seconds for a check without timing: ends a hanging kernel, not a slow one.
+#: Time limit in seconds for a check without timing: it ends a hanging kernel, not a slow one.
 _PATIENT_S = 3600.0
 #: Time limit in seconds for allocating and filling the inputs.
 _PREPARE_TIMEOUT_S = 120.0
@@ -43,11 +43,12 @@ class ProfileOptions:
     seed
         Seed for the inputs and for the compared points.
     timeout_s
-        Time limit for one candidate's check, and again for its timing, after which its process is stopped.
+        Time limit, in seconds, for one candidate's check, and again for its timing, after which its process is stopped.
     time_s
-        Seconds of timing per candidate.
+        Time spent on timing each candidate, in seconds.
     budget_s
-        Seconds for all candidates; candidates not reached keep the status ``built``. The first one always runs.
+        Time limit for all candidates, in seconds; candidates not reached keep the status ``built``. The first one
+        always runs.
     whole_points
         Number of stage points up to which every output element is compared; the check's default if ``None``.
     timed
@@ -75,7 +76,7 @@ class ProfileOptions:
 
 
 class CheckedExpression:
-    """Expression under test, with periodic inputs and a reference at sampled points."""
+    """An expression under test, with periodic inputs and a reference at sampled points."""
 
     def __init__(
         self, expression: TensorExpr, seed: int = 0, oracle: Oracle | None = None, whole_points: int | None = None
@@ -95,7 +96,7 @@ class CheckedExpression:
 
 
 class ProfilerSession:
-    """Device process and the subject that it is prepared for."""
+    """A device process and the expression that it is prepared for."""
 
     def __init__(self, handle: DeviceHandle, options: ProfileOptions) -> None:
         self.process = DeviceProcess(handle)
@@ -111,7 +112,7 @@ class ProfilerSession:
         best_s: float | None,
         timed: bool = True,
     ) -> Record:
-        """Check one candidate, and time it if it is correct."""
+        """Check one candidate; time it if it is correct."""
         options, build_s = self._options, artifact.build.get("seconds")
         try:
             self._prepare(subject)
@@ -175,7 +176,7 @@ class DeviceBench:
         self._judged = 0
 
     def profile(self, artifacts: Mapping[str, KernelArtifact], timed: bool = True) -> dict[str, Record]:
-        """Check candidates and, with ``timed``, time the correct ones; return a record per id, in their order."""
+        """Check candidates and, if ``timed``, time the correct ones; return a record per id, in their order."""
         if artifacts and not self._judged:
             self._session.process.properties()
         self._subject.cover(artifacts)

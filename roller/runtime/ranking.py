@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Sequence
 
-#: Relative standard deviation of times measured between disturbances from quiet ones: other programs change the state
-#: of caches, clocks and worker threads.
+#: Relative standard deviation of times measured between disturbances, compared with those on a quiet machine: other
+#: programs change the state of caches, clocks and worker threads.
 NOISE = 0.04
 #: Rank correlation required of a ranking, share of random draws that must reach it, and number of draws.
 TOLD, SURE, _DRAWS = 0.8, 0.9, 100

@@ -32,11 +32,11 @@ class Record:
     reason
         Reason why it failed, why its time is doubtful, or why a working candidate may still be wrong; otherwise empty.
     measured_s
-        Median seconds per call, if it was timed.
+        Median time per call, in seconds; ``None`` if the candidate was not timed.
     build_s
-        Build time in seconds, if it was built.
+        Build time in seconds; ``None`` if the candidate was not built.
     spread_s
-        Interquartile range of the samples of ``measured_s``, if there were several.
+        Interquartile range, in seconds, of the samples of ``measured_s``, if there were several.
     tied
         Reason why a correct time does not determine its rank; empty if it does.
     """

@@ -27,8 +27,8 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def replace_model_folder(folder: Path, force: bool) -> Iterator[Path]:
-    """Yield the path at which to write a model for ``folder``; with ``force``, it replaces a model saved by roller."""
-    # The old model stays until the new one is complete, and if anything fails.
+    """Yield the path at which to write a model for ``folder``; if ``force``, it replaces a model saved by roller."""
+    # The old model stays until the new one is complete, and also if anything fails.
     check_replaceable(folder, force)
     folder = folder.resolve()
     if not force:
@@ -65,7 +65,7 @@ def _write_and_swap(folder: Path) -> Iterator[Path]:
 
 def _check_stage(stage: Path) -> None:
     """Raise an error if the staging folder contains anything but leftovers from a killed run."""
-    # Leftovers are at most a folder named like the model: complete, or partly written by container.filled.
+    # Leftovers are at most a folder named like the model: complete, or partly written by write_container.
     if not os.path.lexists(stage):
         return
     name = stage.name.removeprefix(".").removesuffix(".new")
@@ -75,7 +75,7 @@ def _check_stage(stage: Path) -> None:
 
 
 def _swap(new: Path, folder: Path) -> None:
-    """Put ``new`` in place of ``folder``, and remove the old folder."""
+    """Put ``new`` in place of ``folder`` and remove the old folder."""
     try:
         check_replaceable(folder, force=True)  # another process may have written there meanwhile
         shutil.copymode(folder, new)

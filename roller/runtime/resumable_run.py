@@ -18,7 +18,7 @@ from roller.runtime.container import DocumentKind
 from roller.runtime.journal import JournalFile
 
 T = TypeVar("T")
-#: Faulty items after which the rest of a group is skipped; each costs the time limit and a new process.
+#: Number of faulty items after which the rest of a group is skipped; each costs the time limit and a new process.
 _MOST_FAULTS = 2
 
 
@@ -34,7 +34,7 @@ def _checked_rows(path: Path) -> Iterator[Path]:
 
 
 class ResumedRun:
-    """Run over a container's items, which can be killed and resumed without loss or repetition.
+    """A run over a container's items, which can be killed and resumed without loss or repetition.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def run_unknown_items(
     names: Iterable[str], known: Container[str], run: Callable[[str], T], *, late: Callable[[], bool],
     faulty: Callable[[T], bool], not_run: Callable[[str, int], T], faults: int = 0,
 ) -> Iterator[tuple[str, T]]:  # fmt: skip
-    """Yield the results of items not yet known until ``late``; after a few faults, skip the rest with ``not_run``."""
+    """Run the items not yet ``known``, until ``late``, and yield their results; after a few faults, use ``not_run``."""
     for name in names:
         if name in known:
             continue

@@ -17,17 +17,18 @@ import numpy as np
 from roller.expr import Index, Stage, TensorExpr
 from roller.tile.program import RProgram
 
-#: Stage points (spatial x reduction) up to which every output element is compared.
+#: Number of stage points (spatial x reduction) up to which every output element is compared.
 _WHOLE_POINTS = 1 << 19
-#: Stage points that the sample of one expression may evaluate, and those that the programs of one round add.
+#: Number of stage points that the sample of one expression may evaluate, and number that the programs of one round may
+#: add.
 _WORK, _PROGRAM_WORK = 1 << 21, 1 << 19
-#: Fewest elements compared of a large output, whatever they cost, and most.
+#: Minimum number of elements compared in a large output, whatever they cost, and maximum number.
 _FEWEST, _MOST = 320, 896
-#: Fewest and most elements that a program adds.
+#: Minimum and maximum number of elements that a program adds.
 _FEWEST_OF_PROGRAM, _MOST_OF_PROGRAM = 24, 160
 #: Maximum number of boundary positions per axis; of more pieces, the first, the last and some between are taken.
 _POSITIONS = 128
-#: Vector lanes of all devices.
+#: Numbers of vector lanes that devices have.
 _LANES = (2, 4, 8, 16, 32, 64)
 
 Positions = dict[str, set[int]]
@@ -39,12 +40,12 @@ def compares_whole_output(expr: TensorExpr, most_points: int | None = None) -> b
 
 
 def all_coordinates(shape: tuple[int, ...]) -> np.ndarray:
-    """Return all coordinates of ``shape`` as ``(points, rank)``."""
+    """Return the coordinates of all elements of a ``shape`` array, shape ``(points, rank)``."""
     return np.indices(shape, dtype=np.int64).reshape(len(shape), -1).T if shape else np.zeros((1, 0), np.int64)
 
 
 def sample_output_points(expr: TensorExpr, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return distinct coordinates ``(P, rank)`` per output: at the boundaries of its indices, and random ones."""
+    """Return distinct coordinates per output, shape ``(P, rank)``: at boundaries of its indices, and random ones."""
     found = index_boundaries(expr, rng)
     out = {}
     for s in (s for s in expr.stages if s.name in expr.outputs):
@@ -79,7 +80,7 @@ def sample_tile_boundaries(
 
 
 def index_boundaries(expr: TensorExpr, rng: np.random.Generator) -> dict[str, Positions]:
-    """Return the positions, per stage and axis, where a piece of an index begins, including indices of stages read."""
+    """Return the positions per stage and axis at which pieces of its indices and of its producers' indices begin."""
     found: dict[str, Positions] = {}
     for s in expr.stages:
         mine = found[s.name] = {a.name: set() for a in s.axes}
@@ -134,7 +135,7 @@ def _sample_multiples(period: int, extent: int, rng: np.random.Generator) -> set
 
 
 def _tile_boundaries(sizes: Iterable[int], extent: int, rng: np.random.Generator) -> set[int]:
-    """Return the starts of tiles of any of ``sizes``: first, last, a random one, and a last one shifted back."""
+    """Return boundaries of tiles of ``sizes``: the first, the last, a random one, and that of a shifted last tile."""
     # Templates shrink tiles to nearly equal sizes in whole vectors: 56 by 48 becomes two tiles of 32.
     out: set[int] = set()
     for size in {min(s, extent) for s in sizes} - {extent}:
@@ -184,5 +185,5 @@ def _cover_positions(
 
 
 def _points_per_output(expr: TensorExpr, s: Stage) -> int:
-    """Return the stage points needed for one output element."""
+    """Return the number of stage points needed for one output element."""
     return max(1, math.ceil(sum(t.points for t in expr.stages) / max(1, s.output.elements)))

@@ -26,9 +26,9 @@ from roller.runtime.timing_windows import (
     time_calls_together,
 )
 
-#: Largest ratio of a cold first run to a warm one, whose workspace has been touched before.
+#: Largest ratio of the time of a cold first run to that of a warm run, whose workspace has been touched before.
 _COLD = 3.0
-#: Fewest and most rounds of the final.
+#: Minimum and maximum number of rounds of the final, in which the fastest candidates run in turn.
 _ROUNDS, _MOST_ROUNDS = 7, 60
 #: Share of a candidate's budget that is spent before the final.
 _HEAT = 1 / 3
@@ -36,18 +36,18 @@ _HEAT = 1 / 3
 _LOOKS = 8
 #: Largest acceptable share of time taken by the hypervisor from a long kernel, which no window can avoid.
 STOLEN = 0.1
-#: Seconds beyond the budget of a comparison that may be spent to find quiet windows.
+#: Time, in seconds, beyond the budget of a comparison that may be spent to find quiet windows.
 PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Kernel call to be timed.
+    """A kernel call to be timed.
 
     Parameters
     ----------
     first_s
-        Seconds of its first run, which is the checked one, including page faults.
+        Time of its first run, in seconds, including page faults; the result of this run was checked.
     threads
         Number of threads that it runs on.
     first_quiet

@@ -8,23 +8,24 @@ from dataclasses import dataclass, field
 
 from roller.runtime.clock import Clock, ClockSample
 
-#: Seconds below which a sample is dominated by the clock and the call.
+#: Time, in seconds, below which a sample is dominated by the clock and the call.
 MIN_SAMPLE_S = 50e-6
-#: Seconds of a window of short calls: far shorter than a scheduler's time slice, far longer than reading counters.
+#: Length, in seconds, of a window of short calls: far shorter than a scheduler's time slice, and far longer than
+#: reading the counters takes.
 WINDOW_S = 2e-4
-#: Seconds from which a kernel needs no warm run and few samples.
+#: Time, in seconds, from which a kernel needs no warm run and only few samples.
 LONG_S = 0.02
-#: Largest relative difference of block medians that agree; number of blocks of a series.
+#: Largest relative difference between block medians that agree; number of blocks in a series.
 AGREE, _BLOCKS = 0.15, 5
-#: Maximum number of calls of a window.
+#: Maximum number of calls in a window.
 _MOST_CALLS = 10_000
-#: Seconds to sleep after a disturbed window; the scheduler prefers a rested thread.
+#: Time, in seconds, to sleep after a disturbed window; the scheduler prefers a rested thread.
 REST_S = 4e-3
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call: median of ``samples`` batches of ``calls`` calls.
+    """Time per call in seconds: the median of ``samples`` batches of ``calls`` calls.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ class Timing:
     doubt
         Reason why the time may be wrong; empty if it was measured undisturbed.
     least_s
-        Lower bound of the time, without the seconds lost to other programs.
+        Lower bound on the time, in seconds, without the time lost to other programs.
     tied
         Reason why a correct time does not determine its rank: the other times are too close for a busy machine.
     """
@@ -49,12 +50,12 @@ class Timing:
 
 
 class ExtraTime:
-    """Extra seconds beyond the budget, shared by the measurements of a comparison.
+    """Extra time beyond the budget, shared by the measurements of a comparison.
 
     Parameters
     ----------
     seconds
-        Total extra seconds.
+        Total extra time in seconds.
     shares
         Expected number of measurements. Each gets an equal share plus the time that earlier ones left; an overrun of
         the last try is deducted from the following shares.
@@ -72,13 +73,13 @@ class ExtraTime:
             self._left_s, self._later = self._left_s + self._share_s, self._later - 1
 
     def lasts(self) -> bool:
-        """Return whether time is left; start counting until :meth:`pause`."""
+        """Return whether time is left; from now on, time counts until :meth:`pause` is called."""
         if self._until is None:
             self._until = self._clock.now() + self._left_s
         return self._clock.now() < self._until
 
     def pause(self) -> None:
-        """Stop counting."""
+        """Stop counting time."""
         if self._until is not None:
             self._left_s, self._until = self._until - self._clock.now(), None
 

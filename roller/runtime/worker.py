@@ -26,7 +26,7 @@ _ORPHAN_POLL_S = 0.5
 
 
 class Worker:
-    """Open device that answers requests."""
+    """An open device that answers requests."""
 
     def __init__(self, name: str) -> None:
         handle = parse(name)
@@ -37,7 +37,7 @@ class Worker:
         return bool(getattr(self._device, "usable", lambda: True)())
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Execute one request."""
+        """Execute one request; return the reply and its arrays."""
         op = request["op"]
         if op == "properties":
             return self._device.properties(), []

@@ -1,4 +1,4 @@
-"""Profiles to compare a live profile with: profiles of earlier saves, and the profile of git's ``HEAD``."""
+"""Profiles with which a live profile can be compared: those of earlier saves, and that of git's ``HEAD``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
 #: Baseline of a comparison: the previous save, or git's ``HEAD``.
 Against = Literal["last", "head"]
-#: Number of profiles kept, of earlier saves and of HEADs.
+#: Number of profiles to keep of earlier saves, and of HEADs.
 _KEPT = 4
 
 
@@ -31,7 +31,7 @@ class ProfileSnapshot:
 
 
 class BaselineProfiles:
-    """Store the profiles of the last saves, and compute the profile of ``HEAD`` on demand."""
+    """Stores the profiles of the most recent saves and computes the profile of ``HEAD`` on demand."""
 
     def __init__(
         self, project: Project, processes: WorkerProcesses, patience_s: float, arguments: Sequence[str] = (),
@@ -43,7 +43,7 @@ class BaselineProfiles:
         self._heads: dict[tuple[str, StepOptions], ProfileSnapshot] = {}
 
     def keep(self, options: StepOptions, profile: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        """Store the profile of a save."""
+        """Store the profile of a save unless it equals the last one in texts and options."""
         made = ProfileSnapshot(_profile_options(options), profile, texts)
         if not self._saves or self._saves[-1].texts != texts or self._saves[-1].options != made.options:
             self._saves = [*self._saves, made][-_KEPT:]
@@ -108,5 +108,5 @@ def _moved_lines(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, st
 
 
 def _profile_options(options: StepOptions) -> StepOptions:
-    """Return only the options that the profile depends on."""
+    """Return the options on which the profile depends, with all others at their defaults."""
     return StepOptions(options.devices[:1], options.batch, options.amp, options.checkpoint)

@@ -36,7 +36,7 @@ class BatchLiteral:
 
 @dataclass(frozen=True)
 class NoBatchLiteral:
-    """Why a source has no literal batch size, and the module constants that may define it; ``line`` counts from 1."""
+    """Reason why a source has no literal batch size, and the constants that may define it; ``line`` counts from 1."""
 
     line: int
     text: str
@@ -44,7 +44,7 @@ class NoBatchLiteral:
 
 
 def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
-    r"""Return the literal batch size of a source, or why there is none.
+    r"""Return the literal batch size of a source, or the reason why there is none.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
 
 
 def batch_data(source: str) -> dict[str, Any]:
-    """Return the literal batch size as JSON-ready data, or why there is none and the candidates.
+    """Return the literal batch size as JSON-ready data, or the reason why there is none with the candidates.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _integer_constants(body: list[ast.stmt], source: str) -> Iterator[tuple[str, BatchLiteral]]:
-    """Yield the module's integer constants that are assigned once."""
+    """Yield the names and literals of the module's positive integer constants that are assigned exactly once."""
     found: dict[str, list[ast.expr]] = {}
     for node in body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -154,7 +154,7 @@ def _character_offset(source: str, line: int, column: int) -> int:
 
 
 def _split_lines_as_parser(source: str) -> list[str]:
-    """Split into lines with their line endings, as the parser counts lines: form feeds do not end a line."""
+    """Split a source into lines with their endings as Python's parser does: form feeds do not end a line."""
     lines, begin, at = [], 0, 0
     while at < len(source):
         if source[at] in "\r\n":

@@ -9,7 +9,7 @@ from roller.server.project import Project, ProjectError
 
 
 class EntryBatch:
-    """Locate the batch size in an entry file; parse each text only once."""
+    """Locates the batch size in an entry file; each text is parsed only once."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -17,7 +17,7 @@ class EntryBatch:
         self._data: dict[str, Any] = {}
 
     def to_data(self) -> dict[str, Any]:
-        """Return the literal batch size, or why there is none and the candidates."""
+        """Return the literal batch size, or the reason why there is none with the candidates."""
         try:
             text = self._project.read(self._project.entry_name).text
         except ProjectError as error:

@@ -32,12 +32,12 @@ _PRELOADED = (
 _CHILD_SUBREAPER, _PARENT_DEATH_SIGNAL = 36, 1
 #: Largest file, in bytes, that a profiled project may write.
 LARGEST_FILE_BYTES = 1 << 30
-#: Longest time in seconds to end all children before this process exits.
+#: Maximum time in seconds for ending all children before this process exits.
 _END_S = 5.0
 
 
 class ForkServer:
-    """Fork, kill and reap profiling processes."""
+    """Server that forks, kills and reaps profiling processes on request."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
@@ -74,7 +74,7 @@ class ForkServer:
                 self._kill(request["kill"])
 
     def _end(self) -> NoReturn:
-        """Kill all children and their descendants, which this process adopts when their parents end."""
+        """Kill all children and their descendants, which this process adopts when their parents end; then exit."""
         for pid in tuple(self._forked):
             self._kill(pid)
         end = time.monotonic() + _END_S
@@ -174,13 +174,13 @@ def _die_with_parent() -> None:
 
 
 def _warm_up() -> None:
-    """Forecast an inference so that PyTorch loads the modules it needs at first use."""
+    """Forecast an inference so that PyTorch loads the modules that it would load at first use."""
     from torch import nn, zeros
 
     from roller.insight.forecast import forecast
     from roller.insight.tracing import trace
 
-    # No backward: it would start autograd's threads, which forked processes do not have.
+    # No backward pass: it would start autograd's threads, which forked processes do not have.
     def some_layers() -> nn.Module:
         convolution = (nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         return nn.Sequential(*convolution, nn.LayerNorm(8), nn.Linear(8, 8), nn.Softmax(-1))
@@ -189,7 +189,7 @@ def _warm_up() -> None:
 
 
 def main(descriptor: int) -> NoReturn:
-    """Import the modules needed for profiling, and serve requests."""
+    """Import the modules needed for profiling and serve requests."""
     server = socket.socket(fileno=descriptor)
     for name in _PRELOADED:  # if an import fails, the worker tries it again and reports the error
         with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Changes in hints as options of ``roller whatif``."""
+"""Convert the changes in hints to options of ``roller whatif``."""
 
 from __future__ import annotations
 

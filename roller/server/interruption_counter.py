@@ -1,4 +1,4 @@
-"""Detect files that change during every profile: because of frequent saves, or a step that writes into its project."""
+"""Detect that files change during every profile, through frequent saves or a step that writes into its project."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable
 
 from roller.errors import RollerError
 
-#: A change within this many seconds after a profile may be made by the profile itself.
+#: A change within this many seconds after a profile may have been made by the profile itself.
 _SOON_S = 0.5
-#: Number of interrupted profiles in a row before the next one waits; seconds without a change to wait for; maximum in a
-#: row.
+#: Number of consecutive interrupted profiles before the next one waits; quiet period in seconds for which it waits;
+#: number at which an error is raised.
 _BEFORE_WAITING, _REST_S, _MOST = 10, 1.0, 15
 
 
 class InterruptionCounter:
-    """Count consecutive profiles that were interrupted by file changes."""
+    """Counts consecutive profiles that were interrupted by file changes."""
 
     def __init__(self) -> None:
         self._count, self._is_waiting, self._ended_s = 0, False, 0.0
 
     def note_change(self, is_running: bool) -> None:
-        """Record a file change; a change while no profile is running is attributed to the user and resets the count."""
+        """Count a file change during or just after a profile; any other, except during a wait, resets the count."""
         if not self._is_waiting:
             is_cut = is_running or time.monotonic() - self._ended_s < _SOON_S
             self._count = self._count + 1 if is_cut else 0
@@ -37,7 +37,7 @@ class InterruptionCounter:
         return self._count >= _BEFORE_WAITING
 
     async def rest(self, name: str, stop: Callable[[], None]) -> None:
-        """Wait until no file has changed for the rest period; the caller cancels the wait on a change."""
+        """Wait for the quiet period; the caller cancels the wait at a change. Raise an error after too many changes."""
         if self._count >= _MOST:
             self._count = 0
             raise RollerError(

@@ -1,4 +1,4 @@
-"""Why a step does not fit a device, and which changes make it fit; each change is simulated."""
+"""Find out why a step does not fit a device, and which changes make it fit, by simulating each change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.server.profile_request import StepOptions
 
 
 def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[str, Any] | None:
-    """Return the failing request, the largest fitting batch (0 for none) and remedies; ``None`` if the step fits."""
+    """Return the failing request, the largest batch that fits (0 for none) and remedies; ``None`` if the step fits."""
     memory = step.memory(spec)
     if memory.oom is None:
         return None
@@ -35,7 +35,7 @@ def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[s
 
 
 def _memory_remedies(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> Iterator[dict[str, Any]]:
-    """Yield each possible change other than the batch size, with the memory that the changed step needs."""
+    """Yield each possible change other than of the batch size, with the memory that the changed step needs."""
     ways = (("checkpoint=yes", options.amp, True), ("amp=bf16", "bf16", options.checkpoint))
     for words, amp, checkpoint in ways:
         if (amp, checkpoint) == (options.amp, options.checkpoint):

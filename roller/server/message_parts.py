@@ -1,4 +1,4 @@
-"""Split long messages between server and process into short ones, so that no message blocks the event loop for long."""
+"""Split long messages between server and process into short ones, so that none blocks the event loop for long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PART_VALUES = 2000
 
 
 def split_message(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the long lists of a message in parts, and finally the message with empty lists in their places.
+    """Yield the long lists of a message in parts, and finally the message with empty lists in their place.
 
     Examples
     --------
@@ -31,13 +31,13 @@ def split_message(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class Joiner:
-    """Reassemble messages that :func:`split_message` has split."""
+    """Reassembles messages that :func:`split_message` has split."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Sequence[str], Sequence[Any]]] = []
 
     def take(self, said: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the message if this part completes it, otherwise ``None``."""
+        """Take one part; return the message if this part completes it, otherwise ``None``."""
         if "part" in said:
             if said["part"] == 0:
                 self._parts = []  # drop parts of an incomplete message

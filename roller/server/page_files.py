@@ -1,4 +1,4 @@
-"""Files of the live page: parts shared with reports, its own scripts and styles, and the bundled editor."""
+"""Files of the live page: files shared with reports, its own scripts and styles, and the bundled editor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _JAVASCRIPT, _CSS, _HTML = "text/javascript", "text/css", "text/html"
 
 
 def page_files() -> Mapping[str, tuple[bytes, str]]:
-    """Map the URL path of each file of the page to its content and MIME type."""
+    """Return the content and MIME type of each file of the page, by URL path."""
     scripts = [_report_file(name) for name in _SHARED] + [_own_file(name) for name in _OWN]
     return {
         "/": (_own_file("page.html").encode(), _HTML),

@@ -1,7 +1,7 @@
 """Serve the page of a session: its files and a WebSocket for state and requests.
 
-By default, only this machine is served. Each request must carry the server's host name (against DNS rebinding); the
-socket also requires the page's origin and a token that only the page's address contains.
+By default, only this machine is served. Each request must carry the server's host name, as a protection against DNS
+rebinding; the socket also requires the page's origin and a token that only the page's address contains.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 MOST_CLIENTS, _MOST_WAITING = 16, 256
 #: Close codes of the socket, in the range for applications.
 REFUSED, TOO_MANY, OTHER_VERSION, TOO_SLOW = 4403, 4429, 4400, 4408
-#: Longest close reason in bytes; a WebSocket close frame has no more room.
+#: Maximum length of a close reason in bytes; a WebSocket close frame has little more room.
 _REASON_BYTES = 120
-#: Time limits in seconds for a client's greeting, and for the receipt of a message.
+#: Time limits in seconds for a client to send its greeting, and to take a message.
 GREETS_S, TAKES_S = 10.0, 20.0
 _NONCE = b"@nonce@"
 _POLICY = (
@@ -53,13 +53,13 @@ class PageServer:
     hosts
         Host names with ports that a browser may use, e.g. ``"127.0.0.1:8765"``.
     devices
-        Names and facts of devices to choose from.
+        Names and facts of the devices that can be chosen.
     prices
         Hourly rates of devices.
     owns_session
         Whether the session starts and ends with the page.
     framed_by
-        Sources that may frame the page, in the syntax of ``frame-ancestors`` of a content security policy.
+        Origins that may frame the page, in the syntax of a content security policy's ``frame-ancestors``.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class PageServer:
                 listener(answer)
 
     async def _tell(self, socket: WebSocket, waiting: asyncio.Queue[dict[str, Any] | None]) -> None:
-        """Send queued messages until the client is too slow: until its queue is full or a send times out."""
+        """Send queued messages until the client is too slow, that is, its queue is full or a send times out."""
         while True:
             message = await waiting.get()
             if message is None:
@@ -200,7 +200,7 @@ class PageServer:
         }  # fmt: skip
 
     def _entry_source(self) -> dict[str, Any]:
-        """Return the entry file, or an error if it cannot be read at the moment."""
+        """Return the source of the entry file, or an error if it cannot be read at the moment."""
         project = self.session.project
         try:
             return self._source(project.entry_name)
@@ -212,7 +212,7 @@ class PageServer:
         return {"file": found.name, "text": found.text, "digest": found.digest}
 
     def _answer(self, data: str | bytes) -> dict[str, Any] | None:
-        """Execute a client's request; return the answer meant for that client alone."""
+        """Execute a client's request; return the answer for that client alone, or ``None`` if there is none."""
         number: Any = None
         try:
             asked = protocol.parse_message(data)
@@ -238,7 +238,7 @@ class PageServer:
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
-    """Close a socket, with the reason truncated to the limit of a close frame."""
+    """Close a socket; the reason is truncated to the limit of a close frame."""
     said = reason.encode(errors="replace")[:_REASON_BYTES].decode(errors="ignore")
     with contextlib.suppress(asyncio.TimeoutError):
         await await_with_limit(TAKES_S, socket.close(code, said))

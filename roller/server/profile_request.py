@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-#: Stages that a request may ask for, in answer order.
+#: Stages that a request may ask for, in the order of their answers.
 STAGES = ("profile", "difference", "devices", "curve", "fit", "hints", "whatif")
 
 
@@ -19,11 +19,11 @@ class StepOptions:
     devices
         Name and count of each device; the step is profiled on the first and forecast on the others.
     batch
-        Samples on each device; ``None`` for the entry file's default.
+        Number of samples on each device; ``None`` for the entry file's default.
     amp
         ``"fp32"``, ``"fp16"`` or ``"bf16"``.
     changes
-        What-ifs applied to the step, in the syntax of ``roller whatif --do``.
+        What-ifs to apply to the step, in the syntax of ``roller whatif --do``.
     """
 
     devices: tuple[tuple[str, int], ...] = (("a100", 1),)
@@ -52,13 +52,13 @@ class ProfileRequest:
     Parameters
     ----------
     id
-        Number repeated in the answers.
+        Number that the answers repeat.
     wanted
         Requested stages, a subset of :data:`STAGES`.
     before
         Baseline profile as JSON data, for ``"difference"``.
     moved
-        Maps ``"file:line"`` in the baseline to its place in the current files, for lines that an edit moved.
+        Maps ``"file:line"`` in the baseline to ``"file:line"`` in the current files, for lines that edits have moved.
     specs
         Maps device names to specification files, for devices that are not shipped.
     """

@@ -1,4 +1,4 @@
-"""Stages of the answer about a step: its profile, then comparisons, curve, memory remedies, hints and what-ifs."""
+"""Compute the stages of an answer: a step's profile, comparisons, curve, memory remedies, hints and what-ifs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from roller.server.hint_options import what_if_options_of_hint
 from roller.server.memory_remedies import fit_data
 from roller.server.profile_request import ProfileRequest, StepOptions
 
-#: Maximum number of lines of a difference that are sent; the rest are only counted.
+#: Maximum number of a difference's lines to send; the rest are only counted.
 _MOST_LINES = 200
 
 
 def requested_stages(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield each requested stage and the function that computes its data."""
+    """Yield each requested stage with the function that computes its data."""
     asked = _StageComputer(request, steps)
     makers: Mapping[str, Callable[[], Any]] = {
         "profile": asked.profile_data, "difference": asked.difference_data, "devices": asked.devices_data,
@@ -39,13 +39,13 @@ def requested_stages(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator
 
 
 class _StageComputer:
-    """Compute the stages of one request."""
+    """Computes the stages of one request."""
 
     def __init__(self, request: ProfileRequest, steps: dict[Any, Any]) -> None:
         self._request, self._options, self._kept = request, request.options, steps
 
     def _step(self) -> TracedStep:
-        """Return the step for these options; trace it once for all requests."""
+        """Return the step for the request's options; it is traced once for all requests."""
         found = self._kept.get("step")
         if found is None:
             require_torch("serve")
@@ -156,7 +156,7 @@ class _StageComputer:
         }  # fmt: skip
 
     def fit_data(self) -> dict[str, Any] | None:
-        """Return why a step does not fit and what would make it fit; ``None`` if it fits."""
+        """Return the reason why the step does not fit and what would make it fit; ``None`` if it fits."""
         return None if self._profile().fits else fit_data(self._step(), self._spec(), self._options)
 
     def hints_data(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class _StageComputer:
         }
 
     def whatif_data(self) -> dict[str, Any] | None:
-        """Return the combined effect of the chosen changes."""
+        """Return the combined effect of the chosen changes; ``None`` if none is chosen."""
         if not self._options.changes:
             return None
         from roller.insight.whatif.memory_effect import memory_effect
@@ -189,7 +189,7 @@ class _StageComputer:
 
 
 def check_what_if_devices(changes: Sequence[Any]) -> None:
-    """Raise if a what-if names a file as its device, since clients must not read files outside the project."""
+    """Raise an error unless all what-ifs name known devices: clients must not read files outside the project."""
     known = list_specs()
     for change in changes:
         for name in (getattr(change, field) for field, role in change.traced_with or () if role == "device"):
@@ -211,7 +211,7 @@ def _batch_amp_checkpoint(options: StepOptions) -> tuple[int | None, str, bool]:
 
 
 def difference_json(found: ProfileDifference) -> dict[str, Any]:
-    """Return a difference as JSON-ready data: the sums, and the lines that changed."""
+    """Return a difference as JSON-ready data: the totals, and the lines that changed."""
     rows = [x for x in found.lines if x.delta_s or x.delta_bytes or x.made_delta_s or x.made_delta_bytes]
     return {
         "before": {"iteration_s": found.before.iteration_s, "total_bytes": found.before.total_bytes},

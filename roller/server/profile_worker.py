@@ -2,7 +2,7 @@
 
 Messages have the format of :mod:`roller.backends.message_channel`, without blobs, and the keys of
 :mod:`roller.server.profile_request`. A process serves one state of the project's files and is killed when they change.
-A newer request ends an older one at the latter's next operator.
+A newer request cancels an older one at the older one's next operator.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _error_text(error: BaseException, request: ProfileRequest) -> str:
 
 
 def _loaded_project_files(request: ProfileRequest) -> list[str]:
-    """Return the entry file and the loaded Python files of the project."""
+    """Return the paths of the entry file and of the project's Python files that are loaded."""
     folder = Path(request.folder).resolve()
     found = {str(Path(request.entry).resolve())}
     for file in _loaded_module_files():

@@ -1,4 +1,4 @@
-"""Read and write the files of a project: below one folder, by relative names."""
+"""Read and write the files of a project, which are below one folder and have relative names."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from roller.core.files import read_file, write_atomically
 from roller.errors import RollerError, shown
 from roller.insight.trace.project_folder import find_project_folder
 
-#: Largest source file, in bytes.
+#: Maximum size of a source file in bytes.
 _LARGEST = 4 << 20
 
 
 class ProjectError(RollerError):
-    """The project does not have this file, or the file has changed since it was read."""
+    """A file of the project is missing, cannot be read or written, or has changed since it was read."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """Source file: ``name`` is project-relative with ``/``, ``text`` keeps line ends, ``digest`` is of the bytes."""
+    """Source file: its project-relative name with ``/``, its text with its line ends, and its bytes' digest."""
 
     name: str
     text: str
@@ -66,7 +66,7 @@ class Project:
             return None
 
     def relative(self, data: Any) -> Any:
-        """Return JSON data with project paths made relative and non-finite numbers replaced by null."""
+        """Return JSON data in which project paths are relative and non-finite numbers are replaced by null."""
         if isinstance(data, str):
             return data.replace(f"{self.folder}{os.sep}", "") if str(self.folder) in data else data
         if isinstance(data, float):
@@ -143,7 +143,7 @@ def digest_of_bytes(data: bytes) -> str:
 
 
 def file_state(path: str | Path) -> tuple[int, int, int]:
-    """Return the modification time, size and inode of a file, for detecting changes."""
+    """Return a file's modification time, size and inode, to detect changes; ``(0, -1, 0)`` if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

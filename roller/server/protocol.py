@@ -9,9 +9,9 @@ from typing import Any
 from roller.errors import RollerError, did_you_mean, shown
 from roller.server.profile_request import StepOptions
 
-#: Version of the messages; a client with another version is refused with a reason.
+#: Version of the messages; a client with a different version is refused with a reason.
 VERSION = 1
-#: Largest message from a client, in bytes.
+#: Maximum size of a client's message in bytes.
 LARGEST_MESSAGE = 8 << 20
 _AMPS = ("fp32", "fp16", "bf16")
 #: Maximum number of devices in a request, and of devices that share a batch.
@@ -25,7 +25,7 @@ class ProtocolError(RollerError):
 
 
 def parse_message(data: str | bytes) -> dict[str, Any]:
-    """Parse and check a client's message."""
+    """Parse a client's message and check its form; raise an error if it violates the protocol."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -48,7 +48,7 @@ def parse_message(data: str | bytes) -> dict[str, Any]:
 
 
 def options_of_message(data: Mapping[str, Any], devices: Collection[str]) -> StepOptions:
-    """Return the options in a message whose form has been checked; raise an error for unknown devices."""
+    """Return the options from a message whose form has been checked; raise an error for unknown devices."""
     for name, _ in data["devices"]:
         if name not in devices:
             raise ProtocolError(f"options: devices: expected a name, got {shown(name)}{did_you_mean(name, devices)}.")

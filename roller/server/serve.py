@@ -1,4 +1,4 @@
-"""Serve the page of one entry file until it is interrupted."""
+"""Serve the page of one entry file until the process is interrupted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def serve(
 
 
 def allowed_hosts(host: str, address: str, port: int) -> tuple[str, ...]:
-    """Return the host headers that a browser may send for the page; the first one is printed.
+    """Return the host headers that a browser may send for the page; the first one is for the printed address.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def device_facts(spec: DeviceSpec) -> dict[str, Any]:
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """Return a listening socket."""
+    """Return a socket that listens on an address; raise an error if the address is not free."""
     host = host.lower()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family)

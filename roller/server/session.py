@@ -1,4 +1,4 @@
-"""Session of one live profile: entry file, devices, options, running process, results and listeners.
+"""Session of one live profile: its entry file, options, running process, results and listeners.
 
 The page and the language server share it. All state belongs to one event loop.
 """
@@ -22,9 +22,9 @@ from roller.server.time_limit import await_with_limit
 from roller.server.watched_files import WatchedFiles
 from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
-#: Poll intervals of the project's files in seconds: while active, while idle; seconds until a session is idle.
+#: Intervals in seconds for polling the project's files while active and while idle; seconds until a session is idle.
 _POLL_S, _REST_POLL_S, _REST_AFTER_S = 0.1, 0.5, 10.0
-#: Seconds without progress after which a profile is stopped.
+#: Time in seconds without progress after which a profile is stopped.
 PATIENCE_S = 60.0
 
 #: ``"idle"``: no profile yet, or live is off. ``"stale"``: files changed since the profile, and live is off.
@@ -39,17 +39,17 @@ class SessionState:
     Parameters
     ----------
     revision
-        Number of changes to the project's files detected so far.
+        Number of changes to the project's files that have been detected so far.
     results
         Data of the latest answer by stage.
     revisions, made
-        Revision (stale if older than ``revision``) and options of each stage's results.
+        Revision and options of each stage's results, which are stale if older than ``revision``.
     error
         Error of the latest profile (``text``, ``problems``, ``output``), or ``None``.
     progress
         Stage, number of finished units and total number of units of the running profile.
     texts
-        Text of each file of the latest profile by name.
+        Text of each file of the latest profile, by name.
     """
 
     revision: int = 0
@@ -74,7 +74,7 @@ class Session:
     is_live
         Whether a save starts a profile.
     patience_s
-        Seconds without progress after which a profile is stopped.
+        Time in seconds without progress after which a profile is stopped.
     specs
         Maps device names to specification files, for devices that are not shipped.
     """
@@ -104,7 +104,7 @@ class Session:
     # Listeners
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call a function with each message from now on; return a function that unsubscribes it."""
+        """Call ``listener`` with each message from now on; return a function that unsubscribes it."""
         number = self._next()
         self._listeners[number] = listener
         return lambda: self._listeners.pop(number, None) and None
@@ -174,14 +174,14 @@ class Session:
         self._restart(wanted)
 
     def set_against(self, against: Against) -> None:
-        """Set the baseline for comparisons; drop any comparison with the previous baseline."""
+        """Set the baseline for comparisons and compare again; drop any comparison with the previous baseline."""
         if against != self.against:
             self.state.results.pop("difference", None)
         self.against = against
         self._restart(("profile", "difference"))
 
     def save(self, name: str, text: str, base: str) -> SourceFile:
-        """Write a file of the project, and profile the step if the session is live."""
+        """Write a file of the project; profile the step if the session is live."""
         found = self.project.write(name, text, base)
         self.look()
         return found
@@ -268,7 +268,7 @@ class Session:
         self._send_state()
 
     async def _worker_for_revision(self, revision: int) -> Worker:
-        """Return the process that has loaded this revision of the files; fork a new one if there is none."""
+        """Return the process for this revision of the files; fork a new one if there is none."""
         if self._worker is not None and self._worker_revision == revision:
             return self._worker
         self._drop_worker()
@@ -282,7 +282,7 @@ class Session:
             self._processes.kill_soon(worker)
 
     async def _follow(self, worker: Worker, wanted: Sequence[str], revision: int) -> None:
-        """Request the stages and process the answers; the slower comparison with HEAD comes last."""
+        """Request the stages and process the answers; the comparison with ``HEAD``, which is slower, comes last."""
         texts, options = await self._files.texts(), self.options
         now = [stage for stage in wanted if stage != "difference" or self.against == "last"]
         before, moved = self._earlier.last_save(options, texts)
@@ -303,7 +303,7 @@ class Session:
         self, worker: Worker, wanted: Sequence[str], before: ProfileSnapshot | None, moved: Mapping[str, str],
         texts: Mapping[str, str], revision: int,
     ) -> bool:  # fmt: skip
-        """Request stages and process the answers; return whether all arrived."""
+        """Request stages and process the answers; return whether the request ended without an error."""
         number, began_ns, options = self._next(), time.time_ns(), self.options
         request = ProfileRequest(
             number, str(self.project.entry), str(self.project.folder), options, tuple(wanted),

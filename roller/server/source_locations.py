@@ -13,7 +13,7 @@ _PLACE = re.compile(r"(?:File \"([^\"\n]+)\", line (\d+)|([^\s:\"']+\.py):(\d+))
 
 
 def first_project_line_in(text: str, project: Project) -> list[dict[str, Any]]:
-    """Return the first project line that a message names."""
+    """Return the first project line that a message names, as a list of at most one problem."""
     found = []
     for match in _PLACE.finditer(text):
         path, line = match[1] or match[3], match[2] or match[4]
@@ -24,7 +24,7 @@ def first_project_line_in(text: str, project: Project) -> list[dict[str, Any]]:
 
 
 def innermost_project_line(lines: Sequence[str], project: Project) -> str:
-    """Return the innermost project line in a fault handler's output."""
+    """Return the innermost project line in a fault handler's output as ``"file:line"``; ``""`` if there is none."""
     for line in lines:
         for found in first_project_line_in(line, project):
             return f"{shown(found['file'])[1:-1]}:{found['line']}"

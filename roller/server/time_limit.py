@@ -1,4 +1,4 @@
-"""Time limit for a coroutine that never loses a cancellation."""
+"""Time limit for a coroutine; the caller's cancellation is never lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Result = TypeVar("_Result")
 
 
 async def await_with_limit(seconds: float, work: Awaitable[_Result]) -> _Result:
-    """Return the result of an awaitable; cancel it after a time limit."""
+    """Return the result of an awaitable; after ``seconds``, cancel it and raise ``asyncio.TimeoutError``."""
     # asyncio.wait_for of Python 3.10 and 3.11 swallows the caller's cancellation if the work ends in the same turn of
     # the event loop: a replaced profile would continue, and a closed connection would never end.
     task = asyncio.ensure_future(work)

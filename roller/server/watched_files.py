@@ -11,9 +11,9 @@ from roller.server.project import Project, ProjectError, file_state
 
 _State = tuple[int, int, int]
 _T = TypeVar("_T")
-#: State that differs from every file's state.
+#: State that differs from that of every existing file.
 _CHANGED: _State = (0, -1, 0)
-#: Number of files from which checks run in another thread.
+#: Number of files from which on checks run in a different thread.
 _MANY = 64
 
 
@@ -33,7 +33,7 @@ class WatchedFiles:
         return is_changed
 
     async def probably_changed(self) -> bool:
-        """Return whether :meth:`changed` would return true; check large numbers of files in another thread."""
+        """Return whether :meth:`changed` would return true; check large numbers of files in a different thread."""
         states = self._states
         if len(states) < _MANY:
             return _any_file_changed(states)
@@ -52,7 +52,7 @@ class WatchedFiles:
                 self._states[path] = state if state[0] < since_ns else _CHANGED
 
     async def texts(self) -> dict[str, str]:
-        """Return the texts of the files by name."""
+        """Return the texts of the project's loaded files by name, without those that cannot be read."""
         names = [name for name in self._names.values() if name is not None]
         return await _run_off_loop_if_many(len(names), lambda: _read_texts(self._project, names))
 

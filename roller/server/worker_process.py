@@ -1,4 +1,4 @@
-"""Profiling processes from the server's side: forked on demand, with one connection to each."""
+"""Profiling processes as the server sees them: forked on demand, with one connection to each."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from roller.server.message_parts import Joiner, split_message
 from roller.server.time_limit import await_with_limit
 
 _HEAD = struct.Struct("<Q")
-#: Largest answer in bytes; a larger size means a damaged stream.
+#: Maximum size of an answer in bytes; a larger size means a damaged stream.
 _LARGEST = 1 << 29
-#: Lines of a process's output that are kept, and the bytes of a line.
+#: Maximum number of lines of a process's output to keep, and maximum number of bytes of a line.
 _OUTPUT_LINES, _LINE_BYTES = 200, 2000
-#: Removes the working directory from the path, so that a project's ``yaml.py`` does not shadow a dependency.
+#: Program of the fork server; it removes the working directory from the path, so that a project's ``yaml.py`` does not
+#: shadow a dependency.
 _FORKS = "import sys; sys.path.pop(0); from roller.server.fork_server import main; main(int(sys.argv[1]))"
-#: Seconds to wait for the stack trace or exit status of a process.
+#: Time in seconds to wait for a process's stack trace or exit status.
 _ANSWER_S = 0.5
 
 
@@ -67,7 +68,7 @@ class Worker:
             raise WorkerEnded(await self.describe_end()) from None
 
     async def receive(self, change: Callable[[Any], Any] | None = None) -> dict[str, Any]:
-        """Return the next answer; apply ``change`` to its data."""
+        """Return the next answer, with ``change`` applied to its data if it is given."""
         try:
             while True:
                 said = json.loads(await self._message())
@@ -100,7 +101,7 @@ class Worker:
         return data
 
     async def describe_end(self) -> str:
-        """Describe how the process ended, with the last line that it printed."""
+        """Return a text that says how the process ended and the last line that it printed."""
         with contextlib.suppress(asyncio.TimeoutError):
             await await_with_limit(_ANSWER_S, asyncio.shield(self._draining))
         try:
@@ -112,7 +113,7 @@ class Worker:
         return how + (f" after it said: {last.strip()[:200]}" if last else "")
 
     async def stack_lines(self) -> tuple[str, ...]:
-        """Return the process's Python stack, innermost line first, as printed by its fault handler."""
+        """Return the lines of the process's Python stack, innermost first, that its fault handler prints."""
         before = len(self._lines)
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)
@@ -125,7 +126,7 @@ class Worker:
             self._status.set_result(status)
 
     async def close(self) -> None:
-        """Close the connection, and stop reading output from the process and its children."""
+        """Close the connection and stop reading the output of the process and its children."""
         self._draining.cancel()
         self._pipe.close()
         self._writer.close()
@@ -143,7 +144,7 @@ class Worker:
 
 
 class WorkerProcesses:
-    """Fork profiling processes from one that has imported PyTorch."""
+    """Forks profiling processes from a process that has imported PyTorch."""
 
     def __init__(self, python: str = sys.executable) -> None:
         self._python = python
@@ -186,7 +187,7 @@ class WorkerProcesses:
         killing.add_done_callback(self._killing.discard)
 
     async def kill(self, worker: Worker) -> None:
-        """Kill a process and its children; return when they are gone."""
+        """Kill a process and its children; return when they have ended, or after 10 s."""
         try:
             if self._socket is not None:
                 with contextlib.suppress(OSError, asyncio.TimeoutError):

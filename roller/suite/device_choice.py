@@ -15,7 +15,7 @@ class DeviceCost(NamedTuple):
     Parameters
     ----------
     model, device, batch, unit
-        Names, samples per step, and unit of throughput.
+        Names of the model and the device, number of samples per step, and unit of throughput.
     throughput
         Units per second.
     relative

@@ -20,7 +20,7 @@ from roller.suite.mean_interval import (
 )
 from roller.suite.run_file import SuiteRun, flatten_mapping, row_keys
 
-#: Probability that any row of two equal runs is called slower; the same for faster.
+#: Probability that at least one row of two equal runs is reported as slower, and likewise as faster.
 ALPHA = 0.01
 #: Smallest reported change of predicted times, which have no noise.
 PREDICTED = 1e-3

@@ -27,9 +27,9 @@ class Workload:
     """A model of one size with its inputs and training step."""
 
     build: Callable[[], Any]  # returns a new ``torch.nn.Module``, which contains all networks
-    # From a number of samples to synthetic tensors of a step, with the shapes of the data set
+    # Maps a number of samples to the synthetic tensors of a step, with the shapes of the data set
     inputs: Callable[[int], tuple[Any, ...]]
-    step: Callable[[Any], TrainingStep]  # from the module to its :class:`TrainingStep`
+    step: Callable[[Any], TrainingStep]  # maps the module to its :class:`TrainingStep`
     batch: int  # default number of samples per step
     units_per_sample: float = 1.0  # units of throughput per sample: tokens, seconds of audio, images
 
@@ -51,7 +51,7 @@ class SuiteModel:
     unit
         Unit of throughput per second: ``"images"``, ``"tokens"``, ``"seconds of audio"``.
     batches
-        Samples per step of a sweep, in ascending order.
+        Numbers of samples per step in a sweep, in ascending order.
     parameters
         Number of trained parameters in the published size.
     layers
@@ -85,7 +85,7 @@ class SuiteModel:
         Raises
         ------
         ModelError
-            If PyTorch is missing, or the model does not have this option.
+            If PyTorch is missing, or the model does not have one of the options.
         """
         from roller.insight.tracing import require_torch
 

@@ -12,11 +12,11 @@ from typing import NamedTuple, TypeAlias
 _BATCHES = 10
 #: Minimum number of rounds for the ratio of two alternately measured times.
 LEAST_ROUNDS = 10
-#: Prior standard deviation of the logarithm of the ratio of two processes with the same code. On one machine with two
-#: processors the ratios of 16 models scattered by 0.9 % (``benchmarks/results/pairs.md``); the prior weighs as much as
-#: 16 ratios.
+#: Prior standard deviation of the logarithm of the time ratio between two processes with the same code. On one machine
+#: with two processors the ratios of 16 models scattered by 0.9 % (``benchmarks/results/pairs.md``); the prior weighs as
+#: much as 16 ratios.
 PROCESS_NOISE, _NOISE_DEGREES = 0.01, 15
-#: Seconds per iteration in either process, for pairs of consecutive blocks.
+#: Pairs of consecutive blocks, as the times per iteration, in seconds, in either process.
 Rounds: TypeAlias = Sequence[tuple[float, float]]
 
 
@@ -136,7 +136,7 @@ def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInte
     found = [_trimmed_mean([math.log(after / before) for before, after in rounds]) for rounds in groups]
     centres, count = [centre for centre, _ in found], len(groups)
     centre, within = statistics.fmean(centres), statistics.fmean(square for _, square in found)
-    # Variance between pairs of processes; the prior weighs as much as the models that it was measured on.
+    # Variance between pairs of processes; the prior weighs as much as the models on which it was measured.
     degrees = count - 1 + _NOISE_DEGREES
     squares = sum((own - centre) ** 2 for own in centres) + _NOISE_DEGREES * (PROCESS_NOISE**2 + within)
     width = student_quantile(confidence, degrees) * math.sqrt(squares / degrees / count)
@@ -144,7 +144,7 @@ def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInte
 
 
 def _trimmed_mean(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 10 % trimmed mean and its squared standard error (Yuen's method, from winsorised values)."""
+    """Return the 10 % trimmed mean and its squared standard error (Yuen's method, from winsorized values)."""
     # blocks disturbed by other work that went unnoticed are outliers; correlated neighbours count as fewer values
     ordered = sorted(values)
     cut = len(ordered) // 10

@@ -53,7 +53,7 @@ class Measurement:
     trace
         Operators and allocations of a step on real tensors.
     operator_s
-        Seconds of each operator of ``trace.steady()``.
+        Time of each operator in ``trace.steady()``, in seconds.
     process_peak_bytes
         Peak resident memory of the process over all iterations; 0 if unknown.
     spec
@@ -79,7 +79,7 @@ class Measurement:
 
     @property
     def interval(self) -> MeanInterval | None:
-        """Mean seconds per iteration with its 95 % confidence interval; with several processes, from their means."""
+        """Mean time per iteration (s) with its 95 % confidence interval; with several processes, from their means."""
         means = [sample.interval for sample in self.samples if sample.interval is not None]
         if not self.is_stable or not means:
             return None
@@ -123,7 +123,7 @@ class Measurement:
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Bytes by published kind at the peak of the tensors' memory; ``context`` is the rest of the process' peak."""
+        """Bytes by published kind at the peak of the tensors' memory; ``context`` is the rest of the process's peak."""
         memory = simulate_cpu_memory(self.trace, None)
         rest = max(0, self.process_peak_bytes - memory.total_bytes)
         return memory_by_kind(simulate_cpu_memory(self.trace, None, rest))
@@ -196,7 +196,7 @@ def measure_model(
     rule
         Stop rule for the iterations; by default, the published rule.
     budget_s
-        Seconds of iterations, excluding the first ones, whose operators are recorded.
+        Time for iterations, in seconds, excluding the first ones, whose operators are recorded.
     seed
         Seed for weights and inputs.
     python
@@ -217,7 +217,7 @@ def measure_model(
 def measurement_from_reply(
     model: SuiteModel, reduced: bool, batch: int, trace: Trace, reply: Mapping[str, Any]
 ) -> Measurement:
-    """Extract the measurement from a suite process' reply."""
+    """Return the measurement in a suite process's reply."""
     sample, workload = Sample.from_dict(reply["sample"]), model.workload(reduced=reduced)
     seconds = tuple(median for median, _, _ in reply["operators"])
     notes = tuple(note for note in reply["notes"] if note != sample.note)
@@ -252,7 +252,7 @@ def measure(
     reduced, rule, seed
         See :func:`measure_model`.
     budget_s
-        Seconds for all models.
+        Time for all models, in seconds.
     repeat
         Number of processes per model; several show the noise between processes.
     clock

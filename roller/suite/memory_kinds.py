@@ -23,7 +23,7 @@ ROWS = (
 
 
 def memory_by_kind(memory: Memory) -> Mapping[str, int]:
-    """Return the bytes of each of :data:`ROWS` when the total is at its peak; their sum is ``total_bytes``.
+    """Return the number of bytes of each of :data:`ROWS` at the peak of the total; they add up to ``total_bytes``.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def memory_by_kind(memory: Memory) -> Mapping[str, int]:
 
 
 def peak_bytes_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
-    """Return the peak of the bytes requested for tensors of each kind; the peaks may be at different times.
+    """Return the peak number of bytes requested for tensors of each kind; the peaks may be at different times.
 
     Examples
     --------

@@ -23,7 +23,7 @@ class Digest:
     """The structure of a model."""
 
     model: str
-    batch: int  # samples of the step whose operators are counted
+    batch: int  # number of samples in the step whose operators are counted
     parameters: int  # number of elements in all parameters
     # One line per module without children (path, class and settings) and per parameter
     modules: tuple[str, ...] = field(repr=False)
@@ -55,7 +55,7 @@ class Digest:
 
 
 def read_digests(path: Path) -> Mapping[str, Digest]:
-    """Read the file written by ``roller suite digest --out``; return a dictionary from models to digests."""
+    """Return the digests, by model, in a file written by ``roller suite digest --out``."""
     try:
         rows = json.loads(read_file(path))
         found = [

@@ -1,6 +1,6 @@
 """The published observations about the training benchmark, checked against predicted studies."""
 
-# On today's kernels and devices some observations do not hold, which is a result rather than an error. Limits that the
+# On today's kernels and devices, some observations do not hold, which is a result rather than an error. Limits that the
 # publication states only in words are set here.
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from typing import Any, NamedTuple
 from roller.hardware.peaks import peak_flops_per_s
 from roller.suite.studies import CLUSTERS, FAST, PCIE, SATURATED, SLOW, ClusterRow, Studies
 
-#: Largest relative fall of throughput, and fall of a share, that counts as none.
+#: Largest relative fall of throughput, and largest fall of a share, that count as none.
 LEVEL = 0.01
-#: Gain of the last doubling at or above which a model is not saturated.
+#: Relative gain from the last doubling of the batch at or above which a model is not saturated.
 UNSATURATED = 0.15
-#: Active shares below and above which a share is low (published: two to three times less than the others) or high.
+#: Share of active time below which it counts as low (published: two to three times less than the others), and share
+#: above which it counts as high.
 LOW, HIGH = 0.5, 0.95
-#: Share of the active time at which a kernel is long, and ratio to the average at which it is far below it.
+#: Minimum share of the active time of a long kernel, and maximum ratio to the average utilisation that counts as far
+#: below it.
 LONG, FAR_BELOW = 0.01, 0.5
 #: Largest relative error of feature maps that count as linear in the batch.
 LINEAR = 0.02
-#: Share of linear scaling at which devices scale, and largest change of a share or of memory that counts as none.
+#: Minimum share of linear scaling at which devices scale, and largest change of a share or of memory that counts as
+#: none.
 SCALES, UNCHANGED = 0.8, 0.05
 #: Kinds of memory in the published breakdown.
 _KINDS = ("weights", "gradients", "feature maps", "workspace", "dynamic")
@@ -119,7 +122,7 @@ def _judge_observation(number: int, one: _Observation, studies: Studies) -> Verd
 
 
 def _sweeps_of_models(studies: Studies, least: int = 2) -> Iterator[tuple[str, str, list[Row]]]:
-    """Yield model, name and rows of every sweep with at least ``least`` fitting batches."""
+    """Yield the model, the name and the rows of every sweep with at least ``least`` fitting batches."""
     for model in studies.models:
         for device in studies.devices:
             rows = studies.sweep_of(model, device)
@@ -248,7 +251,7 @@ def _feature_map_growth_cases(studies: Studies) -> Iterator[Case]:
 
 
 def _cluster_rows_by_bandwidth(studies: Studies, wanted: float) -> Iterator[tuple[ClusterRow, list[ClusterRow]]]:
-    """For each model, yield the single-device row and the rows of clusters with the given slowest link."""
+    """Yield each model's single-device row and its rows of clusters whose slowest link has bandwidth ``wanted``."""
     for model in studies.models:
         own = [row for row in studies.clusters if row.model == model and row.throughput]
         one = next((row for row in own if row.devices == 1), None)

@@ -26,11 +26,11 @@ from roller.suite.measuring import Measurement, SuiteProcess, measurement_from_r
 from roller.suite.sampling import Sample, SamplingRule
 from roller.suite.turn_coordinator import Block, TurnCoordinator
 
-#: Warm-up rounds, and half-width of the ratio at which sampling stops.
+#: Number of warm-up rounds, and relative half-width of the ratio's interval at which sampling stops.
 WARM_UP, TARGET_HALF_WIDTH = 4, 0.005
 #: Polling interval for processes to exit, in seconds.
 _POLL_S = 0.05
-#: Seconds of a block, and of the preceding pause, in which spinning threads come to rest.
+#: Length of a block, and of the pause before it in which spinning threads come to rest, in seconds.
 BLOCK_S, PAUSE_S = 0.2, 0.02
 
 
@@ -43,7 +43,7 @@ class Pair:
     before, after
         Measurements of the first pair of processes.
     rounds_s
-        For each pair of processes, seconds per iteration in both, from undisturbed rounds.
+        For each pair of processes, the times per iteration in both, in seconds, from undisturbed rounds.
     disturbed
         Number of rounds discarded because other programs used the processors.
     environments
@@ -58,7 +58,7 @@ class Pair:
 
     @property
     def ratio(self) -> MeanInterval | None:
-        """Iteration time after divided by before, with its 95 % confidence interval; ``None`` for too few rounds."""
+        """Ratio of iteration times, after to before, with its 95 % confidence interval; ``None`` for few rounds."""
         return paired_ratio(self.rounds_s)
 
     def rows(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -74,7 +74,7 @@ class Pair:
 def run_alternating_rounds(
     run: Sequence[Callable[[int], Block]], *, budget_s: float
 ) -> tuple[list[tuple[float, float]], int]:
-    """Run rounds of one block per process within a budget; return them and the number of disturbed rounds."""
+    """Run rounds of one block per process within a budget; return the undisturbed rounds and the number of others."""
     end_s, rounds, disturbed, calls = monotonic() + budget_s, list[tuple[float, float]](), 0, 1
     number = 0
     while monotonic() < end_s or number < WARM_UP + LEAST_ROUNDS:
@@ -114,8 +114,8 @@ def measure_pair(
     model, reduced, batch, seed
         See :func:`~roller.suite.measuring.measure_model`.
     budget_s
-        Seconds, including the start of both processes but not the three final steps, in which operators are timed. At
-        least ``WARM_UP + LEAST_ROUNDS`` rounds run, including disturbed ones.
+        Time in seconds, including the start of both processes but not the three final steps, in which operators are
+        timed. At least ``WARM_UP + LEAST_ROUNDS`` rounds run, including disturbed ones.
     pythons
         Python interpreters with PyTorch, one for each process; both processes run this release of roller.
 
@@ -181,7 +181,7 @@ def _run_rounds_and_finish(
     except RollerError:
         for task in tasks:
             if task.done():
-                task.result()  # raises the cause of the process' end
+                task.result()  # raises the cause of the process's end
         raise
     for coordinator, task in zip(coordinators, tasks, strict=True):
         coordinator.end()
@@ -206,9 +206,9 @@ def measure_pairs(
     models, seed, failed, done
         See :func:`~roller.suite.measuring.measure`.
     python
-        Python interpreter of the second process; by default, the first process' interpreter.
+        Python interpreter of the second process; by default, that of the first process.
     budget_s
-        Seconds for all models; each model, including its start-up, has an equal share of the remaining time.
+        Time for all models, in seconds; each model, including its start-up, has an equal share of the remaining time.
     repeat
         Number of process pairs per model.
     """

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from roller.insight.cost.arithmetic_pipe_work import PipeWork
 from roller.insight.cost.operator_price import Price
 
-#: Rows of the published table of long kernels with below-average utilisation.
+#: Number of rows in the published table of long kernels with below-average utilisation.
 LONGEST = 5
 
 
 class TimedWork(NamedTuple):
-    """An operator's active seconds and the counted operations of its launches (none for launches priced by bytes)."""
+    """An operator's active time (s) and the counted operations of its launches (none for launches priced by bytes)."""
 
     name: str
     seconds: float
@@ -57,7 +57,7 @@ def peak_share_by_pipe(operators: Iterable[TimedWork]) -> Mapping[str, float]:
 
 
 def peak_use_by_operator(operators: Iterable[TimedWork]) -> tuple[OperatorUse, ...]:
-    """Return the operators by name, in descending order of active time."""
+    """Return the use of each operator, over all its calls, in descending order of active time."""
     rows: dict[str, list[TimedWork]] = defaultdict(list)
     for one in operators:
         rows[one.name].append(one)

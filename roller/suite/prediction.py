@@ -93,7 +93,7 @@ class Prediction:
 
     @property
     def most_memory(self) -> Mapping[str, int]:
-        """Peak bytes of each kind; the peaks may be at different times."""
+        """Peak number of bytes of each kind; the peaks may be at different times."""
         return peak_bytes_by_kind(self.forecast.step.trace, self.forecast.step.spec)
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def predict(
     models
         Models, as returned by :func:`roller.suite.registry.models_of`.
     batches
-        Samples per step; ``None`` for the model's own batch.
+        Numbers of samples per step; ``None`` for the model's own batch.
     reduced
         Whether to use reduced sizes, which this machine trains in seconds, instead of the published sizes.
     done

@@ -106,7 +106,7 @@ MODELS: Mapping[str, SuiteModel] = {row.name: row for row in _ROWS}
 
 
 def models_of(names: Iterable[str]) -> tuple[SuiteModel, ...]:
-    """Return the named models in the order of ``names``; by default, return all models.
+    """Return the named models in the order of ``names``, or all models if ``names`` is empty.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from roller.probing.environment import collect_environment
 FORMAT, VERSION = "roller suite run", 1
 #: Parts of an environment that affect times.
 _PARTS = ("roller", "python", "system", "packages", "processor", "devices", "variables")
-#: Bounds of plausible seconds per iteration.
+#: Bounds on plausible times per iteration, in seconds.
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 #: Keys of every row.
 _KEYS = frozenset({"model", "device", "batch", "kind", "throughput_per_s"})
@@ -50,7 +50,7 @@ def run_header(release: str, *, now: datetime | None = None, **more: Any) -> dic
 
 
 def timing_environment(release: str) -> dict[str, Any]:
-    """Return the properties of this process' environment that affect times; ``release`` is roller's version."""
+    """Return the properties of this process's environment that affect times; ``release`` is roller's version."""
     found = collect_environment(release)
     return {name: found[name] for name in _PARTS}
 

@@ -68,13 +68,13 @@ class Sample:
     warm_up
         Number of undisturbed iterations before the first counted iteration.
     samples_s
-        Seconds of each counted iteration, in order.
+        Time of each counted iteration, in seconds, in order.
     disturbed
         Number of iterations in both phases that were discarded because other programs disturbed them.
     interval
         Mean of ``samples_s`` with its 95 % confidence interval; ``None`` for fewer than two counted iterations.
     cpu_utilisation
-        CPU seconds of this process in the counted phase, divided by the elapsed seconds and the number of processors;
+        CPU time of this process in the counted phase, divided by the elapsed time and the number of processors;
         ``None`` without counted iterations.
     note
         Why the mean is not reported; ``""`` if it is reported.
@@ -140,7 +140,7 @@ def sample_iterations(
     steps_per_call: int = 1,
     budget_s: float,
 ) -> Sample:
-    """Sample the iterations of a step."""
+    """Time iterations of ``step`` until ``rule`` is satisfied or ``budget_s`` seconds have passed."""
     clock = system_clock()
     try:
         return _Sampler(step, rule, steps_per_call, budget_s, clock).run()

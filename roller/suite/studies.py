@@ -17,9 +17,10 @@ from roller.suite.prediction import Prediction
 from roller.suite.registry import models_of
 from roller.suite.tracing import trace_workload
 
-#: Link bytes per second in one direction in the published study: PCIe as measured there, Ethernet, InfiniBand.
+#: One-directional link bandwidths in the published study, in bytes per second: PCIe as measured there, Ethernet,
+#: InfiniBand.
 PCIE, SLOW, FAST = 6e9, 1e9 / 8, 100e9 / 8
-#: Devices, machines, and bytes per second of the slowest link of a ring through all devices.
+#: Numbers of devices and machines, and bandwidth (bytes/s) of the slowest link in a ring through all devices.
 CLUSTERS: Mapping[str, tuple[int, int, float]] = {
     "1 device": (1, 1, PCIE), "2 devices, PCIe": (2, 1, PCIE), "4 devices, PCIe": (4, 1, PCIE),
     "2 machines, 1 Gb/s": (2, 2, SLOW), "2 machines, 100 Gb/s": (2, 2, FAST),
@@ -62,7 +63,7 @@ class ClusterRow:
 
 @dataclass(frozen=True)
 class ChangeRow:
-    """A model with another precision or with fused kernels.
+    """A model with a different precision or with fused kernels.
 
     Parameters
     ----------
@@ -89,7 +90,8 @@ class Studies:
     Parameters
     ----------
     sweeps
-        Predictions for power-of-two batches; for each model and device, the last batch is the first that does not fit.
+        Predictions for power-of-two batches; for each model and device, the last batch is the first that does not fit,
+        unless a limit ends the sweep before.
     """
 
     sweeps: tuple[Mapping[str, Any], ...]
@@ -228,7 +230,7 @@ def cluster_study(model: SuiteModel, units: float, step: TracedStep, spec: Devic
             continue
         try:
             answer = what_if(graph, DDP(devices=devices, bandwidth=bandwidth))
-            several = several or step.forecast(spec, devices=2)  # buckets have one size for all numbers
+            several = several or step.forecast(spec, devices=2)  # buckets have one size for all numbers of devices
         except RollerError as error:
             yield ClusterRow(*head, None, reason=str(error))
             continue

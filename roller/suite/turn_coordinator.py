@@ -15,7 +15,7 @@ from roller.insight.trace.step_clock import is_undisturbed
 from roller.runtime.clock import Clock, system_clock
 from roller.runtime.timing_windows import time_calls_together
 
-#: Seconds between checks that the other process is alive.
+#: Time between checks that the other process is alive, in seconds.
 _POLL_S = 0.2
 #: Timeout of a message after its first byte, in seconds.
 _MESSAGE_TIMEOUT_S = 60.0
@@ -24,7 +24,7 @@ _BLOCK_TIMEOUT_S = 600.0
 
 
 class Block(NamedTuple):
-    """Seconds per iteration of consecutive iterations, and whether they ran undisturbed by other work."""
+    """Time per iteration, in seconds, of consecutive iterations, and whether they ran undisturbed by other work."""
 
     iteration_s: float
     is_quiet: bool

@@ -23,9 +23,9 @@ REPEATABLE = {
     "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 24),
     "OMP_PROC_BIND": "true",
 }  # fmt: skip
-#: Linux constants: request for the process' personality, and its bit ADDR_NO_RANDOMIZE.
+#: Linux constants: request for the process's personality, and its bit ADDR_NO_RANDOMIZE.
 _ASK, _FIXED = 0xFFFFFFFF, 0x0040000
-#: Steps after the sample whose operators are timed individually.
+#: Number of steps after the sample whose operators are timed individually.
 TIMED_STEPS = 3
 
 
@@ -81,7 +81,7 @@ def _process_environment() -> dict[str, Any]:
 
 
 def has_fixed_addresses() -> bool:
-    """Return whether address randomisation is off; ``False`` if the system does not report it."""
+    """Return whether address randomization is off; ``False`` if the system does not report it."""
     personality = _personality_call()
     found = -1 if personality is None else personality(_ASK)
     return found >= 0 and bool(found & _FIXED)
@@ -94,7 +94,7 @@ def _personality_call() -> Callable[[int], int] | None:
 
 
 def disable_address_randomization() -> None:
-    """Restart this process without address randomisation, if the system permits it."""
+    """Restart this process without address randomization, if the system permits it."""
     # addresses decide which data share cache sets, so random ones make times differ between processes
     personality = _personality_call()
     if personality is None:

@@ -39,7 +39,7 @@ def canonical_device_name(given: str) -> str:
 
 
 def target_of_language(language: object, where: str, error: type[RollerError] = BuildError) -> Target:
-    """Return the target for a kernel language, or raise an error.
+    """Return the target for a kernel language; raise an error if there is none.
 
     >>> target_of_language("hip", "mi50").first_device
     'rocm:0'
@@ -61,7 +61,7 @@ def target_for(spec: Targeted) -> Target:
 def check_language(
     found: str, expected: Iterable[str], where: str, error: type[RollerError], remedy: str
 ) -> None:  # fmt: skip
-    """Refuse an artifact whose language is not among ``expected``.
+    """Raise an error if ``found``, the language of an artifact, is not one of ``expected``.
 
     >>> check_language("hip", LANGUAGES, "example", BuildError, "")
     """
@@ -72,7 +72,7 @@ def check_language(
 
 
 def is_simulated_device(device: str) -> bool:
-    """Whether times measured on the device, or on devices with this prefix, are only predictions.
+    """Return whether times measured on the device, or on devices with this prefix, are only predictions.
 
     >>> is_simulated_device("null:v100"), is_simulated_device("cuda:0"), is_simulated_device("")
     (True, False, False)

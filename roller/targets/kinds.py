@@ -38,7 +38,7 @@ class DeviceKind:
         return lazy_module(f"roller.{package}.{self.name}" + (f".{name}" if name else ""))
 
     def check_kind(self, found: str, where: str) -> None:
-        """Refuse a program for another kind of device."""
+        """Raise an error if ``found``, the kind that a program is for, differs from this kind."""
         if found != self.name:
             raise BuildError(
                 f"{where}: expected a program for a {self.name}, got one for a {found}. Construct it for a {self.name}."

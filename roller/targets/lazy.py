@@ -1,4 +1,4 @@
-"""Imports the modules that a target names on first use, so that its properties are available without them."""
+"""Import the modules that a target names on first use, so that its properties are available without them."""
 
 from __future__ import annotations
 

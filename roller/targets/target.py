@@ -48,7 +48,7 @@ class Target:
     worker: str = ""
     #: Opens the device for whole models, given its number and architecture.
     session_device: Callable[[int, str], Any] | None = None
-    #: Whether it computes with the reference in predicted times: nothing is built or recorded as measured.
+    #: Whether it computes with the reference and reports predicted times: nothing is built or recorded as measured.
     pretends: bool = False
     timed: bool = True  #: Whether times on its devices reflect kernel speed
     source_only: str = ""  #: Reason why compiling gives source without a binary; empty if kernels are built
@@ -86,7 +86,7 @@ class Target:
         return lazy_module(self.toolchain)
 
     def can_build(self) -> bool:
-        """Whether the target has a toolchain that is installed."""
+        """Return whether the target has a toolchain that is installed."""
         return bool(self.toolchain) and self.tools().available() is None
 
     def build(self, artifact: Kernel) -> Kernel:

@@ -1,6 +1,6 @@
 """TVM integer expressions as indices and bounds: the arithmetic part of the reader.
 
-TVM simplifies an expression; the result is matched term by term, so each index is read exactly or refused.
+TVM simplifies an expression; the result is matched term by term, so each index is either read exactly or rejected.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
+from roller.core.dtypes import DTYPES, NARROW_INTEGERS
 from roller.errors import ExprError
 from roller.expr import Bound, Index, Load, Tensor, Term
 from roller.expr.inequalities import HalfBound
@@ -17,7 +18,7 @@ from roller.te.compat import TensorLoad, analyzer, dtype_of, substitute, tirx
 #: Number of alternatives above which further conditions are ignored.
 _MOST_CASES = 32
 #: Smallest and largest integers of the dtypes that an index may overflow.
-_RANGES = {"bool": (0, 1), "int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1)}
+_RANGES = {name: DTYPES[name].integer_range for name in ("bool", *NARROW_INTEGERS)}
 
 
 class NotAffineError(Exception):
@@ -34,7 +35,7 @@ class AxisSpace:
         self._analyzer = analyzer([(var, extent) for var, _, extent in axes if extent > 1])
 
     def simplify(self, expr: Any, env: Mapping[Any, Any]) -> Any:
-        """Substitute ``env`` and simplify."""
+        """Return ``expr``, with ``env`` substituted, in simplified form."""
         return self._analyzer.simplify(substitute(expr, env))
 
     def index(self, expr: Any, env: Mapping[Any, Any]) -> Index:
@@ -42,7 +43,7 @@ class AxisSpace:
         return self._index(self.simplify(expr, env))
 
     def _index(self, e: Any) -> Index:
-        """Return an index, after checking that it stays in the range of its dtype: narrow integers wrap around."""
+        """Return ``e`` as an index; raise an error if it leaves its dtype's range, in which integers wrap around."""
         index, dtype = self._of(e), dtype_of(e)
         if dtype in _RANGES:
             low, high = index.range(self.extents)
@@ -75,7 +76,7 @@ class AxisSpace:
         raise NotAffineError(f"{type(e).__name__} is no index arithmetic")
 
     def _convert_division(self, e: Any) -> Index:
-        """Match ``index // c`` or ``index % c``; truncation equals floor for non-negative indices."""
+        """Return ``index // c`` or ``index % c`` as an index; truncation equals floor for non-negative indices."""
         whole, by = self._index(e.a), self._index(e.b)
         if by.terms or by.const <= 0:
             raise NotAffineError("it divides by something other than a positive constant")
@@ -125,7 +126,7 @@ def _add(a: Index, b: Index, factor: int) -> Index:
 
 
 def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
-    """Return an integer comparison as a bound on an index without a constant or a common factor."""
+    """Return an integer comparison as a bound on an index that has no constant and no common factor."""
     kind = type(e)
     if kind not in (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ):
         raise NotAffineError(f"{kind.__name__} is no bound")
@@ -147,7 +148,7 @@ def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
 
 
 def negate_bounds(bounds: list[HalfBound]) -> list[HalfBound]:
-    """Return the bound that holds if a single one-sided bound fails, or none for other lists."""
+    """Return the bound that holds if ``bounds``, a single one-sided bound, fails; empty for any other list."""
     if len(bounds) != 1:
         return []
     b = bounds[0]
@@ -157,9 +158,9 @@ def negate_bounds(bounds: list[HalfBound]) -> list[HalfBound]:
 
 
 def implied_bounds(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
-    """Return the bounds implied by a condition that holds or fails, or none if the condition is not a bound."""
-    # A conjunction implies the bounds of both parts, a disjunction the hull of both; if the condition fails, the
-    # reverse applies.
+    """Return the bounds that follow if ``e`` holds (or fails, if not ``holds``); empty if it is not a bound."""
+    # A conjunction implies the bounds of both parts, and a disjunction implies the hull of both; if the condition
+    # fails, the reverse applies.
     if isinstance(e, tirx.Not):
         return implied_bounds(space, e.a, not holds)
     if isinstance(e, (tirx.And, tirx.Or)):
@@ -175,7 +176,7 @@ def implied_bounds(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
 
 
 def alternative_bounds(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfBound]]:
-    """Return alternatives, one of which is true if a condition holds, or if it fails."""
+    """Return alternatives, at least one of which is true if ``e`` holds (or fails, if not ``holds``)."""
     if isinstance(e, tirx.Not):
         return alternative_bounds(space, e.a, not holds)
     if isinstance(e, (tirx.And, tirx.Or)):
@@ -212,7 +213,6 @@ def _hull_of_bounds(a: list[HalfBound], b: list[HalfBound]) -> list[HalfBound]:
 
 
 def _intersect_bounds(bounds: list[HalfBound]) -> tuple[int | None, int | None]:
-    """Return the intersection of several bounds on one index."""
     lows, highs = [b.low for b in bounds if b.low is not None], [b.high for b in bounds if b.high is not None]
     return max(lows, default=None), min(highs, default=None)
 
@@ -220,7 +220,7 @@ def _intersect_bounds(bounds: list[HalfBound]) -> tuple[int | None, int | None]:
 def attach_bounds(
     load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor, extents: Mapping[str, int]
 ) -> Load:
-    """Attach ``bounds`` to a load in normal form: on the load's own indices, within its tensor, if needed."""
+    """Return ``load`` with ``bounds`` as guards in normal form: on its own indices, within its tensor, if needed."""
     # A side that a condition leaves open is closed by the bound of the tensor, which the access cannot cross there.
     limits: dict[Index, tuple[int, int]] = {b.index: (b.low, b.high) for b in load.guard}
     for b in bounds:

@@ -41,7 +41,7 @@ def tensor_of(buffer: Any, name: str) -> Tensor:
 
 
 def constant_extent(value: Any, where: str) -> int:
-    """Return an extent as an int, or raise an ExprError if it is symbolic."""
+    """Return an extent as an int if it is constant; raise an ExprError if it is symbolic."""
     if isinstance(value, int):
         return value
     if isinstance(value, tirx.IntImm):
@@ -50,7 +50,7 @@ def constant_extent(value: Any, where: str) -> int:
 
 
 def read_blocks(func: Any) -> list[Block]:
-    """Return the blocks in program order."""
+    """Return the blocks of a PrimFunc in program order."""
     body = func.body
     if isinstance(body, SBlockRealize) and body.block.name_hint == "root":
         root = body.block
@@ -68,7 +68,7 @@ def read_blocks(func: Any) -> list[Block]:
 
 
 def check_reduction(body: Any, where: str) -> None:
-    """Raise if a reduction has a condition or an initial value, which ``te.create_prim_func`` silently drops."""
+    """Raise an error if a reduction has a condition or an initial value, which ``te.create_prim_func`` drops."""
     if not isinstance(body, tirx.Reduce):
         return
     if not _is_true(body.condition):
@@ -116,7 +116,7 @@ def _read_loop_nest(statement: Any) -> Block:
 
 
 def _check_loops(loops: list[Any], axes: Any, values: Any, where: str) -> None:
-    """Raise unless the loops give every axis each of its values exactly once: the reader uses axes, not loops."""
+    """Raise an error unless the loops give every axis each value exactly once: the reader uses axes, not loops."""
     whole = {}
     for loop in loops:
         plain = loop.kind == tirx.ForKind.SERIAL and loop.thread_binding is None
@@ -183,7 +183,7 @@ def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
 
 
 def subexpressions(e: Any, enter: Callable[[Any], bool] = lambda e: True) -> Iterator[Any]:
-    """Yield ``e`` and the expressions below it, parents first, but neither load indices nor rejected nodes."""
+    """Yield ``e`` and the expressions below it, parents first, except those below loads and below rejected nodes."""
     fields = ("a", "b", "value", "body", "condition", "true_value", "false_value")
     left = [e]
     while left:

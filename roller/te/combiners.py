@@ -28,7 +28,7 @@ def with_bool_variant(
 
 
 def _extremum(node: Any, plain: Callable[[Expr, Expr], Expr], neutral: float) -> Callable[[Expr, Expr], Expr]:
-    """Return an extremum that keeps finite literals as a node, because TVM folds an infinity as if NaN lost."""
+    """Return an extremum that folds no literal but its neutral value: TVM folds the other infinity even against NaN."""
 
     def step(a: Expr, b: Expr) -> Expr:
         literals = [x for x in (a, b) if isinstance(x, tirx.FloatImm)]
@@ -42,7 +42,7 @@ def _extremum(node: Any, plain: Callable[[Expr, Expr], Expr], neutral: float) ->
 MAX = with_bool_variant(_extremum(tirx.Max, tirx.max, -math.inf), lambda a, b: a | b)
 MIN = with_bool_variant(_extremum(tirx.Min, tirx.min, math.inf), lambda a, b: a & b)
 
-#: Keyed by the name of the combiner.
+#: TVM's combiners by the name of the combiner.
 TVM_COMBINERS = {
     "sum": TvmCombiner(tirx.Add, lambda x, y: x + y),
     "prod": TvmCombiner(tirx.Mul, lambda x, y: x * y),

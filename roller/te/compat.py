@@ -69,14 +69,14 @@ class _Callbacks:
         return run
 
     def done(self, result: Any) -> Any:
-        """Return the result of a traversal, or raise the exception of a callback."""
+        """Return the result of a traversal; if a callback raised an exception, raise it instead."""
         if self.raised is not None:
             raise self.raised
         return result
 
 
 def structural_map(root: Any, callbacks: Any, order: str = "post") -> Any:
-    """Return ``tvm_ffi.structural_map``; an exception of a callback is raised after the traversal."""
+    """Return the result of ``tvm_ffi.structural_map``; an exception of a callback is raised after the traversal."""
     held = _Callbacks()
     return held.done(tvm_ffi.structural_map(root, held.wrap_entries(callbacks, True), order=order))
 
@@ -95,7 +95,7 @@ def substitute(expr: Any, values: Mapping[Any, Any]) -> Any:
 
 
 def compute_op(op: Any, body: Sequence[Any]) -> Any:
-    """Return a ``te.ComputeOp`` with another body."""
+    """Return ``op``, a ``te.ComputeOp``, with its body replaced."""
     return te._ffi_api.ComputeOp(op.name, op.tag, op.attrs, op.axis, list(body))
 
 

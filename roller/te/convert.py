@@ -45,7 +45,7 @@ from roller.te.opaque_floats import hide_value, reveal_value
 
 Env = Mapping[Any, Any]
 
-#: Maximum number of nodes in a stage's body; inlining that would exceed it is refused.
+#: Maximum number of nodes in a stage's body; inlining that would exceed it is rejected.
 _MAX_NODES = 20_000
 
 _BINARY = (
@@ -69,12 +69,12 @@ _INTRINSICS = {
 
 
 class Converter:
-    """Converts the bodies of one stage.
+    """Converts the body of one stage to a scalar tree.
 
     Parameters
     ----------
     name
-        The stage's tensor, for messages.
+        Name of the stage's tensor, for messages.
     tensors
         Tensors by buffer; an absent buffer is inlined from ``blocks``.
     blocks
@@ -189,7 +189,7 @@ class Converter:
         return self._index_as_value(index, dtype) if index.terms else Const(index.const, dtype)
 
     def _index_as_value(self, index: Index, dtype: str) -> Scalar:
-        """Return the value of an index; beyond 32 bits (the kernels' index type), use arithmetic on its terms."""
+        """Return the value of an index; beyond 32 bits (the kernels' index type), it is computed term by term."""
         low, high = index.range(self.space.extents)
         if dtype != "int64" or max(abs(low), abs(high)) < OFFSET_ELEMENTS:
             return IndexValue(index, dtype)
@@ -222,7 +222,7 @@ class Converter:
         return add_provable_guards(load, tensor.shape, known, self.space.extents) if len(known) > 1 else load
 
     def _enclosing_alternatives(self) -> list[list[HalfBound]]:
-        """Return alternatives, one of which is true where the enclosing conditions hold."""
+        """Return alternatives, at least one of which is true where the enclosing conditions hold."""
         out: list[list[HalfBound]] = [[]]
         for condition, holds in self._known:
             out = combine_alternatives(out, alternative_bounds(self.space, condition, holds))
@@ -259,7 +259,7 @@ class Converter:
         return Call("select", (self.scalar(known, {}), here, elsewhere))
 
     def _convert_choice_by_data(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
-        """Return a selection by data, tested after the conditions on positions, which may keep loads inside."""
+        """Return a selection by data, tested after any conditions on positions, which may keep loads within tensors."""
         # The condition is used as written: simplification drops the guards that its own parts imply.
         for kind, joined in ((tirx.And, tirx.all), (tirx.Or, tirx.any)):
             parts = _parts(condition, kind)
@@ -285,7 +285,7 @@ class Converter:
         return transform(value, leaf)
 
     def _extreme_to_infinity(self, value: float, dtype: str) -> float:
-        """Return the infinity that a finite extreme replaces under the stage's own maximum or minimum."""
+        """Return ``value``, or an infinity if it is the finite padding of the stage's own maximum or minimum."""
         sign = {"max": -1.0, "min": 1.0}.get(self.extremum or "")
         if sign is None or "float" not in dtype:
             return value

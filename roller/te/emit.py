@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roller.core.dtypes import NARROW_FLOATS, round_to_dtype
+from roller.core.dtypes import DTYPES, NARROW_FLOATS, NARROW_INTEGERS, round_to_dtype
 from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, Term, loads
 from roller.expr.evaluate import convert_values
 from roller.te.blocks import subexpressions
@@ -21,7 +21,7 @@ from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, te, tirx
 
 #: Bits of the integer dtypes that C computes in 32 bits.
-_DIGITS = {"int8": 8, "uint8": 8, "int16": 16}
+_DIGITS = {name: 8 * DTYPES[name].itemsize_bytes for name in NARROW_INTEGERS}
 #: A TVM primitive expression; the type checker sees TVM as untyped.
 Expr: TypeAlias = Any
 
@@ -108,7 +108,7 @@ def constant(value: float, dtype: str) -> Expr:
 
 
 def emit_load(node: Load, env: Mapping[str, Expr], tensors: Mapping[str, Any]) -> Expr:
-    """Return the load, or ``outside`` if its guard fails."""
+    """Return the TVM expression for a load, which is ``outside`` if a guard fails."""
     value = tensors[node.tensor](*(emit_index(i, env) for i in node.index))
     value = value.asobject() if hasattr(value, "asobject") else value
     if not node.guard:
@@ -143,7 +143,7 @@ def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any
 
 
 def _emit_conversion(value: Expr, dtype: str) -> Expr:
-    """Return a value in another dtype; integer literals wrap as in C, because TVM rejects out-of-range literals."""
+    """Return ``value`` converted to ``dtype``; integer literals, which TVM rejects out of range, wrap as in C."""
     if "int" in dtype and isinstance(value, (tirx.IntImm, tirx.FloatImm)):
         held = np.int64(value.value) if isinstance(value, tirx.IntImm) else np.float64(value.value)
         return tirx.const(int(convert_values(np.asarray(held), dtype)), dtype)
@@ -160,7 +160,7 @@ def reducer(combiner: str) -> Callable[..., Expr]:
 
 
 def combine_step(combiner: str, a: Expr, b: Expr) -> Expr:
-    """Return one step of a combiner."""
+    """Return ``a`` and ``b`` combined by one step of a combiner."""
     return TVM_COMBINERS[combiner].step(a, b)
 
 
@@ -184,7 +184,7 @@ def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def _promoted(a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """Return both operands in the dtype that TVM's operators promote them to."""
+    """Return both operands in the dtype to which TVM's operators promote them."""
     kinds = dtype_of(a), dtype_of(b)
     if kinds[0] == kinds[1]:
         return a, b
@@ -254,7 +254,7 @@ def _is_branch(e: Expr) -> bool:
 
 
 def _trap_free_division(divide: Callable[[Expr, Expr], Expr], a: Expr, b: Expr, negated: Callable[[], Expr]) -> Expr:
-    """Return an integer division that never traps: 0 for division by zero, and the negation for division by -1."""
+    """Return an integer division that never traps: 0 for division by zero, and ``negated()`` for division by -1."""
     dtype = dtype_of(b)
     zero, one = constant(0, dtype), constant(1, dtype)
     if dtype.startswith("u") or dtype == "bool":

@@ -1,4 +1,4 @@
-"""Float maxima and minima in which NaN wins, as in NumPy and PyTorch.
+"""Float maxima and minima that propagate NaN, as in NumPy and PyTorch.
 
 A hardware maximum ``a > b ? a : b`` (x86's ``maxps``) returns its second operand if either is NaN, so an operand that
 is never NaN comes first; otherwise a function also compares one operand with itself.
@@ -14,7 +14,7 @@ from roller.te.compat import Call, dtype_of, structural_walk, tirx, tvm
 
 #: TVM's operator for calling an external function by name.
 _CALL = "tirx.call_pure_extern"
-#: TVM nodes of extrema.
+#: Names of TVM's extremum nodes.
 EXTREMA = ("Max", "Min")
 
 
@@ -52,7 +52,7 @@ def lower_extremum_to_llvm(node: str) -> Callable[[Any], Any]:
 
 
 def add_extremum_functions(module: Any) -> Any:
-    """Return a module with the LLVM text of the functions that lowered extrema call."""
+    """Return ``module`` with the LLVM text of the functions that lowered extrema call."""
     functions = {v: f.with_body(_add_functions_to_body(f.body)) for v, f in module.functions.items()}
     return tvm.IRModule(functions, attrs=module.attrs)
 
@@ -77,7 +77,7 @@ def _extremum_function_names(dtype: str) -> tuple[str, ...]:
 
 
 def _text(name: str, dtype: str) -> str:
-    """Return the LLVM function, which returns the second operand if it is NaN, else the result of the comparison."""
+    """Return the text of the LLVM function that returns its second operand if it is NaN, else the extremum."""
     scalar, _, lanes = dtype.partition("x")
     t = {"float32": "float", "float64": "double"}[scalar]
     t = f"<{lanes} x {t}>" if lanes else t

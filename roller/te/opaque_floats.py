@@ -23,7 +23,7 @@ _NODES: dict[str, Callable[[Any, Any], Any]] = {
     "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
 }  # fmt: skip
 #: Dtypes whose operations become opaque; vectors have their lanes in the name. bfloat16 and float8 remain nodes: TVM's
-#: legalizing passes convert them, and must recognize them.
+#: legalizing passes must recognize and convert them.
 _FLOATS = re.compile(r"float(?:16|32|64)(?:x\d+)?")
 _ANY_FLOATS = re.compile(r"b?float.*")
 _NARROW = re.compile(r"(?:b?float16|float8_\w+?)(x\d+)?")
@@ -117,12 +117,12 @@ _HELD = {name: register_pure_operator(f"{name}.held", {}) for name in _LOWERINGS
 
 
 def hide_float_arithmetic(module: Any, *, propagate_nan: bool = True) -> Any:
-    """Return a module with its float arithmetic as calls to operators that TVM does not simplify."""
+    """Return ``module`` with its float arithmetic turned into calls to operators that TVM does not simplify."""
     return _map_functions(module, _hiding_rules(_FLOATS, narrow=_NARROW, propagate_nan=propagate_nan))
 
 
 def reveal_float_arithmetic(module: Any) -> Any:
-    """Return a module whose float arithmetic was hidden (:func:`hide_float_arithmetic`) with its nodes restored."""
+    """Return ``module``, a result of :func:`hide_float_arithmetic`, with its float nodes restored."""
     return _map_functions(module, _SHOWING)
 
 

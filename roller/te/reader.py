@@ -34,7 +34,7 @@ from roller.te.opaque_floats import create_exact_prim_func
 
 __all__ = ["read", "to_te"]
 
-#: Axis of extent 1 for a scalar result; all stages share it.
+#: Name of the axis of extent 1 for a scalar result; all stages share it.
 _ONE = "one"
 
 
@@ -83,7 +83,7 @@ def _function(tensors: list[Any]) -> Any:
 
 
 def _call_order(tensors: list[Any]) -> list[Any]:
-    """Prepend the placeholders that the outputs depend on, if missing, and check that every operation can be read."""
+    """Return ``tensors`` with missing placeholders prepended, after checking that every operation can be read."""
     found: list[Any] = []
     seen: set[Any] = set()
 
@@ -136,7 +136,7 @@ def _read_function(func: Any, name: str) -> TensorExpr:
 
 
 def _labels(buffers: list[Any]) -> dict[Any, str]:
-    """Name every buffer; repeated names get a number."""
+    """Return a unique name for every buffer; repeated names get a number."""
     out: dict[Any, str] = {}
     for b in buffers:
         label, n = b.name, 1
@@ -148,7 +148,7 @@ def _labels(buffers: list[Any]) -> dict[Any, str]:
 
 
 def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], number: int) -> Stage:
-    """Convert one block; axes are named ``number:variable`` until :func:`_name_axes`."""
+    """Convert one block; its axes are named ``number:variable`` until :func:`_name_axes` renames them."""
     out = tensors[block.buffer]
     local = {v: f"{number}:{v.name.removeprefix('v_')}:{n}" for n, (v, _, _) in enumerate(block.variables)}
     axes = [Axis(local[v], extent, REDUCTION if reduces else SPATIAL) for v, extent, reduces in block.variables]
@@ -181,7 +181,6 @@ def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], n
 
 
 def _drop_unused_stages(stages: list[Stage], outputs: tuple[str, ...]) -> list[Stage]:
-    """Drop stages that no output needs."""
     needed = set(outputs)
     for s in reversed(stages):
         if s.name in needed:

@@ -1,1 +1,1 @@
-"""Kernel templates, one folder each, with the programs it offers, their decisions and price, and the code it emits."""
+"""Kernel templates, one folder each: the programs that a template offers, their decisions, prices and code."""

@@ -1,4 +1,4 @@
-"""Prices of batches and programs, computed by the templates of the device's kind, which are loaded on first use."""
+"""Prices batches and programs with the templates for the device's kind, which are loaded on first use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from roller.perf.terms import Term
 from roller.tile.geometry import Floats
 from roller.tile.program import RProgram
 
-#: Number of rows to price before comparing bounds.
+#: Number of rows that are priced before the bounds of the others are compared.
 _PRICED_FIRST = 192
 
 
 def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
-    """Return ``seconds`` and every term of a batch, arrays of shape ``(N,)``."""
+    """Return ``seconds`` and every term of a batch by name, as arrays of shape ``(N,)``."""
     terms: Mapping[str, Floats] = spec.traits.module_for("templates").price(batch, spec)
     return terms
 
@@ -30,10 +30,10 @@ def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
 def best_rows(
     batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = float("inf"), always: bool = False
 ) -> list[tuple[float, int]]:
-    """Return ``(seconds, row)`` of the ``count`` best programs that fit the device, best first."""
+    """Return ``(seconds, row)`` for the ``count`` fastest programs that fit the device, fastest first."""
     # The result is exact, although most rows are only bounded from below: after the most promising rows have been
     # priced in full, a row whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best.
-    # ``always`` returns the best program even if ``limit_s`` beats it.
+    # With ``always``, the best program is returned even if it takes longer than ``limit_s``.
     rows, known = np.arange(len(batch)), batch.known_seconds(spec)
     bounded = known is None and len(batch) > _PRICED_FIRST
     bound = spec.traits.module_for("templates").lower_bound_s(batch, spec) if bounded else None
@@ -61,7 +61,7 @@ def best_rows(
 
 
 def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...] = ()) -> list[Estimate]:
-    """Return the estimates of programs, in order, including storage padding and bank conflicts."""
+    """Return the estimates of programs, in the same order, including the cost of storage padding and bank conflicts."""
     # ``warm``: inputs that an earlier kernel left in the shared cache.
     out: dict[int, Estimate] = {}
     for members, batch, terms in _groups_priced_together(programs, spec, warm):
@@ -72,7 +72,7 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec, warm: tupl
 def estimate_fastest(
     programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...] = ()
 ) -> tuple[int, Estimate]:
-    """Return the position and the estimate of the fastest program (the first one among equals)."""
+    """Return the position and the estimate of the fastest program (of the first one if several are equally fast)."""
     found = []
     for members, batch, terms in _groups_priced_together(programs, spec, warm):
         row = int(np.argmin(terms["seconds"]))
@@ -84,7 +84,7 @@ def estimate_fastest(
 def _groups_priced_together(
     programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...]
 ) -> Iterator[tuple[list[int], TileBatch, Mapping[str, Floats]]]:
-    """Yield the positions of programs that are priced together, as a batch, with their terms."""
+    """Yield the positions, the batch and the terms of each group of programs that are priced together."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
         alike = (p.layers, p.constants, p.nontemporal, p.stages > 1, p.fragment, p.matrix_axes, p.open_axes)
@@ -98,7 +98,7 @@ def _groups_priced_together(
 def estimate_with_terms(
     program: RProgram, spec: DeviceSpec, block: Sequence[int] | None = None
 ) -> tuple[Estimate, Term]:
-    """Return the estimate of one program, and the terms from which its seconds are computed."""
+    """Return the estimate of one program and the tree of terms from which its predicted time is computed."""
     batch = batch_of([program])
     batch = batch if block is None else replace(batch, block=np.array([block], np.int64))
     room, told = spec.traits.module_for("templates"), list[dict[str, Any]]()
@@ -109,7 +109,7 @@ def estimate_with_terms(
 def estimate_with_block(
     program: RProgram, spec: DeviceSpec, block: Sequence[int], warm: tuple[str, ...] = ()
 ) -> Estimate:
-    """Return the estimate of a GPU program whose blocks advance by ``block``, less than their threads cover."""
+    """Return the estimate of a GPU program whose blocks advance by ``block``, at most what their threads cover."""
     batch = replace(batch_of([program]), block=np.array([block], np.int64), warm=warm)
     return _estimate(spec.traits.module_for("templates").price_programs(batch, [program], spec), 0, spec, batch)
 
@@ -120,12 +120,12 @@ def estimate_program(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] 
 
 
 def log_prices(programs: Sequence[RProgram], spec: DeviceSpec) -> Floats:
-    """Return ``ln`` of the predicted seconds of programs; infinite for programs that do not fit the device."""
+    """Return the logarithms of programs' predicted seconds; infinite for programs that do not fit the device."""
     return np.log([e.seconds for e in estimate_programs(programs, spec)])
 
 
 def estimate_best(batch: TileBatch, spec: DeviceSpec) -> Estimate:
-    """Return the estimate of a batch's fastest program, with its expected layout."""
+    """Return the estimate of a batch's fastest program, assuming the layout that is expected for it."""
     terms = price(batch, spec)
     return _estimate(terms, int(terms["seconds"].argmin()), spec, batch)
 

@@ -19,10 +19,10 @@ def templates_of(kind: str) -> tuple[Template, ...]:
 
 
 def template_writing(kind: str, programs: ProgramProperties) -> Template:
-    """Return the template that writes the given programs of a kind."""
+    """Return the template for a kind of device that emits programs with the given properties."""
     return template_of(templates_of(kind), programs)
 
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
-    """Yield the batches of every template of a device's kind, in their order."""
+    """Yield the batches of all templates for the device's kind, in the order of the templates."""
     yield from spec.traits.module_for("templates").programs_of(expr, spec, options)

@@ -1,6 +1,6 @@
-"""Data tiles, computed for many tiles at once: the data that tiles of given axis extents read, as arrays ``(N, axes)``.
+"""Data tiles: the elements that tiles access, computed for many tiles at once (extents of shape ``(N, axes)``).
 
-Along a dimension, a tile touches ``1 + sum(|coef| * (t - 1))`` elements, clipped to the positions of the whole axes.
+Along a dimension, a tile touches ``1 + sum(|coef| * (t - 1))`` elements, at most the positions of the whole axes.
 Data tiles include the padding of guarded dimensions; a quasi-affine access (implicit GEMM) is gathered.
 """
 
@@ -25,12 +25,12 @@ _Number = TypeVar("_Number", np.int64, np.float64)
 
 #: Widest memory access of a GPU thread (bytes).
 VECTOR_BYTES = 16
-#: Maximum number of codes of tile extents for which distinct codes are found by counting instead of sorting.
+#: Maximum number of possible tile-extent codes for which distinct ones are found in a table instead of by sorting.
 _COUNTED_CODES = 1 << 16
 
 
 def product(table: NDArray[_Number], columns: Iterable[int]) -> NDArray[_Number]:
-    """Return the product of selected columns for each row, ``(N,)``; faster than a reduction along short rows."""
+    """Return the product of selected columns for each row, shape ``(N,)``; faster than a reduction along short rows."""
     total: NDArray[_Number] | None = None
     for c in columns:
         total = table[:, c] if total is None else total * table[:, c]
@@ -39,12 +39,12 @@ def product(table: NDArray[_Number], columns: Iterable[int]) -> NDArray[_Number]
 
 @dataclass(frozen=True)
 class Access:
-    """One access of the anchor to a tensor: a load, or the store.
+    """One access to a tensor: a load or the store of the anchor, or a load of another stage.
 
     Parameters
     ----------
     coefficients
-        ``(dimensions, axes)``.
+        Coefficients of the index, shape ``(dimensions, axes)``.
     uses
         Mask of the axes that the tensor depends on.
     gather
@@ -90,7 +90,7 @@ class Access:
 
     @cached_property
     def shared(self) -> tuple[bool, ...]:
-        """Per dimension, whether several axes that are not digits of one number share its positions."""
+        """For each dimension, whether it is indexed by several axes that are not digits of one number."""
         # Bounds may cut a shared dimension, and a box contains all of it, whether windows overlap (`window_axes`) or
         # not.
         kinds = [
@@ -101,7 +101,7 @@ class Access:
 
     @cached_property
     def shared_axes(self) -> NDArray[np.bool_]:
-        """Mask of the axes of shared dimensions: windows, overlapping or adjacent, and the axes they lie along."""
+        """Mask of the axes that index shared dimensions: windows, overlapping or adjacent, and the axes along them."""
         return np.asarray((self.coefficients[np.array(self.shared, bool)] != 0).any(axis=0))
 
     @cached_property
@@ -125,13 +125,13 @@ class Access:
         return whole if self.bounds else np.minimum(whole, inside)
 
     def extents(self, tiles: Ints) -> Ints:
-        """Return the extent of the data tile per dimension, ``(N, dimensions)`` elements (affine accesses)."""
+        """Return the extent (elements) of an affine access's data tile per dimension, shape ``(N, dimensions)``."""
         if not self.coefficients.shape[0]:
             return np.ones((len(tiles), 0), np.int64)
         return np.stack([self.extent(d, tiles) for d in range(len(self._steps))], axis=1)
 
     def extent(self, d: int, tiles: Ints) -> Ints:
-        """Return the extent of the data tile along one dimension, ``(N,)``."""
+        """Return the extent of the data tile along one dimension, shape ``(N,)``."""
         touched: Ints | None = None
         first = 1
         for a, step in self._axis_steps_per_dim[d]:
@@ -148,17 +148,17 @@ class Access:
 
     @cached_property
     def _axis_steps_per_dim(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Per dimension, the axes that index it and their steps."""
+        """For each dimension, the axes that index it and their steps."""
         return tuple(tuple((int(a), int(row[a])) for a in np.flatnonzero(row)) for row in self._steps)
 
     def row_elements(self, tiles: Ints) -> Ints:
-        """Return the number of elements per row of the data tile in scratchpad (last dimension last), ``(N,)``."""
+        """Return the number of elements per row (last dimension) of the data tile in the scratchpad, shape ``(N,)``."""
         if self.gather or not self._axis_steps_per_dim:
             return self.elements(tiles)
         return self.extent(len(self._axis_steps_per_dim) - 1, tiles)
 
     def elements(self, tiles: Ints) -> Ints:
-        """Return the number of elements in the data tile, ``(N,)``."""
+        """Return the number of elements in the data tile, shape ``(N,)``."""
         total: Ints | None = None
         for d, moves in enumerate(() if self.gather else self._axis_steps_per_dim):
             if moves:
@@ -171,16 +171,16 @@ class Access:
 
     @cached_property
     def used_axes(self) -> tuple[int, ...]:
-        """Axes the tensor depends on."""
+        """Positions of the axes on which the tensor depends."""
         return tuple(int(a) for a in np.flatnonzero(self.uses))
 
     @cached_property
     def _used(self) -> tuple[tuple[int, int], ...]:
-        """Axes the tensor depends on and their extents."""
+        """The axes on which the tensor depends, and their extents."""
         return tuple((a, int(self.axis_extents[a])) for a in self.used_axes)
 
     def points(self, tiles: Ints) -> Ints:
-        """Return the number of distinct elements that a tile reads ``(N,)``, excluding elements that a stride skips."""
+        """Return the number of distinct elements that a tile reads (not those a stride skips), shape ``(N,)``."""
         total = np.ones(len(tiles), np.int64)
         if self.gather:
             return self.elements(tiles)
@@ -191,8 +191,8 @@ class Access:
         return total
 
     def runs(self, tiles: Ints) -> tuple[Ints, Ints]:
-        """Return the number of rows in a data tile, and the span (elements) of one contiguous row."""
-        # A row is the product of the fully covered trailing dimensions times the next extent.
+        """Return the number of contiguous rows in a data tile, and the span (elements) of one of them."""
+        # A row's length is the product of the fully covered trailing dimensions and the next extent.
         if self.gather:
             run = np.minimum(self._mean_gathered_run(tiles), self.elements(tiles))
             return -(-self.elements(tiles) // run), run
@@ -240,8 +240,8 @@ class Access:
 
     def loaded_elements(self, tiles: Ints) -> Floats:
         """Return the number of elements loaded over all tiles of the launch, excluding positions outside the tensor."""
-        # Exact: the in-bounds lengths of all tile positions are summed per dimension; axes the tensor does not depend
-        # on multiply by their number of tiles, because no data survives from one tile to the next.
+        # Exact: the in-bounds lengths of all tile positions are summed per dimension; each axis that
+        # the tensor does not depend on multiplies by its number of tiles, because no data survives from tile to tile.
         reload: Floats = np.ones(len(tiles))
         for a in self._reloading_axes:
             reload = reload * -(-self.axis_extents[a] // tiles[:, a])
@@ -270,7 +270,7 @@ class Access:
         return tuple((tuple(sorted(dims)), tuple(sorted(axes))) for dims, axes in groups)
 
     def _sum_over_group(self, dims: tuple[int, ...], axes: tuple[int, ...], tiles: Ints) -> Floats:
-        """Return the sum over tile positions of the in-bounds elements along the dimensions of one group."""
+        """Return the number of in-bounds elements along the dimensions of one group, summed over all tile positions."""
         if not axes:
             return np.ones(len(tiles))
         if len(dims) == len(axes) == 1 and self.coefficients[dims[0], axes[0]] == 1 and self.constants[dims[0]] == 0:
@@ -299,13 +299,13 @@ class Access:
         return sums[inverse]
 
     def pieces(self, d: int, axes: tuple[int, ...], tile: Ints) -> tuple[Ints, Ints]:
-        """Return the first position and the position count along one dimension for each tile position over ``axes``."""
+        """Return the first position and the number of positions along a dimension, per tile position over ``axes``."""
         moves = [(int(tile[a]), int(self.coefficients[d, a]), int(self.axis_extents[a])) for a in axes]
         return tile_pieces(int(self.constants[d]), moves, int(self.lattice[d]), self.tensor.shape[d])
 
     @cached_property
     def _gathered_points(self) -> float:
-        """Count the in-bounds combinations of the axes that a gathered access depends on."""
+        """Number of in-bounds combinations of the axes on which a gathered access depends."""
         extents = dict(zip(self.axis_names, (int(e) for e in self.axis_extents), strict=True))
         total = 1.0
         for a, used in zip(self.axis_names, self.uses, strict=True):

@@ -1,4 +1,4 @@
-"""Alignment rules, one function each, in one list; a program meets each rule or names it in ``relaxed``."""
+"""Alignment rules, one function each; a program fulfils each rule or names it in ``relaxed``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from roller.tile.winograd_products import products_program
 if TYPE_CHECKING:  # the spec is only read here; importing it would bring YAML to machines that only run kernels
     from roller.hardware import DeviceSpec
 
-#: ``rule(program, spec, epsilon) -> bool``; the key is the name used in ``RProgram.relaxed``.
+#: ``rule(program, spec, epsilon) -> bool``; its key in :data:`RULES` is its name in ``RProgram.relaxed``.
 Rule: TypeAlias = "Callable[[RProgram, DeviceSpec, float], bool]"
 
 
 def fills_execution_units(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Rule 1: threads of a block fill whole TEUs, a CPU's vectors fill lanes, and matrix tiles fill fragments."""
+    """Check rule 1: threads of a block fill whole TEUs, a CPU's vectors fill lanes, and matrix tiles fill fragments."""
     if program.fragment is not None:
         f, tile = program.fragment, program.tile("register")
         sizes = zip(program.matrix_axes, (f.m, f.n, f.k), strict=True)
@@ -36,7 +36,7 @@ def fills_execution_units(program: RProgram, spec: DeviceSpec, epsilon: float) -
 
 
 def fills_transactions(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Rule 2: rows of loaded tiles start at, and are multiples of, whole transactions, or span the dimension."""
+    """Check rule 2: rows of loaded tiles start at transactions and consist of whole ones or span the dimension."""
     block = tuple(program.block_tile.values())
     size = spec.home.transaction_bytes
     known = program.expr._memo.setdefault("transactions", {})
@@ -48,7 +48,7 @@ def fills_transactions(program: RProgram, spec: DeviceSpec, epsilon: float) -> b
 
 
 def precompute_transactions(programs: Sequence[RProgram], spec: DeviceSpec) -> None:
-    """Compute the results of :func:`fills_transactions` for programs of one expression together."""
+    """Compute and store the results of :func:`fills_transactions` for all programs of each expression at once."""
     size, found = spec.home.transaction_bytes, [products_program(p) or p for p in programs]
     for expr in {id(p.expr): p.expr for p in found}.values():
         blocks = list(dict.fromkeys(tuple(p.block_tile.values()) for p in found if p.expr is expr))
@@ -58,7 +58,7 @@ def precompute_transactions(programs: Sequence[RProgram], spec: DeviceSpec) -> N
 
 
 def whole_transactions_mask(geometry: Geometry, tiles: Ints, size: int) -> np.ndarray:
-    """Return the mask ``(N,)`` of block tiles whose data tiles consist of transactions of ``size`` bytes."""
+    """Return the mask of block tiles whose data tiles are whole transactions of ``size`` bytes, shape ``(N,)``."""
     good = np.ones(len(tiles), bool)
     for access in geometry.loads:
         if not access.coefficients.shape[0]:
@@ -75,7 +75,7 @@ def whole_transactions_mask(geometry: Geometry, tiles: Ints, size: int) -> np.nd
 
 
 def avoids_bank_conflicts(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Rule 3: no bank serves two words for one read of a staged tile by one TEU (enumerated)."""
+    """Check rule 3 by enumeration: no bank serves two words when one TEU reads a staged tile once."""
     if not spec.traits.scratchpad or not program.staged or program.traits.spreads_reductions:
         return True
     shared = spec.layer(spec.traits.scratchpad)
@@ -91,7 +91,7 @@ def avoids_bank_conflicts(program: RProgram, spec: DeviceSpec, epsilon: float) -
 
 
 def limits_padding_waste(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Rule 4: padded waste ``((S - N % S) % S) / N`` of every axis is at most ``epsilon``."""
+    """Check rule 4: for a tile S of an axis N, padded waste ``((S - N % S) % S) / N`` is at most ``epsilon``."""
     return all(-a.extent % program.block_tile[a.name] / a.extent <= epsilon for a in program.axes)
 
 

@@ -1,7 +1,7 @@
 """Boxes: the positions of a tensor that a tile reads or writes, and that a unit holds in its scratchpad.
 
-Prices and code share this definition: one lattice interval per dimension, which is exact for affine indices and may be
-too large for quotients and remainders of axes.
+Pricing and code generation share this definition: one lattice interval per dimension, which is exact for affine indices
+and may be too large for quotients and remainders of axes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from roller.expr import Index, Stage, Tensor, TensorExpr
 from roller.expr.scalar import Term
 from roller.tile.geometry import Ints
 
-#: Bytes that a worker writes with one store; storing a narrower element also rewrites its neighbours.
+#: Number of bytes that a worker writes with one store; storing a narrower element also rewrites its neighbours.
 WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Box:
-    """A tensor with all accesses of an expression's stages.
+    """A tensor and all accesses to it by the stages of an expression.
 
     Parameters
     ----------
     accesses
-        All index tuples by which the tensor is accessed.
+        All index tuples with which the tensor is accessed.
     extents
-        Extent of every axis that occurs.
+        Extent of every axis of the stages.
     """
 
     tensor: Tensor
@@ -49,7 +49,7 @@ class Box:
         return tuple(found)
 
     def counts(self, tile: Mapping[str, Ints | int]) -> list[Ints]:
-        """Return the maximum number of lattice positions that a tile touches per dimension; other axes are whole."""
+        """Return the maximum number of lattice positions that a tile touches per dimension; missing axes are whole."""
         whole, out = dict(self.extents), []
         for d, (step, size) in enumerate(zip(self.lattice, self.tensor.shape, strict=True)):
             spans = [_span(a[d], tile, whole) for a in self.accesses]
@@ -92,7 +92,7 @@ def _span(index: Index, tile: Mapping[str, Ints | int], whole: Mapping[str, int]
 
 
 def _quotients(t: Term, extent: Ints, whole: int) -> Ints:
-    """Return how far ``axis // div % mod`` moves over ``extent`` neighbours that start at multiples of ``extent``."""
+    """Return the largest change in ``axis // div % mod`` over ``extent`` points from a multiple of ``extent`` on."""
     if t.is_affine:
         return extent - 1
     aligned = (extent % t.div == 0) | (t.div % extent == 0)
@@ -133,7 +133,7 @@ def boxes_of(expr: TensorExpr) -> dict[str, Box]:
 
 
 def whole_axes(expr: TensorExpr) -> frozenset[str]:
-    """Return the axes that a tile must take whole, because a unit would otherwise read another unit's results."""
+    """Return the axes that a tile must span, because a unit would otherwise read another unit's results."""
     # A stage reads an earlier result at the position its own tile wrote, or over whole axes. If several stages reduce,
     # their axes are whole too; only an anchor that comes first may reduce in steps.
     stages = {s.name: s for s in expr.stages}

@@ -1,4 +1,4 @@
-"""Operands of a matrix instruction: which load is A and which is B, their scratchpad layout, and bank conflicts.
+"""Operands of a matrix instruction: which load is A and which is B, their scratchpad layout and their bank conflicts.
 
 The load that the m axis indexes is A, and the load that the n axis indexes is B; the k axis indexes both. A matrix unit
 reads rows of 16 bytes; a tile whose rows would not be aligned to 16 bytes (windows, strides) is staged by axes.
@@ -20,7 +20,7 @@ from roller.tile.layout import TileLayout, tile_layout
 from roller.tile.memory_steps import break_share, mean_step
 from roller.tile.program import RProgram
 
-#: Bytes of one matrix row that ``ldmatrix`` reads, and the number of rows it reads at once.
+#: Size (bytes) of one matrix row that ``ldmatrix`` reads, and the number of rows that it reads at once.
 ROW_BYTES = 16
 PHASE_ROWS = 8
 
@@ -32,7 +32,7 @@ class Operand:
     Parameters
     ----------
     axis, k_axis
-        The spatial axis that indexes it (m for A, n for B), and the reduction axis along k.
+        The spatial axis that indexes the operand (m for A, n for B), and the reduction axis along k.
     layout
         Layout of the block's tile; rows run along ``row_axis``.
     row_axis
@@ -48,12 +48,12 @@ class Operand:
 
     @property
     def transposed(self) -> bool:
-        """Whether rows run along m (n) instead of k, so that loading transposes the fragments."""
+        """Whether rows run along m or n instead of k, so that loading transposes the fragments."""
         return self.row_axis != self.k_axis
 
     @property
     def chunk(self) -> int:
-        """Elements of a 16-byte matrix row."""
+        """Number of elements in a 16-byte matrix row."""
         return ROW_BYTES // self.tensor.itemsize_bytes
 
     @property
@@ -70,13 +70,13 @@ class Operand:
         return math.prod(self.layout.extents[:-1]) * (self.layout.extents[-1] + padding)
 
     def offset(self, local: Mapping[str, int], padding: int) -> int:
-        """Return the position of a point of the tile (elements); missing axes are 0."""
+        """Return the offset (elements) of a point of the tile; axes that ``local`` omits are 0."""
         point = {**dict.fromkeys((t.axis for i in self.layout.dims for t in i.terms), 0), **local}
         return sum(int(i(point)) * p for i, p in zip(self.layout.dims, self.layout.pitches(padding), strict=True))
 
 
 def operand_loads(stage: Stage, matrix_axes: tuple[str, ...]) -> tuple[Load, Load]:
-    """Return the loads that serve as A and B."""
+    """Return the loads that serve as A and B; raise an error if the stage does not sum a product of such loads."""
     m, n, k = matrix_axes
     found = _factors(stage.body)
     loads = [f for f in found if isinstance(f, Load)]
@@ -159,17 +159,17 @@ def _axes_of_load(load: Load) -> frozenset[str]:
 
 
 def accumulator_row_pitch(columns: int) -> int:
-    """Return the pitch (elements) of accumulator rows in scratchpad: an odd multiple of eight, so that banks differ."""
+    """Return the pitch (elements) of accumulator rows in the scratchpad: an odd multiple of 8, so that banks differ."""
     return columns + (8 if columns // 8 % 2 == 0 else 16)
 
 
 def accumulator_row_bytes(fragment: Fragment, columns: int) -> int:
-    """Return the scratchpad bytes that one group needs to write a row of fragments before storing it."""
+    """Return the number of scratchpad bytes that a thread group needs to write a row of fragments before storing it."""
     return fragment.m * accumulator_row_pitch(columns) * DTYPE_BYTES[fragment.accumulator]
 
 
 def block_scratchpad_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
-    """Return the scratchpad bytes of a block for the tiles of all stages; the results reuse them afterwards."""
+    """Return the number of scratchpad bytes of a block: the tiles of all stages, whose space the results reuse."""
     # Warp groups store directly from their accumulators, and their tiles have no padding
     # (:mod:`roller.tile.warp_groups`).
     assert program.fragment is not None
@@ -193,7 +193,7 @@ class Swizzle:
     Parameters
     ----------
     chunk, row
-        Elements per chunk and per row; the number of chunks per row is a power of two.
+        Number of elements per chunk and per row; the number of chunks per row is a power of two.
     """
 
     chunk: int
@@ -206,19 +206,19 @@ class Swizzle:
 
     @property
     def keys(self) -> int:
-        """Number of distinct keys: the number of chunks per row, but at most the number that all banks hold."""
+        """Number of distinct keys: the number of chunks per row, but at most the number that fills all banks once."""
         return min(self.row // self.chunk, PHASE_ROWS)
 
     def __call__(self, offset: int) -> int:
-        """Return the position of element ``offset`` of a tile."""
-        # The chunk's number is XORed with the row's. Whole chunks move, so vectors stay contiguous; the pattern repeats
+        """Return the swizzled offset of the element at ``offset`` in a tile."""
+        # The chunk's index is XORed with the row's. Whole chunks move, so vectors stay contiguous; the pattern repeats
         # every eight rows.
         return offset ^ offset // self.period % self.keys * self.chunk
 
 
 def swizzle(operand: Operand, fragment: Fragment, padding: int) -> Swizzle | None:
     """Return the swizzle of a staged tile, or ``None`` if its rows are padded or cannot be permuted."""
-    # Instructions that address each row (``ldmatrix``) work with any permutation, others need a pitch. Tiles gathered
+    # Instructions that address each row (``ldmatrix``) allow any permutation; others need a fixed pitch. Tiles gathered
     # by axes are not permuted, so that a thread's elements stay a constant distance apart.
     row, chunk = operand.layout.extents[-1], operand.chunk
     if padding or operand.layout.axes or not fragment.has_defined_lanes or row <= chunk or row & (row - 1):
@@ -227,8 +227,8 @@ def swizzle(operand: Operand, fragment: Fragment, padding: int) -> Swizzle | Non
 
 
 def phase_row_addresses(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]]:
-    """Return the byte addresses of the rows that a TEU reads, by phase: the eight rows that are served together."""
-    # One list per matrix of eight rows in the fragment; an operand's other fragments are at multiples of these
+    """Return the byte addresses of the rows that a TEU reads, one list per phase (eight rows served together)."""
+    # There is one list per matrix of eight rows in the fragment; an operand's other fragments lie at multiples of these
     # addresses.
     chunk, size = operand.chunk, operand.tensor.itemsize_bytes
     extent = {operand.k_axis: fragment.k, operand.axis: max(fragment.m, fragment.n)}
@@ -255,8 +255,8 @@ def bank_conflict_degree(operand: Operand, fragment: Fragment, padding: int, ban
 
 
 def fragment_padding(operand: Operand, fragment: Fragment, banks: int, bank_width_bytes: int) -> tuple[int, int]:
-    """Return the smallest storage padding (elements) with the fewest conflicts, and the remaining conflicts."""
-    # No padding is needed if a swizzle separates the banks. Rows stay multiples of the fragment's row.
+    """Return the smallest storage padding (elements) with the fewest conflicts, and the remaining conflict degree."""
+    # No padding is needed if a swizzle separates the banks. Row lengths stay multiples of the fragment's row.
     step = fragment.row_bytes // operand.tensor.itemsize_bytes
     least = -operand.layout.extents[-1] % step
     best = (bank_conflict_degree(operand, fragment, least, banks, bank_width_bytes), least)

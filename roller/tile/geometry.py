@@ -25,7 +25,7 @@ class Geometry:
     store
         The anchor's output.
     extras
-        Tensors that only an epilogue reads, indexed by spatial axes and streamed once per output tile.
+        Loads of tensors that only an epilogue reads, indexed by spatial axes and streamed once per output tile.
     """
 
     expr: TensorExpr
@@ -89,22 +89,22 @@ class Geometry:
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
-        """Loads and extras."""
+        """All loads and extras."""
         return (*self.loads, *self.extras)
 
     def counts(self, tiles: Ints) -> Ints:
-        """Return the number of tiles per axis, ``(N, axes)``."""
+        """Return the number of tiles per axis, shape ``(N, axes)``."""
         return -(-self.extents // tiles)
 
     def blocks(self, tiles: Ints) -> Ints:
-        """Return the number of output tiles in the launch, ``(N,)``."""
+        """Return the number of output tiles in the launch, shape ``(N,)``."""
         outputs = np.ones(len(tiles), np.int64)
         for a in self.spatial_axes:
             outputs = outputs * -(-self.extents[a] // tiles[:, a])
         return outputs
 
     def footprint_bytes(self, tiles: Ints) -> Ints:
-        """Return F(T), the bytes of all data tiles and the output tile, excluding storage padding, ``(N,)``."""
+        """Return F(T), the bytes in all data tiles and the output tile without storage padding, shape ``(N,)``."""
         reads = sum((a.elements(tiles) * a.tensor.itemsize_bytes for a in self.loads), np.zeros(len(tiles), np.int64))
         return reads + self.store.elements(tiles) * self.store.tensor.itemsize_bytes
 
@@ -130,7 +130,7 @@ def store_order(stage: Stage, names: tuple[str, ...]) -> tuple[int, ...]:
 def access_of(
     expr: TensorExpr, tensor: Tensor, index: tuple[Index, ...], guard: tuple[Bound, ...], *, every_step: bool
 ) -> Access:
-    """Return the access to a tensor by ``index`` under ``guard``; if ``every_step``, each step reloads it."""
+    """Return the access to a tensor with ``index`` and ``guard``; if ``every_step``, each reduction step reloads it."""
     names = tuple(a.name for a in expr.axes)
     coefficients = np.zeros((len(index), len(names)), np.int64)
     gather = False
@@ -157,14 +157,14 @@ def access_of(
 
 
 def access_of_load(expr: TensorExpr, load: Load) -> Access:
-    """Return the access of a load of the anchor."""
+    """Return the access that a load of the anchor makes."""
     return access_of(expr, expr.tensors[load.tensor], load.index, load.guard, every_step=True)
 
 
 def _build(expr: TensorExpr) -> Geometry:
     anchor = expr.anchor
     own = {a.name for a in expr.axes}
-    # A load of the same elements under another guard is separate and has a separate tile.
+    # A load of the same elements under a different guard is separate and has its own tile.
     loads = [access_of_load(expr, ld) for ld in anchor.loads]
     extras = []
     for s in expr.stages:

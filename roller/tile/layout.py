@@ -1,4 +1,4 @@
-"""Layout of a staged data tile in scratchpad, and the bank conflicts when one TEU reads it.
+"""Layout of a staged data tile in the scratchpad, and the bank conflicts when one TEU reads it.
 
 An affine load is staged as the box it touches, in the tensor's own layout; a quasi-affine load, or a strided load
 without windows, is staged by the axes on which it depends (the im2col tile).
@@ -74,16 +74,16 @@ def staged_axes(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
     return tile_layout(stage, load, tensor, stage.extents).axes
 
 
-#: Maximum ratio of a copy's rounds to the rounds without idle threads for which saving address arithmetic pays off.
+#: Largest ratio of a copy's rounds to the rounds without idle threads at which saved address arithmetic pays off.
 IDLE_ROUNDS = 1.5
 
 
 def copy_leading_dims(counts: Ints, threads: Ints) -> Ints:
-    """Return the number of leading dimensions of staged tiles that the rounds of their copies step over, ``(N,)``."""
+    """Return the number of leading dimensions over which copies of staged tiles step in rounds, shape ``(N,)``."""
     # All threads of a round share the trailing dimensions, so that the addresses of successive rounds differ by
     # constants and need neither arithmetic nor registers. Threads without a row are idle; if too many are, the tile is
-    # copied as one run. ``counts`` holds the vectors per dimension ``(N, dimensions)``, and ``threads`` the threads per
-    # block ``(N,)``.
+    # copied as one run. ``counts`` holds the number of vectors per dimension, shape ``(N, dimensions)``, and
+    # ``threads`` the number of threads per block, shape ``(N,)``.
     rank = counts.shape[1]
     behind = [np.ones(len(counts), np.int64)]  # elements of the last dimensions
     for d in range(rank - 1, -1, -1):
@@ -99,7 +99,7 @@ def copy_leading_dims(counts: Ints, threads: Ints) -> Ints:
 
 
 def copy_rounds(counts: Ints, threads: Ints) -> tuple[Ints, Ints]:
-    """Return the :func:`copy_leading_dims` of staged tiles and the number of rounds of their copies, ``(N,)`` each."""
+    """Return the :func:`copy_leading_dims` of staged tiles and the number of copy rounds, each of shape ``(N,)``."""
     lead, rank = copy_leading_dims(counts, threads), counts.shape[1]
     ahead = np.arange(rank)[None, :] < lead[:, None]  # dimensions that differ from round to round
     rows, columns = (product(np.where(x, counts, 1), range(rank)) for x in (ahead, ~ahead))
@@ -136,12 +136,12 @@ def _axes_order(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LaneReads:
-    """First reads of a staged tile by the lanes of one TEU, at element ``column + (row_elements + padding) * row``.
+    """First read of each lane of one TEU from a staged tile, at element ``column + (row_elements + padding) * row``.
 
     Parameters
     ----------
     width
-        Elements of one vector read; the hardware serves ``min(lanes, banks) / width`` lanes together.
+        Number of elements per vector read; the hardware serves ``min(lanes, banks) / width`` lanes together.
     """
 
     columns: tuple[int, ...]
@@ -177,7 +177,7 @@ class LaneReads:
         return tuple(found)
 
     def _groups(self, banks: int) -> list[set[tuple[int, int]]]:
-        """Return the columns and rows where reads start, per group of lanes that are served together."""
+        """Return the columns and rows at which reads start, per group of lanes that are served together."""
         # A wavefront wider than the number of banks is served in groups of one lane per bank.
         group = max(1, min(len(self.columns), banks) // self.width)
         starts = list(zip(self.columns, self.rows, strict=True))
@@ -196,7 +196,7 @@ def thread_chunks(program: RProgram) -> dict[str, int]:
 
 
 def thread_read_ratio(program: RProgram) -> dict[str, float]:
-    """Return, per staged tensor, the ratio of the elements a thread reads to the elements of a contiguous tile."""
+    """Return, per staged tensor, how many times as many elements a thread reads as it would from a contiguous tile."""
     # Windows of neighbouring outputs share elements; windows of interleaved chunks do not.
     register, chunks = tuple(program.tile("register").values()), tuple(thread_chunks(program).values())
     found: dict[str, float] = {}
@@ -212,7 +212,7 @@ def thread_read_ratio(program: RProgram) -> dict[str, float]:
 
 
 def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
-    """Return, per staged tensor, one TEU's reads of its tile (the first load of each tensor)."""
+    """Return one TEU's reads from the tile of each staged tensor (for the first load of that tensor)."""
     if "lane_reads" in program._memo:
         found: dict[str, LaneReads] = program._memo["lane_reads"]
         return found
@@ -246,7 +246,7 @@ _KINDS: dict[tuple[object, ...], int] = {}
 
 
 def _expression_kind_number(expr: TensorExpr) -> int:
-    """Return a number shared by all expressions whose tiles, for equal extents, are read in the same way."""
+    """Return a number that all expressions share whose tiles of equal extents are read in the same way."""
     found: int | None = expr._memo.get("kind_of_reads")
     if found is None:
         loads = tuple((ld.tensor, ld.index, ld.guard) for ld in expr.anchor.loads)

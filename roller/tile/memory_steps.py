@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from roller.expr import Index
 
-#: Number of points sampled along an axis to find how often its rows wrap around.
+#: Maximum number of points sampled along an axis to find how often its rows wrap around.
 _SAMPLE = 4096
 
 
@@ -29,7 +29,7 @@ def pitches(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
-    """Return the mean distance in memory (elements) between neighbours along ``axis``; 1 means contiguous."""
+    """Return the mean distance in memory (elements) between neighbours along ``axis``; infinite if it has one point."""
     n = min(extent, 257)
     if n < 2:
         return float("inf")
@@ -39,7 +39,7 @@ def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
 def tile_pieces(
     start: int, moves: Sequence[tuple[int, int, int]], lattice: int, size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return, per tile along one dimension, the first position and the count of positions ``lattice`` apart.
+    """Return each tile's first position along one dimension, and its number of positions, which are ``lattice`` apart.
 
     Examples
     --------
@@ -48,8 +48,8 @@ def tile_pieces(
     >>> [x.tolist() for x in tile_pieces(-1, [(4, 1, 8), (3, 1, 3)], 1, 8)]
     [[0, 3], [5, 5]]
     """
-    # One entry per tile position over the axes of ``moves``: ``(tile extent, coefficient, axis extent)`` each.
-    # Positions outside the tensor (``size``) or outside the whole axes do not count: a last tile loads nothing beyond
+    # There is one result per tile position over the axes of ``moves``: each ``(tile extent, coefficient, extent)``.
+    # Positions outside the tensor (``size``) or outside the whole axes do not count: the last tile loads nothing beyond
     # its axis.
     starts = np.array([start], np.int64)
     span, first, last = 0, start, start

@@ -18,7 +18,7 @@ from roller.tile.program_name import ProgramName, format_name
 from roller.tile.structures import Structure, structure_named
 
 #: Minimum number of register tiles per row for which non-temporal programs align tiles to cache lines; tiles at the
-#: ends overlap.
+#: ends of a row then overlap.
 ALIGNED_TILES = 4
 
 
@@ -54,15 +54,15 @@ class RProgram:
     vector_axis
         Axis whose register tile is loaded, computed or stored as vectors; ``None`` for scalars.
     vector_elements
-        Elements of one vector access along ``vector_axis``.
+        Number of elements per vector access along ``vector_axis``.
     interleaved
         GPU: a thread's elements along an axis are ``thread + threads * r`` instead of contiguous
         (along ``vector_axis`` in chunks of ``vector_elements``).
     split_k
-        Number of parts the reduction is split into over blocks; each part writes a partial result that a
+        Number of parts into which the reduction is split over blocks; each part writes a partial result that a
         second, deterministic pass combines.
     relaxed
-        Names of alignment rules that this program does not meet; its price includes the cost.
+        Names of the alignment rules that this program does not fulfil; its price includes the cost.
     constants
         Inputs whose values do not change from call to call; CPU: constants that are also ``staged`` are packed before
         all calls.
@@ -72,12 +72,12 @@ class RProgram:
         GPU: number of copies of every staged tile in the scratchpad; with more than one, ``stages - 1`` reduction steps
         are loaded ahead of the arithmetic.
     raster
-        GPU: block tiles of the slower of the two fastest output axes that blocks cover before the faster one
-        advances, so that a wave of blocks covers a squarer piece of the output.
+        GPU: number of block tiles along the slower of the two fastest output axes that blocks cover before they advance
+        along the faster one, so that a wave of blocks covers a squarer piece of the output.
     fragment, matrix_axes
         The matrix instruction of a ``"matrix"`` program, and the axes along its m, n and k.
     open_axes
-        Axes whose extents differ from call to call; the code is the same for all extents where possible.
+        Axes whose extents may differ from call to call; the code is the same for all extents where possible.
     """
 
     expr: TensorExpr
@@ -122,7 +122,7 @@ class RProgram:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Axes of the tiles' extents."""
+        """Axes over which the tiles extend."""
         return self.expr.axes
 
     @cached_property
@@ -143,7 +143,7 @@ class RProgram:
         return names
 
     def reading(self, reads: Mapping[str, Any]) -> RProgram:
-        """Store the lanes' reads of staged tiles, which storage padding does not change, and return the program."""
+        """Store the lanes' reads from staged tiles, which storage padding does not change, and return the program."""
         self._memo["lane_reads"] = reads
         return self
 
@@ -156,7 +156,7 @@ class RProgram:
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """Tiled layers, fastest first."""
+        """Names of the tiled layers, fastest first."""
         return tuple(n for n, _ in self.tiles)
 
     @cached_property
@@ -166,7 +166,7 @@ class RProgram:
 
     @cached_property
     def threads(self) -> dict[str, int]:
-        """GPU: threads per axis (``matrix``: groups of ``fragment.threads``); reduction axes only in ``rows``."""
+        """GPU: number of threads per axis (``matrix``: of groups of threads); 1 for reductions except in ``rows``."""
         register, block = self.tile("register"), self.block_tile
         return {
             a.name: block[a.name] // register[a.name] if a.kind == SPATIAL or self.traits.spreads_reductions else 1
@@ -175,7 +175,7 @@ class RProgram:
 
     @cached_property
     def threads_per_block(self) -> int:
-        """GPU: threads of one block."""
+        """GPU: number of threads per block."""
         total = self.fragment.threads if self.fragment else 1
         for n in self.threads.values():
             total *= n
@@ -208,7 +208,7 @@ class RProgram:
 
     @cached_property
     def reduction_steps(self) -> dict[str, int]:
-        """Steps per reduction axis: ``ceil(extent / block tile)``."""
+        """Number of steps per reduction axis: ``ceil(extent / block tile)``."""
         return {a.name: -(-a.extent // self.block_tile[a.name]) for a in self.axes if a.kind != SPATIAL}
 
     def to_dict(self) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class RProgram:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over all fields of the program."""
+        """SHA-256 hash of all fields of the program."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:

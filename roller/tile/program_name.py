@@ -24,20 +24,20 @@ _ITEM = re.compile(rf'((?:{_STRING}|[^",])+)(?:,|$)')
 #: Fields with a number, a list of names, or no value.
 _NUMBERS, _LISTS, _FLAGS = ("split_k", "stages", "raster"), ("staged", "constants"), ("interleaved", "nontemporal")
 _FIELDS = ("vector", "staged", "pad", "fragment", "relaxed", *_NUMBERS, *_LISTS, *_FLAGS)
-#: Remedy in errors.
+#: Remedy that errors suggest.
 REMEDY = "Copy the name from `roller construct`, or str(program)."
 
 
 @dataclass(frozen=True)
 class ProgramName:
-    """The fields of a program's name as in :class:`~roller.tile.program.RProgram`, unchecked.
+    """The fields of a program's name, unchecked; they mean the same as in :class:`~roller.tile.program.RProgram`.
 
     Parameters
     ----------
     tiles
         ``((layer, ((axis, extent), ...)), ...)`` from fastest to slowest.
     vector
-        Axis and elements, or ``None``.
+        Axis and number of elements, or ``None``.
     fragment
         Name of the matrix instruction, or ``None``.
     """
@@ -128,7 +128,6 @@ def read_name(text: str) -> ProgramName:
 
 
 def _parse_value(name: str, value: str | None, where: str) -> object:
-    """Parse the value of a field."""
     if name in _FLAGS:
         if value is not None:
             raise _parse_error(f"'{name}' without a value", where)

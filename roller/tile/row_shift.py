@@ -1,4 +1,4 @@
-"""Rows that do not all start at a vector boundary: positions counted from the boundary before a row's start.
+"""Rows that do not all start at a vector boundary: their positions count from the boundary before the row's start.
 
 Column ``c`` of a row that starts ``s`` elements after a boundary has position ``c + s``, so a vector of positions is
 aligned in every row; the first and the last vector of a row are partial.
@@ -27,7 +27,7 @@ class RowShift:
     start
         Start of a row (elements, coefficients modulo ``width``); the shift is the start modulo ``width``.
     width
-        Elements of a vector.
+        Number of elements per vector.
     """
 
     axis: str
@@ -52,8 +52,8 @@ class RowShift:
         return min(self.aligned_elements(index, tensor), VECTOR_BYTES // tensor.itemsize_bytes)
 
     def fits(self, extent: int, covered: int | Ints) -> bool | np.ndarray:
-        """Return whether tiles that cover ``covered`` elements hold all positions of a row, ``(N,)``."""
-        # A thread's values and the scratchpad are sized for the steps of the elements.
+        """Return whether tiles that cover ``covered`` elements hold all positions of a row (elementwise)."""
+        # A thread's values and the scratchpad are sized for the steps that cover the elements.
         found: bool | np.ndarray = self.positions(extent) <= covered
         return found
 
@@ -64,7 +64,7 @@ class RowShift:
 
 
 def row_shift(stage: Stage, tensors: Mapping[str, Tensor], width: int) -> RowShift | None:
-    """Return the shift that aligns the largest load along a stage's rows, or ``None`` if all are aligned."""
+    """Return the shift that aligns the largest load along a stage's rows, or ``None`` if there is nothing to align."""
     # Stages with several reduction axes, or without a load that is contiguous along them, have no rows to shift.
     if len(stage.reduction_axes) != 1 or width == 1:
         return None
@@ -95,7 +95,7 @@ def _row_start(index: Sequence[Index], tensor: Tensor, axis: str) -> Index | Non
 
 
 def _coefficients(index: Index) -> dict[Term | None, int]:
-    """Return the factor of every term, and the constant."""
+    """Return the coefficient of every term and, under ``None``, the constant."""
     found: dict[Term | None, int] = {None: index.const}
     for t in index.terms:
         unit = Term(t.axis, 1, t.div, t.mod)

@@ -1,8 +1,7 @@
-"""Values that a row kernel computes once instead of once per element: values of a row, and values shared by two stages.
+"""Values that a row kernel computes once: values of a row, and values of an element that two stages need.
 
-A value of a row does not depend on any column. A division by such a value becomes a multiplication by its reciprocal
-where that is safe (:func:`with_reciprocals`); values of elements that two stages need stay in registers
-(:func:`shared_values`).
+A value of a row depends on no column. A division by such a value becomes a multiplication by its reciprocal where that
+is safe (:func:`with_reciprocals`); values of elements that two stages need stay in registers (:func:`shared_values`).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class RowForm:
     body
         The value of one element, with safe divisions by row values replaced by multiplications.
     row
-        Subtrees of ``body`` with special functions that do not depend on any column; each is computed once per row.
+        Subtrees of ``body`` that contain a special function and depend on no column; each is computed once per row.
     """
 
     body: Scalar
@@ -68,7 +67,7 @@ def shared_values(expr: TensorExpr) -> tuple[Scalar, ...]:
     >>> [v.fn for v in shared_values(ops.softmax((8, 100)))]
     ['exp']
     """
-    # The largest subtrees of :attr:`RowForm.body` with a special function of the columns; anything cheaper is
+    # These are the largest subtrees of :attr:`RowForm.body` with a special function of the columns; anything cheaper is
     # recomputed.
     if "shared_values" not in expr._memo:
         known: set[Scalar] = set()
@@ -86,7 +85,7 @@ def shared_values(expr: TensorExpr) -> tuple[Scalar, ...]:
 
 
 class Share(Enum):
-    """How often instructions run: per row, per element, or per element unless the row is kept."""
+    """How often instructions run: once per row, once per element, or once per element unless the row is kept."""
 
     ROW = "row"
     ELEMENT = "element"
@@ -94,7 +93,7 @@ class Share(Enum):
 
 
 def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
-    """Return the share, rate dtype, instruction class and count for all arithmetic in a row expression."""
+    """Return the share, rate dtype, instruction class and count of all arithmetic in a row expression."""
     if "row_mix" not in expr._memo:
         found: dict[tuple[Share, str, str], float] = {}
         columns = {a.name for a in expr.anchor.reduction_axes}
@@ -125,7 +124,7 @@ def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
 
 
 def row_conversions(expr: TensorExpr) -> tuple[tuple[Share, tuple[str, str]], ...]:
-    """Return the share and the rate of conversions of results to their storage dtype."""
+    """Return the share and the rate of each conversion of a result to its storage dtype."""
     if "row_conversions" not in expr._memo:
         found = []
         for r in row_stages(expr):
@@ -138,7 +137,7 @@ def row_conversions(expr: TensorExpr) -> tuple[tuple[Share, tuple[str, str]], ..
 
 
 def extra_registers_of_shared_values(expr: TensorExpr) -> int:
-    """Return the number of values per element that shared values need beyond the kept inputs they replace."""
+    """Return how many more registers per element the shared values need than the kept inputs that they replace."""
     if "shared_words" not in expr._memo:
         shared = shared_values(expr)
         stages = [r for r in row_stages(expr) if r.aligned]
@@ -162,13 +161,12 @@ def replace_subtrees(body: Scalar, values: Mapping[Scalar, Scalar]) -> Scalar:
 
 def with_reciprocals(expr: TensorExpr, s: Stage, columns: Collection[str]) -> Scalar:
     """Return the body of a stage with ``y * (1 / x)`` for ``y / x`` where ``x`` is certainly a normal number."""
-    # The product has one more rounding than the quotient: at most 1.5 units in the last place instead of 0.5, of the 8
+    # The product has one more rounding than the quotient: its error is at most 1.5 ulp instead of 0.5 ulp, of the 8 ulp
     # that :mod:`roller.runtime.check` allows. The reciprocal of a subnormal ``x`` could overflow where the quotient is
     # finite, so the divisor must be at least the smallest normal number (:func:`lower_bound_of_scalar`): a softmax's
-    # sum (at least 1)
-    # or a norm with its epsilon, but not a bare sum of magnitudes. Above ``2**126``, the reciprocal is subnormal and
-    # loses two bits; infinities and NaN give the same results as the division. Divisions inside comparisons, rounding
-    # functions and conversions to integers stay, because these are discontinuous.
+    # sum (at least 1) or a norm with its epsilon, but not a bare sum of magnitudes. Above ``2**126``, the reciprocal is
+    # subnormal and loses two bits; infinities and NaN give the same results as the division. Divisions inside
+    # comparisons, rounding functions and conversions to integers stay, because these are discontinuous.
     tensors = expr.tensors
     if "float" not in s.output.dtype:
         return s.body
@@ -261,7 +259,7 @@ def _sums_shifted_exponentials(s: Stage, expr: TensorExpr) -> bool:
 
 
 def _depends_on_columns(n: Scalar, columns: Collection[str]) -> bool:
-    """Return whether a value depends on a column."""
+    """Return whether a value depends on any of ``columns``."""
     indices = [
         i for x in walk(n) if isinstance(x, Load | IndexValue)
         for i in ((x.index,) if isinstance(x, IndexValue) else (*x.index, *(b.index for b in x.guard)))
@@ -274,7 +272,7 @@ def _special(n: Scalar) -> bool:
 
 
 def _row_parts(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
-    """Yield the largest subtrees that do not depend on a column and contain a special function."""
+    """Yield the largest subtrees that depend on no column and contain a special function."""
     if not _depends_on_columns(body, columns):
         if any(_special(n) for n in walk(body)):
             yield body
@@ -286,12 +284,12 @@ def _row_parts(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
 
 
 def _is_worth_register(n: Call, columns: Collection[str]) -> bool:
-    """Return whether a value is worth a register: it has a special function of the columns and is not a bool."""
+    """Return whether a value is worth a register: it contains a special function of the columns and is not a bool."""
     return n.fn not in _JUMPS and any(_special(x) and _depends_on_columns(x, columns) for x in walk(n))
 
 
 def _largest_known_subtrees(body: Scalar, known: Collection[Scalar]) -> Iterator[Scalar]:
-    """Yield the largest subtrees of a body that are known."""
+    """Yield the largest subtrees of ``body`` that are in ``known``."""
     if body in known:
         yield body
     elif isinstance(body, Call):

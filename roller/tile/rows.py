@@ -1,4 +1,4 @@
-"""Row expressions: the stages over the columns of a row, and the input elements they share.
+"""Row expressions: the stages over the columns of a row, and the input elements that the stages share.
 
 Rows are the points of the anchor's spatial axes. The columns of a stage are its other axes; stages whose columns have
 the anchor's extents are spread over threads alike, so a thread can keep an input element in a register for all of them.
@@ -24,11 +24,11 @@ class RowStage:
     Parameters
     ----------
     stage
-        The stage with element-wise producers inlined; ``aligned`` columns have the anchor's names.
+        The stage with element-wise producers inlined; its columns have the anchor's names if ``aligned``.
     columns
-        Names of its axes that are not rows, in order; empty for one result per row.
+        Names of the stage's axes that are not rows, in order; empty if it has one result per row.
     aligned
-        Whether its columns have the anchor's extents.
+        Whether the columns have the anchor's extents.
     """
 
     stage: Stage
@@ -56,8 +56,8 @@ def row_stages(expr: TensorExpr) -> tuple[RowStage, ...]:
 
 
 def loads_kept_in_registers(expr: TensorExpr) -> tuple[Load, ...]:
-    """Return the loads that a thread with all columns of a row issues once for all stages, using the anchor's names."""
-    # Loads of inputs along the columns that several stages or a reduction read.
+    """Return the loads, with the anchor's names, that a thread with all columns of a row issues once for all stages."""
+    # These are the loads of inputs along the columns that several stages, or a reduction, read.
     if "kept_loads" not in expr._memo:
         inputs, columns = {t.name for t in expr.inputs}, {a.name for a in expr.anchor.reduction_axes}
         uses: dict[Load, int] = {}
@@ -115,7 +115,7 @@ def contiguous_axis(stage: Stage, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _inlined(body: Scalar, producers: Mapping[str, Stage]) -> Scalar:
-    """Replace loads of element-wise results by their arithmetic if it is a plain float computation."""
+    """Replace loads of element-wise results by the arithmetic of these where it is a plain float computation."""
 
     def swap(n: Scalar) -> Scalar:
         s = producers.get(n.tensor) if isinstance(n, Load) and not n.guard else None
@@ -141,7 +141,7 @@ def _inlined(body: Scalar, producers: Mapping[str, Stage]) -> Scalar:
 
 
 def _with_anchor_names(expr: TensorExpr, s: Stage, columns: tuple[str, ...]) -> RowStage:
-    """Give the columns the anchor's names if their extents are the anchor's."""
+    """Return the stage as a row stage, in which columns with the anchor's extents have the anchor's names."""
     own = {a.name: a.extent for a in s.axes}
     theirs = expr.anchor.reduction_axes
     aligned = [own[c] for c in columns] == [a.extent for a in theirs] and bool(columns)

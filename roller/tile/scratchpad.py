@@ -1,4 +1,4 @@
-"""Scratchpad bytes of staged tiles, for one program or arrays: pipeline slots, tiles beyond static allocation."""
+"""Scratchpad space for staged tiles, within and beyond the limit of static allocation, for one program or arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from roller.tile.access import VECTOR_BYTES, Ints
 
-#: Scratchpad bytes that a kernel may declare statically; more must be dynamic.
+#: Maximum number of scratchpad bytes that a kernel may declare statically; more must be allocated dynamically.
 STATIC_SHARED_BYTES = 48 * 1024
 
 
@@ -20,7 +20,7 @@ def round_up_to_vectors(elements: Any, itemsize_bytes: int) -> Any:
 
 
 def staged_tile_bytes(tiles: Sequence[Ints], is_one_pool: bool) -> Ints:
-    """Return the scratchpad bytes of all tiles of a block, ``(N,)``."""
+    """Return the number of scratchpad bytes for all tiles of a block, shape ``(N,)``."""
     # Beyond the static limit, tiles of one dtype (``is_one_pool``) share one buffer, each aligned to vectors.
     total = sum(tiles, np.zeros(1, np.int64))
     pool = sum((round_up_to_vectors(n, 1) for n in tiles), np.zeros(1, np.int64))

@@ -1,4 +1,4 @@
-"""Shrink a program to fewer tiles of the same kind, for example to emulate it.
+"""Shrinks a program to fewer tiles of the same kind, for example to emulate it.
 
 Axes shrink by whole blocks, so the last tile, guards and vectors stay the same. All accesses must agree on the new
 tensor shapes, and no condition may name a position on the axis.
@@ -42,7 +42,7 @@ def shrink_program(program: RProgram, tiles: int = 3) -> RProgram | None:
 
 
 def _axes(expr: TensorExpr) -> Iterable[Axis]:
-    """Return the axes of all stages, each once, except those with different extents."""
+    """Return the axes of all stages, each once, except axes whose extents differ between stages."""
     found: dict[str, set[Axis]] = {}
     for s in expr.stages:
         for a in s.axes:
@@ -51,7 +51,7 @@ def _axes(expr: TensorExpr) -> Iterable[Axis]:
 
 
 def _shrunk_extent(program: RProgram, axis: Axis, tiles: int) -> int:
-    """Return the smallest extent of an axis with the same remainders, steps and periods."""
+    """Return the smallest extent with enough tiles or steps that keeps the axis's remainders and periods."""
     block = program.block_tile.get(axis.name, 1)
     reduces = axis.name in program.axis_names and axis.name not in program.grid
     periods = [t.div * max(t.mod, 1) for t in _terms(program.expr, axis.name)]
@@ -88,7 +88,7 @@ def _indices(s: Stage) -> list[Index]:
 
 
 def _with_extent(expr: TensorExpr, axis: Axis, extent: int) -> TensorExpr | None:
-    """Return the expression with another extent of an axis, or ``None`` if tensor shapes would not agree."""
+    """Return the expression with a different extent of an axis, or ``None`` if its accesses would not agree."""
     less = axis.extent - extent
     shrink: dict[tuple[str, int], set[int]] = {}
     for s in expr.stages:
@@ -109,7 +109,7 @@ def _with_extent(expr: TensorExpr, axis: Axis, extent: int) -> TensorExpr | None
 
 
 def _decrease_of_maximum(index: Index, axis: str, less: int) -> int:
-    """Return the decrease in the largest value of an index, negative if it is unknown."""
+    """Return the decrease in the largest value of an index, or -1 if it is unknown."""
     total = 0
     for t in index.terms:
         if t.axis != axis or t.mod:

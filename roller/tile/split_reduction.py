@@ -1,14 +1,14 @@
-"""The second kernel of a split reduction, which combines the partial results, for code generation and the model."""
+"""Sizes for a split reduction's second kernel, which combines the partial results."""
 
 from __future__ import annotations
 
 #: Maximum number of parts for which one thread loads all parts of a result at once and adds them.
 UNROLLED_PARTS = 32
-#: Threads per block if results have more parts; also the maximum number of adjacent results per block.
+#: Number of threads per block if results have more parts; also the maximum number of adjacent results per block.
 COMBINING_THREADS = 256
 #: Number of parts that a thread loads before its first addition.
 _LOADED = 16
-#: Threads of a warp, which exchange values by shuffles.
+#: Number of threads in a warp, which exchange values by shuffles.
 _WARP = 32
 
 

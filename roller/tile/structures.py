@@ -16,19 +16,19 @@ class Structure:
     Parameters
     ----------
     reuses
-        Blocks (GPU) or tasks (CPU) take the reduction in steps and share operands within a step: operand tiles are
-        staged in several slots, and the reduction may be split.
+        Whether blocks (GPU) or tasks (CPU) take the reduction in steps and share operands within a step. Operand tiles
+        are then staged in several slots, and the reduction may be split.
     reduces
-        The anchor has a reduction.
+        Whether the anchor has a reduction.
     spreads_reductions
-        Threads (GPU) or lanes (CPU) are spread over reductions too, and combine their results at the end.
+        Whether threads (GPU) or lanes (CPU) are spread over reductions too and combine their results at the end.
     slides_windows
-        A thread processes all windows of its outputs in straight-line code.
+        Whether a thread processes all windows of its outputs in straight-line code.
     on_matrix_unit
-        A fragment computes the products.
+        Whether a fragment computes the products.
     output_side
-        Side of the output tiles of Winograd's algorithm (elements), else 0. On a GPU, the tiles belong to the product
-        of the transformed operands.
+        Side length (elements) of the output tiles of Winograd's algorithm, else 0. On a GPU, a program's tiles belong
+        to the product of the transformed operands.
     """
 
     name: str
@@ -55,8 +55,8 @@ STRUCTURES = {s.name: s for s in (TILED, MATRIX, WINDOW, ROWS, STREAMING, *WINOG
 
 def structure_of(geometry: Geometry) -> Structure:
     """Return the structure of an expression on any device, from properties of the expression alone."""
-    # No reduction: streaming. One reduction with reused operands (a load lacks a spatial axis, or a window slides or
-    # can be walked) and at most an epilogue in place: tiled. All others: rows.
+    # No reduction: streaming. One reduction with reused operands (a load lacks a spatial axis, or windows slide or lie
+    # in strips) and at most an epilogue in place: tiled. All others: rows.
     expr = geometry.expr
     if expr.anchor.combiner is None:
         return STREAMING
@@ -68,7 +68,7 @@ def structure_of(geometry: Geometry) -> Structure:
 
 
 def structure_named(name: str) -> Structure:
-    """Return a structure by its name.
+    """Return the structure with the given name; raise an error if there is none.
 
     Examples
     --------

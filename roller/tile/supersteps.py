@@ -53,9 +53,9 @@ class StagePlan:
     Parameters
     ----------
     place
-        Names of the numbers that tell the codelet its position.
+        Names of the arguments that give the codelet its position.
     piece
-        Adjacent results along the contiguous axis that one worker computes at a time.
+        Number of adjacent results along the contiguous axis that one worker computes at a time.
     """
 
     entry: str
@@ -75,11 +75,11 @@ class Schedule:
     Parameters
     ----------
     units, workers
-        Units of the device, and workers of a unit.
+        Number of units of the device, and number of workers per unit.
     tasks, split, steps
-        Output tiles times parts; parts of the reduction; steps of one part.
+        Number of tasks (output tiles times reduction parts), of reduction parts, and of steps per part.
     sums, sums_dtype
-        Accumulators of a unit that outlive a superstep (0 if none), and their dtype.
+        Number of a unit's accumulators that outlive a superstep, and their dtype.
     combine, finish
         Codelets that combine and convert the parts of a split reduction, or ``None``.
     """
@@ -98,7 +98,7 @@ class Schedule:
     finish: StagePlan | None = None
 
     def tensor(self, name: str) -> TensorPlan:
-        """Return a tensor's plan."""
+        """Return the plan of the tensor ``name``."""
         return next(t for t in self.tensors if t.name == name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Schedule:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Schedule:
-        """Rebuild a schedule from :meth:`to_dict` data, also after JSON."""
+        """Rebuild a schedule from :meth:`to_dict` data, even if they were saved as JSON."""
         given = {**data}
         given["axes"] = tuple(AxisPlan(**a) for a in data["axes"])
         given["tensors"] = tuple(TensorPlan(**{k: _tuples(v) for k, v in t.items()}) for t in data["tensors"])

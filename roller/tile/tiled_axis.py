@@ -12,17 +12,17 @@ class TiledAxis:
     Parameters
     ----------
     units
-        Units along the axis.
+        Number of units along the axis.
     group, groups
-        Units per micro-kernel; groups per box.
+        Number of units per micro-kernel (a group), and number of groups per box.
     box, boxes
-        Units per task; number of tasks along the axis.
+        Number of units per task (a box), and number of tasks along the axis.
     is_open
-        Whether the number of units differs from call to call (at least a group).
+        Whether the number of units may differ from call to call; it is at least that of a group.
     """
 
     # The last group of a box and the last box of the axis start early and overlap their neighbour; the results of both
-    # are equal, bit for bit. The last box of an open axis has fewer units instead, at least a group.
+    # are equal, bit for bit. The last box of an open axis has fewer units instead, but at least a group.
     name: str
     units: int
     group: int
@@ -33,7 +33,7 @@ class TiledAxis:
 
     @classmethod
     def of(cls, name: str, units: int, group: int, box: int, is_open: bool = False) -> TiledAxis:
-        """Return the tiling closest to the given sizes: groups of equal size, at most the whole axis."""
+        """Return the tiling closest to the given sizes; groups are equal and within the axis unless it is open."""
         if is_open:
             return cls(name, units, group, max(1, box // group), max(group, box), -(-units // max(group, box)), True)
         whole = -(-units // min(group, units))
@@ -44,7 +44,7 @@ class TiledAxis:
 
     @property
     def passed(self) -> float:
-        """Share of the units of ``boxes`` full boxes that micro-kernels process."""
+        """Fraction of the groups in ``boxes`` full boxes that micro-kernels process."""
         if not self.is_open:
             return 1.0
         full, rest = divmod(self.units, self.box)

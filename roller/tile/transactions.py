@@ -1,4 +1,4 @@
-"""Memory traffic in whole transactions, from the rows of a data tile, their pitch and their offsets.
+"""Memory traffic in whole transactions, computed from the rows of a data tile, their pitch and their offsets.
 
 A row of ``b`` bytes that starts at a multiple of ``g`` bytes (a power of two up to the transaction of ``L`` bytes)
 takes on average ``(ceil(b / g) + L / g - 1) / (L / g)`` transactions over the ``L / g`` possible offsets.
@@ -40,8 +40,9 @@ def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> 
 
 
 def _row_start_steps(access: Access) -> tuple[tuple[int, int, int, int, tuple[tuple[int, int, int], ...]], ...]:
-    """Return the steps that change the start of rows, in bytes, per dimension, starting with the last dimension."""
-    # The dimension, its size, its constant, a step along it, and ``(axis, extent, step)`` for the axes that index it.
+    """Return, for each dimension from the last to the first, the steps (bytes) that change the start of rows."""
+    # Each entry holds the dimension, its size, its constant, a step along it, and ``(axis, extent, step)`` for the axes
+    # that index it.
     if "pitches" not in access._memo:
         found, pitch = [], access.tensor.itemsize_bytes
         for d in range(len(access.tensor.shape) - 1, -1, -1):
@@ -64,7 +65,7 @@ def transactions_per_row(row_bytes: Ints, alignment_bytes: Ints, transaction_byt
 
 
 def tile_transaction_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> tuple[Floats, Ints]:
-    """Return the bytes moved in whole transactions for one data tile, and the alignment of its rows."""
+    """Return the number of bytes moved in whole transactions for one data tile, and the alignment of its rows."""
     rows, run = access.runs(tiles)
     alignment = np.minimum(row_alignment_bytes(access, tiles, transaction_bytes), transaction_bytes)
     per_row = transactions_per_row(run * access.tensor.itemsize_bytes, alignment, transaction_bytes)
@@ -72,7 +73,7 @@ def tile_transaction_bytes(access: Access, tiles: Ints, transaction_bytes: int) 
 
 
 def touched_bytes(access: Access, transaction_bytes: int) -> float:
-    """Return the bytes of all transactions of the tensor that are touched (strides may skip rows)."""
+    """Return the number of bytes in all transactions that the access touches; strides may skip rows."""
     whole = access.axis_extents[None, :]
     moved, _ = tile_transaction_bytes(access, whole, transaction_bytes)
     if access.gather:
@@ -81,10 +82,10 @@ def touched_bytes(access: Access, transaction_bytes: int) -> float:
 
 
 def counted_transaction_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats:
-    """Return the bytes that all tiles of a launch load in whole transactions, ``(N,)``, or NaN."""
+    """Return how many bytes all tiles of a launch load in whole transactions, shape ``(N,)``; NaN if not counted."""
     # Every row counts at its actual offset. The result is NaN if rows are not counted one by one: for gathered tiles,
-    # diagonals, and more than a few tens of thousands of distinct rows; :func:`tile_transaction_bytes` then gives the
-    # expectation.
+    # for diagonals, and if there are too many tile positions or rows; :func:`tile_transaction_bytes` then gives the
+    # expected number.
     axes = _axes_by_dimension(access)
     if axes is None:
         return np.full(len(tiles), np.nan)
@@ -108,7 +109,7 @@ def _axes_by_dimension(access: Access) -> dict[int, tuple[int, ...]] | None:
 
 
 def _count_tiles_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, transaction_bytes: int) -> Floats:
-    """Return the bytes of every data tile, counted once ``(N,)``: integers, exact in any order of addition."""
+    """Return the bytes in whole transactions over all distinct tile positions, shape ``(N,)``, as exact sums."""
     counts, slots = -(-access.axis_extents // tiles), transaction_bytes // access.tensor.itemsize_bytes
     known = np.ones(len(tiles), bool)
     for a in axes.values():
@@ -126,7 +127,7 @@ def _count_tiles_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: I
 def _transactions_of_runs(
     access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, lead: int, slots: int
 ) -> Floats:
-    """Return the number of transactions for all runs, which start at dimension ``lead``, ``(N,)``; NaN if too many."""
+    """Return the number of transactions for all runs, which start at dimension ``lead``, shape ``(N,)``, or NaN."""
     offsets = np.zeros((len(tiles), slots))  # number of rows by their offset in a transaction, in elements
     offsets[:, 0] = 1.0
     rolled = (np.arange(slots)[:, None] - np.arange(slots)[None, :]) % slots
@@ -146,13 +147,13 @@ def _transactions_of_runs(
 
 
 def _distinct_tiles(tiles: Ints, axes: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Return the tiles with distinct extents along ``axes``, and for each tile the index of its equal, ``(N,)``."""
+    """Return tiles with distinct extents along ``axes``, and each tile's index among them, shape ``(N,)``."""
     _, first, which = np.unique(tiles[:, list(axes)], axis=0, return_index=True, return_inverse=True)
     return tiles[first], which.reshape(-1)
 
 
 def _first_run_dims(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints) -> Ints:
-    """Return the dimension at which every tile's run starts, with all faster dimensions covered whole, ``(N,)``."""
+    """Return the dimension at which each tile's runs start; all faster ones are covered whole, shape ``(N,)``."""
     last = len(access.tensor.shape) - 1
     leads, going = np.full(len(tiles), last, np.int64), np.ones(len(tiles), bool)
     for d in range(last, 0, -1):
@@ -178,7 +179,7 @@ def _pitch(access: Access, d: int) -> int:
 
 
 def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
-    """Count tile positions along a dimension by offset in a transaction, ``(slots,)``; NaN if too many."""
+    """Count all tiles' rows along a dimension by offset in a transaction, shape ``(slots,)``; NaN if too many."""
     key = ("offsets", d, slots, *tile[list(axes)].tolist())
     if key not in access._memo:
         first, number = access.pieces(d, axes, tile)
@@ -194,7 +195,7 @@ def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, s
 
 
 def _transactions_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
-    """Return the transactions of the runs along a dimension by the offset of their rows (elements), ``(slots,)``."""
+    """Return the number of transactions for a dimension's runs by their rows' offset (elements), shape ``(slots,)``."""
     key = ("touched", d, slots, *tile[list(axes)].tolist())
     if key not in access._memo:
         first, number = access.pieces(d, axes, tile)

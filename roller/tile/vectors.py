@@ -18,7 +18,7 @@ ASYNC_BYTES = (4, 8, 16)
 
 
 def _flat(index: Sequence[Index], shape: Sequence[int], axis: str, values: np.ndarray) -> np.ndarray:
-    """Return flat offsets along one axis, with the other axes and constants at zero."""
+    """Return the flat offsets for ``values`` of one axis, with the other axes and constants at zero."""
     total = np.zeros(len(values), np.int64)
     for i, pitch in zip(index, pitches(shape), strict=True):
         mine = Index(tuple(t for t in i.terms if t.axis == axis))
@@ -28,7 +28,7 @@ def _flat(index: Sequence[Index], shape: Sequence[int], axis: str, values: np.nd
 
 def vectorizable(index: Sequence[Index], tensor: Tensor, axis: str, extent: int, width: int) -> bool:
     """Return whether every aligned chunk of ``width`` along ``axis`` is one aligned vector in memory."""
-    # True only if it holds for all values of all other axes. The array itself must start at a multiple of the vector,
+    # This must hold for all values of all other axes. The array itself must start at a multiple of the vector,
     # which the launcher checks. Bools are accessed one by one.
     if tensor.dtype == "bool" or width == 1 or extent % width or width * tensor.itemsize_bytes > VECTOR_BYTES:
         return False
@@ -45,12 +45,12 @@ def vectorizable(index: Sequence[Index], tensor: Tensor, axis: str, extent: int,
 
 
 def is_in_memory(expr: TensorExpr, tensor: str) -> bool:
-    """Return whether a tensor is in global memory; readers recompute element-wise results instead."""
+    """Return whether a tensor is in global memory; element-wise results are recomputed by their readers instead."""
     return all(s.name != tensor or s.combiner is not None for s in expr.stages)
 
 
 def staged_itemsize(expr: TensorExpr, tensor: Tensor) -> int:
-    """Return the bytes per element of a staged tile; narrow floats computed by the kernel are kept as float32."""
+    """Return the number of bytes per element of a staged tile; narrow floats that the kernel computes stay float32."""
     narrow = tensor.dtype in NARROW_FLOATS and not is_in_memory(expr, tensor.name)
     return DTYPE_BYTES["float32"] if narrow else tensor.itemsize_bytes
 
@@ -83,7 +83,7 @@ def copy_width(
     row: tuple[str, int | Ints, int | Ints],
     padding: int | Ints = 0,
 ) -> int | Ints:
-    """Return the number of elements of a staged tile copied at once: for one program, or as an array ``(N,)``."""
+    """Return how many elements of a staged tile are copied at once: one number, or an array of shape ``(N,)``."""
     # Vectors must be aligned in the tensor and in the scratchpad, and must not straddle a bound.
     if tensor.dtype == "bool":  # TVM prints vectors of bools as vectors of two bytes per element
         return 1
@@ -108,5 +108,5 @@ def copy_width(
 
 
 def is_asynchronous(nbytes: int | Ints) -> bool | np.ndarray:
-    """Return whether a copy of ``nbytes`` bytes at once may be asynchronous, ``(N,)``."""
+    """Return whether copying ``nbytes`` bytes at once may be asynchronous (elementwise)."""
     return np.isin(nbytes, ASYNC_BYTES)

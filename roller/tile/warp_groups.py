@@ -1,7 +1,7 @@
 """Operand tiles of warp-group matrix instructions (wgmma): their scratchpad layout and descriptors.
 
 The canonical layouts follow the PTX manual ("Shared Memory Matrix Layout" of wgmma): slabs of lines of up to 128 bytes,
-whose 16-byte chunks are permuted by an exclusive or with the line's number, so that no access has bank conflicts.
+whose 16-byte chunks are permuted by an exclusive or with the line's index, so that no access has bank conflicts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from roller.errors import TileError
 from roller.expr import Load, Tensor
 
-#: Bytes of one chunk of a line: the unit of the swizzle and of one asynchronous copy.
+#: Size (bytes) of one chunk of a line: the unit of the swizzle and of one asynchronous copy.
 CHUNK_BYTES = 16
-#: Lines the unit reads at a time, and bytes of the longest line.
+#: Number of lines that the matrix unit reads at a time, and size (bytes) of the longest line.
 _LINES, _LINE_BYTES = 8, 128
-#: Swizzle code in a descriptor, by bytes per line.
+#: Swizzle code in a descriptor, by the number of bytes per line.
 _SWIZZLES = {128: 1, 64: 2, 32: 3}
 #: Alignment of tiles (bytes): the period of the longest pattern of swizzled lines.
 ALIGNMENT_BYTES = _LINES * _LINE_BYTES
@@ -25,14 +25,14 @@ ALIGNMENT_BYTES = _LINES * _LINE_BYTES
 
 @dataclass(frozen=True)
 class GroupTile:
-    """The tile of operand A or B in one stage of the scratchpad.
+    """The tile of operand A or B in one pipeline stage of the scratchpad.
 
     Parameters
     ----------
     axis, k_axis
-        Axis of its rows (m for A, n for B), and the reduction axis.
+        Axis of the operand's rows (m for A, n for B), and the reduction axis.
     rows, depth
-        Extents along both (elements).
+        Extents (elements) along these two axes.
     k_major
         Whether lines run along k.
     """
@@ -48,7 +48,7 @@ class GroupTile:
 
     @property
     def chunk(self) -> int:
-        """Elements per chunk."""
+        """Number of elements per chunk."""
         return CHUNK_BYTES // self.tensor.itemsize_bytes
 
     @property
@@ -58,17 +58,17 @@ class GroupTile:
 
     @property
     def lines(self) -> int:
-        """Lines per slab."""
+        """Number of lines per slab."""
         return self.rows if self.k_major else self.depth
 
     @property
     def length(self) -> int:
-        """Elements of the tile along its lines, over all slabs."""
+        """Extent (elements) of the tile along its lines, over all slabs."""
         return self.depth if self.k_major else self.rows
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tile, rounded up to the alignment of the next tile."""
+        """Size of the tile in bytes, rounded up to the alignment of the next tile."""
         used = self.rows * self.depth * self.tensor.itemsize_bytes
         return -(-used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -88,14 +88,14 @@ class GroupTile:
         return _LINES * self.line_bytes
 
     def position(self, line: Any, chunk: Any) -> Any:
-        """Return the element at which a 16-byte chunk starts; ``chunk`` counts along the lines of all slabs."""
+        """Return the offset (elements) of a 16-byte chunk; ``chunk`` counts along the lines of all slabs."""
         per, line_elements = self.line_bytes // CHUNK_BYTES, self.line_bytes // self.tensor.itemsize_bytes
         repeat = _LINE_BYTES // self.line_bytes  # lines with the same permutation
         moved = (chunk % per) ^ (line // repeat % per)
         return chunk // per * (self.lines * line_elements) + line * line_elements + moved * self.chunk
 
     def start(self, row: Any, k: int) -> Any:
-        """Return the element at which a product's operand starts: ``row`` is a multiple of its rows, ``k`` of 16."""
+        """Return the offset (elements) of a product's operand: ``row`` is a multiple of its rows, ``k`` of 16."""
         line_elements = self.line_bytes // self.tensor.itemsize_bytes
         line, along = (row, k) if self.k_major else (k, row)
         return along // line_elements * (self.lines * line_elements) + line * line_elements + along % line_elements

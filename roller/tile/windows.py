@@ -29,9 +29,9 @@ class Slide:
     others
         Loads that ``axis`` does not index: weights, which a thread keeps.
     axis, window
-        Spatial and reduction axis.
+        The spatial axis of the slide, and the reduction axis of the window.
     windows
-        All reduction axes that index ``source``; threads and blocks take them whole.
+        All reduction axes that index ``source``; the tiles of threads and blocks span them.
     """
 
     source: Load
@@ -113,7 +113,7 @@ class RowBox:
     dims
         Positions as functions of local coordinates (outputs and taps of the thread).
     steps
-        Elements of the tensor between adjacent positions (more than one for a stride without a window).
+        Distance (elements of the tensor) between adjacent positions: more than 1 for a stride without a window.
     """
 
     dims: tuple[Index, ...]
@@ -122,7 +122,7 @@ class RowBox:
 
     @property
     def elements(self) -> int:
-        """Registers of one row (elements)."""
+        """Number of elements of one row that a thread keeps in registers."""
         return math.prod(self.extents)
 
 
@@ -140,20 +140,20 @@ def row_box(slide: Slide, tile: Mapping[str, int]) -> RowBox:
 
 @dataclass(frozen=True)
 class Halo:
-    """Layout of the rows of a staged tile in scratchpad, and a thread's reads of its part of a row (elements).
+    """Layout of a staged tile's rows in the scratchpad, and a thread's reads of its part of a row.
 
     Parameters
     ----------
     copy
-        Elements per vector when rows are copied.
+        Number of elements per vector when rows are copied.
     shift
-        Elements prepended to the tile to align rows to the tensor's vectors.
+        Number of elements prepended to each row to align it to the tensor's vectors.
     extent
-        Elements per row.
+        Number of elements per row.
     lead
         Number of elements by which a thread's first vector starts before its part.
     width, chunks
-        Elements per vector, and number of vectors that a thread reads.
+        Number of elements per vector, and number of vectors that a thread reads.
     """
 
     copy: int
@@ -193,7 +193,7 @@ def halo(
 
 
 def _width(widest: int, multiples: list[int]) -> int:
-    """Return the widest power of two that divides all of ``multiples``."""
+    """Return the largest power of two, at most ``widest``, that divides all of ``multiples``."""
     while any(m % widest for m in multiples):
         widest //= 2
     return widest

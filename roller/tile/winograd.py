@@ -1,4 +1,4 @@
-"""Winograd's minimal filtering of a 3x3 window: the expressions it applies to, its matrices, and its tiling on CPUs.
+"""Winograd's minimal filtering for 3x3 windows: the expressions to which it applies, its matrices, its tiling on CPUs.
 
 Source: A. Lavin, S. Gray: "Fast Algorithms for Convolutional Neural Networks", CVPR 2016.
 """
@@ -21,8 +21,8 @@ from roller.tile.tiled_axis import TiledAxis
 
 # ``F(m x m, 3 x 3)`` computes an ``m x m`` tile of outputs from ``(m+2)^2`` products instead of ``9 m^2``: the input
 # tile and the filter are transformed (``B^T d B``, ``G g G^T``), multiplied element by element and summed over the
-# channels, and the sum is transformed back (``A^T M A``). Per element of the transformed tile, the sum over channels is
-# a matrix product.
+# channels, and the sum is transformed back (``A^T M A``). For each element of the transformed tile, the sum over
+# channels is a matrix product.
 #
 # Numerical error. The matrices are those of the polynomial ``prod(x - p)`` over a few points ``p``, which determine the
 # growth of rounding errors. For ``F(4x4)`` they are ``0, +-3/4, +-3/2``, whose squares and products are short binary
@@ -58,9 +58,9 @@ ACCURACY = (
 )
 #: Minimum number of channels for which the transforms' rounding error stays well within a correct kernel's bound.
 LEAST_CHANNELS = 16
-#: Width of the window of the matrices below (elements).
+#: Side length (elements) of the window that the matrices below are for.
 WINDOW = 3
-#: Finite points of each output tile size; the point at infinity is added.
+#: Finite points for each output tile size; the point at infinity is added.
 _POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}
 
 
@@ -79,7 +79,7 @@ class WindowProduct:
     batch
         Spatial axes of ``image`` alone that do not slide.
     converted
-        Whether tensors are stored in floats of fewer than 32 bits.
+        Whether any tensor is stored in floats of fewer than 32 bits.
     """
 
     image: Load
@@ -174,7 +174,7 @@ def _operands(expr: TensorExpr, image: Load, filters: Load) -> WindowProduct | N
 
 
 def _slide(index: Index, dimension: int, spatial: set[str]) -> tuple[str, str, int] | None:
-    """Return the axes of ``axis + window axis + constant``, or ``None``."""
+    """Return both axes and the dimension if an index is ``axis + window axis + constant``, else ``None``."""
     if len(index.terms) != 2 or any(t != Term(t.axis) for t in index.terms):
         return None
     own = [t.axis for t in index.terms if t.axis in spatial]
@@ -193,14 +193,16 @@ def _are_axes_or_digits(indices: Sequence[Index]) -> bool:
 
 
 def _digits_cover_axis(digits: list[tuple[int, int]]) -> bool:
-    """Return whether digits ``(div, mod)``, lowest first, represent a whole number."""
+    """Return whether digits ``(div, mod)``, lowest first, together represent every value of an axis."""
     ends = [1, *(div * mod for div, mod in digits)]
     return all(div == end for (div, _), end in zip(digits, ends, strict=False)) and ends[-1] == 0
 
 
 @functools.cache
 def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
-    """Return ``A^T`` ``(m, m+2)``, ``G`` ``(m+2, 3)`` and ``B^T`` ``(m+2, m+2)`` of output tiles ``m x m``.
+    """Return the matrices for ``m x m`` output tiles: ``A^T``, ``G`` and ``B^T``.
+
+    Their shapes are ``(m, m+2)``, ``(m+2, 3)`` and ``(m+2, m+2)``.
 
     Examples
     --------
@@ -236,13 +238,13 @@ class WinogradPlan:
     m
         Number of outputs per tile along rows and columns.
     tiled
-        Axes of the output tiles: batch axes (images), rows, columns (output tiles).
+        Tilings of the batch axes (in units of images) and of rows and columns (in units of output tiles).
     panels
-        Panels of ``width`` filters; the last one ends with the axis and overlaps its neighbour.
+        Tiling of the filters in panels of ``width``; the last one ends with the axis and overlaps its neighbour.
     width, lanes
-        Filters per micro-kernel, and per vector.
+        Number of filters per micro-kernel, and per vector.
     channel_lanes
-        Channels per vector of the image's transform.
+        Number of channels per vector in the transform of the image.
     """
 
     form: WindowProduct
@@ -262,7 +264,7 @@ class WinogradPlan:
 
     @property
     def clipped_to_axes(self) -> WinogradPlan:
-        """The plan with boxes no larger than their axis: a task of an open axis may have fewer units."""
+        """The plan with boxes no larger than their axis, because a task of an open axis may have fewer units."""
         tiled = [
             replace(t, box=box, groups=-(-box // t.group)) if t.is_open and (box := min(t.box, max(t.units, t.group)))
             else t for t in self.tiled
@@ -271,32 +273,32 @@ class WinogradPlan:
 
     @property
     def tiles(self) -> int:
-        """Output tiles per task."""
+        """Number of output tiles per task."""
         return math.prod(t.box for t in self.tiled)
 
     @property
     def kernel_rows(self) -> int:
-        """Output tiles per micro-kernel."""
+        """Number of output tiles per micro-kernel."""
         return math.prod(t.group for t in self.tiled)
 
     @property
     def kernel_groups(self) -> int:
-        """Micro-kernels of one task, panel and element."""
+        """Number of micro-kernels in a task for one panel and one element of the transformed tile."""
         return math.prod(t.groups for t in self.tiled)
 
     @property
     def tasks(self) -> int:
-        """Tasks of the launch."""
+        """Number of tasks in the launch."""
         return math.prod(t.boxes for t in self.tiled) * self.panels.boxes
 
     @property
     def channel_vectors(self) -> int:
-        """Vectors of channels; the last one may overlap its neighbour."""
+        """Number of vectors that cover the channels; the last one may overlap its neighbour."""
         return -(-self.channels // self.channel_lanes)
 
     @property
     def channel_pitch(self) -> int:
-        """Pitch (elements) of adjacent tiles in ``V``: an odd number of cache lines, so that cache sets differ."""
+        """Distance (elements) between adjacent tiles in ``V``: an odd number of cache lines, to vary the cache sets."""
         line = 16
         lines = -(-self.channels // line)
         return (lines + 1 - lines % 2) * line
@@ -306,7 +308,7 @@ class WinogradPlan:
         cls, expr: TensorExpr, structure: str, register: Mapping[str, int], task: Mapping[str, int], lanes: int,
         open_axes: Sequence[str] = (),
     ) -> WinogradPlan | None:  # fmt: skip
-        """Return the plan for register and task tiles (elements per axis), or ``None`` for other expressions."""
+        """Return the plan for register and task tiles (elements), or ``None`` if the algorithm does not apply."""
         form = window_product(expr)
         if form is None or {form.filter, form.channel} & set(open_axes):
             return None
@@ -332,7 +334,7 @@ def power_of_two_below(n: int) -> int:
 
 
 def operations(matrix: Matrix) -> int:
-    """Return the number of vector operations in ``matrix @ values``; opposite points' subexpressions count once.
+    """Return the number of vector operations in ``matrix @ values``; shared terms of opposite points count once.
 
     Examples
     --------
@@ -356,6 +358,6 @@ def operations(matrix: Matrix) -> int:
 
 
 def _sum_operations(coefficients: Sequence[float]) -> int:
-    """Return the number of operations in a weighted sum: one product, then one multiply-add per term."""
+    """Return the number of operations in a weighted sum: a product (unless by 1), then one multiply-add per term."""
     left = [c for c in coefficients if c]
     return len(left) - (left[0] == 1.0)

@@ -17,9 +17,9 @@ from roller.tile.program import RProgram
 from roller.tile.structures import structure_named
 from roller.tile.winograd import WINDOW, WindowProduct, window_product
 
-#: Elements per vector (16 bytes); workspace rows consist of whole vectors, so the last filter or tile is repeated.
+#: Number of elements per vector (16 bytes). Workspace rows are whole vectors, so the last filter or tile is repeated.
 ROW_ELEMENTS = 4
-#: Threads per block of the transform kernels; each thread transforms one tile of one channel or filter.
+#: Number of threads per block of the transform kernels; each thread transforms one tile of one channel or filter.
 THREADS = 256
 #: Axes of the product: element of the transformed tile, filter, output tile, channel.
 ELEMENT, FILTER, TILE, CHANNEL = "e", "f", "t", "c"
@@ -27,7 +27,7 @@ ELEMENT, FILTER, TILE, CHANNEL = "e", "f", "t", "c"
 
 @dataclass(frozen=True)
 class Products:
-    """The batched matrix product of a window product, for one size of output tiles.
+    """The batched matrix product that computes a window product, for one size of output tiles.
 
     Parameters
     ----------
@@ -77,8 +77,8 @@ class Products:
         return self.form.slides[1][0]
 
     def outer_extents(self, tile: Sequence[Any], one: Any) -> list[Any]:
-        """Return the extents (numbers or arrays) of a tile of the product over the axes of the window product."""
-        # Output tiles are numbered through images, rows and columns, and a block takes a run of them. The program
+        """Convert a tile's extents (numbers or arrays) from the product's axes to the window product's axes."""
+        # Output tiles are numbered across images, rows and columns, and a block takes a run of them. The program
         # states the run along the columns axis in elements (``m`` per output tile), with one row of tiles of one image.
         own = dict(zip((a.name for a in self.expr.axes), tile, strict=True))
         windows = {k for _, k, _ in self.form.slides}
@@ -88,7 +88,7 @@ class Products:
         return [WINDOW * one if a in windows else named.get(a, one) for a in self.axes]
 
     def inner_extents(self, tile: Sequence[Any], one: Any) -> list[Any]:
-        """Return the extents (numbers or arrays) of a tile of the window product over the axes of the product."""
+        """Convert a tile's extents (numbers or arrays) from the window product's axes to the product's axes."""
         own = dict(zip(self.axes, tile, strict=True))
         named = {FILTER: own[self.form.filter], CHANNEL: own[self.form.channel], ELEMENT: one}
         named[TILE] = own[self.columns] // self.m
@@ -110,7 +110,7 @@ class Products:
 
 
 def batched_product(expr: TensorExpr, structure: str) -> Products | None:
-    """Return the batched matrix product of an expression (memoized on it), or ``None`` if it is not one.
+    """Return the batched matrix product for an expression (memoized on it), or ``None`` if there is none.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from roller.errors import LaunchError
 
 
 class WritableView:
-    """Array interface that marks read-only memory as writable; kernels never write to their inputs."""
+    """Wrapper whose array interface marks read-only memory as writable; kernels never write to their inputs."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -22,7 +22,7 @@ class WritableView:
 
 
 def as_writable_view(array: np.ndarray) -> np.ndarray:
-    """Return an array whose memory is marked as writable, without a copy; kernels never write to their inputs."""
+    """Return ``array``, or a writable view of it if it is read-only; kernels never write to their inputs."""
     return array if array.flags.writeable else np.asarray(WritableView(array))
 
 
@@ -40,7 +40,7 @@ class _NamedTensor(Protocol):
 
 
 class ArgumentSlot:
-    """Argument of a kernel: checks the caller's array and returns its view."""
+    """Kernel argument: checks the array that the caller passes for it and returns a view in the kernel's form."""
 
     def __init__(self, tensor: _NamedTensor, kernel_shape: tuple[int, ...]) -> None:
         self.name, self.shape = tensor.name, tensor.shape
@@ -73,7 +73,7 @@ class ArgumentSlot:
         return array
 
     def input(self, value: Any, where: str) -> np.ndarray:
-        """Return a C-contiguous, aligned input; copy it if necessary."""
+        """Return the input as a C-contiguous, aligned array; copy it if necessary."""
         array = self._array(value, where)
         flags = array.flags
         if not (flags.c_contiguous and flags.aligned):
@@ -94,7 +94,7 @@ class ArgumentSlot:
         return array
 
     def view(self, array: np.ndarray) -> np.ndarray:
-        """Return a contiguous array in the kernel's shape, as bits if NumPy lacks the dtype."""
+        """Return a view of a contiguous array in the kernel's shape, with elements as bits if NumPy lacks the dtype."""
         if self._bits:
             array = array.view(self._bits)
         return array.reshape(self.kernel_shape)
@@ -117,7 +117,7 @@ def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
 
 
 def argument_slots(artifact: KernelArtifact) -> tuple[list[ArgumentSlot], list[ArgumentSlot]]:
-    """Return the slots for a call's inputs, without constants, and for its outputs."""
+    """Return the slots for a call's inputs, except constants, and those for its outputs."""
     constants = {c.position for c in artifact.constants}
     pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
     outputs = zip(artifact.expression.output_tensors, artifact.outputs, strict=True)

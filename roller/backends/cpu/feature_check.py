@@ -9,7 +9,7 @@ from roller.errors import LaunchError
 
 
 def check_features(name: str, needed: Collection[str]) -> None:
-    """Raise an error if this processor lacks instructions that a kernel uses, which would end the process."""
+    """Raise an error if this process cannot execute instructions that a kernel uses; executing them would end it."""
     lacking = missing_features(needed)
     if not lacking and "amx_tile" in needed and not tile_registers_permitted():
         raise LaunchError(

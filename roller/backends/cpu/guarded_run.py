@@ -20,7 +20,7 @@ class ArgumentAllocator(Protocol):
 
 
 def run_on_allocated_memory(kernel: CpuKernel, place: ArgumentAllocator) -> None:
-    """Pack constants and call the kernel once, with ``place`` as the allocator for every argument."""
+    """Pack the constants and call the kernel once, with ``place`` as the allocator for every argument."""
     artifact, views = kernel.artifact, {}
     for a in artifact.arguments:
         stored = storage_dtype(a.dtype)

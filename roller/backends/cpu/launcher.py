@@ -1,8 +1,8 @@
 """Run a CPU KernelArtifact on NumPy arrays or any DLPack arrays, without TVM's compiler.
 
-The shared library needs TVM's small runtime (threads, workspaces), which is found by package metadata and loaded
-globally. ``tvm`` itself is never imported: the first result takes 0.2 s in a fresh process, and each call takes
-microseconds.
+The shared library needs TVM's small runtime (threads, workspaces), which is located in the installed package and loaded
+with global symbols. ``tvm`` itself is never imported, so the first result in a fresh process takes 0.2 s, and each call
+takes microseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from roller.targets import check_language
 _RUNTIME = "libtvm_runtime.so"
 #: Alignment of panels in bytes, as code generation declares it.
 LINE_BYTES = 64
-#: Most copies of constants to rotate over; for constants of a few KiB, making more takes longer than timing.
+#: Maximum number of copies of the constants to rotate over; for constants of a few KiB, making more takes longer than
+#: timing.
 _MOST_COPIES = 1024
 _NDARRAY = np.ndarray
 
@@ -71,7 +72,7 @@ def _find_runtime() -> Path:
 
 
 class CpuKernel:
-    """Loaded CPU kernel; calls are re-entrant because workspaces belong to a call.
+    """Loaded CPU kernel; calls are re-entrant because each call has its own workspaces.
 
     Raises
     ------
@@ -90,18 +91,18 @@ class CpuKernel:
         check_features(artifact.expression.name, artifact.target.get("features", ()))
         self.artifact = artifact
         self.cores = int(artifact.target.get("cores", 1))
-        #: Threads to prepare before a call; none for a kernel without parallel loops.
+        #: Number of threads to prepare before a call; 0 for a kernel without parallel loops.
         self._threads = self.cores if artifact.target.get("parallel", True) else 0
         self.module, self._function = _load(artifact.binary, artifact.launches[0].entry)
         constants = constant_arrays(artifact)
         self._inputs, self._outputs = argument_slots(artifact)
         self._from_dlpack = load_tvm_runtime().from_dlpack
-        #: Arguments of every call after the caller's arrays: constants, and panels packed from them here.
+        #: Arguments that follow the caller's arrays in every call: constants, and panels packed from them here.
         self._held_arrays = self._prepared(constants) if constants else ()
         self._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
 
     def reshaped(self, artifact: KernelArtifact) -> CpuKernel:
-        """Return the kernel for other shapes; it shares the library, constants and panels."""
+        """Return a kernel for the shapes of ``artifact`` that shares this one's library, constants and panels."""
         other = copy.copy(self)
         other.artifact = artifact
         other._inputs, other._outputs = argument_slots(artifact)
@@ -109,7 +110,7 @@ class CpuKernel:
         return other
 
     def _sizes(self, artifact: KernelArtifact) -> list[Any]:
-        """Return the size arguments for a call: arrays with a certain byte size whose contents are not read."""
+        """Return a call's size arguments: arrays whose extent is a dynamic size and whose contents are not read."""
         return [self._view(np.empty(a.shape, a.dtype)) for a in artifact.arguments if a.role == "size"]
 
     def _prepared(self, constants: dict[int, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -138,7 +139,7 @@ class CpuKernel:
         return result
 
     def bind(self, *arrays: Any, out: Any = None, rotating_bytes: int = 0) -> tuple[Callable[[], None], Any]:
-        """Check the arrays once; return ``(run, outputs)``, where ``run()`` is one bare kernel call."""
+        """Check the arrays once; return ``(run, outputs)``, where ``run()`` calls the kernel once without checks."""
         views, result = self._views(arrays, out)
         # With rotating_bytes, runs rotate over copies of constants and panels of this total size, so that a smaller
         # cache cannot hold them. The views keep the arrays' memory alive.
@@ -151,7 +152,7 @@ class CpuKernel:
         return (runs[0] if len(runs) == 1 else _RotatingCalls(runs)), result
 
     def _copies(self, total_bytes: int) -> list[tuple[Any, ...]]:
-        """Return additional copies of constants and panels, up to ``total_bytes`` including the first one."""
+        """Return further copies of the constants and panels; with the first ones, they take about ``total_bytes``."""
         own_bytes = sum(a.nbytes for a in self._held_arrays)
         count = max(1, min(_MOST_COPIES, math.ceil(total_bytes / own_bytes))) - 1 if own_bytes else 0
         copies = [map(self._view, _copy_aligned(a, count)) for a in self._held_arrays]  # views keep them alive
@@ -204,7 +205,7 @@ class CpuKernel:
 
 
 class _BoundCall:
-    """Bare kernel call that keeps the library and the views alive."""
+    """Kernel call without checks; it keeps the library and the views alive."""
 
     __slots__ = ("function", "module", "threads", "views")
 
@@ -218,7 +219,7 @@ class _BoundCall:
 
 
 class _RotatingCalls:
-    """Call that rotates over equivalent bare calls."""
+    """Callable that makes the next of several equivalent calls each time, in rotation."""
 
     __slots__ = ("_next",)
 
@@ -230,7 +231,7 @@ class _RotatingCalls:
 
 
 def _allocate_aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return an array that starts at a cache line, as panels do."""
+    """Return an uninitialized array that starts at a cache-line boundary."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + LINE_BYTES, np.uint8)
     start = -raw.ctypes.data % LINE_BYTES
@@ -238,14 +239,14 @@ def _allocate_aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def _copy_aligned(array: np.ndarray, count: int) -> list[np.ndarray]:
-    """Return copies that each start at a cache line."""
+    """Return ``count`` copies, each of which starts at a cache-line boundary."""
     rows = _allocate_aligned((count, -(-array.nbytes // LINE_BYTES) * LINE_BYTES), "uint8")
     rows[:, : array.nbytes] = array.reshape(-1).view(np.uint8)
     return [row[: array.nbytes].view(array.dtype).reshape(array.shape) for row in rows]
 
 
 def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
-    """Load a library from memory through a temporary file."""
+    """Load a library from memory through a temporary file; return it and its function ``entry``."""
     ffi = load_tvm_runtime()
     with scratch_folder() as folder:
         path = Path(folder, "kernel.so")
@@ -260,6 +261,6 @@ def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
 
 
 def thread_pool_runtime() -> tuple[ctypes.CDLL, Any]:
-    """Return TVM's runtime library and the function that sets the size of a pool."""
+    """Return TVM's runtime library and its function that sets the size of a pool, or ``None`` if it has none."""
     configure = load_tvm_runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
     return ctypes.CDLL(str(_find_runtime())), configure

@@ -1,7 +1,8 @@
 """Worker threads of CPU kernels: their number and their processors.
 
-TVM keeps one pool per calling thread. Its workers avoid the caller's processor: a scheduler that packs threads wakes a
-worker on its caller's processor, which both then share for tens of milliseconds. The caller is never bound.
+TVM keeps one pool per calling thread. Its workers are kept off the caller's processor, because a scheduler that packs
+threads wakes a worker on the caller's processor, which both would then share for tens of milliseconds. The caller is
+never bound.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from roller.errors import LaunchError
 _TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 #: ``tvm::runtime::threading::ResetThreadPool()``: ends the workers of the calling thread's pool and starts new ones.
 _RESET = "_ZN3tvm7runtime9threading15ResetThreadPoolEv"
-#: TVM's variable for the polls of an idle worker before it sleeps, and the fewest polls that outlast a fork.
+#: TVM's variable for how often an idle worker polls before it sleeps, and the fewest polls that outlast a fork.
 _SPINS, _SPINS_THROUGH_FORK = "TVM_THREAD_POOL_SPIN_COUNT", 100_000
 #: More threads than any pool has; TVM then uses all.
 _ALL = 1 << 16
@@ -29,29 +30,29 @@ _pools = threading.local()
 
 
 def set_tvm_thread_defaults() -> None:
-    """Configure TVM's pools to use every processor, unpinned, unless the user set its variables."""
+    """Make TVM's pools use every processor without pinning threads, unless the user has set TVM's variables."""
     # TVM reads these variables at every parallel launch. Without the first it uses half the processors; without the
-    # second it pins the caller too, and the workers of several pools to one core.
+    # second it pins the caller too, and pins the workers of several pools to one core.
     os.environ.setdefault("TVM_NUM_THREADS", str(len(processors())))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
 @functools.cache
 def processors() -> tuple[int, ...]:
-    """Return the processors this process had at the first call; binding a thread later does not change the result."""
+    """Return the processors available to this process at the first call; binding a thread later changes nothing."""
     # OpenMP binds the calling thread if OMP_PROC_BIND is set.
     return affinity_processors()
 
 
 def most_threads() -> int:
-    """Return the number of threads of this process that can run simultaneously."""
+    """Return how many threads of this process can run simultaneously."""
     return processors_granted_by_cgroup(len(processors()))
 
 
 def place_workers(
     workers: int, caller: int, processors: Sequence[int], core_of: Callable[[int], str]
 ) -> list[set[int]]:
-    """Return the processors of every worker: one processor each, never the caller's, separate cores first.
+    """Return the processors that each worker may use: one each, on separate cores first, not the caller's if possible.
 
     Examples
     --------
@@ -77,7 +78,7 @@ _PROCESSORS = Path("/sys/devices/system/cpu")
 
 @functools.cache
 def core_of_processor(processor: int) -> str:
-    """Identify the core of ``processor`` by its hardware threads; by its own number if they are unknown."""
+    """Return an identifier of the core of ``processor``: its hardware threads, or ``processor`` if they are unknown."""
     try:
         return (_PROCESSORS / f"cpu{processor}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -85,7 +86,7 @@ def core_of_processor(processor: int) -> str:
 
 
 class WorkerPool:
-    """TVM's pool of the thread that creates this object.
+    """TVM's worker pool that belongs to the thread that creates this object.
 
     Parameters
     ----------
@@ -103,7 +104,7 @@ class WorkerPool:
         self._lost = False
 
     def use(self, cores: int) -> None:
-        """Run the calling thread's kernels on ``cores`` threads, including itself."""
+        """From now on, run the calling thread's kernels on ``cores`` threads, including the calling thread."""
         if self._lost:
             self._replace()
         if self._configure is not None:

@@ -1,1 +1,1 @@
-"""CUDA: builds with NVRTC and launches with CuPy."""
+"""CUDA backend: builds with NVRTC and launches with CuPy."""

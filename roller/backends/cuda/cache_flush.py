@@ -1,4 +1,4 @@
-"""Empty a GPU's last-level cache by reading, because written lines would be written back during timing."""
+"""Flush a GPU's last-level cache by reading a large buffer: written lines would be written back during timing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from roller.backends.cuda.cupy_runtime import allocate
 
 ENTRY = "roller_read"
 _THREADS, _VECTOR_BYTES = 256, 16
-#: Size of the buffer relative to the cache, and least size in bytes; a cache keeps some lines longer.
+#: Size of the buffer relative to the cache, and its minimum size in bytes; a cache keeps some lines longer.
 _TIMES, _LEAST_BYTES = 2, 1 << 25
-#: Blocks per unit, enough to saturate the memory's bandwidth.
+#: Blocks per unit, enough to saturate the memory bandwidth.
 _BLOCKS_PER_UNIT = 4
 
-#: Source for HIP, built where a compiler is. The store never happens, since the buffer holds zeros.
+#: Source for HIP, built on machines with a compiler. The store never happens, since the buffer holds zeros.
 SOURCE = """
 struct alignas(16) Four { unsigned x, y, z, w; };
 extern "C" __global__ void roller_read(const Four* data, const unsigned long long* count, unsigned* out) {
@@ -97,7 +97,7 @@ class Flush:
 
     @property
     def reads(self) -> bool:
-        """Whether the flush leaves no lines to write back."""
+        """Whether the flush only reads, which leaves no lines to write back."""
         return self._read is not None
 
     def start(self) -> None:

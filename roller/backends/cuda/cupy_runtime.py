@@ -28,12 +28,12 @@ _STATED = {
     "memory_layers.l2.capacity_bytes": "l2CacheSize",
     "memory_layers.global.capacity_bytes": "totalGlobalMem",
 }
-#: Fields whose definition in HIP differs from that of specifications.
+#: Fields whose definition in HIP differs from that in specifications.
 _OTHERWISE = ("limits.registers_per_unit", "memory_layers.shared.usable_bytes")
 
 
 def import_cupy(rocm: bool = False) -> Any:
-    """Return the CuPy module if a device is usable; with ``rocm``, one that is built for ROCm."""
+    """Return the CuPy module, built for ROCm if ``rocm``; raise an error if it or a usable device is missing."""
     what, install = _ROCM if rocm else _CUDA
     try:
         import cupy as module
@@ -53,7 +53,7 @@ def import_cupy(rocm: bool = False) -> Any:
 
 
 def select_device(cp: Any, index: int) -> None:
-    """Make a device current for this thread."""
+    """Make device ``index`` current for this thread."""
     count = cp.cuda.runtime.getDeviceCount()
     if index >= count:
         raise LaunchError(f"device {index}: expected one of the {count} found, counted from 0. Use 0.")
@@ -81,7 +81,7 @@ def allocate(cp: Any, nbytes: int) -> Any:
 
 
 def capture_graph(cp: Any, stream: Any, work: Callable[[], None]) -> Any:
-    """Capture, as a graph, the work that ``work`` puts into a stream, without running it."""
+    """Capture the launches that ``work`` queues in a stream as a graph, without running them."""
     if is_hip(cp):
         raise LaunchError("GPU: CuPy captures no graphs on HIP. Steps are launched one by one.")
     stream.begin_capture()
@@ -96,7 +96,7 @@ def capture_graph(cp: Any, stream: Any, work: Callable[[], None]) -> Any:
 
 
 def repeatable_launch(cp: Any, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that starts ``work`` repeatedly: as a graph, or ``work`` itself on HIP."""
+    """Return a function that starts the same work on each call: a graph's launch, or ``work`` itself on HIP."""
     if is_hip(cp):
         return work
     graph = capture_graph(cp, stream, work)
@@ -104,7 +104,7 @@ def repeatable_launch(cp: Any, stream: Any, work: Callable[[], None]) -> Callabl
 
 
 def time_by_events(cp: Any, stream: Any, work: Callable[[], None]) -> float:
-    """Return the seconds of the work that ``work`` puts into a stream, timed with events; wait for it."""
+    """Wait for the work that ``work`` queues in a stream; return its time in seconds, measured with events."""
     start, end = cp.cuda.Event(), cp.cuda.Event()
     start.record(stream)
     work()

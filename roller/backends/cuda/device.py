@@ -32,20 +32,20 @@ from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
 from roller.expr import TensorExpr
 
-#: Roles of memory owned by the kernel.
+#: Roles of the arguments whose memory belongs to the kernel.
 _OWN = ("workspace", "panel")
-#: Seconds below which runs are timed as graphs of many launches, which hides the launch overhead.
+#: Run time in seconds below which runs are timed as graphs of many launches, which hides the launch overhead.
 GRAPH_BELOW_S = 100e-6
-#: Target time of a graph in seconds, and most launches in it.
+#: Target time of a graph in seconds, and the maximum number of launches in it.
 _GRAPH_S, _MOST_LAUNCHES = 400e-6, 512
 #: Maximum number of sets of buffers that short runs rotate over.
 _MOST_SETS = 64
 _MIN_SAMPLES, _MAX_SAMPLES = 7, 60
-#: Seconds below which a first run never drops a candidate: its time is mostly the launch.
+#: Time of a first run, in seconds, below which a candidate is never dropped: it is mostly launch overhead.
 _DROP_ABOVE_S = 50e-6
-#: Seconds of work before the first timing; an idle GPU runs at a fraction of its clock.
+#: Duration in seconds of the work before the first timing; an idle GPU runs at a fraction of its clock.
 _WAKE_S = 0.3
-#: Seconds of work after a pause in which only the host was busy.
+#: Duration in seconds of the work after a pause in which only the host was busy.
 _STAY_AWAKE_S = 0.05
 
 
@@ -54,7 +54,7 @@ class OutOfBoundsError(RuntimeError):
 
 
 class CudaDevice:
-    """Open NVIDIA GPU; raises :class:`LaunchError` if CuPy or the device is missing."""
+    """NVIDIA GPU opened for profiling; raises :class:`LaunchError` if CuPy or the device is missing."""
 
     def __init__(self, index: int, options: Mapping[str, str]) -> None:
         del options
@@ -78,7 +78,7 @@ class CudaDevice:
         return self._said
 
     def prepare(self, expression: TensorExpr, seed: int, points: Sequence[np.ndarray]) -> None:
-        """Allocate and fill inputs and outputs; free those for the previous expression."""
+        """Allocate inputs and outputs and fill the inputs; free those of the previous expression."""
         self._module, self._scratch, self._sets = None, [], []
         self._cp.get_default_memory_pool().free_all_blocks()
         self._expression, self._points = expression, points
@@ -100,7 +100,7 @@ class CudaDevice:
                 buffer.move(0, source.ptr, buffer.nbytes)
 
     def check(self, position: int, artifact: KernelArtifact) -> list[np.ndarray]:
-        """Run a candidate once on poisoned outputs; return their elements at the prepared points."""
+        """Run a candidate once on poisoned outputs; return their elements at the points passed to :meth:`prepare`."""
         del position
         assert self._expression is not None
         self._module, self._scratch = Module(self._cp, artifact), []
@@ -127,7 +127,7 @@ class CudaDevice:
         ]
 
     def time(self, candidate_id: str, budget_s: float, drop_s: float | None) -> dict[str, Any]:
-        """Time the candidate checked last."""
+        """Time the candidate that was checked last."""
         # A single warm run above drop_s ends the measurement.
         del candidate_id
         self._awake()
@@ -175,12 +175,12 @@ class CudaDevice:
         return self._bench.run(case, check_steps)
 
     def _launch(self, number: int) -> None:
-        """Start all kernels on buffer set ``number`` (modulo the number of sets)."""
+        """Launch all kernels on buffer set ``number`` (modulo the number of sets)."""
         assert self._module is not None
         self._module.launch(self._pointers(number), self._stream)
 
     def _pointers(self, number: int) -> dict[str, int]:
-        """Return the addresses of all arguments with buffer set ``number``; all sets share constants and panels."""
+        """Return the addresses of all arguments with buffer set ``number``; all sets share workspaces and panels."""
         assert self._module is not None
         inputs, outputs = self._sets[number % len(self._sets)]
         artifact = self._module.artifact
@@ -189,7 +189,7 @@ class CudaDevice:
         return {n: b.ptr for n, b in zip(names, (*inputs, *outputs, *self._scratch), strict=True)}
 
     def _cold(self, run: Callable[[], None]) -> float:
-        """Return the seconds for one run, timed with events after emptying the last-level cache."""
+        """Return the time of one run in seconds, measured with events after flushing the last-level cache."""
         if self._flush is None:
             units = self._said["units"]
             self._flush = Flush(self._cp, self._stream, self._said["cache_bytes"], units, self._flush_image())
@@ -197,11 +197,11 @@ class CudaDevice:
         return time_by_events(self._cp, self._stream, run)
 
     def _flush_image(self) -> bytes | None:
-        """Return the kernel that reads a buffer; ``None`` if this device has none."""
+        """Return the image of the kernel that reads the flush buffer; ``None`` if there is none for this device."""
         return PTX
 
     def _graphs(self, first_s: float, budget_s: float) -> list[float]:
-        """Time graphs of many launches that rotate over the buffer sets; return the seconds per launch."""
+        """Time graphs of many launches that rotate over the buffer sets; return each graph's seconds per launch."""
         # CuPy captures no graphs on HIP: launches follow each other there, and their overhead shows below some 5 us.
         wanted = math.ceil(_GRAPH_S / max(first_s, 1e-6))
         sets = len(self._sets)
@@ -217,7 +217,7 @@ class CudaDevice:
         return [time_by_events(self._cp, self._stream, go) / launches for _ in range(count)]
 
     def _awake(self, again_s: float = 0.0) -> None:
-        """Keep the device busy to raise its clock: for long before the first timing, ``again_s`` after each pause."""
+        """Keep the device busy to raise its clock: longer before the first timing, then for ``again_s`` seconds."""
         seconds = _WAKE_S if self._flush is None else again_s
         if seconds:
             end = time.perf_counter() + seconds

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from roller.errors import BuildError
 
-#: Supported CUDA releases, newest first, which compiles best for the architectures it knows.
+#: Supported CUDA releases, newest first, because the newest compiles best for the architectures it knows.
 MAJORS = (13, 12)
-#: Header of half precision, and header of matrix units, which some releases ship separately.
+#: Headers for half precision and for matrix units; some releases ship the latter separately.
 HEADER, MATRIX_HEADER = "cuda_fp16.h", "crt/mma.h"
 #: Folders of the library and headers in wheels, relative to a folder of ``sys.path``.
 _WHEELS = {
@@ -56,7 +56,7 @@ def find_all_nvrtc() -> tuple[NvrtcInstallation, ...]:
 
 
 def _candidates() -> Iterator[tuple[Path, tuple[Path, ...], int]]:
-    """Yield libraries with their header folders, the preferred one first."""
+    """Yield ``(library, header folders, CUDA release)``, the preferred ones first."""
     for major in MAJORS:
         library, includes = _WHEELS[major]
         for root in _import_folders():
@@ -71,7 +71,7 @@ def _candidates() -> Iterator[tuple[Path, tuple[Path, ...], int]]:
 
 
 def _existing_header_folders(includes: Sequence[Path], major: int) -> tuple[Path, ...] | None:
-    """Return the existing header folders, completed from a toolkit of the same release; ``None`` without headers."""
+    """Return the existing header folders, completed from a toolkit of the same release; ``None`` without ``HEADER``."""
     present = [p for p in includes if p.is_dir()]
     for wanted in (HEADER, MATRIX_HEADER):
         if not any((p / wanted).is_file() for p in present):
@@ -91,7 +91,7 @@ def toolkits() -> list[Path]:
 
 
 def _toolkit_release(root: Path) -> int | None:
-    """Return the release of a toolkit according to its library."""
+    """Return a toolkit's CUDA release, read from its library's name; ``None`` if it has no supported one."""
     return next((n for n in MAJORS for f in _LIBRARIES if (root / f / f"libnvrtc.so.{n}").is_file()), None)
 
 

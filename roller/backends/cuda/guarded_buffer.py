@@ -38,7 +38,7 @@ class Buffer:
         (self._memory + GUARD_BYTES).memset(_POISON, self.nbytes)
 
     def overrun(self) -> str | None:
-        """Return where a guard was overwritten, or ``None``."""
+        """Return a text that says how many bytes of a guard were overwritten, and where; ``None`` if none were."""
         for name, start in (("before its start", 0), ("past its end", GUARD_BYTES + self.nbytes)):
             seen = self.read(start - GUARD_BYTES, GUARD_BYTES)
             written = int(np.count_nonzero(seen != _GUARD))
@@ -47,7 +47,7 @@ class Buffer:
         return None
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
-        """Copy bytes to the host."""
+        """Return ``nbytes`` bytes from ``offset`` on, copied to the host."""
         out = np.empty(nbytes, np.uint8)
         self._cp.cuda.runtime.memcpy(
             out.ctypes.data, self.ptr + offset, nbytes, self._cp.cuda.runtime.memcpyDeviceToHost
@@ -55,7 +55,7 @@ class Buffer:
         return out
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Copy a host array to an offset."""
+        """Copy a host array to ``offset``."""
         data = np.ascontiguousarray(data)
         kind = self._cp.cuda.runtime.memcpyHostToDevice
         self._cp.cuda.runtime.memcpy(self.ptr + offset, data.ctypes.data, data.nbytes, kind)
@@ -70,7 +70,7 @@ class Buffer:
         self.repeat(x.first())
 
     def repeat(self, first: np.ndarray) -> None:
-        """Fill the buffer with a repeated block by doubling copies of whole blocks."""
+        """Fill the buffer with repetitions of ``first``; each copy doubles the filled part."""
         self.write(0, first.view(np.uint8).reshape(-1)[: self.nbytes])
         done = min(first.nbytes, self.nbytes)
         while done < self.nbytes:
@@ -80,7 +80,7 @@ class Buffer:
             done += n
 
     def elements(self, points: np.ndarray, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return the elements at coordinates ``(P, rank)`` of an array of ``shape`` stored here."""
+        """Return the elements at ``points``, shape ``(P, rank)``, of the array of ``shape`` stored here."""
         flat = np.ravel_multi_index(tuple(points.T), tuple(shape)) if len(shape) else np.zeros(len(points), np.int64)
         if len(flat) > _ONE_BY_ONE:
             whole = self.read(0, math.prod(shape) * dtype.itemsize).view(dtype)

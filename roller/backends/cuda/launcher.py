@@ -1,4 +1,4 @@
-"""Run built CUDA artifacts on CuPy, torch or any DLPack arrays, without copies and on the caller's stream.
+"""Run built CUDA artifacts on CuPy, torch or other DLPack arrays, on the caller's stream and usually without copies.
 
 This module is written for the documented interfaces of CuPy 14; tests use a stand-in for CuPy.
 """
@@ -29,14 +29,14 @@ _ALIGNMENT_BYTES = 16
 
 @dataclass(frozen=True)
 class _ArgumentSlot:
-    """Argument of a call: a tensor of the expression and an argument of the kernel."""
+    """Argument of a call: a tensor of the expression and the kernel's argument for it."""
 
     tensor: Tensor
     argument: Argument
 
 
 class CudaKernel:
-    """Loaded CUDA kernel; calls are re-entrant because workspaces and outputs belong to a call.
+    """Loaded CUDA kernel; calls are re-entrant because each call has its own workspaces and outputs.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class CudaKernel:
         self._resident: dict[int, tuple[dict[int, Any], dict[str, Any]]] = {}
 
     def reshaped(self, artifact: KernelArtifact) -> CudaKernel:
-        """Return the kernel for other sizes; it shares images and packed constants."""
+        """Return a kernel for the sizes of ``artifact`` that shares this one's images and packed constants."""
         out = type(self)(replace(artifact, binary=self.artifact.binary, build=self.artifact.build))
         out._images, out._resident, out._constants = self._images, self._resident, self._constants
         return out
@@ -112,7 +112,7 @@ class CudaKernel:
         return result[0] if len(result) == 1 else tuple(result)
 
     def _module(self, device: int) -> Module:
-        """Return the kernels on a device; load an image once for all sizes."""
+        """Return the kernels loaded on a device; the image is loaded once for all sizes."""
         found = self._modules.get(device)
         if found is None:
             image = self._images.get(device) or self._images.setdefault(device, Module(self._cupy, self.artifact))
@@ -134,7 +134,7 @@ class CudaKernel:
 
     @contextlib.contextmanager
     def _on(self, stream: Any, torch_device: Any) -> Iterator[tuple[Any, int]]:
-        """Make the caller's device and stream current in CuPy, so that DLPack orders work after the caller's work."""
+        """Make the caller's device and stream current in CuPy, so that DLPack orders the kernel after earlier work."""
         cuda = self._cupy.cuda
         device = torch_device.index if torch_device is not None else cuda.runtime.getDevice()
         if stream is None and torch_device is not None:
@@ -190,7 +190,7 @@ class CudaKernel:
 
 
 def as_cupy_array(cp: Any, value: Any, where: str) -> Any:
-    """Return a device array as a CuPy array without a copy; dtypes such as bfloat16 as bits."""
+    """Return a device array as a CuPy array without a copy; dtypes such as bfloat16 are viewed as bits."""
     if isinstance(value, cp.ndarray):
         return value
     if is_torch(value):
@@ -208,7 +208,7 @@ def as_cupy_array(cp: Any, value: Any, where: str) -> Any:
 
 
 class _ForeignStream:
-    """CUDA's stream protocol for streams of libraries that do not implement it."""
+    """CUDA's stream protocol for a stream whose library does not implement it."""
 
     def __init__(self, pointer: int, owner: Any) -> None:
         self.pointer, self.owner = pointer, owner

@@ -1,4 +1,4 @@
-"""Loaded image of a built GPU artifact: its kernels, and a launch of all of them.
+"""Loaded image of a built GPU artifact: gives access to its kernels and launches all of them.
 
 No compiler is needed: the driver loads the image, and arguments are raw pointers. CuPy has one interface for CUDA and
 ROCm; names that differ are looked up here.
@@ -18,7 +18,7 @@ from roller.backends.cuda.cupy_runtime import explain_image_errors, is_hip
 from roller.errors import LaunchError
 from roller.targets import LANGUAGES, check_language
 
-#: Bytes of dynamic scratchpad above which a kernel must request it.
+#: Size in bytes of a dynamic scratchpad above which a kernel must request it.
 _DEFAULT_SHARED_BYTES = 48 * 1024
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of the driver API.
 _MAX_DYNAMIC_SHARED = 8
@@ -64,7 +64,7 @@ class Module:
         return function
 
     def reshaped(self, artifact: KernelArtifact) -> Module:
-        """Return the same kernels with grids and numbers for another shape, from an artifact with the same image."""
+        """Return the same kernels with the grids and integer arguments of ``artifact``, which has the same image."""
         out = copy(self)
         out.artifact = artifact
         out._calls = [(x, f) for x, (_, f) in zip(artifact.launches, self._calls, strict=True)]
@@ -72,11 +72,11 @@ class Module:
         return out
 
     def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
-        """Start all kernels in order on a stream; return immediately."""
+        """Launch all kernels in order on a stream; return immediately."""
         _start(self._calls, {**pointers, **self._numbers}, stream)
 
     def prepare(self, pointers: Mapping[str, int], stream: Any) -> None:
-        """Start the kernel that fills panels of constants, if there is one; return immediately."""
+        """Launch the kernel that packs constants into panels, if there is one; return immediately."""
         _start(self._first, {**pointers, **self._numbers}, stream)
 
 
@@ -94,7 +94,7 @@ def request_shared_memory(cp: Any, function: Any, dynamic_bytes: int, used_bytes
 
 
 def _shared_memory_percent(cp: Any, used: int, blocks: int) -> int:
-    """Return the share of the scratchpad that the resident blocks need, in percent; 0 if unknown."""
+    """Return the percentage of a unit's scratchpad that its resident blocks need; 0 if unknown."""
     # By default the driver may size the scratchpad for fewer blocks than the estimate assumes.
     if blocks < 1 or not used:
         return 0
@@ -103,7 +103,7 @@ def _shared_memory_percent(cp: Any, used: int, blocks: int) -> int:
 
 
 def _declares_static_shared(launch: Launch) -> bool:
-    """Return whether a kernel's own source declares scratchpad, because the compiler reports all kernels together."""
+    """Return whether this kernel's source declares static scratchpad; the compiler reports one size for all kernels."""
     _, _, text = launch.source.partition(f" {launch.entry}(")
     return "__shared__" in text.partition('extern "C"')[0].replace("extern __shared__", "")
 
@@ -122,7 +122,7 @@ def _numbers(artifact: KernelArtifact) -> dict[str, np.int32]:
 
 
 def _start(calls: Sequence[tuple[Launch, Any]], given: Mapping[str, int | np.int32], stream: Any) -> None:
-    """Start kernels; arguments are addresses, except NumPy numbers."""
+    """Launch kernels with the arguments in ``given``: addresses, or NumPy integers that are passed by value."""
     for launch, function in calls:
         values = tuple(x if isinstance(x := given[n], np.int32) else np.uint64(x) for n in launch.arguments)
         function(launch.grid, launch.block, values, launch.dynamic_shared_bytes, stream)

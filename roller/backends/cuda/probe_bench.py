@@ -16,9 +16,9 @@ from roller.backends.cuda.cupy_runtime import explain_image_errors, repeatable_l
 from roller.backends.cuda.guarded_buffer import Buffer
 from roller.errors import LaunchError
 
-#: Target time of a case's short run in seconds, far above launches and timer ticks.
+#: Target time of a case's short run in seconds, far above the launch overhead and the timer's resolution.
 TARGET_S = 0.4e-3
-#: Runs of each kind, and time budget of a case in seconds.
+#: Number of runs of each length, and time budget of a case in seconds.
 WINDOWS, BUDGET_S = 16, 0.25
 _MIN_WINDOWS = 6
 _MOST_STEPS = 1 << 24
@@ -27,7 +27,7 @@ _WORD = 4
 
 
 class Bench:
-    """Cases of one plan on one device.
+    """Loaded plan whose cases can be run on one device.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Bench:
             buffer.repeat(block)
 
     def run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
-        """Run a case once, with few steps, to get results, then time it; ``once`` and ``twice`` are seconds per run."""
+        """Run a case once with few steps for its results, then time it; ``once`` and ``twice`` hold seconds per run."""
         try:
             function = self._image.get_function(case["entry"])
         except RuntimeError as err:
@@ -70,8 +70,6 @@ class Bench:
 
 
 class _TimedCase:
-    """Case being timed."""
-
     def __init__(
         self, cp: Any, stream: Any, function: Any, case: Mapping[str, Any], source: Buffer, output: Buffer,
         parameters: Buffer,
@@ -83,12 +81,12 @@ class _TimedCase:
         self._queues: dict[int, Callable[[], None]] = {}
 
     def word(self, index: int) -> float:
-        """Return a word of the output."""
+        """Return word ``index`` of the output as a number."""
         raw = self._output.read(index * _WORD, _WORD)
         return float(raw.view(self._case["output_dtype"])[0])
 
     def go(self, steps: int) -> float:
-        """Run the kernel; return its seconds."""
+        """Run ``steps`` steps of the kernel; return their time in seconds."""
         case = self._case
         values = [1 if case["launches"] else steps, *case["parameters"]]
         if case["advance"] is not None:
@@ -116,7 +114,7 @@ class _TimedCase:
         return self._queues[launches]
 
     def time(self) -> dict[str, Any]:
-        """Find the number of steps that reaches the target time, then time ``n`` and ``2n`` steps in turn."""
+        """Find the number of steps ``n`` that takes about the target time, then time ``n`` and ``2n`` steps in turn."""
         most = _MOST_LAUNCHES if self._case["launches"] else _MOST_STEPS
         steps = min(most, max(1, math.ceil(TARGET_S / self._case["seconds"])))
         for _ in range(4):

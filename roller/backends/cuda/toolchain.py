@@ -28,7 +28,7 @@ def available() -> str | None:
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
     """Compile all kernels of an artifact to one cubin; the log comes from ``ptxas -v``."""
-    # build gets registers and spill_bytes (per thread, largest of all kernels), and static_shared_bytes (per block).
+    # The artifact's build gets the largest registers and spill_bytes (per thread) and static_shared_bytes (per block).
     check_language(artifact.language, ["cuda"], "CUDA build", BuildError, "Build it with its own toolchain.")
     start = time.perf_counter()
     arch = str(artifact.target["arch"])
@@ -41,7 +41,7 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     crowded = kernels[largest]["registers"] > terms.get("registers", 255)
     # A kernel that spills, or uses more registers than its estimate assumes, is compiled again with launch bounds, and
     # the artifact carries the source that was built. Fewer resident blocks leave each thread more registers; fewer than
-    # priced are worth it only to end spills.
+    # the estimate assumes are worth it only to end spills.
     for bound in range(blocks, 0, -1) if spills else [blocks] if crowded else []:
         bounded = _with_launch_bounds(artifact, largest, bound)
         second, second_log = compile_source(bounded.source, arch)
@@ -54,7 +54,7 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
 
 
 def _with_launch_bounds(artifact: KernelArtifact, kernel: str, blocks: int) -> KernelArtifact:
-    """Set the launch bounds of one kernel, so that ptxas fits its registers to the number of resident blocks."""
+    """Set one kernel's launch bounds, so that ptxas limits its registers to what ``blocks`` resident blocks allow."""
     entry = re.escape(kernel)
     pattern = rf"__launch_bounds__\((\d+)(?:, \d+)?\)(?= {entry}\()"
     source = re.sub(pattern, rf"__launch_bounds__(\1, {blocks})", artifact.launches[0].source)
@@ -64,7 +64,7 @@ def _with_launch_bounds(artifact: KernelArtifact, kernel: str, blocks: int) -> K
 
 
 def kernel_resources(log: str) -> dict[str, dict[str, int]]:
-    r"""Return registers, spills (bytes per thread) and static scratchpad (bytes per block) for each kernel.
+    r"""Return each kernel's registers per thread, spilled bytes per thread and static scratchpad bytes per block.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def kernel_resources(log: str) -> dict[str, dict[str, int]]:
 
 
 def resources(log: str) -> dict[str, int]:
-    r"""Return the worst kernel's registers, spills and static scratchpad from a ``ptxas -v`` log.
+    r"""Return the largest use of registers, spills and static scratchpad by any kernel in a ``ptxas -v`` log.
 
     Examples
     --------
@@ -106,14 +106,14 @@ def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple
 
 
 def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
-    """Return the PTX of CUDA C for an architecture (``"sm_70"``), which is readable without a toolkit."""
+    """Compile CUDA C to PTX for an architecture (``"sm_70"``); PTX is text and needs no toolkit to read."""
     virtual = arch.replace("sm_", "compute_")
     image, _ = _compile_with_nvrtc(source, virtual, options, ("nvrtcGetPTXSize", "nvrtcGetPTX"))
     return image.rstrip(b"\0").decode()
 
 
 def _compile_with_nvrtc(source: str, arch: str, options: Sequence[str], get: tuple[str, str]) -> tuple[bytes, str]:
-    """Compile CUDA C; return the image, fetched by two NVRTC functions (size and contents), and the log."""
+    """Compile CUDA C; return the image, fetched with the two NVRTC functions ``get`` (size, contents), and the log."""
     chosen = _nvrtc_for_architecture(arch)
     lib, includes = chosen.lib, [f"-I{folder}" for folder in chosen.includes]
     flags = [f"--gpu-architecture={arch}", *includes, "-default-device", "-w", "--ptxas-options=-v", *options]
@@ -178,7 +178,7 @@ class _Nvrtc:
 
 
 def _nvrtc_for_architecture(arch: str) -> _Nvrtc:
-    """Return the newest NVRTC that builds for an architecture, or the newest one, whose build then explains why not."""
+    """Return the newest NVRTC that builds for an architecture; if none does, return one, whose build will say why."""
     # Releases drop old architectures and add new ones. NVRTC releases whose images the driver can load come first.
     driver = _driver_cuda_release()
     found = sorted(_load_all_nvrtc(), key=lambda c: driver is not None and c.major > driver)
@@ -187,7 +187,7 @@ def _nvrtc_for_architecture(arch: str) -> _Nvrtc:
 
 @functools.cache
 def _driver_cuda_release() -> int | None:
-    """Return the CUDA release of this machine's driver, or ``None``, without opening a device."""
+    """Return the CUDA release of this machine's driver without opening a device; ``None`` if there is no driver."""
     version = ctypes.c_int()
     try:
         status = _load_library(Path("libcuda.so.1")).cuDriverGetVersion(ctypes.byref(version))
@@ -198,7 +198,7 @@ def _driver_cuda_release() -> int | None:
 
 @functools.cache
 def _load_all_nvrtc() -> tuple[_Nvrtc, ...]:
-    """Load every NVRTC on this machine, newest first; skip those that do not load."""
+    """Load every NVRTC on this machine, newest first, and skip those that fail to load; raise an error if all do."""
     loaded: list[_Nvrtc] = []
     failures: list[BuildError] = []
     for place in find_nvrtc.find_all_nvrtc():

@@ -1,1 +1,1 @@
-"""Null device for tests without a GPU: computes with the reference, and "measures" the estimate."""
+"""Null device for tests without a GPU: computes results with the reference and reports estimates as measured times."""

@@ -1,7 +1,7 @@
 """Simulated device: results come from the reference, and times from the estimate with seeded noise.
 
-The profiler runs it in a process like a GPU, so that isolation, checks, ranking, bundles and the cache are tested
-everywhere. Planted faults hang, crash, compute wrong numbers or write out of bounds.
+The profiler runs it in a separate process, as it does a GPU, so that isolation, checks, ranking, bundles and the cache
+are tested everywhere. Planted faults make it hang, crash, compute wrong results or write out of bounds.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from roller.expr.evaluate import _Evaluation as Evaluation
 NOISE = 0.02
 #: Number of simulated samples of a measurement.
 _SAMPLES = 9
-#: Simulated seconds of a probe's run, and of its start-up beyond the steps.
+#: Simulated time in seconds of a probe's run, and of its start-up in addition to the steps.
 _RUN_S, _START_S = 0.4e-3, 4e-6
 
 
 class NullDevice:
-    """Device side of profiling without a device; see :class:`DeviceHandle` for the options."""
+    """Simulated device for profiling; see :class:`DeviceHandle` for the options."""
 
     def __init__(self, index: int, options: Mapping[str, str]) -> None:
         del index
@@ -62,7 +62,7 @@ class NullDevice:
                 self._expected.append(encode_stored_values(np.asarray(run.at(t.name, at)), t.dtype))
 
     def check(self, position: int, artifact: KernelArtifact) -> list[np.ndarray]:
-        """Return the outputs at the prepared points, unless a fault is planted at this position."""
+        """Return the outputs at the points passed to :meth:`prepare`, or simulate the fault planted at ``position``."""
         time.sleep(self._delay_s)
         if position in self._faults["hang"]:
             time.sleep(1e9)
@@ -97,7 +97,7 @@ class NullDevice:
         self._probed = -1
 
     def probe_run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
-        """Return the expected results and noisy expected times, unless a fault is planted for this case."""
+        """Return the expected results and noisy expected times of ``case``, or simulate the fault planted for it."""
         del check_steps
         self._probed += 1
         time.sleep(self._delay_s)
@@ -121,7 +121,7 @@ class NullDevice:
 
 
 class NullKernel:
-    """Kernel of a null device, which evaluates an artifact's expression on NumPy arrays, whatever its language.
+    """Kernel of a null device: it evaluates the expression of an artifact in any language on NumPy arrays.
 
     Examples
     --------
@@ -136,7 +136,7 @@ class NullKernel:
         self._constants = constant_arrays(artifact)
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
-        """Evaluate in float64 and round to the dtypes of the outputs."""
+        """Evaluate the expression in float64 and round the results to the dtypes of the outputs."""
         expression = self.artifact.expression
         refuse_unknown(expression.name, "null device's", options, ("out",), "A null device has no streams.")
         given = [np.asarray(a) for a in arrays]

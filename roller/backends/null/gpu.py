@@ -17,17 +17,17 @@ from roller.emulator.emulated_device import EmulatedDevice, Event, Stream
 
 
 class NullGpuKernel:
-    """Kernel that uses a null device's memory; see ``roller.models.session.gpu_device`` for the interface."""
+    """Kernel that works on a null device's memory; ``roller.models.session.gpu_device`` defines the interface."""
 
     def __init__(self, device: NullGpu, artifact: KernelArtifact) -> None:
         self._device, self._artifact = device, artifact
         self._kernel = NullKernel(replace(artifact, constants=()))  # the session stores constants
         self._panels = [a.name for a in artifact.arguments if a.role == "panel"]
-        #: Constants by the addresses of their panels.
+        #: Copies of the constants by argument name, keyed by the addresses of their panels.
         self._packed: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
 
     def prepare(self, pointers: Mapping[str, int], stream: Stream) -> None:
-        """Queue the storage of the constants that a real kernel would pack."""
+        """Queue work that copies the constants, which a real kernel would pack."""
         held, key = dict(pointers), self._key(pointers)
 
         def keep() -> None:
@@ -60,7 +60,7 @@ class NullGpuKernel:
 
 
 class NullGpu(EmulatedDevice):
-    """``roller.models.session.gpu_device`` without a device: results come from the reference, times from estimates.
+    """``roller.models.session.gpu_device`` without hardware: results come from the reference, and times from estimates.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class NullGpu(EmulatedDevice):
 
     def __init__(self, arch: str = "sm_90") -> None:
         super().__init__("first", arch=arch)
-        #: Predicted seconds of all kernels that ran.
+        #: Predicted time in seconds of all kernels that have run.
         self.clock_s = 0.0
 
     def properties(self) -> dict[str, Any]:
@@ -78,16 +78,16 @@ class NullGpu(EmulatedDevice):
         return {**super().properties(), "name": "null device"}
 
     def load(self, artifact: KernelArtifact) -> NullGpuKernel:
-        """Return a kernel."""
+        """Return ``artifact`` as a kernel of this device."""
         return NullGpuKernel(self, artifact)
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Record all work of a stream so far in an event, at the predicted time."""
+        """Record the stream's work so far in an event; the event gets the predicted time at which that work ends."""
         event.work = self.push(stream, lambda: setattr(event, "time_s", self.clock_s), counts=False)
 
 
 def _array(pointer: int, argument: Argument) -> np.ndarray:
-    """View memory as an array of the argument's shape; bfloat16 is viewed as bits."""
+    """View memory as an array of the argument's shape in its storage dtype."""
     dtype = storage_dtype(argument.dtype)
     raw = (ctypes.c_char * (math.prod(argument.shape) * dtype.itemsize)).from_address(pointer)
     found: np.ndarray = np.ndarray(argument.shape, dtype, memoryview(raw))

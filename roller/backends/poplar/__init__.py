@@ -1,1 +1,1 @@
-"""Poplar codelets: source only; building and launching raise an error that gives the reason."""
+"""Poplar codelets: only source is generated; building and launching raise an error that gives the reason."""

@@ -8,7 +8,7 @@ from roller.artifact import KernelArtifact
 from roller.errors import BuildError
 from roller.targets import LANGUAGES, check_language
 
-#: Why there is only source.
+#: Reason why kernels exist only as source.
 SOURCE_ONLY = LANGUAGES["poplar"].source_only
 
 

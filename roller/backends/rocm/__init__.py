@@ -1,1 +1,1 @@
-"""ROCm: builds with hipcc and launches with CuPy's ROCm build."""
+"""ROCm backend: builds with hipcc and launches with CuPy's ROCm build."""

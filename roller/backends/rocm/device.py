@@ -12,7 +12,7 @@ from roller.errors import BuildError
 
 
 class RocmDevice(CudaDevice):
-    """Open AMD GPU."""
+    """AMD GPU opened for profiling."""
 
     def _runtime(self) -> Any:
         return import_cupy(rocm=True)

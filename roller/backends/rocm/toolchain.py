@@ -34,7 +34,7 @@ _REMARKS = {
 
 
 def find_hipcc() -> str:
-    """Return the path of hipcc."""
+    """Return the path of hipcc; raise an error if there is none."""
     root = os.environ.get("ROCM_PATH")
     found = shutil.which("hipcc") or (shutil.which("hipcc", path=str(Path(root, "bin"))) if root else None)
     if found is None:
@@ -69,8 +69,9 @@ def kernel_resources(log: str) -> dict[str, dict[str, int]]:
     >>> found["registers"], found["sgprs"], found["spill_bytes"]
     (65, 12, 0)
     """
-    # registers: 32-bit vector registers per thread, with accumulation registers; sgprs_spilled go to lanes of a vector
-    # register, not to memory; spill_bytes: memory per thread for spills or arrays indexed at run time.
+    # registers: 32-bit vector registers per thread, including accumulation registers; sgprs_spilled: scalar registers
+    # spilled to lanes of a vector register, not to memory; spill_bytes: memory per thread for spills and for arrays
+    # indexed at run time.
     _, *parts = re.split(r"Function Name: (\S+)", log)
     out = {}
     for name, text in zip(parts[::2], parts[1::2], strict=True):
@@ -81,7 +82,7 @@ def kernel_resources(log: str) -> dict[str, dict[str, int]]:
 
 
 def resources(log: str) -> dict[str, int]:
-    r"""Return the largest use of each resource over all kernels, and the minimum number of resident wavefronts.
+    r"""Return the largest use of each resource over all kernels, and the smallest number of resident wavefronts.
 
     Examples
     --------

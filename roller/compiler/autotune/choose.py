@@ -1,4 +1,4 @@
-"""Selection strategies: fastest candidate, fastest one worth timing, first correct one, or first one that lowers."""
+"""Selection strategies: the fastest candidate, the fastest worth timing, the first correct one, the first to lower."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def wanted(
     candidates: Sequence[Candidate], spec: DeviceSpec, options: ConstructOptions, how: Selection
 ) -> tuple[int, ...]:
-    """Return the positions of the candidates that :func:`choose_kernel` tries first, and alone unless they fail."""
+    """Return the positions of the candidates that :func:`choose_kernel` tries first; it tries others if these fail."""
     if how.deterministic:
         return (0,)
     if options.top_k != "auto":
@@ -40,7 +40,7 @@ def wanted(
 
 
 def choose_kernel(shop: TuningContext, candidates: Sequence[Candidate], how: Selection) -> CompiledKernel:
-    """Return the selected kernel, by measurement or prediction, after a local search if requested."""
+    """Select a kernel by measurement or prediction, and improve it by a local search if requested."""
     if how.deterministic:
         return choose_first_correct(shop, candidates)
     kernel = (choose_automatically if shop.options.top_k == "auto" else choose_fastest)(shop, candidates)
@@ -76,7 +76,7 @@ def _fastest_candidate(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 
 def choose_automatically(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
-    """Time the candidates that the model cannot distinguish from its favourite; none if only the favourite is left."""
+    """Choose among candidates that the model cannot distinguish from its favourite; a single one is not timed."""
     from roller.construction.worth_timing import worth_timing
 
     # The others are tried only if none of these survives; untried candidates stay ``constructed``.
@@ -96,7 +96,7 @@ def choose_automatically(shop: TuningContext, candidates: Sequence[Candidate]) -
 
 
 def choose_first_correct(shop: TuningContext, candidates: Sequence[Candidate], first: int = 0) -> CompiledKernel:
-    """Return the best prediction that builds and is correct, without timing; try position ``first`` first."""
+    """Return the best-predicted candidate that builds and is correct, without timing; try position ``first`` first."""
     outcome = list(candidates)
     for n in sorted(range(len(candidates)), key=lambda n: (n != first, n)):
         c = candidates[n]
@@ -114,7 +114,7 @@ def choose_first_lowered(
     lower: Callable[[Candidate], KernelArtifact],
     prove: Callable[[Candidate, KernelArtifact], tuple[KernelArtifact, ProofVerdict]] | None = None,
 ) -> CompiledKernel:
-    """Return the best prediction that lowers, for an absent device; failed candidates keep the reasons for failure."""
+    """Return the best-predicted candidate that lowers, for an absent device; failed ones record the reason."""
     outcome = list(candidates)
     for n, c in enumerate(candidates):
         try:
@@ -133,7 +133,7 @@ def choose_first_lowered(
 
 
 def no_survivor_error(expression: TensorExpr, spec: DeviceSpec, outcome: Sequence[Candidate]) -> NoCandidateError:
-    """Return the error that groups the reasons of all candidates."""
+    """Return the error that groups the reasons why all candidates failed."""
     from roller.runtime.records import Record, grouped_reasons
 
     records = [Record(c.id, c.status, c.reason or "") for c in outcome]

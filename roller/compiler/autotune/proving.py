@@ -1,4 +1,4 @@
-"""Proves kernels for absent devices on the emulator."""
+"""Proves kernels for absent devices by running them on the emulator."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from roller.emulator import Proof
     from roller.expr import TensorExpr
 
-#: Default budget per kernel in seconds of each processor, without g++.
+#: Default budget per kernel, in seconds on each processor, without the time that g++ takes.
 PROVE_S = 20.0
-#: Default budget in seconds of each processor for all proofs of a bundle or a saved model.
+#: Default budget for all proofs of a bundle or a saved model, in seconds on each processor.
 PROVE_ALL_S = 120.0
-#: Keys of an artifact's ``build``: result of the proof, and its budget in seconds.
+#: Keys of an artifact's ``build`` for the result of the proof and for its budget in seconds.
 PROVED, _TRIED_S = "proved", "prove_s"
-#: Prefix of the result for an emulated kernel; a partial run adds the part.
+#: Prefix of the result for an emulated kernel; the part that ran follows unless the whole kernel ran.
 EMULATED = "emulated"
-#: Rough processor seconds per point over all thread orders, to decide whether the whole kernel fits the budget.
+#: Estimated processor seconds per point over all thread orders; they decide whether the whole kernel fits the budget.
 _POINTS = 3 / 2e7
-#: Rate at which inputs are filled and copied.
+#: Rate at which inputs are filled and copied, in bytes per second.
 _BYTES_PER_S = 64e6
-#: Reason for a kernel that was not tried.
+#: Reason given for a kernel whose proof was not tried.
 USED_UP = "the seconds for proofs were used up"
-#: Smallest budget worth building a kernel for.
+#: Smallest budget, in seconds, for which a kernel is worth building.
 LEAST_S = 0.05
 
 
@@ -47,7 +47,7 @@ class ProofVerdict:
 
 
 def processor_seconds() -> float:
-    """Return the processor seconds of this process and its finished children."""
+    """Return the processor time, in seconds, that this process and its finished children have used."""
     return sum(os.times()[:4])
 
 
@@ -108,7 +108,7 @@ def _prove_within(
 def _emulate_kernel(
     artifact: KernelArtifact, seconds: float, seed: int, workers: int | None
 ) -> tuple[ProofVerdict, float]:
-    """Return the verdict on an emulated kernel, and the seconds for which it ran."""
+    """Emulate a kernel; return the verdict and the number of seconds for which it ran."""
     from roller import emulator
 
     try:
@@ -123,7 +123,7 @@ def _emulate_kernel(
 def _prove_scaled_kernel(
     artifact: KernelArtifact, lower: Lower, seconds: float, seed: int, workers: int | None
 ) -> tuple[ProofVerdict, float]:
-    """Prove a smaller kernel; an error in a kernel with another structure proves nothing about the original."""
+    """Prove a smaller kernel; an error in a kernel with a different structure proves nothing about the original."""
     from roller.compiler.autotune.scaled_kernel import find_scaled_kernel
 
     found = find_scaled_kernel(artifact, lower)
@@ -161,7 +161,7 @@ class ProofBudget:
         self.seconds, self._lower, self._spent_s = seconds, lower, 0.0
 
     def __call__(self, name: str, artifact: KernelArtifact) -> tuple[KernelArtifact, str]:
-        """Return the kernel with the result of its proof, and any error found."""
+        """Prove a kernel; return it with the result stored, and the error found (empty if none)."""
         del name
         left_s = min(self.seconds - self._spent_s, PROVE_S)
         if left_s < LEAST_S:
@@ -173,7 +173,7 @@ class ProofBudget:
 
 
 def is_proved(artifact: KernelArtifact, seconds: float) -> bool:
-    """Whether another proof of this length cannot add information: it ran to the end, or one as long was tried."""
+    """Return whether a proof of ``seconds`` can add nothing: the kernel was timed, proved, or tried for as long."""
     if artifact.measured_s is not None:
         return True
     known = stored_proof(artifact)
@@ -191,7 +191,7 @@ def stored_proof(artifact: KernelArtifact) -> str:
 
 
 def proof_budget_s(prove: bool, prove_s: float | None, device_is_here: bool, device: str) -> float:
-    """Return the time budget of a requested proof, or 0 if none is requested."""
+    """Return the budget of a requested proof in seconds, or 0 if none is requested."""
     prove = validate_flag(prove, "prove", remedy="Give seconds as prove_s.")
     seconds = PROVE_S
     if prove_s is not None:

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
     from roller.runtime.records import Record
 
-#: Neighbours built and timed at a time.
+#: Number of neighbours built and timed at a time.
 BATCH = 4
 #: Minimum relative gain of a neighbour; less is noise.
 MARGIN = 0.01
-#: Maximum predicted slowdown of a neighbour, in expected errors of ratios.
+#: Maximum logarithm of a neighbour's predicted slowdown, in units of the expected error of such predictions.
 REACH = 3.0
 
 
 def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> CompiledKernel:
-    """Search around a kernel for ``seconds`` seconds, and return the fastest program found."""
+    """Search around a kernel for ``seconds`` seconds and return the fastest program found."""
     # Each batch of neighbours is timed beside the current best. A winner must win again in the other order; at the end
     # the result is timed against the start. Which neighbours are tried depends only on measured times.
     end = monotonic() + seconds
@@ -60,7 +60,7 @@ def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> Compi
 
 
 def untried_neighbours(shop: TuningContext, best: Candidate, known: set[str]) -> list[Candidate]:
-    """Return the untried neighbours that may be faster, the best prediction first."""
+    """Return the untried neighbours that may be faster."""
     from roller.construction.neighbours import neighbour_programs
     from roller.perf.accuracy import kernel_family, ranking_error
 
@@ -82,7 +82,7 @@ def _time_against_best(
     batch: list[Candidate],
     tried: dict[str, Candidate],
 ) -> tuple[Candidate, dict[str, KernelArtifact]]:
-    """Measure ``best`` and the batch now; return the fastest with its artifact, and record every result."""
+    """Measure ``best`` and the batch together, record every result, and return the fastest with its artifact."""
     records, made = build_and_measure(shop, batch, known=artifacts)
     for c in (best, *batch):
         tried[c.id] = with_record(c, records[c.id])

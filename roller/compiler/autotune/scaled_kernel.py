@@ -1,4 +1,4 @@
-"""Proves a kernel too large to emulate by proving one with the same structure and smaller extents."""
+"""Scales a kernel that is too large to emulate down to one with the same structure and smaller extents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.expr import TensorExpr
 from roller.tile import RProgram
 from roller.tile.shrink_program import shrink_program
 
-#: Lowers a program for the device of the kernel in question.
+#: Function that lowers a program for the device of the original kernel.
 Lower = Callable[[RProgram, TensorExpr], KernelArtifact]
 #: Numbers of tiles per axis to try; with few tiles a guard or a remainder may disappear.
 _TILES = (3, 7, 12)
@@ -25,7 +25,7 @@ class ScaledKernel:
     """A smaller kernel with its own, smaller expression."""
 
     artifact: KernelArtifact
-    #: Number of original lines, ignoring numbers, that it lacks, and of all original lines.
+    #: Number of lines that differ from the original's in more than numbers, and number of original lines.
     differing: int
     lines: int
 
@@ -61,7 +61,7 @@ def find_scaled_kernel(artifact: KernelArtifact, lower: Lower) -> ScaledKernel |
 
 
 def source_without_numbers(source: str) -> list[str]:
-    """Return the lines of a source without numbers; shifts and masks become divisions.
+    """Return the lines of a source without numbers; shifts become divisions, and masks become remainders.
 
     >>> source_without_numbers("A[(x >> 5) + 64]") == source_without_numbers("A[(x / 3) + 192]")
     True

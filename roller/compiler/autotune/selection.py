@@ -13,11 +13,11 @@ from roller.errors import RollerError
 class Selection:
     """Selection by measured time or by prediction."""
 
-    deterministic: bool = False  #: Whether to take the best prediction that builds and is correct, without timing
-    refine_s: float = 0.0  #: Seconds of local search around the fastest candidate; 0 for none
+    deterministic: bool = False  #: Whether to take the best-predicted correct candidate without timing
+    refine_s: float = 0.0  #: Duration, in seconds, of the local search around the fastest candidate; 0 for none
 
     def __post_init__(self) -> None:
-        """Reject contradictory values."""
+        """Validate the values and reject contradictory ones."""
         object.__setattr__(self, "deterministic", validate_flag(self.deterministic, "deterministic"))
         seconds = validate_number(self.refine_s, "refine_s", expected="seconds of at least 0, or None")
         object.__setattr__(self, "refine_s", seconds)
@@ -28,5 +28,5 @@ class Selection:
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return the selection as plain data for the cache key."""
+        """Return the selection as plain data for the cache key; empty for the default."""
         return {"how": [self.deterministic, self.refine_s]} if self != Selection() else {}

@@ -34,10 +34,10 @@ class TuningContext:
     make: Callable[[Candidate], KernelArtifact]  #: Lowers and builds one candidate in a worker process
     #: Checks built artifacts by candidate id, times them if its second argument is true, and returns their records.
     judge: Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]
-    #: Builds candidates by id, given whether they will be timed; ``None``: in worker processes of this machine.
+    #: Builds candidates by id, given whether they will be timed; ``None`` builds in worker processes of this machine.
     build: Callable[[Mapping[str, Candidate], bool], Mapping[str, BuildResult[KernelArtifact]]] | None = None
-    #: Positions that ``top_k="auto"`` times, the likeliest first, where more than predictions is known; empty: those of
-    #: :func:`roller.construction.worth_timing.worth_timing`.
+    #: Positions that ``top_k="auto"`` times, the likeliest first, if more than predictions is known; empty means those
+    #: of :func:`roller.construction.worth_timing.worth_timing`.
     first: tuple[int, ...] = ()
 
 

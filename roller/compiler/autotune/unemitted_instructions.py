@@ -11,7 +11,7 @@ from roller.perf.matrix_unit_notes import fragment_supports
 
 
 def spec_with_emitted_instructions(expression: TensorExpr, spec: DeviceSpec) -> DeviceSpec:
-    """Return the device with only emitted instructions, and warn if predictions use others.
+    """Return ``spec`` with only emitted instructions; warn if the matrix unit supports ``expression`` only with others.
 
     >>> import roller
     >>> spec = roller.load_spec("v100")

@@ -12,10 +12,10 @@ import numpy as np
 
 from roller.core.formulas import Formula
 
-#: Numbers of sample sizes for one axis, per axis of two, and per axis of more.
+#: Number of sample sizes per axis if there is one axis, if there are two, and if there are more.
 _PLACES = (12, 3, 2)
-#: Number of samples in which all sizes grow together. The logarithms of their ratios to the least
-#: grow with this power of the sample's index, since small sizes differ by whole elements.
+#: Number of samples in which all sizes grow together, and the power of the sample's index with which the logarithms of
+#: their ratios to the smallest sizes grow, since small sizes differ by whole elements.
 _ALIKE, _CLOSER = 10, 1.5
 
 Sizes = Mapping[str, int]
@@ -25,8 +25,8 @@ Sizes = Mapping[str, int]
 class Box:
     """Bounds of dynamic sizes."""
 
-    ends: Mapping[str, tuple[int, int]]  #: Least and largest value by name, in order; the least is below the largest
-    #: Sizes computed from these and from earlier derived ones: lengths after strides and padding.
+    ends: Mapping[str, tuple[int, int]]  #: Bounds by name, in order; the smallest value is below the largest
+    #: Sizes computed from those in ``ends`` and from earlier derived ones: lengths after strides and padding.
     derived: Mapping[str, Formula] = field(default_factory=dict)
 
     def with_derived(self, sizes: Sizes) -> dict[str, int]:
@@ -72,7 +72,7 @@ class Box:
 
     def sample_sizes(self, places: tuple[int, ...] = _PLACES) -> list[dict[str, int]]:
         """Return sample sizes at which to compare kernels: a grid, and sizes that grow together."""
-        # ``places``: samples for one size, per size of two, and per size of more.
+        # ``places``: number of samples per size if there is one size, if there are two, and if there are more.
         each = places[min(len(self.ends), len(places)) - 1]
         axes = [dict.fromkeys(int(x) for x in np.geomspace(*e, each).round()) for e in self.ends.values()]
         found = [dict(zip(self.ends, c, strict=True)) for c in itertools.product(*axes)]

@@ -1,4 +1,4 @@
-"""Compiles a range of extents to few kernels: prices them at all extents, builds each once, and times some extents."""
+"""Compiles a range of extents to a few kernels: prices them at all extents, builds each once, times them at some."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from roller.backends.devices import DeviceHandle
 
 _LOG = logging.getLogger("roller")
-#: Maximum kernels; kernels built to choose from; kernels that cover all but the first extents; patience (s) with a
-#: busy machine at each timed extent.
+#: Maximum number of kernels, number built to choose from, number that covers all but the first extents, and patience,
+#: in seconds, with a busy machine at each timed extent.
 MOST, _BUILT, _COVER, _PATIENCE_S = 8, 14, 3, 0.5
-#: Number of first extents that are all priced, because the count of tiles changes often there.
+#: Number of smallest extents that are all priced, because the number of tiles changes often there.
 _PRICED = 48
-#: Seconds to time a kernel at one extent.
+#: Time, in seconds, spent on timing a kernel at one extent.
 _BUDGET_S = 0.02
-#: Maximum expected ratios to the fastest at which kernels are timed: for those timed at an extent of at least this
-#: fraction, and for others.
+#: A kernel already timed at an extent of at least 1 / _BESIDE of the current one is timed again if its expected time is
+#: at most _NEAR_KNOWN times the fastest; any other kernel is timed if it is at most _NEAR times the fastest.
 _BESIDE, _NEAR_KNOWN, _NEAR = 3, 1.15, 1.35
 #: Number of extents at which kernels are compared.
 _WEIGHED = 64
@@ -170,12 +170,12 @@ class _KernelTimes:
     measured: dict[int, dict[int, float]] = field(default_factory=dict)  #: Measured seconds by kernel and extent
 
     def price(self, extents: Iterable[int]) -> None:
-        """Predict all kernels at the given extents."""
+        """Predict the times of all kernels at the given extents."""
         new = [x for x in sorted(set(extents)) if x not in self.predicted]
         self.predicted |= zip(new, price_table(self.families, new, self.spec).T, strict=True)
 
     def at(self, n: int, extent: int) -> float:
-        """Return a kernel's seconds at a priced extent: measured, or predicted and corrected by nearby measurements."""
+        """Return a kernel's time at a priced extent in seconds: measured, or predicted and then corrected."""
         mine = self.measured.get(n)
         if mine is not None and extent in mine:
             return mine[extent]
@@ -192,7 +192,7 @@ class _KernelTimes:
         return [n for n, s in seconds.items() if s <= soonest * (_NEAR_KNOWN if n in known else _NEAR)]
 
     def _log_correction(self, n: int, extent: int) -> float:
-        """Return the logarithm of measured over predicted time, weighted towards nearby extents."""
+        """Return the mean logarithm of measured over predicted time, weighted towards nearby extents."""
         mine = self.measured[n]
         distances = [abs(math.log(x / extent)) for x in mine]
         return distance_weighted_mean(distances, [math.log(t / self.predicted[x][n]) for x, t in mine.items()])
@@ -201,12 +201,12 @@ class _KernelTimes:
 def _check_and_time(
     variants: Sequence[Variant], varies: Range, places: Sequence[int], times: _KernelTimes, seed: int, timed: bool
 ) -> tuple[str, dict[int, str]]:
-    """Check kernels, time the competitive ones, and return the disturbance and the reasons why kernels are wrong."""
+    """Check kernels and time competitive ones; return the disturbance, if any, and reasons why kernels are wrong."""
     from roller.runtime.cpu_profile import CpuBench
 
     wrong: dict[int, str] = {}
     doubt = ""
-    # All kernels run at their least extents, the most critical ones; a disturbed time is discarded.
+    # All kernels run at their smallest extents, the most critical ones; a disturbed time is discarded.
     least = {n: {max(v.family.rows, varies.low), v.family.rows + 1} for n, v in enumerate(variants)}
     for extent in sorted({*places, *(x for some in least.values() for x in some if x <= varies.high)}):
         usable = [n for n, v in enumerate(variants) if v.family.rows <= extent and n not in wrong]
@@ -230,7 +230,7 @@ def _check_and_time(
 
 
 def _seconds_at_all_extents(n: int, rows: int, times: _KernelTimes, every: np.ndarray) -> np.ndarray:
-    """Return a kernel's seconds at every extent, interpolating the time per register tile."""
+    """Return a kernel's time at every extent, in seconds; the time per register tile is interpolated."""
     # Infinite below the rows of a tile, and beyond the extents that fit the device's capacities.
     known = [x for x in sorted(times.predicted) if x >= rows]
     fitting = list(itertools.takewhile(math.isfinite, (times.at(n, x) for x in known)))

@@ -20,8 +20,8 @@ __all__ = ["UNUSED", "fault", "predicted"]
 
 #: Log level for a kernel that is not used at some sizes; the next best is tried.
 UNUSED = logging.INFO
-#: Divisions per index (quotient and remainder) by a dynamic size, which compilers cannot turn into multiplications
-#: or vectorise. Each is priced as a division with all other lanes idle.
+#: Number of divisions per index (quotient and remainder) by a dynamic size, which compilers cannot turn into
+#: multiplications or vectorize. Each is priced as a division with all other lanes idle.
 _DIVISIONS = 2
 
 
@@ -31,7 +31,7 @@ def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, spec: De
 
 
 def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
-    """Return predicted seconds at the given sizes, including the divisions in dynamic code; infinite if unsupported."""
+    """Return predicted seconds, shape ``(programs,)``, including divisions in dynamic code; infinite if unsupported."""
     out = prices.predicted(programs, sizes, spec)
     per_s = spec.compute.ops_per_cycle_per_unit["special"] / spec.teu.lanes * spec.clock_hz * spec.units
     for n in np.flatnonzero(np.isfinite(out)).tolist():

@@ -31,7 +31,7 @@ class DynamicAxes:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Input and dimension that determine the extent of each axis, over as few inputs as possible."""
+        """Input and dimension that determine the extent of each axis, using as few inputs as possible."""
         held = {m.axis: [p for p in m.inputs if not any(p in o.inputs for o in self.moves if o is not m)]
                 for m in self.moves}  # fmt: skip
         count = [sum(any(p[0] == n for p in found) for found in held.values()) for n in range(len(self.expr.inputs))]
@@ -60,7 +60,8 @@ class DynamicAxes:
     @property
     def generalisation_sizes(self) -> list[dict[str, int]]:
         """Sizes at which the expression is generalized; some may lie outside the box."""
-        # Strides through the list, and the sum, keep axes from growing alike, which would hide the axis of a number.
+        # Strides through the list, and the sum, keep axes from growing alike, which would hide the axis that a number
+        # depends on.
         count = len(_LOOKED_AT)
         return [
             {m.axis: _LOOKED_AT[(3 * n + 4 * k) % count] + 2 * n for k, m in enumerate(self.moves)}
@@ -106,7 +107,7 @@ def parse_dynamic_axes(expr: TensorExpr, shapes: Mapping[str, Any], constants: t
 
 
 def _check_axes(expr: TensorExpr, moves: Mapping[str, Stretch], constants: tuple[int, ...]) -> None:
-    """Refuse axes that change the shape of a constant, or the same dimension as another axis."""
+    """Raise an error if an axis changes the shape of a constant or a dimension that another axis changes too."""
     for name, move in moves.items():
         held = [expr.inputs[p].name for p, _ in move.inputs if p in constants]
         if held:

@@ -23,24 +23,24 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.registry import programs_of, template_writing
 from roller.tile import RProgram
 
-#: Extents for construction: all of the first ones, where one more row is a large part of the
-#: work, then a geometric series.
+#: Numbers of extents for construction: of the smallest ones, where one more row is a large part of the work, and of a
+#: geometric series after them.
 _FIRST, _FURTHER = 8, 8
-#: Maximum predicted ratio to the best for a program with all rows in one register tile; prices
-#: ignore the reads that such a tile saves.
+#: Maximum ratio of the predicted time to the best one for a program with all rows in one register tile; prices ignore
+#: the reads that such a tile saves.
 _NEAR_OWN = 1.1
-#: Programs per extent: enough for every micro-kernel with both loop orders
+#: Number of programs per extent: enough for every micro-kernel with both loop orders
 #: (:func:`~roller.construction.ranking.best_programs` spreads ten or more).
 _EACH = 10
 #: Number of extents at which templates are tested.
 _ASKED = 3
-#: Minimum gain of one more kernel in the root mean square of the logarithms of times over the best ones.
+#: Minimum amount by which one more kernel must lower the root mean square of the logarithms of time ratios to the best.
 _WORTH = 0.0005
 
 
 @dataclass(frozen=True)
 class Family:
-    """A program whose extent along one size is open."""
+    """A program that is open in one size."""
 
     program: RProgram  #: The program for one extent
     size: Size  #: The open size in the program's expression
@@ -52,7 +52,7 @@ class Family:
 
     @property
     def rows(self) -> int:
-        """Elements of a register tile along the open axis: the smallest supported extent."""
+        """Number of elements of a register tile along the open axis: the smallest supported extent."""
         return self.program.tiles[0][1][self.axis]
 
     def at(self, extent: int) -> RProgram:
@@ -99,7 +99,7 @@ def sample_extents(low: int, high: int, first: int = _FIRST, further: int = _FUR
 
 
 def templates_allow_families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> bool:
-    """Whether the best program at most of a few extents comes from a template that supports open extents."""
+    """Return whether, at most of a few extents, the best program comes from a template that supports open extents."""
     programs = [
         construct_candidates(varies.at(x), spec, replace(options, top_k=1))[0].program
         for x in sample_extents(varies.low, varies.high, 1, _ASKED - 1)
@@ -108,7 +108,7 @@ def templates_allow_families(varies: Range, spec: DeviceSpec, options: Construct
 
 
 def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tuple[list[Family], dict[int, float]]:
-    """Return the families constructed over the range, and the best predicted seconds per extent."""
+    """Return the families constructed over the range and the best predicted time per extent, in seconds."""
     found: dict[str, Family] = {}
     best: dict[int, float] = {}
     lone: Sequence[RProgram] = ()
@@ -150,7 +150,7 @@ def _best_open_programs(
 
 
 def _as_family(program: RProgram, varies: Range, extent: int) -> Family | None:
-    """Return a program as a family, or ``None`` if its template or form needs the extent."""
+    """Return a program as a family, or ``None`` if its template or form depends on the extent."""
     if not template_writing(program.kind, program).extents_of_calls or program.split_k > 1:
         return None
     named = {a for _, a in varies.size.axes}
@@ -165,7 +165,7 @@ def _as_family(program: RProgram, varies: Range, extent: int) -> Family | None:
 def choose_fewest_rows(
     costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH, given: Sequence[int] = ()
 ) -> list[int]:
-    """Return the rows of ``costs`` that together come closest to the best at all extents, chosen greedily."""
+    """Return the indices of rows of ``costs``, chosen greedily, that together are closest to ``best`` everywhere."""
     chosen: list[int] = []
     wanted = list(given)
     now, reached = np.full(costs.shape[1], np.inf), (costs.shape[1] + 1, 0.0)
@@ -191,7 +191,7 @@ def shortlist_rows(
     costs: np.ndarray, least: np.ndarray, most: int, built: int, kinds: Sequence[object] | None = None,
     given: Sequence[int] = (),
 ) -> list[int]:  # fmt: skip
-    """Return the rows worth building: the ``most`` rows that cover all extents best, then the best others."""
+    """Return the indices of rows worth building: up to ``most`` that cover all extents best, then the best others."""
     first = choose_fewest_rows(costs, least, most, given=given)
     kinds = kinds or [None] * len(costs)
     known = {kinds[n] for n in first}
@@ -203,7 +203,7 @@ def shortlist_rows(
 
 
 def _family_from_one_row(program: RProgram, like: Family) -> Family | None:
-    """Return a program for extent 1 as a family, or ``None``; because its canonical form lacks the open axis."""
+    """Return a program for extent 1, whose form lacks the open axis, as a family like ``like``, or ``None``."""
     if program.split_k > 1:  # as for every family
         return None
     whole = like.program
@@ -220,7 +220,7 @@ def _family_from_one_row(program: RProgram, like: Family) -> Family | None:
 
 
 def families_of_first_extents(found: Sequence[Family], extents: Sequence[int], costs: np.ndarray) -> list[int]:
-    """Return a near-best family for each of the first extents, if possible with all rows in one register tile."""
+    """Return the index of a near-best family per smallest extent, if possible with all rows in one tile."""
     # With all rows in one register tile, the other operand is read once, whatever the caches do.
     rows = np.array([f.rows for f in found])
     own = dict[int, None]()
@@ -234,7 +234,7 @@ def families_of_first_extents(found: Sequence[Family], extents: Sequence[int], c
 
 
 def price_table(found: Sequence[Family], extents: Sequence[int], spec: DeviceSpec) -> np.ndarray:
-    """Return predicted seconds ``(families, extents)``; infinite for unsupported extents."""
+    """Return predicted seconds, shape ``(families, extents)``; infinite for unsupported extents."""
     out = np.full((len(found), len(extents)), np.inf)
     for column, extent in enumerate(extents):
         rows = [n for n, f in enumerate(found) if f.rows <= extent]

@@ -49,17 +49,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of extents with the same kernel.
+    """A range of consecutive extents with the same kernel.
 
     Parameters
     ----------
     low, high
-        First and last extents (elements).
+        Smallest and largest extent, in elements.
     program
         The kernel's program at ``high``.
     regret
-        Maximum, over the run's priced extents, of the predicted time divided by that of the best program, minus one; 0
-        if the run has no priced extents.
+        Maximum, over the priced extents in the range, of the predicted time divided by that of the best program, minus
+        one; 0 if no extent in it was priced.
     """
 
     low: int
@@ -78,7 +78,7 @@ class VaryingKernel(CompiledKernel):
     variants
         The kernels.
     table
-        Position of the kernel for every extent, starting with the smallest.
+        Index of the kernel for every extent, starting with the smallest.
     regrets
         Predicted time divided by that of the best program, minus one, by priced extent.
     spec
@@ -103,7 +103,7 @@ class VaryingKernel(CompiledKernel):
 
     @property
     def doubt(self) -> str:
-        """Reason why the choice may be wrong: the disturbance of the timing if predictions decided."""
+        """Reason why the choice may be wrong, if the timing was disturbed; otherwise empty."""
         return self._doubt
 
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
@@ -114,7 +114,7 @@ class VaryingKernel(CompiledKernel):
         return VaryingKernel(self.varies, variants, self._table, self._regrets, self.spec, self._doubt)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Refuse; save the kernel for one extent with ``at(i=7).save(path)``.
+        """Raise an error: only the kernel for one extent can be saved, with ``at(i=7).save(path)``.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class VaryingKernel(CompiledKernel):
         Raises
         ------
         LaunchError
-            If the extent is outside the range, or an array does not fit the others.
+            If the extent is outside the range or an array does not fit the others.
         """
         try:
             kernel = self._ready[arrays[self._input].shape[self._dim]]
@@ -172,7 +172,7 @@ class VaryingKernel(CompiledKernel):
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Runs of extents with their kernels and predicted regrets."""
+        """Ranges of extents with the same kernel, each with its predicted regret."""
         ends = [0, *(int(n) + 1 for n in np.flatnonzero(np.diff(self._table))), len(self._table)]
         found = []
         for first, end in itertools.pairwise(ends):

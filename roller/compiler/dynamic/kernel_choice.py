@@ -18,15 +18,14 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 
 _LOG = logging.getLogger("roller")
-#: Surcharge on the corrected prediction of an unmeasured kernel: such kernels
-#: were not near the best.
+#: Factor on the corrected prediction for an unmeasured kernel: such kernels were not near the best.
 UNMEASURED = 1.1
-#: Distance of logarithms of sizes at which a measurement's weight is a quarter.
+#: Distance between logarithms of sizes at which a measurement's weight falls to a quarter.
 _APART = 0.05
 
 
 class RangeKernel(Protocol):
-    """Protocol of a kernel for a range of sizes, for all kinds of devices."""
+    """Protocol of a kernel for a range of sizes on any kind of device."""
 
     @property
     def program(self) -> SymbolicProgram: ...  # noqa: D102
@@ -45,9 +44,9 @@ class PricedKernel:
 
     kernel: RangeKernel
     places: tuple[Sizes, ...]  #: Sample sizes
-    predicted: np.ndarray  #: Seconds, shape ``(places,)``; infinite where unsupported
-    measured: Mapping[int, float]  #: Seconds by position in ``places``
-    #: Measured over predicted seconds over all kernels of the range, for kernels without measurements.
+    predicted: np.ndarray  #: Predicted seconds, shape ``(places,)``; infinite where unsupported
+    measured: Mapping[int, float]  #: Measured seconds by index in ``places``
+    #: Mean ratio of measured to predicted time over all kernels of the range, for kernels without measurements.
     usual: float = 1.0
 
     @property
@@ -59,7 +58,7 @@ class PricedKernel:
         )
 
     def off(self, sizes: Sizes) -> float:
-        """Return measured over predicted time at the given sizes, according to the nearest measurements."""
+        """Return the ratio of measured to predicted time at the given sizes, estimated from nearby measurements."""
         if not self.measured:
             return self.usual * UNMEASURED
         names = list(self.places[0])
@@ -76,7 +75,7 @@ def distance_weighted_mean(distances: Sequence[float] | np.ndarray, values: Sequ
 
 
 def mean_correction(predicted: Mapping[int, np.ndarray], measured: Mapping[int, Mapping[int, float]]) -> float:
-    """Return the geometric mean of measured over predicted seconds, by kernel and place; 1 without measurements."""
+    """Return the geometric mean, over kernels and places, of measured over predicted time; 1 without measurements."""
     logs = [math.log(t / predicted[n][place]) for n, times in measured.items() for place, t in times.items()]
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 

@@ -15,7 +15,7 @@ from roller.templates import pricing
 
 
 def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
-    """Return the predicted seconds of programs at the given sizes; infinite if unsupported."""
+    """Return predicted seconds at the given sizes, shape ``(programs,)``; infinite if unsupported."""
     out = np.full(len(programs), np.inf)
     rows = [n for n, p in enumerate(programs) if p.takes(sizes)]
     shared: dict[TensorExpr, TensorExpr] = {}  # programs of one expression are priced together

@@ -12,7 +12,7 @@ from roller.errors import RollerError, shown
 from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes, is_leading_dimension, with_size
 
-#: Maximum extents of a range: a table has an entry for each.
+#: Maximum number of extents in a range: a table has an entry for each.
 MOST_EXTENTS = 1 << 20
 
 
@@ -22,7 +22,7 @@ class Range:
 
     expr: TensorExpr  #: The expression at an arbitrary extent
     size: Size
-    #: Smallest and largest extents (elements).
+    #: Smallest and largest extent, in elements.
     low: int
     high: int
 
@@ -56,7 +56,7 @@ def _size_with_extent(size: Size, extent: int) -> Size:
 
 
 def refuse_other_options(asked: Mapping[str, bool]) -> None:
-    """Refuse options that ranges do not support."""
+    """Raise an error if an option that ranges do not support is given."""
     given = [name for name, is_asked in asked.items() if is_asked]
     if given:
         raise RollerError(
@@ -66,7 +66,7 @@ def refuse_other_options(asked: Mapping[str, bool]) -> None:
 
 
 def range_bounds(name: str, given: Any) -> tuple[int, int]:
-    """Return the smallest and the largest extents of a ``range`` or a pair."""
+    """Return the smallest and the largest extent of a ``range`` or a pair; raise an error if it is invalid."""
     pair: tuple[Any, ...]
     if isinstance(given, range):
         pair = (given[0], given[-1]) if given and given.step == 1 else ()  # len() overflows

@@ -20,7 +20,7 @@ class RelevantSizes:
     forms: tuple[SymbolicExpr, ...]  #: The canonical forms
     box: Box  #: Bounds of the sizes
     points: tuple[Sizes, ...]  #: Sizes at which the model was read
-    formulas: Mapping[str, Formula]  #: Every underived size of :attr:`box` as a formula of the model's sizes
+    formulas: Mapping[str, Formula]  #: Each size of :attr:`box` that is not derived, in terms of the model's sizes
 
     def at(self, sizes: Sizes) -> dict[str, int]:
         """Return the expression's sizes for given sizes of the model."""

@@ -1,4 +1,4 @@
-"""Builds the search request for a dynamic operator, for CPUs and GPUs."""
+"""Builds the search request for a dynamic operator on a CPU or a GPU."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from roller.errors import BuildError, RollerError
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 
-#: Number of codes of one kind to generate before generalizing, and maximum sizes to try.
+#: Number of versions of one kind of code to generate before generalizing, and maximum number of sizes to try.
 _WRITTEN, _TRIED = 6, 40
-#: Minimum number of codes of one kind, and of values of each size among them.
+#: Minimum number of versions of one kind of code, and of values of each size among them.
 _FEWEST, _VALUES = 5, 4
-#: Random sizes to distinguish rival formulas with, and rounds of adding one.
+#: Number of random sizes for distinguishing rival formulas, and number of rounds, each of which adds one of them.
 _POOL, _ROUNDS = 60, 8
 
 
@@ -161,7 +161,7 @@ def _least_generated_sizes(group: Sequence[Any], box: Box) -> dict[str, int]:
 
 
 def _has_enough_values(group: Sequence[Any], program: SymbolicProgram, box: Box) -> bool:
-    """Whether code was generated for enough values of each size."""
+    """Return whether code was generated for enough values of each size."""
     for n, (low, high) in box.ends.items():
         few = range(max(2, low), min(high, max(2, low) + 64) + 1)
         taken = sum(program.takes(box.with_derived({**box.high, n: x})) for x in few)

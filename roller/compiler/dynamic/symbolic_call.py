@@ -92,7 +92,7 @@ class SymbolicRange(CompiledKernel):
 
     @property
     def doubt(self) -> str:
-        """Reason why the choice may be wrong: the disturbance of the timing if predictions decided."""
+        """Reason why the choice may be wrong, if the timing was disturbed; otherwise empty."""
         return self._doubt
 
     @property
@@ -115,7 +115,7 @@ class SymbolicRange(CompiledKernel):
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Refuse; save the kernel for given sizes with ``at(i=7).save(path)``.
+        """Raise an error: only the kernel for given sizes can be saved, with ``at(i=7).save(path)``.
 
         Raises
         ------
@@ -140,7 +140,7 @@ class SymbolicRange(CompiledKernel):
         Raises
         ------
         LaunchError
-            If a size is outside its range, or an array does not fit the others.
+            If a size is outside its range or an array does not fit the others.
         NoCandidateError
             If no kernel is correct at these sizes.
         """

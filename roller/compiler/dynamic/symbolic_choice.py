@@ -14,7 +14,7 @@ from roller.compiler.dynamic.symbolic_search import Effort, SearchRequest, build
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
-#: Effort per kernel of a model: less than for a single operator, since there are many.
+#: Effort per kernel of a model: less than for a single operator, since a model has many.
 EFFORT = Effort(each=3, cover=4, built=5, enough=3, budget_s=0.01, patience_s=0.1, timed_at=8, longest_s=0.02,
                 exact=False, worth=0.002)  # fmt: skip
 
@@ -45,7 +45,7 @@ class SymbolicKernels:
             return self._chosen[key]
 
     def predicted(self, number: int, sizes: Sizes) -> float:
-        """Return the predicted seconds of a kernel at a model's sizes."""
+        """Return the predicted time of a kernel at a model's sizes, in seconds."""
         program = self.judged[number].kernel.program
         return float(
             self.spec.traits.module_for("compiler.dynamic").predicted([program], self.own.at(sizes), self.spec)[0]
@@ -56,7 +56,7 @@ def compile_symbolic(
     expressions: Mapping[str, tuple[SymbolicExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box,
     spec: DeviceSpec, options: ConstructOptions, passing_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, SymbolicKernels]:  # fmt: skip
-    """Compile expressions for all sizes of a box, on this machine's CPU."""
+    """Compile expressions for all sizes of a box on this machine's CPU."""
     known = passing_bytes or {}
     questions = {
         key: SearchRequest(relevant_sizes(e, points, box, options), names, known.get(key, 0))

@@ -1,4 +1,4 @@
-"""Compiles a dynamic operator for this CPU to few kernels, chosen by timing at some sizes."""
+"""Compiles a dynamic operator for this CPU to a few kernels, chosen by timing at some sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EFFORT = Effort(each=6, cover=MOST - 1, built=10, enough=MOST - 2, budget_s=0.01
 def compile_extents(
     varies: DynamicAxes, spec: DeviceSpec, options: ConstructOptions, seed: int = 0, timed: bool = True
 ) -> SymbolicRange:
-    """Compile an expression for all extents of some axes, on this machine's CPU."""
+    """Compile an expression for all extents of some axes on this machine's CPU."""
     question = search_request(varies, options)
     searches = search_all({"": question}, spec, options, EFFORT)
     build_and_check(searches, spec, EFFORT, seed, timed)

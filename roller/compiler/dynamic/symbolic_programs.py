@@ -97,7 +97,7 @@ class SymbolicProgram:
 
     @cached_property
     def tensors_divided_by_sizes(self) -> frozenset[str]:
-        """Tensors read at an index divided by a dynamic size; for a static size, the division is a multiplication."""
+        """Tensors read at an index divided by a dynamic size; division by a static size becomes a multiplication."""
         node = self.form.general.data
         return frozenset(_tensors_divided_by_sizes(node["stages"])) if isinstance(node, dict) else frozenset()
 
@@ -117,7 +117,7 @@ class SymbolicProgram:
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """Elements per axis handled as one: outputs of a Winograd tile, otherwise 1."""
+        """Number of elements per axis that are handled as one: the outputs of a Winograd tile, otherwise 1."""
         p = self.program
         found = window_product(p.expr) if p.traits.output_side else None
         sliding = {axis for axis, _, _ in found.slides} if found is not None else set()
@@ -145,7 +145,7 @@ class SymbolicProgram:
         )
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether every axis has at least one register tile, because tiles are shifted back at the end of an axis."""
+        """Return whether the code supports the sizes: the anchor stays, and each dynamic axis fills a register tile."""
         if self.fixed_axes & set(self.open_axes):
             return False
         register = self.program.tiles[0][1]
@@ -219,7 +219,7 @@ def _round_up_to_multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tupl
 
 @dataclass(frozen=True)
 class SymbolicKernel:
-    """A built kernel for all sizes starting at ``low``."""
+    """A built kernel for all sizes from ``low`` up."""
 
     program: SymbolicProgram
     artifact: KernelArtifact  #: Artifact with the shapes of :attr:`SymbolicProgram.sizes`
@@ -230,7 +230,7 @@ class SymbolicKernel:
     proven: frozenset[tuple[int, ...]] = frozenset()
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether the kernel supports the sizes."""
+        """Return whether the kernel supports the sizes."""
         return all(sizes[n] >= x for n, x in self.low.items()) and self.program.takes(sizes)
 
     def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact:

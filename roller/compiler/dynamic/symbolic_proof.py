@@ -52,7 +52,7 @@ def proven_sizes(kernel: SymbolicKernel, several: Sequence[Sizes], cores: int) -
 
 
 def _index_overflows(kernel: SymbolicKernel, sizes: Sizes) -> bool:
-    """Whether an intermediate value of an index overflows, even if the index itself does not."""
+    """Return whether an intermediate value of an index overflows, even if the index itself does not."""
     return any(f.most(sizes) >= _INDEX_LIMIT for f in kernel.formulas if f.terms)
 
 
@@ -88,7 +88,7 @@ def _fault_of_test_run(artifact: KernelArtifact, expression: TensorExpr, sizes: 
 
 
 def find_out_of_bounds_kernels(kernels: Mapping[int, KernelArtifact], bench: CpuBench) -> dict[int, str]:
-    """Run kernels of one shape between guard pages; return descriptions of out-of-bounds accesses by number."""
+    """Run kernels of one shape between guard pages; return descriptions of out-of-bounds accesses by kernel number."""
     from roller.backends.cpu.launcher import CpuKernel
     from roller.runtime.guard_pages import find_out_of_bounds_access, kernels_out_of_bounds
 
@@ -104,7 +104,7 @@ def find_out_of_bounds_kernels(kernels: Mapping[int, KernelArtifact], bench: Cpu
 
 
 def find_wrong_kernels(kernels: Mapping[int, KernelArtifact], bench: CpuBench) -> dict[int, str]:
-    """Run kernels of one shape; return the reasons why some are wrong, by number."""
+    """Run kernels of one shape; return the reasons why some are wrong, by kernel number."""
     found = find_out_of_bounds_kernels(kernels, bench)  # before an out-of-bounds write can do harm
     inside = {str(n): k for n, k in kernels.items() if n not in found}
     for name, record in bench.profile(inside, timed=False).items() if inside else ():

@@ -28,30 +28,30 @@ from roller.templates.registry import programs_of
 from roller.tile import RProgram
 
 _LOG = logging.getLogger("roller")
-#: Maximum kernels of an expression.
+#: Maximum number of kernels per expression.
 MOST = 8
-#: Rounds of building, in which others replace failed kernels.
+#: Number of rounds of building; each replaces the kernels that failed in the one before.
 _ROUNDS = 4
 #: Minimum span of sampled extents; small ranges are extended.
 _LEAST_SPAN = 24
-#: Maximum predicted ratio to the fastest at which kernels are timed.
+#: Maximum ratio of predicted time to the fastest at which a kernel is timed.
 _NEAR = 1.5
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Search effort."""
+    """Limits on the effort of a search."""
 
-    each: int  #: Programs per constructed size
-    #: Kernels predicted nearest to the best together; kernels built, with further ones; and correct kernels that are
-    #: enough not to replace failed ones.
+    each: int  #: Number of programs per constructed size
+    #: Number of kernels that together are predicted nearest to the best, number of kernels to build including others,
+    #: and number of correct kernels with which failed ones need no replacement.
     cover: int
     built: int
     enough: int
-    #: Seconds to time the kernels at one size, and patience with a busy machine.
+    #: Time spent on timing the kernels at one size, and patience with a busy machine, in seconds.
     budget_s: float
     patience_s: float
-    #: Maximum sizes to time at, and maximum predicted time there.
+    #: Maximum number of sizes to time at, and maximum predicted time there, in seconds.
     timed_at: int
     longest_s: float
     exact: bool  #: Whether to construct also for sizes at which an axis has one element, which gives other programs
@@ -64,7 +64,7 @@ class SearchRequest:
 
     own: RelevantSizes  #: The expression, its forms and its sizes
     constants: tuple[str, ...] = ()  #: Names of the constant inputs
-    #: Bytes that a model touches between two calls of a kernel, which may evict its constants from caches.
+    #: Number of bytes that a model touches between two runs of a kernel, which may evict its constants from caches.
     passing_bytes: int = 0
 
     @property
@@ -80,8 +80,8 @@ class Search:
     question: SearchRequest
     families: list[SymbolicProgram]  #: The programs
     places: Sequence[Sizes]  #: Sample sizes
-    costs: np.ndarray  #: Predicted seconds ``(families, places)``; infinite where unsupported or dropped
-    best: np.ndarray  #: Predicted seconds of the best program per place
+    costs: np.ndarray  #: Predicted seconds, shape ``(families, places)``; infinite where unsupported or dropped
+    best: np.ndarray  #: Predicted seconds of the best program, shape ``(places,)``
     built: dict[int, SymbolicKernel] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
@@ -93,17 +93,17 @@ class Search:
         _LOG.info("%s: a kernel of the range is left out: %s", self.question.name, why)
 
     def wanted(self, effort: Effort) -> list[int]:
-        """Return the programs to build."""
+        """Return the indices of the programs to build."""
         return shortlist_rows(self.costs, self.best, effort.cover, effort.built, [f.kind for f in self.families])
 
     def timed_at(self, effort: Effort) -> list[int]:
-        """Return the positions of the places at which to time kernels."""
+        """Return the indices of the sample sizes at which to time kernels."""
         short = [n for n in range(len(self.places)) if self.best[n] < effort.longest_s]
         names = tuple(self.question.own.box.ends)
         return [short[n] for n in spread_positions([self.places[n] for n in short], names, effort.timed_at)]
 
     def lacks(self, enough: int) -> bool:
-        """Whether too few kernels are built, or some place has no kernel."""
+        """Return whether too few kernels are built or some sample size has no kernel."""
         least = self.costs[list(self.built)].min(axis=0, initial=np.inf)
         return len(self.built) < enough or bool(np.isinf(least).any())
 
@@ -111,7 +111,7 @@ class Search:
 def search_all(
     questions: Mapping[str, SearchRequest], spec: DeviceSpec, options: ConstructOptions, effort: Effort
 ) -> dict[str, Search]:
-    """Construct programs at sample sizes for every expression, and price each at all of them."""
+    """Construct programs for every expression at sample sizes; price each program at all sample sizes."""
     from roller.runtime.build_pool import build_all, build_in_process
 
     run = build_all if len(questions) > 1 else build_in_process
@@ -134,7 +134,7 @@ def search_all(
 def _construct_and_price(
     q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, effort: Effort
 ) -> tuple[Any, ...]:
-    """Return programs with their form's position and sizes, the best seconds per place, and all seconds."""
+    """Return programs with the index of their form and their sizes, the best seconds per place, and those of all."""
     own, places = q.own, q.own.box.sample_sizes()
     looked_at = [*places, *(p for p in map(own.box.at_least_two, places) if p not in places)]
     if not effort.exact:
@@ -157,7 +157,7 @@ def construct_symbolic_programs(
     q: SearchRequest, looked_at: Sequence[Sizes], spec: DeviceSpec, options: ConstructOptions, each: int,
     offered: Callable[[RProgram, SymbolicExpr, Sizes], Sequence[SymbolicProgram]] = _offer_programs,
 ) -> tuple[list[SymbolicProgram], dict[tuple[int, ...], float]]:  # fmt: skip
-    """Construct programs at some sizes; return the programs for all sizes, and the best predicted seconds by sizes."""
+    """Construct programs at some sizes; return the programs for all sizes and the best predicted seconds by sizes."""
     families: dict[Any, SymbolicProgram] = {}
     best: dict[tuple[int, ...], float] = {}
     for sizes in looked_at:
@@ -192,7 +192,7 @@ def build_and_check(
 
 
 def _build_programs(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Effort, timed: bool) -> None:
-    """Build programs; prove kernels to be timed at those sizes in the same process."""
+    """Build programs; the process that builds a kernel also proves it at the sizes at which it will be timed."""
     from roller.runtime.build_pool import build_all
 
     _LOG.info("building %s for a range", counted(len(jobs), "kernel"))
@@ -236,7 +236,7 @@ def _check_kernels(s: Search, rows: Sequence[int], seed: int) -> None:
 
 
 def _time_kernels(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, dict[int, float]], str]:
-    """Return undisturbed measured seconds by program and place, and the disturbance, if any."""
+    """Time kernels; return undisturbed seconds by program and place, and the disturbance (empty if none)."""
     from roller.runtime.cpu_profile import CpuBench, has_guards
 
     measured: dict[int, dict[int, float]] = {}
@@ -277,7 +277,7 @@ def _competitive_kernels(s: Search, column: int) -> list[int]:
 
 
 def spread_positions(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int]:
-    """Return the positions of a few places that are far apart, including the largest."""
+    """Return the indices of at most ``most`` sample sizes that are far apart, including the largest."""
     if len(places) <= most:
         return list(range(len(places)))
     logs = np.array([[math.log(p[n]) for n in names] for p in places])
@@ -291,7 +291,7 @@ def spread_positions(places: Sequence[Sizes], names: Sequence[str], most: int) -
 
 
 def chosen(s: Search, spec: DeviceSpec, effort: Effort, seed: int, timed: bool) -> tuple[list[PricedKernel], str]:
-    """Return the kernels that together are closest to the fastest at all places, and the reason for doubt."""
+    """Return the kernels that together are closest to the fastest at all places, and the reason for doubt, if any."""
     measured, doubt = _time_kernels(s, effort, seed, spec.units) if timed else ({}, "")
     rows = list(s.built)
     measured = {r: t for r, t in measured.items() if r in s.built}

@@ -134,7 +134,7 @@ class _Fork:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait for the fork to end, and return its exit code."""
+        """Wait for the fork to end and return its exit code."""
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > end:
@@ -152,7 +152,7 @@ class _Fork:
 def _become_worker(
     run: Callable[[], object], requests: tuple[int, int], answers: tuple[int, int], stderr: int
 ) -> NoReturn:
-    """Run in the fork that called this method, and end the fork in any case."""
+    """Call ``run`` in the fork that called this function, then end the fork in any case."""
     try:
         os.setsid()
         for signal_number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""``roller init``: writes an entry file for a model class, and runs its step once on shapes."""
+"""``roller init``: writes an entry file for a model class and runs its step once on shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.project_folder import import_root_and_module
 from roller.insight.traced_step import TracedStep
 
-#: Dtype of an input -> expression that makes a tensor from a shape. Indices are 0 and 1, which every table has.
+#: Dtype of an input -> expression that makes a tensor from a shape. Integers are 0 or 1, which are valid indices for
+#: every table.
 _MAKERS = {
     **dict.fromkeys(("float32", "float64", "float16", "bfloat16"), "torch.randn({shape}, dtype=torch.{dtype})"),
     **dict.fromkeys(("int64", "int32"), "torch.randint(2, {shape}, dtype=torch.{dtype})"),

@@ -1,4 +1,4 @@
-"""Stops a script that does not begin to train, after some time without a sign that it will."""
+"""Stops a script after some time without a sign that it will begin to train."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _POLL_S = 0.1
 
 
 class IdleTimeout:
-    """Waits for a script to train as long as it shows signs of preparing to.
+    """Calls a function once a script has shown no sign of preparing to train for some time.
 
-    Signs are imports and calls of :meth:`sign`. Imports may take any amount of time.
+    Signs are imports, compilations and executions of code, and calls of :meth:`sign`.
 
     Parameters
     ----------

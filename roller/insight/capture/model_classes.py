@@ -1,4 +1,4 @@
-"""Finds the model classes in a Python file, and their constructor and ``forward`` arguments, without running it."""
+"""Finds the model classes in a Python file and their constructor and ``forward`` arguments without running the file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
 
-#: Calls that train if a file makes them while it is imported.
+#: Methods that count as training if a file calls them while it is imported.
 _TRAINING = ("backward", "step", "fit", "train")
 
 
 @dataclass(frozen=True)
 class ModelClass:
-    """A class of a model.
+    """A model class.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def find_model_class(path: Path, name: str | None = None) -> ModelClass:
 
 
 def _find_method(node: ast.ClassDef, name: str, nodes: Mapping[str, ast.ClassDef]) -> ast.FunctionDef | None:
-    """Return the method of a class, or of a base class in the same file."""
+    """Return a method of a class or of a base class in the same file; ``None`` if there is none."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == name:
             return part

@@ -1,7 +1,8 @@
 """Stops a script's Python code from writing files, using the network or starting processes, and records attempts.
 
 Files that the script opens for writing, and folders that it makes, are redirected to this process's folder, where the
-script finds them again. Any other attempt to write, connect or start a program raises ``PermissionError``.
+script finds them again. Any other attempt to write, connect or start a program raises ``PermissionError``, except that
+``os.system`` returns the status of a missing command.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-#: Python audit events that change files, with the positions of their paths; ``open`` is handled separately.
+#: Python audit events of changes to files, with the positions of the paths among their arguments; ``open`` is handled
+#: separately.
 _CHANGES = {
     "os.remove": (0,), "os.rename": (0, 1), "os.rmdir": (0,), "os.link": (1,), "os.symlink": (1,), "os.truncate": (0,),
     "os.mkdir": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "shutil.rmtree": (0,),
     "shutil.move": (0, 1),
 }  # fmt: skip
-#: Prefixes of events that reach other machines or processes, or start programs.
+#: Prefixes of audit events of code that reaches other machines or processes, or starts programs.
 _OUTSIDE = (
     "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind", "subprocess.Popen",
     "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill",
@@ -42,7 +44,7 @@ _NOT_FOUND = 127 << 8
 
 
 class BlockedOperationError(PermissionError):
-    """The guard blocked an operation attempted by a script."""
+    """The sandbox blocked an operation that a script attempted."""
 
 
 class PythonSandbox:
@@ -63,7 +65,7 @@ class PythonSandbox:
         self._open, self._mkdir = builtins.open, os.mkdir
 
     def install(self) -> None:
-        """Guard this process from now on."""
+        """Start redirecting and refusing this process's operations."""
 
         @functools.wraps(self._open)
         def open_redirected(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Traces a training script without providers, in a process that writes no files and has no network access."""
+"""Traces a training script without providers, in a process that can neither change files nor use the network."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ScriptTracer(ProjectTracer):
         self._own_folder = ""
 
     def step(self, options: TraceOptions | None = None) -> TracedStep:
-        """Return the traced step; its ``at`` keeps unspecified options, and each trace runs the script again."""
+        """Return the traced step; its ``at`` keeps unspecified options and runs the script again for each trace."""
         return Retracer(self._trace_with_lock, options or TraceOptions(), TracedStep.of)(TraceOptions())
 
     def _stop(self) -> None:
@@ -124,7 +124,7 @@ def trace_script(
     arguments
         The script's own arguments.
     batch
-        Samples per batch; by default, the loader's own; otherwise the loader is changed.
+        Samples per batch, to which the loader is changed; by default, the loader's own batch size.
     device
         GPU whose rules choose kernels; by default, an sm_80 GPU.
     calls
@@ -138,7 +138,7 @@ def trace_script(
     -------
     TracedStep
         The step. Its ``options`` contain ``mode`` (``"script"``), ``networks``, ``optimizer``, ``amp``, ``accumulate``,
-        ``batch``, ``loss`` (the line of backward) and ``checkpoint``.
+        ``batch``, ``loss`` (the line that calls ``backward``) and ``checkpoint``.
 
     Raises
     ------

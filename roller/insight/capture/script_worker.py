@@ -38,7 +38,7 @@ _LAST_BYTES = 2000
 
 
 def blocked_operations_note(things: Sequence[str]) -> list[str]:
-    """Return a note that names a script's blocked and redirected operations; ``""`` if there were none."""
+    """Return a list of one note that names a script's blocked and redirected operations; ``[]`` if there were none."""
     if not things:
         return []
     more = f", and {len(things) - _MOST_NAMED} more" if len(things) > _MOST_NAMED else ""
@@ -46,7 +46,7 @@ def blocked_operations_note(things: Sequence[str]) -> list[str]:
 
 
 class ScriptWorker:
-    """Answers one request.
+    """Answers one request to trace a script.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class ScriptWorker:
         return IdleTimeout(seconds, refuse_idle_script)
 
     def _current_script_line(self, frame: FrameType | None) -> str:
-        """Return the line of the script that is running, for a message."""
+        """Return the line of the script that is running, for a message; ``""`` if it is unknown."""
         while frame is not None and self._tracer is not None:
             stacks, file = self._tracer.session.origins.stacks, frame.f_code.co_filename
             if not stacks.is_foreign(file):
@@ -139,7 +139,7 @@ class ScriptWorker:
         return ""
 
     def _record_blocked_operation(self, what: str) -> None:
-        """Note once that an operation of the script was blocked, unless the tracer's own libraries requested it."""
+        """Note once that an operation was blocked or redirected, with the line of the script that requested it."""
         self._kept_from.setdefault(what + self._calling_line_text())
 
     def _refusal_text(self, error: RollerError) -> str:

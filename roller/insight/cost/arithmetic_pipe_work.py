@@ -1,4 +1,4 @@
-"""The operations of a launch by arithmetic pipe, and their time at the pipe's peak rate."""
+"""The operations of a launch on each arithmetic pipe, and their time at that pipe's peak rate."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from roller.hardware.peaks import peak_flops_per_s
 from roller.insight.cost.kernel_launches import FusedKernel, Kernel, Launch
 from roller.insight.cost.multiplications import multiplication_count
 
-#: Arithmetic units: scalar multiply-adds, matrix products, and functions such as ``exp``.
+#: Arithmetic pipes: for scalar multiply-adds, for matrix products, and for functions such as ``exp``.
 Pipe = Literal["fma", "matrix", "special"]
 
 
 class PipeWork(NamedTuple):
-    """A launch's operations on the pipe that needs the most time for them at its peak rate."""
+    """The operations of a launch on its slowest pipe, the one that needs the most time for them at its peak rate."""
 
     pipe: Pipe
-    #: A multiply-add is two operations.
+    #: Number of operations; a multiply-add counts as two.
     operations: float
-    #: Seconds at the peak of the pipe, at the device's clock.
+    #: Time of the operations at the pipe's peak rate and the device's clock, in seconds.
     at_peak_s: float
 
 
@@ -42,9 +42,9 @@ def _bytes_by_direction(launch: Launch) -> tuple[tuple[str, float], ...]:
 
 
 def pipe_work(launch: Launch, spec: DeviceSpec) -> PipeWork | None:
-    """Return the work of a launch; ``None`` if only its bytes are known, or the device gives no rate."""
-    # Products of two tensors count on the fastest pipe of their dtype, everything else is counted by the functions of
-    # the expression.
+    """Return a launch's work on its slowest pipe; ``None`` if only its bytes are known or ``spec`` gives no rate."""
+    # Products of two tensors are counted on the fastest pipe for their dtype. All other arithmetic is counted by the
+    # function calls in the expression.
     if isinstance(launch, Kernel):
         found = _expression_work_by_pipe(launch.expr, launch.count, spec)
     elif isinstance(launch, FusedKernel):

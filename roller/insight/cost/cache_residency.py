@@ -1,4 +1,4 @@
-"""The share of a step's memory traffic that stays in a GPU's shared cache from one kernel to the next."""
+"""The share of a step's memory traffic that a GPU's shared cache saves by keeping data from one kernel to the next."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def cached_byte_shares(
     >>> cached_byte_shares(steps, load_spec("rtx4090")), cached_byte_shares(steps, load_spec("v100"))
     ([0.5, 0.5], [0.0, 0.0])
     """
-    # The cache evicts the least recently used data, and is empty when the step begins. A kernel hits an input if all
+    # The cache evicts the least recently used data and is empty when the step begins. A kernel hits an input if all
     # bytes touched since the input's last use fit the capacity. A result costs no traffic if every later read hits and
     # its memory is freed within the step before eviction: only evicted lines are written back, and the allocator reuses
-    # freed blocks. All touched bytes count, streamed ones too, so ``kept_share`` of the specification, a share for one
-    # reused tensor of one kernel, does not apply.
+    # freed blocks. All touched bytes count, including streamed ones. The specification's ``kept_share`` therefore does
+    # not apply: it describes one reused tensor of one kernel.
     cache = spec.memory_layers[-2]
     if not spec.traits.blocks or cache.scope != "device" or not cache.capacity_bytes:
         return [0.0] * len(operators)
@@ -62,7 +62,7 @@ def cached_byte_shares(
 
 @dataclass
 class _StorageUse:
-    """First write and last use of a storage, whether the last use is a read, and whether the storage is freed."""
+    """The uses of a storage in the step; ``first_write`` is ``None`` if the storage is read before it is written."""
 
     first_write: int | None = None
     last: int = -1
@@ -72,7 +72,7 @@ class _StorageUse:
 
     @property
     def stays_cached(self) -> bool:
-        """Whether the written bytes never leave the cache."""
+        """Whether the bytes that the step writes never reach device memory."""
         return self.first_write is not None and self.ends_read and self.always_found and self.is_freed
 
 
@@ -91,8 +91,8 @@ def _storage_uses(traffic: Sequence[tuple[dict[int, int], dict[int, int]]]) -> d
 def _storages_freed_by_place(
     operators: Sequence[Operator], events: Iterable[AllocEvent | FreeEvent], uses: Mapping[int, _StorageUse]
 ) -> dict[int, set[int]]:
-    """Map each position to the storages freed there, among the storages that the step writes before reading them."""
-    # Without any recorded free, memory counts as freed after its last use, if that is a read.
+    """Map each operator's position to the storages freed there; only storages written before they are read count."""
+    # If no frees are recorded, each storage counts as freed at its last use.
     own = {s: use for s, use in uses.items() if use.first_write is not None}
     frees = [e for e in events if isinstance(e, FreeEvent)]
     if frees:
@@ -109,7 +109,7 @@ def _storages_freed_by_place(
 
 @dataclass
 class _LruStack:
-    """LRU stack of storages, with the bytes touched by each use."""
+    """An LRU stack of storages: one group per kernel, with the bytes that the kernel touched in each storage."""
 
     capacity_bytes: float
     groups: list[dict[int, int]] = field(default_factory=list)
@@ -117,7 +117,7 @@ class _LruStack:
     freed_bytes: int = 0
 
     def resident_storages(self) -> set[int]:
-        """Return the storages in the cache."""
+        """Return the storages that are still in the cache."""
         found: set[int] = set()
         left = self.capacity_bytes - self.freed_bytes
         for group in reversed(self.groups):
@@ -128,7 +128,7 @@ class _LruStack:
         return found
 
     def touch(self, storages: dict[int, int], gone: set[int]) -> None:
-        """Move storages to the top of the stack; the space of freed storages goes to the next use."""
+        """Move storages to the top of the stack and drop those that are freed; the next use takes over their space."""
         for storage in storages:
             if storage in self.group_of:
                 del self.group_of[storage][storage]
@@ -140,7 +140,7 @@ class _LruStack:
         self.group_of.update(dict.fromkeys(top, top))
 
     def drop(self, gone: set[int]) -> None:
-        """Drop storages that are freed after a kernel other than their last user."""
+        """Drop storages that are freed at a kernel that does not touch them."""
         for storage in gone & self.group_of.keys():
             self.freed_bytes += self.group_of.pop(storage).pop(storage)
 

@@ -14,12 +14,12 @@ _COPIES = frozenset(("aten._to_copy.default", "aten.copy_.default"))
 
 
 def host_copy_bytes(operators: Iterable[Operator]) -> float:
-    """Return the bytes that copies move between host tensors and device tensors."""
+    """Return the number of bytes that copies move between host tensors and device tensors."""
     return math.fsum(_host_copy_bytes_of_operator(o) for o in operators if o.name in _COPIES)
 
 
 def host_copy_notes(operators: Iterable[Operator], iteration_s: float) -> tuple[str, ...]:
-    """Return a note if the host link would take at least a twentieth of the step time."""
+    """Return one note if the copies take at least a twentieth of the step's time on the host link, else ``()``."""
     size_bytes = host_copy_bytes(operators)
     link_s = size_bytes / HOST_LINK_BYTES_PER_S
     if link_s < 0.05 * iteration_s:

@@ -1,4 +1,4 @@
-"""Host costs of a training step, read from ``host_costs.yaml``, which cites a source for each number."""
+"""Host costs of a training step, read from ``host_costs.yaml``, which cites a source for each value."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import yaml
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Cost of a batch that a loader process hands over, and depth and latency of the launch queue."""
+    """Costs of receiving a batch from a loader process, and the depth and latency of the launch queue."""
 
     #: Time to fetch a batch that is ready.
     fetch_us: float
-    #: A batch's memory is mapped: each page is faulted in once and unmapped once.
+    #: Size of a page of a batch's mapped memory; each page is faulted in once and unmapped once.
     page_bytes: int
     fault_us_per_page: float
     release_us_per_page: float
-    #: Launches that a stream queues before the next one blocks.
+    #: Number of launches that a stream queues before the next launch blocks.
     launch_queue_places: int
-    #: From a launch to its kernel on an idle stream, if the profile does not give it.
+    #: Time from a launch to the start of its kernel on an idle stream, used if the profile does not give it.
     launch_latency_us: float
 
     def fetch_batch_us(self, size_bytes: float) -> float:
@@ -35,5 +35,5 @@ class HostCosts:
 
 @lru_cache(maxsize=1)
 def load_host_costs() -> HostCosts:
-    """Return the numbers of ``host_costs.yaml``."""
+    """Return the values in ``host_costs.yaml``."""
     return HostCosts(**yaml.safe_load(Path(__file__).with_name("host_costs.yaml").read_text(encoding="utf-8")))

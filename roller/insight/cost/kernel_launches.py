@@ -7,9 +7,9 @@ from typing import Literal
 
 from roller.expr import TensorExpr
 
-#: Units that a library's kernel may use: ``"any"``; ``"matrix"``, a kernel for matrix units only; ``"planar"``, a
-#: kernel that takes images in planes of channels, which NVIDIA's matrix units do not; ``"winograd"``, Winograd's
-#: algorithm on threads.
+#: Units that a library's kernel may use: ``"any"``; ``"matrix"``, matrix units only; ``"planar"``, a kernel for images
+#: in the channels-first layout, which NVIDIA's matrix units do not take; ``"winograd"``, a SIMT kernel with Winograd's
+#: algorithm.
 Units = Literal["any", "matrix", "planar", "winograd"]
 #: Kinds of products that a framework's TF32 switches distinguish; ``""`` is never computed in TF32.
 ProductKind = Literal["", "convolution", "product"]
@@ -26,11 +26,11 @@ class Kernel:
     kind: ProductKind = ""
     #: Other variants that a library may run; the library takes the fastest.
     ways: tuple[KernelVariant, ...] = ()
-    #: Kernel that runs instead on NVIDIA devices: the framework's own, or the library's for such sizes.
+    #: Kernel that runs instead on NVIDIA devices: the framework's own kernel, or the library's kernel for these sizes.
     own_kernel: InstructionKernel | FusedKernel | None = None
-    #: Kernel that NVIDIA's library ran instead before cuDNN 9.
+    #: Kernel that cuDNN ran instead before version 9.
     before_cudnn_9: InstructionKernel | None = None
-    #: Bytes that each kernel moves between the shared cache and its threads; 0: the expression's bytes.
+    #: Bytes that each kernel moves between the shared cache and its threads; 0 if they equal the expression's bytes.
     cache_bytes: float = 0.0
 
 
@@ -38,12 +38,12 @@ class Kernel:
 class MemoryKernel:
     """Memory-bound kernels, whose arithmetic overlaps with the memory traffic."""
 
-    #: Bytes of all kernels together, from and to device memory.
+    #: Bytes that all kernels together read from and write to device memory.
     read_bytes: float
     written_bytes: float
-    #: 0 for bytes that another launch of the operator moves in addition to its own.
+    #: Number of kernels; 0 for bytes that another launch of the operator moves in addition to its own.
     launches: int = 1
-    #: Threads that move the bytes together; ``None``: as many as saturate memory.
+    #: Number of threads that move the bytes; ``None`` if they are enough to saturate the memory bandwidth.
     threads: float | None = None
 
 
@@ -51,13 +51,13 @@ class MemoryKernel:
 class FusedKernel:
     """One kernel for several products whose intermediate results stay on the chip, such as fused attention."""
 
-    #: Their arithmetic counts, their traffic does not.
+    #: Products whose arithmetic counts; their memory traffic does not.
     products: tuple[TensorExpr, ...]
-    #: Exponentials between the products: they use other units, and wait for the products.
+    #: Number of exponentials between the products; they run on different units but wait for the products.
     exponentials: float
     read_bytes: float
     written_bytes: float
-    #: Share of the products' points that is computed: a half under a causal mask.
+    #: Share of the products' points that is computed: one half under a causal mask.
     share: float = 1.0
     launches: int = 1
     #: For the remaining fields, see :class:`Kernel`.
@@ -70,9 +70,9 @@ class FusedKernel:
 
 @dataclass(frozen=True)
 class InstructionKernel:
-    """A kernel without data reuse, bound by the instructions that its threads issue or by memory."""
+    """A kernel without data reuse, bound by instruction issue or by memory bandwidth."""
 
-    #: Instructions of all threads.
+    #: Number of instructions, summed over all threads.
     count: float
     read_bytes: float
     written_bytes: float
@@ -81,19 +81,19 @@ class InstructionKernel:
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """One of the variants in which a library may run a kernel."""
+    """One variant of a kernel that a library may run."""
 
-    #: The kernel without further variants.
+    #: The kernel; it has no variants of its own.
     kernel: Kernel | FusedKernel
-    #: Kernels that convert tensors to the layout that its units take, and back.
+    #: Kernels that convert tensors to the layout that the kernel's units take and back.
     conversions: tuple[MemoryKernel, ...] = ()
 
 
 @dataclass(frozen=True)
 class HostWait:
-    """A wait in which the host reads a value, until the queue is empty and the copy has arrived."""
+    """A wait of the host for a value that it reads: until the queue is empty and the copy has arrived."""
 
-    #: Bytes copied to the host.
+    #: Number of bytes copied to the host.
     read_bytes: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""Prices of single launches: by the model's programs for expressions, by the bytes moved for all others."""
+"""Prices of single launches: expressions by the model's programs, others by their bytes and instruction counts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from roller.perf.estimate import Estimate
 
 #: Relative error of a time if the specification gives none.
 _UNKNOWN_ERROR = 0.5
-#: Minimum number of expressions for which a process pays off (some 30 ms each), and chunks of work per processor.
+#: Minimum number of expressions for which a process pays off (an expression takes some 30 ms), and chunks of work per
+#: processor.
 _WORTH_A_PROCESS, _CHUNKS = 4, 3
-#: Policy of a library's kernels on any units, replayed from a graph, so that a call's cost is host time.
+#: Policy for a library's kernels on any units. They are replayed from a graph, so that their times do not include the
+#: host's time for a call.
 ANY_UNITS = "library-graph"
 
 
@@ -49,7 +51,7 @@ class KernelPrice:
         return replace(self, **{name: count * getattr(self, name) for name in names})
 
     def cached(self, share: float) -> KernelPrice:
-        """Return the price of a memory-bound kernel if a share of its bytes stays in the shared cache."""
+        """Return the price if ``share`` of the bytes stays in the shared cache; it changes only if memory-bound."""
         if not share or self.resource != "dram":
             return self
         moved = (1.0 - share) * max(0.0, self.seconds - self.waits_s)
@@ -63,7 +65,8 @@ class KernelPricer:
     """Prices of launches on one device."""
 
     def __init__(self, spec: DeviceSpec, policy: str, folder: Path | None = None) -> None:
-        # ``folder`` has one file of prices per device, policy and version of the model; ``None`` saves nothing.
+        # ``folder`` has one file of prices per device, policy and version of the model; if it is ``None``, no prices
+        # are saved.
         self.spec, self.policy = spec, policy
         self._found: dict[tuple[TensorExpr, str], KernelPrice] = {}
         self._path = None if folder is None else folder / f"{_cache_file_name(spec, policy)}.json"
@@ -82,12 +85,12 @@ class KernelPricer:
 
     @property
     def priced_expressions(self) -> tuple[TensorExpr, ...]:
-        """Every expression that has been priced, once."""
+        """The expressions that have been priced, without duplicates."""
         return tuple(dict.fromkeys(expr for expr, _ in self._found))
 
     def price_in_parallel(self, exprs: Iterable[TensorExpr]) -> None:
         """Price expressions in parallel processes, so that :meth:`price_expression` can look up their prices."""
-        # An expression that no process returns is priced on demand.
+        # An expression for which no process returns a price is priced on demand.
         todo = [e for e in dict.fromkeys(exprs) if (e, ANY_UNITS) not in self._found]
         todo = [e for e in todo if not (self._path and e.key in self._kept)]
         share = max(_WORTH_A_PROCESS, -(-len(todo) // (_CHUNKS * usable_processors())))
@@ -112,7 +115,7 @@ class KernelPricer:
         return known
 
     def save(self) -> None:
-        """Write new prices to disk in addition to those of other processes; ignore write failures."""
+        """Merge new prices into the file on disk; ignore write failures."""
         if self._path is None or not self._new:
             return
         try:
@@ -125,7 +128,7 @@ class KernelPricer:
         self._new.clear()
 
     def _price_by_model(self, expr: TensorExpr, library: str) -> KernelPrice:
-        """Return the price of the policy's program, or a price by bytes moved if no program fits the device."""
+        """Return the price of the policy's program or, if no program fits the device, a price from the bytes moved."""
         from roller.compiler import pipeline
 
         try:
@@ -150,7 +153,7 @@ class KernelPricer:
     ) -> KernelPrice:
         """Return the price of kernels that stream bytes."""
         # Reads in excess of writes move at the bandwidth of reads, everything else at the bandwidth of copies. Few
-        # threads reach only a part of the copy bandwidth, which stretches the time.
+        # threads reach only a part of the copy bandwidth, which lengthens the time.
         memory, launch_s = self.spec.memory_layers[-1], self.spec.execution.launch_s
         reading = memory.read_bandwidth_bytes_per_s or memory.bandwidth_bytes_per_s
         both = 2 * min(read_bytes, written_bytes)
@@ -188,7 +191,7 @@ class KernelPricer:
         return KernelPrice(seconds, seconds / factor, seconds * factor, "compute", products[0].provenance, arithmetic)
 
     def price_instructions(self, launch: InstructionKernel) -> KernelPrice:
-        """Return the price of an issue-bound kernel: the longer of instruction issue and memory traffic times."""
+        """Return the price of a kernel without data reuse: the longer of its issue and memory-traffic times."""
         issue = self.spec.compute.ops_per_cycle_per_unit["issue"] * self.spec.units * self.spec.clock_hz
         moved = self.price_stream(launch.read_bytes, launch.written_bytes, launch.launches)
         issued_s = launch.launches * self.spec.execution.launch_s + launch.count / issue

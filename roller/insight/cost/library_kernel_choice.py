@@ -1,4 +1,4 @@
-"""Choice of a library's kernel on a device: the fastest of the variants named by its mapping."""
+"""Choice of the kernel that a library runs on a device: the fastest of the variants that the mapping names."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class LibraryKernelChoice:
         self.kernels, self.release = kernels, release
         self.tf32 = frozenset(tf32)
         spec = kernels.spec
-        #: Whether the library's matrix-unit kernels take only channels innermost, as cuDNN's do: convolution guide of
-        #: NVIDIA's deep learning performance documentation, "Tensor Layouts In Memory".
+        #: Whether the library's matrix-unit kernels take only the channels-innermost layout, as cuDNN's do. Source:
+        #: convolution guide of NVIDIA's deep learning performance documentation, "Tensor Layouts In Memory".
         target = LANGUAGES.get(spec.target.get("language", ""))
         self._innermost = target is not None and target.innermost_channels
         self._operands = frozenset(f.operand for f in spec.fragments)
 
     def fastest(self, launch: Launch) -> Sequence[Priced]:
-        """Return the launches of a launch's fastest variant, in order, with their prices."""
+        """Return the fastest variant of a launch: its launches in order, each with its price."""
         if self.kernels.policy != "library" or not isinstance(launch, (Kernel, FusedKernel)):
             return ((launch, self._price_launch(launch)),)
         if launch.own_kernel is not None and self._innermost:
@@ -40,7 +40,7 @@ class LibraryKernelChoice:
         if launch.before_cudnn_9 is not None and self._innermost and not self.release.has_cudnn_9:
             return ((launch.before_cudnn_9, self._price_launch(launch.before_cudnn_9)),)
         ways = [*self._usable_variants(launch)]
-        # In 16 bits, cuDNN takes matrix-unit kernels wherever it has some, including their conversions.
+        # For 16-bit dtypes, cuDNN runs a matrix-unit kernel wherever it has one, even if it has to convert tensors.
         if not ways or all(expr.inputs[0].dtype == "float32" for expr in _expressions_of_kernel(launch)):
             ways.append(((launch, self._price_launch(launch)),))
         return min(ways, key=lambda way: sum(price.seconds for _, price in way))
@@ -50,7 +50,8 @@ class LibraryKernelChoice:
         for way in launch.ways:
             if way.conversions and not self._innermost:
                 continue
-            # Guides of cuDNN's earlier versions list no matrix-unit kernel that takes planes of channels unconverted.
+            # The guides of cuDNN versions before 9 list no matrix-unit kernel that takes channels-first images
+            # unconverted.
             if converts and not way.conversions and self._innermost and not self.release.has_cudnn_9:
                 continue
             if (way.conversions or way.kernel.units == "matrix") and not self._runs_on_matrix_unit(way.kernel):
@@ -69,7 +70,7 @@ class LibraryKernelChoice:
         return all(expr.inputs[0].dtype == "float32" for expr in _expressions_of_kernel(kernel))
 
     def _library(self, kernel: Kernel | FusedKernel) -> str:
-        """Return the policy of the kernels that may run a launch."""
+        """Return the library policy by which a kernel is priced."""
         if kernel.units == "planar":
             return f"{ANY_UNITS}-threads" if self._innermost else ANY_UNITS
         if kernel.units == "winograd":

@@ -29,10 +29,10 @@ class LibrarySettings:
     @classmethod
     def of(cls, options: Mapping[str, Any], tf32: bool | None = None) -> LibrarySettings:
         """Return the settings given by a trace's options."""
-        # ``tf32`` allows all kinds or none; ``None``: as in the trace.
+        # ``tf32`` allows all kinds or none; if it is ``None``, the trace's own kinds are allowed.
         kinds = options.get("tf32", DEFAULT_TF32) if tf32 is None else ("convolution", "product") if tf32 else ()
         return cls(tuple(kinds), TorchRelease.parse(options.get("torch_release")))
 
 
-#: Settings of a program that sets nothing, in the newest release.
+#: Default settings of the newest PyTorch release.
 DEFAULT_SETTINGS = LibrarySettings()

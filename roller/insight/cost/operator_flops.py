@@ -1,4 +1,4 @@
-"""Floating-point operations of matrix products and convolutions, counted as by PyTorch's ``FlopCounterMode``."""
+"""Floating-point operations of matrix products and convolutions, as counted by PyTorch's ``FlopCounterMode``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from roller.insight.trace.trace import Operator
 def operator_flops(operator: Operator) -> float:
     """Return the number of floating-point operations in an operator's matrix products and convolutions.
 
-    A multiply-add counts as two operations. Element-wise operators and reductions count as 0, as is usual in figures of
-    peak utilization. As in PyTorch, a causal mask in fused attention does not reduce the count.
+    A multiply-add counts as two operations. Element-wise operators and reductions count as 0, as is usual in
+    utilization figures. As in PyTorch, a causal mask in fused attention does not reduce the count.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ def operator_flops(operator: Operator) -> float:
 
     Notes
     -----
-    ``2 m n k`` for a product, ``2 n k p q c r s / groups`` for a convolution. The counts equal those of
+    A product has ``2 m n k`` operations, and a convolution has ``2 n k p q c r s / groups``. The counts equal those of
     ``torch.utils.flop_counter.FlopCounterMode``, with two exceptions: PyTorch counts the weight gradient of a grouped
     convolution as if every filter saw every channel, and does not count vector products or cuDNN's recurrent layers.
 

@@ -28,12 +28,12 @@ POLICIES: tuple[Policy, ...] = ("library", "roller")
 class LaunchPrice:
     """Cost of one launch of an operator, or of several equal launches; see :class:`Price` for shared fields."""
 
-    #: Expression that its kernels compute; ``"read 8.0 MiB, write 4.0 MiB"`` for kernels priced by their bytes.
+    #: Expression that its kernels compute, or the bytes that they move, such as ``"read 8.0 MiB, write 4.0 MiB"``.
     name: str
     kernels: int
     seconds: float
     resource: str
-    #: Operations of the arithmetic units, for launches given by expressions.
+    #: Work on the slowest arithmetic pipe; ``None`` for launches that are not given by expressions.
     work: PipeWork | None = None
     #: ``None`` if the error is unknown.
     lower: float | None = None
@@ -46,23 +46,24 @@ class Price:
 
     #: Predicted time of its kernels, launches included, on a device that never waits for the host.
     seconds: float
-    #: ``seconds`` less and plus the expected error.
+    #: ``seconds`` divided and multiplied by the factor of the expected error.
     lower: float
     upper: float
     #: Resource that bounds its longest kernel: ``"compute"``, ``"dram"``, ``"l2"``, ``"latency"``, ...; ``"none"``
     #: without a launch.
     resource: str
     kernels: int
-    #: Basis of the price: ``"library"`` or ``"construct"``, programs of that policy; ``"stream"``, the bytes that the
-    #: mapping names; ``"bytes"``, no mapping, all bytes read and written; ``"none"``, a view or nothing to do.
+    #: Basis of the price: ``"library"`` or ``"construct"`` for programs of that kind, ``"stream"`` or
+    #: ``"instructions"`` for the bytes or instructions that the mapping gives, ``"bytes"`` for all bytes of an operator
+    #: without a mapping, ``"none"`` for a view or an operator with nothing to do.
     provenance: str
-    #: Whether the host waits for the operator because it reads a value.
+    #: Whether the host waits for the operator in order to read a value.
     waits: bool = False
     launches: tuple[LaunchPrice, ...] = ()
 
 
 def check_policy(policy: str, known: Sequence[str] = POLICIES) -> None:
-    """Raise an error for an unknown policy."""
+    """Raise an error if ``policy`` is not one of ``known``."""
     if policy not in known:
         raise RollerError(f"policy: expected one of {list(known)}, got {shown(policy)}.")
 
@@ -85,7 +86,7 @@ class Pricer:
         self._known: dict[Any, Price] = {}
 
     def price_operator(self, operator: Operator, cached_share: float = 0.0) -> Price:
-        """Return the price of an operator if a share of its bytes stays in the device's shared cache."""
+        """Return the price of an operator if ``cached_share`` of its bytes stays in the device's shared cache."""
         key = operator.signature
         found = self._known.get((key, cached_share))
         if found is None:
@@ -119,7 +120,7 @@ _MOST_KEPT = 100_000
 
 
 def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], bool]:
-    """Return an operator's launches from a cache shared by all devices."""
+    """Return an operator's launches and whether it has a mapping, from a cache shared by all devices."""
     found = _LAUNCHES.get(key)
     if found is None:
         if len(_LAUNCHES) >= _MOST_KEPT:
@@ -129,8 +130,8 @@ def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], 
 
 
 def price_operators(pricer: Pricer, operators: Sequence[Operator], cached: Iterable[float] = ()) -> list[Price]:
-    """Return the prices of operators, and save the prices of their kernels, even after an interrupt."""
-    # ``cached`` gives the share of each operator's bytes that stays in the device's shared cache; by default none.
+    """Return the prices of operators and save the prices of their kernels, even after an interrupt."""
+    # ``cached`` gives the share of each operator's bytes that stays in the device's shared cache, by default 0.
     todo, found = tuple(operators), list[Price]()
     try:
         for operator, share in zip(todo, tuple(cached) or (0.0,) * len(todo), strict=True):
@@ -142,7 +143,7 @@ def price_operators(pricer: Pricer, operators: Sequence[Operator], cached: Itera
 
 
 def price_operator(operator: Operator, device: str | DeviceSpec, policy: str = "library") -> Price:
-    """Price one operator; to price many, use :class:`Pricer`, which caches prices.
+    """Return the price of one operator; to price many, use :class:`Pricer`, which caches prices.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The smallest padding of a kernel's sizes that makes the kernel faster, by predicted times only."""
+"""The smallest padding of a kernel's sizes that makes the kernel faster according to predicted times."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from roller.insight.cost.kernel_prices import KernelPricer
 
 #: Multiples to which sizes are padded, those that are tried first, and the largest relative growth of a size.
 MULTIPLES, FIRST, MOST_GROWTH = (2, 4, 8, 16, 32, 64, 128), (8, 32, 128), 1 / 3
-#: Smallest share of the whole time for which a kernel is examined, and smallest speedup for which padding is advised.
+#: Smallest share of the total time at which a kernel is examined, and smallest speedup at which padding is advised.
 LEAST_SHARE, LEAST_GAIN = 0.02, 1.05
 #: Share of the saved time that a smaller padding must keep to be preferred.
 _KEPT = 0.9
 
 
 def padded_extents(extent: int) -> list[int]:
-    """Return the next larger multiple of each of :data:`MULTIPLES` for an extent, nearest first, without duplicates."""
+    """Return the sizes to which an extent may be padded, smallest first, at most :data:`MOST_GROWTH` larger."""
     found = {-(-extent // m) * m for m in MULTIPLES} - {extent}
     return sorted(e for e in found if e <= extent * (1 + MOST_GROWTH))
 
 
 def enlarge_sizes(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
-    """Return an expression with larger sizes."""
+    """Return ``expr`` with the given sizes enlarged to their new extents."""
     for size, extent in extents.items():
         expr = grow_size(expr, size, extent)
     return expr
@@ -32,9 +32,9 @@ def enlarge_sizes(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
 def smallest_worthwhile_padding(
     expr: TensorExpr, sizes: Sequence[Size], prices: KernelPricer, least_gain: float = LEAST_GAIN
 ) -> dict[Size, int]:
-    """Return the smallest padding of a kernel that keeps most of the largest gain; empty if no gain is large enough."""
-    # All sizes are padded together first, since a matrix fragment needs all of its sides; then each padding shrinks as
-    # long as the gain lasts.
+    """Return the smallest padding of a kernel that keeps most of the largest gain; empty if it gains too little."""
+    # All sizes are padded together first, since a matrix fragment needs all of its side lengths. Then each padding is
+    # reduced as long as most of the gain remains.
 
     def padded_seconds(extents: Mapping[Size, int]) -> float:
         return prices.price_expression(enlarge_sizes(expr, extents)).seconds

@@ -28,14 +28,14 @@ class Ring:
 
     @classmethod
     def of(cls, spec: DeviceSpec, devices: int) -> Ring:
-        """Return the ring of ``devices`` devices in one machine.
+        """Return a ring of ``devices`` devices, connected by the links that ``spec`` describes.
 
         Raises
         ------
         RollerError
             If ``devices`` is not a positive integer.
         SpecError
-            If the specification does not describe a link.
+            If ``devices`` is above 1 and the specification does not describe a link.
         """
         if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
             raise RollerError(f"devices: expected a whole number of at least 1, got {shown(devices)}. Raise it.")
@@ -47,7 +47,7 @@ class Ring:
         return cls(devices, spec.link_bytes_per_s or float("inf"), spec.link_latency_s or 0.0)
 
     def all_reduce_s(self, size_bytes: float) -> float:
-        """Return the seconds of a ring all-reduce: 2 (n - 1) / n S / B + 2 (n - 1) a.
+        """Return the time of a ring all-reduce in seconds: 2 (n - 1) / n S / B + 2 (n - 1) a.
 
         S bytes pass around n devices over links with bandwidth B and latency a per hop.
 

@@ -15,12 +15,12 @@ from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettin
 from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy, price_operators
 from roller.insight.trace.trace import Operator, Trace
 
-#: Host time of an eager operator that launches a kernel. Assumed: the time of a 3 GHz CPU; ``host_op_s`` takes a
-#: measured time.
+#: Host time of an eager operator that launches a kernel. Assumed: the time of a 3 GHz CPU; the argument ``host_op_s``
+#: replaces it with a measured time.
 HOST_OP_S = 6e-6
 
-#: Policies that choose a step's kernels: PyTorch and its libraries (generated kernels where the step itself compiles),
-#: Roller, or PyTorch with forward and backward compiled as a whole.
+#: Policies that choose a step's kernels: PyTorch and its libraries (with generated kernels for the parts that the step
+#: itself compiles), Roller, or PyTorch with the forward and the backward pass compiled as a whole.
 STEP_POLICIES = (*POLICIES, "compiled")
 
 
@@ -40,7 +40,7 @@ def pricer_with_disk_cache(
     spec: DeviceSpec, policy: str = "library", kernels: KernelPricer | None = None,
     settings: LibrarySettings = DEFAULT_SETTINGS,
 ) -> Pricer:  # fmt: skip
-    """Return a pricer at the device's sustained clock that uses the disk cache."""
+    """Return a pricer that assumes the device's sustained clock and uses the disk cache."""
     sustained = spec.sustained
     kernels = kernels or KernelPricer(sustained, policy, cache_folder() / "prices")
     return Pricer(sustained, policy, kernels, settings.tf32, settings.release)
@@ -50,7 +50,7 @@ def price_step(
     trace: Trace, spec: DeviceSpec, policy: str = "library", *, kernels: KernelPricer | None = None,
     tf32: bool | None = None,
 ) -> PricedStep:  # fmt: skip
-    """Price the operators of the last step.
+    """Price the operators of a trace's last step.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ def price_step(
         A GPU or a CPU.
     policy
         ``"library"``: kernels of PyTorch and its libraries; parts of the step under ``torch.compile`` run in generated
-        kernels. ``"compiled"``: forward and backward are compiled as a whole. ``"roller"``: each operator runs its
-        fastest constructed program.
+        kernels. ``"compiled"``: the forward and the backward pass are compiled as a whole. ``"roller"``: each operator
+        runs its fastest constructed program.
     kernels
         Earlier prices for the same device (``spec.sustained``) and policy; by default, prices from the disk cache.
     tf32
@@ -76,7 +76,8 @@ def price_step(
     Raises
     ------
     RollerError
-        If the policy is unknown, or the device is of another kind.
+        If ``policy`` is unknown, the device is neither a GPU nor a CPU, or an option does not fit the policy, the
+        device or the PyTorch release.
     """
     check_policy(policy, STEP_POLICIES)
     if tf32 is not None and not isinstance(tf32, bool):
@@ -105,7 +106,7 @@ def price_step(
     if spec.traits.discrete or policy == "roller":
         steady = trace.steady()
         prices = price_operators(pricer, steady, cached_byte_shares(steady, spec, trace.events))
-    else:  # a CPU's prices depend on the state of its caches in this step, so they are not saved to the disk
+    else:  # a CPU's prices depend on the state of its caches in this step, so they are not saved to disk
         prices = ProcessorPricer(spec.sustained).price_last_step(trace)
     operators = tuple(zip(trace.steady(), prices, strict=True))
     return PricedStep(trace, spec, policy, operators, pricer.kernels, settings)

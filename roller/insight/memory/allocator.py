@@ -1,9 +1,9 @@
 """Simulation of PyTorch's caching allocator: it touches no memory, but addresses and peaks equal the device's."""
 
 # The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13 for one device. A *segment* is memory from
-# the driver, a *block* a part of a segment. Requests up to 1 MiB use the small pool, others the large one; a block
-# never changes its pool or stream. The smallest free block that fits serves a request; of equal ones, the one at the
-# lowest address.
+# the driver, and a *block* is a part of a segment. Requests of up to 1 MiB use the small pool, and all others use the
+# large pool; a block never changes its pool or stream. The smallest free block that fits serves a request; among blocks
+# of equal size, the one at the lowest address does.
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class CachingAllocator(AllocatorHeap):
         settings: AllocatorSettings | None = None,
         place: Callable[[int], int] | None = None,
     ) -> None:
-        # ``capacity_bytes`` is the device's memory less contexts and other processes; ``None``: no limit. ``place``
-        # returns the address of a new segment of a size in bytes, by default from 2**40 on, with gaps; a replay of a
-        # real trace gives the real addresses, on which best fit depends.
+        # ``capacity_bytes`` is the device's memory without contexts and other processes; ``None`` sets no limit.
+        # ``place`` returns the address of a new segment of the given size in bytes; by default, addresses begin at
+        # 2**40, with gaps. A replay of a real trace passes the real addresses, on which best fit depends.
         super().__init__(capacity_bytes, settings, place)
         self._has_fraction = self.settings.memory_fraction < 1.0
         self._expandable = ExpandableSegments(self)
@@ -66,7 +66,7 @@ class CachingAllocator(AllocatorHeap):
     def free(self, key: Hashable) -> None:
         """Return a block to its pool; a block that other streams still use waits for those streams."""
         block = self.live.pop(key, None)
-        if block is None:  # a request of no bytes
+        if block is None:  # a request of zero bytes
             return
         self.allocated_bytes -= block.size
         self.requested_bytes -= block.requested
@@ -185,7 +185,7 @@ class CachingAllocator(AllocatorHeap):
         return block
 
     def _release_oversize_blocks(self, pool: Pool, size: int, stream: int) -> bool:
-        """Release the fewest blocks above the split limit that are enough, and return whether they are enough."""
+        """Release as few blocks above the split limit as suffice; return whether they suffice."""
         limit = self.settings.max_split_bytes
         if limit is None:
             return False

@@ -11,7 +11,7 @@ from roller.insight.memory.settings import AllocatorSettings
 
 #: First address of simulated segments, 2 MiB aligned, and the gap after each, so that none merges with another.
 _FIRST_ADDRESS, _GAP_BYTES = 1 << 40, 1 << 30
-#: Memory of a device without a limit.
+#: Memory in bytes of a device without a limit.
 _UNLIMITED_BYTES = 1 << 46
 
 
@@ -80,7 +80,7 @@ class Pool:
         self.is_small, self.calls = is_small, 0
         self.keys: list[tuple[int, int, int]] = []
         self.blocks: dict[int, Block] = {}
-        #: Parts of expandable segments without memory, by stream and address.
+        #: Stream and address of each part of an expandable segment that has no memory, in ascending order.
         self.unmapped: list[tuple[int, int]] = []
         self.without_memory: dict[int, Block] = {}
 
@@ -96,7 +96,7 @@ class Pool:
         del self.blocks[block.address]
 
     def best_fit_position(self, stream: int, size: int) -> int:
-        """Return the position of a stream's smallest block of at least ``size`` bytes, if there is one."""
+        """Return the position at which a stream's smallest block of at least ``size`` bytes is, if it exists."""
         return bisect_left(self.keys, (stream, size, 0))
 
     def block_at(self, position: int, stream: int) -> Block | None:
@@ -136,7 +136,7 @@ class AllocatorHeap:
 
     @property
     def stats(self) -> MemoryStats:
-        """Current bytes."""
+        """The current numbers of bytes."""
         return MemoryStats(self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
 
     def split(self, block: Block, size: int) -> None:
@@ -150,7 +150,7 @@ class AllocatorHeap:
         block.pool.add_block(rest)
 
     def merge_with_neighbours(self, block: Block) -> None:
-        """Merge a block with its free neighbours, if both are mapped or both are unmapped."""
+        """Merge a block with each free neighbour that, like the block, is mapped or unmapped."""
         before, after = block.prev, block.next
         if before is not None and self._can_merge(before, block):
             self._remove_from_pool(before)
@@ -179,14 +179,14 @@ class AllocatorHeap:
         return address
 
     def count_reserved(self, size: int) -> None:
-        """Count a segment reserved from the driver."""
+        """Count bytes that have been reserved from the driver."""
         self.reserved_bytes += size
         self.segment_requests += 1
         if self.reserved_bytes > self.peak.reserved_bytes:
             self.update_peak()
 
     def update_peak(self) -> None:
-        """Update the peak of every count."""
+        """Raise each peak to the current count if that is higher."""
         now, peak = self.stats, self.peak
         self.peak = MemoryStats(
             max(now.requested_bytes, peak.requested_bytes),

@@ -1,8 +1,8 @@
 """Workspaces of cuDNN's convolutions: copies of tensors in the layout that matrix units need."""
 
 # For 16-bit tensors whose channels are not innermost, cuDNN converts data, filters and result around the kernel; the
-# copies lie in the workspace, which PyTorch allocates through its caching allocator and returns after the call. A
-# float16 convolution of 256 x 2048 x 1024 elements, whose data and result take 1 GiB each, reserved 4.02 GiB in all
+# copies are in the workspace, which PyTorch allocates through its caching allocator and frees after the call. A float16
+# convolution of 256 x 2048 x 1024 elements, whose data and result take 1 GiB each, reserved 4.02 GiB in all
 # (pytorch/pytorch#123533).
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from roller.insight.trace.convolution_layout import (
 from roller.insight.trace.tensor_bytes import total_bytes
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord
 
-#: Floats that cuDNN converts for a matrix unit, on devices that have fragments of them.
+#: Dtypes whose tensors cuDNN converts for a matrix unit, on devices whose matrix units support the dtype.
 NARROW_FLOATS = frozenset({"float16", "bfloat16"})
-#: Workspace numbers count down from below this one.
+#: Storage numbers of workspaces count down from this number, exclusive.
 _ABOVE_NUMBERS = -10
 
 
@@ -32,7 +32,7 @@ def is_convolution_workspace(storage: int) -> bool:
 def convolution_workspace_bytes(
     operator: Operator, dtypes: Collection[str] = NARROW_FLOATS, *, multiplies_in_planes: bool = True
 ) -> int:
-    """Return the bytes of copies in a convolution's workspace; 0 if cuDNN converts nothing.
+    """Return the total size in bytes of the copies in a convolution's workspace; 0 if cuDNN converts nothing.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def convolution_workspace_bytes(
     >>> convolution_workspace_bytes(convolution), convolution_workspace_bytes(convolution, multiplies_in_planes=False)
     (0, 16384)
     """
-    # The same tensors are converted in the convolution's price.
+    # The convolution's price contains the conversion of the same tensors.
     backward = operator.name.startswith("aten.convolution_backward.")
     if not backward and not operator.name.startswith(("aten.convolution.", "aten.cudnn_convolution.")):
         return 0
@@ -69,7 +69,7 @@ def add_convolution_workspaces(
     *,
     multiplies_in_planes: bool = True,
 ) -> Iterator[AllocEvent | FreeEvent]:
-    """Yield events with each convolution's workspace, allocated after its results and freed at once."""
+    """Yield the events and, for each convolution, a workspace that is allocated after its results and freed at once."""
     sizes = {
         o.index: size
         for o in operators

@@ -1,6 +1,6 @@
 """Memory of a step on a CPU: live bytes, and the C library's heap, which returns pages to the system."""
 
-# The rules are those of glibc's ``malloc`` in ``mallopt(3)``: ``mmap`` serves a large request, which is unmapped when
+# The rules are those of glibc's ``malloc`` in ``mallopt(3)``: a large request is served by ``mmap`` and unmapped when
 # it is freed, so that each of its pages faults; free memory at the top of the heap is trimmed.
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemor
 from roller.insight.memory.simulate import Memory, MemoryHolder, group_holders
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Trace
 
-#: First and largest threshold from which ``mmap`` serves a request: it grows to the largest such request that was freed
+#: Initial and largest size threshold above which ``mmap`` serves a request; it grows to the largest such request freed
 #: (``M_MMAP_THRESHOLD``, on 64-bit systems).
 FIRST_MAPPED_BYTES, MOST_MAPPED_BYTES = 128 << 10, 32 << 20
-#: Free bytes at the top of the heap from which on they are trimmed, until a mapped request is freed; then twice the
-#: threshold of mapping (``M_TRIM_THRESHOLD``).
+#: Number of free bytes at the top of the heap from which on they are trimmed. Once a mapped request is freed, the
+#: number is twice the mapping threshold (``M_TRIM_THRESHOLD``).
 FIRST_TRIMMED_BYTES = 128 << 10
-#: Alignment that PyTorch requests, and bytes of a chunk's header.
+#: Alignment that PyTorch requests, and size of a chunk's header, in bytes.
 _ALIGNMENT, _HEADER = 64, 16
-#: Granules of the heap whose last owner is recorded.
+#: Size in bytes of the parts of the heap whose last owner is recorded.
 _GRANULE_BYTES = 64 << 10
 #: Address of mapped requests, outside the heap.
 _MAPPED_AT = 1 << 46
@@ -29,11 +29,11 @@ _MAPPED_AT = 1 << 46
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement of a storage."""
+    """The memory that a storage gets."""
 
-    #: Bytes on pages that were not touched since the system mapped them.
+    #: Number of bytes on pages that have not been touched since the system mapped them.
     fresh_bytes: int
-    #: Storage that was there before; ``None`` if unknown.
+    #: Storage that had this memory before; ``None`` if unknown.
     before: int | None
 
 
@@ -41,7 +41,7 @@ class GlibcHeap:
     """The heap of a process, allocated by best fit, and the process's mapped requests."""
 
     def __init__(self, freed_bytes: int = 0) -> None:
-        # ``freed_bytes`` is the size of the largest request that was freed before.
+        # ``freed_bytes`` is the size of the largest request that was freed earlier.
         self.mapped_from = min(MOST_MAPPED_BYTES, max(FIRST_MAPPED_BYTES, freed_bytes))
         self._trimmed_from = 2 * self.mapped_from if freed_bytes > FIRST_MAPPED_BYTES else FIRST_TRIMMED_BYTES
         self._top = self._touched = 0
@@ -157,7 +157,7 @@ def storage_placements(trace: Trace) -> dict[int, Placement]:
     return {s: Placement(p.fresh_bytes, back.get(p.before, p.before)) for s, p in found.items()}  # type: ignore[arg-type]
 
 
-#: Steps until the heap is in a steady state, and distance between the numbers of a storage in two steps.
+#: Number of steps until the heap is in a steady state, and distance between a storage's numbers in successive steps.
 _TURNS, _APART = 5, 1 << 40
 
 
@@ -194,7 +194,7 @@ def _replaced_storages(trace: Trace, step: Sequence[AllocEvent | FreeEvent]) -> 
 
 
 def simulate_cpu_memory(trace: Trace, capacity_bytes: int | None, process_bytes: int = 0) -> Memory:
-    """Return the memory of a trace on a CPU: live bytes, without a cache."""
+    """Return the memory of a trace on a CPU: live bytes, without a caching allocator."""
     live = peak = peak_operator = 0
     held: dict[int, AllocEvent] = {}
     at_peak: dict[int, AllocEvent] = {}

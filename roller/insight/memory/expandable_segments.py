@@ -15,7 +15,7 @@ class ExpandableSegments:
         self.heap = heap
 
     def expand(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Map pages in the lowest part of a segment that can hold ``size`` bytes, and return the block."""
+        """Map pages in the lowest part of a segment that can hold ``size`` bytes; return the block, else ``None``."""
         block = self._find_or_reserve_segment(pool, size, stream)
         if not block.mapped:
             found = self._map_pages(block, min(block.size, size))
@@ -54,7 +54,7 @@ class ExpandableSegments:
         return block
 
     def _map_pages(self, block: Block, size: int) -> Block | None:
-        """Map pages for the first ``size`` bytes of an unmapped block; return ``None`` if no memory is left."""
+        """Map pages for the first ``size`` bytes of an unmapped block; return it, or ``None`` if no memory is left."""
         pool = block.pool
         page = SMALL_SEGMENT_BYTES if pool.is_small else self.heap.settings.large_segment_bytes
         mapped = min(-(-size // page) * page, block.size)
@@ -107,7 +107,7 @@ class ExpandableSegments:
 
 
 def smallest_expandable_block(pool: Pool, at: int, stream: int) -> Block:
-    """Return the smallest free block from ``at`` on, counting the unmapped block that follows each one."""
+    """Return the free block from ``at`` on that is smallest together with the unmapped block that follows it."""
     block = pool.block_at(at, stream)
     assert block is not None
     while (after := pool.block_at(at + 1, stream)) is not None and _expandable_bytes(after) < _expandable_bytes(block):

@@ -1,4 +1,4 @@
-"""The largest batch that fits, by exact search: one more sample does not fit."""
+"""Exact search for the largest batch that fits: one more sample does not fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.insight.memory.simulate import Library, Memory
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import AllocEvent, Trace
 
-#: Batch at which a search on a device without a limit ends.
+#: Batch size at which a search on a device without a limit ends.
 _MOST = 1 << 24
 _MIB = 1 << 20
 
@@ -46,7 +46,7 @@ def largest_batch(
     memory_of
         Function that returns the memory of a batch of the given number of samples.
     capacity_bytes
-        Reserved bytes that a batch may reach.
+        Number of reserved bytes up to which a batch is expected to fit, by which the search extrapolates.
     most
         Largest batch to try.
     guess
@@ -108,7 +108,7 @@ def largest_batch(
 
 
 def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: AllocatorSettings | None = None) -> Memory:
-    """Return the memory of a trace on a device, with its capacity and the memory of its libraries."""
+    """Return the memory of a trace on a device, given the device's capacity and the memory of its libraries."""
     spec = target_of(device)[0]
     if not spec.traits.discrete:
         return simulate_cpu_memory(trace, device_capacity_bytes(spec), spec.process_bytes or 0)
@@ -138,8 +138,8 @@ def device_capacity_bytes(spec: DeviceSpec) -> int:
 def fit_uncertainty_note(
     trace: Trace, device: str | DeviceSpec, memory: Memory, settings: AllocatorSettings | None = None
 ) -> str:
-    """Return a note if an uncertain number of the device decides whether a step fits; otherwise ``""``."""
-    # The size of the context is uncertain, and so is which of several sizes a driver reports.
+    """Return a note if an uncertain value of the device decides whether a step fits; otherwise ``""``."""
+    # The size of the context is uncertain, and so is the device's memory if drivers report several sizes.
     spec = target_of(device)[0]
     known = capacity.device_memory_capacity(spec)
     least, most = memory.context_least_bytes, memory.context_most_bytes
@@ -180,8 +180,8 @@ def largest_batch_on_device(
     )
 
 
-#: Batch whose trace, together with the trace of twice as many samples, gives the line; a batch of one sample is a
-#: special case.
+#: Batch whose trace, together with the trace of twice as many samples, gives the linear model; a batch of one sample
+#: would be a special case.
 _NEAR = 4
 
 
@@ -196,7 +196,7 @@ class LinearMemoryModel:
 
     @classmethod
     def from_two_traces(cls, near: Trace, far: Trace) -> LinearMemoryModel | None:
-        """Return the line through two traces; ``None`` if they differ in anything but sizes."""
+        """Return the model through two traces; ``None`` if they differ in anything but sizes."""
         b1, b2 = (int(t.options.get("batch") or 0) for t in (near, far))
         alike = [[o.name for o in t.operators] for t in (near, far)]
         if b1 == b2 or alike[0] != alike[1] or len(near.events) != len(far.events):

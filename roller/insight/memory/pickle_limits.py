@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickletools
 
-#: Bytes of each opcode's argument; negative if the argument starts with its count, or ends with the line.
+#: Size in bytes of each opcode's argument; negative if the argument begins with its size or ends with the line.
 _ARGUMENTS = {ord(op.code): 0 if op.arg is None else op.arg.n for op in pickletools.opcodes}
 _LINE = pickletools.UP_TO_NEWLINE
-#: Bytes of the count before an argument.
+#: Number of bytes that give the size of an argument, before it.
 _COUNTS = {
     pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4,
     pickletools.TAKEN_FROM_ARGUMENT4U: 4, pickletools.TAKEN_FROM_ARGUMENT8U: 8,
@@ -26,15 +26,15 @@ def check_pickle_sizes(data: bytes) -> None:
     Traceback (most recent call last):
     ValueError: value 4294967295 is remembered, of 3
     """
-    # Python allocates memory for a text of the claimed length, and a memo up to the largest index: 64 GiB for a file of
-    # ten bytes.
+    # Python allocates memory for a text of the claimed length and for a memo up to the largest index: up to 64 GiB for
+    # a file of ten bytes.
     at, steps, end = 0, 0, len(data)
     while at < end:
         code, steps = data[at], steps + 1
         size = _ARGUMENTS.get(code)
         if size is None:
             raise ValueError(f"byte {at} is no opcode")
-        if code == _STOP or code in _NAMES:  # the reader refuses the name, and reads no further
+        if code == _STOP or code in _NAMES:  # the reader refuses the name and reads no further
             return
         first, at = at + 1, at + 1
         if size == _LINE:

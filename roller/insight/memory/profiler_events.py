@@ -1,9 +1,9 @@
-"""Allocations that a profiler recorded on a device: read them, and compare them with the simulator."""
+"""Reader for the allocations that a profiler recorded on a device, and their comparison with the simulator."""
 
 # A Kineto trace with memory events has the address and size of every allocation, but not the blocks that were cached
 # when the recording began. That initial state is inferred: addresses that are allocated later and are not in use are
 # free; a block that begins inside a free range proves that a segment begins there; a better block that was not taken
-# proves that it is larger than its addresses seen so far. Every such fact costs one address, which is excluded from the
+# must be larger than the addresses seen so far show. Every such fact costs one address, which is excluded from the
 # check.
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class MemoryEvent:
 
 @dataclass(frozen=True)
 class AddressCheck:
-    """Addresses in one pool whose initial state is known, and the number of them that equal the recorded addresses."""
+    """Number of addresses in one pool that can be checked, and number of them that equal the recorded addresses."""
 
     known: int
     right: int
-    #: Inferred facts about the initial state.
+    #: Number of facts that were inferred about the initial state.
     learnt: int
     #: Positions of the events that differ.
     wrong: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ class _InitialState:
 
 
 def check_simulated_addresses(events: Sequence[MemoryEvent]) -> tuple[AddressCheck, AddressCheck]:
-    """Replay the events of one device, and compare every address in the small and the large pool.
+    """Replay the events of one device and compare every address, in the small and in the large pool.
 
     Examples
     --------

@@ -12,12 +12,12 @@ MIB = 1 << 20
 MIN_BLOCK_BYTES = 512
 #: Rounded requests up to this size use the small pool (``kSmallSize``).
 SMALL_BYTES = MIB
-#: Bytes of a segment of the small pool (``kSmallBuffer``).
+#: Size in bytes of a segment in the small pool (``kSmallBuffer``).
 SMALL_SEGMENT_BYTES = 2 * MIB
 #: Requests from this size on get their own segment (``kMinLargeAlloc``), in multiples of ``ROUND_LARGE_BYTES``.
 MIN_LARGE_BYTES = 10 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
-#: First power of two with divisions of its own, 1 MiB, and number of such powers, up to 64 GiB.
+#: First exponent of two with its own number of divisions (1 MiB), and number of such exponents (up to 64 GiB).
 _FIRST_POWER, _POWERS = 20, 16
 
 
@@ -56,7 +56,7 @@ class AllocatorSettings:
     large_segment_bytes: int = 20 * MIB
 
     def round_up_bytes(self, size_bytes: int) -> int:
-        """Return the smallest block size in bytes for a request.
+        """Return the block size in bytes to which a request is rounded up.
 
         Examples
         --------
@@ -92,7 +92,7 @@ class AllocatorSettings:
     def parse(cls, text: str) -> AllocatorSettings:
         """Parse a value of ``PYTORCH_ALLOC_CONF``.
 
-        Settings that do not affect the reserved memory of the device (for pinned memory, for handles) are accepted.
+        Settings that do not affect the reserved memory of the device (for pinned memory, for handles) are ignored.
 
         Raises
         ------
@@ -127,7 +127,7 @@ _WITHOUT_EFFECT = ("pinned_", "release_lock", "graph_capture", "throw_on", "expa
 
 
 def _split_pairs(text: str) -> list[tuple[str, str]]:
-    """Split ``name:value,name:[a:1,b:2]``."""
+    """Split text such as ``name:value,name:[a:1,b:2]`` into names and values."""
     pairs = [x.strip() for x in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", text) if x.strip()]
     for pair in pairs:
         if ":" not in pair:

@@ -26,12 +26,12 @@ _CUBLAS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "
 #: Architectures whose cuBLAS handles get larger workspaces (``getChosenWorkspaceSize`` of ``CublasHandlePool.cpp``).
 _LARGE_WORKSPACES, _LARGE_WORKSPACE_BYTES = ("sm_90", "sm_100"), 33_554_432
 
-#: Sources of a number that was measured in this very process.
+#: Sources of a value that was measured in this very process.
 _OF_THIS = frozenset({"detected", "override"})
 
 #: Relative error of the step's reserved bytes: the error for published figures without a context in
-#: benchmarks/results/insight_memory_published.md. That page also counts the figures within the interval if their own
-#: model is left out.
+#: benchmarks/results/insight_memory_published.md. That page also counts the figures that lie within the interval when
+#: their own model is left out of the estimate.
 MODEL_ERROR = 0.03
 
 
@@ -53,7 +53,7 @@ class Library:
         16-bit float dtypes whose tensors cuDNN converts to channels innermost around a convolution: the dtypes that
         matrix units support.
     multiplies_in_planes
-        Whether cuDNN accepts channel planes unconverted if every window is a point (from version 9 on).
+        Whether cuDNN accepts channels-first tensors unconverted if every window is a point (from version 9 on).
     """
 
     workspace_bytes: int = 8_519_680
@@ -75,7 +75,7 @@ class Library:
         Parameters
         ----------
         spec
-            The device; its ``process_bytes`` and related numbers are published values.
+            The device; its ``process_bytes`` and related fields are published values.
         options
             Options of a trace: the libraries that it loads, and its PyTorch release. By default, the newest release,
             without cuDNN.
@@ -123,7 +123,7 @@ class MemoryAtPeak:
     cached_bytes: int = 0
     #: Bytes of the process outside the allocator.
     context_bytes: int = 0
-    #: Bytes up to a whole page of the driver.
+    #: Bytes that round the total up to whole pages of the driver.
     page_rounding_bytes: int = 0
 
     @property
@@ -157,7 +157,7 @@ class Memory:
     retries
         Number of times that all cached memory was released to serve a request.
     oom
-        The failed request, as PyTorch reports it; all other numbers then describe the moment of the failure. ``None``:
+        The failed request, as PyTorch reports it; all other fields then describe the run up to the failure. ``None``:
         the run fits.
     oom_operator
         Index of the operator whose request failed; ``None``: the run fits.
@@ -259,8 +259,8 @@ def simulate_memory(
 
 
 def add_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
-    """Return a trace's events plus the workspaces of convolutions and, one per thread, cuBLAS workspaces."""
-    # Autograd runs backward in a thread of its own, so a training step has two workspaces of cuBLAS.
+    """Return a trace's events with the workspaces of convolutions and one cuBLAS workspace per thread."""
+    # Autograd runs the backward pass in a thread of its own, so a training step has two cuBLAS workspaces.
     events = _add_cublas_workspaces(trace, library)
     if not library.converted_dtypes:
         return events
@@ -349,7 +349,7 @@ class _AllocatorRun:
 
 
 def group_holders(trace: Trace, held: Mapping[int, AllocEvent]) -> tuple[MemoryHolder, ...]:
-    """Return the holders of memory by kind, and by module and line of the allocating operator."""
+    """Return the holders of memory, grouped by kind and by the module and line of the allocating operator."""
     rows: dict[tuple[str, str, tuple[str, int] | None], list[int]] = defaultdict(lambda: [0, 0])
     for number, event in held.items():
         storage = trace.storages.get(number, Storage("workspace" if number < 0 else "unknown"))

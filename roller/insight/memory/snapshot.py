@@ -1,4 +1,4 @@
-"""Memory snapshots in PyTorch's format: written from the simulator, and read from real runs."""
+"""Memory snapshots in PyTorch's format, written from the simulator and read from real runs."""
 
 # The format is that of ``torch.cuda.memory._snapshot``, pickled, which https://pytorch.org/memory_viz and
 # ``torch.cuda._memory_viz`` draw. Reading a snapshot does not run any code in it.
@@ -25,7 +25,7 @@ from roller.insight.trace.trace import FreeEvent, Trace
 def make_snapshot(
     trace: Trace, *, settings: AllocatorSettings | None = None, library: Library | None = None
 ) -> dict[str, Any]:
-    """Return the snapshot of a traced run at its end, with all preceding events."""
+    """Return a snapshot of the memory at the end of a traced run, with all events of the run."""
     # The first frame of an event is the operator's line in the user's project, with the name of its module. Times are
     # indices of operators.
     allocator, entries = CachingAllocator(settings=settings), []
@@ -53,7 +53,7 @@ def make_snapshot(
 
 
 def write_snapshot(path: Path | str, made: Mapping[str, Any]) -> None:
-    """Write a snapshot for PyTorch's viewers, atomically."""
+    """Write a snapshot for PyTorch's viewers; the file is replaced atomically."""
     with write_atomically(Path(path)) as file:
         pickle.dump(dict(made), file)
 

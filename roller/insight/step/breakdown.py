@@ -14,7 +14,7 @@ from roller.insight.step.simulate import Timeline
 
 @dataclass(frozen=True)
 class LaneCost:
-    """The tasks on a lane, the lane's busy time, and its share of the critical path."""
+    """The number of tasks on a lane, the lane's busy time, and the time of the critical path on the lane."""
 
     lane: str
     tasks: int
@@ -31,7 +31,7 @@ class BreakdownRow:
     name
         Name of the module, line, etc.; ``""`` for tasks without a name, such as tasks outside all modules.
     tasks
-        Number of calls on threads, kernels and copies.
+        Number of tasks: calls on threads, kernels and copies.
     kernels
         Number of tasks among them that compute: kernels and copies on a device, and operators that a thread computes
         itself, but no collectives.
@@ -59,7 +59,7 @@ class BreakdownRow:
     resource: str
 
 
-#: Keys of a breakdown by name.
+#: Name of a breakdown's key.
 Key = Literal["module", "line", "operator", "phase", "kernel"]
 
 
@@ -93,13 +93,13 @@ def breakdown(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], 
     Returns
     -------
     tuple[BreakdownRow, ...]
-        The rows, the one with the largest share of the critical path first. For any key, ``cpu_us``, ``device_us`` and
+        The rows, in descending order of their time on the critical path. For any key, ``cpu_us``, ``device_us`` and
         ``critical_us`` over all rows add up to the totals of the graph.
 
     Raises
     ------
     RollerError
-        If ``key`` is neither of these.
+        If ``key`` is neither a function nor one of :data:`KEYS`.
     """
     name_of = KEYS.get(key) if isinstance(key, str) else key
     if name_of is None:
@@ -151,7 +151,7 @@ class _RowSums:
 
 
 class JoinedRow(NamedTuple):
-    """One row in two breakdowns, in microseconds per step; ``None`` if one of them lacks the row."""
+    """The same row of two breakdowns, per step; ``None`` in place of a breakdown that lacks the row."""
 
     name: str
     measured: BreakdownRow | None
@@ -161,19 +161,19 @@ class JoinedRow(NamedTuple):
 def join(
     measured: tuple[StepGraph, Timeline], predicted: tuple[StepGraph, Timeline], key: Key | Callable[[Task], str]
 ) -> tuple[JoinedRow, ...]:
-    """Return the breakdowns of a profile and a forecast side by side, per step, by module path or line.
+    """Return the breakdowns of a profile and of a forecast side by side, per step.
 
     Parameters
     ----------
     measured, predicted
-        Graph and timeline of each; for several steps, the mean counts.
+        Graph and timeline of each; a graph of several steps is averaged over them.
     key
         See :func:`breakdown`. Modules have the same paths in both if the profile was made by ``roller record``.
 
     Returns
     -------
     tuple[JoinedRow, ...]
-        The rows, the one with the longest critical path (measured or predicted) first.
+        The rows, in descending order of the longer of both times on the critical path.
     """
     old, new = ({row.name: row for row in _mean_step_rows(*one, key)} for one in (measured, predicted))
     found = [JoinedRow(name, old.get(name), new.get(name)) for name in {**old, **new}]
@@ -190,7 +190,7 @@ def _mean_step_rows(graph: StepGraph, timeline: Timeline, key: Key | Callable[[T
 
 
 def lanes(graph: StepGraph, timeline: Timeline) -> tuple[LaneCost, ...]:
-    """Return the lanes, with the length of the critical path's tasks on each lane."""
+    """Return the cost of each lane, in descending order of the time of the critical path on it."""
     critical = dict(critical_path(graph, timeline))
     is_joint = any(task.lane.rank for task in graph.tasks)
     tasks: dict[str, list[float]] = {}
@@ -205,7 +205,7 @@ def lanes(graph: StepGraph, timeline: Timeline) -> tuple[LaneCost, ...]:
 
 
 def critical_path(graph: StepGraph, timeline: Timeline) -> list[tuple[int, float]]:
-    """Return the tasks for which the end waited, last first, each with its time including the lags after it."""
+    """Return the ids of the tasks on the critical path, last first, each with its time including the lags after it."""
     if not graph.tasks:
         return []
     before: dict[tuple[int, bool], list[tuple[int, bool, float]]] = {}
@@ -252,7 +252,7 @@ def thread_work_us(graph: StepGraph) -> float:
 
 
 def exposed_network_us(graph: StepGraph, timeline: Timeline) -> float:
-    """Return how long device tasks wait for the network beyond everything else for which they wait."""
+    """Return the time for which device tasks wait only for the network, after all else that they wait for has ended."""
     network = {t.id for t in graph.tasks if t.kind in NETWORK_KINDS}
     waits: dict[int, list[Dependency]] = {}
     for d in graph.dependencies:

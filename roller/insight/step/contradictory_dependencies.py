@@ -1,4 +1,4 @@
-"""Removal of dependencies that a profile's times contradict if the dependencies form a cycle."""
+"""Removal of dependencies that contradict a profile's times, for dependencies that form a cycle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from roller.insight.step.graph import Dependency, Task
 
 def drop_contradictory_dependencies(tasks: Sequence[Task], dependencies: Sequence[Dependency]) -> list[Dependency]:
     """Return the dependencies; if they form a cycle, keep only those that go forward in the profile's time."""
-    # A damaged correlation ties a kernel to a later call; correlation numbers are reused, and clocks differ.
+    # Cycles arise if a damaged correlation number ties a kernel to a later call, if correlation numbers are reused, or
+    # if clocks differ.
     if _is_acyclic(len(tasks), dependencies):
         return list(dependencies)
 

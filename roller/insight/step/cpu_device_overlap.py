@@ -13,16 +13,16 @@ from roller.insight.step.simulate import Timeline
 class Overlap:
     """Time on the CPU only, on the device only, and on both; the three add up to the total."""
 
-    #: No device runs a task.
+    #: Time in which no device runs a task.
     cpu_only_us: float
-    #: A device runs a task, and every thread waits or has finished.
+    #: Time in which a device runs a task and every thread waits or has finished.
     device_only_us: float
-    #: A device runs a task while a thread works.
+    #: Time in which a device runs a task while a thread works.
     both_us: float
 
     @property
     def total_us(self) -> float:
-        """Total time."""
+        """Total time of the step."""
         return self.cpu_only_us + self.device_only_us + self.both_us
 
 

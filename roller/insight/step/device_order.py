@@ -1,4 +1,4 @@
-"""Order of a device's tasks: each depends on the previous task in its stream, on its launch, and on other streams.
+"""Order of a device's tasks: each depends on its stream's previous task, its launch, and tasks in other streams.
 
 A wait beyond these dependencies is unexplained; it is counted but never kept as a lag.
 """
@@ -16,24 +16,26 @@ from roller.insight.step.graph import Dependency, DependencyKind
 from roller.insight.step.sync_events import SyncEvents
 from roller.insight.step.task_drafts import TaskDraft
 
-#: Calls that wait for the device, so their duration is not their own cost.
+#: Parts of the names of calls that wait for the device, so that their duration is not only their own work.
 WAITING = ("Synchronize", "Memcpy", "Free")
-#: Rounding to whole microseconds in older profiles, and differences between the clocks of calls and devices.
+#: Tolerances for rounding to whole microseconds in older profiles and for differences between the clocks of calls and
+#: devices.
 ROUNDING_US = 0.5
 _TOLERANCE_US, _EARLY_US = 2.0, 5.0
-#: Longest time from the end of another stream's task to a task that waited for it, without and with an event that marks
-#: the wait.
+#: Longest time from the end of another stream's task to the start of a task that waited for it, without and with an
+#: event that marks the wait.
 _NEAR_US, _NEAR_EVENT_US = 8.0, 40.0
-#: A kernel was queued if its stream was busy this long after its launch; a pause longer than the largest gap is a wait.
+#: A kernel was queued if its stream was busy for this long after the launch. A pause longer than the largest gap is a
+#: wait.
 _QUEUED_US, _MOST_GAP_US = 30.0, 20.0
-#: Longest latency of a launch: a kernel that starts later waited.
+#: Longest latency of a launch: a kernel that starts later has waited.
 MOST_LATENCY_US = 100.0
 #: A launch is late if its kernel starts later than this many latencies.
 _LATE = 3.0
-#: Share of a full queue's slots that hold kernels, since some launches are not kernels.
+#: The launch queue is full if kernels hold at least this share of its slots, since some launches are not kernels.
 _FULL = 0.88
-#: Share of a wait in which other streams must keep the device busy to explain it, and last share of a kernel's duration
-#: in which another kernel may start.
+#: Smallest share of a wait for which other streams must keep the device busy to explain it, and share of a kernel's
+#: duration, at its end, in which another kernel may start.
 _BUSY, _TAIL = 0.95, 0.1
 _MARKED_WAIT = "WaitEvent"
 
@@ -56,7 +58,7 @@ class _LaunchDependency(NamedTuple):
 
 
 class DeviceTaskOrder:
-    """Device tasks of a profile by stream, in order, with the dependencies of each."""
+    """The device tasks of a profile, in order by stream, and their dependencies."""
 
     def __init__(
         self, streams: Mapping[str, list[TaskDraft]], threads: Mapping[str, list[TaskDraft]], sync_events: SyncEvents
@@ -92,9 +94,9 @@ class DeviceTaskOrder:
         return list(found.items())
 
     def _measure_lags(self) -> LaunchLags:
-        """Return the median latency and gap over tasks without another wait."""
+        """Return the median launch latency and the median gap, over tasks that wait for nothing else."""
         # The first task of a stream may wait for work from before the profile, so it counts only if there is no other
-        # task; and a time longer than any launch is a wait.
+        # task. A time longer than the longest latency is a wait.
         first: list[float] = []
         latencies: list[float] = []
         gaps: list[float] = []
@@ -116,7 +118,7 @@ class DeviceTaskOrder:
         return LaunchLags(max(0.0, latency), median(gaps) if gaps else 1.0, bool(found))
 
     def order_tasks(self) -> list[Dependency]:
-        """Return the dependencies of all device tasks, and store each task's unexplained wait."""
+        """Return the dependencies of all device tasks and store each task's unexplained wait."""
         waits = self.sync_events.stream_waits()
         tied: list[tuple[TaskDraft, TaskDraft]] = []
         late: list[tuple[TaskDraft, float]] = []
@@ -144,7 +146,7 @@ class DeviceTaskOrder:
         self.dependencies.append(Dependency(source.id, of_end, target.id, False, lag, because))
 
     def _add_stream_and_launch(self, item: TaskDraft) -> tuple[float, bool]:
-        """Add the stream and launch dependencies; return their time, and whether the task started later."""
+        """Add the stream and launch dependencies; return when they were met, and whether the task started later."""
         gap, ready, due = self.lags.gap_us, float("-inf"), float("-inf")
         if item.previous is not None:
             self._add_dependency(item.previous, True, item, gap, "stream")
@@ -157,8 +159,8 @@ class DeviceTaskOrder:
 
     def _launch_dependency(self, item: TaskDraft, call: TaskDraft, free: float) -> _LaunchDependency:
         """Return the dependency of a task on its call if the task's stream is free from time ``free`` on."""
-        # A long call does other work, such as loading the kernel's module, and launches at its end, or, for a graph of
-        # many kernels, within. The duration of a call that may wait for the device is not its own.
+        # A long call does other work, such as loading the kernel's module, and launches at its end or, for a graph of
+        # many kernels, earlier. The duration of a call that may wait for the device is not its own work.
         latency = self.lags.latency_us
         is_late = item.start > max(free + _TOLERANCE_US, call.start + _LATE * latency)
         lasts = call.end > call.start + _LATE * latency
@@ -175,14 +177,14 @@ class DeviceTaskOrder:
         return any(part in call.name for part in WAITING) or self.is_queue_full(call)
 
     def _last_wait_event_us(self, item: TaskDraft, launch: TaskDraft) -> float | None:
-        """Return the start of the thread's last ``WaitEvent`` call since the stream's previous launch."""
+        """Return the start of the thread's last ``WaitEvent`` since the stream's previous launch, else ``None``."""
         waits = self.waits[launch.lane.name]
         before = bisect_right(waits, launch.start) - 1
         since = item.previous.call.start if item.previous is not None and item.previous.call is not None else 0.0
         return waits[before] if before >= 0 and waits[before] >= since else None
 
     def _awaited_task(self, item: TaskDraft, launch: TaskDraft, ready: float) -> Sequence[TaskDraft]:
-        """Return the task in another stream for which a late task waited, if there is one."""
+        """Return the task in another stream for which a late task waited, as a list; empty if there is none."""
         marked = self._last_wait_event_us(item, launch)
         near = _NEAR_EVENT_US if marked is not None else _NEAR_US
         at = bisect_right(self.ends, item.start + _EARLY_US)
@@ -198,7 +200,7 @@ class DeviceTaskOrder:
         return [min(both, key=lambda other: (abs(item.start - other.end), other.id))] if both else []
 
     def _last_task_before_wait_event(self, item: TaskDraft, marked: float, ready: float) -> TaskDraft | None:
-        """Return the latest-ending task issued to another stream before a ``WaitEvent`` call."""
+        """Return the latest-ending task issued to another stream before a ``WaitEvent`` call, else ``None``."""
         # Only tasks that ended during the wait count.
         found = None
         for lane, own in self.issued.items():
@@ -210,7 +212,7 @@ class DeviceTaskOrder:
         return found
 
     def _task_that_freed_device(self, item: TaskDraft, ready: float) -> TaskDraft | None:
-        """Return the task whose end let a task start if other streams kept the device busy while it waited."""
+        """Return the task whose end let ``item`` start if other streams kept the device busy, else ``None``."""
         # Blocks of a kernel start as blocks of another kernel end, so a kernel may start in another's last wave.
         if item.kind == "copy" and "DtoD" not in item.name:
             return None
@@ -247,7 +249,7 @@ class DeviceTaskOrder:
         return launched - bisect_right(self.ends, call.start) >= _FULL * load_host_costs().launch_queue_places
 
     def last_task_before_call(self, call: TaskDraft) -> TaskDraft | None:
-        """Return the device's last task that was launched before a call and ended during it."""
+        """Return the last device task that was launched before a call and ended during it, else ``None``."""
         at = bisect_right(self.ends, call.end + ROUNDING_US)
         while at > 0 and self.ends[at - 1] > call.start:
             other = self.by_end[at - 1]

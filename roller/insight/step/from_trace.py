@@ -1,4 +1,4 @@
-"""The graph of a traced step on a device, of the same type as a profile's graph, so that all what-ifs apply."""
+"""The graph of a traced step on a device; it has the type of a profile's graph, so that all what-ifs apply."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _THREAD, _STREAM = Lane(0, "thread", "host"), Lane(0, "stream", "device")
 def from_trace(
     trace: Trace, device: str | DeviceSpec, *, policy: str = "library", host_op_s: float = HOST_OP_S
 ) -> StepGraph:
-    """Return the graph of the last, steady step of a trace: one thread that launches, one stream that computes.
+    """Return the graph of a trace's last, steady step: one thread launches, and one stream computes.
 
-    Its simulated time equals the time from :func:`roller.insight.forecast.forecast` to the last digit. All its times
-    are predicted or assumed.
+    Its simulated time is exactly the time that :func:`roller.insight.forecast.forecast` predicts. All its times are
+    predicted or assumed.
 
     Parameters
     ----------
@@ -39,12 +39,12 @@ def from_trace(
     policy
         ``"library"``: kernels of PyTorch and its libraries. ``"roller"``: the fastest constructed programs.
     host_op_s
-        Host seconds per operator that launches kernels.
+        Host time in seconds per launched kernel; on a CPU, per computing operator.
 
     Raises
     ------
     RollerError
-        If the device or policy is unknown, or the device is of another kind.
+        If the device or policy is unknown, or the device is neither a GPU nor a CPU.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def from_trace(
 def build_priced_step_graph(step: PricedStep, host_op_s: float = HOST_OP_S) -> StepGraph:
     """Return the graph of a priced step, without measured times."""
     # The host takes ``host_op_s`` per launch; the device starts an operator when the host has issued it and the
-    # previous one has ended. A CPU computes an operator before it issues the next.
+    # previous operator has ended. A CPU computes an operator before it issues the next.
     steps = _StepGraphBuilder(host_op_s, step.spec.traits.discrete)
     is_captured = captured_launch_predicate(step.trace)
     for operator, price in step.operators:

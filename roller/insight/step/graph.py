@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Kind of a task.
 Kind = Literal["cpu", "launch", "sync", "kernel", "copy", "set", "collective", "send", "receive", "data"]
-#: Origin of a dependency.
+#: Reason for a dependency.
 DependencyKind = Literal[
     "thread", "stream", "launch", "synchronisation", "event", "hand-over", "collective", "communication", "queue"
 ]
@@ -34,9 +34,10 @@ NETWORK_KINDS = frozenset({"collective", "send", "receive"})
 class Lane(NamedTuple):
     """A resource that runs its tasks one after another."""
 
-    #: Process in a job of several; 0 for a single process.
+    #: Index of the process in a job; 0 for a single process.
     rank: int
-    #: A ``"channel"`` of a network, or a ``"loader"`` process that loads batches.
+    #: A ``"thread"`` of the host, a ``"stream"`` of a device, a ``"channel"`` of a network, or a ``"loader"`` process
+    #: that loads batches.
     kind: Literal["thread", "stream", "channel", "loader"]
     #: Process and thread, or device and stream, as in the profile.
     name: str
@@ -45,11 +46,11 @@ class Lane(NamedTuple):
 class TaskContext(NamedTuple):
     """The position of a task in a training step: the marks and operators around its call on the thread."""
 
-    #: Step of the profile, from 0; -1 before the first step; 0 if no steps are marked.
+    #: Index of the step in the profile, from 0; -1 before the first step; 0 if no steps are marked.
     iteration: int = 0
     phase: Phase = "other"
-    #: Path of the innermost module, or name of a region; for a backward task, the module of its forward; ``""``
-    #: outside.
+    #: Path of the innermost module, or name of a region; for a task of the backward pass, the module of its forward
+    #: operator; ``""`` outside all modules.
     module: str = ""
     #: Innermost operator, as in the profile, and shapes and dtypes of its inputs if known.
     operator: str = ""
@@ -74,7 +75,7 @@ class Task:
     lane: Lane
     #: Time without waits; for a call that waits, the time it takes to return.
     duration_us: float
-    #: Times in the profile since its first task; the end of a call includes its wait.
+    #: Times since the profile's first task; a call ends after its wait.
     measured_start_us: float
     measured_end_us: float
     #: Delay of a device task after all its known dependencies, or of a call that only waits, after all tasks that it is
@@ -87,9 +88,9 @@ class Task:
     context: TaskContext = NO_CONTEXT
     #: Bytes that a copy, a set or a collective moves; 0 if unknown.
     size_bytes: int = 0
-    #: Resource that bounds it, by its price: ``"compute"``, ``"dram"``, ...; ``""`` without a price.
+    #: Resource that bounds it according to its price: ``"compute"``, ``"dram"``, ...; ``""`` without a price.
     resource: str = ""
-    #: Among tasks that could start on a lane at the same time, the highest priority goes first.
+    #: Among tasks that could start on a lane at the same time, the one with the highest priority starts first.
     priority: int = 0
 
     @property
@@ -136,15 +137,15 @@ class StepGraph:
     device
         Device of the profile, if it was named; its model prices changed kernels.
     measured_kernels_us
-        Measured microseconds of kernels by name, which take precedence over predictions.
+        Measured times of kernels in microseconds, by name, which take precedence over predictions.
     assumptions
         Assumptions made by the changes, one sentence each.
     overhead_us
         Recording overhead for tasks on threads: within the task, and in the host code after it. Empty if the overhead
         is unknown or was removed.
     policy
-        Sort key for tasks that could start on a lane at the same time: the smallest goes first. ``None``: by their
-        priority.
+        Sort key of tasks that could start on a lane at the same time: the task with the smallest key starts first.
+        ``None``: the task with the highest priority.
     is_latency_measured
         Whether ``latency_us`` is measured rather than assumed.
     optimizers
@@ -158,7 +159,7 @@ class StepGraph:
     notes
         Omitted parts of the profile and defects in its file, one sentence each.
     incomplete
-        Reason why no change can be predicted if device events are missing; otherwise ``""``.
+        If device events are missing, the reason why no change can be predicted; otherwise ``""``.
     origin_us
         Time in the profile from which measured starts and ends are counted.
     settings
@@ -208,7 +209,7 @@ class StepGraph:
 
     @property
     def iterations(self) -> tuple[int, ...]:
-        """Steps in the graph, in order."""
+        """Indices of the steps in the graph, in order."""
         return tuple(sorted({t.context.iteration for t in self.tasks if t.context.iteration >= 0}))
 
     def what_if(self, *changes: Any, force: bool = False) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 #: Compressed bytes per read, which may decompress to a thousand times as many.
 _BLOCK = 1 << 14
-#: Bytes at the end of a gzip file: its checksum and its size.
+#: Number of bytes at the end of a gzip file that give its checksum and its size.
 _TRAILER = 8
 
 
@@ -21,7 +21,7 @@ class GzipStream(io.RawIOBase):
         self.file = path.open("rb")
         self.decoder = zlib.decompressobj(31)
         self.held = self.ready = b""
-        #: Whether the checksum differs, known at the end of the file.
+        #: Whether the checksum does not match the content; known at the end of the file.
         self.is_altered = False
 
     def readable(self) -> bool:
@@ -34,8 +34,8 @@ class GzipStream(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer and return the number of bytes; return 0 at the end."""
-        # ``EOFError``: the file is truncated; ``zlib.error``: it cannot be decompressed further.
+        """Read into a buffer and return the number of bytes; return 0 at the end."""
+        # Raises ``EOFError`` if the file is truncated, and ``zlib.error`` if it cannot be decompressed further.
         while not self.ready:
             block = self.file.read(_BLOCK)
             if not block:

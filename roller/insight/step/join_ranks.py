@@ -12,8 +12,8 @@ from roller.insight.trace.gradient_buckets import Gradient
 
 
 def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
-    """Return one graph for several ranks; a collective ends its transfer time after the last rank reaches it."""
-    # Clocks are aligned by the ends of shared collectives. A collective takes, without waiting, its shortest duration
+    """Return one graph for several ranks; the transfer of a collective begins when the last rank reaches it."""
+    # Clocks are aligned by the ends of shared collectives. Without waits, a collective takes its shortest duration
     # among all ranks.
     tasks: list[Task] = []
     dependencies: list[Dependency] = []

@@ -21,7 +21,7 @@ _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 #: Replacement of bytes that are not UTF-8.
 _REPLACED = "\ufffd"
-#: Largest share and number of damaged events that are skipped; a file with more is refused.
+#: Largest share of damaged events that are skipped, and number that is always skipped; a file with more is refused.
 MOST_DAMAGED, _ALWAYS = 0.02, 1
 
 
@@ -30,7 +30,7 @@ class KinetoRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        #: The text before the list.
+        #: The text before the list of events.
         self.head = ""
         #: Reasons for skipped events, one sentence each, and the number of events read.
         self.damaged: list[str] = []
@@ -80,7 +80,7 @@ class KinetoRows:
         return text
 
     def _decode_events(self, file: TextIO) -> Iterator[Any]:
-        """Yield the items of the list, decoded one at a time."""
+        """Yield the items of the list of events, decoded one at a time."""
         self.head, buffer = self._split_head(file)
         decode = json.JSONDecoder().raw_decode
         position, failed = 0, ""

@@ -15,7 +15,7 @@ from roller.insight.step.graph import Kind
 from roller.insight.step.kineto_event_rows import KinetoRows, not_a_profile_error
 from roller.insight.step.memory_records import MEMORY, MemoryRecords, thread_lane_name
 
-#: Categories in lower case: old and new spellings, CUDA and ROCm.
+#: Categories in lower case: old and new spellings, for CUDA and ROCm.
 _CALLS = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver", "driver"})
 _DEVICE: Mapping[str, Kind] = {
     "kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "set", "memset": "set"
@@ -24,7 +24,7 @@ _OPERATORS = frozenset({"cpu_op", "operator"})
 _MARKS = frozenset({"user_annotation", "python_function"})
 #: Marks that older profiles list among operators.
 _MARKED = re.compile(r"ProfilerStep|enumerate\(|Optimizer\.|## ")
-#: Key of a recorded profile: microseconds of overhead per recorded event.
+#: Key of a recorded profile for the overhead per recorded event, in microseconds.
 OVERHEAD = "roller_overhead_us"
 #: Prefix of the frames of modules; other Python frames are not marks.
 MODULE = "nn.Module: "
@@ -34,11 +34,11 @@ _LONGEST_US = 86_400e6
 _KNOWN = _CALLS | _DEVICE.keys() | _OPERATORS | _MARKS | {_SYNC}
 _NOTHING: Mapping[str, Any] = {}
 _SAID = re.compile(rf'"{OVERHEAD}"\s*:\s*"?([0-9.eE+-]+)')
-#: In the head of a profile: the machine's GPUs, the size of the job, and its communication library.
+#: Patterns in the head of a profile: the machine's GPUs, the size of the job, and its communication library.
 _PROPERTIES = re.compile(r'"deviceProperties"\s*:\s*\[\s*\{')
 _WORLD = re.compile(r'"world_size"\s*:\s*(\d{1,9})\b')
 _BACKEND = re.compile(r'"backend"\s*:\s*"[^"]*?(nccl|rccl)')
-#: Operators and marks that run only on GPUs, and PyTorch's names of GPUs.
+#: Patterns of operators and marks that occur only on GPUs, and of PyTorch's names for GPUs.
 _ON_DEVICE = re.compile(
     r"(nccl|rccl):|fbgemm_gpu|aten::(_?(cudnn|miopen|cuda|cublas)|_(flash|efficient)_attention|_pin_memory|record_stream)"
 )
@@ -72,7 +72,7 @@ class Profile(NamedTuple):
     """The content of a Kineto file."""
 
     events: list[Event]
-    #: Microseconds of recording per event; ``None`` if the profile does not give them.
+    #: Recording overhead per event in microseconds; ``None`` if the profile does not give it.
     overhead_us: float | None = None
     #: Evidence of GPU use other than device tasks; ``""`` if there is none.
     device_signs: str = ""
@@ -93,7 +93,7 @@ def read_events(path: str | Path) -> list[Event]:
 
 @gc_paused()
 def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
-    """Read a profile.
+    """Read a profile of PyTorch.
 
     Damaged events are skipped and noted; bytes that are not UTF-8 are replaced.
 
@@ -199,7 +199,7 @@ def _gpu_backend(head: str) -> str:
 
 
 def _guess_category(row: Mapping[str, Any]) -> str:
-    """Return the category of an event whose category is unknown, from its arguments; ``""`` if it is irrelevant.
+    """Return the category of an event of unknown category from its arguments; ``""`` if the event is irrelevant.
 
     Examples
     --------
@@ -242,7 +242,7 @@ def _parse_event(category: str, row: Mapping[str, Any], shared: dict[str, Any]) 
 
 
 def _keep_used_arguments(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of an event that are used, with equal shapes interned."""
+    """Return those arguments of an event that are used, with equal shapes interned."""
     if kind == "wait":
         return arguments
     if kind == "operator":
@@ -268,7 +268,7 @@ def _list_or_none(value: Any) -> Any:
 
 
 def _intern_nested_lists(value: Any, known: dict[str, Any]) -> Any:
-    """Return nested lists as interned tuples."""
+    """Return nested lists as interned nested tuples; ``None`` for an empty value."""
     if not value:
         return None
     key = repr(value)

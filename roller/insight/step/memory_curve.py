@@ -44,12 +44,13 @@ class LiveAllocation:
     Parameters
     ----------
     address, size_bytes
-        Address and bytes in the profile.
+        Address and size in bytes, according to the profile.
     since_us
         Time of the allocation.
     context
         Position in the step: ``context.operator`` is the innermost operator that was open on the thread at that time,
-        and ``context.module`` the innermost module or region; for a backward operator, the module of its forward.
+        and ``context.module`` the innermost module or region; for a backward operator, the module of its forward
+        operator.
     """
 
     address: int
@@ -67,13 +68,13 @@ class MemoryCurve:
     device
         PyTorch's name for the device: ``"cuda:0"`` or ``"cpu"``.
     times_us
-        Times of changes in the profile, in ascending order, shape (n,).
+        Times of changes in the profile, in ascending order, shape ``(n,)``.
     allocated_bytes
-        Allocated bytes from each time on, shape (n,), int64. If ``is_absolute`` is false, bytes that were allocated
+        Allocated bytes from each time on, shape ``(n,)``, int64. If ``is_absolute`` is false, bytes that were allocated
         before the profile are not included.
     reserved_bytes
-        Bytes that the caching allocator holds from each time on, shape (n,), int64; empty if the profile does not give
-        them.
+        Bytes that the caching allocator holds from each time on, shape ``(n,)``, int64; empty if the profile does not
+        give them.
     is_absolute
         Whether the profile gives allocated bytes; old versions of PyTorch give only changes, which are summed.
     notes
@@ -105,7 +106,7 @@ class MemoryCurve:
         return int(np.argmax(self.allocated_bytes))
 
     def live(self, at_us: float | None = None) -> tuple[LiveAllocation, ...]:
-        """Return the allocations that are live at a time according to the profile, after all changes at that time.
+        """Return the allocations that, according to the profile, are live after all changes at a time.
 
         Allocations from before the profile are not included; :meth:`unknown_bytes` is their size.
 
@@ -147,7 +148,7 @@ class MemoryCurve:
     def largest_holders(
         self, counts: Sequence[int], name: Callable[[TaskContext], str], most: int
     ) -> Iterator[dict[str, int]]:
-        """Yield the live bytes by name after each number of events, largest first.
+        """Yield, for each number of events, the live bytes by name after that many events, largest first.
 
         Parameters
         ----------

@@ -25,8 +25,8 @@ class MemoryRecords:
 
     def __init__(self) -> None:
         # Sizes are negative for frees. Addresses and totals are :data:`UNSAID` if an old version of PyTorch does not
-        # give them. ``order`` numbers the profiler's events, and orders records of the same time. ``devices`` and
-        # ``lanes`` are values of ``device_names`` (type and number -> index) and ``lane_names`` (thread -> index).
+        # give them. ``order`` numbers the profiler's events and thereby orders records of the same time. ``devices``
+        # and ``lanes`` are values of ``device_names`` (type and number -> index) and ``lane_names`` (thread -> index).
         self.times_us = array("d")
         self.sizes_bytes, self.addresses, self.order = array("q"), array("q"), array("q")
         self.allocated_bytes, self.reserved_bytes = array("q"), array("q")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from roller.insight.step.graph import DEVICE_KINDS
 from roller.insight.step.kineto_reader import Event, Profile
 
-#: Largest share of launches without a kernel: buffers overflow, and events at a profile's ends are lost.
+#: Largest accepted share of launches without a kernel: buffers overflow, and events at a profile's ends are lost.
 MOST_MISSING = 0.1
 _REMEDY = "Record it with ProfilerActivity.CUDA beside CPU, or with roller record."
 

@@ -27,5 +27,5 @@ def dtype_from_profile_name(word: str) -> str:
 
 
 def element_bytes(word: str, unknown: int = 0) -> int:
-    """Return the bytes per element for a dtype's name in profiles; ``unknown`` for an unknown name."""
+    """Return the bytes per element of the dtype with this name in profiles; ``unknown`` for an unknown name."""
     return DTYPE_BYTES.get(dtype_from_profile_name(word), unknown)

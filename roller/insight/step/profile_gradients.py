@@ -11,14 +11,14 @@ from roller.insight.step.profile_dtypes import element_bytes
 from roller.insight.step.task_drafts import TaskDraft
 from roller.insight.trace.gradient_buckets import Gradient
 
-#: Operator that ends the backward pass of every parameter with a gradient.
+#: Operator with which the backward pass ends for each parameter that has a gradient.
 _SUMS = "torch::autograd::AccumulateGrad"
 #: Bytes per element in older profiles, which have no dtypes: the bytes of float32.
 _UNSAID_BYTES = 4
 
 
 def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]]) -> tuple[Gradient, ...]:
-    """Return the gradients in the order in which they become ready; none for a profile without shapes."""
+    """Return the gradients in the order in which they become ready; empty for a profile without shapes."""
     found = []
     starts = {lane: [item.start for item in own] for lane, own in threads.items()}
     makers = {lane: list(_last_launched_tasks(own)) for lane, own in threads.items()}
@@ -37,7 +37,7 @@ def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Ta
 
 
 def _last_launched_tasks(calls: Sequence[TaskDraft]) -> Iterator[TaskDraft | None]:
-    """Yield for each call the last device task launched by this call, or else by an earlier one."""
+    """Yield, for each call, the last device task that it or, failing that, an earlier call launched; else ``None``."""
     task = None
     for call in calls:
         task = call.last or task

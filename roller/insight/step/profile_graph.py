@@ -20,13 +20,13 @@ from roller.insight.step.sync_events import SyncEvents
 from roller.insight.step.task_context import contexts_of_calls, is_batch_loading
 from roller.insight.step.task_drafts import TaskDraft
 
-#: A longer launch has waited if the launch queue is full; other long launches are only slow.
+#: Duration above which a launch has waited if the launch queue is full; other long launches are only slow.
 LONG_CALL_US = 20.0
-#: Calls that only wait, and their time to return: the median of 23 public profiles (1 to 68).
+#: Name of calls that only wait, and their time to return in microseconds: the median of 23 public profiles (1 to 68).
 _SYNCHRONISES, _RETURN_US = "Synchronize", 6.0
 #: PyTorch's mark of an optimizer's step.
 _OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step$")
-#: Pause of a thread that another thread may have ended.
+#: Minimum pause of a thread that another thread may have ended.
 PAUSE_US = 200.0
 
 
@@ -138,7 +138,7 @@ class _ProfileGraphBuilder:
             item.call = item.last = item.previous = None
 
     def build(self, name: str) -> StepGraph:
-        """Return the graph."""
+        """Return the graph of the profile."""
         order = DeviceTaskOrder(self.streams, self.threads, self.sync_events)
         latency, gap, is_measured = order.lags
         self.dependencies += order.order_tasks()
@@ -168,7 +168,7 @@ class _ProfileGraphBuilder:
         self.dependencies.append(Dependency(source.id, of_end, target.id, to_end, lag, because))
 
     def _add_synchronisations(self, order: DeviceTaskOrder) -> None:
-        """Make the end of each waiting call depend on its tasks; its duration is the time to return."""
+        """Make the end of each waiting call depend on the tasks it awaits; its duration becomes its time to return."""
         copies: dict[int, list[TaskDraft]] = defaultdict(list)
         for item in order.by_end:
             if item.call is not None and item.kind in ("copy", "set"):
@@ -228,7 +228,7 @@ def _captured_share(device: Sequence[TaskDraft]) -> float:
     return sum(n for n in launched.values() if n > 1) / len(device) if device else 0.0
 
 
-#: Kind of the task of an event on a thread.
+#: Kind of an event on a thread -> kind of its task.
 _KINDS: Mapping[str, Kind] = {"call": "launch", "mark": "data"}
 
 

@@ -1,7 +1,7 @@
 """Recording of a profile of a few training steps, with the marks that what-ifs need: steps, layers and shapes."""
 
-# The loop runs some steps to warm up, some that are only timed, and some under PyTorch's profiler. The difference is
-# the overhead of recording, which the profile contains, so that it can be subtracted.
+# The loop runs some steps to warm up, some that are only timed, and some under PyTorch's profiler. The difference
+# between the latter two is the recording overhead, which is stored in the profile so that it can be subtracted.
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RECORDED = re.compile(r'"cat":\s*"(cpu_op|user_annotation|cuda_runtime|cuda_dri
 
 
 class Recorder:
-    """Recorder for a profile, returned by :func:`record`: it counts steps and stops after enough of them."""
+    """Recorder of a profile, returned by :func:`record`: it counts steps and stops after enough of them."""
 
     def __init__(self, path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3) -> None:
         for name, value, least in (("warmup", warmup, 0), ("timed", timed, 0), ("steps", steps, 1)):
@@ -54,7 +54,7 @@ class Recorder:
         return self.seen >= self.warmup + self.timed + self.steps
 
     def __enter__(self) -> Recorder:
-        """Start counting steps; an optimizer's step ends a step."""
+        """Start counting steps; each call of an optimizer's ``step`` ends one."""
         try:
             import torch
             from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -121,7 +121,7 @@ class Recorder:
             self._write_with_overhead(plain)
 
     def _write_with_overhead(self, plain: Path) -> None:
-        """Write the profile with the recording overhead, which is known only at the end."""
+        """Write the profile and, in it, the recording overhead, which is known only at the end."""
         text = plain.read_text(encoding="utf-8")
         said = ""
         if self.plain_s:
@@ -154,15 +154,15 @@ class Recorder:
 
 
 def record(path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3) -> Recorder:
-    """Record a profile of a training loop that runs inside: ``with roller.record("profile.json.gz"): ...``.
+    """Return a recorder for the training loop inside ``with roller.record("profile.json.gz"): ...``.
 
     Parameters
     ----------
     path
         File of the profile: ``.json`` or ``.json.gz``.
     warmup, timed, steps
-        Numbers of steps to warm up, to time and to record; the loop must run at least their sum. An optimizer's
-        ``step``, or the recorder's own ``step()``, ends a step.
+        Numbers of steps to warm up, to time and to record; the loop must run at least that many steps in total. An
+        optimizer's ``step``, or the recorder's own ``step()``, ends a step.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def record(path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3)
 
 
 def _mark_modules(torch: Any) -> Iterator[Callable[[], None]]:
-    """Mark every run of a module with its path, and yield the functions that remove the hooks."""
+    """Mark every run of a module with its path; yield the functions that remove the hooks."""
     # A module that runs outside all others is the root of its submodules; its path is empty, as in ``named_modules``.
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -198,7 +198,7 @@ def _mark_modules(torch: Any) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def argv_of_script(script: str, given: list[str]) -> Iterator[None]:
-    """Set ``sys.argv`` and ``sys.path`` as if the script had been started directly."""
+    """Set ``sys.argv`` and ``sys.path`` within the context as if the script had been started directly."""
     import sys
 
     before, path = sys.argv, list(sys.path)

@@ -29,7 +29,7 @@ from roller.insight.step.unexplained_waits import (
     unexplained_waits,
 )
 
-#: Maximum number of unexplained waits in the JSON data, which contains the longest ones.
+#: Maximum number of unexplained waits in the JSON data, which contains only the longest ones.
 _MOST_WAITS = 20
 
 
@@ -70,7 +70,7 @@ class Replay:
 
     @property
     def iteration_us(self) -> float:
-        """Time of a steady step in the replay."""
+        """Time of a steady step in the replay: the median of its steps."""
         return median(step_times_us(self.graph, self.timeline.start_us, self.timeline.end_us))
 
     @cached_property
@@ -124,8 +124,8 @@ def from_kineto(
     device
         Device of the profile; its model prices new and changed kernels.
     measured_us
-        Microseconds of kernels that were measured elsewhere, by the names that what-ifs give them; they take precedence
-        over predictions.
+        Times in microseconds of kernels that were measured elsewhere, by the names that what-ifs give them; these times
+        take precedence over predictions.
     prices
         Former name of ``measured_us``.
 
@@ -183,7 +183,7 @@ def _check_device_kind(graph: StepGraph, spec: DeviceSpec) -> None:
 
 
 def replay(graph: StepGraph) -> Replay:
-    """Simulate a graph, and compare the simulated time with the profile's time.
+    """Simulate a graph and compare the simulated time with the profile's time.
 
     Examples
     --------

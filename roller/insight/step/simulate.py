@@ -27,10 +27,10 @@ class Timeline:
 
 @gc_paused()
 def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> Timeline:
-    """Simulate a graph deterministically."""
-    # Among tasks that could start on a lane at the same time, the one with the smallest ``policy``, then with the
-    # smallest id, goes first; without a policy the graph's own applies, or the tasks' priority. A task whose end waits
-    # for another occupies its lane until then.
+    """Return the simulated start and end of every task of a graph; equal inputs give equal times."""
+    # Among tasks that could start on a lane at the same time, the one with the smallest ``policy`` value starts first;
+    # ties go to the smallest id. Without ``policy``, the graph's own policy applies or, failing that, the tasks'
+    # priority. A task whose end waits for a different task occupies its lane until then.
     # start = max(end of the lane's previous task, events of dependencies to the start + lags); end = max(start, events
     # of dependencies to the end + lags) + duration.
     chosen = policy or graph.policy
@@ -40,7 +40,7 @@ def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> T
 
 
 def _simulate_in_id_order(graph: StepGraph) -> Timeline | None:
-    """Simulate a graph if ids give a topological order and the order on every lane; otherwise return ``None``."""
+    """Simulate a graph if the order of ids respects all dependencies and lanes; otherwise return ``None``."""
     follows: set[tuple[int, int]] = set()
     of: dict[int, list[Dependency]] = {}
     for d in graph.dependencies:
@@ -94,7 +94,7 @@ class _EventSimulation:
         self.done = [False] * count
 
     def run(self) -> Timeline:
-        """Simulate until no task is ready."""
+        """Simulate until no task is ready; raise an error if some tasks then have not run."""
         for task in self.graph.tasks:
             if not self.waits_start[task.id]:
                 self._push_ready(task.id)

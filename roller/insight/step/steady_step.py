@@ -40,10 +40,10 @@ def step_times_us(graph: StepGraph, start_us: Sequence[float], end_us: Sequence[
 
 
 def steady_step_us(graph: StepGraph, timeline: Timeline) -> float:
-    """Return the time of a steady step: the median time between steps, on calls or on devices."""
+    """Return the time of a steady step: the median time between steps, measured at calls or on devices."""
     # Calls run ahead of a device that is the bottleneck until the launch queue is full, and a profile of few steps may
-    # end before. If devices fall behind from step to step, the time between their steps equals the step time of a long
-    # run.
+    # end before that. If devices fall behind from step to step, the time between their steps equals the step time of a
+    # long run.
     ends: dict[int, float] = {}
     for t in graph.tasks:
         if t.on_device and t.context.iteration >= 0 and not t.is_removed:

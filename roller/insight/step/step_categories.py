@@ -63,7 +63,7 @@ class CategorizedStep:
 
 @dataclass(frozen=True)
 class StepCategories:
-    """The steps of a profile, in order, each by category.
+    """The steps of a profile in order, with the time of each step by category.
 
     Parameters
     ----------
@@ -78,12 +78,12 @@ class StepCategories:
 
     @property
     def mean_us(self) -> Mapping[Category, float]:
-        """Mean of each category over the steps; the means add up to the mean step."""
+        """Mean of each category over the steps; the means add up to the mean step time."""
         return {name: fmean(step.category_us[name] for step in self.steps) for name in CATEGORIES}
 
     @property
     def median_us(self) -> Mapping[Category, float]:
-        """Median of each category over the steps; the medians need not add up to the median step."""
+        """Median of each category over the steps; the medians need not add up to the median step time."""
         return {name: median(step.category_us[name] for step in self.steps) for name in CATEGORIES}
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,10 +100,10 @@ class StepCategories:
 def step_categories(profile: Profile | Iterable[Event]) -> StepCategories:
     """Return the time of each step of a profile by category.
 
-    A step begins at its ``ProfilerStep`` mark, or when the previous step ends, and ends with its mark, or with the last
-    device task that a call within the mark launched, as in the plugin. As in the plugin, final steps that launched
-    nothing, and a final step that launched much less than the step before it, are omitted and noted, since their device
-    tasks may be missing. A profile without marks is one step, from its first event to its last.
+    A step begins with its ``ProfilerStep`` mark or when the previous step ends, whichever is later. It ends with its
+    mark or with the last device task that a call within the mark launched, whichever is later. As in the plugin, final
+    steps that launched nothing and a final step that launched much less than the step before it are omitted and noted,
+    since their device tasks may be missing. A profile without marks is one step, from its first event to its last.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def step_categories(profile: Profile | Iterable[Event]) -> StepCategories:
     Returns
     -------
     StepCategories
-        The steps by category; the categories of each step add up to its time, within the rounding of one sum.
+        The steps by category; the categories of each step add up to its time, except for rounding.
 
     Raises
     ------
@@ -201,7 +201,7 @@ def _category_of_each_instant(
 
 
 def _marked_steps(events: Sequence[Event]) -> tuple[list[_StepSpan], tuple[str, ...]]:
-    """Return the steps of a profile, each with the tasks that it launched, and notes on omitted steps."""
+    """Return the steps of a profile, extended to the ends of the tasks they launched, and notes on omitted steps."""
     marks = {(e.start_us, e.end_us, e.name) for e in events if e.kind == "mark" and is_step_mark(e)}
     steps = [_StepSpan(name, start, end) for start, end, name in sorted(marks)]
     if not steps:
@@ -240,7 +240,7 @@ def _steps_of_launches(events: Sequence[Event], steps: Sequence[_StepSpan]) -> d
 
 
 def _extend_to_launched_tasks(steps: Sequence[_StepSpan], lasts: Sequence[float], until: float) -> Iterator[_StepSpan]:
-    """Yield the steps, each from the end of the previous step to the end of the tasks that it launched."""
+    """Yield the steps; each starts no earlier than the previous one ends, and lasts until its last task ends."""
     for step, last in zip(steps, lasts, strict=True):
         start = max(until, step.start_us)
         until = max(start, step.end_us, last)

@@ -1,6 +1,6 @@
 """Synchronization events in a profile: the event for which each stream waits, and the tasks for which each call waits.
 
-An event is a dependency even if no task had to wait, since a task may have to wait after a change.
+An event is a dependency even if no task had to wait in the profile, since a task may have to wait after a change.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SyncEvents:
             target = own[context][2] if context < len(own) else None
             if target is None or source.lane == target.lane or source in found.get(target.id, ()):
                 continue
-            # a record that the times contradict belongs to another event of the same number
+            # a record that the times contradict belongs to a different event with the same number
             if source.start < target.start and source.end <= target.start + _EARLY_US:
                 found.setdefault(target.id, []).append(source)
         return found

@@ -58,7 +58,7 @@ def contexts_of_calls(calls: Sequence[Event], events: Sequence[Event]) -> list[T
 
 
 class _ContextFinder:
-    """Finds the open marks on each thread, and the layer for each forward sequence number."""
+    """Finds each call's context from the open marks on its thread and the layers of forward sequence numbers."""
 
     def __init__(self, calls: Sequence[Event], around: Sequence[Event]) -> None:
         self.calls, self.around = calls, around
@@ -73,7 +73,7 @@ class _ContextFinder:
             threads[e.lane].append((e.start_us, -e.duration_us, kind, e.name, n))
         for n, e in enumerate(calls):
             threads[e.lane].append((e.start_us, -e.duration_us, _CALL, e.name, n))
-        # the thread that begins first runs the forward; backward threads look up its sequence numbers
+        # the thread that begins first runs the forward pass; backward threads look up its sequence numbers
         for lane in sorted(threads, key=lambda x: (min(threads[x]), x)):
             self._sweep_thread(sorted(threads[lane]))
 
@@ -94,7 +94,7 @@ class _ContextFinder:
                 self.found[n] = self._context_within(self.calls[n], outer) if own else outer
 
     def _context_outside_marks(self, start: float) -> TaskContext:
-        """Return the context of a call outside all marks; on the training thread, this is the forward."""
+        """Return the context of a call outside all marks: within a step, the forward pass."""
         if not self.starts:
             return TaskContext(0, "forward")
         step = bisect_right(self.starts, start) - 1
@@ -126,7 +126,7 @@ class _ContextFinder:
 
 @lru_cache(maxsize=4096)
 def _phase_of_mark(name: str) -> Phase | None:
-    """Return the phase that begins with a mark or an operator; ``None`` for a module."""
+    """Return the phase that a mark or an operator denotes; ``None`` if it denotes none, as for a module."""
     if name.startswith(MODULE):
         return None
     return next((phase for phase, pattern in _PHASES if pattern.match(name)), None)

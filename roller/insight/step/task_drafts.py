@@ -15,7 +15,7 @@ _MOST_COUNT = 1 << 60
 
 
 class TaskDraft:
-    """A mutable task."""
+    """A mutable task, made from an event."""
 
     __slots__ = (
         "call",
@@ -59,7 +59,7 @@ def _moved_bytes(event: Event) -> int:
 
 
 def _parse_count(value: Any) -> int:
-    """Return a number from a profile, which may be text; return 0 if it is invalid."""
+    """Return a count from a profile, which may be given as text; return 0 if it is invalid."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

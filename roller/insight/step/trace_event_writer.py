@@ -14,7 +14,7 @@ from roller.insight.step.simulate import Timeline
 
 
 def write_trace_events(path: str | Path, timelines: Iterable[tuple[str, StepGraph, Timeline]]) -> None:
-    """Write timelines to one file of trace events atomically."""
+    """Write timelines to one file of trace events, which is replaced atomically."""
     events: list[dict[str, Any]] = []
     for process, (title, graph, timeline) in enumerate(timelines, 1):
         events += _trace_events(graph, timeline, process, title)

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
 
-#: Largest share of unexplained waits in a profile whose changes are predicted.
+#: Largest share of unexplained waits for which changes to a profile are predicted.
 MOST_UNEXPLAINED = 0.05
 
 
@@ -21,7 +21,7 @@ MOST_ERROR = 0.05
 
 
 def replay_disagrees(graph: StepGraph, replayed_us: float) -> bool:
-    """Return whether the time of a replay differs from the profile's time by more than the unexplained waits."""
+    """Return whether a replay's time differs from the profile's by more than waits and :data:`MOST_ERROR` allow."""
     measured, unexplained = graph.measured_us, graph.unexplained_share
     error = replayed_us / measured - 1.0 if measured else 0.0
     return replayed_us > 0.0 and (error > MOST_ERROR or error < -unexplained - MOST_ERROR)
@@ -46,7 +46,7 @@ class UnexplainedWait:
         return f"{rank}{self.lane.name} from {self.start_us / 1e3:.3f} to {self.end_us / 1e3:.3f} ms ({before} {name})"
 
 
-#: Largest share of a profile's device time before the end of a wait for earlier work.
+#: Largest share of a profile's device work that may be done before a wait for earlier work ends.
 _DONE = 0.05
 #: Maximum length of a kernel's name in a message, in characters.
 _LONGEST = 48
@@ -71,7 +71,7 @@ def describe_longest_waits(graph: StepGraph, most: int = 3) -> str:
 
 
 def drop_unexplained_start(graph: StepGraph) -> StepGraph:
-    """Return a profile without its beginning, and with a note, if that explains it; otherwise, return it unchanged."""
+    """Return a profile without its beginning, with a note, if the rest is explained; otherwise, return it unchanged."""
     if graph.unexplained_share <= MOST_UNEXPLAINED:
         return graph
     for since, first_step, why in sorted(_possible_cuts(graph), key=lambda cut: cut[0]):
@@ -113,7 +113,7 @@ def _cut_at_step(steps: dict[int, float], since: float, why: str) -> tuple[float
 
 
 def _wait_for_earlier_work(graph: StepGraph) -> UnexplainedWait | None:
-    """Return the last wait for work from before the profile, by a stream's first task or a call before it."""
+    """Return the last wait of a call or of a stream's first task for work from before the profile, else ``None``."""
     # The device had done almost none of the profile's work when the wait ended.
     found: UnexplainedWait | None = None
     device = [t for t in graph.tasks if t.on_device]

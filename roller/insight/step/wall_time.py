@@ -14,7 +14,7 @@ def wall_time_us(
     graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float], tasks: Sequence[Task] | None = None,
     within: Sequence[_Span] | None = None,
 ) -> tuple[dict[int, float], float]:  # fmt: skip
-    """Return the wall time of each task, and the remaining time, in which no task runs.
+    """Return the wall time of each task by id, and the remaining time, in which no task runs.
 
     Examples
     --------
@@ -24,9 +24,10 @@ def wall_time_us(
     >>> wall_time_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 4.0], [5.0, 10.0])
     ({1: 6.0, 0: 4.0}, 0.0)
     """
-    # While a device computes, the time belongs to its kernel; else to a collective or transfer over a network; else to
-    # a call on a thread. Of several tasks of one such class, the first to start has it. ``within`` has the spans that
-    # count, sorted and disjoint; by default the one from the first start to the last end.
+    # While a device computes, the time belongs to its kernel; otherwise, to a collective or a transfer over a network
+    # or, if there is none, to a call on a thread. Among several tasks of one such class, the first to start gets the
+    # time. ``within`` has the spans that count, sorted and disjoint; by default, the single span from the first start
+    # to the last end.
     chosen = graph.tasks if tasks is None else tasks
     found: dict[int, float] = {}
     covered = [] if within is None else _gaps_between_spans(within)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from roller.errors import NoCandidateError, RollerError, shown
 
-#: Differences between the three batch sizes; the largest is used if the step needs little memory.
+#: Differences between the three batch sizes, in the order tried; the largest is used if the step needs little memory.
 STEPS = (100, 20, 10, 5, 1)
 #: Largest share of memory that the batches of the largest difference may take.
 SMALL = 0.1
@@ -17,7 +17,7 @@ SMALL = 0.1
 APART, APART_BYTES = 0.05, 0.02
 #: Largest growth of time over the three batches, relative to the constant, that counts as rounding.
 _NOISE = 1e-6
-#: Growth of throughput per doubling of the batch below which returns diminish.
+#: Factor by which throughput grows when the batch doubles, below which returns diminish.
 DIMINISHING = 1.1
 
 
@@ -107,7 +107,7 @@ class BatchCurve:
 
     @property
     def limit_by(self) -> Literal["line", "computed", ""]:
-        """Source of the throughput limit for large batches: the line, or else the computed batches, or ``""``.
+        """Source of the throughput limit for large batches; ``""`` if neither source gives a limit.
 
         The line is rejected if its time is off by more than 5 % at a computed batch above its own batches, or at a
         batch where returns diminish according to the line.
@@ -265,7 +265,7 @@ def batch_curve(
     point_at: Callable[[int], BatchPoint], batch: int, capacity_bytes: int, *, fixed_bytes: int = 0,
     largest: Callable[[], int] = lambda: 0, others: Callable[[int], Sequence[int]] = lambda largest: (),
 ) -> BatchCurve:  # fmt: skip
-    """Compute a step's curve: a line through three batches, and the batches ``others`` and ``largest``."""
+    """Compute a step's curve: a line through three batches, and points at the batches of ``others`` and ``largest``."""
     known: dict[int, BatchPoint] = {}
 
     def point(size: int) -> BatchPoint:
@@ -367,7 +367,7 @@ def _line_error_text(by_line: float, computed: float) -> str:
 def _differing_property_text(
     words: str, name: str, off: Sequence[BatchPoint], line: BatchLine, points: Sequence[BatchPoint]
 ) -> str:
-    """Return the property that sets the batches off the line apart from the sampled ones; ``""`` if there is none."""
+    """Return how batches off the line differ from the line's own in a property; ``""`` if they do not."""
     sampled = {getattr(p, name) for p in points if p.batch in line.batches}
     others = {getattr(p, name) for p in off} - sampled
     if not others:

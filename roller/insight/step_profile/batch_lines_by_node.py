@@ -14,7 +14,7 @@ _Key = tuple[str, str, int]
 
 
 def fit_lines_by_node(profile: StepProfile, at: Mapping[int, StepProfile]) -> list[list[float]]:
-    """Return ``[a, b, c, d]`` for each node: ``a x + b`` seconds and ``c x + d`` bytes at batch ``x``."""
+    """Return ``[a, b, c, d]`` per node (``a x + b`` seconds, ``c x + d`` bytes at batch ``x``); ``[]`` if unknown."""
     batches = sorted(at)
     mean = sum(batches) / len(batches) if batches else 0.0
     spread = sum((batch - mean) ** 2 for batch in batches)

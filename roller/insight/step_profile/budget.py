@@ -19,11 +19,11 @@ _MIB = 1 << 20
 Part = Literal["step", "module", "line"]
 _SECTIONS: Mapping[str, Part] = {"modules": "module", "lines": "line"}
 _METRICS = ("time_ms", "memory_mib")
-#: Fields that identify the profiled step -> their types in a budget file.
+#: Maps each field that identifies the profiled step to its type in a budget file.
 _MADE_FOR = {"device": str, "devices": int, "batch": int, "amp": str}
-#: Significant digits of limits and excesses.
+#: Number of significant digits in limits and excesses.
 _DIGITS = 4
-#: Margin of a written budget over its profile.
+#: Relative margin of a written budget over its profile.
 SLACK = 0.05
 _EXAMPLE = "{step: {time_ms: 85, memory_mib: 20000}, modules: {encoder: {time_ms: 30}}}"
 
@@ -52,7 +52,9 @@ class Excess:
     """A part of a step that exceeds its limit."""
 
     limit: Limit
+    # Cost of the part, in the unit of the limit; infinite if the step does not fit
     found: float
+    # ``"file:line"`` of the line, of the caller of the module, or of the heaviest or failing line of the step
     place: str
     out_of_memory: str = ""
 
@@ -67,8 +69,7 @@ class Excess:
                 f"{self.out_of_memory}"
             )
         found, more = _format_four_digits(self.found), _format_four_digits(self.found - limit.most)
-        return (  # Cost of the part, in the unit of the limit; infinite if the step does not fit
-            # ``"file:line"`` of the line, of the caller of the module, or of the heaviest or failing line of the step
+        return (
             f"{self.place}: {part}expected a {what} of at most {most} {unit}, got {found} {unit}, {more} {unit} more."
         )
 
@@ -194,7 +195,7 @@ def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
 
 
 def _check_same_step(profile: StepProfile, budget: Budget) -> None:
-    """Refuse a profile of a step other than the budget's."""
+    """Raise an error if the profiled step differs from the budget's step."""
     given = {name: getattr(profile, name) for name in budget.made_for}
     if given != budget.made_for:
         wanted, got = (_describe_step(x, budget.made_for, given) for x in (budget.made_for, given))
@@ -215,7 +216,7 @@ def _describe_step(one: Mapping[str, object], *both: Mapping[str, object]) -> st
 
 
 def changed_versions(profile: StepProfile, budget: Budget) -> tuple[str, ...]:
-    """Return a sentence for each version in which a profile differs from its budget."""
+    """Return a sentence for each version that differs between a profile and its budget."""
     found = []
     for name, before in budget.made_with.items():
         now = profile.versions.get(name)
@@ -243,7 +244,7 @@ def _cost_of_limited_part(profile: StepProfile, limit: Limit) -> tuple[float, in
 
 
 def _heaviest_line(profile: StepProfile, metric: str) -> str:
-    """Return the innermost line on the heaviest path, or else the heaviest line alone, or else line 1 of the file."""
+    """Return the innermost line on the heaviest path; if it has none, the heaviest line, or line 1 of the file."""
     way = profile.heaviest("time" if metric == "time_ms" else "memory")
     lines = [node.name for node in way if node.kind == "line"]
     if lines:

@@ -93,8 +93,8 @@ class ProfileDifference:
     root
         Both trees, merged.
     lines
-        All lines in both profiles: lines that register different weights first, then the others by the size of the
-        change. The changes of all lines add up to the step's change.
+        All lines in either profile: first those that register different weights, then the others, each group by the
+        size of the change. The changes of all lines add up to the step's change.
     """
 
     before: StepProfile = field(repr=False)
@@ -160,7 +160,8 @@ def difference(
     before, after
         Profiles from any source and for any device.
     renamed_lines
-        Maps ``"file:line"`` before to after, for lines that an edit moved; other lines keep their names.
+        Maps ``"file:line"`` before an edit to that after it, for lines that the edit moved; other lines keep their
+        names.
     """
     names = renamed_lines or {}
     root = _merge_trees(([before.root], [after.root]), names)

@@ -52,7 +52,7 @@ class Revision:
             yield project.step(options)
 
     def moved_lines(self) -> Mapping[str, str]:
-        """Map ``"file:line"`` before to after for the matching lines of Python files in both revisions."""
+        """Map ``"file:line"`` at the revision to that in the working tree, for matching lines of Python files."""
         found: dict[str, str] = {}
         for old in sorted(self.before.rglob("*.py")):
             name = old.relative_to(self.before).as_posix()
@@ -81,7 +81,7 @@ def moved_line_numbers(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple
 def _pair_lines(
     old: Sequence[str], olds: tuple[int, int], new: Sequence[str], news: tuple[int, int]
 ) -> Iterator[tuple[int, int]]:  # fmt: skip
-    """Yield pairs of matching lines in two ranges: common ends, unique lines, and lines between them."""
+    """Yield pairs of matching lines in two ranges: common ends, unique lines, and matching lines between these."""
     (a, a_end), (b, b_end) = olds, news
     least = min(a_end - a, b_end - b)
     head = next((n for n in range(least) if old[a + n] != new[b + n]), least)
@@ -159,7 +159,7 @@ def checkout_revision(entry: Path, revision: str) -> Iterator[Revision]:
 
 
 def _refuse_outside_folder(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Skip archive members that lead outside the folder, such as links to data."""
+    """Return an archive member; ``None`` if it leads outside the folder, as links to data may."""
     try:
         return tarfile.data_filter(member, folder)
     except tarfile.FilterError:

@@ -32,7 +32,7 @@ class Hint:
     # lines
     line: str = ""
     line_delta_s: float = 0.0
-    is_bound: bool = False  # whether the change cannot be built and only bounds the gain
+    is_bound: bool = False  # whether the change cannot be implemented, so that its gain is only an upper bound
     is_hardly_anything: bool = False
     rests_on: Provenance | str = ""  # provenance of the least certain new or changed time
     not_asked: str = ""  # why there is no prediction; ``""`` if there is one
@@ -53,7 +53,7 @@ class Hint:
         return replace(self, kind="calibrated", rests_on=rests_on)
 
     def with_price(self, per_hour: float, samples: float, before_s: float | None = None) -> Hint:
-        """Return the hint with prices per million samples."""
+        """Return the hint with prices per million samples (or per million steps if ``samples`` is 0)."""
         if self.not_asked:
             return self
         per_second = per_hour / 3600 * 1e6 / (samples or 1.0)

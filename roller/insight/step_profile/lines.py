@@ -29,7 +29,8 @@ class Line:
     seconds
         Time by phase over all instances; a recursive line is counted once.
     held_bytes, requested_bytes
-        Bytes by kind of storage over all instances, held at the peak of total memory and requested during the step.
+        Bytes by kind of storage over all instances: those held at the peak of total memory, and those requested during
+        the step.
     registered_bytes
         Bytes of parameters that the line registers.
     instances

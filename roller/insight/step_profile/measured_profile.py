@@ -13,7 +13,7 @@ from roller.insight.step_profile.predicted_profile import add_memory, path_of_op
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 
-#: Time of a step outside its operators, and memory of the process outside tensors.
+#: Keys of the nodes for a step's time outside operators, and for the process's memory outside tensors.
 UNTRACKED, NO_TENSOR = NodeKey("overhead", "outside of operators"), NodeKey("overhead", "memory of no tensor")
 
 

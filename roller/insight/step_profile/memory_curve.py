@@ -17,7 +17,7 @@ MOST_HOLDERS = 8
 
 
 def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
-    """Return the memory on a device after each operator of the last step, at most 400 points."""
+    """Return the memory on a device after each operator of the last step, thinned to at most 400 points."""
     if not spec.traits.discrete:
         return cpu_memory_over_step(trace)
     library = Library.of(spec, trace.options)
@@ -32,7 +32,7 @@ def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
 
 
 def cpu_memory_over_step(trace: Trace) -> tuple[MemoryPoint, ...]:
-    """Return the requested bytes after each operator of the last step, at most 400 points."""
+    """Return the requested bytes after each operator of the last step, thinned to at most 400 points."""
     library = Library(workspace_bytes=0)
     kinds = _requested_bytes_by_kind(trace, library)
     sizes = [sum(held.values()) for held in kinds]

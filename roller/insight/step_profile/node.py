@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-#: Kind of a node: ``"shapes"`` groups calls of an operator by input shapes, ``"tensors"`` the bytes of one kind, and
-#: ``"overhead"`` time and memory outside operators.
+#: Kind of a node: ``"shapes"`` groups the calls of an operator by input shapes, ``"tensors"`` stands for the bytes of
+#: one kind, and ``"overhead"`` stands for time and memory outside operators.
 NodeKind = Literal[
     "step", "line", "module", "operator", "shapes", "kernel", "call", "tensors", "overhead"
 ]  # fmt: skip
@@ -20,10 +20,10 @@ class Seconds(NamedTuple):
     Parameters
     ----------
     wall_s
-        Share of the step's wall time, in seconds. Each instant belongs to one task, so the nodes at one level add up to
-        the step.
+        Share of the step's wall time, in seconds. Each instant belongs to one task, so the times of the nodes at one
+        level add up to the step's time.
     device_s
-        Total duration of kernels, or on a CPU, of operators.
+        Total duration of kernels or, on a CPU, of operators.
     host_s
         Total duration of calls on threads, without waits.
     """
@@ -50,7 +50,7 @@ class Node:
     requested_bytes
         Bytes requested during the step, by kind of storage.
     bound_s
-        Seconds of kernels by limiting resource, if the prices contain it.
+        Seconds that kernels take, by limiting resource, if the prices contain it.
     pipe_s
         Seconds that the operations would take at the peak rates of their pipes, by pipe.
     registered

@@ -23,7 +23,7 @@ def profile_onnx(
     shapes: Mapping[str, Sequence[int]] | None = None,
     policy: str = "roller",
 ) -> StepProfile:
-    """Predict an ONNX inference's profile; for parameters, see :func:`~roller.insight.onnx_models.forecast_onnx`."""
+    """Predict the profile of an ONNX model; for parameters, see :func:`~roller.insight.onnx_models.forecast_onnx`."""
     from roller.arguments import target_of
 
     spec = target_of(device)[0]

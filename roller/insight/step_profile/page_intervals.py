@@ -58,7 +58,7 @@ def _wall_s_by_phase(seconds: Mapping[str, Seconds]) -> dict[str, float]:
 
 
 def throughput_interval(step: StepTimes) -> list[float] | None:
-    """Return the throughput at both ends of the interval of the step time."""
+    """Return the lowest and highest throughput in the interval of the step time; ``None`` if unknown."""
     if not step.throughput or not 0.0 < step.lower_s < step.upper_s:
         return None
     samples = step.throughput * step.iteration_s

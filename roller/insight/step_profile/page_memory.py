@@ -16,7 +16,7 @@ class _ProfileWithMemory(Protocol):
 
 
 def memory_columns(profile: _ProfileWithMemory, number_of: Callable[[str], int]) -> dict[str, Any] | None:
-    """Return the memory during the step; ``None`` if unknown. ``number_of`` maps a text to its index on the page."""
+    """Return columns of memory over the step; ``None`` if unknown. ``number_of`` maps a text to its index."""
     points = profile.memory_curve
     if not points:
         return None
@@ -32,7 +32,7 @@ def memory_columns(profile: _ProfileWithMemory, number_of: Callable[[str], int])
 
 
 def _holder_columns(points: Sequence[Any], number_of: Callable[[str], int]) -> dict[str, Any] | None:
-    """Return the holders at all points in one list, with the end position of each point."""
+    """Return the holders at all points in one list, with the end index for each point; ``None`` if there are none."""
     held = [pair for point in points for pair in point.holders.items()]
     if not held:
         return None

@@ -18,9 +18,9 @@ from roller.insight.step_profile.tree_builder import NodeKey, Path, TreeBuilder,
 from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
 from roller.insight.trace.trace import AllocEvent, Operator, Stack, Storage, Trace
 
-#: Time in which no task runs: host code between calls.
+#: Key of the node for the time in which no task runs, i.e. host code between calls.
 BETWEEN_CALLS = NodeKey("overhead", "host code between calls")
-#: Reductions between devices, and their gradient buckets.
+#: Key of the node for reductions between devices and for gradient buckets.
 COMMUNICATION = NodeKey("overhead", "communication")
 _STATE_SUFFIX = {"parameter": "", "buffer": "", "gradient": ".grad", "optimizer_state": ".state"}
 
@@ -37,7 +37,7 @@ def tree_of_forecast(trace: Trace, forecast: Forecast) -> Node:
 
 
 def add_gradient_buckets(trace: Trace, devices: int) -> Trace:
-    """Add gradient buckets to a trace if the step runs on several devices."""
+    """Return a trace with its gradient buckets if the step runs on several devices; otherwise return it unchanged."""
     return trace if devices == 1 else add_bucket_storages(trace, buckets(trace))
 
 
@@ -111,7 +111,7 @@ def _divide_among_launches(took: Seconds, launches: tuple[LaunchPrice, ...]) -> 
 
 
 def add_memory(tree: TreeBuilder, trace: Trace, memory: Memory, bucket_storages: frozenset[int] = frozenset()) -> None:
-    """Add the bytes at the peak of total memory, and the bytes that the last step requests, to a tree."""
+    """Add to a tree the bytes at the peak of total memory and the bytes that the last step requests."""
     # named storages belong to the module of their parameter, others to the operator that allocates them
     place = _StorageNodes(tree, trace, bucket_storages)
     for number, event in memory.held.items():

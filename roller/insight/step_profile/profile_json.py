@@ -66,7 +66,7 @@ def _node_row(node: Node, parent: int) -> dict[str, Any]:
 
 
 def _holders_data(points: Sequence[MemoryPoint]) -> dict[str, Any]:
-    """Return the distinct holder names, and for each point, pairs of a name's index and its bytes."""
+    """Return the distinct holder names and, for each point, pairs of a name's index and its bytes."""
     names: dict[str, int] = {}
     rows = [[[names.setdefault(x, len(names)), size] for x, size in p.holders.items()] for p in points]
     return {"names": list(names), "points": rows} if names else {}
@@ -97,7 +97,7 @@ def curve_data(curve: BatchCurve) -> dict[str, Any]:
 
 
 def from_data(data: Any, where: str = "profile") -> StepProfile:
-    """Create a profile from JSON data."""
+    """Create a profile from data in the format of :func:`to_data`, and check that its parts add up."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ArtifactError(f"{where}: expected a profile of roller, got JSON of another kind. Write it with --out.")
     version = data.get("version")
@@ -232,7 +232,7 @@ def _check_line_name(value: Any) -> str:
 
 
 def save_profile(profile: StepProfile, path: str | Path) -> None:
-    """Write a profile as JSON atomically."""
+    """Write a profile as JSON, replacing any existing file atomically."""
     with write_atomically(Path(path)) as file:
         file.write(json.dumps(to_data(profile), allow_nan=False).encode())
 
@@ -252,7 +252,7 @@ def load_profile(path: str | Path) -> StepProfile:
 
 
 def read_profile_data(path: str | Path) -> Any:
-    """Return the JSON content of a file; if it is a list, return its only item."""
+    """Return the JSON content of a file or, if it is a list, the only item of the list."""
     try:
         data = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:

@@ -28,7 +28,7 @@ from roller.page.path_removal import without_paths
 
 #: Initial limit on nodes and table rows, halved until the page is small enough, and the smallest limit.
 _MOST_NODES, _LEAST_NODES = 200_000, 64
-#: Tables of a profile: heading -> kind of node. Lines have their own totals.
+#: Maps the heading of each table to the kind of its nodes. Lines have a table of their own.
 _TABLES = {"operators": "operator", "kernels": "kernel", "modules": "module", "shapes": "shapes"}
 #: Returns the source text of ``"file:line"``; ``""`` if it is unknown.
 TextOf = Callable[[str], str]
@@ -103,13 +103,13 @@ def _anonymous_name(data: Mapping[str, Any]) -> str:
 
 
 def _files_of_lines(root: Node) -> set[str]:
-    """Return the files of a tree's lines, whose names :func:`without_paths` may not recognise."""
+    """Return the files of a tree's lines, whose names :func:`without_paths` may not recognize."""
     lines = (line for n in root.walk() for line in ((n.name, *n.registered) if n.kind == "line" else n.registered))
     return {line.rpartition(":")[0] for line in lines}
 
 
 def profile_page_data(profile: _PageProfile, text_of: TextOf | None = None, most: int = _MOST_NODES) -> dict[str, Any]:
-    """Return a profile as JSON-ready values, and NumPy arrays for columns."""
+    """Return a profile as JSON-ready values, with NumPy arrays as columns."""
     names = _TextIndex()
     plain = (
         "name", "source", "label", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp",
@@ -172,7 +172,7 @@ def _node_columns(root: Node, names: _TextIndex) -> dict[str, Any]:
 
 
 def _registered_columns(nodes: Sequence[Node], parents: Sequence[int], names: _TextIndex) -> dict[str, Any]:
-    """Return each line that registers parameters with the indices of the modules that contain those parameters."""
+    """Return columns that pair each line that registers parameters with the nodes that contain these parameters."""
     pairs = dict.fromkeys((names.of(line), parents[n]) for n, node in enumerate(nodes) for line in node.registered)
     return {
         "line": np.array([line for line, _ in pairs], np.uint32), "node": np.array([n for _, n in pairs], np.int32)
@@ -265,7 +265,7 @@ class _NodesOfName:
 
 
 def merge_nodes(kind: Any, name: str, nodes: Sequence[Node]) -> Node:
-    """Merge nodes into one node without children whose times and bytes are their sums."""
+    """Return one node, without children, whose times and bytes are the sums over ``nodes``."""
     seconds, lower, upper = (
         sum_seconds_by_phase(getattr(n, part) for n in nodes) for part in ("seconds", "lower", "upper")
     )

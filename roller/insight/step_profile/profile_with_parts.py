@@ -1,4 +1,4 @@
-"""Reader for the output of ``roller profile --json``: a profile, optionally with hints and a difference."""
+"""Reads the output of ``roller profile --json``: a profile, optionally with hints and a difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.step_profile.profile_json import load_profile, read_profile_
 from roller.insight.step_profile.step_profile import StepProfile
 
 _TEXT, _NUMBER, _FLAG, _MAYBE, _LIST = "a text", "a number", "true or false", "a number or null", "a list of texts"
-#: Keys that the page reads -> their types; :mod:`hints_difference_json` writes all of them.
+#: Maps each key of a hint that the page reads to its type; :mod:`hints_difference_json` writes all of them.
 _HINT = {
     **dict.fromkeys(("change", "origin", "kind", "line", "memory_note", "rests_on", "not_asked", "price_per"), _TEXT),
     **dict.fromkeys(("iteration_s", "lower_s", "upper_s", "delta_s", "line_delta_s"), _NUMBER),

@@ -41,13 +41,13 @@ from roller.runtime.cache_key import code_digest
 FileKind = Literal["entry", "script", "model", "profile", "recording"]
 #: Default device of a profile.
 DEVICE = "a100"
-#: Suffix -> default kind of a file; Python may also be a script, and JSON a profile.
+#: Maps a suffix to the default kind of a file; a Python file may also be a script, and a JSON file may be a profile.
 _SUFFIXES: Mapping[str, FileKind] = {
     ".py": "entry", ".onnx": "model", ".json": "recording", ".json.gz": "recording"
 }  # fmt: skip
 #: Suffixes of files that can be profiled.
 SUFFIXES = tuple(_SUFFIXES)
-#: Hexadecimal digits of a digest.
+#: Number of hexadecimal digits that are kept of a digest.
 _DIGITS = 16
 #: Number of bytes at the start of a JSON file that are searched for its format.
 _HEAD = 256
@@ -78,11 +78,10 @@ def profile(
     Parameters
     ----------
     step
-        An entry file (:mod:`roller.insight.trace.pytorch.entry_file`) or the result of :func:`roller.trace`, predicted
-        for a device. A training script without providers, run by
-        :func:`roller.insight.capture.script_tracer.trace_script` and then predicted. An ONNX model, for which one
-        inference is predicted. A recording of PyTorch's profiler, or a file written by :func:`save_profile`, both of
-        which keep their times.
+        An entry file (:mod:`roller.insight.trace.pytorch.entry_file`), the result of :func:`roller.trace`, or a
+        training script without providers (:func:`roller.insight.capture.script_tracer.trace_script` runs it): the step
+        is predicted for a device. For an ONNX model, one inference is predicted. A recording of PyTorch's profiler and
+        a file written by :func:`save_profile` keep their times.
     device
         A specification or its name; ``"a100"`` by default. Recordings, saved profiles and measurements do not take a
         device.
@@ -92,7 +91,7 @@ def profile(
         See :func:`roller.insight.forecast.forecast`. By default, a model uses Roller's programs, and a step uses the
         kernels of PyTorch and its libraries.
     calls
-        For an entry file; see :func:`roller.trace`.
+        Number of calls to trace, for an entry file or a script; see :func:`roller.trace`.
     curve
         Whether to compute throughput and memory over the batch now, as needed before saving; otherwise
         ``batch_curve()`` computes them on demand. Three batches are traced, plus batch 1 if the search for the largest
@@ -249,7 +248,7 @@ def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: st
 
 
 def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name: str = "step") -> StepProfile:
-    """Return the profile for the forecast of a trace."""
+    """Return the profile of a trace's forecast."""
     if forecast.step.trace.options.get("is_compiled"):  # compilation changes operators and storages
         trace = forecast.step.trace
     root = tree_of_forecast(trace, forecast)

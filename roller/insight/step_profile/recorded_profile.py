@@ -1,4 +1,4 @@
-"""Profiles from recordings, which are files written by PyTorch's profiler."""
+"""Creates profiles from recordings, which are files written by PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _add_peak_memory(tree: TreeBuilder, curve: MemoryCurve) -> list[str]:
 
 
 def _peak_index(curve: MemoryCurve) -> int:
-    """Return the index of the most reserved bytes; among equal values, the index of the most allocated bytes."""
+    """Return the index of the point with the most reserved bytes and, among those, the most allocated bytes."""
     if not len(curve.reserved_bytes):
         return int(np.argmax(curve.allocated_bytes))
     most = curve.reserved_bytes == curve.reserved_bytes.max()

@@ -1,4 +1,4 @@
-"""Source text of the lines named in a profile."""
+"""Reads the source text of the lines named in a profile."""
 
 from __future__ import annotations
 

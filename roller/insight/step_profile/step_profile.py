@@ -72,10 +72,10 @@ class StepProfile:
     device
         Name of the device; ``""`` if a recording does not contain it.
     root
-        The step; its descendants are lines and modules, then operators, kernels and tensors. Times of children add up
-        to their parent's within 1e-9 s, bytes exactly.
+        The step; its descendants are lines and modules, then operators, kernels and tensors. The times of children add
+        up to their parent's time within 1e-9 s, and their bytes add up exactly.
     iteration_s, lower_s, upper_s
-        Time of one step and its interval: the time less and plus the expected error, or the spread of measurements.
+        Time of one step and its interval: the time minus and plus the expected error, or the range of measurements.
     batch, samples
         Number of samples per call and per update on each device; 0 if unknown.
     devices, amp, checkpoint, policy
@@ -83,7 +83,7 @@ class StepProfile:
     bound
         What limits the step: ``"device"``, ``"launches"`` or ``"links"``; ``""`` if unknown.
     capacity_bytes
-        Memory of the device; 0 if unknown.
+        Memory of the device in bytes; 0 if unknown.
     out_of_memory
         Why the step does not fit, with the failing line; ``""`` if it fits. If it does not, memory is counted up to the
         failure.
@@ -171,7 +171,7 @@ class StepProfile:
 
     @property
     def total_bytes(self) -> int:
-        """Peak memory of the process, the sum of all bytes in the tree."""
+        """Peak memory of the process in bytes, which is the sum over the tree."""
         return self.root.total_held_bytes
 
     @property
@@ -181,7 +181,7 @@ class StepProfile:
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits the device."""
+        """Whether the step fits on the device."""
         return not self.out_of_memory
 
     @property
@@ -223,7 +223,7 @@ class StepProfile:
         Raises
         ------
         RollerError
-            If ``metric`` is neither.
+            If ``metric`` is neither of these.
         """
         if metric not in ("time", "memory"):
             raise RollerError(f"profile: heaviest: expected 'time' or 'memory', got {shown(metric)}. Choose one.")
@@ -234,15 +234,15 @@ class StepProfile:
         return tuple(found)
 
     def split(self) -> Split:
-        """Return the bytes of weights and of activations saved for backward, at the peak of total memory."""
+        """Return the bytes that weights and saved activations take at the peak of total memory."""
         held = self.root.held_bytes
         return Split(held.get("parameter", 0), held.get("activation", 0))
 
     def balanced_batch(self) -> float:
         """Return the batch at which activations take up as many bytes as weights.
 
-        This is the bytes of weights divided by the bytes of activations per sample. Activations are measured at their
-        own peak, since few are left if total memory peaks during the update.
+        This is the size of the weights divided by the size of the activations per sample. Activations are measured at
+        their own peak, since few are left if total memory peaks during the update.
 
         Raises
         ------
@@ -259,7 +259,7 @@ class StepProfile:
         return weights * self.batch / activations
 
     def diminishing_from(self) -> int:
-        """Return the first batch for which doubling raises throughput by less than a tenth.
+        """Return the smallest batch at which doubling the batch raises throughput by less than a tenth.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Builder for a profile's tree, from the leaves up, so that children add up to their parents."""
+"""Builds a profile's tree from its leaves, so that the figures of children add up to those of their parents."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class NodeKey(NamedTuple):
     name: str
 
 
-#: Path of a module instance, as ``named_modules`` gives it.
+#: Pattern of a module instance's path, as ``named_modules`` gives it.
 _MODULE_PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
-#: Keys of the nodes from the root, exclusive, to one node.
+#: Keys of the nodes on the way from the root to a node, without the root's key.
 Path = tuple[NodeKey, ...]
 
 
@@ -48,7 +48,7 @@ def path_of_call(stack: Stack, module: str, operator: str = "") -> Path:
 
 
 def _modules_between(outer: str, inner: str) -> Iterator[NodeKey]:
-    """Yield the modules below one path down to another, or only the other if it is outside the first."""
+    """Yield the modules below ``outer`` down to ``inner``; yield only ``inner`` if it is outside ``outer``."""
     if inner == outer or not inner:
         return
     is_path = _MODULE_PATH.fullmatch(inner) is not None  # regions of a recording can have any name
@@ -77,7 +77,7 @@ class _NodeDraft:
 
 
 class TreeBuilder:
-    """Tree to which leaves are added.
+    """Builds a tree from leaves that are added one by one.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class TreeBuilder:
             leaf.requested[kind] = leaf.requested.get(kind, 0) + requested
 
     def path_of_module(self, module: str) -> Path:
-        """Return the path of a module: the path of its first call, or else one below the nearest enclosing module."""
+        """Return the path of a module's first call; if there is none, a path below the nearest module with a call."""
         known = module
         while known not in self._module_paths:
             known = known.rpartition(".")[0]
@@ -149,7 +149,7 @@ class TreeBuilder:
         return at
 
 
-#: Kinds of nodes whose calls are operators.
+#: Kinds of nodes whose ``calls`` counts calls of operators.
 _CALLED = ("line", "module", "operator")
 
 

@@ -1,4 +1,4 @@
-"""Sizes of a step's weights that would run faster if padded, found as in ``roller lint``."""
+"""Finds sizes of a step's weights whose padding would speed up kernels, as ``roller lint`` does for a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 from roller.insight.whatif.primitives import annotate, set_duration
 
-#: Number of weights that the name of a padding lists.
+#: Maximum number of weights that the name of a padding lists.
 _NAMED = 3
 _ASSUMED = (
     "The new elements are zeros and change no result; all weights with these sizes grow together.",
@@ -36,9 +36,9 @@ _ASSUMED = (
 class PaddedWeights:
     """Graph transform that pads weight sizes with zeros and replaces the times of the affected kernels."""
 
-    sizes: Mapping[int, int]  # size -> padded size
+    sizes: Mapping[int, int]  # maps a size to its padded size
     weights: tuple[str, ...]
-    delta_s: Mapping[int, float] = field(repr=False)  # task -> change of its time, in seconds
+    delta_s: Mapping[int, float] = field(repr=False)  # maps a task to the change of its time, in seconds
 
     def __str__(self) -> str:
         more = f" and {len(self.weights) - _NAMED} more" if len(self.weights) > _NAMED else ""

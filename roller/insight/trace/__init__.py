@@ -1,1 +1,1 @@
-"""Traces: the operators, allocations and frees of a training step as plain data; ``pytorch`` makes them from models."""
+"""Traces: a training step's operators, allocations and frees as plain data; ``pytorch`` creates them from models."""

@@ -2,7 +2,7 @@
 
 A size in a step, such as an axis, a stride or the bytes of a storage, is usually ``p + q * batch``. Two traces give
 ``p`` and ``q`` for each size, and a third shows whether this is correct. Steps whose operators depend on the batch are
-recognized.
+detected.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class TracesByBatch:
         return found
 
 
-#: Traces that are needed to show that sizes are affine in the batch.
+#: Number of traces needed to show that sizes are affine in the batch.
 _PROOF = 3
 
 
@@ -172,7 +172,7 @@ def _interpolate_tensor(a: TensorRecord, b: TensorRecord, interpolate: _Interpol
 
 
 def _interpolate_argument(a: Any, b: Any, interpolate: _Interpolator) -> Any:
-    """Return an argument; floating-point arguments, which do not affect cost, are taken from the first trace."""
+    """Return an argument at the new batch; floats, which do not affect cost, are taken from the first trace."""
     if isinstance(a, bool) or isinstance(b, bool) or type(a) is not type(b):
         if a != b:
             raise NotAffineError(f"arguments {a!r} and {b!r}")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from roller.insight.trace.tensor_bytes import itemsize
 from roller.insight.trace.trace import TensorRecord
 
-#: Number of bytes of which a pixel's channels must be a multiple if a matrix unit's kernels load vectors; images with
-#: at most four channels have special kernels, which take four (NVIDIA's convolution guide, "Channels In And Out").
+#: Vector size in bytes: kernels for matrix units need pixels whose channels fill whole vectors. Special kernels for
+#: images with few channels take exactly four (NVIDIA's convolution guide, "Channels In And Out").
 _VECTOR_BYTES, _FEW_CHANNELS = 16, 4
 
 
@@ -43,7 +43,7 @@ def suggests_channels_last(tensor: TensorRecord) -> bool:
 
 
 def channels_padded_to_vectors(channels: int, dtype: str) -> int:
-    """Return the number of channels of an image whose pixels are whole vectors.
+    """Return ``channels`` rounded up so that each pixel of an image fills whole vectors; at least four.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def channels_per_vector(dtype: str) -> int:
 
 
 def padded_channels(tensor: TensorRecord, groups: int) -> int:
-    """Return the channels of the copy that a matrix unit's kernel needs; channels in groups are not padded."""
+    """Return the number of channels that a matrix unit's kernel needs; grouped channels are not padded."""
     return tensor.shape[1] if groups > 1 else channels_padded_to_vectors(tensor.shape[1], tensor.dtype)
 
 
@@ -75,14 +75,14 @@ def needs_layout_conversion(tensor: TensorRecord, groups: int) -> bool:
 
 
 def is_depthwise(weight: TensorRecord, groups: int, transposed: bool) -> bool:
-    """Return whether every filter sees only one channel, which no matrix unit computes."""
+    """Return whether every filter reads only one channel; matrix units do not compute such convolutions."""
     return groups > 1 and weight.shape[1] == 1 and len(weight.shape) <= 4 and not transposed
 
 
 def is_planar_matrix_product(weight: TensorRecord, stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:
-    """Return whether a convolution is a matrix product on channel planes: filters times the planes of an image.
+    """Return whether a convolution is the product of the filter matrix and the image in channels-first layout.
 
-    This is the case if every window is a point, every point of the image has a window, and channels form whole vectors.
+    This requires a window of one point, a stride of one, no padding or groups, and channels that form whole vectors.
     """
     filters, channels, *window = weight.shape
     if groups != 1 or len(window) > 2 or {*window, *stride} != {1} or any(padding):

@@ -1,4 +1,4 @@
-"""Gradients that devices reduce in buckets: those of ``DistributedDataParallel``, filled in order of appearance."""
+"""Groups gradients into the buckets that devices reduce, as ``DistributedDataParallel`` does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from roller.errors import RollerError
 from roller.insight.trace.trace import AllocEvent, Storage, Trace
 
-#: Capacities of the first bucket and of the others: ``_DEFAULT_FIRST_BUCKET_BYTES`` and ``bucket_cap_mb`` of
+#: Capacities, in bytes, of the first bucket and of the others: ``_DEFAULT_FIRST_BUCKET_BYTES`` and ``bucket_cap_mb`` of
 #: ``torch.nn.parallel.DistributedDataParallel``.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 
@@ -17,21 +17,21 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 class Gradient(NamedTuple):
     """The gradient of one parameter in one step, which devices reduce.
 
-    ``ready`` and ``update`` are operators in a trace's step, or tasks in a graph.
+    ``ready`` and ``update`` are indices of operators in a trace's step, or ids of tasks in a graph.
 
     Parameters
     ----------
     size_bytes
-        Bytes of the whole gradient; 0 for a sparse gradient, whose rows a trace does not count.
+        Size of the whole gradient in bytes; 0 for a sparse gradient, whose rows a trace does not count.
     ready
         Operator or task at whose end the gradient is complete.
     iteration
         Step in the profile; 0 for a trace.
     module
-        Path of the module whose backward last wrote the gradient; ``""`` if a profile does not give it.
+        Path of the module whose backward pass last wrote the gradient; ``""`` if a profile does not give it.
     update
-        Operator or task that waits for the reduction: in a trace, the first operator after that backward, or the number
-        of operators if none follows. ``None`` if only the phases of a profile give it, or nothing follows.
+        Operator or task that waits for the reduction: in a trace, the first operator after that backward pass, or the
+        number of operators if none follows. In a profile, ``None`` if only the phases show it, or nothing follows.
     name
         Name of the parameter; ``""`` if a profile does not give it.
     """
@@ -44,7 +44,7 @@ class Gradient(NamedTuple):
     name: str = ""
 
     def shift_ids(self, tasks: int, iterations: int = 0) -> Gradient:
-        """Return the gradient in a graph that has this many tasks and steps before these."""
+        """Return the gradient in a larger graph, where ``tasks`` tasks and ``iterations`` steps precede its own."""
         update = None if self.update is None else self.update + tasks
         return self._replace(ready=self.ready + tasks, iteration=self.iteration + iterations, update=update)
 
@@ -79,8 +79,8 @@ def reduced_gradients(trace: Trace) -> list[Gradient]:
     """Return the gradients that devices reduce in the last step, in order of appearance.
 
     A gradient to which several backward passes add is reduced once, when it is complete, as under ``no_sync``. A
-    gradient that is read and then written again, e.g. if two optimizers take turns, is reduced each time. Operators are
-    numbered as in :meth:`~roller.insight.trace.trace.Trace.steady`.
+    gradient that is read and then written again, e.g. if two optimizers take turns, is reduced each time. Indices refer
+    to the operators in :meth:`~roller.insight.trace.trace.Trace.steady`.
     """
     step, found = trace.steady(), list[Gradient]()
     written: dict[int, tuple[int, str]] = {}
@@ -111,7 +111,7 @@ def reduced_gradients(trace: Trace) -> list[Gradient]:
 def buckets(
     trace: Trace, *, first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
-    """Return the buckets for the last step's gradients, as filled once PyTorch knows the order of the gradients.
+    """Return the buckets for the last step's gradients, as PyTorch fills them once it knows the gradients' order.
 
     A bucket is full as soon as it reaches its capacity. Gradients for which different operators wait, i.e. those of
     different backward passes, never share a bucket.
@@ -133,7 +133,7 @@ def buckets(
 def group_into_buckets(
     gradients: Sequence[Gradient], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> list[Bucket]:
-    """Return the buckets that gradients fill in order; different steps or waiting operators never share a bucket."""
+    """Return the buckets that gradients fill in order; different steps or waiting operators have separate buckets."""
     groups: dict[tuple[int, int | None], list[Gradient]] = {}
     for gradient in gradients:
         groups.setdefault((gradient.iteration, gradient.update), []).append(gradient)
@@ -146,7 +146,7 @@ def group_into_buckets(
 def bucket_slices(
     sizes: Sequence[int], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> list[slice]:
-    """Return the buckets filled in order by gradients of given bytes; a bucket is full once it reaches its capacity.
+    """Return the slice of ``sizes``, in bytes, that fills each bucket; a bucket is full once it reaches its capacity.
 
     Examples
     --------

@@ -10,11 +10,11 @@ from roller.errors import ModelError, did_you_mean, shown
 from roller.hardware import DeviceSpec, load_spec
 from roller.insight.trace.torch_release import TorchRelease
 
-#: Words of automatic mixed precision; ``"fp32"`` is none.
+#: Maps the accepted names of precisions to those of automatic mixed precision; ``None`` for full precision.
 PRECISIONS = {
     "fp32": None, "float32": None, "none": None, "fp16": "fp16", "float16": "fp16", "bf16": "bf16", "bfloat16": "bf16"
 }  # fmt: skip
-#: Placeholder for the compute capability of a CPU, which also runs PyTorch's own code.
+#: Placeholder for the compute capability of a CPU.
 HOST = (0, 0)
 
 
@@ -58,7 +58,7 @@ class TraceOptions:
     amp
         ``"fp32"``, ``"fp16"`` or ``"bf16"``.
     checkpoint
-        Modules that run again in backward: ``True`` for the repeated blocks, or path patterns.
+        Modules that are recomputed in the backward pass: ``True`` for the repeated blocks, or path patterns.
     torch_release
         PyTorch release whose rules decide what is saved and allocated, e.g. ``"1.10"``; ``""`` for the newest.
     """

@@ -1,4 +1,4 @@
-"""The peak memory of this process since a given moment, as counted by Linux."""
+"""Measures the peak memory of this process since a given moment."""
 
 from __future__ import annotations
 

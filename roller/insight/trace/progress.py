@@ -28,7 +28,7 @@ def listening(
     *,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Follow ``trace``, ``forecast`` and ``sweep`` within this context, and optionally cancel them.
+    """Report the progress of ``trace``, ``forecast`` and ``sweep`` within this context; optionally cancel them.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def listening(
 
 
 def report_progress(stage: str, done: int, total: int = 0) -> None:
-    """Report the progress of a stage to the listeners."""
+    """Report the progress of a stage to the current listener; raise :class:`Cancelled` if the caller has cancelled."""
     watch = _WATCH.get()
     if watch is None:
         return

@@ -9,7 +9,7 @@ _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
 def find_project_folder(path: Path) -> Path:
-    """Return the nearest project folder that contains a folder; the folder itself if there is none."""
+    """Return the nearest project folder that is or contains the given folder; the given folder if there is none."""
     folder = path.resolve()
     for one in (folder, *folder.parents):
         if any((one / name).exists() for name in _PROJECT_FILES):
@@ -18,7 +18,7 @@ def find_project_folder(path: Path) -> Path:
 
 
 def import_root_and_module(path: Path, least: int = 0) -> tuple[Path, str]:
-    """Return the folder from which a file is imported, and the file's module name."""
+    """Return the folder from which a file is imported, and its module name with at least ``least`` packages."""
     folder, names = path.absolute().parent, [path.stem]
     while (folder / "__init__.py").is_file() or len(names) <= least:
         names.insert(0, folder.name)

@@ -32,7 +32,7 @@ class ProviderProblem:
     Parameters
     ----------
     file, line
-        Place of the error; the path is relative to the project. Line 1 for a missing function.
+        Location of the error; the path is relative to the project. Line 1 for a missing function.
     text
         Description of what was expected, what was found, and what to do.
     """
@@ -61,12 +61,12 @@ class ProviderErrors(ModelError):
             super().__init__(f"{first.file}: expected three providers, got {len(self.problems)} errors: {found}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the errors as JSON data: ``file``, ``line`` and ``text`` for each."""
+        """Return the errors as JSON-ready data: ``file``, ``line`` and ``text`` for each."""
         return [asdict(problem) for problem in self.problems]
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> ProviderErrors:
-        """Create the errors from the data of :meth:`rows`."""
+        """Create the errors from data returned by :meth:`rows`."""
         return cls([ProviderProblem(str(row["file"]), int(row["line"]), str(row["text"])) for row in rows])
 
 
@@ -76,7 +76,7 @@ def provider_aliases(provider: str) -> tuple[str, ...]:
 
 
 def is_script(path: Path) -> bool:
-    """Return whether a Python file is a program: it neither binds a provider nor imports anything that may be one."""
+    """Return whether a Python file is a program: it neither binds a provider's name nor uses ``import *``."""
     try:
         body = ast.parse(read_text(path)).body
     except (OSError, ValueError, SyntaxError, RecursionError):
@@ -96,7 +96,7 @@ def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def resolve_providers(module: Any, path: Path) -> None:
-    """Give a loaded entry file the three standard names, whichever of their aliases it defines."""
+    """Bind the standard provider names in a loaded entry file to its functions; raise an error if one is invalid."""
     problems = [problem for name in PROVIDERS for problem in _provider_problems(module, name, path)]
     if problems:
         raise ProviderErrors(sorted(problems, key=lambda one: one.line))

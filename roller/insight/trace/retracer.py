@@ -1,4 +1,4 @@
-"""Traces a step under other options, and caches the latest traces."""
+"""Traces a step under other options and caches the latest traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Trace
 
 T = TypeVar("T")
-#: Traces in the cache; a trace of a large model has some ten thousand operators.
+#: Maximum number of traces in the cache; a trace of a large model has about ten thousand operators.
 _KEPT = 16
 
 
@@ -33,7 +33,7 @@ class Retracer(Generic[T]):
         self, make: Callable[[TraceOptions], Trace], first: TraceOptions, wrap: Callable[[Trace, Retracer[T]], T]
     ) -> None:
         self._make, self._first, self._wrap = make, first, wrap
-        #: Batch, precision, checkpointing and release, and the compute capabilities whose kernels it has -> trace.
+        #: Maps options and the compute capabilities for which PyTorch chooses the same kernels to the trace.
         self._kept: OrderedDict[tuple[object, frozenset[tuple[int, int]]], T] = OrderedDict()
 
     def __call__(self, options: TraceOptions) -> T:
@@ -62,7 +62,7 @@ class Retracer(Generic[T]):
         return found
 
     def _with_defaults(self, options: TraceOptions) -> Retracer[T]:
-        """Return a retracer with the same traces and these options as the defaults."""
+        """Return a retracer that shares the cache and has these options as the defaults."""
         again = Retracer(self._make, options, self._wrap)
         again._kept = self._kept
         return again

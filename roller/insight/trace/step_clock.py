@@ -1,8 +1,8 @@
 """Times consecutive steps in blocks of three until they are stable, and estimates the interval of their median.
 
 Blocks correspond to the windows of the kernel clock (:mod:`roller.runtime.clock`). A block is disturbed if the step's
-threads, ready to run, waited for a processor for more than a twentieth of the time. (A kernel never sleeps; a step may,
-waiting for its data.) The interval is based on order statistics, without assumptions about how times are distributed:
+threads, ready to run, waited for a processor for more than a twentieth of the time. (Unlike a kernel, a step may also
+sleep while it waits for data.) The interval is based on order statistics, without assumptions about the distribution:
 with 95 % confidence, the true median lies between the k-th smallest and the k-th largest of n times.
 """
 
@@ -19,11 +19,11 @@ from roller.runtime.timing_windows import time_calls_together
 
 #: Number of consecutive steps in a block.
 BLOCK_STEPS = 3
-#: Number of undisturbed blocks that a stable time needs, and of blocks that are taken at any cost.
+#: Number of undisturbed blocks that a stable time needs, and number of blocks that are run whatever the budget is.
 NEEDED, LEAST = 5, 3
-#: Width of the interval, relative to the median, at which a time is stable, and at which no more blocks are taken.
+#: Widths of the interval, relative to the median, up to which a time is stable, and at which no more blocks are run.
 STABLE, SETTLED = 0.10, 0.02
-#: Largest difference between two consecutive warm steps, and maximum number of warm-up steps.
+#: Largest relative difference between consecutive steps at which the warm-up ends, and maximum number of its steps.
 _WARM, _MOST_WARM = 0.05, 10
 #: Maximum number of blocks, and the share of the budget that a warm-up may take.
 _MOST, _WARM_SHARE = 100, 0.25
@@ -41,7 +41,7 @@ class StepTiming:
     is_stable
         Whether enough blocks were undisturbed and the interval is narrow.
     samples_s
-        Seconds per step in every block that counts: the undisturbed blocks if there are enough, otherwise all blocks.
+        Seconds per step in the blocks of the median: the undisturbed ones if there are enough, otherwise all.
     note
         Why the time is not stable; empty if it is stable.
     """
@@ -61,7 +61,7 @@ def time_steps(
     budget_s: float,
     between: Callable[[], object] = lambda: None,
 ) -> StepTiming:
-    """Return the seconds per step."""
+    """Return the seconds per step; ``between`` is called before each block and is not timed."""
     chosen = system_clock()
     calls = max(1, -(-BLOCK_STEPS // steps_per_call))
     start, blocks = chosen.now(), list[ClockSample]()

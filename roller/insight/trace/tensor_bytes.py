@@ -1,4 +1,4 @@
-"""Elements and bytes of traced tensors."""
+"""Counts the elements and bytes of traced tensors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _OTHER_BYTES = {"complex64": 8, "complex128": 16, "complex32": 4, "float8_e5m2fn
 
 
 def itemsize(dtype: str) -> int:
-    """Return the bytes of one element; 4 if the dtype is unknown."""
+    """Return the size of one element in bytes; 4 if the dtype is unknown."""
     return DTYPE_BYTES.get(dtype) or _OTHER_BYTES.get(dtype, 4)
 
 
 def element_count(tensor: TensorRecord) -> int:
-    """Return the number of elements."""
+    """Return the number of elements in a tensor."""
     return math.prod(tensor.shape)
 
 
 def distinct_bytes(tensor: TensorRecord) -> int:
-    """Return the bytes that a tensor occupies in memory; an expanded dimension repeats the same elements."""
+    """Return the number of bytes that a tensor occupies; repeated elements of an expanded dimension count once."""
     if len(tensor.stride) != len(tensor.shape):
         return element_count(tensor) * itemsize(tensor.dtype)
     own = (n for n, s in zip(tensor.shape, tensor.stride, strict=True) if s != 0 or n <= 1)
@@ -32,5 +32,5 @@ def distinct_bytes(tensor: TensorRecord) -> int:
 
 
 def total_bytes(tensors: Iterable[TensorRecord | None]) -> int:
-    """Return the distinct bytes of tensors; ``None`` counts as 0, and a repeated tensor is counted once."""
+    """Return the number of bytes that tensors occupy; ``None`` counts as 0, and a repeated tensor counts once."""
     return sum(distinct_bytes(t) for t in dict.fromkeys(tensors) if t is not None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from roller.errors import ModelError, shown
 
-#: The first release with automatic mixed precision, and with operators that a trace has.
+#: The first release that has automatic mixed precision and the operators of a trace.
 _OLDEST = (1, 6)
 
 
@@ -31,7 +31,7 @@ class TorchRelease:
 
     @classmethod
     def parse(cls, text: str | None) -> TorchRelease:
-        """Return the release for a version such as ``"1.10"`` or ``"2.1.1+cu121"``; ``None`` or ``""``: the newest.
+        """Return the release of a version such as ``"1.10"`` or ``"2.1.1+cu121"``; the newest for ``None`` or ``""``.
 
         Raises
         ------
@@ -50,12 +50,12 @@ class TorchRelease:
         return release
 
     def __str__(self) -> str:
-        """Return the two numbers; return an empty text for the default."""
+        """Return the two numbers, or an empty string for the default."""
         return "" if self == TorchRelease() else f"{self.major}.{self.minor}"
 
     @property
     def softmax_saves_input(self) -> bool:
-        """Whether softmax and log-softmax save their input for backward in addition to their result (before 1.11)."""
+        """Whether softmax and log-softmax save their input in addition to their result (before 1.11)."""
         return (self.major, self.minor) < (1, 11)
 
     @property
@@ -70,7 +70,7 @@ class TorchRelease:
 
     @property
     def flash_attention_keeps_layout(self) -> bool:
-        """Whether flash attention's result has the query's layout, not one by samples (FlashAttention-2, from 2.2)."""
+        """Whether flash attention's result keeps the query's layout (FlashAttention-2, from 2.2 on)."""
         return (self.major, self.minor) >= (2, 2)
 
     @property
@@ -110,7 +110,7 @@ class TorchRelease:
 
     @property
     def eager_share(self) -> float:
-        """Size of the context relative to that of PyTorch 1.10, which loads all kernels at start.
+        """Size of the CUDA context relative to that of PyTorch 1.10, which loads all kernels at start.
 
         From 1.13 on (CUDA 11.7), it is 922 of 1823 MiB on an A100 (stas00/ml-engineering, training/performance).
         """

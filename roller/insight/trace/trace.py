@@ -14,14 +14,14 @@ from typing import Any, Literal, NamedTuple
 
 from roller.errors import ArtifactError
 
-#: Version of a trace's JSON that is written; every version from 1 on can be read.
+#: Version of the JSON format that is written; every version from 1 on can be read.
 TRACE_VERSION = 2
 
 #: Purpose of a storage.
 Kind = Literal[
     "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", "temporary", "workspace", "unknown"
 ]
-#: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is all else, as set-up.
+#: Phase of a step in which an operator or task runs: ``data`` loads batches; ``other`` is everything else, e.g. set-up.
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
 
 #: Namespace of the operators that a compiler generates, as in ``"inductor.triton_poi_fused_exp.default"``.
@@ -29,7 +29,7 @@ GENERATED = "inductor"
 
 
 class Frame(NamedTuple):
-    """A line in the user's project that runs a call.
+    """A line in the user's project that makes a call.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class TensorRecord:
     storage
         Number of the storage, which views share.
     offset
-        Position of the first element in the storage.
+        Offset of the first element in the storage, in elements.
     """
 
     shape: tuple[int, ...]
@@ -95,20 +95,20 @@ class Operator:
         list of these; dtypes, layouts and devices are strings.
     module
         Path of the innermost module in which the operator ran (``"encoder.layer.3.attention"``); for a backward
-        operator, the module of its forward. ``""`` outside all modules.
+        operator, the module of its forward operator. ``""`` outside all modules.
     stack
         The project's frames, from the line that calls the model to the line that calls the operator; for a backward
-        operator, the frames of its forward. Operators of one line share one tuple. Empty if no frame belongs to the
-        project.
+        operator, the frames of its forward operator. Operators of one line share one tuple. Empty if no frame belongs
+        to the project.
     stream
         Stream on which the operator is launched; 0 is the default stream.
     recomputed
-        Whether this is a second run for checkpointing.
+        Whether checkpointing recomputes the operator here.
     iteration
         Training step to which the operator belongs.
     outside
-        Whether the operator runs outside the root module's forward, as a loss does; for a backward operator, whether
-        its forward does.
+        Whether the operator runs outside the root module's forward pass, as a loss does; for a backward operator,
+        whether its forward operator does.
     """
 
     index: int
@@ -250,7 +250,7 @@ class Trace:
     registered: Mapping[str, Stack] = field(default_factory=dict)
 
     def steady(self) -> tuple[Operator, ...]:
-        """Return the operators of the last step, since the first step sets up the optimizer's state."""
+        """Return the operators of the last step; the first step also sets up the optimizer's state."""
         return self.operators[self.iterations[-2] : self.iterations[-1]]
 
     @property
@@ -294,7 +294,7 @@ class Trace:
         Raises
         ------
         ArtifactError
-            If ``text`` is not a trace of this version; ``where`` names the text in the message.
+            If ``text`` is not a trace of a readable version; ``where`` names the text in the message.
         """
         try:
             data = json.loads(text)
@@ -376,7 +376,7 @@ def _read_operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
 
 
 def _check_types(trace: Trace) -> None:
-    """Refuse parts of the wrong type, which would cause an error far from here, or none at all."""
+    """Raise an error for parts of the wrong type, which would otherwise cause one far from here, or none at all."""
     events = (number for event in trace.events for number in vars(event).values())
     tensors = (t for o in trace.operators for t in (*o.inputs, *o.outputs))
     sizes = (number for t in tensors for number in (*t.shape, *t.stride, t.storage, t.offset))

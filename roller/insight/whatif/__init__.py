@@ -1,1 +1,1 @@
-"""What-ifs: the predicted effects of optimisations, from a step's changed and simulated graph."""
+"""What-ifs: the predicted effects of optimizations, from simulations of a step's changed graph."""

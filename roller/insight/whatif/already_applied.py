@@ -1,4 +1,4 @@
-"""Detection of changes that a profile already contains. Each function returns the reason, or ``""``."""
+"""Detects changes that a profile already contains."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from roller.insight.whatif.task_selection import compute_tasks, network_tasks, t
 
 #: Smallest share of a profile's work with a change for which the change counts as in place.
 MOSTLY = 0.5
-#: Patterns of operators and kernels that update many parameters at once: in several passes, and fused.
+#: Patterns of operators and kernels that update many parameters at once, and of those that do so in one fused pass.
 _GROUPED, _FUSED = (
     re.compile(r"_foreach_|_fused_|multi_tensor_|Fused"),
     re.compile(r"_fused_|Fused|multi_tensor_\w*<.*(Adam|Lamb|SGD|Adagrad)\w*Functor"),
 )
 #: The iterator of PyTorch's loader that takes batches from worker processes.
 _FROM_WORKERS = "MultiProcessing"
-#: Time to fetch a batch, relative to a ready batch, above which the training waited for a worker.
+#: Time to fetch a batch, relative to the time for a ready batch, above which the training waited for a worker.
 _WAITED = 2.0
 #: Prefix of kernels that PyTorch's compiler generates.
 COMPILED = "triton_"
@@ -32,13 +32,13 @@ _REDUCES = re.compile(r"all_?reduce|reduce_?scatter", re.I)
 
 
 def captured_graph_reason(graph: StepGraph) -> str:
-    """Return the reason if captured graphs launch most tasks."""
+    """Return the reason if captured graphs launch most tasks; otherwise ``""``."""
     share = graph.captured_share
     return f"{100 * share:.0f} % of the device's tasks are launched by captured graphs." if share >= MOSTLY else ""
 
 
 def fused_optimizer_reason(graph: StepGraph) -> str:
-    """Return the reason if the optimizer is fused, judging by its name or the number of update kernels."""
+    """Return the reason if the optimizer's name or kernels show that it is fused; otherwise ``""``."""
     named = [name for name in graph.optimizers if name.startswith("Fused")]
     if named or _share_of_update(graph, _FUSED) >= MOSTLY:
         return f"The update runs {named[0] if named else 'fused kernels'}."
@@ -52,7 +52,7 @@ def fused_optimizer_reason(graph: StepGraph) -> str:
 
 
 def foreach_optimizer_reason(graph: StepGraph) -> str:
-    """Return the reason if the optimizer updates several parameters per kernel."""
+    """Return the reason if the optimizer updates several parameters per kernel; otherwise ``""``."""
     return "The update works on many parameters at once." if _share_of_update(graph, _GROUPED) >= MOSTLY else ""
 
 
@@ -64,7 +64,7 @@ def _share_of_update(graph: StepGraph, pattern: re.Pattern[str]) -> float:
 
 
 def same_optimizer_reason(graph: StepGraph, to: str, of: str) -> str:
-    """Return the reason if the profile's optimizer is ``to``."""
+    """Return the reason if the profile's optimizer is ``to``; otherwise ``""``. Raise an error if it is not ``of``."""
     known = possible_optimizers(graph)
     if to in known or (to == of and not known):
         return f"The profile's optimizer is {', '.join(graph.optimizers) or of}."
@@ -77,7 +77,10 @@ def same_optimizer_reason(graph: StepGraph, to: str, of: str) -> str:
 
 
 def mixed_precision_reason(graph: StepGraph) -> str:
-    """Return the reason if 16-bit kernels take most of the time of matrix products, or without any, of all kernels."""
+    """Return the reason if most of the time of matrix products is in 16 bits; otherwise ``""``.
+
+    Without matrix products, all kernels are considered.
+    """
     prices = TaskPrices(graph)
     every = [graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")]
     products = [t for t in every if prices.limiting_resource(t) == "compute"] or every
@@ -88,7 +91,7 @@ def mixed_precision_reason(graph: StepGraph) -> str:
 
 
 def fused_pointwise_reason(graph: StepGraph) -> str:
-    """Return the reason if a compiler generated most of the memory-bound kernels."""
+    """Return the reason if generated kernels take most of the time of memory-bound kernels; otherwise ``""``."""
     prices = TaskPrices(graph)
     bound = [
         n for n in compute_tasks(graph, "forward", "backward") if prices.limiting_resource(graph.tasks[n]) == "memory"
@@ -101,14 +104,14 @@ def fused_pointwise_reason(graph: StepGraph) -> str:
 
 
 def recomputed_blocks_reason(graph: StepGraph, blocks: Sequence[str]) -> str:
-    """Return the reason if backward recomputes every block."""
+    """Return the reason if the backward pass recomputes every block; otherwise ``""``."""
     if not blocks or not all(is_block_recomputed(graph, block) for block in blocks):
         return ""
     return f"The backward runs {'each of the blocks' if len(blocks) > 1 else 'the block'} forward once more."
 
 
 def loader_workers_reason(graph: StepGraph, loads: Sequence[int], asked: int, of: int | None) -> str:
-    """Return the reason if workers load batches, and more workers would not help or ``of`` is unknown."""
+    """Return the reason if workers load batches and more of them would not help, or ``of`` is unknown; else ``""``."""
     if not loads:
         raise RollerError(
             f"{graph.name}: LoaderWorkers: expected the loading of batches, got a profile that marks none. Load them "
@@ -141,7 +144,7 @@ class _DataParallelChange(Protocol):
 
 
 def data_parallel_reason(change: _DataParallelChange, graph: StepGraph) -> str:
-    """Return the reason if the profile is from one rank on the same number of devices."""
+    """Return the reason if the profile is from one rank on the same number of devices; otherwise ``""``."""
     found: Collection[int] = [n for n in network_tasks(graph) if _REDUCES.search(graph.tasks[n].name)
                               and graph.tasks[n].provenance == "measured"]  # fmt: skip
     if not found:

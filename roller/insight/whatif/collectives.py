@@ -1,6 +1,7 @@
-"""Time of collectives on a network, and gradient buckets."""
+"""Computes the time of collectives on a network, and the gradient buckets of each step."""
 
-# In the formulas, S is bytes, n devices, B link bytes per second in one direction, and a seconds per hop.
+# In the formulas, S is the number of bytes, n the number of devices, B the number of bytes per second that a link
+# transfers in one direction, and a the latency of a hop.
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ CHANNEL = Lane(0, "channel", "network")
 
 
 def link_rates(graph: StepGraph, bytes_per_s: float | None, latency_us: float | None) -> tuple[float, float]:
-    """Return bytes per second and microseconds per hop, by default for the profile's device."""
+    """Return a link's bytes per second and microseconds per hop; by default, those of the profile's device."""
     device = graph.device
     bandwidth = bytes_per_s or (None if device is None else device.link_bytes_per_s)
     if not bandwidth:
@@ -67,7 +68,7 @@ def sparse_all_gather_us(
 
 
 def check_slice_count(graph: StepGraph, slice_bytes: float) -> float:
-    """Return the bytes of a step's gradients; refuse a slice size that would result in too many slices."""
+    """Return the size of a step's gradients in bytes; raise an error if slices of ``slice_bytes`` would be too many."""
     size = parameter_bytes(graph)
     if size / slice_bytes > _MOST_SLICES:
         raise RollerError(

@@ -11,12 +11,12 @@ from roller.insight.whatif.insertion import NewTask
 from roller.insight.whatif.primitives import select
 from roller.insight.whatif.task_selection import sort_by_start
 
-#: Steps until a pipeline of workers reaches its steady state.
+#: Number of steps until a pipeline of workers reaches its steady state.
 STEADY = 4
 
 
 def loading_tasks(graph: StepGraph) -> tuple[int, ...]:
-    """Return the tasks that load batches on the training thread, by start time."""
+    """Return the tasks that load batches on the training thread, sorted by start time."""
     return sort_by_start(graph, select(graph, lambda t: t.kind == "data" and t.lane.kind == "thread"))
 
 

@@ -1,4 +1,4 @@
-"""A step on several devices: gradient buckets, each reduced around a ring in parallel with backward."""
+"""A step on several devices: each gradient bucket is reduced around a ring in parallel with the backward pass."""
 
 from __future__ import annotations
 

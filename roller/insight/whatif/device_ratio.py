@@ -22,7 +22,7 @@ class DeviceRatios:
     spec: DeviceSpec
 
     def kernel_time_ratio(self, task: Task) -> PricedValue:
-        """Return a kernel's time ratio from its operator's prices, or else from the rates that limit the kernel."""
+        """Return a kernel's time ratio, from its operator's prices if known, else from the rates that limit it."""
         found = self.prices.time_ratio(task, device=self.spec)
         if found is not None:
             return found
@@ -41,13 +41,13 @@ class DeviceRatios:
 
     @property
     def launch_ratio(self) -> float:
-        """Ratio of launch latencies."""
+        """Ratio of launch latencies; 1 if one is missing."""
         old, new = self.before.execution.launch_s, self.spec.execution.launch_s
         return new / old if old and new else 1.0
 
 
 def device_ratios(graph: StepGraph, device: str) -> DeviceRatios:
-    """Return the ratios of times on another device to times on the profile's device."""
+    """Return the ratios of times on ``device`` to times on the profile's device."""
     from roller.arguments import target_of
 
     if graph.device is None:

@@ -1,4 +1,4 @@
-"""Durations of fused tasks: from generated kernels for a traced step, from chains of neighbours for a profile."""
+"""Durations of fused tasks: those of generated kernels for a traced step, and of chains of neighbours for a profile."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from roller.insight.whatif import already_applied
 from roller.insight.whatif.task_prices import TaskPrices
 from roller.insight.whatif.task_selection import compute_tasks, neighbouring_kernels, sort_by_start
 
-#: Duration of each changed task; ``None`` for a removed one.
+#: Maps each changed task to its duration in microseconds; ``None`` for a removed task.
 Durations = Mapping[int, float | None]
 
 
 def durations_of_generated_kernels(graph: StepGraph) -> Durations | None:
-    """Return durations with the kernels that PyTorch's compiler would generate; ``None`` if operators are unknown."""
+    """Return durations with the kernels that PyTorch's compiler generates; ``None`` if they are unknown."""
     tasks = sort_by_start(graph, compute_tasks(graph, "forward", "backward"))
     device, known = graph.device, graph.operators
     if device is None or not device.traits.blocks or not tasks or not all(n in known for n in tasks):
@@ -49,7 +49,7 @@ def _operator_seconds(operators: Sequence[Operator], pricer: Pricer) -> list[flo
 
 
 def _replacement_kernels(operators: Sequence[Operator], pricer: Pricer) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Yield the seconds of generated kernels and of partly replaced calls, with the positions they replace."""
+    """Yield the seconds of each generated kernel or partly replaced call, and the positions that it replaces."""
     found = compile_operators(operators)
     taken = {place for one in found if one.is_generated for place in one.of}
     for one, seconds in zip(found, _operator_seconds([one.operator for one in found], pricer), strict=True):
@@ -58,7 +58,7 @@ def _replacement_kernels(operators: Sequence[Operator], pricer: Pricer) -> Itera
 
 
 def durations_of_fused_chains(graph: StepGraph, longest: int) -> Durations:
-    """Return durations of fused chains: at most ``longest`` memory-bound neighbours in one phase and layer."""
+    """Return durations with fused chains of at most ``longest`` memory-bound neighbours in one phase and layer."""
     prices, before = TaskPrices(graph), neighbouring_kernels(graph)[0]
     chains: dict[int, list[int]] = {}
     head_of: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Insertion of tasks into a graph: next to a task on its lane, with a launch call, or on a separate lane."""
+"""Inserts tasks into a graph: next to a task on its lane, with a launch call, or on a separate lane."""
 
 from __future__ import annotations
 

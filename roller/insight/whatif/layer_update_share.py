@@ -1,4 +1,4 @@
-"""The share of given layers in the optimizer's update."""
+"""Scales the optimizer's update by the share of given layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller.insight.whatif.task_selection import (
 
 
 def scale_update_of_layers(graph: StepGraph, layers: str | Sequence[str], factor: float) -> StepGraph:
-    """Scale the update as if the layers had ``factor`` times as many parameters; needs gradients."""
+    """Scale the update as if the layers had ``factor`` times as many parameters; without gradients, change nothing."""
     if not graph.gradients:
         return graph
     whole, part = parameter_bytes(graph), parameter_bytes(graph, layers)

@@ -13,7 +13,7 @@ LEAST_STEPS = 3
 
 
 def use_median_durations(graph: StepGraph) -> StepGraph:
-    """Set each task, and the host gap after it, to its median over all steps."""
+    """Set the durations of each task and of the host gap after it to their medians over all steps."""
     # tasks correspond by lane, name, and position among the tasks with the same name
     groups: dict[tuple[Lane, str, int], list[int]] = defaultdict(list)
     seen: dict[tuple[int, Lane, str], int] = defaultdict(int)

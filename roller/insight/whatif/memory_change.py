@@ -23,6 +23,6 @@ class MemoryChange:
         return self == MemoryChange()
 
     def combine_with(self, other: MemoryChange) -> MemoryChange:
-        """Combine two changes; if both set an option, the later change takes precedence."""
+        """Combine two changes: options of the later one take precedence, and batch factors are multiplied."""
         later = {name: value for name, value in vars(other).items() if value is not None}
         return replace(self, **{**later, "batch_factor": self.batch_factor * other.batch_factor})

@@ -1,4 +1,4 @@
-"""Removal of module loading in first launches, which does not occur in a warm step."""
+"""Removes the module loading of first launches, which a warm step does not have."""
 
 from __future__ import annotations
 

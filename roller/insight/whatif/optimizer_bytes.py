@@ -7,26 +7,26 @@ from collections.abc import Mapping
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.task_selection import parameter_bytes
 
-#: Tensors of the parameters' size that a fused update reads and writes: the parameter, its gradient (read only), and
-#: the state, which is m and v for Adam and one buffer for momentum.
+#: Numbers of tensors, each of a parameter's size, that a fused update reads and writes: the parameter, its gradient
+#: (read only), and the state, which is m and v for Adam and one buffer for momentum.
 KINDS: Mapping[str, tuple[int, int]] = {"adam": (4, 3), "adamw": (4, 3), "momentum": (3, 2), "sgd": (2, 1)}
-#: Kernels of an unfused update per parameter or group of parameters, and the tensors that they read and write.
+#: Numbers of kernels of an unfused update per parameter or group of parameters, and of tensors that they read or write.
 UNFUSED: Mapping[str, tuple[int, int]] = {"adam": (9, 18), "adamw": (10, 20), "momentum": (3, 8), "sgd": (1, 3)}
 
 
 def fused_update_bytes(graph: StepGraph, optimizer: str) -> tuple[float, float]:
-    """Return the bytes that a fused update reads and writes per step."""
+    """Return the number of bytes that a fused update reads per step, and the number that it writes."""
     size = parameter_bytes(graph)
     read, written = KINDS[optimizer]
     return read * size, written * size
 
 
-#: Class in PyTorch -> possible optimizers; the name of SGD does not show whether it has momentum.
+#: Maps a PyTorch class to the possible optimizers; the name of SGD does not show whether it has momentum.
 _CLASSES: Mapping[str, tuple[str, ...]] = {"sgd": ("sgd", "momentum"), "adam": ("adam",), "adamw": ("adamw", "adam")}
 
 
 def possible_optimizers(graph: StepGraph) -> tuple[str, ...]:
-    """Return the possible optimizers of a profile, likeliest first; none unless the profile has exactly one.
+    """Return the possible optimizers of a profile, most likely first; none unless the profile names exactly one class.
 
     Examples
     --------

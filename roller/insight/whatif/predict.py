@@ -56,7 +56,7 @@ class Answer:
     spread
         Range of the profile's step times, relative to the median; 0 for a single step.
     provenance
-        Shares of the predicted critical path by provenance.
+        Shares of the predicted critical path by the provenance of its times.
     graphs, timelines
         Unchanged and changed graphs, and their simulations.
     """
@@ -119,7 +119,7 @@ class Answer:
 
     @property
     def is_hardly_anything(self) -> bool:
-        """Whether the gain is smaller than the usual difference between steps."""
+        """Whether the gain or loss is smaller than the usual difference between steps."""
         return abs(self.gain) < HARDLY
 
     def to_dict(self) -> dict[str, Any]:

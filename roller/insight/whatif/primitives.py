@@ -1,4 +1,4 @@
-"""Composable changes to a graph: select, scale, set, remove and schedule. Each returns a new, named graph.
+"""Composable changes to a graph: tasks are selected, then scaled, set, removed or scheduled in a new, named graph.
 
 Tasks are given as sets of ids, so selections compose as sets.
 """
@@ -97,7 +97,7 @@ def _is_lag_removed(d: Dependency, gone: Collection[int]) -> bool:
 
 
 def move_launches(graph: StepGraph, calls: Mapping[int, int]) -> StepGraph:
-    """Return a graph in which each launch moves from its call to the other call to which ``calls`` maps it."""
+    """Return a graph in which the call ``calls[n]`` makes the launches of each call ``n`` in ``calls``."""
     _check_task_ids(graph, [*calls.keys(), *calls.values()])
     dependencies = [
         replace(d, source=calls[d.source]) if d.kind == "launch" and d.source in calls else d
@@ -107,7 +107,7 @@ def move_launches(graph: StepGraph, calls: Mapping[int, int]) -> StepGraph:
 
 
 def schedule(graph: StepGraph, policy: Callable[[Task], Any]) -> StepGraph:
-    """Return a graph with a scheduling policy: the ready task of a lane with the smallest key runs first."""
+    """Return a graph with a scheduling policy: of a lane's ready tasks, the one with the smallest key runs first."""
     return replace(graph, policy=policy, name=f"{graph.name}, scheduled")
 
 

@@ -11,16 +11,16 @@ from roller.insight.whatif.task_selection import compute_tasks, matches_layers
 
 
 def is_block_recomputed(graph: StepGraph, block: str) -> bool:
-    """Return whether backward recomputes a whole block; false for recordings, which do not show recomputation."""
-    # backward then reads no result of the first forward; the block's last operators may still run only once, since
-    # PyTorch stops at the last tensor that backward reads
+    """Return whether the backward pass recomputes a whole block; false for recordings, which do not show this."""
+    # the backward pass then reads no result of the first forward pass; the block's last operators may still run only
+    # once, since PyTorch stops at the last tensor that the backward pass reads
     again, forward, backward = _operators_of_block(graph, block)
     written = {tensor.storage for operator in forward for tensor in operator.outputs}
     return bool(again) and written.isdisjoint(tensor.storage for operator in backward for tensor in operator.inputs)
 
 
 def tasks_not_yet_recomputed(graph: StepGraph, block: str, tasks: Sequence[int]) -> tuple[int, ...]:
-    """Return the tasks of a block's forward that backward does not yet recompute, in order."""
+    """Return those of a block's forward tasks that the backward pass does not yet recompute, in order."""
     repeated = Counter(
         _task_signature(graph.tasks[n]) for n in compute_tasks(graph, layers=block) if n in graph.operators
         and graph.operators[n].recomputed

@@ -1,4 +1,4 @@
-"""Repetition of tasks in a graph."""
+"""Repeats tasks in a graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.whatif.insertion import NewTask, insert
 def repeat_tasks(
     graph: StepGraph, tasks: Sequence[int], *, behind: int | None = None, ahead: int | None = None, times: int = 1
 ) -> StepGraph:
-    """Run ``tasks`` again, in order, after or before a task; copies keep durations, provenance and launches."""
+    """Insert copies of ``tasks``, in order, after or before a task; they keep durations, provenance and launches."""
     if (behind is None) == (ahead is None):
         raise RollerError("repeated: expected one of behind= and ahead=, got both or neither. Name one.")
     launched = {d.target for d in graph.dependencies if d.kind == "launch"}

@@ -1,4 +1,4 @@
-"""Repeated blocks of a model, found in the module paths of a step's tasks."""
+"""Finds the repeated blocks of a model in the module paths of a step's tasks."""
 
 from __future__ import annotations
 

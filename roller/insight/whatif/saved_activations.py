@@ -1,4 +1,4 @@
-"""Feature maps that forward saves for backward, as far as a profile shows them."""
+"""Finds the feature maps that the forward pass saves for the backward pass, as far as a profile shows them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from roller.insight.whatif.task_selection import (
 
 
 class SavedFeatureMap(NamedTuple):
-    """The input of a layer, which the layer's backward reads."""
+    """The input of a layer, which the layer's backward pass reads."""
 
     layer: str
     size_bytes: int
-    # forward, following: last task of the layer's forward, and the next task on its lane or ``None``
+    # forward, following: last task of the layer's forward pass, and the next task on its lane or ``None``
     forward: int
     following: int | None
-    # backward, preceding: first task of the layer's backward, and the previous task on its lane or ``None``
+    # backward, preceding: first task of the layer's backward pass, and the previous task on its lane or ``None``
     backward: int
     preceding: int | None
 
 
 def saved_feature_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[int, Sequence[SavedFeatureMap]]:
-    """Return the saved feature maps of each step in the order of forward."""
+    """Return the saved feature maps of each step in the order of its forward pass."""
     before, behind = neighbouring_kernels(graph)
     backward = tasks_by_step(graph, compute_tasks(graph, "backward"))
     found: dict[int, list[SavedFeatureMap]] = {}
@@ -56,7 +56,7 @@ def saved_feature_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Ma
 
 
 def _first_input_bytes(task: Task) -> int:
-    """Return the bytes of the first input of a task's operator, which is the layer's activation."""
+    """Return the size in bytes of a task's first input, which is the layer's activation; 0 if unknown."""
     shapes, dtypes = task.context.shapes[:1], task.context.dtypes[:1]
     if not shapes or not dtypes or not shapes[0] or not all(isinstance(n, int) for n in shapes[0]):
         return 0  # the first input is missing or a list of tensors

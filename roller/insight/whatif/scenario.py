@@ -18,7 +18,7 @@ from roller.insight.whatif.what_if import WhatIf, plain_types, type_hints_of
 from roller.insight.whatif.whatifs import WHATIFS
 
 _KEYS = {"device", "measured_us", "prices", "changes", "scenarios"}
-#: Former names of what-ifs.
+#: Maps former names of what-ifs to their present names.
 _RENAMED = {"free": "zero-time"}
 
 
@@ -26,9 +26,9 @@ _RENAMED = {"free": "zero-time"}
 class Scenarios:
     """Scenarios in a file."""
 
-    changes: Mapping[str, tuple[WhatIf, ...]]  # name of a scenario -> what-ifs, applied in order
+    changes: Mapping[str, tuple[WhatIf, ...]]  # maps a scenario's name to its what-ifs, in the order applied
     device: str | None = None  # device of the profile; ``None`` if the file does not name one
-    measured_us: Mapping[str, float] = field(default_factory=dict)  # kernel name -> measured microseconds
+    measured_us: Mapping[str, float] = field(default_factory=dict)  # maps a kernel's name to its measured microseconds
 
 
 def read_scenarios(path: str | Path) -> Scenarios:
@@ -50,7 +50,9 @@ def read_scenarios(path: str | Path) -> Scenarios:
         data = yaml.safe_load(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = str(error).partition("\n")[0]
-        raise RollerError(f"{where}: expected a scenario, got an unreadable file ({why}). Correct it.") from error
+        raise RollerError(
+            f"{where}: expected a scenario, got a file that cannot be read ({why}). Correct it."
+        ) from error
     if not isinstance(data, Mapping) or not data.keys() <= _KEYS:
         raise RollerError(
             f"{where}: expected device, measured_us and changes or scenarios, got {shown(data)}. Name what to change."
@@ -90,7 +92,7 @@ def parse_what_ifs(rows: Any, where: str) -> tuple[WhatIf, ...]:
 
 
 def parse_what_if(name: str, parameters: Any, where: str) -> WhatIf:
-    """Return the what-if with a scenario name and parameters from YAML."""
+    """Return the what-if with the given name in scenarios, and with parameters read from YAML."""
     if name in _RENAMED:
         warnings.warn(f"{where}: {name} is now called {_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
         name = _RENAMED[name]
@@ -133,7 +135,7 @@ def parse_what_if_option(text: str) -> WhatIf:
     return parse_what_if(name, {key.strip(): _parse_yaml_value(value) for key, _, value in pairs}, text)
 
 
-#: Comma outside lists.
+#: Pattern of a comma outside lists.
 _COMMA = re.compile(r",(?![^\[]*\])")
 
 

@@ -1,4 +1,4 @@
-"""Search for the changes that help a profile most: each with default parameters, and pairs of the best ones."""
+"""Searches for the changes that help a profile most: each with default parameters, and pairs of the best ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from roller.insight.whatif.whatifs import (
     ZeroTime,
 )
 
-#: Number of best changes tried in pairs, and maximum number of predictions in a search.
+#: Number of the best changes that are tried in pairs, and maximum number of predictions in a search.
 PAIRED, MOST_ASKED = 4, 19
 
 
@@ -40,7 +40,7 @@ class SearchResult:
     changes: tuple[WhatIf, ...]
     answer: Answer | None  # the prediction; ``None`` if the changes do not apply to the profile
     reason: str = ""
-    is_bound: bool = False  # whether the changes cannot be built and only bound the gain
+    is_bound: bool = False  # whether the changes cannot be implemented, so that their gain is only an upper bound
 
     @property
     def name(self) -> str:

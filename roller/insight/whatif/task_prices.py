@@ -1,7 +1,7 @@
-"""Times of changed and new tasks, each with its provenance."""
+"""Predicts the times of changed and new tasks, each with its provenance."""
 
-# Sources in this order: measured by the user, predicted by the device's model, calibrated by similar tasks of the
-# profile.
+# A time comes from the first of these sources that has it: the user's measurement, the device's model, or calibration
+# by similar tasks of the profile.
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from roller.insight.whatif.task_selection import compute_tasks
 
 #: Resource that limits a task.
 Bound = Literal["compute", "memory"]
-#: Names of matrix-product kernels. They change between releases, so prices and shapes take precedence.
+#: Pattern of the names of matrix-product kernels. They change between releases, so prices and shapes take precedence.
 _PRODUCTS = re.compile(
     r"gemm|conv|wgrad|dgrad|xmma|cutlass|winograd|attention|flash|fmha|mma_|linear|matmul|b?addb?mm|::b?mm\b|[BM]mBackward",
     re.I,
 )
 _SHORT = frozenset({"float16", "bfloat16"})
-#: Names of 16-bit kernels of cuBLAS, CUTLASS, PyTorch and hipBLASLt; in hipBLASLt B and H are types.
+#: Pattern of the names of 16-bit kernels in cuBLAS, CUTLASS, PyTorch and hipBLASLt; hipBLASLt has B and H for dtypes.
 _SHORT_NAMES = re.compile(r"bf16|bfloat16|fp16|f16|half|hgemm|h884|h1688|Cijk_\w*?_[BH][BHS][A-Z]*_", re.I)
 #: Minimum size in bytes of a task that calibrates the bandwidth; latency limits smaller tasks.
 _TWIN_BYTES = 1 << 20
@@ -52,7 +52,7 @@ class TaskPrices:
         self._pricers: dict[str, Pricer] = {}
 
     def price_stream(self, name: str, read_bytes: float, written_bytes: float, launches: int = 1) -> PricedValue:
-        """Return the time of memory-bound kernels from their bytes."""
+        """Return the time of memory-bound kernels, in microseconds, measured or from the bytes that they move."""
         if name in self.graph.measured_kernels_us:
             return PricedValue(self.graph.measured_kernels_us[name], "measured")
         if self.graph.device is not None:
@@ -67,7 +67,7 @@ class TaskPrices:
 
     @cached_property
     def calibrated_bytes_per_us(self) -> float:
-        """Bytes per microsecond of memsets and of kernels other than products; 0 if there are none."""
+        """Median bytes per microsecond of the fastest quarter of memsets and non-product kernels; 0 without any."""
         rates = [t.size_bytes / t.duration_us for t in self.graph.tasks
                  if t.kind == "set" and t.size_bytes >= _TWIN_BYTES and t.duration_us]  # fmt: skip
         own = compute_tasks(self.graph)  # kernels or, on a CPU, operators; no launch calls
@@ -91,7 +91,7 @@ class TaskPrices:
         return self.graph.operators.get(task.id) or matrix_product_of_task(task)
 
     def time_ratio(self, task: Task, device: DeviceSpec | None = None, dtype: str | None = None) -> PricedValue | None:
-        """Return a task's time ratio on another device or in another dtype to its own time; ``None`` if unknown."""
+        """Return the ratio of a task's time on another device or in another dtype to its own; ``None`` if unknown."""
         operator, own = self.operator_of_task(task), self.graph.device
         if own is None or operator is None or not all(x.traits.blocks for x in (own, device or own)):
             return None  # on a CPU the price of an operator depends on the step around it
@@ -112,7 +112,7 @@ class TaskPrices:
 
 
 def cast_operator(operator: Operator, dtype: str) -> Operator:
-    """Return an operator with float32 replaced with ``dtype``."""
+    """Return an operator whose float32 tensors have the dtype ``dtype`` instead."""
 
     def cast_records(records: tuple[TensorRecord, ...]) -> tuple[TensorRecord, ...]:
         return tuple(replace(t, dtype=dtype) if t.dtype == "float32" else t for t in records)
@@ -120,7 +120,7 @@ def cast_operator(operator: Operator, dtype: str) -> Operator:
     return replace(operator, inputs=cast_records(operator.inputs), outputs=cast_records(operator.outputs))
 
 
-#: Matrix-product operators of profiles -> positions of their factors.
+#: Maps each matrix-product operator in profiles to the positions of its factors.
 _FACTORS: Mapping[str, tuple[int, int]] = {
     "aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)
 }  # fmt: skip
@@ -162,7 +162,7 @@ def uses_float32(task: Task) -> bool:
 
 
 def uses_16_bit_floats(task: Task) -> bool:
-    """Return whether a task computes on 16-bit floats, by its operator's dtypes or else by its kernel's name.
+    """Return whether a task computes on 16-bit floats, by its operator's dtypes if known, else by its kernel's name.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def uses_16_bit_floats(task: Task) -> bool:
 
 
 def operator_input_bytes(task: Task) -> float:
-    """Return the bytes of the operator inputs whose shapes are known."""
+    """Return the total size, in bytes, of those inputs of a task's operator whose shapes are known."""
     return _bytes_of_shapes(task, task.context.shapes)
 
 
@@ -189,7 +189,7 @@ def _bytes_of_shapes(task: Task, shapes: Sequence[Any]) -> float:
 
 
 def _bytes_per_us(task: Task) -> float:
-    """Return a kernel's bandwidth if it reads its operator's inputs and writes as much as the first input."""
+    """Return a kernel's bytes per microsecond; 0 for products and for kernels with small inputs."""
     if matrix_product_of_task(task) is not None or _PRODUCTS.search(f"{task.name} {task.context.operator}"):
         return 0.0
     read = operator_input_bytes(task)

@@ -1,4 +1,4 @@
-"""Selection of a graph's tasks by kind, phase, layer and step; selections compose as sets."""
+"""Selects a graph's tasks by kind, phase, layer and step; selections compose as sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPUTES, _THREADS = frozenset({"kernel"}), frozenset({"cpu"})
 
 
 def compute_tasks(graph: StepGraph, *phases: Phase, layers: str | Sequence[str] = ()) -> frozenset[int]:
-    """Return the compute tasks: kernels, or the threads' operators if there is no device."""
+    """Return the compute tasks in given phases and layers: kernels or, without a device, operators on threads."""
     kinds = _COMPUTES if graph.has_device else _THREADS
     return select(
         graph,
@@ -34,7 +34,7 @@ def copy_tasks(graph: StepGraph) -> frozenset[int]:
 
 
 def network_tasks(graph: StepGraph) -> tuple[int, ...]:
-    """Return the tasks on a network by start time."""
+    """Return the tasks on a network, sorted by start time."""
     return sort_by_start(graph, select(graph, lambda t: t.kind in NETWORK_KINDS))
 
 
@@ -109,7 +109,7 @@ def neighbouring_kernels(graph: StepGraph) -> tuple[Mapping[int, Task], Mapping[
 
 
 def parameter_bytes(graph: StepGraph, layers: str | Sequence[str] = ()) -> float:
-    """Return the gradient bytes in one step, for the given layers or for all layers."""
+    """Return the size, in bytes, of one step's gradients for the given layers, or for all layers if none are given."""
     if not graph.gradients and graph.operators:
         raise RollerError(
             f"{graph.name}: gradients: expected a step that leaves those of the model's parameters, got one whose "
@@ -125,12 +125,12 @@ def parameter_bytes(graph: StepGraph, layers: str | Sequence[str] = ()) -> float
 
 
 def total_duration_us(graph: StepGraph, tasks: Collection[int]) -> float:
-    """Return the sum of the tasks' durations."""
+    """Return the sum of the tasks' durations in microseconds."""
     return sum(graph.tasks[n].duration_us for n in tasks)
 
 
 def total_size_bytes(graph: StepGraph, tasks: Collection[int]) -> float:
-    """Return the sum of the tasks' bytes."""
+    """Return the sum of the tasks' sizes in bytes."""
     return float(sum(graph.tasks[n].size_bytes for n in tasks))
 
 

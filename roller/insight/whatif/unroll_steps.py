@@ -1,4 +1,4 @@
-"""Repetition of a graph's steps, for changes that span several steps."""
+"""Repeats a graph's steps, for changes that span several steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roller.insight.trace.gradient_buckets import Gradient
 
 
 def unroll_steps(graph: StepGraph, times: int) -> StepGraph:
-    """Repeat a graph to at least ``times`` steps; each lane continues after its last task.
+    """Repeat a graph until it has at least ``times`` steps; each lane continues after its last task.
 
     Examples
     --------

@@ -33,9 +33,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-#: Upper bound of whole numbers.
+#: Exclusive upper bound of integer parameters.
 _MOST = 10**12
-#: Annotation -> check of a value, and its name in messages.
+#: Maps an annotation to the check of a value and to the name of the type in messages.
 _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     float: (_is_number, "a number"), int: (lambda v: _is_number(v) and isinstance(v, int), "a whole number"),
     bool: (lambda v: isinstance(v, bool), "yes or no"), str: (lambda v: isinstance(v, str), "a text"),
@@ -45,7 +45,7 @@ _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
 
 @cache
 def type_hints_of(kind: type) -> Mapping[str, Any]:
-    """Return the annotations of a what-if; none if a custom what-if's annotations cannot be resolved."""
+    """Return the annotations of a what-if; empty if a custom what-if's annotations cannot be resolved."""
     try:
         return get_type_hints(kind)
     except NameError:

@@ -33,7 +33,7 @@ class Batch:
         return one_line_repr("Batch", *counts, f"{len(self.failures)} failed")
 
     def count(self, origin: str) -> int:
-        """Return the number of kernels with an origin."""
+        """Return the number of kernels with the given origin."""
         return sum(o == origin for o in self.origins.values())
 
     @property

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
     from roller.runtime.check import Oracle
 
-#: Builds per process in a wave: enough that the tail of a wave leaves processes idle only briefly, few enough that an
-#: interrupt loses only seconds. Under a budget, the fewest that keep all processes busy.
+#: Number of builds per process in a wave: large enough that processes are idle only briefly at the end of a wave, and
+#: small enough that an interrupt loses only seconds. With a budget, the smallest number that keeps all processes busy.
 _WAVE, _WAVE_IN_BUDGET = 16, 2
 
 
@@ -202,7 +202,7 @@ class _BatchRun:
         return sorted((j for j in jobs if j.candidates), key=lambda j: (-j.share_s, j.digest))
 
     def _mark_negligible(self, todo: Sequence[Job]) -> None:
-        """Mark the kernels that are not worth timing, and record them next to the cache."""
+        """Mark the kernels that are not worth timing and record them next to the cache."""
         chosen = [(j, self.artifacts[j.digest]) for j in self.jobs if j.digest in self.artifacts]
         others_s = sum(j.uses * float(a.estimate["seconds"]) for j, a in chosen if j not in todo)
         mark_negligible(todo, self.target.spec, others_s)
@@ -224,7 +224,7 @@ class _BatchRun:
             self._compile_wave([job], how, wait=True)
 
     def _uses_pilot_times(self, how: Selection) -> bool:
-        """Whether kernels are timed, so that pilot kernels correct the predictions of similar ones."""
+        """Return whether kernels are timed, so that pilot kernels correct the predictions of similar ones."""
         return how != QUICK and self.target.judged
 
     def _split_into_waves(self, jobs: Sequence[Job], how: Selection, bounded: bool) -> Iterator[list[Job]]:
@@ -272,7 +272,7 @@ class _BatchRun:
         self._run_tasks({name: task for name, task in tasks.items() if name not in self._made}, how)
 
     def _check_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
-        """Check in parallel the untimed kernels for this processor."""
+        """Check the kernels for this processor that are not timed, in parallel."""
         if not isinstance(self.crew, ForkedWorkers) or self.target.device or not self.target.judged:
             return
         tasks: dict[str, CheckAndTime] = {}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
     from roller.models.batch.executors import Results
 
-#: Kernels per process that are proved between two checks of the remaining time.
+#: Number of kernels per process that are proved between two checks of the remaining time.
 _WAVE = 4
 #: Subject of a proof: sources, grids and blocks, and the key of the expression.
 Fact: TypeAlias = tuple[str, tuple[tuple[Any, Any], ...], str]
@@ -39,8 +39,9 @@ class Proofs:
     Parameters
     ----------
     seconds
-        Limit for all proofs together on an idle machine; 0 for no proofs. On a busy machine, the wall-clock time may
-        reach :data:`PATIENCE` times this limit, so that the set of proved kernels does not depend on other load.
+        Time limit, in seconds, for all proofs together on an idle machine; 0 for no proofs. On a busy machine, the
+        wall-clock time may reach :data:`PATIENCE` times this limit, so that the set of proved kernels does not depend
+        on other load.
     kernels, workers
         Number of kernels that share the limit, and number of kernels proved at a time.
     run
@@ -60,7 +61,7 @@ class Proofs:
         return self.each_s > 0
 
     def needs_no_attempt(self, artifact: KernelArtifact) -> bool:
-        """Whether another attempt could not improve the verdict of a kernel."""
+        """Return whether another attempt cannot improve the verdict on a kernel."""
         return not self or is_proved(artifact, self.each_s) or bool(self._missing and stored_proof(artifact))
 
     def prove_while_time_remains(self, artifacts: Iterable[KernelArtifact]) -> None:
@@ -73,7 +74,6 @@ class Proofs:
             self._prove_in_parallel(wave)
 
     def _prove_in_parallel(self, artifacts: Sequence[KernelArtifact]) -> None:
-        """Prove kernels in parallel."""
         start = time.monotonic()
         results = self._run({f"{n}/proved": Prove(a, self._spec, self.each_s) for n, a in enumerate(artifacts)})
         self._clock_left_s -= time.monotonic() - start
@@ -91,12 +91,12 @@ class Proofs:
         return self.of(artifact)
 
     def of(self, artifact: KernelArtifact) -> tuple[KernelArtifact, ProofVerdict]:
-        """Return a kernel annotated with its verdict, and the verdict."""
+        """Prove a kernel if time remains; return it annotated with the verdict, and the verdict."""
         self.prove_while_time_remains([artifact])
         verdict = self._known.get(_proof_subject(artifact)) or ProofVerdict(
             f"not proved ({self._missing.rstrip('.') or USED_UP})"
         )
-        # The offered seconds are noted also where none were left, so that only a larger limit repeats the attempt.
+        # The time limit is noted even if no time was left, so that only a larger limit repeats the attempt.
         return with_verdict(artifact, verdict, 0.0 if self._missing else self.each_s), verdict
 
 
@@ -108,10 +108,10 @@ def with_proof(entry: CacheEntry, artifact: KernelArtifact) -> CacheEntry:
 
 
 def same_kernel(one: KernelArtifact, other: KernelArtifact) -> bool:
-    """Whether a proof of one kernel is valid for the other: they differ at most in names."""
+    """Return whether a proof of one kernel holds for the other, that is, whether they differ at most in names."""
     return _proof_subject(one) == _proof_subject(other)
 
 
 def _proof_subject(artifact: KernelArtifact) -> Fact:
-    """Return the fact that a kernel's proof establishes, which is independent of the candidate."""
+    """Return what a proof of the kernel depends on; the candidate is not part of it."""
     return artifact.source, tuple((x.grid, x.block) for x in artifact.launches), artifact.expression.key

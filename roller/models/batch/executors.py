@@ -24,11 +24,12 @@ from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.records import Record
 from roller.targets import target_of_language
 
-#: Timeouts in seconds of a build, and of checking and timing all candidates of one kernel.
+#: Timeouts, in seconds, for a build and for checking and timing all candidates of one kernel.
 _BUILD_S, _JUDGE_S = 120.0, 300.0
-#: Timeout of the connection to a scheduler, in seconds.
+#: Timeout for connecting to a scheduler, in seconds.
 _CONNECT_S = 10.0
-#: Seconds without any worker before the batch continues here (a supervisor restarts workers sooner), and between polls.
+#: Time, in seconds, without any worker after which the batch continues here (a supervisor restarts workers sooner), and
+#: time between polls.
 _ALONE_S, _LOOK_S = 60.0, 2.0
 
 Results = dict[str, BuildResult[Any]]
@@ -95,7 +96,7 @@ class ForkedWorkers:
         return found if right else self.map(tasks, patient=True)
 
     def map_while_preparing(self, tasks: Mapping[str, Task], language: str) -> Results:
-        """Run tasks that need no code generator, without a timeout, during ``prepare``; ignore its failure."""
+        """Run tasks that need no code generator while :meth:`prepare` runs, without a timeout; ignore its failure."""
 
         def prepare_ignoring_errors() -> None:
             with contextlib.suppress(RollerError, ImportError):
@@ -114,7 +115,7 @@ class ForkedWorkers:
         )
 
     def judge(self, task: CheckAndTime) -> dict[str, Record]:
-        """Check and time candidates in their own process, so that a crash loses neither the batch nor the others."""
+        """Check and time candidates in a separate process, so that a crash ends neither the batch nor other kernels."""
         if task.device:  # the device's own process isolates the kernels and is replaced after faults
             return task.run(self._open_device_session(task.device, task.seed))
         timeout_s = _JUDGE_S if task.timed else float("inf")
@@ -141,7 +142,7 @@ class ForkedWorkers:
 def isolate_crashing_candidates(
     task: CheckAndTime, result: BuildResult[Any], again: Callable[[CheckAndTime], BuildResult[Any]]
 ) -> dict[str, Record]:
-    """Return the records of a judgement; after a crash, check each candidate alone and rejudge the survivors."""
+    """Return the records in ``result``; after a crash, check each candidate alone and time the survivors again."""
     if result.value is not None:
         return dict(result.value)
     alone: dict[str, BuildResult[Any]] = {}
@@ -163,7 +164,7 @@ def _restrict_to_candidates(task: CheckAndTime, ids: list[str], timed: bool) -> 
 
 @dataclass
 class ExecutorWorkers:
-    """Any :class:`concurrent.futures.Executor`; kernels are judged on this machine unless ``bench`` is given.
+    """Any :class:`concurrent.futures.Executor`; without ``bench``, this machine checks and times the kernels.
 
     Parameters
     ----------
@@ -174,8 +175,8 @@ class ExecutorWorkers:
     owned
         Resources closed at the end, in reverse order.
     staffed
-        Function that returns whether a worker is left that builds (argument ``False``) or judges (``True``); ``None``
-        if the executor itself raises an error.
+        Function that returns whether a worker is left that builds (argument ``False``) or that checks and times
+        (``True``); ``None`` if the executor itself raises an error when its workers are gone.
     """
 
     executor: concurrent.futures.Executor
@@ -211,7 +212,7 @@ class ExecutorWorkers:
         return {name: results[name] for name in tasks}
 
     def judge(self, task: CheckAndTime) -> dict[str, Record]:
-        """Judge on the bench, or on this machine if there is no bench or its workers are gone."""
+        """Check and time on the bench, or on this machine if there is no bench or its workers are gone."""
         bench = self.bench
         if bench is None:
             return self._here.judge(task)
@@ -287,7 +288,7 @@ def _future_result(name: str, future: concurrent.futures.Future[Any]) -> BuildRe
 def workers_for(
     executor: concurrent.futures.Executor | None, scheduler: Any, workers: int | None, resource: str = "cpu_slot"
 ) -> Workers:
-    """Return the workers that the arguments choose; ``resource`` marks Dask workers that judge."""
+    """Return the workers that the arguments select; ``resource`` marks the Dask workers that check and time kernels."""
     if workers is not None:
         workers = validate_integer(workers, "workers", 1, expected="a whole number of at least 1")
     if executor is not None and scheduler is not None:
@@ -306,7 +307,7 @@ def workers_for(
 
 
 def _dask_workers(scheduler: Any, resource: str) -> ExecutorWorkers:
-    """Return a Dask scheduler's workers: all of them build, and those with the resource judge."""
+    """Return a Dask scheduler's workers: all of them build, and those with the resource also check and time."""
     named = isinstance(scheduler, str) and re.fullmatch(r"(\w+://)?\S+:\d+/?|inproc://\S+", scheduler)
     if not named and type(scheduler).__module__.partition(".")[0] != "distributed":
         raise RollerError(
@@ -350,5 +351,5 @@ def _dask_workers(scheduler: Any, resource: str) -> ExecutorWorkers:
 
 
 def _worker_resources(dask_scheduler: Any) -> list[tuple[int, dict[str, float]]]:
-    """Return the threads and resources of every worker; runs in the scheduler."""
+    """Return the number of threads and the resources of every worker; runs in the scheduler."""
     return [(w.nthreads, dict(w.resources)) for w in dask_scheduler.workers.values()]

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 #: Candidates of a kernel, and the positions of those that are built first.
 Constructed: TypeAlias = "tuple[tuple[Candidate, ...], tuple[int, ...]]"
 
-#: Selects the best prediction that builds and is correct: the first pass of every kernel under a budget.
+#: Selects the best prediction that builds and is correct: the first pass for every kernel if there is a time budget.
 QUICK = Selection(deterministic=True)
-#: Bytes of rotating copies of constants over the bytes of the cache that must not hold them.
+#: Ratio of the total size of rotating copies of constants to the size of the cache that must not hold them.
 _BEYOND = 1.5
 #: Maximum number of bytes of rotating copies: three kernels that are timed in turn hold copies at the same time.
 _MOST_BYTES = 1 << 27
-#: Number of constructions that take longer than loading the code generator, which then loads in parallel.
+#: Number of constructions above which loading the code generator takes less time and therefore happens in parallel.
 _MANY = 8
 
 
@@ -64,7 +64,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Settings:
-    """Compilation settings of the kernels of a batch.
+    """Settings for compiling the kernels of a batch.
 
     Parameters
     ----------
@@ -73,13 +73,13 @@ class Settings:
     deterministic
         Whether no kernel is timed.
     budget_s
-        Seconds after which kernels keep their best prediction; ``None`` for no limit.
+        Time, in seconds, after which kernels keep their best prediction; ``None`` for no limit.
     prove_s
-        Seconds for all proofs of kernels for an absent GPU together; 0 for no proofs.
+        Time limit, in seconds, for all proofs of kernels for an absent GPU together; 0 for no proofs.
     remeasure
         Whether cached kernels are chosen and timed again.
     threads
-        Threads per call; ``None`` for all threads of the processor.
+        Number of threads per call; ``None`` for all threads of the processor.
     """
 
     options: ConstructOptions = field(default_factory=lambda: ConstructOptions(top_k="auto"))
@@ -98,7 +98,7 @@ class Settings:
 
 @dataclass
 class Job:
-    """One distinct kernel to compile, with all its kernel keys.
+    """One distinct kernel to compile, with all kernel keys that refer to it.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Job:
     timed
         Cache key if candidates are timed as in a model, with rotating constants.
     rotating_bytes
-        Bytes of rotating copies of constants; 0 if every timed call reads the same constants.
+        Total size, in bytes, of rotating copies of constants; 0 if every timed call reads the same constants.
     light
         Whether the kernel is not timed because its share of the model is negligible.
     first
@@ -131,7 +131,7 @@ class Job:
 
     @property
     def candidates_worth_timing(self) -> list[Candidate]:
-        """Return the candidates worth timing."""
+        """The candidates worth timing."""
         return [self.candidates[n] for n in self.first]
 
     @property
@@ -164,7 +164,7 @@ def make_jobs(
     uses: Mapping[str, int],
     passing: Mapping[str, int] | None = None,
 ) -> list[Job]:
-    """Return one job per distinct kernel; ``passing`` gives the bytes touched between two runs of each kernel."""
+    """Return one job per distinct kernel; ``passing`` gives the number of bytes touched between two of its runs."""
     jobs: dict[str, Job] = {}
     for key, source in sources.items():
         units = source.units or settings.options.units
@@ -186,7 +186,7 @@ def make_jobs(
 
 
 def rotating_constant_bytes(spec: DeviceSpec, passing: int) -> int:
-    """Return the bytes of rotating constants: more than the largest cache that ``passing`` bytes overflow; 0 if none.
+    """Return the total size of rotating constants: above that of the largest cache that ``passing`` bytes exceed, or 0.
 
     Examples
     --------
@@ -201,7 +201,7 @@ def rotating_constant_bytes(spec: DeviceSpec, passing: int) -> int:
 
 
 def construct_jobs(jobs: Iterable[Job], target: Target, crew: Workers) -> tuple[dict[str, Constructed], dict[str, str]]:
-    """Construct in parallel; return by job digest the candidates, and why kernels without candidates failed."""
+    """Construct in parallel; return the candidates and the reasons why kernels have none, both by job digest."""
     import roller.construction.worth_timing  # noqa: F401 - imported before forking, so that the children inherit it
     from roller.models.batch.executors import ForkedWorkers
     from roller.models.batch.tasks import Construct
@@ -220,6 +220,6 @@ def construct_jobs(jobs: Iterable[Job], target: Target, crew: Workers) -> tuple[
 
 
 def can_build_separately(target: Target) -> bool:
-    """Whether this machine can build the target's kernels separately from lowering."""
+    """Return whether this machine can build the target's kernels separately from lowering."""
     found = target_for(target.spec)
     return bool(found.toolchain) and (target.here or found.can_build())

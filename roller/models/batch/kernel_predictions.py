@@ -1,4 +1,4 @@
-"""Predictions for a model's kernels before compilation: constructed once in parallel, and read from a note later.
+"""Predictions for a model's kernels before compilation: constructed once in parallel and read from a note later.
 
 Co-scheduling uses them; candidates constructed here are kept for the batch.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Predictions:
-    """Predicts kernels by key and notes the estimates under the digests of the whole model.
+    """Predicts the times of kernels by key and notes the estimates under a digest of all kernels of the model.
 
     Parameters
     ----------

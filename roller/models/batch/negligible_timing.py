@@ -1,4 +1,4 @@
-"""Excludes candidates and kernels whose timing would not change the model measurably.
+"""Skips the timing of candidates and kernels if it would not change the speed of the model measurably.
 
 Timing another candidate has an expected gain, weighted by the kernel's share of the model. The smallest gains, up to a
 total of :data:`LOSS`, are given up, and their candidates are not built. The kernels left with one candidate are noted
@@ -45,7 +45,7 @@ class _TimedFamilies:
 
     def __init__(self, jobs: Sequence[Job], spec: DeviceSpec) -> None:
         self._spec = spec
-        #: By job, the family of each candidate that is worth timing.
+        #: Each job with the families of its candidates that are worth timing.
         self._jobs = [(job, candidate_families(job)) for job in jobs]
         seconds = defaultdict[Hashable, float](float)
         for job, families in self._jobs:
@@ -60,7 +60,7 @@ class _TimedFamilies:
 
     @cached_property
     def _least_gain_and_position(self) -> tuple[float, int]:
-        """The smallest gain and the negated position of its family: the last of equal families, never the first."""
+        """The smallest gain and the negated position of its family, never the first; of equal gains, the last."""
         all_s = self._expected_s(self._kept)
         without = (self._expected_s([*self._kept[:n], *self._kept[n + 1 :]]) for n in range(1, len(self._kept)))
         return min((max(0.0, s - all_s), -n) for n, s in enumerate(without, 1))

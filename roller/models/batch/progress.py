@@ -33,7 +33,7 @@ class Progress:
     label: str = ""
 
 
-#: Message of an interrupt where there is a cache.
+#: Message on an interrupt if there is a cache.
 GOES_ON = "Finished kernels are in the cache; the same command goes on from there."
 
 OnProgress = Callable[[Progress], None]
@@ -45,7 +45,7 @@ def ignore_progress(progress: Progress) -> None:
 
 @contextmanager
 def progress_display(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
-    """Yield the callback for ``progress``: the given one, a bar, a logger, or none."""
+    """Yield the callback for ``progress``: the given one, a bar, a logger, or one that ignores events."""
     if callable(progress):
         yield progress
     elif progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
@@ -58,13 +58,13 @@ def progress_display(progress: OnProgress | bool | None) -> Iterator[OnProgress]
 
 
 class ProgressLogger:
-    """Logs one line at the first event of a phase and at after every tenth of the kernels."""
+    """Logs one line at the first event of a phase and after every tenth of the kernels."""
 
     def __init__(self) -> None:
         self._phases, self._tenth = set[str](), 0
 
     def __call__(self, progress: Progress) -> None:
-        """Log an event of a new phase or a new tenth."""
+        """Log the event if it begins a new phase or a new tenth."""
         tenth = progress.done * 10 // max(progress.total, 1)
         if progress.phase not in self._phases or tenth > self._tenth:
             self._phases.add(progress.phase)

@@ -18,12 +18,13 @@ from roller.models.batch.jobs import Job
 if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
 
-#: Similar kernels that are timed before the others: the median of three tolerates one disturbed timing.
+#: Number of similar kernels that are timed before the others: the median of three tolerates one disturbed timing.
 PILOTS = 3
 #: Expected error (one sigma of the logarithm) of the time ratio of two families in one of several similar kernels,
-#: given the ratio in the others: the spread over DenseNet-121's kernels of 28 x 28 pixels is 0.04 with timing errors.
+#: given the ratio in the others: the spread over DenseNet-121's kernels of 28 x 28 pixels is 0.04, including timing
+#: errors.
 RATIO_ERROR = 0.05
-#: Assumed ratio to the best of a candidate that was dropped after one run: a lower bound of the unknown ratio.
+#: Assumed ratio to the best time for a candidate that was dropped after one run: a lower bound on the unknown ratio.
 _SLOWER = 1.3
 
 
@@ -36,7 +37,7 @@ class SimilarKernels:
 
     @staticmethod
     def split_pilots(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
-        """Return the pilots, and the jobs whose predictions the pilots correct."""
+        """Return the pilots and the jobs whose predictions the pilots correct."""
         seen: dict[Hashable, int] = defaultdict(int)
         elders, others = list[Job](), list[Job]()
         for job in jobs:
@@ -82,7 +83,7 @@ class SimilarKernels:
 
 
 def similarity_key(job: Job) -> Hashable | None:
-    """Return the key that similar kernels share; ``None`` without a choice or with ambiguous families."""
+    """Return the key that similar kernels share; ``None`` if there is no choice or if families are ambiguous."""
     if job.light or job.options.top_k != "auto" or len(job.first) < 2 or job.elders:
         return None
     # The form of the reduction without its extents, and the candidate families.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from roller.runtime.records import Record
     from roller.templates.common.options import ConstructOptions
 
-#: Seconds per kernel for finding quiet windows; short, because a model has many kernels.
+#: Time, in seconds, spent per kernel on finding quiet windows; short, because a model has many kernels.
 _PATIENCE_S = 0.5
 
 
@@ -39,7 +39,7 @@ class Task(Protocol):
 
 
 def run_task(task: Task, code: str | None = None) -> Any:
-    """Run a task; refuse if ``code``, the digest of the caller's sources, differs from that of the local sources."""
+    """Run a task; raise an error if ``code``, the digest of the caller's sources, differs from the local one."""
     if code is not None:
         from roller.runtime.cache_key import code_digest
 
@@ -118,7 +118,7 @@ class Prove:
 
 @dataclass(frozen=True)
 class Reference:
-    """Compute the float64 reference on random inputs, ``periodic`` on GPUs, also at tile edges of ``programs``."""
+    """Compute the float64 reference on random inputs (``periodic`` for GPUs), also at tile edges of ``programs``."""
 
     runs_kernels: ClassVar[bool] = False
 
@@ -141,7 +141,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class CheckAndTime:
-    """Check built kernels of one expression, and time the correct ones if ``timed``.
+    """Check built kernels of one expression; time the correct ones if ``timed``.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class CheckAndTime:
     device
         ``"cuda:0"``, ``"rocm:0"``, ``"null:..."``; empty for the processor.
     rotating_bytes
-        Bytes of rotating copies of constants while a processor's kernels are timed.
+        Total size, in bytes, of rotating copies of constants while a processor's kernels are timed.
     """
 
     runs_kernels: ClassVar[bool] = True
@@ -183,7 +183,7 @@ class CheckAndTime:
         return here.profile(self.artifacts, self.timed)
 
     def _check_processor(self) -> None:
-        """Refuse a processor whose instruction set or number of cores differs from the caller's."""
+        """Raise an error if this processor's instruction set or number of cores differs from the caller's."""
         from roller.hardware import load_spec
 
         here = load_spec("cpu")

@@ -1,1 +1,1 @@
-"""Model graphs between reading and running: parts, fusion, layouts, steps, memory plan. Independent of ONNX."""
+"""Model graphs between reading and running, independent of ONNX: parts, fusion, layouts, steps and memory plan."""

@@ -12,13 +12,13 @@ from roller.models.graph.program_steps import Copy, Join, ParallelGroup, Program
 
 @dataclass
 class Aliases:
-    """Values that lie inside other values; ``parents`` maps a value to the enclosing value and byte offset."""
+    """Values that lie inside other values; ``parents`` maps a value to the enclosing one and the byte offset in it."""
 
     values: dict[str, Value]
     parents: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def root(self, name: str) -> tuple[str, int]:
-        """Return the value whose memory contains ``name``, and the byte offset there (itself and 0 if it has its own).
+        """Return the value whose memory contains ``name`` (itself if it has its own), and the byte offset there.
 
         Examples
         --------
@@ -32,7 +32,7 @@ class Aliases:
         return name, offset
 
     def is_whole(self, name: str) -> bool:
-        """Whether ``name`` occupies all the memory of its root."""
+        """Return whether ``name`` occupies all the memory of its root."""
         root, offset = self.root(name)
         return offset == 0 and self.values[root].nbytes == self.values[name].nbytes
 
@@ -44,10 +44,10 @@ class ResolvedProgram:
     Parameters
     ----------
     program
-        Program without views and joins: those that need work have become copies, and an output that cannot be written
-        in place has its own value and a copy.
+        Program without views and joins: those that move data have become copies. An output that cannot be written in
+        place has its own value, to which it is copied.
     outputs
-        Value written into the caller's array, by output number.
+        Value written into the caller's array, by output index.
     """
 
     program: Program
@@ -109,7 +109,7 @@ def _place_joins(
     steps: tuple[Step, ...], aliases: Aliases, movable: set[str], fixed: set[str], align_bytes: int
 ) -> tuple[Step, ...]:
     """Place sources of joins in their targets."""
-    # In reverse: a join that is a source of a later join then lies in the later one's target.
+    # Joins are visited in reverse, so that a join that is a source of a later join lies in the later one's target.
     kept: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, ParallelGroup):
@@ -147,7 +147,7 @@ def _place_join_sources(
 
 
 def _alias_contiguous_join(step: Join, aliases: Aliases, align_bytes: int) -> bool:
-    """Alias the target to its sources if these are contiguous; return whether they are."""
+    """Alias the target to its sources if these are contiguous; return whether it was aliased."""
     root, start = aliases.root(step.sources[0])
     if root == step.target or step.target in aliases.parents or start % align_bytes:
         return False

@@ -1,4 +1,4 @@
-"""Placement of buffers in one arena: buffers that are never live at the same time may share bytes."""
+"""Places buffers in one arena, in which buffers that are never live at the same time may share bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.models.graph.lifetimes import Lifetime, peak_bytes
 
-#: Alignment of buffers in the arena: a cache line.
+#: Alignment of buffers in the arena, in bytes: a cache line.
 ALIGN_BYTES = 64
 #: Maximum number of buffers for which several placement orders are tried.
 _FEW = 4000
@@ -17,7 +17,7 @@ _FEW = 4000
 def pack_buffers(
     lives: Sequence[Lifetime], sizes: Sequence[int], align_bytes: int = ALIGN_BYTES
 ) -> tuple[list[int], int]:
-    """Return the offset of each buffer and the size of the arena in bytes, by the best of several greedy orders."""
+    """Return the offset of each buffer and the size of the arena, in bytes, for the best of several greedy orders."""
     # Greedy by size (Pisarchyk and Lee, 2020): in falling order of size, each buffer goes into the smallest gap that
     # holds it among the buffers live at the same time. Finding the smallest arena is NP-hard.
     rounded = [-(-size // align_bytes) * align_bytes for size in sizes]

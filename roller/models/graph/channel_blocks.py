@@ -1,4 +1,4 @@
-"""Kernels on tensors with blocked channels: rewritten indices, and loops split to match.
+"""Rewrites kernels to tensors with blocked channels: their indices change, and loops are split to match.
 
 A *blocked* value of shape ``(n, c, ...)`` is stored as ``(n, c / block, ..., block)``. The channel index becomes a
 two-digit number, and loops are split into digits (:mod:`roller.expr.index_arithmetic`) independently of operators.
@@ -25,11 +25,11 @@ class BlockedLayout:
     Parameters
     ----------
     channels
-        A multiple of ``block``.
+        Number of channels, a multiple of ``block``.
     inner
         Dimensions after the channels, with more than one element in total.
     block
-        Neighbouring channels that are contiguous in memory.
+        Number of neighbouring channels that are contiguous in memory.
     """
 
     outer: int
@@ -39,7 +39,7 @@ class BlockedLayout:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], block: int) -> BlockedLayout | None:
-        """Return the layout of a shape; ``None`` with too few dimensions or if ``block`` does not divide the channels.
+        """Return the layout of a shape; ``None`` if it is too small or ``block`` does not divide the channels.
 
         Examples
         --------
@@ -59,11 +59,11 @@ class BlockedLayout:
 
     @property
     def positions(self) -> int:
-        """Elements of one channel."""
+        """Number of elements in one channel."""
         return math.prod(self.inner)
 
     def split(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
-        """Split ``shape`` at the channel's digits; return it and the low digit's dimension (``None`` if impossible)."""
+        """Return ``shape`` split at the channel's digits, and the low digit's dimension; ``None`` if impossible."""
         edges = (self.positions, self.positions * self.block, self.positions * self.channels)
         out: list[int] = []
         pitch, place = 1, None
@@ -96,7 +96,7 @@ class BlockedKernel:
 
 
 def rewrite_to_blocked(source: KernelSource, layouts: Mapping[str, BlockedLayout]) -> BlockedKernel | None:
-    """Return the equivalent kernel with tensors blocked by ``layouts``; ``None`` if no index expresses it."""
+    """Return the equivalent kernel with tensors blocked by ``layouts``; ``None`` if indices cannot express it."""
     expr = source.expression
     part: Computed | None = Computed(expr.inputs, expr.stages, expr.outputs, (expr.name,))
     try:
@@ -119,7 +119,7 @@ def rewrite_to_blocked(source: KernelSource, layouts: Mapping[str, BlockedLayout
 
 
 def reduces_channels(source: KernelSource, blocked: Collection[int]) -> bool:
-    """Whether a kernel reduces over the channels of one of its ``blocked`` inputs (positions)."""
+    """Return whether a kernel reduces over the channels of one of its inputs at the positions ``blocked``."""
     expr = source.expression
     names, reduced = {expr.inputs[k].name for k in blocked}, {a.name for a in expr.anchor.reduction_axes}
     return any(ld.tensor in names and reduced & {*ld.index[-1].axes} for ld in expr.anchor.loads)
@@ -139,7 +139,7 @@ def _tensors_to_permute(part: Computed, layouts: Mapping[str, BlockedLayout]) ->
 
 
 def _permute_tensor(part: Computed, name: str, layout: BlockedLayout) -> Computed | None:
-    """Return a part with one tensor blocked: its channel split into digits, the lower one moved to the end."""
+    """Return a part with one tensor blocked: its channel is split into digits, and the low digit moves to the end."""
     if math.prod(part.shapes[name]) != math.prod(layout.shape):
         return None
     found = layout.split(part.shapes[name])
@@ -184,7 +184,7 @@ def _order_loops_by_store(part: Computed) -> Computed:
 
 
 def conversion_kernel(layout: BlockedLayout, dtype: str, *, to_blocked: bool) -> BlockedKernel:
-    """Return the kernel that copies a plain value to a blocked one, or back."""
+    """Return the kernel that copies a plain value to a blocked one or, if not ``to_blocked``, back."""
     sizes = (("n", layout.outer), ("c", layout.channels // layout.block), ("p", layout.positions), ("b", layout.block))
     extents = dict(sizes)
     plain, blocked = ("n", "c", "b", "p"), ("n", "c", "p", "b")

@@ -1,4 +1,4 @@
-"""Co-scheduling of a program from predictions: kernels are constructed for a share of the units."""
+"""Co-schedules a program by predictions of its kernels, constructed for the whole device and for a share of it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from roller.models.graph.step_dependencies import Dependencies
 from roller.perf.estimate import Estimate
 from roller.templates.common.options import ConstructOptions
 
-#: Numbers of streams that are tried on a device whose units start no threads; each stream has its part of the units.
+#: Numbers of streams to try on a device that is not a CPU; each stream has an equal share of the units.
 _STREAMS = (2, 4)
-#: Predicts kernels for a number of units (``None``: all); the result lacks keys that fit no program.
+#: Predicts kernels for a number of units (``None`` for all); the result lacks kernels for which no program fits.
 Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]
 
 
@@ -41,11 +41,11 @@ def coschedule_program(program: Program, spec: DeviceSpec, predict: Predict | No
 def _best_division(
     program: Program, spec: DeviceSpec, predict: Predict, known: dict[str, Estimate]
 ) -> CoscheduleResult:
-    """Return the best division of one program; enter the new predictions in ``known``."""
+    """Return the result of the best division of the device for a program; add new predictions to ``known``."""
     missing = {k: s for k, s in program.kernels.items() if k not in known}
     known |= predict(missing, None) if missing else {}
     if not program.kernels.keys() <= known.keys():
-        return _serial_outcome(program, known)  # kernels that fit no program are reported by the compilation
+        return _serial_outcome(program, known)  # the compilation reports kernels for which no program fits
     shared = {k: program.kernels[k] for k in sorted(concurrent_kernels(program))}
     outcomes = [
         schedule_sections(program, coscheduling_costs(known, predict(shared, u), spec, n, u))
@@ -94,7 +94,7 @@ def coscheduling_costs(
 
 
 def _unit_cache_savings(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float]]:
-    """Return a unit's cache bytes for constants, and the seconds saved per cached byte (on the device, in a lane)."""
+    """Return how many bytes of constants a unit caches, and the seconds saved per byte (whole device, lane)."""
     own = [n for n, layer in enumerate(spec.memory_layers) if layer.scope == "unit"][-1]
     saved = []
     for part in (spec, spec.share(units)):
@@ -127,7 +127,7 @@ def concurrent_kernels(program: Program) -> set[str]:
 
 
 def _prefix_sums(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
-    """Return prefix sums over positions of the number of steps that could run at each."""
+    """Return the prefix sums, over positions, of the number of steps that could run at each."""
     change = [0] * (length + 2)
     for first, last in places:
         change[first] += 1

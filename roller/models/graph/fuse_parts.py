@@ -20,15 +20,15 @@ from roller.models.graph.parts import Alias, Computed, PartProtocol
 
 #: Maximum number of passes over all parts per group of rules.
 _MOST_PASSES = 16
-#: Views begin at multiples of the widest access of a kernel.
+#: Alignment of views in bytes, which is the width of a kernel's widest access.
 _ALIGN_BYTES = 16
 
 _PASSES: tuple[tuple[Rule, ...], ...] = (
-    # Movement (transpose, slice, broadcast, padding) goes into its readers' loads where they stay affine.
+    # Movement (transpose, slice, broadcast, padding) is inlined into its readers' loads if they stay affine.
     (fusion_rules.inline_affine_movement,),
-    # Element-wise parts go into their only reader; anchors (reductions, softmax, normalization) append the
-    # element-wise part that reads their result. Where values change width, a kernel ends at the narrowest value:
-    # a narrowing part is appended to its anchor, a widening one goes into its readers, where possible.
+    # Element-wise parts are inlined into their only reader; anchors (reductions, softmax, normalization) append the
+    # element-wise part that reads their result. If values change width, a kernel ends at the narrowest value: if
+    # possible, a narrowing part is appended to its anchor, and a widening one is inlined into its readers.
     (fusion_rules.chain_unless_narrowing, fusion_rules.append_unless_widening),
     (fusion_rules.inline_affine_movement, fusion_rules.chain_elementwise, fusion_rules.append_unless_widening),
     # The remaining movement may split axes of its readers, or of the part it reads, into digits.
@@ -46,7 +46,7 @@ _PASSES: tuple[tuple[Rule, ...], ...] = (
     # Element-wise parts join the part whose stored result they read.
     (fusion_rules.merge_with_producer,),
 )
-#: Rules that apply to every reader of a part; the part is removed once it has none.
+#: Rules that apply to every reader of a part; the part is removed once it has no readers.
 _MOVING = (fusion_rules.inline_affine_movement, fusion_rules.inline_split_movement)
 
 
@@ -77,7 +77,7 @@ class FusionState:
             self.put(n, self.forms.piece_of_part(part) if isinstance(part, Computed) else part)
 
     def put(self, n: int, part: PartProtocol | None) -> None:
-        """Replace a part and update its readers and writers."""
+        """Replace the part at ``n`` and update readers and writers."""
         old = self.parts[n]
         for name in old.inputs if old is not None else ():
             self.readers[name].discard(n)
@@ -88,11 +88,11 @@ class FusionState:
                 self.readers.setdefault(name, set()).add(n)
 
     def readers_of(self, part: NamedForm) -> list[int]:
-        """Return the positions of the readers of a part's only output."""
+        """Return the positions of the parts that read a part's only output."""
         return sorted(self.readers.get(part.outputs[0], ()))
 
     def joined(self, rule: Rule, part: NamedForm, reader: NamedForm) -> NamedForm | None:
-        """Return the part that a rule makes from two; if the rule refuses, record the reason."""
+        """Return the part that a rule makes of two, or ``None``; if the rule refuses, record the reason."""
         found = self.forms.joined(rule, part, reader)
         edge = part.outputs[0], reader.outputs[0]
         if isinstance(found, str):
@@ -127,8 +127,8 @@ def _apply_until_stable(state: FusionState, group: Iterable[Rule]) -> None:
     for _ in range(_MOST_PASSES):
         changed = False
         for rule in group:
-            # Movement runs front to back, so that chains of it merge; other rules run readers first, so that the later
-            # of two anchors takes the sum of both.
+            # Movement rules visit parts front to back, so that chains of movements merge; other rules visit readers
+            # first, so that the later of two anchors takes the sum of both.
             order = range(len(state.parts))
             for n in order if rule in _MOVING else reversed(order):
                 part = state.parts[n]
@@ -155,7 +155,7 @@ def _apply_rule(state: FusionState, rule: Rule, n: int, part: NamedForm) -> bool
 
 
 def _inline_movement(state: FusionState, rule: Rule, n: int, part: NamedForm) -> bool:
-    """Inline a movement into each reader that accepts it."""
+    """Inline a movement into each reader that accepts it; return whether any did."""
     changed = False
     for at in state.readers_of(part):
         reader = state.parts[at]
@@ -169,7 +169,7 @@ def _inline_movement(state: FusionState, rule: Rule, n: int, part: NamedForm) ->
 
 
 def _merge_with_reader(state: FusionState, n: int, part: NamedForm) -> bool:
-    """Merge a reader into a part if all its other inputs are computed earlier."""
+    """Merge one reader whose other inputs are computed earlier into a part; return whether there was one."""
     for at in state.readers_of(part):
         reader = state.parts[at]
         if not isinstance(reader, NamedForm):
@@ -239,7 +239,7 @@ def _resolve_views(low: Lowering) -> None:
 
 
 def _as_alias(part: Computed) -> Alias | None:
-    """Return the view equivalent to a part that copies a contiguous range (a slice of a batch)."""
+    """Return the view equivalent to a part that copies a contiguous range (a slice of a batch); otherwise ``None``."""
     stage = only_elementwise_stage(part)
     load = None if stage is None else stage.body
     if stage is None or not isinstance(load, Load) or load.guard or part.dtypes[load.tensor] != stage.output.dtype:

@@ -23,12 +23,12 @@ from roller.expr.index_arithmetic import (
 from roller.expr.scalar import walk
 from roller.models.graph.parts import Computed
 
-#: Suffix of a tensor that is read in a second shape while two parts are combined.
+#: Suffix of the name of a tensor that is read in a second shape while two parts are combined.
 _OTHER = "\0other"
 
 
 def pure_copy_load(s: Stage) -> Load | None:
-    """Return the load of a stage that only moves elements, converted or not; ``None`` for other stages."""
+    """Return the load of a stage that only moves (and possibly converts) elements; ``None`` for other stages."""
     body = s.body
     while isinstance(body, Cast):
         body = body.arg
@@ -41,7 +41,7 @@ def only_elementwise_stage(part: Computed) -> Stage | None:
 
 
 def count_scalar_nodes(body: Scalar) -> int:
-    """Return the number of nodes of a scalar tree."""
+    """Return the number of nodes in a scalar expression."""
     return sum(1 for _ in walk(body))
 
 
@@ -54,12 +54,12 @@ def assemble_part(reads: Sequence[Tensor], stages: Sequence[Stage], like: Comput
 
 
 def merge_node_names(first: Computed, second: Computed) -> tuple[str, ...]:
-    """Return the nodes of two parts without duplicates."""
+    """Return the names of the nodes of two parts, without duplicates."""
     return tuple(dict.fromkeys((*first.nodes, *second.nodes)))
 
 
 def inlined(producer: Computed, reader: Computed) -> Computed | None:
-    """Return ``reader`` with every load of an element-wise part's result replaced by its arithmetic."""
+    """Return ``reader`` with every load of an element-wise part's result replaced by that part's arithmetic."""
     made = only_elementwise_stage(producer)
     if made is None:
         return None
@@ -87,8 +87,8 @@ def inlined(producer: Computed, reader: Computed) -> Computed | None:
 
 def append_elementwise(anchor: Computed, reader: Computed) -> Computed | None:
     """Return ``anchor`` followed by an element-wise part that reads its result point by point."""
-    # The result is stored where the reader stores: a reduction gets one more stage that reads it in place, an
-    # element-wise last stage computes more.
+    # The result is stored where the reader stores it: a reduction gets one more stage, which reads it in place, and an
+    # element-wise last stage is extended.
     last, after = anchor.stages[-1], only_elementwise_stage(reader)
     if after is None or anchor.outputs != (last.name,):
         return None
@@ -140,7 +140,7 @@ def merge_elementwise(first: Computed, reader: Computed) -> Computed | None:
         assemble_part((*first.reads, *other.reads), [one, second], both, merge_node_names(first, reader))
     )
     out = None if out is None else split_axes_to_affine(out) or out
-    # Axes of the first part that a transpose cuts are split; stores at digits of an axis are no loops.
+    # Axes of the first part that a transpose cuts are split; no loop can store at digits of an axis.
     return split_dimensions_by_axes(out) if out is not None and _has_affine_stores(out) else None
 
 
@@ -177,7 +177,7 @@ def _replace_load_index(body: Scalar, name: str, index: tuple[Index, ...]) -> Sc
 
 
 def rename_conflicting_reads(part: Computed, other: Computed) -> Computed:
-    """Return ``part`` with renamed reads for tensors that ``other`` reads in another shape."""
+    """Return ``part`` with new names for those of its tensors that ``other`` reads in a different shape."""
     names = {t.name: t.name + _OTHER for t in part.reads if t.name in other.inputs and other.shapes[t.name] != t.shape}
     return _rename_tensors(part, names) if names else part
 
@@ -211,7 +211,7 @@ def merge_renamed_reads(part: Computed) -> Computed | None:
 
 
 def reshape_tensor(part: Computed, name: str, shape: Sequence[int]) -> Computed | None:
-    """Return a part that reads (or writes) a tensor in another shape with as many elements."""
+    """Return a part that reads (or writes) a tensor in a different shape of as many elements, or ``None``."""
     old, possible = part.shapes[name], True
 
     def place(index: tuple[Index, ...], s: Stage) -> tuple[Index, ...]:
@@ -248,7 +248,7 @@ def stage_indices(s: Stage) -> list[Index]:
 
 
 def has_affine_accesses(part: Computed) -> bool:
-    """Whether no access uses a division or a remainder."""
+    """Return whether no access uses a division or a remainder."""
     return all(i.is_affine for i in part_indices(part))
 
 
@@ -311,7 +311,7 @@ def _tensor_accesses(part: Computed, name: str) -> list[tuple[Stage, tuple[Index
 def _mixed_radix_extents(
     index: Index, guards: set[Index], extents: dict[str, int], size: int
 ) -> tuple[int, ...] | None:
-    """Return the extents of the axes that cover a whole dimension as digits, most significant first."""
+    """Return the extents of the axes that cover a dimension as digits, most significant first; ``None`` if none do."""
     if index.const or len(index.terms) < 2 or index in guards:
         return None
     reach, out = 1, []
@@ -337,7 +337,7 @@ def _simplify_stage(s: Stage) -> Stage:
 
 
 def _may_simplify(index: Index, extents: dict[str, int]) -> bool:
-    """Whether an index may be simplified, or its dimension split into several."""
+    """Return whether an index may be simplified, or its dimension split into several."""
     return len(index.terms) > 1 or any(t.mod or t.div > 1 or extents[t.axis] == 1 for t in index.terms)
 
 

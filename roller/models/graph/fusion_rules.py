@@ -20,7 +20,7 @@ from roller.models.graph.parts import Computed
 
 Change: TypeAlias = Callable[[Computed], Computed]
 
-#: Maximum number of nodes of one scalar tree; longer chains are not fused.
+#: Maximum number of nodes in one scalar expression; longer chains are not fused.
 _MOST_NODES = 128
 #: Maximum number of tensors that one kernel loads.
 _MOST_TENSORS = 8
@@ -29,7 +29,7 @@ _APART = "positions do not compose"
 
 
 def is_movement(part: Computed) -> bool:
-    """Whether a part only moves elements."""
+    """Return whether a part only moves elements."""
     stage = only_elementwise_stage(part)
     return stage is not None and pure_copy_load(stage) is not None
 
@@ -87,7 +87,7 @@ def _width_ratio(part: Computed) -> float:
 
 
 def append_split_to_anchor(part: Computed, reader: Computed) -> RuleOutcome:
-    """Append the element-wise part that reads an anchor's result, with its axes split."""
+    """Append the element-wise part that reads an anchor's result, and split axes so that accesses are affine."""
     if only_elementwise_stage(part) is not None or only_elementwise_stage(reader) is None:
         return None
     new = fusion_rewrites.append_elementwise(part, reader)
@@ -163,7 +163,7 @@ def try_simplify(part: Computed) -> Computed:
 
 
 def initial_form(part: Computed) -> Computed:
-    """Return a part in the initial form of fusion: the groups of a convolution are axes."""
+    """Return a part in the form with which fusion begins: the groups of a convolution are axes."""
     return try_simplify(fusion_rewrites.split_axes_to_affine(part) or part)
 
 
@@ -190,7 +190,7 @@ def _count_functions(part: Computed) -> tuple[int, int]:
 
 
 def _accept_if_same_structure(part: Computed, reader: Computed, new: Computed | None, reason: str) -> Computed | str:
-    """Return the simplified fused part if it has its anchor's structure or else its reader's; otherwise a reason."""
+    """Return the simplified fused part if it has its anchor's (or else its reader's) structure; otherwise a reason."""
     if new is None:
         return reason
     if any(count_scalar_nodes(s.body) > _MOST_NODES for s in new.stages) or len(new.reads) > _MOST_TENSORS:

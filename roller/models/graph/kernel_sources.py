@@ -14,12 +14,12 @@ from roller.models.graph.program_steps import KernelSource
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A kernel and the values it is called with.
+    """A kernel and the values with which it is called.
 
     Parameters
     ----------
     key
-        Key that is equal for parts that may share the kernel, regardless of names and values of constants.
+        Key that is equal for all parts that may share the kernel, whatever their names and constant values are.
     inputs, outputs
         Names of values, one for each input and output of the expression.
     """
@@ -38,7 +38,7 @@ def make_kernel_call(part: Computed, constants: Container[str], label: str) -> K
 
 
 def make_kernel_source(form: Computed, fixed: tuple[int, ...], label: str) -> tuple[str, KernelSource]:
-    """Return key and source of a numbered part's kernel whose inputs at positions ``fixed`` are constant."""
+    """Return the key and source of a numbered part's kernel; its inputs at positions ``fixed`` are constant."""
     first = len(form.reads)
     names = {f"#{k}": f"x{k}" if k < first else f"t{k - first}" for k in range(first + len(form.stages))}
     names |= {n: f"y{k}" for k, n in enumerate(form.outputs)}

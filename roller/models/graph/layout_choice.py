@@ -1,8 +1,8 @@
-"""Chooses the values of a model whose channels are stored in blocks, by predicted seconds.
+"""Chooses, by predicted time, the values of a model whose channels are stored in blocks.
 
-A step runs either on plain or on blocked values (:mod:`roller.models.graph.channel_blocks`); a value passed between
-the two
-kinds is converted by a kernel. A minimum cut finds the cheapest choice. Inputs and outputs keep their declared layouts.
+A step runs either on plain or on blocked values (:mod:`roller.models.graph.channel_blocks`); a kernel converts each
+value that passes between the two kinds of steps. A minimum cut finds the cheapest choice. Inputs and outputs keep their
+declared layouts.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ from roller.models.graph.program_steps import (
 )
 from roller.perf.estimate import Estimate
 
-#: Predicts kernels by key; the result lacks kernels that fit no program.
+#: Predicts kernels by key; the result lacks kernels for which no program fits.
 Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]
 
-#: Smallest relative gain in a model's predicted seconds that justifies blocked kernels.
+#: Minimum relative gain in a model's predicted time that justifies blocked kernels.
 LEAST_GAIN = 0.01
-#: Capacity units of the network per second, and seconds that stand for an impossible kernel.
+#: Capacity units of the network per second, and time, in seconds, that stands for an impossible kernel.
 _PER_SECOND, _FOREVER_S = 10**12, 1e6
 
 
 @dataclass(frozen=True)
 class ChosenLayouts:
-    """A program with chosen layouts.
+    """A program with the layouts chosen for its values.
 
     Parameters
     ----------
     plain_s, chosen_s
-        Predicted seconds of the kernels that could be blocked: without blocks, and as chosen, including conversions.
+        Predicted time, in seconds, of the kernels that could be blocked: without blocks, and as chosen, including
+        conversions.
     blocked
         Labels of the steps that run on blocked values.
     conversions
         Number of conversion kernels.
     written
-        Values written by these steps, which identify them in the same program at other sizes.
+        Values that the blocked steps write, which identify these steps in the same program at other sizes.
     """
 
     program: Program
@@ -109,11 +110,11 @@ class _LayoutProblem:
     Parameters
     ----------
     block
-        Channels per block.
+        Number of channels per block.
     values
         Layout of every value that may be blocked.
     able
-        Blocked kernel (``None`` for a join) by position of each step that may run on blocked values.
+        Blocked kernel (``None`` for a join) of each step that may run on blocked values, by position of the step.
     """
 
     program: Program
@@ -138,7 +139,7 @@ class _LayoutProblem:
                     self.able[n] = found
 
     def _blocked_kernel(self, step: Run, known: dict[tuple[object, ...], BlockedKernel | None]) -> BlockedKernel | None:
-        """Return the kernel of a step with all blockable values blocked."""
+        """Return the kernel of a step with all blockable values blocked; ``None`` if there is no such kernel."""
         source = self.program.kernels[step.kernel]
         expr = source.expression
         tensors = (*zip(expr.inputs, step.inputs, strict=True), *zip(expr.output_tensors, step.outputs, strict=True))
@@ -190,9 +191,9 @@ class _LayoutProblem:
         return {m.key: m.source for m in kernels}
 
     def cheapest_blocked_steps(self, seconds: Mapping[str, float]) -> frozenset[int]:
-        """Return the positions of the steps on blocked values that minimize the total predicted seconds."""
-        # An edge costs its capacity where it is cut: a step's plain or blocked seconds, or the conversion of a value
-        # whose readers and writer differ.
+        """Return the positions of the steps to run on blocked values so that the total predicted time is minimal."""
+        # Cutting an edge costs its capacity: the time of a step's plain or blocked kernel, or of the conversion of a
+        # value whose writer and readers use different layouts.
         net = FlowNetwork()
         nodes = {n: net.add_node() for n in self.able}
         for n, made in self.able.items():
@@ -212,7 +213,7 @@ class _LayoutProblem:
         return frozenset(n for n, node in nodes.items() if node in side)
 
     def seconds(self, chosen: frozenset[int], seconds: Mapping[str, float]) -> float:
-        """Return the predicted seconds of the blockable kernels and conversions of a choice."""
+        """Return the predicted time, in seconds, of all blockable kernels and conversions for a choice of steps."""
         keys = [c.key for c in self._needed_conversions(chosen).values()]
         for n, made in self.able.items():
             step = self.program.steps[n]
@@ -254,7 +255,7 @@ class _LayoutProblem:
 
 
 def _replace_step_inputs(step: Step, names: Mapping[str, str], made: BlockedKernel | None) -> Step:
-    """Return a step with renamed inputs, and with another kernel if one is given."""
+    """Return a step with renamed inputs and, if ``made`` is given, with that kernel."""
     if isinstance(step, Run):
         return replace(
             step, kernel=step.kernel if made is None else made.key, inputs=_rename_values(step.inputs, names)
@@ -278,5 +279,5 @@ def _unused_name(name: str, taken: Mapping[str, object]) -> str:
 
 
 def _edge_capacity(seconds: float | None) -> int:
-    """Return a cost as an integer capacity; infinite for a kernel that fits no program."""
+    """Return a cost as an integer capacity; infinite for a kernel for which no program fits."""
     return INFINITE if seconds is None or not seconds < _FOREVER_S else round(seconds * _PER_SECOND)

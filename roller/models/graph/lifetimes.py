@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roller.errors import ModelError
 from roller.models.graph.program_steps import ParallelGroup, Program, Step, values_read, values_written
 
-#: Group of memory that is touched outside any ``ParallelGroup`` or in more than one lane.
+#: Group and lane of memory that is touched outside any ``ParallelGroup`` or in more than one lane.
 OUTSIDE = -1
 
 
@@ -21,8 +21,8 @@ class Lifetime:
     first, last
         Positions in the order of steps; steps in lanes are numbered lane after lane.
     group, lane
-        Number of the ``ParallelGroup`` and of the lane, for memory touched in one lane only. Lifetimes in other lanes
-        of the group overlap, whatever their positions.
+        Index of the ``ParallelGroup`` and of the lane, for memory touched in one lane only. Lifetimes in different
+        lanes of a group overlap, whatever their positions are.
     """
 
     first: int
@@ -31,7 +31,7 @@ class Lifetime:
     lane: int = OUTSIDE
 
     def overlaps(self, other: Lifetime) -> bool:
-        """Whether two lifetimes overlap.
+        """Return whether two lifetimes overlap.
 
         Examples
         --------
@@ -53,7 +53,7 @@ class _StepPosition:
 
 
 def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Lifetime]:
-    """Return the lifetime of every root that a step writes, in order of first use, without dynamic outputs."""
+    """Return the lifetime of every root that a step writes, except dynamic outputs, in order of first use."""
     touched: dict[str, list[_StepPosition]] = {}
     spans: dict[int, tuple[int, int]] = {}
     given = {*program.inputs, *program.constants}
@@ -109,7 +109,7 @@ def _make_lifetime(spots: Iterable[_StepPosition], spans: dict[int, tuple[int, i
 
 
 def peak_bytes(lives: Iterable[tuple[Lifetime, int]]) -> int:
-    """Return the peak of live bytes, a lower bound on the size of the arena.
+    """Return the maximum number of bytes that are live at once, a lower bound on the size of the arena.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The memory plan: a place for every value of a program."""
+"""Memory planning: assigns a place to every value of a program."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def plan_memory(
     program: Program, *, predicted_s: Mapping[str, float] | None = None, value_align_bytes: int = 1,
     within: Plan | None = None,
 ) -> Plan:  # fmt: skip
-    """Assign a place to every value; ``within`` is a plan for larger values whose offsets are kept."""
-    # Inputs and outputs use the caller's arrays, views are free, sources of a contiguous join are computed in place.
+    """Assign a place to every value; if ``within`` (a plan for larger values) is given, its offsets are kept."""
+    # Inputs and outputs use the caller's arrays, views are free, and sources of a contiguous join are computed in
+    # place.
     resolved = resolve_aliases(program, value_align_bytes)
     lives = _arena_lifetimes(resolved)
     if within is None:

@@ -15,7 +15,7 @@ INFINITE = 1 << 62
 
 @dataclass
 class FlowNetwork:
-    """A flow network; nodes are numbers, including the source and the sink."""
+    """A flow network; nodes, including the source and the sink, are integers."""
 
     SOURCE: ClassVar[int] = 0
     SINK: ClassVar[int] = 1

@@ -22,11 +22,11 @@ class Node:
     inputs, outputs
         Names of values or constants; ``""`` for an absent optional input or output.
     attributes
-        Plain Python: int, float, str, tuples of them, ``numpy.ndarray`` for tensors, :class:`Graph` for bodies.
+        Plain Python values: int, float, str, tuples of them, ``numpy.ndarray`` for tensors, :class:`Graph` for bodies.
     name
         Name of the node, unique in its graph.
     domain, version
-        Operator set (``""`` is ONNX's own) and its version.
+        Domain of the operator set (``""`` is ONNX's own) and its version.
     """
 
     op: str
@@ -56,7 +56,7 @@ class FallbackRegion(Node):
 
 @dataclass(frozen=True)
 class Graph:
-    """A whole model.
+    """A whole model as a graph.
 
     Parameters
     ----------

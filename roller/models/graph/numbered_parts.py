@@ -1,7 +1,7 @@
 """Parts as numbered forms plus names: because layers repeat, rules are applied once per pair of forms.
 
 A :class:`NamedForm` is a form (a part with numbered tensors) and the names that the numbers stand for. The result of a
-rule on two forms that read each other in the same way is cached.
+rule is cached by the two forms and by the tensors that they have in common.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FormCache:
     _made: dict[tuple[object, ...], tuple[Computed, tuple[str, ...]] | str | None] = field(default_factory=dict)
 
     def piece_of_part(self, part: Computed) -> NamedForm:
-        """Return a part as a piece."""
+        """Return a part as a piece, that is, a form and names."""
         known = part.__dict__.get("numbered")  # set for repeated nodes
         if known is None:
             form, names = number_names(part)
@@ -68,7 +68,7 @@ class FormCache:
         return self._known.setdefault((form, any(math.copysign(1, z) < 0 for z in zeros)), form)
 
     def apply_change(self, change: Callable[[Computed], Computed], piece: NamedForm) -> NamedForm:
-        """Return the result of a function on a piece."""
+        """Return the result of applying ``change`` to a piece."""
         key = (change, id(piece.form))
         if key not in self._made:
             joint = {n: k for k, n in enumerate(piece.names)}
@@ -78,7 +78,7 @@ class FormCache:
         return self._instantiate(found, piece.names, piece.nodes)
 
     def joined(self, rule: Rule, one: NamedForm, other: NamedForm) -> NamedForm | str | None:
-        """Return the result of a rule on two pieces."""
+        """Return the result of applying ``rule`` to two pieces."""
         joint = {n: k for k, n in enumerate(dict.fromkeys((*one.names, *other.names)))}
         key = (rule, id(one.form), id(other.form), tuple(joint[n] for n in other.names))
         if key not in self._made:

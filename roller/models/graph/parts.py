@@ -1,6 +1,6 @@
 """Parts of a model during lowering, over the names of the graph's values.
 
-A part computes stages, is a view or a concatenation of values, calls a library function, or is a node that roller
+A part computes stages, is a view or a concatenation of values, calls a library function, or is a node that Roller
 cannot compute. A node becomes one or more parts; fusion turns parts into kernels.
 """
 
@@ -21,14 +21,14 @@ from roller.tile.structures import STREAMING, Structure, structure_of
 
 @dataclass(frozen=True)
 class Computed:
-    """Stages over names of values.
+    """Stages that read and write the graph's values by name.
 
     Parameters
     ----------
     reads
         Inputs in the shapes in which they are read: the values' own shapes or reshaped ones.
     stages
-        Stages in order; shapes of outputs may also be reshaped.
+        Stages in order; their outputs may also be reshaped.
     outputs
         Names that other parts may read.
     nodes
@@ -147,7 +147,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Refused:
-    """A node that roller cannot lower, and the reason."""
+    """A node that Roller cannot lower, and the reason."""
 
     node: Node
     reason: str

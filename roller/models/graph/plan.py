@@ -20,7 +20,7 @@ class Place:
     Parameters
     ----------
     space
-        ``"input"`` and ``"output"``: the caller's array number ``index``; ``"arena"``: the call's own memory;
+        ``"input"`` and ``"output"``: the caller's array at ``index``; ``"arena"``: the call's own memory;
         ``"constant"``: the constant ``name`` of the program.
     """
 
@@ -37,11 +37,11 @@ class Plan:
     Parameters
     ----------
     program
-        The steps as they run: joins that cost nothing have become views, and the others copies.
+        The steps as they run: views and joins that cost nothing are gone, and the others have become copies.
     arena_bytes
-        Memory of one call in addition to its inputs and outputs.
+        Memory, in bytes, that one call needs in addition to its inputs and outputs.
     predicted_s
-        Predicted seconds by kernel key; may be empty.
+        Predicted time of each kernel, in seconds, by key; may be empty.
     """
 
     program: Program

@@ -1,7 +1,7 @@
 """Lowered models: values, constants, and steps in a valid order.
 
-Steps go unchanged from a graph's partition to the saved plan, which adds the locations of values
-(:mod:`roller.models.graph.plan`). All classes are frozen, JSON-ready data except for constants.
+Both a graph's partition and the saved plan, which adds the locations of values (:mod:`roller.models.graph.plan`),
+consist of these steps. All classes are frozen, JSON-ready data except for constants.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Value:
     name
         Name of the tensor, unique in its model.
     shape
-        Elements per dimension; ``()`` is a scalar, dimensions may be 0.
+        Number of elements per dimension, which may be 0; ``()`` is a scalar.
     dtype
         NumPy-style name (``"float32"``, ``"bfloat16"``, ``"bool"``).
     """
@@ -55,7 +55,7 @@ class DynamicOutput:
     Parameters
     ----------
     dims
-        Elements per dimension, ``None`` for unknown ones; ``None`` altogether for an unknown rank.
+        Number of elements per dimension, ``None`` if unknown; ``None`` instead of the tuple for an unknown rank.
     """
 
     name: str
@@ -97,7 +97,7 @@ class View:
 
 @dataclass(frozen=True)
 class Join:
-    """``target`` concatenates its sources along ``axis``; contiguous sources are written in place."""
+    """``target`` concatenates its sources along ``axis``; the sources of a contiguous join are written in place."""
 
     sources: tuple[str, ...]
     target: str
@@ -142,7 +142,7 @@ class Foreign:
 
 @dataclass(frozen=True)
 class ParallelGroup:
-    """Lanes that run concurrently, each a sequence of steps; no lane reads a value that another one writes."""
+    """Lanes that run concurrently, each a sequence of steps; no lane reads a value that another lane writes."""
 
     lanes: tuple[tuple[Step, ...], ...]
 

@@ -37,7 +37,7 @@ class RepeatedNodes:
         return node.domain, node.op, node.version, told, types, same
 
     def part(self, kind: Hashable, node: Node, origin: str) -> Computed | None:
-        """Return the part of a node whose kind is known."""
+        """Return the part of a node whose kind is known; otherwise ``None``."""
         found = self._known.get(kind)
         if found is None:
             return None

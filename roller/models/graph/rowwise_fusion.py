@@ -1,7 +1,7 @@
 """Fuses a reduction with its reader row by row (for example, a normalization written as separate operators).
 
-Mean, difference, mean of squares, root and quotient are five kernels as separate nodes and one kernel row by row: each
-stage has its own columns, and all share the row axes.
+As separate nodes, mean, difference, mean of squares, root and quotient are five kernels. Row by row, they are one
+kernel, in which each stage has its own columns and all share the row axes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from roller.expr.scalar import FUNCTIONS, Call, walk
 from roller.models.graph import fusion_rewrites
 from roller.models.graph.parts import Computed
 
-#: Maximum number of functions of an element-wise stage that its readers may recompute.
+#: Maximum number of function calls in an element-wise stage that its readers may recompute.
 _CHEAP = 4
 
 

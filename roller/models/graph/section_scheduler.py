@@ -1,9 +1,9 @@
-"""Co-scheduling: independent kernels that do not fill the device run concurrently, as in the paper, following Rammer.
+"""Co-scheduling: independent kernels that do not fill the device run concurrently, as in the Roller paper and Rammer.
 
-A model is divided into *sections*: within one, each lane runs a sequence of kernels constructed for its share of the
-units and reads only values of earlier sections or its own; lanes synchronize at its end. Sections grow greedily,
-starting with the kernel on the longest path to the end, and are kept if they are predicted to be faster than serial
-kernels.
+A model is divided into *sections*. Within a section, each lane runs a sequence of kernels constructed for its share of
+the units and reads only values of earlier sections or its own; at the end of the section, the lanes synchronize.
+Sections grow greedily, starting with the kernel on the longest path to the end, and are kept if they are predicted to
+be faster than serial kernels.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from roller.models.graph.weight_reuse import (
     reloaded_bytes,
 )
 
-#: Maximum number of steps of a section, per lane.
+#: Maximum number of steps in a section, per lane.
 _LONGEST = 256
-#: Steps per lane for which a section grows without further gain.
+#: Number of steps per lane by which a section may grow without further gain.
 _PATIENCE = 8
 #: After a section that gained nothing, one in this many of its steps runs alone before the next attempt.
 _RETREAT = 8
-#: Smallest predicted relative gain of a section: about the error of predicted ratios.
+#: Minimum predicted relative gain of a section: about the error of predicted ratios.
 LEAST_GAIN = 0.05
-#: A new order may need this multiple of the old order's memory for values, this part of the constants' bytes, or this
-#: many bytes, whichever is largest.
+#: A new order may need, for values, this multiple of the old order's memory, this fraction of the constants' bytes, or
+#: this many bytes, whichever is largest.
 _MORE_MEMORY, _OF_CONSTANTS, _FREE_BYTES = 1.25, 1 / 8, 1 << 20
 #: How far a section may run ahead, as fractions of the critical path; smaller values need less memory.
 AHEAD = (1.0, 1 / 16, 1 / 64, 1 / 256)
@@ -44,29 +44,30 @@ class LaneCosts:
     Parameters
     ----------
     whole_s
-        Seconds on the whole device; missing kernels count as 0.
+        Time on the whole device, in seconds; missing kernels count as 0.
     share_s
-        Seconds on one lane's share; missing kernels do not run in lanes.
+        Time on one lane's share, in seconds; missing kernels do not run in lanes.
     sync_s
-        Seconds to start the lanes of a section and wait for the last one.
+        Time, in seconds, to start the lanes of a section and wait for the last one.
     lanes
         Number of lanes in a section.
     units
         Number of units per lane.
     common_s
-        Seconds for which a kernel occupies resources shared by all lanes (memory, shared caches), which do not overlap.
+        Time, in seconds, for which a kernel occupies resources shared by all lanes (memory, shared caches). These times
+        do not overlap.
     bytes_per_s
         Bandwidth of copies.
     kept_bytes
-        Bytes of constants that stay cached, which predictions assume for all constants.
+        Number of bytes of constants that stay cached; predictions assume that all constants do.
     reload_bytes_per_s
-        Bandwidth of reloading evicted constants.
+        Bandwidth at which evicted constants are reloaded.
     least_gain
         Minimum predicted relative gain for a whole model: about the error of the ratio of two predictions.
     own_bytes
-        Bytes of constants that a core's own cache keeps, although predictions assume a shared cache.
+        Number of bytes of constants that a core's own cache keeps, although predictions assume a shared cache.
     own_s_per_byte
-        Seconds saved per byte found in the core's own cache: for a step on the whole device, and for a step in a lane.
+        Time saved, in seconds, per byte found in the core's own cache: for a step on the whole device and in a lane.
     """
 
     whole_s: Mapping[str, float]
@@ -83,19 +84,19 @@ class LaneCosts:
     own_s_per_byte: tuple[float, float] = (0.0, 0.0)
 
     def whole(self, step: Step) -> float:
-        """Return the seconds of a step alone on the device."""
+        """Return the time, in seconds, that a step takes alone on the device."""
         return self.whole_s.get(step.kernel, 0.0) if isinstance(step, Run) else self._copy_s(step)
 
     def share(self, step: Step) -> float | None:
-        """Return the seconds of a step in a lane; ``None`` if it must not run in lanes."""
+        """Return the time, in seconds, that a step takes in a lane; ``None`` if it must not run in lanes."""
         if isinstance(step, Run):
             found = self.share_s.get(step.kernel)
-            # A kernel with superlinear speed-up loses on fewer units.
+            # A kernel whose speed-up is superlinear in the number of units loses in lanes.
             return found if found is not None and found < self.lanes * self.whole(step) else None
         return self._copy_s(step) if isinstance(step, (View, Copy)) else None
 
     def common(self, step: Step) -> float:
-        """Return the seconds for which a step occupies resources shared by all lanes."""
+        """Return the time, in seconds, for which a step occupies resources shared by all lanes."""
         return self.common_s.get(step.kernel, 0.0) if isinstance(step, Run) else self._copy_s(step)
 
     def _copy_s(self, step: Step) -> float:
@@ -111,9 +112,9 @@ class CoscheduleResult:
     program
         Program with sections; the same object as the input if no section was predicted to be faster.
     serial_s, together_s
-        Predicted seconds of all kernels in sequence, and of ``program``.
+        Predicted time, in seconds, of all kernels in sequence, and of ``program``.
     sections, runs
-        Numbers of sections and of kernels that run in them.
+        Number of sections, and number of kernels that run in them.
     """
 
     program: Program
@@ -162,7 +163,7 @@ def schedule_sections(program: Program, costs: LaneCosts) -> CoscheduleResult:
 
 
 def live_bytes_limit(program: Program) -> float:
-    """Return the maximum live bytes that a new order of a program's steps may need."""
+    """Return the maximum number of bytes that may be live at once in a new order of a program's steps."""
     constants = sum(program.values[n].nbytes for n in program.constants)
     return max(_FREE_BYTES, _OF_CONSTANTS * constants, _MORE_MEMORY * peak_live_bytes(program, program.steps))
 
@@ -174,12 +175,12 @@ def _weight_reading_s(program: Program, steps: Iterable[Step], costs: LaneCosts)
     if not costs.own_bytes:
         return reload_s
     alone, inside = core_cached_bytes(program, order, costs.own_bytes, costs.lanes)
-    # Lanes save concurrently.
+    # Lanes save time concurrently.
     return reload_s - alone * costs.own_s_per_byte[0] - inside * costs.own_s_per_byte[1] / costs.lanes
 
 
 def _kernels_of_steps(program: Program, steps: Iterable[Step], costs: LaneCosts) -> dict[str, KernelSource]:
-    """Return the kernels that the steps need, including kernels for a share."""
+    """Return the kernels that the steps need, including those for a share of the units."""
     shares = {share_key(key, costs.units): replace(source, units=costs.units)
               for key, source in program.kernels.items()}  # fmt: skip
     every = {**program.kernels, **shares}
@@ -188,7 +189,7 @@ def _kernels_of_steps(program: Program, steps: Iterable[Step], costs: LaneCosts)
 
 
 class _SectionScheduler:
-    """Builds sections from ready steps, kept in program order and by the longest path to the end."""
+    """Builds sections from ready steps, which it keeps both in program order and by the longest path to the end."""
 
     def __init__(self, program: Program, costs: LaneCosts, ahead: float) -> None:
         steps = self.steps = program.steps
@@ -225,7 +226,7 @@ class _SectionScheduler:
                     self._run_alone(heapq.heappop(self.by_place))
 
     def _take_best_prefix(self, section: _Section) -> bool:
-        """Take the prefix of a section with the largest gain, if any; return whether there was one."""
+        """Take the prefix of a section with the largest gain; return whether any prefix gains."""
         kept = section.order[: section.best]
         lanes: list[list[int]] = [[] for _ in range(self.costs.lanes)]
         for i, lane in kept:
@@ -262,7 +263,7 @@ class _SectionScheduler:
         self._add_ready_steps(ready)
 
     def _add_ready_steps(self, steps: Iterable[int]) -> None:
-        """Enter ready steps; views and joins, which run no kernel, complete at once."""
+        """Add ready steps; views and joins, which run no kernel, complete immediately."""
         for i in steps:
             if isinstance(self.steps[i], (View, Join)):
                 self._run_alone(i)
@@ -305,14 +306,14 @@ class _Section:
                 return  # all further steps would run in the same lane
 
     def _first_common_step(self) -> tuple[float, int] | None:
-        """Return the first step that any lane may take, with its sort key."""
+        """Return the sort key and index of the first step that any lane may take; ``None`` if there is none."""
         heap = self._s.by_length
         while heap and (self._s.done[heap[0][1]] or heap[0][1] in self._lane):
             heapq.heappop(heap)
         return heap[0] if heap else None
 
     def _take_next_step(self, lane: int) -> int | None:
-        """Take a lane's next step; among equals, prefer one that only this lane may take."""
+        """Take a lane's next step, if any; among equals, prefer one that only this lane may take."""
         own, every = self._own[lane], self._first_common_step()
         if every is not None and -every[0] < self._least:
             every = None

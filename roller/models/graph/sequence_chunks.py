@@ -1,7 +1,7 @@
 """Cuts kernels that wait for the last step of a sequence into chunks, so that recurrent layers overlap as a pipeline.
 
 A candidate is identified by what it reads and writes: it computes row by row from joined rows, and its rows are read
-separately. An example is the projection of all outputs of the previous recurrent layer.
+separately. An example is the input projection, which reads all outputs of the previous recurrent layer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from roller.expr import TensorExpr
 from roller.expr.resizing import growing_sizes, is_leading_dimension, with_size
 from roller.models.graph.program_steps import Join, KernelSource, Program, Run, Step, Value, View, values_read
 
-#: Approximate numbers of chunks: few enough for efficient kernels, enough for layers to overlap.
+#: Approximate numbers of chunks: few enough for efficient kernels, and enough for layers to overlap.
 _PARTS = (4, 10)
 
 
@@ -60,7 +60,7 @@ def _find_chunkable_runs(program: Program) -> list[_ChunkableRun]:
 
 
 def _is_chunkable(program: Program, cut: _ChunkableRun) -> bool:
-    """Whether sources have equal sizes, the kernel computes row by row, and no view crosses two sources."""
+    """Return whether sources have equal sizes, the kernel computes row by row, and no view spans two sources."""
     values, expression = program.values, program.kernels[cut.run.kernel].expression
     count, target, out = len(cut.join.sources), values[cut.join.target], values[cut.run.outputs[0]]
     rows = expression.inputs[cut.position].shape[0] if expression.inputs[cut.position].shape else 0
@@ -75,7 +75,7 @@ def _is_chunkable(program: Program, cut: _ChunkableRun) -> bool:
 
 
 def _nearest_divisor(count: int, parts: int) -> int:
-    """Return the divisor of ``count`` nearest to ``parts``, so that chunks are equal.
+    """Return the divisor of ``count`` above 1 that is nearest to ``parts``, so that chunks are equal.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def _make_chunk_steps(
     values: dict[str, Value],
     kernels: dict[str, KernelSource],
 ) -> list[Step]:
-    """Return the joins and runs that replace a run; enter their values and kernels in ``values`` and ``kernels``."""
+    """Return the joins and runs that replace a run; add their values and kernels to ``values`` and ``kernels``."""
     run, join, count = cut.run, cut.join, len(cut.join.sources)
     parts = parts_of[count]
     source = program.kernels[run.kernel]
@@ -142,7 +142,7 @@ def _chunk_name(name: str, number: int) -> str:
 
 
 def restrict_rows(expression: TensorExpr, position: int, rows: int) -> TensorExpr | None:
-    """Return an expression over the first ``rows`` rows of an input; ``None`` if rows are not independent."""
+    """Return the expression over only the first ``rows`` rows of an input; ``None`` if rows are not independent."""
     # Rows are independent if they are a dynamic size that every stage has.
     name, every = expression.inputs[position].name, {s.name for s in expression.stages}
     for size in growing_sizes(expression):

@@ -29,7 +29,7 @@ class Dependencies:
         return cls(before, tuple(map(tuple, after)))
 
     def critical_path_s(self, seconds: Sequence[float]) -> list[float]:
-        """Return for each step the seconds of the critical path from its start to the end."""
+        """Return, for each step, the length of the critical path from its start to the end, in seconds."""
         out = list(seconds)
         for i in reversed(range(len(out))):
             out[i] += max((out[j] for j in self.after[i]), default=0.0)
@@ -37,7 +37,7 @@ class Dependencies:
 
 
 def peak_live_bytes(program: Program, steps: Sequence[Step]) -> int:
-    """Return the peak bytes of live values for an order of steps, without inputs, outputs and constants."""
+    """Return the maximum number of bytes live at once in an order of steps, without inputs, outputs and constants."""
     resolved = resolve_aliases(replace(program, steps=tuple(steps)))
     aliases = resolved.aliases
     outside = {aliases.root(name)[0] for name in resolved.outputs.values()}

@@ -1,4 +1,4 @@
-"""Reuse of cached weights: orders of steps that reread weights soon, and bytes reloaded from memory."""
+"""Reuse of cached weights: orders steps so that they reread weights soon, and counts the bytes that are reloaded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from statistics import median_low
 from roller.models.graph.program_steps import ParallelGroup, Program, Run, Step, View, values_read, values_written
 from roller.models.graph.step_dependencies import Dependencies
 
-#: Smallest constant in bytes that affects the order of steps: smaller ones stay in a core's caches anyway.
+#: Minimum size, in bytes, of a constant that affects the order of steps: smaller ones stay in a core's caches anyway.
 _LARGE_BYTES = 1 << 15
 
 
 def large_constant_per_step(program: Program) -> list[str | None]:
-    """Return for each step the largest constant that it reads; ``None`` if it reads no large constant."""
+    """Return, for each step, the largest constant that it reads; ``None`` if it reads no large constant."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
     found = [max((n for n in values_read(s) if n in sizes), key=sizes.__getitem__, default=None) for s in program.steps]
     return [n if n is not None and sizes[n] >= _LARGE_BYTES else None for n in found]
@@ -33,8 +33,8 @@ def order_by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequ
     >>> order_by_constants([0, 2, 1, 3], graph, ["w", "w", "r", "r"])
     [0, 1, 2, 3]
     """
-    # Next comes a step with the weights of the last one; else one without weights, for which others may wait; else the
-    # first in the given order.
+    # The next step is one with the weights of the last step; otherwise one without weights, for which others may wait;
+    # otherwise the first in the given order.
     place = {i: n for n, i in enumerate(lane)}
     missing = {i: sum(b in place for b in graph.before[i]) for i in lane}
     ready: dict[str | None, list[int]] = defaultdict(list)
@@ -68,7 +68,7 @@ def order_by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequ
 
 
 def reloaded_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -> float:
-    """Return the bytes of constants that a call reloads if a cache keeps the last ``kept_bytes`` of them."""
+    """Return the number of bytes of constants that a call reloads if a cache keeps the ``kept_bytes`` read last."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
     if sum(sizes.values()) <= kept_bytes:
         return 0.0
@@ -80,9 +80,9 @@ def reloaded_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -
 
 
 def core_cached_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, lanes: int) -> tuple[float, float]:
-    """Return the constant bytes that steps outside and inside lanes find in the cores' own caches."""
+    """Return how many bytes of constants steps outside and inside lanes find in the cores' own caches."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
-    # A step on all cores leaves a part of its weights in each cache; a step in a lane leaves all in its core's.
+    # A step on all cores leaves a part of its weights in each cache; a step in a lane leaves all in its core's cache.
     cores, alone, inside = [_LruCache(kept_bytes) for _ in range(lanes)], 0.0, 0.0
     for step in steps:
         if isinstance(step, ParallelGroup):
@@ -97,9 +97,9 @@ def core_cached_bytes(program: Program, steps: Iterable[Step], kept_bytes: float
 
 
 def bytes_between_reads(program: Program) -> dict[str, int]:
-    """Return for each kernel with constants the bytes that calls touch between two reads of these constants."""
-    # The median of a kernel's runs counts. Each read and write of a value counts, up to the largest step's bytes of
-    # values in total, because the memory of values is reused.
+    """Return, for each kernel with constants, how many bytes calls touch between two reads of its largest constant."""
+    # The result is the median over a kernel's runs. Each read and write of a value counts, but all values together
+    # count at most the bytes that the largest step touches, because the memory of values is reused.
     sizes = {name: value.nbytes for name, value in program.values.items()} | dict.fromkeys(program.loose, 0)
     steps = [s for s in _interleave_lanes(program.steps) if not isinstance(s, View)]
     touched = [tuple(dict.fromkeys((*values_read(s), *values_written(s)))) for s in steps]

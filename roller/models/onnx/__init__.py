@@ -1,1 +1,1 @@
-"""ONNX models: reading, operator lowerings, simplification and partition into kernels."""
+"""ONNX models: reads and simplifies them, lowers their operators and partitions them into kernels."""

@@ -1,6 +1,8 @@
-"""Removes If, Loop and Scan: selects a branch by a constant condition or computes both, and unrolls finite loops.
+"""Removes If, Loop and Scan nodes.
 
-This is valid because operators have no side effects, and possible if the shapes of results do not depend on data.
+An If with a constant condition becomes the branch that it takes; otherwise both branches are computed. Loops with a
+bounded number of iterations are unrolled. This is valid because operators have no side effects, and possible if the
+shapes of results do not depend on data.
 """
 
 from __future__ import annotations
@@ -15,23 +17,23 @@ from roller.models.onnx.dynamic_values import leave_to_runtime
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.tracer_interface import GraphTracer
 
-#: Maximum number of nodes of an unrolled loop (rounds times nodes of its body).
+#: Maximum number of nodes in an unrolled loop (iterations times nodes in its body).
 MAX_UNROLLED = 20_000
-#: Maximum number of rounds of a loop without a trip count.
+#: Maximum number of iterations of a loop without a trip count.
 MAX_ROUNDS = 1024
 
 
 class _UnsupportedControlFlow(Exception):
-    """Reason why a control-flow node cannot be removed."""
+    """Raised if a control-flow node cannot be removed; the message gives the reason."""
 
 
 def is_control_flow(node: onnx.NodeProto) -> bool:
-    """Whether a node is If, Loop or Scan."""
+    """Return whether ``node`` is an If, Loop or Scan."""
     return node.domain in ("", "ai.onnx") and node.op_type in _RULES
 
 
 def trace_control_flow(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> bool:
-    """Trace a control-flow node; return whether it was one."""
+    """Trace ``node`` if it is a control-flow node; return whether it is."""
     if not is_control_flow(node):
         return False
     rule = _RULES[node.op_type]
@@ -60,7 +62,7 @@ def trace_control_flow(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[
 def _trace_body(
     tracer: GraphTracer, node: onnx.NodeProto, attribute: str, scope: Scope, prefix: str, given: Sequence[str]
 ) -> list[str]:
-    """Trace a body with the inputs ``given`` (unique names); return the names of its results."""
+    """Trace the body in ``attribute`` with the inputs ``given`` (unique names); return the names of its results."""
     body = _body_attribute(node, attribute)
     inner = Scope({}, scope, prefix)
     if len(body.input) > len(given):
@@ -87,7 +89,7 @@ def _body_attribute(node: onnx.NodeProto, attribute: str) -> onnx.GraphProto:
 def _trace_if(
     tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str
 ) -> list[str]:
-    """Return the results of the branch that a constant condition selects, otherwise a choice between both."""
+    """Return the results of the branch that a constant condition takes; otherwise select between both at run time."""
     condition = tracer.constants.get(inputs[0])
     if condition is not None:
         taken = "then" if bool(condition.reshape(-1)[0]) else "else"
@@ -99,7 +101,7 @@ def _trace_if(
 
 
 def _select_by_condition(tracer: GraphTracer, condition: str, one: str, other: str, what: str) -> str:
-    """Return ``one`` if the condition holds, otherwise ``other``."""
+    """Return the name of a value that is ``one`` if the condition holds, otherwise ``other``."""
     if one == other:
         return one
     if one in tracer.unknown or other in tracer.unknown:
@@ -119,7 +121,7 @@ def _select_by_condition(tracer: GraphTracer, condition: str, one: str, other: s
 def _unroll_loop(
     tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str
 ) -> list[str]:
-    """Unroll a loop; a run-time condition keeps the values from the iteration in which it fails."""
+    """Unroll a loop; once a run-time condition is false, the state keeps its values."""
     limit, going, state = _loop_trip_count(tracer, inputs[0]), inputs[1], list(inputs[2:])
     body = _body_attribute(node, "body")
     scans: list[list[str]] = [[] for _ in range(len(body.output) - 1 - len(state))]
@@ -159,7 +161,7 @@ def _unroll_loop(
 
 
 def _loop_trip_count(tracer: GraphTracer, name: str) -> int | None:
-    """Return the trip count of a loop; ``None`` if it has none."""
+    """Return the constant trip count of a loop, or ``None`` if it has none."""
     if not name:
         return None
     array = tracer.constants.get(name)
@@ -171,7 +173,7 @@ def _loop_trip_count(tracer: GraphTracer, name: str) -> int | None:
 def _unroll_scan(
     tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str
 ) -> list[str]:
-    """Unroll a Scan, whose length is a static dimension."""
+    """Unroll a Scan; its length is a static dimension of its sequences."""
     if tracer.loaded.opsets.get("", 0) < 9:
         raise _UnsupportedControlFlow(
             "the Scan of operator set 8 is not read. Convert the model (onnx.version_converter)"
@@ -211,7 +213,7 @@ def _unroll_scan(
 
 
 def _stack_values(tracer: GraphTracer, names: Sequence[str], axis: int) -> str:
-    """Return values concatenated along a new axis."""
+    """Stack values along a new axis; return the name of the result."""
     if not names:
         raise _UnsupportedControlFlow("it runs zero times, so the shape of its collected results is unknown")
     if any(map(tracer.is_loose, names)):

@@ -1,4 +1,4 @@
-"""Copies nodes with bodies (If, Loop, Scan), with names of outer values replaced by unique ones."""
+"""Copies nodes with bodies (If, Loop, Scan) and replaces the names in the bodies by unique ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import onnx
 
-#: Returns the unique name for a local one, ``None`` if there is none.
+#: Returns the unique name of a local value, or ``None`` if there is none.
 Find = Callable[[str], str | None]
 
 
@@ -15,7 +15,7 @@ def copy_with_renamed_bodies(
     node: onnx.NodeProto, inputs: Sequence[str], find: Find, prefix: str,
     array: Callable[[onnx.TensorProto], np.ndarray],
 ) -> onnx.NodeProto:  # fmt: skip
-    """Return a copy of a node that reads ``inputs``, with the outer names in its bodies replaced."""
+    """Return a copy of ``node`` that reads ``inputs`` and whose bodies use unique names."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
     del made.input[:]
@@ -59,7 +59,7 @@ def _copy_body(
 
 
 def outer_names(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Return the outer values that the bodies of a node read, each once."""
+    """Return the names of the outer values that a node's bodies read, without duplicates."""
     return tuple(dict.fromkeys(n for a in node.attribute if a.type == a.GRAPH for n in _outer_names_of_graph(a.g)))
 
 

@@ -1,7 +1,7 @@
-"""Values whose shape is known only at run time, and the regions of nodes around them that another runtime computes.
+"""Values whose shape is known only at run time, and the regions of nodes that another runtime computes because of them.
 
-Nodes that exchange such values form a region, with all nodes on paths between them, so that these values never pass
-between steps: they leave a region only as outputs of the model.
+Nodes that exchange such values form a region together with all nodes on paths between them. The values therefore never
+pass between steps: they leave a region only as outputs of the model.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.onnx_types import declared_shape, dtype_name, reason_if_too_large, static_value_or_reason
 from roller.models.onnx.tracer_interface import DynamicNodes, GraphTracer
 
-#: Reason for leaving a node with static input shapes to the other runtime.
+#: Reason for leaving a node with static input shapes to another runtime.
 UNKNOWN_SHAPE = "the shape of its result is known only at run time"
 
 
 def leave_to_runtime(
     tracer: GraphTracer, node: onnx.NodeProto, inputs: Sequence[str], scope: Scope, label: str, reason: str
 ) -> bool:
-    """Leave a node to another runtime; return whether onnx can infer its result types, which this requires."""
+    """Leave ``node`` to another runtime if onnx can infer its result types; return whether it was left."""
     parts = tracer.loose
     if parts is None:
         return False
@@ -64,7 +64,7 @@ def leave_to_runtime(
 def trace_reader_of_dynamic_value(
     tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope
 ) -> None:
-    """Trace a node that reads values of unknown shape: leave it to the other runtime, or refuse it."""
+    """Leave a node that reads values of unknown shape to another runtime; refuse it if that is impossible."""
     assert tracer.loose is not None
     read = next(n for n in inputs if n in tracer.loose.types)
     label = tracer.label(node, scope)
@@ -77,7 +77,7 @@ def trace_reader_of_dynamic_value(
 
 
 def group_into_regions(graph: Graph, tracer: GraphTracer) -> Graph:
-    """Return a graph with nodes left to another runtime as regions, and with dynamic outputs."""
+    """Return ``graph`` with the nodes left to another runtime grouped into regions, and with its dynamic outputs."""
     parts = tracer.loose
     if parts is None or not parts.nodes:
         return graph
@@ -101,7 +101,7 @@ def _dynamic_output(name: str, found: onnx.TypeProto) -> DynamicOutput:
 
 
 def _check_region_borders(graph: Graph, whole: Iterable[Node], loose: Mapping[str, DynamicOutput]) -> None:
-    """Refuse values at region borders whose dtype is not supported by steps."""
+    """Raise an error if a value that enters or leaves a region has a dtype that steps do not support."""
     odd = {n: v.dtype or "no tensor of numbers" for n, v in loose.items() if v.dtype not in DTYPE_BYTES}
     for node in whole:
         for n in (*node.inputs, *node.outputs) if isinstance(node, FallbackRegion) else ():
@@ -116,7 +116,7 @@ def _check_region_borders(graph: Graph, whole: Iterable[Node], loose: Mapping[st
 
 
 def _group_nodes(nodes: Sequence[Node], parts: DynamicNodes) -> list[int]:
-    """Return the group number of every node: its region's, or its own."""
+    """Return, for every node, the index of the node that represents its group."""
     # Nodes joined by values of unknown shape are one group, including nodes on paths that leave and re-enter it.
     writer = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
     group = list(range(len(nodes)))
@@ -167,7 +167,7 @@ def _strongly_connected_components(
 
 
 def _live_nodes(graph: Graph) -> list[Node]:
-    """Return the nodes that outputs depend on, without nodes left over from abandoned bodies."""
+    """Return the nodes that the outputs depend on; nodes left over from abandoned bodies are dropped."""
     wanted, kept = set(graph.outputs), list[Node]()
     for node in reversed(graph.nodes):
         if wanted.intersection(node.outputs):
@@ -177,7 +177,7 @@ def _live_nodes(graph: Graph) -> list[Node]:
 
 
 def _make_region(members: Sequence[Node], nodes: Sequence[Node], graph: Graph, parts: DynamicNodes) -> FallbackRegion:
-    """Return nodes as one region that contains its constants."""
+    """Return a region that computes ``members`` and contains their constants."""
     own = {name for m in members for name in m.outputs if name}
     mine = {m.name for m in members}
     elsewhere = {name for n in nodes if n.name not in mine for name in n.inputs} | set(graph.outputs)
@@ -197,7 +197,6 @@ def _make_region(members: Sequence[Node], nodes: Sequence[Node], graph: Graph, p
 
 
 def _topological_order(nodes: Sequence[Node]) -> list[Node]:
-    """Return nodes in topological order."""
     writer = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
     out: list[Node] = []
     done = [False] * len(nodes)

@@ -1,4 +1,4 @@
-"""Building blocks of lowerings: axes of a result, broadcast loads, and element-wise stages."""
+"""Building blocks of lowerings: result axes, broadcast loads and element-wise stages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from roller.ops.rows import axes_of_shape
 
 
 def scalar_call(fn: str, *args: Scalar) -> Scalar:
-    """Return a scalar function applied to scalars."""
+    """Return a call to the scalar function ``fn``."""
     return Call(fn, args)
 
 
 def literal(value: Any, dtype: str) -> Const:
-    """Return a number as a literal of ``dtype``; integers stay exact."""
+    """Return ``value`` as a literal of ``dtype``; integers stay exact."""
     return Const(float(value) if dtype in FLOATS else int(value), dtype)
 
 
@@ -35,14 +35,14 @@ def negate_condition(condition: Scalar) -> Scalar:
 
 
 def result_axes(shape: Sequence[int]) -> tuple[Axis, ...]:
-    """Return one spatial axis per dimension, ``d0``, ``d1`` ...; refuse empty results."""
+    """Return one spatial axis per dimension (``d0``, ``d1``, ...); refuse an empty result."""
     if 0 in shape:
         raise Unsupported(f"a result of shape {list(shape)} has no elements")
     return axes_of_shape(shape)
 
 
 def checked_tensor(value: Value) -> Tensor:
-    """Return the tensor of a value; refuse empty tensors and dtypes that kernels do not support."""
+    """Return ``value`` as a tensor; refuse empty tensors and dtypes that kernels do not support."""
     if value.dtype not in DTYPE_BYTES:
         raise Unsupported(f"{value.dtype} is no dtype of kernels (they take {', '.join(sorted(DTYPE_BYTES))})")
     if 0 in value.shape:
@@ -51,7 +51,7 @@ def checked_tensor(value: Value) -> Tensor:
 
 
 def broadcast_load(value: Value, shape: Sequence[int], axes: Sequence[Axis]) -> Load:
-    """Return a load of ``value`` at a point of ``shape``, by NumPy's broadcasting rules."""
+    """Return a load of ``value``, broadcast to ``shape`` by NumPy's rules, at the point ``axes``."""
     read = checked_tensor(value)
     lead = len(shape) - len(read.shape)
     if lead < 0 or any(s not in (1, t) for s, t in zip(read.shape, shape[lead:], strict=True)):
@@ -61,7 +61,7 @@ def broadcast_load(value: Value, shape: Sequence[int], axes: Sequence[Axis]) -> 
 
 
 def scalar_constant(site: Site, position: int) -> int | float | None:
-    """Return a constant one-element input as a number; ``None`` for other inputs and for non-finite numbers."""
+    """Return the element of a constant one-element input; ``None`` for other inputs and for non-finite elements."""
     value = site.constant(position)
     if value is None or value.size != 1 or value.dtype.name not in DTYPE_BYTES:
         return None
@@ -75,7 +75,7 @@ def computation_dtype(dtype: str) -> str:
 
 
 def operand_scalar(site: Site, position: int, axes: Sequence[Axis]) -> Scalar:
-    """Return an input at a point of the result, in its computation dtype; a constant scalar becomes a literal."""
+    """Return an input's element at a point of the result, in its computation dtype; a constant scalar is a literal."""
     value = site.required(position)
     number = scalar_constant(site, position)
     if number is not None:
@@ -84,7 +84,7 @@ def operand_scalar(site: Site, position: int, axes: Sequence[Axis]) -> Scalar:
 
 
 def operand_scalars(site: Site) -> tuple[tuple[Axis, ...], tuple[Scalar, ...]]:
-    """Return the axes of the result, and every input at a point of it."""
+    """Return the axes of the result and every input's element at a point of it."""
     axes = result_axes(site.output.shape)
     return axes, tuple(operand_scalar(site, i, axes) for i in range(len(site.inputs)))
 
@@ -93,7 +93,7 @@ def pointwise_stage(
     site: Site, axes: tuple[Axis, ...], body: Scalar, *, dtype: str | None = None,
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> Compute:  # fmt: skip
-    """Return the single stage that writes the first output at every point of ``axes``."""
+    """Return a single stage, which writes ``body`` to the first output at every point of ``axes``."""
     out = checked_tensor(site.output)
     stage = Stage(out, axes, identity_indices(axes), body, None, dtype or computation_dtype(out.dtype))
     return Compute((stage,), constants or {})
@@ -103,7 +103,7 @@ def movement_stage(
     site: Site, index: Callable[[tuple[Axis, ...]], Sequence[Index]], *, guard: Sequence[Bound] = (),
     outside: float = 0.0,
 ) -> Compute:  # fmt: skip
-    """Return a stage that only moves input 0: one load at ``index(axes)``, computed from the output's axes."""
+    """Return a stage that only moves input 0: one load at ``index(axes)``, where ``axes`` are the output's."""
     axes = result_axes(site.output.shape)
     read = checked_tensor(site.required(0))
     body = Load(read.name, tuple(index(axes)), tuple(guard), outside)
@@ -111,7 +111,7 @@ def movement_stage(
 
 
 def convert_scalar(x: Scalar, source: str, target: str) -> Scalar:
-    """Return ``x`` of dtype ``source`` as ``target``: integers truncate towards zero; non-zero becomes true."""
+    """Convert ``x`` from dtype ``source`` to ``target``: to integers by truncation, to bool by comparison with zero."""
     if source == target:
         return x
     if target == "bool":
@@ -120,6 +120,6 @@ def convert_scalar(x: Scalar, source: str, target: str) -> Scalar:
 
 
 def require_dtype(value: Value, dtypes: Sequence[str], what: str) -> None:
-    """Refuse a dtype that is not among ``dtypes``."""
+    """Refuse ``value`` if its dtype is not among ``dtypes``."""
     if value.dtype not in dtypes:
         raise Unsupported(f"{what} of {value.dtype}: kernels compute it in {', '.join(dtypes)}")

@@ -1,4 +1,4 @@
-"""Evaluation of nodes with constant inputs: NumPy if exact and cheap, and onnx's reference for other small nodes."""
+"""Evaluates nodes with constant inputs: by NumPy if exact and cheap, otherwise small ones by onnx's reference."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from roller.expr import FUNCTIONS
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.onnx_types import onnx_dtype
 
-#: Maximum number of elements of one folded constant; one that repeats a single element needs no memory.
+#: Maximum number of elements that a node folded by NumPy reads and writes. An output that repeats a single element
+#: needs no memory, so its limit is higher.
 MAX_ELEMENTS = 1 << 26
 MAX_REPEATED_ELEMENTS = 1 << 30
-#: Most input and output elements of one node, and of all nodes of a model, for the reference (plain Python).
+#: Maximum number of elements that onnx's reference (plain Python) reads and writes per node, and per model.
 MAX_REFERENCE_ELEMENTS = 1 << 18
 MAX_REFERENCE_TOTAL = 1 << 25
-#: Maximum number of bytes of all folded constants together.
+#: Maximum size of all folded constants together, in bytes.
 MAX_FOLDED_BYTES = 1 << 31
 
 Arrays = Sequence[np.ndarray]
@@ -28,7 +29,7 @@ Attributes = Mapping[str, Any]
 
 
 class Evaluator:
-    """Evaluates nodes with constant inputs, within limits on memory and time per model."""
+    """Evaluates nodes with constant inputs, within per-model limits on memory and time."""
 
     def __init__(self, opsets: Mapping[str, int]) -> None:
         self._imports = [onnx.helper.make_opsetid(d, v) for d, v in opsets.items()]
@@ -40,7 +41,7 @@ class Evaluator:
         self, node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[np.ndarray | None],
         outputs: Sequence[Value | None],
     ) -> list[np.ndarray] | None:  # fmt: skip
-        """Return the outputs, or ``None`` if the node remains for run time."""
+        """Return the outputs, or ``None`` if the node is left for run time."""
         if self._version < _SINCE.get(node.op_type, 0) or _is_integer_dequantisation(node, attributes, inputs):
             return None
         if self._bytes_left <= 0 or any(v is not None and v.elements > MAX_REPEATED_ELEMENTS for v in outputs):
@@ -74,12 +75,12 @@ class Evaluator:
 def _is_integer_dequantisation(
     node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[np.ndarray | None]
 ) -> bool:
-    """Whether a node scales integers, which :mod:`roller.models.onnx.quantised` uses."""
+    """Return whether a node dequantizes stored integers; :mod:`roller.models.onnx.quantised` rewrites such nodes."""
     stored = inputs[0] if node.op_type == "DequantizeLinear" and inputs else None
     return stored is not None and stored.dtype in (np.int8, np.uint8, np.int32) and not attributes.get("block_size")
 
 
-#: Operators that kernels compute because onnx's reference differs from ONNX Runtime and the specification in some cases
+#: Operators left to kernels, because onnx's reference differs from ONNX Runtime and the specification in some cases
 #: (``python -m tests.models.onnx.random_families all 0 500 --reference``).
 _REFERENCE_IS_WRONG = frozenset({
     "Attention",  # softcap, is_causal with a past
@@ -95,12 +96,12 @@ _REFERENCE_IS_WRONG = frozenset({
     "QLinearConv",  # scales per channel
     "Resize", "Upsample",  # coordinates in float64, regions outside
 })  # fmt: skip
-#: Operators that are computed here by the definition of this version.
+#: First operator set version from which these operators are evaluated here; before it, their definition differs.
 _SINCE = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
 
 
 def _try_evaluate(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray] | None:
-    """Return the result of a function; ``None`` if it raises, so that the node remains for run time."""
+    """Return the function's result, or ``None`` if it raises an exception; the node is then left for run time."""
     try:
         found: list[np.ndarray] | None = function(*arguments)
     except Exception:  # noqa: BLE001 - rules and the reference raise any exception for unsupported inputs
@@ -109,7 +110,7 @@ def _try_evaluate(function: Callable[..., Any], *arguments: Any) -> list[np.ndar
 
 
 def _match_inferred_types(found: Sequence[np.ndarray], outputs: Sequence[Value | None]) -> bool:
-    """Whether results have the inferred types; if not, trust inference and fold nothing."""
+    """Return whether results have the inferred types; if not, the node is not folded."""
     for array, value in zip(found, outputs, strict=False):
         if not isinstance(array, np.ndarray) or array.dtype.kind in "OUS":
             return False
@@ -232,7 +233,7 @@ def _evaluate_div(attributes: Attributes, inputs: Arrays, outputs: Sequence[Valu
 def _evaluate_log_softmax(
     attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]
 ) -> list[np.ndarray] | None:
-    """Return the log-softmax without the logarithm of an exponential that underflowed to 0, unlike onnx's reference."""
+    """Return the log-softmax as ``x - max - log(sum)``; onnx's reference takes logarithms of values that may be 0."""
     x = inputs[0]
     if x.dtype.kind != "f":
         return None

@@ -1,4 +1,4 @@
-"""External tensor data: memory-mapped files below the model's folder."""
+"""External tensor data, memory-mapped from files below the model's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.models.onnx.onnx_types import dtype_name, onnx_dtype
 
 
 class ExternalData:
-    """The external files of one model; only files below ``folder`` are opened, none if it is ``None``."""
+    """The external files of one model; only files below ``folder`` are opened, and none if it is ``None``."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = None if folder is None else Path(os.path.realpath(folder))
@@ -22,7 +22,7 @@ class ExternalData:
         self._arrays: dict[tuple[object, ...], np.ndarray] = {}
 
     def array(self, tensor: onnx.TensorProto) -> np.ndarray:
-        """Return a tensor as a read-only memory map; equal locations give the same array."""
+        """Return a tensor as a read-only memory map; tensors at the same location share one array."""
         where = f"external data of '{tensor.name}'"
         told = {e.key: e.value for e in tensor.external_data}
         path, size = self._checked_file(told.get("location", ""), where)
@@ -48,7 +48,7 @@ class ExternalData:
         return self._arrays[key]
 
     def _checked_file(self, location: str, where: str) -> tuple[Path, int]:
-        """Return a validated path and its size in bytes."""
+        """Return a file's path and its size in bytes; raise an error if the file must not be opened."""
         if location in self._sizes:
             return self._sizes[location]
         if self.folder is None:

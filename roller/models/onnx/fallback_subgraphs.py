@@ -1,4 +1,4 @@
-"""Groups nodes that roller cannot compile into the largest acyclic subgraphs for another runtime."""
+"""Groups nodes without a lowering into large subgraphs, which another runtime computes, without creating cycles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.models.onnx.onnx_types import element_type, onnx_dtype
 
 
 def replace_refused_nodes(low: Lowering) -> list[Refused]:
-    """Replace refused nodes by ONNX Runtime subgraphs; return the nodes for which that is impossible."""
+    """Replace refused nodes by ONNX Runtime subgraphs; if some cannot be replaced, replace none and return those."""
     stuck = [why for p in low.refused if (why := _refusal_of_untyped_node(p, low)) is not None]
     if stuck or not low.refused:
         return stuck
@@ -34,7 +34,7 @@ def replace_refused_nodes(low: Lowering) -> list[Refused]:
 
 
 def _refusal_of_untyped_node(part: Refused, low: Lowering) -> Refused | None:
-    """Return the refusal for a node whose values cannot be passed between steps; otherwise ``None``."""
+    """Return a refusal if the node's values cannot be passed between steps; otherwise ``None``."""
     for name in (*part.inputs, *part.outputs):
         value = low.values.get(name)
         if value is None:
@@ -45,10 +45,10 @@ def _refusal_of_untyped_node(part: Refused, low: Lowering) -> Refused | None:
 
 
 def _group_refused_parts(parts: Sequence[PartProtocol]) -> dict[int, int]:
-    """Return the group of every refused part by its position."""
-    # Levels never fall along an edge, and rise between a refused part and another kind. Neighbours of one level are a
-    # group, because a path that leaves and re-enters it would rise twice. Refused parts take the level of their readers
-    # where possible, for fewer groups.
+    """Return the group of every refused part; the keys are the parts' indices."""
+    # Levels never fall along an edge, and rise between a refused part and one of another kind. Adjacent refused parts
+    # of equal level form a group: a path that left and re-entered it would rise twice. Where possible, refused parts
+    # take the level of their readers, which gives fewer groups.
     writer = {name: n for n, p in enumerate(parts) for name in p.outputs}
     sources = [sorted({writer[name] for name in p.inputs if name in writer}) for p in parts]
     refused = [isinstance(p, Refused) for p in parts]
@@ -72,7 +72,7 @@ def _group_refused_parts(parts: Sequence[PartProtocol]) -> dict[int, int]:
 
 
 def group_root(group: MutableSequence[int] | MutableMapping[int, int], n: int) -> int:
-    """Return the representative of the group of ``n``, with path compression (union-find)."""
+    """Return the representative of ``n``'s group (union-find with path compression)."""
     while group[n] != n:
         group[n] = group[group[n]]
         n = group[n]
@@ -102,7 +102,7 @@ def _topological_order(parts: Sequence[PartProtocol]) -> list[PartProtocol]:
 
 
 def _make_fallback_subgraph(members: Sequence[Refused], low: Lowering) -> FallbackSubgraph:
-    """Return a group as a subgraph that contains its constants."""
+    """Return a subgraph that computes the nodes in ``members`` and contains their constants."""
     own = {name for m in members for name in m.outputs}
     mine = {id(m) for m in members}
     read = dict.fromkeys(name for m in members for name in m.inputs if name not in own)
@@ -121,7 +121,7 @@ def make_subgraph_model(
     nodes: Sequence[onnx.NodeProto], inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto],
     constants: Mapping[str, np.ndarray], versions: Mapping[str, int],
 ) -> bytes:  # fmt: skip
-    """Return nodes as a model; ``versions`` gives operator sets by domain, 0 for the newest."""
+    """Return ``nodes`` as a serialized model; ``versions`` gives operator set versions by domain, 0 for the newest."""
     held = [onnx.numpy_helper.from_array(np.ascontiguousarray(a).reshape(a.shape), n) for n, a in constants.items()]
     graph = onnx.helper.make_graph(nodes, "fallback", inputs, outputs, held)
     newest = onnx.defs.onnx_opset_version()
@@ -131,7 +131,7 @@ def make_subgraph_model(
 
 
 def node_to_proto(node: Node) -> onnx.NodeProto:
-    """Return a node as a message with the attribute types of its schema."""
+    """Return ``node`` as a protobuf message; its attributes have the types that the operator's schema declares."""
     made = onnx.helper.make_node(node.op, node.inputs, node.outputs, node.name, domain=node.domain or None)
     try:
         known = onnx.defs.get_schema(node.op, node.version, node.domain).attributes if node.version else {}
@@ -145,5 +145,5 @@ def node_to_proto(node: Node) -> onnx.NodeProto:
 
 
 def value_info_proto(name: str, value: Value) -> onnx.ValueInfoProto:
-    """Return a value's declaration in a model."""
+    """Return the declaration of ``value`` for a model."""
     return onnx.helper.make_tensor_value_info(name, element_type(onnx_dtype(value.dtype)), value.shape)

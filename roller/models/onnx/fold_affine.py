@@ -1,4 +1,4 @@
-"""Folds per-channel scales and shifts (batch normalization, biases) into the weights of the preceding operator."""
+"""Folds per-channel scales and shifts (batch normalization, biases) into the preceding operator's weights and bias."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from roller.core.dtypes import FLOATS, NARROW_FLOATS
 from roller.models.graph.nodes import Node
 from roller.models.onnx.mutable_graph import MutableGraph
 
-#: Maximum number of bytes of weights that are copied because other nodes read them too.
+#: Maximum size, in bytes, of weights that are copied because other nodes read them too.
 _COPY_BYTES = 1 << 26
-#: Two shifts cancel where their sum is at most this fraction of the larger one.
+#: Two shifts count as cancelling if the magnitude of their sum is at most this fraction of the larger magnitude.
 _LEFT = 2.0**-10
 
 
@@ -24,13 +24,13 @@ class AffineMap:
     Parameters
     ----------
     scale, shift
-        Shape ``(channels,)``, or ``(1,)`` for a single number; ``None`` for 1 and 0.
+        Shape ``(channels,)``, or ``(1,)`` for a single number; ``None`` stands for a scale of 1 or a shift of 0.
     axis
-        Axis of the channels, from the front; ``None`` if both are single numbers.
+        Axis of the channels, counted from the front; ``None`` if both are single numbers.
     origin
-        The node that it represents; ``None`` if it represents several nodes, or a node that is rewritten.
+        Node that the map represents; ``None`` if it represents several nodes or one that must be rewritten.
     name, version
-        Name and operator set version for the nodes that replace it.
+        Name and operator set version of the nodes that replace the map.
     """
 
     source: str
@@ -78,7 +78,7 @@ def _item_outputs(item: Node | AffineMap) -> tuple[str, ...]:
 
 
 def _match_affine(draft: MutableGraph, node: Node) -> AffineMap | None:
-    """Return a node as a scale and a shift of one of its inputs; ``None`` if it is neither."""
+    """Return ``node`` as a scale and a shift of one of its inputs; ``None`` if that is impossible."""
     if node.domain or not any(node.outputs[:1]) or draft.values[node.outputs[0]].dtype not in FLOATS:
         return None
     if node.op == "BatchNormalization":
@@ -103,7 +103,7 @@ def _match_affine(draft: MutableGraph, node: Node) -> AffineMap | None:
 
 
 def _scale_and_shift(op: str, position: int, numbers: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Return the scale and shift for ``x op numbers`` (``position`` 1) or ``numbers op x`` (0)."""
+    """Return the scale and shift for ``x op numbers`` (``position`` 1) or ``numbers op x`` (``position`` 0)."""
     if op == "Mul":
         return numbers, None
     if op == "Div":
@@ -115,7 +115,7 @@ def _scale_and_shift(op: str, position: int, numbers: np.ndarray) -> tuple[np.nd
 
 
 def _numbers_along_one_axis(array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, int | None] | None:
-    """Return a constant as numbers along one axis of ``shape``; ``None`` if it varies along several."""
+    """Return a constant's values and the one axis of ``shape`` that they vary along; ``None`` if there are several."""
     if array.ndim > len(shape) or array.size == 0:
         return None
     wide = (1,) * (len(shape) - array.ndim) + array.shape
@@ -126,7 +126,7 @@ def _numbers_along_one_axis(array: np.ndarray, shape: tuple[int, ...]) -> tuple[
 
 
 def _match_batch_normalisation(draft: MutableGraph, node: Node) -> AffineMap | None:
-    """Return an inference batch normalization as a scale and a shift."""
+    """Return an inference batch normalization as a scale and a shift; ``None`` if that is impossible."""
     if draft.values[node.outputs[0]].dtype in NARROW_FLOATS:  # its own lowering computes in float32
         return None
     parts = [draft.constant_input(node, p) for p in range(1, 5)]
@@ -145,7 +145,7 @@ def _match_batch_normalisation(draft: MutableGraph, node: Node) -> AffineMap | N
 def _fold_into_writer(
     draft: MutableGraph, before: Node | AffineMap, affine: AffineMap, users: dict[str, int]
 ) -> tuple[Node | AffineMap, ...] | None:
-    """Return what replaces the source's writer: one item, or one and the rest; ``None`` if both stay."""
+    """Return what replaces ``before`` and ``affine``: one item, or one and a remaining shift; ``None`` if both stay."""
     if isinstance(before, AffineMap):
         return _compose_affine(before, affine)
     rule = None if before.domain else _LINEAR.get(before.op)
@@ -160,8 +160,8 @@ def _fold_into_writer(
 
 
 def _compose_affine(first: AffineMap, second: AffineMap) -> tuple[AffineMap] | None:
-    """Return two affine maps as one, if their channels lie along the same axis."""
-    # A product and the sum after it remain two nodes; two operators of the model round separately and are kept.
+    """Return the composition of two affine maps along the same axis, or ``None`` if they must stay separate."""
+    # A scale and the shift after it remain two nodes; two operators of the model round separately and are kept.
     if (first.shift is None and second.scale is None) or (first.origin is not None and second.origin is not None):
         return None
     if first.axis is not None and second.axis is not None and first.axis != second.axis:
@@ -177,10 +177,10 @@ def _compose_affine(first: AffineMap, second: AffineMap) -> tuple[AffineMap] | N
 
 
 def _shifts_cancel(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    """Whether two shifts nearly cancel somewhere, so that the rounding of the first determines the sum."""
+    """Return whether two shifts nearly cancel in any channel, so that the first one's rounding determines the sum."""
     if one is None or other is None:
         return False
-    # For example, rounding to integers by adding and subtracting ``1.5 * 2^23``.
+    # For example, a model may round to integers by adding and subtracting ``1.5 * 2^23``.
     with np.errstate(invalid="ignore"):  # infinities cancel as well
         left, largest = np.abs(one + other), np.maximum(np.abs(one), np.abs(other))
         return bool((~(left > largest * _LEFT) & (largest > 0)).any())
@@ -191,7 +191,7 @@ def _multiply_scales(one: np.ndarray | None, other: np.ndarray | None) -> np.nda
 
 
 def _to_nodes(draft: MutableGraph, item: Node | AffineMap) -> list[Node]:
-    """Return the nodes of an item: the node itself, or a product and a sum with constants."""
+    """Return the nodes for an item: the node itself, or a Mul and an Add with constants."""
     if isinstance(item, Node):
         return [item]
     if item.origin is not None:
@@ -241,7 +241,7 @@ def _scale_weights(weights: np.ndarray, scale: np.ndarray | None, axis: int) -> 
 def _fold_into_convolution(
     draft: MutableGraph, node: Node, weights: np.ndarray, affine: AffineMap
 ) -> tuple[Node] | None:
-    """Fold into a Conv (weights of shape (out, in / group, ...)) or ConvTranspose ((in, out / group, ...))."""
+    """Fold into Conv weights, shape ``(out, in / group, ...)``, or ConvTranspose's, ``(in, out / group, ...)``."""
     channels = draft.shape(node.outputs[0])[1]
     bias = draft.constant_input(node, 2)
     if (
@@ -274,7 +274,7 @@ def _fold_into_convolution(
 def _fold_into_bias(
     bias: np.ndarray | None, affine: AffineMap, channels: int, dtype: np.dtype[np.generic], beta: float = 1.0
 ) -> np.ndarray | None:
-    """Return the bias after the affine map, computed in float64 and rounded once; ``None`` for no bias."""
+    """Return the new bias, computed in float64 and rounded once; ``None`` if there is neither a bias nor a shift."""
     if bias is None and affine.shift is None:
         return None
     total = np.zeros(channels) if bias is None else np.broadcast_to(bias.astype(np.float64).reshape(-1), (channels,))
@@ -283,7 +283,7 @@ def _fold_into_bias(
 
 
 def _bias_and_shift_cancel(bias: np.ndarray | None, affine: AffineMap, beta: float = 1.0) -> bool:
-    """Whether a bias nearly cancels with a shift that an operator of the model adds."""
+    """Return whether a shift that an operator of the model adds nearly cancels the bias."""
     if bias is None or affine.origin is None:
         return False
     scaled = beta * bias.astype(np.float64).reshape(-1)
@@ -294,7 +294,7 @@ def _with_weights_and_bias(
     draft: MutableGraph, node: Node, affine: AffineMap, before: np.ndarray, weights: np.ndarray, position: int,
     bias: np.ndarray | None,
 ) -> Node:  # fmt: skip
-    """Return a node with new weights and bias and with the affine map's output as its own."""
+    """Return ``node`` with new weights and a new bias; its output is the affine map's."""
     inputs = list(node.inputs)
     if weights is not before:
         inputs[1] = draft.constant(f"{inputs[1]}/folded", weights)
@@ -324,7 +324,7 @@ def _fold_into_gemm(draft: MutableGraph, node: Node, weights: np.ndarray, affine
 def _fold_into_matmul(
     draft: MutableGraph, node: Node, weights: np.ndarray, affine: AffineMap
 ) -> tuple[Node | AffineMap, ...] | None:
-    """Fold a scale into the second factor; a shift remains as a sum after the product."""
+    """Fold a scale into the second factor; a shift remains as an addition after the product."""
     rank = len(draft.shape(node.outputs[0]))
     if weights.ndim != 2 or affine.axis not in (None, rank - 1) or affine.scale is None:
         return None

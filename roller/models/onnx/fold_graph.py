@@ -1,4 +1,4 @@
-"""Graph simplification before compilation: removes no-ops, folds constants, merges duplicates."""
+"""Simplifies a graph before compilation: removes no-ops, folds scales, shifts and padding, and merges duplicates."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from roller.models.onnx.quantised.integer_arithmetic import rewrite_to_integers
 from roller.models.onnx.remove_duplicates import merge_equal_constants, merge_equal_nodes, remove_dead_nodes
 from roller.models.onnx.remove_no_ops import remove_no_ops
 
-#: Maximum number of sweeps over a graph; each is linear in its nodes, and two or three suffice for real models.
+#: Maximum number of sweeps over a graph; each takes time linear in the number of nodes, and real models need two or
+#: three.
 MAX_ROUNDS = 8
 
-#: Operators whose results differ between two uses with equal inputs.
+#: Operators whose results differ between two nodes with equal inputs.
 RANDOM = frozenset(
     ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )
@@ -23,9 +24,10 @@ RANDOM = frozenset(
 @gc_paused()
 def fold_graph(graph: Graph) -> Graph:
     """Return an equivalent graph with fewer nodes; inputs and outputs keep their names, types and order."""
-    # No-ops and dead nodes are removed. Consecutive movements merge; scales and shifts per channel (batch
-    # normalization) are folded into preceding weights in float64 and rounded once; zero padding is folded into the next
-    # convolution; equal constants and nodes merge; quantized models compute with integers where that is exact.
+    # No-ops and dead nodes are removed, and consecutive data movements are merged. Per-channel scales and shifts (batch
+    # normalization) are folded into the preceding weights in float64 and rounded once. Zero padding is folded into the
+    # next convolution or average pooling. Equal constants and equal nodes are merged. Quantized models compute with
+    # integers where that is exact.
     draft = MutableGraph.of(graph)
     remove_dead_nodes(draft)
     for _ in range(MAX_ROUNDS):

@@ -29,7 +29,7 @@ def fold_padding(draft: MutableGraph) -> bool:
         attributes = {**node.attributes, "pads": tuple(p + o for p, o in zip(spatial, own, strict=True))}
         attributes.pop("auto_pad", None)
         if node.op == "AveragePool":
-            # The Pad's zeros count in the average; the pooling's own padding counts only if it says so.
+            # The Pad's zeros count in the average; the pooling's own padding counts only with ``count_include_pad``.
             if node.attributes.get("ceil_mode", 0) or (any(own) and not node.attributes.get("count_include_pad", 0)):
                 continue
             attributes["count_include_pad"] = 1
@@ -48,7 +48,7 @@ def _pads_of_node(node: Node, spatial: int) -> tuple[int, ...] | None:
 
 
 def _zero_pad_amounts(draft: MutableGraph, pad: Node) -> list[int] | None:
-    """Return the amounts of a zero Pad, all starts before all ends; ``None`` for other Pads."""
+    """Return the padding amounts of a Pad with zeros, all starts before all ends; ``None`` for other Pads."""
     if pad.attributes.get("mode", "constant") != "constant":
         return None
     rank = len(draft.shape(pad.inputs[0]))

@@ -1,4 +1,4 @@
-"""Limits on the expansion of a model's local functions, checked before expansion."""
+"""Checks, before a model's local functions are expanded, that the expansion stays within limits."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import onnx
 from roller.errors import ModelError
 from roller.models.onnx.topological_order import MAX_DEPTH
 
-#: Maximum number of nodes after expansion; functions that call functions grow exponentially.
+#: Maximum number of nodes after expansion; with nested calls, this number can grow exponentially.
 MAX_EXPANDED = 400_000
-#: Deepest nesting of calls.
+#: Maximum nesting depth of calls.
 MAX_CALLS = 64
 
 _Key = tuple[str, str, str]
 
 
 def check_expansion(functions: Iterable[onnx.FunctionProto], graph: onnx.GraphProto, where: str) -> None:
-    """Refuse recursive functions, and functions that expand to too many nodes."""
+    """Raise an error if functions are recursive, nest calls too deeply or expand to too many nodes."""
     bodies = {(f.domain, f.name, _overload_name(f)): f for f in functions}
     sizes: dict[_Key, int] = {}
     open_calls: list[_Key] = []

@@ -1,4 +1,4 @@
-"""Import of frozen TensorFlow graphs by tf2onnx."""
+"""Imports frozen TensorFlow graphs through tf2onnx."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.errors import ModelError
 
 
 def from_tensorflow(path: Path) -> onnx.ModelProto:
-    """Return a frozen TensorFlow graph (``.pb``) as an ONNX model from its placeholders to its unread nodes."""
+    """Convert a frozen TensorFlow graph (``.pb``) to ONNX, from its placeholders to the nodes that no node reads."""
     try:
         import tensorflow as tf
         from tf2onnx import convert

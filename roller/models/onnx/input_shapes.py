@@ -1,4 +1,4 @@
-"""Shapes of a model's inputs: declared shapes, the caller's overrides, and bound symbols."""
+"""Chooses the shapes of a model's inputs from declarations, the caller's overrides and the symbols that these bind."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ class InputTypes:
     Parameters
     ----------
     types
-        Final types by input.
+        Final type of each input.
     original
-        Declared types, with open dimensions filled in as in ``types``.
-    old_batch, new_batch
-        Set if a batch size was replaced: constants of the model may still contain the old size.
+        Declared type of each input, with open dimensions filled in from ``types``.
+    old_batch
+    Declared batch size that was replaced, which constants of the model may still contain; ``None`` if none was.
+    new_batch
+    Requested batch size, or 0.
     changed
-        Whether the caller changed a declared number.
+    Whether the caller changed a declared size.
     """
 
     types: dict[str, Value]
@@ -43,12 +45,12 @@ class InputTypes:
 
 @dataclass(frozen=True)
 class BatchCorrection:
-    """Correction of model constants that contain a batch size other than the one traced.
+    """Corrects constants of a model that contain the declared batch size instead of the requested one.
 
     Parameters
     ----------
     old, new
-        Batch size in the constants, and the requested batch size.
+        The batch size in the constants and the requested batch size.
     before
         Types of all values at the old batch size.
     """
@@ -58,8 +60,8 @@ class BatchCorrection:
     before: Mapping[str, Value]
 
     def corrected_reshape_target(self, shape: np.ndarray, source: Value, output: str) -> np.ndarray | None:
-        """Return the corrected target of a Reshape; ``None`` if its own target is right."""
-        # Only where source, result and target had the old batch as first dimension, and the source has the new one now.
+        """Return the corrected target shape of a Reshape, or ``None`` if its own needs no correction."""
+        # Applies only if source, result and target began with the old batch size and the source now has the new one.
         was, result = self.before.get(source.name), self.before.get(output)
         if was is None or result is None or not (was.shape and result.shape and source.shape) or shape.ndim != 1:
             return None
@@ -73,7 +75,7 @@ class BatchCorrection:
 def choose_input_types(
     loaded: LoadedModel, batch: int | None, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any]
 ) -> InputTypes:
-    """Return the types of all inputs."""
+    """Choose the types of all inputs by their declarations and by the caller's batch size, shapes and values."""
     declared: dict[str, tuple[str, Dims | None]] = {}
     for entry in loaded.graph.input:
         if entry.name in loaded.initialisers:
@@ -114,7 +116,7 @@ def choose_input_types(
 
 
 def _override_shape(model: str, name: str, dims: Dims | None, given: Sequence[int], symbols: dict[str, int]) -> Dims:
-    """Return the caller's shape of an input; bind its symbols in all inputs."""
+    """Return the caller's shape for an input; record in ``symbols`` the sizes that it binds."""
     shape = tuple(given)
     if dims is not None and len(dims) != len(shape):
         raise ModelError(
@@ -127,7 +129,7 @@ def _override_shape(model: str, name: str, dims: Dims | None, given: Sequence[in
 
 
 def _set_batch(chosen: dict[str, Dims | None], free: Mapping[str, Dims], batch: int) -> int | None:
-    """Set the first dimension of inputs in place; return the number replaced (``None`` if it was a symbol)."""
+    """Set the batch size of inputs in place; return the size that it replaced (``None`` for a symbol or no change)."""
     symbolic = {n: d for n, d in free.items() if not isinstance(d[0], int)}
     if symbolic:
         bound = {d[0] for d in symbolic.values() if isinstance(d[0], str)}
@@ -145,7 +147,7 @@ def _set_batch(chosen: dict[str, Dims | None], free: Mapping[str, Dims], batch: 
 
 
 def _static_type(loaded: LoadedModel, name: str, dtype: str, dims: Dims | None) -> Value | str:
-    """Return an input's type, or a description of its unknown shape."""
+    """Return an input's type or, if its shape is not static, a description of the shape."""
     if dims is None:
         return "of unknown rank"
     if not all(isinstance(d, int) for d in dims):
@@ -171,7 +173,7 @@ def _constant_type(loaded: LoadedModel, name: str, dtype: str, dims: Dims | None
 
 
 def _declared_type(now: Value, dims: Dims | None) -> Value:
-    """Return the declared type, with open dimensions filled in as in ``now``."""
+    """Return the declared type, with open dimensions filled in from ``now``."""
     if dims is None or len(dims) != len(now.shape):
         return now
     return Value(

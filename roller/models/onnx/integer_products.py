@@ -1,8 +1,8 @@
 """Sums of products of 8-bit integers, with zero points moved out of the sum if that is exact.
 
-With constant weights, ``sum (x - x0) (w - w0)`` is ``sum x w' - x0 sum w'`` with ``w' = w - w0``: if ``w'`` fits 8
-bits, this is a sum of plain products, for which processors have instructions, and a constant per column. Padding reads
-``x0``.
+With constant weights, ``sum (x - x0) (w - w0)`` equals ``sum x w' - x0 sum w'``, where ``w' = w - w0``. If ``w'`` fits
+into 8 bits, this is a sum of plain products, for which processors have instructions, plus one term per column. Elements
+in the padding equal ``x0``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roller.models.graph.program_steps import Value
 from roller.models.onnx.elementwise_stages import literal
 from roller.models.onnx.lowering_registry import Compute, Site
 
-#: Position of the constant bias, integers per column, of roller's own ``ConvInteger`` and ``MatMulInteger``.
+#: Input position of the constant bias (one integer per column) of Roller's own ``ConvInteger`` and ``MatMulInteger``.
 BIAS = 4
 #: Largest magnitude of a byte minus a zero point.
 _LARGEST = 255
@@ -25,14 +25,14 @@ _LARGEST = 255
 
 @dataclass(frozen=True)
 class IntegerSumEnding:
-    """The ending of a sum of plain products, and its constants."""
+    """The ending of a sum of plain products (``None`` if it has none), and the constants that it reads."""
 
     ending: Callable[[Scalar], Scalar] | None = None
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def subtract_zero_points(weights: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarray | None:
-    """Return constant weights minus their zero points in 8 bits; ``None`` if they need more bits.
+    """Return constant weights minus their zero points as 8-bit integers; ``None`` if the differences need more bits.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def subtract_zero_points(weights: np.ndarray, zero: np.ndarray | None, axis: int
 
 
 def sums_fit_int32(weights: np.ndarray, bias: np.ndarray | None, axis: int) -> bool:
-    """Whether sums of bytes times constant weights, with zero point and bias, fit 32 bits at every step."""
+    """Return whether sums of bytes times constant weights, with zero points and a bias, never overflow 32 bits."""
     others = tuple(d for d in range(weights.ndim) if d != axis % weights.ndim)
     most = 2 * _LARGEST * np.abs(weights.astype(np.int64)).sum(others)
     added = np.abs(bias.astype(np.int64)).reshape(-1) if bias is not None else np.zeros(1, np.int64)
@@ -67,7 +67,7 @@ def sums_fit_int32(weights: np.ndarray, bias: np.ndarray | None, axis: int) -> b
 
 
 def integer_sum_ending(site: Site, along: Index, totals: np.ndarray) -> IntegerSumEnding:
-    """Return the ending of a sum of plain products: input 2's zero point times ``-totals``, and the bias."""
+    """Return the ending that subtracts input 2 (the zero point) times ``totals`` from a sum and adds the bias."""
     zero, known, bias = site.input(2), site.constant(2), site.constant(BIAS)
     name, shift = site.output.name, np.zeros(1, np.int64)
     constants, moving = dict[str, np.ndarray](), zero is not None and known is None
@@ -95,7 +95,7 @@ def integer_sum_ending(site: Site, along: Index, totals: np.ndarray) -> IntegerS
 def integer_sum_stages(
     y: Value, axes: Sequence[Axis], store: tuple[Index, ...], body: Scalar, end: IntegerSumEnding
 ) -> Compute:  # fmt: skip
-    """Return a sum of 32-bit integers over ``axes`` and its ending."""
+    """Return the stages that sum ``body`` over ``axes`` in 32-bit integers and apply the ending."""
     total = Tensor(y.name if end.ending is None else f"{y.name}/acc", y.shape, "int32")
     first = Stage(total, tuple(axes), store, body, "sum", "int32")
     if end.ending is None:
@@ -106,7 +106,7 @@ def integer_sum_stages(
 
 
 def minus_zero_point(site: Site, read: Load, position: int, where: tuple[Index, ...]) -> Scalar:
-    """Return an element minus its zero point at input ``position``, in 32 bits."""
+    """Return the element ``read`` minus its zero point (input ``position``) as a 32-bit integer."""
     zero, wide = site.input(position), Cast("int32", read)
     known = site.constant(position)
     if zero is None:

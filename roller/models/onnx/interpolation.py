@@ -1,4 +1,4 @@
-"""Interpolation along one axis, as positions, a weight matrix or its band, in NumPy."""
+"""Interpolation along one axis in NumPy: source positions, weight matrices and their bands."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from roller.models.onnx.lowering_registry import Unsupported
 
 @dataclass(frozen=True)
 class AxisSampling:
-    """Mapping of target positions to source positions along one axis.
+    """A mapping from target positions to source positions along one axis.
 
     Parameters
     ----------
     source, target
-        Number of elements along the axis before and after.
+        Number of elements along the axis before and after resizing.
     scale
-        Target positions per source position: a ratio of sizes, or :func:`simplest_fraction` of a factor.
+        Number of target positions per source position: a ratio of sizes, or :func:`simplest_fraction` of a factor.
     mode
         Coordinate transformation mode of ONNX.
     roi
@@ -35,13 +35,13 @@ class AxisSampling:
     roi: tuple[Fraction, Fraction] = (Fraction(0), Fraction(1))
 
     def coordinates(self) -> np.ndarray:
-        """Return the source position of every target element, float64 ``(target,)``."""
+        """Return the source position of every target element, float64, shape ``(target,)``."""
         places, unit = self.exact_positions()
         return np.asarray(places / unit, np.float64)
 
     def exact_positions(self) -> tuple[np.ndarray, int]:
-        """Return the exact source positions ``(target,)`` as integers in a common unit, and that unit."""
-        # The last bit decides which neighbour is nearest: ``4.5 * 20 / 6 - 0.5`` is 14.5, but 14.499999 with the
+        """Return the exact source positions, shape ``(target,)``, as multiples of ``1 / unit``, and ``unit``."""
+        # The last bit can decide which neighbour is nearest: ``4.5 * 20 / 6 - 0.5`` is 14.5, but 14.499999 with the
         # float32 nearest to ``6 / 20``.
         slope, first = self._step_and_first()
         unit = math.lcm(slope.denominator, first.denominator)
@@ -50,7 +50,7 @@ class AxisSampling:
         return np.arange(self.target).astype(np.int64 if small else object) * step + begin, unit
 
     def _step_and_first(self) -> tuple[Fraction, Fraction]:
-        """Return the step between source positions, and the first position."""
+        """Return the step between source positions and the first source position."""
         half, scale, n = Fraction(1, 2), Fraction(self.scale), self.source
         step = 1 / scale
         if self.mode == "half_pixel" or (self.mode == "pytorch_half_pixel" and self.target > 1):
@@ -59,7 +59,7 @@ class AxisSampling:
             return Fraction(0), Fraction(0)
         if self.mode == "half_pixel_symmetric":
             return step, Fraction(n, 2) * (1 - self.target / (scale * n)) + half * step - half
-        if self.mode == "align_corners":  # uses the actual integer length, even where a factor gives none
+        if self.mode == "align_corners":  # uses the integer target length, even if the factor implies a fraction
             return Fraction(n - 1, max(self.target - 1, 1)), Fraction(0)
         if self.mode == "asymmetric":
             return step, Fraction(0)
@@ -73,7 +73,7 @@ class AxisSampling:
         raise Unsupported(f"Resize with coordinate_transformation_mode='{self.mode}' is none that ONNX defines")
 
     def extrapolated_mask(self) -> np.ndarray:
-        """Return a mask of target positions that take the extrapolation value."""
+        """Return a mask of the target positions that take the extrapolation value, shape ``(target,)``."""
         if self.mode != "tf_crop_and_resize":
             return np.zeros(self.target, bool)
         places, unit = self.exact_positions()
@@ -83,11 +83,11 @@ class AxisSampling:
 def resize_scales_and_shape(
     shape: Sequence[int], sizes: Sequence[int], axes: Sequence[int], policy: str
 ) -> tuple[list[Fraction], tuple[int, ...]]:
-    """Return the scale per axis of ``axes``, and the shape of a Resize to ``sizes`` by its aspect ratio policy.
+    """Return the scale of each axis in ``axes`` and the result shape of a Resize to ``sizes`` under ``policy``.
 
     Examples
     --------
-    If 3 x 5 elements must not grow beyond 7 x 8, both sides grow by 8/5:
+    If 3 x 5 elements must not grow beyond 7 x 8, both sides grow by a factor of 8/5:
 
     >>> resize_scales_and_shape((3, 5), (7, 8), (0, 1), "not_larger")
     ([Fraction(8, 5), Fraction(8, 5)], (5, 8))
@@ -113,7 +113,7 @@ def simplest_fraction(value: float) -> Fraction:
     >>> simplest_fraction(0.6), simplest_fraction(np.float32(1 / 3)), simplest_fraction(-2.0)
     (Fraction(3, 5), Fraction(1, 3), Fraction(-2, 1))
     """
-    # Factors and regions are stored as float32; the fraction before rounding is intended.
+    # Models store factors and regions as float32, but the fraction before that rounding is intended.
     held = np.float32(value)
     if not np.isfinite(held):
         raise Unsupported(f"Resize by {value}, which is no number")
@@ -137,7 +137,7 @@ def _simplest_fraction_between(low: Fraction, high: Fraction) -> Fraction:
 
 
 def nearest_positions(sampling: AxisSampling, rounding: str) -> np.ndarray:
-    """Return the source position of each target element ``(target,)``; ``rounding`` is ONNX's nearest_mode."""
+    """Return the nearest source position of each target, shape ``(target,)``; ``rounding`` is ONNX's nearest_mode."""
     x, unit = sampling.exact_positions()
     if rounding == "simple":  # before version 11: down where an axis grows, up where it shrinks
         rounding = "ceil" if sampling.scale < 1 else "floor"
@@ -171,7 +171,7 @@ def _cubic_kernel(a: float) -> Callable[[np.ndarray], np.ndarray]:
 def interpolation_matrix(
     sampling: AxisSampling, kind: str, *, cubic_a: float = -0.75, antialias: bool = False, exclude_outside: bool = False
 ) -> np.ndarray:
-    """Return the weight of every source position for every target position, float64 ``(target, source)``."""
+    """Return the weight of every source position for every target position, float64, shape ``(target, source)``."""
     kernel, reach = (_linear_kernel, 1) if kind == "linear" else (_cubic_kernel(cubic_a), 2)
     stretch = min(1.0, float(sampling.scale)) if antialias else 1.0
     x = sampling.coordinates()
@@ -188,16 +188,16 @@ def interpolation_matrix(
     return table
 
 
-#: Largest step of a band: source positions per period of the target.
+#: Largest step of a band, in source positions per period of the target.
 _STEPS = 8
 
 
 @dataclass(frozen=True)
 class WeightBand:
-    """The non-zero weights of an interpolation matrix, at positions that can be expressed by an access map.
+    """The non-zero weights of an interpolation matrix, at positions that an access map can express.
 
-    Target ``y`` takes ``table[y, k]`` times source ``step * (y // period) + offset + k``; positions outside the source
-    have zero weight. ``table`` is float64 ``(target, taps)``.
+    Target ``y`` is the sum over ``k`` of ``table[y, k]`` times the source at ``step * (y // period) + offset + k``;
+    positions outside the source have zero weight. ``table`` is float64, shape ``(target, taps)``.
     """
 
     step: int
@@ -207,11 +207,11 @@ class WeightBand:
 
 
 def narrowest_band(table: np.ndarray) -> WeightBand | None:
-    """Return the narrowest band that contains all weights; ``None`` if it is wider than half the source.
+    """Return the narrowest band that contains all weights; ``None`` if none exist or it is wider than half the source.
 
     Examples
     --------
-    When a picture grows from 3 to 5 rows, each new row lies at or between old rows:
+    If rows are interpolated at half steps, each new row lies at an old row or between two:
 
     >>> found = narrowest_band(np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 1, 0]]))
     >>> found.step, found.period, found.offset, found.table.tolist()
@@ -219,9 +219,9 @@ def narrowest_band(table: np.ndarray) -> WeightBand | None:
     """
     target, source = table.shape
     # Access maps cannot multiply before dividing, so a ratio ``period / step`` costs up to ``step - 1`` extra taps.
-    # Among bands of one width, the smallest step and period are chosen.
+    # Among bands of equal width, the smallest step and period are chosen.
     held, y = table != 0, np.arange(target)
-    some = held.any(axis=1)  # a target outside of a region has no weights
+    some = held.any(axis=1)  # a target outside the region of interest has no weights
     if not some.any():
         return None
     first, last = held.argmax(axis=1)[some], source - 1 - held[:, ::-1].argmax(axis=1)[some]

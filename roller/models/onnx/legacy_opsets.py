@@ -1,7 +1,7 @@
-"""Conversion of nodes from operator sets before 7 to set 7, during tracing, when shapes are known.
+"""Converts nodes from operator sets before 7 to set 7 during tracing, when shapes are known.
 
-onnx's own converter (1.23) is not used: it supports ``axis`` only at the first or last dimensions and not for logic and
-comparisons, and leaves PRelu slopes in a shape that set 7 aligns with the last axis.
+onnx's own converter (1.23) is not used: it supports ``axis`` only at the first or last dimensions and not for logical
+operators and comparisons, and it leaves PRelu slopes in a shape that set 7 aligns with the last axis.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from roller.models.onnx.tracer_interface import GraphTracer
 
 
 class _UnconvertibleNode(Exception):
-    """The reason why a node cannot be converted to set 7."""
+    """Raised if a node cannot be converted to set 7; the message gives the reason."""
 
 
 Inputs: TypeAlias = tuple[str, ...]
-#: Converts a node in place; returns its new inputs by unique name.
+#: Converts a node in place; returns the unique names of its new inputs.
 Rule: TypeAlias = Callable[[GraphTracer, onnx.NodeProto, Inputs], Inputs]
 
 
@@ -54,7 +54,7 @@ def _add_changed_defaults(node: onnx.NodeProto, written: int) -> None:
 
 
 def _default_attributes(operator: str, version: int) -> dict[str, onnx.AttributeProto]:
-    """Return the attributes of an operator in a set, by name; those without a default have no value."""
+    """Return the default values of an operator's attributes in a set; an attribute without a default has no value."""
     try:
         schema = onnx.defs.get_schema(operator, version, "")
     except onnx.defs.SchemaError:  # not an ONNX operator
@@ -91,14 +91,14 @@ def _add_constant(tracer: GraphTracer, node: onnx.NodeProto, what: str, array: n
 
 
 def _reshape_value(tracer: GraphTracer, node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> str:
-    """Return a value in another shape."""
+    """Return the name of the value ``name`` reshaped to ``shape``."""
     if tracer.values[name].shape == shape:
         return name
     return tracer.emit("Reshape", [name, _add_constant(tracer, node, "shape", np.array(shape, np.int64))])
 
 
 def _convert_broadcast_axis(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Reshape the second operand to align at ``axis``."""
+    """Reshape the second operand so that it aligns with the first at ``axis``."""
     told, axis = bool(_attribute_value(node, "broadcast", 0)), _attribute_value(node, "axis")
     _drop_attributes(node, "broadcast", "axis")
     one, other = (tracer.values[n] for n in inputs)
@@ -141,7 +141,7 @@ def _refuse_training(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) 
 
 
 def _convert_reshape(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Make the target shape of a Reshape an input."""
+    """Turn the target shape of a Reshape from an attribute into an input."""
     shape = _attribute_value(node, "shape")
     if shape is None:
         return inputs
@@ -151,14 +151,14 @@ def _convert_reshape(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) 
 
 
 def _convert_concat(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Set the default axis 1 of a Concat."""
+    """Set the axis of a Concat to its old default, 1."""
     if _attribute_value(node, "axis") is None:
         _set_attribute(node, "axis", 1)
     return inputs
 
 
 def _convert_cast(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Convert the type of a Cast from a name to a number."""
+    """Convert the target type of a Cast from a name to its number."""
     to = _attribute_value(node, "to")
     if isinstance(to, bytes):
         _set_attribute(node, "to", onnx.TensorProto.DataType.Value(to.decode().upper()))
@@ -166,13 +166,13 @@ def _convert_cast(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> 
 
 
 def _convert_pad(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Rename the attribute of a Pad."""
+    """Rename the attribute ``paddings`` of a Pad to ``pads``."""
     _rename_attribute(node, "paddings", "pads")
     return inputs
 
 
 def _convert_lp_pool(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Convert the ``p`` of a norm to an integer."""
+    """Convert the exponent ``p`` of a norm to an integer."""
     p = _attribute_value(node, "p", 2)
     if float(str(p)) != int(float(str(p))):
         raise _UnconvertibleNode(f"p={p} is no whole number")
@@ -181,7 +181,7 @@ def _convert_lp_pool(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) 
 
 
 def _convert_split(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Make the sizes of a Split an attribute."""
+    """Turn the sizes of a Split from an input into an attribute."""
     if len(inputs) > 1 and inputs[1]:
         sizes = tracer.constants.get(inputs[1])
         if sizes is None:
@@ -214,7 +214,7 @@ def _convert_upsample(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs)
 
 
 def _convert_recurrent(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Drop ``output_sequence``, which named outputs replace."""
+    """Drop ``output_sequence``, which is implied by the outputs that are named, and correct a misspelt direction."""
     _drop_attributes(node, "output_sequence")
     if _attribute_value(node, "direction") == b"foward":  # set 1 misspells its default
         _set_attribute(node, "direction", "forward")

@@ -1,4 +1,4 @@
-"""Loads a model (path, bytes, message) as a graph without weights, and the weights as arrays."""
+"""Loads a model from a path, bytes or a message: its graph without weights, and the weights as arrays."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from roller.models.onnx.topological_order import MAX_DEPTH
 
 #: Oldest operator set that inference and lowerings support.
 OLDEST = 7
-#: Largest protobuf message; larger models have external weights.
+#: Maximum size of a protobuf message in bytes; larger models keep their weights in external files.
 MAX_MESSAGE_BYTES = (1 << 31) - 1
-#: Valid first bytes of a model, which are tags of its fields, and the bytes examined to identify other files.
+#: Valid first bytes of a model (tags of its fields), and the number of bytes examined to identify other files.
 _FIRST_BYTES = {bytes([f.number << 3 | (0 if f.cpp_type == f.CPPTYPE_INT64 else 2)])
                 for f in onnx.ModelProto.DESCRIPTOR.fields if f.number < 16}  # fmt: skip
 _LOOKED_AT = 256
@@ -40,11 +40,11 @@ class LoadedModel:
     graph
         Graph without initializers and without calls to local functions.
     opsets
-        Versions by domain; ``""`` is ONNX's own domain, for which sets before 7 are given as 7.
+        Operator set versions by domain; ``""`` is ONNX's own domain, whose versions before 7 are given as 7.
     written
-        Version of ONNX's own domain in the file.
+        Operator set version of ONNX's own domain that the file declares.
     array
-        Function that reads a tensor in a body, whose data may be external.
+        Function that returns a tensor of a body, whose data may be external, as an array.
     """
 
     name: str
@@ -73,7 +73,7 @@ def load_onnx(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path 
 
 
 def _read_message(path: Path) -> tuple[bytes, MappedWeights]:
-    """Return the message in a file, and the locations of the weights that the message lacks."""
+    """Return the message in a file and the locations of the weights left out of it."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -102,7 +102,7 @@ def _parse_model(data: bytes, label: str) -> onnx.ModelProto:
 
 
 def _describe_other_format(data: bytes) -> str:
-    r"""Return a description of data that are not an ONNX model, with a remedy; empty if they may be one.
+    r"""Return what the data are if they are no ONNX model, with a remedy; an empty string if they may be one.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def _describe_other_format(data: bytes) -> str:
 
 
 def _is_text(start: bytes) -> bool:
-    """Whether the first bytes of a file are UTF-8 without control characters; the last character may be incomplete."""
+    """Return whether a file's first bytes are UTF-8 without control characters; the last character may be cut off."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(start)
     except UnicodeDecodeError:
@@ -131,7 +131,7 @@ def _is_text(start: bytes) -> bool:
 def _separate_weights(
     model: onnx.ModelProto, label: str, external: ExternalData, weights: MappedWeights
 ) -> LoadedModel:
-    """Create a new message in which weights are separated and functions are inlined."""
+    """Return a loaded model whose weights are separate from the graph and whose function calls are inlined."""
     source = model.graph
     name = source.name or label
     check_names(source, label)

@@ -26,12 +26,12 @@ from roller.models.onnx.lowering_registry import (
     lower_node,
 )
 
-#: Deepest nesting of rewrites; a deeper one is an infinite cycle.
+#: Maximum nesting depth of rewrites; anything deeper is an infinite cycle.
 _MOST_REWRITES = 32
 
 
 def lower_graph(graph: Graph) -> Lowering:
-    """Lower every node; nodes without one become refused parts."""
+    """Lower every node to parts; a node that cannot be lowered becomes a refused part."""
     out = Lowering(graph, values=dict(graph.values), constants=dict(graph.constants))
     found: list[Part] = []
     repeats = RepeatedNodes()
@@ -51,7 +51,7 @@ def lower_graph(graph: Graph) -> Lowering:
 
 
 def refused_nodes_error(name: str, refused: list[Refused], fallback: str | None = None) -> ModelError:
-    """Return the error that lists all nodes without a lowering, grouped by reason."""
+    """Return the error that lists all refused nodes, grouped by operator and reason."""
     remedy = "Change these nodes: their values cannot pass between kernels and another runtime."
     if fallback is None:
         remedy = "Pass fallback='onnxruntime' to run these nodes, and only these, with ONNX Runtime."
@@ -68,7 +68,7 @@ def _quote_some_names(names: list[str], most: int = 4) -> str:
 
 
 def _lower_node_to_parts(node: Node, origin: str, out: Lowering, depth: int) -> list[Part]:
-    """Lower one node, including the nodes that it is rewritten into."""
+    """Lower one node or, if its lowering rewrites it, the nodes that replace it."""
     if isinstance(node, FallbackRegion):
         return [FallbackSubgraph(node.attributes["model"], node.inputs, node.outputs, node.members)]
     for name in node.outputs:
@@ -105,7 +105,7 @@ def _make_site(node: Node, out: Lowering) -> Site:
 
 
 def _parts_of_lowered(node: Node, origin: str, found: Lowered, out: Lowering, depth: int) -> list[Part]:
-    """Return the parts of a lowered node; enter its constants and values in ``out``."""
+    """Return the parts of a lowered node; add its constants and values to ``out``."""
     nodes = (origin,)
     if isinstance(found, (Compute, LibraryCall, SimplerNodes)):
         for name, array in found.constants.items():
@@ -139,7 +139,7 @@ def _view_or_constant(source: str, target: str, offset: int, out: Lowering, node
 
 
 def _stages_as_part(node: Node, found: Compute, out: Lowering, nodes: tuple[str, ...]) -> Computed:
-    """Return the stages as one part."""
+    """Return the stages in ``found`` as one part; refuse the node if they do not write all of its outputs."""
     stages = tuple(_with_literals(s, out.constants) for s in found.stages)
     made = {s.name for s in stages}
     wanted = tuple(n for n in node.outputs if n and n in made)

@@ -14,7 +14,7 @@ from roller.ops.windows import Windows, dilated_window_extents, make_windows, sa
 
 
 def output_tensor(value: Value, dtype: str | None = None, part: str = "") -> Tensor:
-    """Return a value as the tensor that a stage writes; ``part`` names an intermediate tensor."""
+    """Return the tensor that a stage writes for ``value``; ``part`` names an intermediate tensor."""
     return Tensor(f"{value.name}/{part}" if part else value.name, value.shape, dtype or value.dtype)
 
 
@@ -24,7 +24,7 @@ def accumulation_types(x: Value, y: Value) -> OperatorDtypes:
 
 
 def float_accumulation_types(x: Value, y: Value) -> OperatorDtypes:
-    """Return the dtypes like :func:`accumulation_types`, but refuse non-float arithmetic."""
+    """Return the same dtypes as :func:`accumulation_types`, but refuse integer arithmetic."""
     t = accumulation_types(x, y)
     if not t.is_float:
         raise Unsupported(f"it is defined here for floating-point tensors, not {x.dtype}")
@@ -32,14 +32,14 @@ def float_accumulation_types(x: Value, y: Value) -> OperatorDtypes:
 
 
 def require_elements(site: Site) -> None:
-    """Refuse sites with empty tensors."""
+    """Refuse a site that reads or writes an empty tensor."""
     for v in (*site.inputs, *site.outputs):
         if v is not None and not v.elements:
             raise Unsupported(f"tensor '{v.name}' of shape {v.shape} has no elements")
 
 
 def normalise_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Return dimensions, sorted and non-negative."""
+    """Return ``axes`` as sorted non-negative dimensions; refuse duplicates and dimensions out of range."""
     listed = [int(a) for a in axes]
     if any(not -rank <= a < rank for a in listed) or len({a % rank for a in listed}) != len(listed):
         raise Unsupported(f"expected distinct dimensions in {-rank}..{rank - 1}, got {listed}")
@@ -54,7 +54,7 @@ def elementwise_stage(y: Value, value: Callable[[tuple[Index, ...]], Scalar], ac
 
 
 def rows_over(x: Value, y: Value, t: OperatorDtypes, reduced: Sequence[int], *, keepdims: bool = False) -> Rows:
-    """Return the rows of ``x`` along the ``reduced`` dimensions, with intermediate names prefixed by ``y``'s."""
+    """Return the rows of ``x`` along the ``reduced`` dimensions; names of intermediate tensors begin with ``y``'s."""
     return Rows(output_tensor(x), axes_of_shape(x.shape, reduced), t, f"{y.name}/", keepdims)
 
 
@@ -62,12 +62,12 @@ def reduction_with_ending(
     y: Value, axes: Sequence[Axis], store: Sequence[Index], body: Scalar, combiner: str, t: OperatorDtypes,
     ending: Callable[[Scalar], Scalar] | None = None,
 ) -> tuple[Stage, ...]:  # fmt: skip
-    """Return :func:`roller.ops.build.reduction_with_ending`, with the intermediate named after ``y``."""
+    """Call :func:`roller.ops.build.reduction_with_ending` with an intermediate tensor named after ``y``."""
     return build.reduction_with_ending(output_tensor(y), axes, store, body, combiner, t, ending, f"{y.name}/acc")
 
 
 def bias_ending(bias: Value | None, t: OperatorDtypes) -> Callable[[Scalar], Scalar] | None:
-    """Return the ending that adds a bias per filter, axis ``f``; ``None`` without a bias."""
+    """Return the ending that adds each filter's bias (axis ``f``), or ``None`` if there is no bias."""
     if bias is None:
         return None
     added = t.load(bias.name, (axis_index("f"),))
@@ -94,7 +94,7 @@ def _positive_attribute_per_dimension(site: Site, name: str, rank: int) -> tuple
 def padding_per_dimension(
     site: Site, size: Sequence[int], covered: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return the padding elements before and after each dimension, from ``auto_pad`` or ``pads``."""
+    """Return the number of padding elements before and after each dimension, from ``auto_pad`` or ``pads``."""
     rank, mode = len(size), site.attribute("auto_pad", "NOTSET") or "NOTSET"
     if mode == "VALID":
         return ((0, 0),) * rank
@@ -108,7 +108,7 @@ def padding_per_dimension(
 
 
 def _ceil_mode_excess(size: int, reach: int, stride: int, pads: tuple[int, int]) -> int:
-    """Return the elements by which the last window exceeds the padding; windows inside the padding are dropped."""
+    """Return how many elements the last window extends beyond the padding; no window starts in the end padding."""
     free = size + sum(pads) - reach
     count = -(-free // stride) + 1
     if (count - 1) * stride >= size + pads[0]:
@@ -117,6 +117,6 @@ def _ceil_mode_excess(size: int, reach: int, stride: int, pads: tuple[int, int])
 
 
 def require_shape(y: Value, shape: Sequence[int]) -> None:
-    """Refuse a site whose declared result shape differs from the shape that its lowering writes."""
+    """Refuse a site if its declared result shape differs from the shape that its lowering writes."""
     if tuple(shape) != y.shape:
         raise Unsupported(f"the declared result has shape {y.shape}, its attributes make {tuple(shape)}")

@@ -1,4 +1,4 @@
-"""The registry of ONNX operator lowerings, and their result types.
+"""The registry of lowerings for ONNX operators, and the types of their results.
 
 A lowering takes one node with its types and constant inputs (:class:`Site`) and returns stages of a tensor expression
 over the graph's value names, a view, a concatenation, a library call, or simpler nodes. A new operator needs one
@@ -20,7 +20,7 @@ from roller.models.graph.program_steps import Value
 
 
 class Unsupported(Exception):
-    """Reason why a node cannot be lowered, as a sentence without the node's name."""
+    """Raised if a node cannot be lowered; the message gives the reason without the node's name."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Site:
         return self.inputs[position] if position < len(self.inputs) else None
 
     def required(self, position: int) -> Value:
-        """Return the type of a required input."""
+        """Return the type of an input; refuse the node if the input is absent."""
         found = self.input(position)
         if found is None:
             raise Unsupported(f"input {position} is missing")
@@ -80,7 +80,7 @@ class Compute:
     """Stages that read the site's inputs and write its outputs, by the graph's value names.
 
     Names of intermediate tensors and of ``constants`` (arrays created by the lowering) start with the first output's
-    name (``f"{output}/max"``). Axis names are local to one ``Compute``.
+    name (for example, ``f"{output}/max"``). Axis names are local to one ``Compute``.
     """
 
     stages: tuple[Stage, ...]
@@ -104,7 +104,7 @@ class ConcatOfInputs:
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """Call of a function of :mod:`roller.models.session.array_functions`; ``inputs``: by default all node inputs."""
+    """A call to a function of :mod:`roller.models.session.array_functions` on ``inputs`` (default: all node inputs)."""
 
     function: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def lowers(*ops: str, domain: str = "") -> Callable[[Lowering], Lowering]:
 
 
 def has_lowering(domain: str, op: str) -> bool:
-    """Whether an operator has a lowering, which may still refuse some uses."""
+    """Return whether an operator has a lowering, which may still refuse some uses."""
     import roller.models.onnx.operators  # noqa: F401 - fills the registry
 
     return (domain, op) in LOWERINGS
@@ -154,7 +154,7 @@ def no_lowering_reason(node: Node) -> str:
 
 
 def lower_node(site: Site) -> Lowered:
-    """Return the lowering of a node."""
+    """Lower a node by the lowering registered for its operator."""
     import roller.models.onnx.operators  # noqa: F401 - fills the registry
 
     node = site.node

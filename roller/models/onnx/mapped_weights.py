@@ -1,7 +1,7 @@
 """Memory-mapped access to large weights inside a model file, while protobuf parses the rest.
 
-Parsing and extraction each copy every byte of the weights, which accounts for most of the time and memory of reading.
-Unusual files are left to protobuf.
+Parsing and extraction each copy every byte of the weights, which accounts for most of the time and memory that reading
+takes. Files of unusual layout are left to protobuf.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # a warm compile asks where weights lie and nothing more
+if TYPE_CHECKING:  # a warm compile only looks up where weights are stored
     import onnx
 
-#: Smallest mapped tensor in bytes, and most maps, because each map holds a file descriptor.
+#: Minimum size of a mapped tensor in bytes, and maximum number of maps, because each map holds a file descriptor.
 _LEAST_BYTES, _MOST_MAPS = 1 << 20, 256
 #: Field numbers of ``ModelProto.graph``, ``GraphProto.initializer`` and ``TensorProto.raw_data``.
 _GRAPH, _INITIALISER, _RAW = 7, 5, 9
@@ -27,13 +27,13 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class MappedWeights:
-    """Locations of a file's large initializers: offset and size in bytes by position in the graph's initializers."""
+    """Locations of a file's large initializers: offset and size in bytes, by index in the graph's initializers."""
 
     path: Path | None = None
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def array(self, number: int, tensor: onnx.TensorProto) -> np.ndarray | None:
-        """Return an initializer as a read-only map; ``None``, with its bytes restored, if it must be parsed."""
+        """Return an initializer as a read-only map; if it must be parsed, restore its bytes and return ``None``."""
         from roller.models.onnx.onnx_types import dtype_name, onnx_dtype
 
         if number not in self.places or self.path is None:
@@ -55,7 +55,7 @@ class MappedWeights:
 
 
 def split_off_weights(path: Path) -> tuple[bytes, MappedWeights] | None:
-    """Return a file's message without large weights, and their locations; ``None`` if none or an unusual file."""
+    """Return a file's message without large weights, and their locations; ``None`` if it has none or is unusual."""
     size = path.stat().st_size
     if size < _LEAST_BYTES:
         return None
@@ -107,7 +107,7 @@ def _split_off_raw_data(data: mmap.mmap, first: int, last: int, least: int) -> t
 
 
 def _parse_fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield number, wire type, first byte, and content range of every field of a message."""
+    """Yield the number, wire type, start, content start and content end of every field of a message."""
     while at < end:
         start = at
         tag, at = _parse_varint(data, at, end)

@@ -33,7 +33,7 @@ class MutableGraph:
         )  # fmt: skip
 
     def to_graph(self) -> Graph:
-        """Return the graph, reduced to the values and constants that it uses."""
+        """Return an immutable graph with only the values and constants that this one uses."""
         used = {n for node in self.nodes for n in (*node.inputs, *node.outputs) if n}
         used.update(self.inputs, self.outputs)
         values = {n: v for n, v in self.values.items() if n in used}
@@ -81,5 +81,5 @@ class MutableGraph:
         return self.constants.get(node.inputs[position]) if position < len(node.inputs) else None
 
     def has_input(self, node: Node, position: int) -> bool:
-        """Whether an input is present."""
+        """Return whether ``node`` has an input at ``position``."""
         return position < len(node.inputs) and bool(node.inputs[position])

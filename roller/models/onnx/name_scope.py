@@ -1,4 +1,4 @@
-"""Scopes: local names of a graph or body, and their unique names."""
+"""Scopes, which map the local names of a graph or body to unique names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Scope:
-    """Mapping of local names of one graph or body to unique names.
+    """A mapping from the local names of one graph or body to unique names.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ class Scope:
     used
         Local names that are read; other outputs are dropped.
     opsets
-        Versions by domain if they differ from the model's, as in operator definitions.
+        Operator set versions by domain if they differ from the model's, as in operator definitions.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Scope:
     opsets: Mapping[str, int] | None = None
 
     def version(self, domain: str, default: Mapping[str, int]) -> int:
-        """Return the version of a domain in this scope; ``default`` contains the model's versions."""
+        """Return the operator set version of a domain in this scope; ``default`` contains the model's versions."""
         if self.opsets is None and self.parent is not None:
             return self.parent.version(domain, default)
         return (self.opsets or {}).get(domain, default.get(domain, 0))

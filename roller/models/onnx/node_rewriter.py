@@ -1,4 +1,4 @@
-"""Rewriting of a node into simpler ones: names and types of new nodes and values."""
+"""Rewrites a node into simpler ones: names the new nodes and values, and records their types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = 21
 
 
 class NodeRewriter:
-    """Collects the nodes of a rewriting, with the types of intermediate values."""
+    """Collects the nodes that replace a node, with their constants and the types of intermediate values."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -56,7 +56,7 @@ class NodeRewriter:
         self.values.update({v.name: v for v in outputs if v is not None})
 
     def part(self, x: Value, offset: int, shape: Sequence[int]) -> Value:
-        """Return a contiguous range of a value, starting at element ``offset``, as a view."""
+        """Return a contiguous range of ``x`` from element ``offset`` on: a view or, for a constant, a new constant."""
         known = self.constants.get(x.name)
         if known is None:
             known = next((c for v, c in zip(self.site.inputs, self.site.constants, strict=True) if v == x), None)
@@ -65,14 +65,14 @@ class NodeRewriter:
         return self.add("Part", (x,), shape, domain="roller", offset=offset)
 
     def reshape(self, x: Value, shape: Sequence[int], *, out: Value | None = None) -> Value:
-        """Append a reshape, unless the shape is unchanged."""
+        """Return ``x`` reshaped; append a Reshape unless the shape is unchanged and no ``out`` is given."""
         if out is None and tuple(shape) == x.shape:
             return x
         target = self.constant(np.asarray(shape, np.int64))
         return self.add("Reshape", (x, target), shape, out=out, allowzero=1)
 
     def finish(self) -> SimplerNodes:
-        """Return the rewriting."""
+        """Return the collected nodes, values and constants."""
         outputs = {o.name for o in self.site.outputs if o is not None}
         between = {k: v for k, v in self.values.items() if k not in outputs}
         return SimplerNodes(tuple(self.nodes), between, self.constants)

@@ -1,7 +1,7 @@
 """Files of large weights that a cached program refers to, and the identity by which changes to them are detected.
 
-A file is unchanged if its :func:`file_identity` is, because programs cannot set the change time. Because file clocks
-are coarse, a recently written file is not settled and gets no note.
+A file whose :func:`file_identity` is unchanged is itself unchanged, because programs cannot set the change time.
+File clocks are coarse, so a recently written file is not settled, and no cached program refers to it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-#: Smallest constant in bytes that stays in its file; the note contains smaller ones.
+#: Minimum size, in bytes, of a constant that stays in its file; a cached program contains smaller ones.
 LEAST_BYTES = 1 << 20
-#: Seconds within which a file could change again unnoticed: the clock of a file system may tick every two seconds.
+#: Time, in seconds, within which a file could change again unnoticed: a file system's clock may tick only every two
+#: seconds.
 SETTLED_S = 2.5
 
 
 def file_identity(path: Path) -> list[int] | None:
-    """Return device, inode, size, modification and change times (ns) of a regular file; otherwise ``None``."""
+    """Return a regular file's device, inode, size, modification time and change time (ns); otherwise ``None``."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -33,7 +34,7 @@ def file_identity(path: Path) -> list[int] | None:
 
 
 def is_settled(found: list[int], at_s: float) -> bool:
-    """Whether a file had been unchanged long enough at a time (seconds since the epoch)."""
+    """Return whether the file with identity ``found`` was settled at ``at_s`` (seconds since the epoch)."""
     return max(found[3:]) < (at_s - SETTLED_S) * 1e9
 
 
@@ -45,7 +46,7 @@ def path_below(folder: Path, location: str) -> Path | None:
 
 
 def location_in_file(array: np.ndarray, folder: Path) -> tuple[str, int] | None:
-    """Return the file below ``folder`` that contains a large array, and the byte offset; ``None`` if there is none."""
+    """Return the file below ``folder`` that holds a large array, and the array's byte offset; ``None`` if none does."""
     held: Any = array
     while isinstance(held, np.ndarray) and not isinstance(held.base, mmap.mmap):
         held = held.base
@@ -68,7 +69,7 @@ def map_array(folder: Path, location: str, offset: int, dtype: np.dtype[Any], sh
 
 
 def external_file_names(model: Any) -> set[str]:
-    """Return the external files of a model (``ModelProto``), including those in bodies and functions."""
+    """Return the names of a model's external files, including those that bodies and functions of the model use."""
     found = {e.value for t in _tensors_of_graph(model.graph) for e in t.external_data if e.key == "location"}
     for function in model.functions:
         found |= {e.value for t in _tensors_of_nodes(function.node) for e in t.external_data if e.key == "location"}

@@ -1,4 +1,4 @@
-"""Conversion of ONNX types: element types, static shapes, and attributes as plain Python values."""
+"""Converts ONNX element types, shapes and attributes to plain Python values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx
 from roller.errors import ModelError
 from roller.models.graph.program_steps import Value
 
-#: Largest tensor in bytes; a model with a larger one is refused as malicious or mistaken.
+#: Maximum size of a tensor in bytes; a model with a larger one is refused as malicious or mistaken.
 MAX_VALUE_BYTES = 1 << 36
 
 
@@ -84,7 +84,7 @@ def reason_if_too_large(value: Value) -> str | None:
 
 @cache
 def onnx_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype with a name, from ``ml_dtypes`` if NumPy lacks it."""
+    """Return the dtype called ``name``, from ``ml_dtypes`` if NumPy lacks it."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -116,7 +116,7 @@ def attribute_to_python(attribute: onnx.AttributeProto, where: str) -> Any:
 
 
 def inline_tensor_to_array(tensor: onnx.TensorProto, where: str) -> np.ndarray:
-    """Return, as an array, a tensor whose data is in the model."""
+    """Return a tensor as an array; its data must be in the model."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise ModelError(f"{where}: tensor '{tensor.name}' lies outside the model, where only initialisers may.")
     _check_claimed_elements(tensor, where)
@@ -141,7 +141,6 @@ def _check_claimed_elements(tensor: onnx.TensorProto, where: str) -> None:
 
 
 def _sparse_to_dense(sparse: onnx.SparseTensorProto, where: str) -> np.ndarray:
-    """Return a sparse tensor as a dense array."""
     shape = tuple(sparse.dims)
     values, at = inline_tensor_to_array(sparse.values, where), inline_tensor_to_array(sparse.indices, where)
     if min(shape, default=1) < 0 or int(np.prod([float(s) for s in shape])) > 1 << 26:

@@ -1,6 +1,6 @@
-"""Expands operators without a lowering by their definitions in ONNX.
+"""Expands operators without a lowering into their ONNX definitions.
 
-The definition's nodes are traced like the nodes of a body, in the definition's operator set, so that their shape
+The definition's nodes are traced in the definition's operator set, like the nodes of a body, so that their shape
 arithmetic becomes constant.
 """
 
@@ -19,7 +19,7 @@ from roller.models.onnx.tracer_interface import GraphTracer
 
 
 def trace_definition(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
-    """Trace the definition of an operator in place of the operator; return whether that was possible and necessary."""
+    """Trace an operator's definition in its place if it has no lowering of its own; return whether that was done."""
     if has_lowering(traced.domain, traced.op):
         return False
     schema: Any = tracer.inference.schema(traced)

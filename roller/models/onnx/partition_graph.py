@@ -1,4 +1,4 @@
-"""Partition of a graph into a program: every node is lowered, and parts are fused into kernels."""
+"""Partitions a graph into a program: lowers every node to parts and fuses parts into kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def partition_graph(graph: Graph, *, fallback: str | None = None) -> Program:
 
 @gc_paused()
 def partition_with_report(graph: Graph, *, fallback: str | None = None) -> Partition:
-    """Return the program of a graph, with a report on its nodes."""
+    """Return the program of a graph and a report on its nodes."""
     fallback = validate_fallback(fallback, graph.name)
     low = lower_graph(graph)
     refused = low.refused
@@ -51,7 +51,7 @@ def partition_with_report(graph: Graph, *, fallback: str | None = None) -> Parti
 
 
 def make_program(low: Lowering) -> Program:
-    """Return the program that consists of parts in order."""
+    """Return the program that runs the parts in ``low`` in order."""
     kernels: dict[str, KernelSource] = {}
     known: dict[tuple[int, tuple[int, ...]], str] = {}
     steps = tuple(
@@ -68,7 +68,7 @@ def make_program(low: Lowering) -> Program:
 def _make_kernel_step(
     piece: NamedForm, low: Lowering, kernels: dict[str, KernelSource], known: dict[tuple[int, tuple[int, ...]], str]
 ) -> Run:
-    """Return the step for one piece; the kernel of a form is created once."""
+    """Return the step for one piece; pieces of the same form share one kernel."""
     label = " + ".join(piece.nodes)
     at = id(piece.form), tuple(k for k, name in enumerate(piece.inputs) if name in low.constants)
     if at not in known:

@@ -1,7 +1,8 @@
-"""Cached programs of models, so that a model is partitioned once.
+"""Caches the programs of models, so that each model is partitioned only once.
 
-The name of a note is a digest of all inputs to the program: the model's bytes, overrides, roller's sources and package
-versions. External and large weights are not hashed; they are identified by their files (``note_files.py``).
+A cached program is a file, called a note. Its name is a digest of all inputs to the program: the model's bytes,
+overrides, Roller's sources and package versions. External and large weights are not hashed; they are identified by
+their files (``noted_weight_files.py``).
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from roller.models.onnx.noted_weight_files import (
 )
 from roller.runtime.cache_key import code_digest
 
-#: Maximum number of bytes of a noted model, and of the constants in a note; maximum notes kept.
+#: Maximum size, in bytes, of a cached model and of the constants in a note; maximum number of notes kept.
 MOST_BYTES, MOST_NOTES = 1 << 26, 16
-#: Exceptions of reading a damaged note or of writing one.
+#: Exceptions that reading a damaged note or writing a note can raise.
 _DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RollerError)
-#: Bytes of the checksum, and of the length of the header.
+#: Number of bytes in the checksum, and in the length of the header.
 _SUM, _LENGTH = 32, 8
 _SUFFIX = ".program"
 
@@ -110,7 +111,7 @@ class ProgramNote:
         return Path(self.model).parent if isinstance(self.model, (str, Path)) else None
 
     def _files_not_in_digest(self, began_s: float) -> dict[str, list[int]] | None:
-        """Return the files whose weights the digest excludes; ``None`` if one is not settled."""
+        """Return the identities of the files whose weights the digest excludes; ``None`` if one is not settled."""
         found, folder = _model_bytes(self.model), self._external_folder
         if found is None:
             return None
@@ -130,7 +131,7 @@ class ProgramNote:
         return files
 
     def path(self) -> Path | None:
-        """Return the path of the note; ``None`` for a model without one."""
+        """Return the path of the note; ``None`` for a model that cannot have one."""
         found = None if self.folder is None else _model_bytes(self.model)
         if self.folder is None or found is None:
             return None
@@ -155,7 +156,7 @@ class ProgramNote:
 
 
 def _model_bytes(model: Any) -> tuple[bytes, str] | None:
-    """Return a model's bytes without large weights, and the locations of these; ``None`` for a model without a note."""
+    """Return a model's bytes without large weights, and the weights' locations; ``None`` if it cannot have a note."""
     if isinstance(model, (bytes, bytearray)):
         return (bytes(model), "") if len(model) <= MOST_BYTES else None
     if not isinstance(model, (str, Path)):
@@ -182,7 +183,7 @@ def _package_version(package: str) -> str:
 
 
 def _serialise_program(program: Program, folder: Path | None, files: Mapping[str, list[int]]) -> bytes | None:
-    """Return a program as bytes; ``None`` if too many constants are not in any of the files."""
+    """Return a program as bytes; ``None`` if the constants outside ``files`` are too large."""
     rows: list[list[Any]] = []
     inside_note = list[np.ndarray]()
     for array in program.constants.values():
@@ -206,7 +207,7 @@ def _serialise_program(program: Program, folder: Path | None, files: Mapping[str
 
 
 def _parse_program(data: bytes, folder: Path | None) -> Program:
-    """Return the program in a note; raise one of several errors if it is damaged or external files changed."""
+    """Return the program in a note; raise one of ``_DAMAGES`` if it is damaged or external files have changed."""
     whole = memoryview(data)[_SUM:]
     if hashlib.sha256(whole).digest() != data[:_SUM]:
         raise ValueError("checksum")
@@ -220,7 +221,7 @@ def _parse_program(data: bytes, folder: Path | None) -> Program:
             arrays[name] = map_array(folder, location, offset, dtype, tuple(shape))
             continue
         count = int(np.prod(shape, dtype=np.int64))
-        # Copied, for alignment and so that each is released once it is packed.
+        # Arrays are copied for alignment, and so that each is released once it is packed.
         arrays[name] = np.frombuffer(whole[start : start + count * dtype.itemsize], dtype).reshape(shape).copy()
         start += count * dtype.itemsize
     for name, known in head["files"].items():  # checked after opening, so that the opened files are verified
@@ -243,7 +244,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _are_equal_programs(one: Program, other: Program, folder: Path | None) -> bool:
-    """Whether two programs are equal, with constants equal bitwise or at the same location in a file."""
+    """Return whether two programs are equal; constants must be bitwise equal or at the same location in a file."""
     if one.constants.keys() != other.constants.keys():
         return False
     for name, array in one.constants.items():
@@ -255,12 +256,12 @@ def _are_equal_programs(one: Program, other: Program, folder: Path | None) -> bo
             return False
         if place is not None and folder is not None and place != location_in_file(array, folder):
             return False
-    # Compared as text, because kernels differ for the equal numbers 1 and 1.0, or 0.0 and -0.0.
+    # Programs are compared as text, because kernels differ for the equal numbers 1 and 1.0, or 0.0 and -0.0.
     return exact_repr(replace(one, constants={})) == exact_repr(replace(other, constants={}))
 
 
 def _write_note(path: Path, data: bytes) -> None:
-    """Write a note atomically, and remove the oldest notes."""
+    """Write a note atomically and remove the oldest notes."""
     with write_atomically(path) as file:
         file.write(data)
     notes = sorted(path.parent.glob(f"*{_SUFFIX}"), key=_modification_time)

@@ -1,4 +1,4 @@
-"""Reads a model at sample sizes of its ranges, and derives formulas for lengths that depend on the sizes."""
+"""Reads a model at sample sizes within its ranges and derives formulas for lengths that depend on the sizes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from roller.models.graph.plan import Plan
 from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
 from roller.models.graph.program_steps import ParallelGroup, Program, Run, Step, iterate_kernel_runs
 
-#: Number of sample sizes, of those that are not corners at least, of further ones per round where several formulas fit,
-#: and of rounds.
+#: Number of samples, minimum number of samples that are not corners, number of further samples per round if several
+#: formulas fit, and maximum number of rounds.
 _POINTS, _BETWEEN, _MORE, _ROUNDS = 9, 4, 2, 8
 #: Maximum number of candidates for sample sizes.
 _TRIED = 2000
@@ -27,16 +27,16 @@ _TRIED = 2000
 
 @dataclass(frozen=True)
 class SampledModel:
-    """A model at sample sizes.
+    """The programs of a model at sample sizes.
 
     Parameters
     ----------
     box
         The sizes and the lengths derived from them.
     points
-        The sample sizes with all derived lengths.
+        The sample sizes, together with all derived lengths.
     programs
-        The program at each of these points, with equal steps.
+        The program at each of these points; their steps are equal.
     largest
         The program at the largest sizes.
     """
@@ -58,7 +58,7 @@ def read_at_sample_sizes(box: Box, read: Callable[[Sizes], Program]) -> SampledM
     for _ in range(_ROUNDS):
         derived, doubts = _derive_length_formulas([*programs, largest], [*points, box.high])
         whole = Box(box.ends, derived)
-        # Further sizes must distinguish the formulas; where none in the ranges does, either is right.
+        # Further samples must distinguish the formulas; if none within the ranges does, either formula is right.
         more = (
             list(itertools.islice((p for p in several if _formulas_differ(whole.with_derived(p), doubts)), _MORE))
             if doubts
@@ -90,8 +90,8 @@ def _end_combinations(box: Box) -> list[dict[str, int]]:
 
 
 def _sizes_near_ends(box: Box) -> list[dict[str, int]]:
-    """Return sample sizes near the ends, where a maximum of two lengths may change."""
-    # None is 1 or the largest, where steps may vanish, and no two sizes of a sample are equal.
+    """Return sample sizes near the ends of the ranges, where it may change which of two lengths is larger."""
+    # No size is 1 or the largest, at which steps may vanish, and no two sizes in a sample are equal.
     found: list[dict[str, int]] = []
     for end in _end_combinations(box):
         point: dict[str, int] = {}
@@ -104,7 +104,7 @@ def _sizes_near_ends(box: Box) -> list[dict[str, int]]:
 
 
 def _check_ends(found: SampledModel, read: Callable[[Sizes], Program]) -> None:
-    """Verify the formulas for lengths and result shapes at the ends."""
+    """Verify the formulas for lengths and result shapes at the ends of the ranges."""
     # Sizes of 1 are checked only here: their steps differ, because axes of one element vanish.
     names = list(found.programs[0].values)
     told = general([[list(p.values[n].shape) for n in names] for p in found.programs], Fitter(found.points))
@@ -134,7 +134,7 @@ def _inner_sample_sizes(box: Box) -> Iterator[dict[str, int]]:
 
 
 def _formulas_differ(sizes: Sizes, doubts: Sequence[tuple[Formula, Formula]]) -> bool:
-    """Whether two candidate formulas differ at some sizes."""
+    """Return whether the two candidate formulas of any pair differ at ``sizes``."""
     return any(one.at(sizes) != other.at(sizes) for one, other in doubts)
 
 
@@ -142,7 +142,8 @@ def _derive_length_formulas(
     programs: Sequence[Program], points: Sequence[Sizes]
 ) -> tuple[dict[str, Formula], list[tuple[Formula, Formula]]]:
     """Return named formulas for lengths that are not products of sizes, and pairs of formulas that both fit."""
-    # A stride gives ``floor((h + 1) / 2)``, padding ``h + 2``; all other lengths are products of sizes and these.
+    # For example, a stride gives ``floor((h + 1) / 2)``, and padding gives ``h + 2``; all other lengths are products of
+    # sizes and of such lengths.
     known = [dict(p) for p in points]
     found: dict[str, Formula] = {}
     doubts: list[tuple[Formula, Formula]] = []
@@ -162,7 +163,7 @@ def _derive_length_formulas(
 
 
 def _unused_name(name: str, taken: Collection[str]) -> str:
-    """Return a name that no size has; users' names may resemble generated ones."""
+    """Return ``name``, extended until no size has it; users' names may resemble generated ones."""
     while name in taken:
         name += "_"
     return name
@@ -180,15 +181,15 @@ def _varying_lengths(programs: Sequence[Program]) -> Iterator[tuple[int, ...]]:
 
 
 def _kernel_shapes(program: Program) -> list[tuple[int, ...]]:
-    """Return the shapes and axes of the kernels' stages."""
+    """Return the output shape and the axis extents of every stage in the program's kernels."""
     stages = [s for k in program.kernels.values() for s in k.expression.stages]
     return [shape for s in stages for shape in (s.output.shape, tuple(a.extent for a in s.axes))]
 
 
 def _with_largest(box: Box, points: list[dict[str, int]], programs: list[Program], largest: Program) -> SampledModel:
-    """Return the reading; include the largest sizes among the points if the steps are the same there."""
-    # A step that truncates may vanish at the largest sizes. Their program is then derived from the other sizes, and
-    # must have the same kernels and result shapes.
+    """Return the sampled model; the largest sizes are one of its points if their steps are the same."""
+    # A step that truncates may vanish at the largest sizes. The program there is then derived from the other sizes and
+    # must have the same kernels and result shapes as the one that was read.
     whole = [*points, box.high]
     datas = [plan_to_dict(Plan(p)) for p in (*programs, largest)]
     try:
@@ -209,13 +210,13 @@ def _kernel_keys(program: Program) -> set[str]:
 
 
 def _kernel_keys_at(programs: Sequence[Program], points: Sequence[Sizes], sizes: Sizes) -> set[str]:
-    """Return the keys of kernels generalized to the given sizes."""
+    """Return the keys that the kernels have at ``sizes``, generalized from those at ``points``."""
     several = ([p.kernels[k].expression for p in programs] for k in programs[0].kernels)
     return {SymbolicExpr.of(e, points).at(sizes).key for e in several}
 
 
 def _name_kernels_by_order(program: Program) -> Program:
-    """Return a program whose kernels are named in order of first use, regardless of sizes."""
+    """Return a program whose kernels are named in the order of their first use, which does not depend on sizes."""
     names: dict[str, str] = {}
     for run in iterate_kernel_runs(program.steps):
         names.setdefault(run.kernel, f"k{len(names)}")

@@ -67,7 +67,7 @@ def _read_loaded(
             if name not in known:
                 hint = did_you_mean(name, known) or f". Inputs are: {', '.join(sorted(known))}."
                 raise ModelError(f"{kind}: {loaded.name} has no input '{name}'{hint}")
-    # The other runtime would interpret nodes of older operator sets by the current ones.
+    # Another runtime would interpret nodes of older operator sets by the definitions of newer ones.
     lenient = lenient and loaded.written >= OLDEST
     chosen = choose_input_types(loaded, batch, shapes, values)
     tracer = Tracer(loaded, None if chosen.changed else _declared_types(loaded), DynamicNodes() if lenient else None)

@@ -12,16 +12,18 @@ import numpy as np
 from roller.models.graph.nodes import Node
 from roller.models.onnx.mutable_graph import MutableGraph
 
-#: Most bytes of an array that is hashed entirely; of larger ones a sample is hashed, and equal samples are compared.
+#: Maximum size, in bytes, of an array that is hashed entirely. Of a larger array, a sample is hashed, and arrays with
+#: equal samples are compared.
 _WHOLE_BYTES = 1 << 16
-#: Number of positions of a sample, and of consecutive elements at each.
+#: Number of positions in a sample, and of consecutive elements at each position.
 _PLACES, _NEIGHBOURS = 16, 32
-#: Most large arrays with equal samples that are compared: different weights have different samples unless crafted.
+#: Maximum number of large arrays with equal samples that are compared; unless crafted, different weights have different
+#: samples.
 _MOST_ALIKE = 8
 
 
 def remove_dead_nodes(draft: MutableGraph) -> bool:
-    """Remove nodes whose outputs are not read, in place; return whether there were any."""
+    """Remove, in place, nodes whose outputs are not read; return whether there were any."""
     wanted = set(draft.outputs)
     kept: list[Node] = []
     for node in reversed(draft.nodes):
@@ -53,7 +55,7 @@ def merge_equal_constants(draft: MutableGraph) -> None:
 
 
 def merge_equal_nodes(draft: MutableGraph, once_only: frozenset[str]) -> bool:
-    """Merge nodes with equal operators and inputs in place; return whether there were any."""
+    """Merge nodes with equal operators (not in ``once_only``), attributes and inputs; return whether any merged."""
     seen: dict[Hashable, Node] = {}
     same: dict[str, str] = {}
     kept: list[Node] = []
@@ -77,7 +79,7 @@ def merge_equal_nodes(draft: MutableGraph, once_only: frozenset[str]) -> bool:
 
 
 def _fingerprint(array: np.ndarray) -> Hashable:
-    """Return a hash key that equal arrays share; exact for small arrays."""
+    """Return a hash key that equal arrays share; small arrays that differ have different keys."""
     flat = array.reshape(-1) if array.nbytes <= _WHOLE_BYTES else _sample_elements(array)
     digest = hashlib.blake2b(np.ascontiguousarray(flat).view(np.uint8).tobytes(), digest_size=16).digest()
     return array.dtype.name, array.shape, digest
@@ -91,7 +93,7 @@ def _sample_elements(array: np.ndarray) -> np.ndarray:
 
 
 def _have_equal_bytes(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two large arrays of equal dtype and shape have equal bytes."""
+    """Return whether two large arrays of equal dtype and shape have equal bytes."""
     if one is other:
         return True
     if not any(one.strides) and not any(other.strides):

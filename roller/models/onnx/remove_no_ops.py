@@ -1,4 +1,4 @@
-"""Removes no-ops and merges consecutive movements, by rules per operator in one sweep."""
+"""Removes no-ops and merges consecutive data movements in one sweep, by rules for each operator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.models.onnx.mutable_graph import MutableGraph
 
 @dataclass(frozen=True)
 class EqualTo:
-    """The node's first output equals the value ``source``."""
+    """A rule's finding that the node's first output equals the value ``source``."""
 
     source: str
 
@@ -26,7 +26,7 @@ class RuleContext:
     producers: Mapping[str, Node]
 
     def producer(self, name: str, *ops: str) -> Node | None:
-        """Return the node that writes a value if it is one of the ONNX operators ``ops``."""
+        """Return the node that writes a value if it is one of the ONNX operators ``ops``; otherwise ``None``."""
         found = self.producers.get(name)
         return found if found is not None and found.op in ops and not found.domain else None
 
@@ -38,7 +38,7 @@ RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 def remove_no_ops(draft: MutableGraph) -> bool:
-    """Remove no-ops and merge movements in place; return whether the draft changed."""
+    """Remove no-ops and merge data movements in place; return whether the draft changed."""
     same: dict[str, str] = {}
     kept: list[Node] = []
     producers: dict[str, Node] = {}
@@ -56,7 +56,7 @@ def remove_no_ops(draft: MutableGraph) -> bool:
             if output not in outputs or source not in ends:
                 same[output], changed = source, True
                 continue
-            # An input and an output, or two outputs, for the same value need a copy.
+            # If an input and an output, or two outputs, are the same value, one of them must be a copy.
             found = None if node.op == "Identity" else _copy_node(source, output)
         if isinstance(found, Node):
             node, changed = found, True
@@ -113,7 +113,7 @@ def _unchanged_type_rule(scene: RuleContext, node: Node) -> EqualTo | None:
 
 
 def _single_input_rule(scene: RuleContext, node: Node) -> EqualTo | None:
-    """Drop Concat, Sum, Max ... with one input, and Split with one output."""
+    """Drop Concat, Sum, Max, Min and Mean nodes with one input, and Split nodes with one output."""
     return EqualTo(node.inputs[0]) if len(node.inputs) == 1 and _has_input_type(scene, node) else None
 
 
@@ -139,7 +139,7 @@ def _pad_rule(scene: RuleContext, node: Node) -> EqualTo | None:
 
 
 def _neutral_constant_rule(scene: RuleContext, node: Node) -> EqualTo | None:
-    """Drop x * 1, x / 1 and x - 0, x + 0 for integers, and x + -0 for floats (-0 + 0 is 0)."""
+    """Drop x * 1, x / 1, x - 0, x + 0 for integers, and x + -0 for floats (because -0 + 0 is 0)."""
     neutral = 1 if node.op in ("Mul", "Div") else 0
     for position in (1, 0) if node.op in ("Mul", "Add") else (1,):
         array, source = scene.draft.constant_input(node, position), node.inputs[1 - position]
@@ -157,7 +157,7 @@ def _neutral_constant_rule(scene: RuleContext, node: Node) -> EqualTo | None:
 
 
 def _keeps_zero_signs(op: str, neutral: np.ndarray) -> bool:
-    """Whether an operator with neutral constants keeps the sign of -0; ``x + 0`` does not."""
+    """Return whether an operator with neutral constants keeps the sign of -0; ``x + 0`` does not."""
     if op in ("Mul", "Div") or neutral.dtype.kind in "iu":
         return True
     negative = np.signbit(neutral.astype(np.float32, copy=False))

@@ -17,7 +17,7 @@ from roller.models.onnx.operators.movement import normalise_axis
 
 Inputs = Sequence[Value | None]
 Constants = Sequence[np.ndarray | None]
-#: Returns the shape of the first result from the types of a node's inputs and the constant ones.
+#: Returns the shape of a node's first result, given the types of its inputs and the values of constant inputs.
 Rule = Callable[[Node, Inputs, Constants], tuple[int, ...] | None]
 
 
@@ -70,7 +70,7 @@ def _pooling_shape(node: Node, inputs: Inputs, constants: Constants) -> tuple[in
 
 
 def _resize_shape(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of a Resize to sizes with the aspect ratio kept; onnx rounds in float32."""
+    """Return the shape of a Resize to given sizes; onnx rounds in float32 if the aspect ratio is kept."""
     x, sizes = inputs[0], constants[3] if len(constants) > 3 else None
     if x is None or sizes is None or not sizes.size or 0 in x.shape:
         return None
@@ -82,7 +82,7 @@ def _resize_shape(node: Node, inputs: Inputs, constants: Constants) -> tuple[int
 
 
 def _axes_of_node(node: Node, constants: Constants, rank: int) -> list[int] | None:
-    """Return the axes of a node, from an attribute or a constant, as non-negative numbers."""
+    """Return the axes of a node, from an attribute or a constant, counted from the front."""
     given = node.attributes.get("axes")
     if given is None and len(constants) > 1 and constants[1] is not None:
         given = constants[1].ravel().tolist()

@@ -1,4 +1,4 @@
-"""Topological order of the nodes that are needed."""
+"""Selects the nodes that are needed and sorts them topologically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 
 from roller.errors import ModelError
 
-#: Deepest nesting of bodies.
+#: Maximum nesting depth of bodies.
 MAX_DEPTH = 24
 
 

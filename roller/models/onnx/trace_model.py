@@ -1,6 +1,6 @@
 """Traces a model in topological order: infers types, folds constants, and collects the other nodes.
 
-Input shapes are static, so that one pass suffices: computed shapes (``Shape``, ``Gather``, ``Concat`` ...) are
+Input shapes are static, so one pass suffices: computed shapes (by ``Shape``, ``Gather``, ``Concat`` and the like) are
 constants before they are used.
 """
 
@@ -32,12 +32,12 @@ from roller.models.onnx.tracer_interface import DynamicNodes
 from roller.models.onnx.type_inference import Inference
 from roller.models.onnx.unsupported_nodes import count_or_refuse_dependent
 
-#: Maximum number of nodes of all bodies after unrolling.
+#: Maximum number of nodes in all bodies after unrolling.
 MAX_BODY_NODES = 50_000
 
 
 class Tracer:
-    """State during the tracing of a model.
+    """Traces a model and collects its values, constants and nodes.
 
     Parameters
     ----------
@@ -70,11 +70,11 @@ class Tracer:
         self._evaluators: dict[int, Evaluator] = {}
 
     def is_loose(self, name: str) -> bool:
-        """Whether a value's shape is known only at run time, so that another runtime computes the value."""
+        """Return whether a value's shape is known only at run time, so that another runtime computes the value."""
         return self.loose is not None and name in self.loose.types
 
     def constant(self, name: str, array: np.ndarray) -> None:
-        """Enter a constant by its unique name."""
+        """Add a constant under its unique name."""
         self.values[name], self.constants[name] = value_of_array(name, array), array
 
     def define(self, scope: Scope, local: str) -> str:
@@ -162,7 +162,7 @@ class Tracer:
         return self._record_outputs(node, traced, types, scope)
 
     def emit(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Trace a new node; its inputs and its output are unique names."""
+        """Trace a new node that reads the unique names ``inputs``; return the unique name of its output."""
         scope = Scope({n: n for n in inputs}, None, f"{op.lower()}:", {"y"})
         self.node(onnx.helper.make_node(op, list(inputs), ["y"], **attributes), scope)
         return scope.names["y"]
@@ -200,8 +200,8 @@ class Tracer:
 
     def _correct_constant_inputs(self, node: onnx.NodeProto, inputs: tuple[str, ...], domain: str) -> tuple[str, ...]:
         """Return a node's inputs with incorrect constants replaced."""
-        # Runtimes accept bounds of a Range that are vectors of one element, inference does not; the target of a Reshape
-        # may contain another batch size.
+        # Runtimes accept one-element vectors as the bounds of a Range, but inference does not. The target of a Reshape
+        # may contain a different batch size.
         if node.op_type == "Range" and not domain:
             return tuple(self._scalar(n) for n in inputs)
         if self.rebatching is None or domain or node.op_type != "Reshape" or inputs[1] not in self.constants:
@@ -224,7 +224,7 @@ class Tracer:
         return scalar
 
     def _record_outputs(self, node: onnx.NodeProto, traced: Node, types: Sequence[Value | None], scope: Scope) -> None:
-        """Enter a node's outputs as folded constants or as run-time values."""
+        """Record a node's outputs as folded constants or as run-time values."""
         found = self._fold_node(node, traced, types)
         names = tuple(self.define(scope, n) if n in scope.used else "" for n in node.output)
         if found is not None:
@@ -256,7 +256,7 @@ class Tracer:
         self, names: tuple[str, ...], traced: Node, types: Sequence[Value | None], scope: Scope
     ) -> tuple[str, ...]:
         """Return the names of outputs, with new names for unread required outputs that precede a read output."""
-        # Unread outputs determine the meaning of others (positions of a TopK) or their offset (a Split).
+        # Unread outputs determine which result a later output is (positions of a TopK) or where it starts (a Split).
         schema = self.inference.schema(traced)
         read = max((k for k, n in enumerate(names) if n), default=0)
         if schema is None or all(names[:read]):

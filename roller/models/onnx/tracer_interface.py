@@ -25,9 +25,9 @@ class DynamicNodes:
     types
         ONNX types of values with unknown shapes, by unique name.
     nodes
-        Messages for these nodes by node name, with unique names for values.
+        Protobuf message of each of these nodes, by node name; its values have unique names.
     reasons
-        Reasons for leaving these nodes to the other runtime, by node name.
+        Reason for leaving each of these nodes to another runtime, by node name.
     """
 
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)

@@ -14,15 +14,15 @@ from roller.models.onnx.load_model_proto import LoadedModel
 from roller.models.onnx.onnx_types import element_type, onnx_dtype, static_value_or_reason, tensor_type_proto
 from roller.models.onnx.shape_corrections import correct_inferred_shape, fill_missing_shape
 
-#: Maximum number of elements of constants passed to shape inference: shapes, axes, pads, split sizes.
+#: Maximum number of elements in a constant passed to shape inference, such as a shape, axes, pads or split sizes.
 MAX_SHAPE_ELEMENTS = 4096
 
-#: Attributes for which onnx's inference uses a wrong default: name and correct default.
+#: Attribute for which onnx's inference uses a wrong default, and its correct default, by operator.
 _FORGOTTEN = {"STFT": ("onesided", 1)}
 
 
 class Inference:
-    """Infers output types of one model's nodes.
+    """Infers the output types of one model's nodes.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class Inference:
         self, schema: onnx.defs.OpSchema, node: onnx.NodeProto, traced: Node, data: Mapping[str, onnx.TensorProto],
         declared: Sequence[Value | None],
     ) -> list[Value | None] | str:  # fmt: skip
-        """Return the types of a node's outputs inferred by onnx, or the reason why it refuses the node."""
+        """Return the output types that onnx infers for a node, or the reason why onnx refuses the node."""
         names = {n: i for n, i in zip(node.input, traced.inputs, strict=True) if n}
         inferred = self._run_onnx_inference(schema, node, traced, names, data)
         if isinstance(inferred, str):
@@ -110,7 +110,7 @@ class Inference:
         return types
 
     def type_protos(self, node: onnx.NodeProto, traced: Node) -> Mapping[str, onnx.TypeProto] | str:
-        """Return the ONNX types of a node's outputs, shapes known or not, or the reason why onnx refuses the node."""
+        """Return the ONNX types of a node's outputs, even of unknown shape, or the reason why onnx refuses the node."""
         schema = self.schema(traced)
         if schema is None:
             return "no operator of this name is known"
@@ -151,13 +151,13 @@ class Inference:
         return tensor_type_proto(element_type(onnx_dtype(value.dtype)), value.shape)
 
     def _operator_sets_of(self, traced: Node) -> list[onnx.OperatorSetIdProto]:
-        """Return the operator sets of a node: the model's operator sets, or a definition's."""
+        """Return the operator sets of a node: those of the model, or that of the definition in which the node is."""
         if self.loaded.opsets.get(traced.domain) == traced.version:
             return self._imports
         return [onnx.helper.make_opsetid(traced.domain, traced.version)]
 
     def _small_constant_proto(self, name: str) -> onnx.TensorProto | None:
-        """Return a small constant as a message for inference."""
+        """Return a small constant as a protobuf message for inference; ``None`` for other values."""
         array = self.constants.get(name)
         if array is None or array.ndim > 1 or array.size > MAX_SHAPE_ELEMENTS or array.dtype.kind == "O":
             return None

@@ -42,7 +42,7 @@ def unsupported_nodes_error(tracer: GraphTracer, inputs: Sequence[str]) -> Unsup
 
 
 def _value_of_unsupported_dtype(tracer: GraphTracer, node: Node) -> Value | None:
-    """Return the first value of a node that has a dtype that kernels do not support."""
+    """Return the first value of a node whose dtype kernels do not support; ``None`` if there is none."""
     values = (tracer.values[n] for n in (*node.inputs, *node.outputs) if n)
     return next((v for v in values if v.dtype not in DTYPE_BYTES), None)
 
@@ -71,7 +71,7 @@ def _nodes_without_lowering(
 
 
 def count_or_refuse_dependent(tracer: GraphTracer, node: onnx.NodeProto, traced: Node) -> None:
-    """Count a node that reads a refused node's output, or refuse it if its operator is reason enough."""
+    """Count a node that reads a refused node's output, or refuse it if its operator cannot be compiled anyway."""
     schema: Any = tracer.inference.schema(traced)
     spelled = schema is not None and (schema.has_function or schema.has_context_dependent_function)
     if has_lowering(traced.domain, traced.op) or spelled or is_control_flow(node):

@@ -1,4 +1,4 @@
-"""A file of arrays, written in order at cache-line offsets and read through a memory map."""
+"""A file of arrays, written in order at cache-line boundaries and read through a memory map."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from roller.core.dtypes import numpy_dtype
 from roller.errors import ArtifactError
 
-#: Alignment of arrays in the file.
+#: Alignment of arrays in the file, in bytes.
 ALIGN_BYTES = 64
-#: Threads that compute checksums: enough for memory speed.
+#: Number of threads that compute checksums: enough to reach the memory bandwidth.
 _VERIFIERS = 4
 
 
@@ -52,12 +52,12 @@ class ArrayWriter:
 
 
 class ArrayReader:
-    """Memory-mapped arrays of a file; raises :class:`ArtifactError` if it is unreadable or not ``nbytes`` long.
+    """Memory-mapped arrays of a file; raises :class:`ArtifactError` if the file is unreadable or not ``nbytes`` long.
 
     Parameters
     ----------
     verify
-        Whether :meth:`get` verifies checksums; :meth:`check` verifies all at once.
+        Whether :meth:`get` verifies the checksum of each array; :meth:`check` verifies all at once.
     """
 
     def __init__(self, path: Path, nbytes: int, verify: bool) -> None:
@@ -73,7 +73,7 @@ class ArrayReader:
             raise ArtifactError(f"{path}: expected {nbytes} bytes, got {found}. Copy the folder again.")
 
     def get(self, row: Any) -> np.ndarray:
-        """Return a read-only array by the row that :meth:`ArrayWriter.add` returned."""
+        """Return the array that ``row``, a result of :meth:`ArrayWriter.add`, describes; it is read-only."""
         start, shape, name, crc = row
         dtype = numpy_dtype(str(name))
         whole = all(type(x) is int and x >= 0 for x in (start, *shape))

@@ -1,4 +1,4 @@
-"""Functions for operators that no tensor expression describes, on the array module of a device (NumPy or CuPy).
+"""Functions for operators that no tensor expression describes, using a device's array module (NumPy or CuPy).
 
 A function takes the array module, input arrays and the step's attributes, and returns outputs of the declared shapes
 and dtypes.
@@ -25,7 +25,7 @@ def library_function(function: Function) -> Function:
 
 
 def _wrap_negative_indices(xp: Any, indices: Any, size: int) -> Any:
-    """Return non-negative indices; negative ones count from the end, and out-of-range ones raise ``IndexError``."""
+    """Return indices with negative ones counted from the end; raise ``IndexError`` for invalid ones."""
     wrapped = xp.where(indices < 0, indices + size, indices)
     if wrapped.size and (int(wrapped.min()) < 0 or int(wrapped.max()) >= size):
         raise IndexError(f"indices: expected -{size} to {size - 1}, got {int(indices.min())} to {int(indices.max())}")
@@ -58,7 +58,7 @@ def gather_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any
 
 
 def _tuple_coordinates(xp: Any, indices: Any, shape: Sequence[int], batch_dims: int = 0) -> tuple[Any, ...]:
-    """Return the coordinates given by tuples along the last axis of ``indices``, after batch dimensions."""
+    """Return the coordinates of batch dimensions, followed by those from the tuples on the last axis of ``indices``."""
     lead = xp.meshgrid(*(xp.arange(n) for n in indices.shape[:-1]), indexing="ij", sparse=True) if batch_dims else []
     named = (_wrap_negative_indices(xp, indices[..., i], shape[batch_dims + i]) for i in range(indices.shape[-1]))
     return (*lead[:batch_dims], *named)
@@ -154,7 +154,7 @@ def determinant(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -
 
 @library_function
 def bit_cast(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the bits of ``inputs[0]`` as another ``dtype`` of the same width."""
+    """Return the bits of ``inputs[0]`` reinterpreted as ``dtype``, which has the same width."""
     return (xp.ascontiguousarray(inputs[0]).view(numpy_dtype(attributes["dtype"])).reshape(inputs[0].shape),)
 
 

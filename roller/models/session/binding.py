@@ -28,9 +28,9 @@ class Operand:
     shape, dtype
         Shape and dtype as the step sees them; a kernel sees bfloat16 as bits.
     place
-        Location of the memory; ``None`` for constants.
+        Location of the memory; ``None`` if ``held`` is given.
     held
-        The array of a constant.
+        The array itself, for constants, packed constants and dynamic sizes.
     loose
         Whether the shape is known only at run time; the step then creates the output array.
     """
@@ -58,7 +58,7 @@ class BoundRun:
 
 @dataclass(frozen=True)
 class BoundCopy:
-    """A copy between two places."""
+    """A copy between two operands."""
 
     step: Copy
     source: Operand
@@ -67,7 +67,7 @@ class BoundCopy:
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A library function or another runtime; ``None`` denotes an absent input or output."""
+    """A call to a library function or another runtime; ``None`` denotes an absent input or output."""
 
     step: Call | Foreign
     inputs: tuple[Operand | None, ...]
@@ -76,7 +76,7 @@ class BoundCall:
 
 @dataclass(frozen=True)
 class BoundParallelGroup:
-    """Lanes; ``apart``: whether they may run on separate threads because no step calls Python or starts threads."""
+    """Lanes; they may run on separate threads if ``apart``, which means that no step calls Python or starts threads."""
 
     lanes: tuple[tuple[Bound, ...], ...]
     apart: bool
@@ -86,7 +86,7 @@ Bound: TypeAlias = "BoundRun | BoundCopy | BoundCall | BoundParallelGroup"
 
 
 def bind_plan(plan: Plan, kernels: Mapping[str, LoadedKernel], constants: Constants) -> tuple[Bound, ...]:
-    """Return the steps of a plan with their kernels and operands."""
+    """Return the steps of a plan, each bound to its kernel and operands."""
     check_kernels(plan, kernels)
     binder = _Binder(plan, kernels, constants)
     return tuple(binder.bound(step) for step in plan.program.steps)
@@ -129,7 +129,7 @@ class _Binder:
         return Operand(value.shape, dtype, None, part.view(dtype).reshape(value.shape))
 
     def _space_bytes(self, place: Place) -> int:
-        """Return the size of a place's memory in bytes; -1 if it does not exist."""
+        """Return the size in bytes of the memory that contains ``place``; -1 if there is no such memory."""
         program = self.plan.program
         if place.space == ARENA:
             return self.plan.arena_bytes
@@ -185,7 +185,7 @@ class _Binder:
 
 
 def uses_other_threads(bound: Bound) -> bool:
-    """Whether a step also runs on threads other than its caller's."""
+    """Return whether a step also runs on threads other than its caller's."""
     if isinstance(bound, BoundParallelGroup):
         return bound.apart or any(uses_other_threads(b) for lane in bound.lanes for b in lane)
     if isinstance(bound, BoundCopy):

@@ -20,9 +20,9 @@ from roller.runtime.container import DocumentKind
 from roller.runtime.resumable_run import ResumedRun
 
 RESULTS = DocumentKind("roller-model-results", 1, "the results of a model's bundle")
-#: Phases in order; each is one row of the journal.
+#: Phases in order; each writes one row of the journal.
 PHASES = ("check", "steps", "graph", "profile")
-#: Untimed runs before the timed ones.
+#: Number of untimed runs before the timed ones.
 _WARM_UP = 5
 
 Say = Callable[[str], None]
@@ -84,7 +84,7 @@ class _PhaseRunner:
         return [np.zeros(v.shape, storage_dtype(v.dtype)) for v in values]
 
     def check(self) -> dict[str, Any]:
-        """Compare outputs with the expected ones, launched step by step and as a graph."""
+        """Launch the model step by step and as a graph; compare the outputs with the expected ones."""
         frame, program, rows = self._frame, self._session.plan.program, []
         for number, expected in enumerate(self._expected):
             for way in ("steps", "graph"):
@@ -125,7 +125,7 @@ class _PhaseRunner:
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Return the largest difference over the largest magnitude; infinite if only one of two values is finite.
+    """Return the largest difference over the largest magnitude; infinite if shapes or non-finite values differ.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def step_label(step: Step) -> str:
 
 
 def predicted_step_s(step: Step, plan: Plan) -> float | None:
-    """Return the predicted seconds of a step, or those of a group's longest lane; ``None`` without a prediction."""
+    """Return the predicted seconds that a step, or a group's longest lane, takes; ``None`` without a prediction."""
     if isinstance(step, ParallelGroup):
         lanes = [[predicted_step_s(s, plan) or 0.0 for s in lane] for lane in step.lanes]
         return max(map(sum, lanes), default=0.0)

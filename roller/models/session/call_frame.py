@@ -15,7 +15,7 @@ from roller.models.session.kernel_code import allocate_aligned
 
 
 class Frame:
-    """Reusable memory of one call, for one thread at a time.
+    """Reusable memory for a call; one thread at a time may use it.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from roller.errors import LaunchError, counted, did_you_mean, shown
 from roller.models.graph.program_steps import Program
 
 _NDARRAY = np.ndarray
-#: ONNX's names of dtypes.
+#: ONNX's names for dtypes, where they differ from NumPy's.
 _ONNX_TYPES = {"float32": "float", "float64": "double"}
 
 
@@ -62,7 +62,7 @@ class Feeds:
         self._numbers = {n: i for i, n in reversed(list(enumerate(program.outputs)))}
 
     def arrays_by_name(self, feeds: Mapping[str, Any]) -> list[np.ndarray]:
-        """Return the input arrays in order, from a mapping by name."""
+        """Return the validated input arrays in order, given a mapping by name."""
         for name in feeds:
             if name not in self._input_names:
                 raise LaunchError(
@@ -93,7 +93,7 @@ class Feeds:
         return [None if s is None else np.empty(s.shape, s.dtype) for s in self.outputs]
 
     def given(self, out: Any, inputs: Sequence[np.ndarray]) -> list[Any]:
-        """Return the arrays of all outputs: those of ``out``, and new ones for the rest."""
+        """Return an array per output: that of ``out`` or a new one; ``None`` for shapes known only at run time."""
         found = self.numbered(out)
         taken = list(zip((s.name for s in self.inputs), inputs, strict=True))
         arrays: list[Any] = []
@@ -113,7 +113,7 @@ class Feeds:
         return arrays
 
     def numbered(self, out: Any) -> dict[int, Any]:
-        """Return the arrays of ``out`` by output number."""
+        """Return the arrays of ``out`` by output index."""
         if isinstance(out, Mapping):
             return self._refuse_dynamic_outputs({self.output_number(name): array for name, array in out.items()})
         listed = out if isinstance(out, (tuple, list)) else (out,)
@@ -133,7 +133,7 @@ class Feeds:
         return found
 
     def output_number(self, name: str) -> int:
-        """Return the number of the output with a name."""
+        """Return the index of the output called ``name``."""
         if name not in self._numbers:
             known = tuple(self._numbers)[::-1]
             hint = did_you_mean(name, known) or "."
@@ -142,7 +142,7 @@ class Feeds:
 
 
 def _fits_slot(array: Any, slot: ArgumentSlot) -> bool:
-    """Whether an array needs no conversion; a fast test for the common case."""
+    """Return whether an array needs no conversion; a fast test for the common case."""
     return (
         type(array) is _NDARRAY and array.dtype is slot.dtype and array.shape == slot.shape and bool(array.flags.carray)
     )

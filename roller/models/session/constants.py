@@ -19,7 +19,7 @@ from roller.models.graph.plan import CONSTANT, Plan
 from roller.models.graph.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step, values_read
 from roller.models.session.kernel_code import LoadedKernel, allocate_aligned, view_as_argument
 
-#: Bytes per part in parallel copies of large constants.
+#: Number of bytes per part in parallel copies of large constants.
 _PART_BYTES = 1 << 23
 
 #: A kernel and the constants that it packs; runs with equal keys share the panels.
@@ -57,7 +57,7 @@ def flatten_lanes(steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def check_kernels(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> None:
-    """Refuse a plan with a run whose kernel is missing."""
+    """Raise an error if the kernel of any run is missing."""
     for step in flatten_lanes(plan.program.steps):
         if isinstance(step, Run) and step.kernel not in kernels:
             raise ModelError(f"{step.label}: no artifact for its kernel '{step.kernel}'. Compile the kernel first.")
@@ -69,7 +69,7 @@ def panel_key(run: Run, kernel: LoadedKernel) -> PanelKey:
 
 
 def unpacked_constants(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> set[str]:
-    """Return the constants that steps read in unpacked form."""
+    """Return the names of the constants that steps read in unpacked form."""
     found: set[str] = set()
 
     def note(name: str) -> None:
@@ -112,7 +112,7 @@ def pack_constants(plan: Plan, kernels: Mapping[str, LoadedKernel], consume: boo
 
 
 def _constants_packed_by(run: Run, kernel: LoadedKernel, plan: Plan) -> tuple[str, ...]:
-    """Return the constants that a run packs, each once, with views resolved."""
+    """Return the names of the constants that a run packs, each once, with views resolved."""
     return tuple(dict.fromkeys(plan.places[run.inputs[n]].name for n in kernel.code.constants))
 
 

@@ -1,4 +1,4 @@
-"""A model that runs on a processor, and can be called from any number of threads at the same time."""
+"""A model that runs on a processor and can be called from any number of threads at the same time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from roller.models.session.session_interface import ModelCalls, describe_signatu
 
 
 def validate_threads(threads: object, discrete: bool) -> int:
-    """Return a validated number of threads; refuse it for a ``discrete`` device."""
+    """Return ``threads`` if it is a valid number; raise an error otherwise, and always for a ``discrete`` device."""
     count = validate_integer(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
     if discrete:
         raise LaunchError("threads: expected none for a model of a GPU, whose calls use no threads. Leave it out.")
@@ -37,7 +37,7 @@ def validate_threads(threads: object, discrete: bool) -> int:
 
 
 class Session(ModelCalls):
-    """A whole model on this machine's processor.
+    """A model that runs on this machine's processor.
 
     Calls are re-entrant: each uses its own frame from a pool.
 
@@ -48,7 +48,7 @@ class Session(ModelCalls):
     artifacts
         A CPU kernel for every key in the plan's steps.
     cores
-        Threads per call, including the calling thread; at most the number of available processors is used.
+        Number of threads per call, including the calling thread, limited to the number of available processors.
     native
         Whether steps run without Python; ``False`` is slower but gives equal results.
     consume
@@ -60,7 +60,7 @@ class Session(ModelCalls):
     LaunchError
         If a kernel cannot be loaded.
     ModelError
-        If plan and kernels do not match.
+        If the plan and the kernels do not match.
     BuildError
         If the native runner has to be compiled and there is no C compiler.
     """
@@ -109,7 +109,7 @@ class Session(ModelCalls):
         self.steps = steps
         #: Whether a call wakes other threads; if not, none are started.
         self._wakes = self.cores > 1 and any(uses_other_threads(step) for step in steps)
-        # A model saved elsewhere may have more cores than this machine; threads that share a processor only wait.
+        # A model saved elsewhere may use more cores than this machine has; threads that share a processor only wait.
         self._threads = min(self.cores, threads.most_threads()) if self._wakes else 1
         self._tables = make_runner_tables(steps, len(self.plan.program.inputs), self._threads)
         self._most_frames = max(2, len(threads.processors()))
@@ -127,7 +127,7 @@ class Session(ModelCalls):
         return {key: (k.code.seconds or None, k.code.bottleneck) for key, k in self.kernels.items()}
 
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
-        """Return the median seconds of every step; see :meth:`ModelCalls.time_steps`."""
+        """Return the median time of every step, in seconds; see :meth:`ModelCalls.time_steps`."""
         from roller.models.session.profile import time_bound_steps
 
         return time_bound_steps(self.plan.program.steps, self.steps, lambda s: self.run_timed(feeds, s), count)

@@ -1,4 +1,4 @@
-"""Runs subgraphs in another runtime, which is loaded for the first one."""
+"""Runs subgraphs in another runtime, which is loaded when the first one runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from roller.models.graph.program_steps import Foreign, Step
 _NAMED = 4
 
 _lock = threading.Lock()
-#: Open sessions by the identity of their step, removed when the step is collected.
+#: Open sessions by the identity of their step, removed when the step is garbage-collected.
 _sessions: dict[int, Any] = {}
 
 
 def require_runtimes(steps: Iterable[Step]) -> None:
-    """Refuse steps for runtimes that are not installed, before any kernel is compiled."""
+    """Raise an error if a step needs a runtime that is not installed."""
     foreign = [s for s in steps if isinstance(s, Foreign)]
     for runtime in dict.fromkeys(s.runtime for s in foreign):
         if importlib.util.find_spec(runtime) is None:

@@ -1,6 +1,6 @@
-"""A model bundle for a GPU: a folder with plan, kernels, constants and expected results; it runs without a compiler.
+"""A model bundle for a GPU: a folder of plan, kernels, constants and expected results that needs no compiler to run.
 
-``manifest.json`` lists the files with checksums, ``plan.json`` contains steps and places, ``kernels.xz`` contains
+``manifest.json`` lists the files with their checksums, ``plan.json`` contains steps and places, ``kernels.xz`` contains
 sources and images, and ``arrays.bin`` contains constants (memory-mapped) and expected results.
 """
 
@@ -25,7 +25,7 @@ from roller.models.session.constants import flatten_lanes
 from roller.runtime.bundle_format import pack, unpack
 from roller.runtime.container import MODEL_BUNDLE, DeviceContainer, write_container
 
-#: Version of written bundles: version 2 had packs, whose plans :mod:`roller.models.graph.plan_json` refuses.
+#: Version of written bundles. Version 2 had packs; :mod:`roller.models.graph.plan_json` refuses plans with them.
 _WRITTEN_VERSION = 1
 _PLAN, _KERNELS, _ARRAYS = "plan.json", "kernels.xz", "arrays.bin"
 #: Largest accepted error of an output, relative to its largest magnitude.
@@ -97,7 +97,7 @@ class ModelBundle(DeviceContainer):
             self._arrays = ArrayReader(self.path(_ARRAYS), int(self.manifest["array_bytes"]), verify=True)
 
     def check(self, properties: Mapping[str, Any]) -> None:
-        """Refuse a device whose architecture differs from that of the kernels."""
+        """Raise an error if the device's architecture differs from that of the kernels."""
         self.check_device("the device", properties["name"], properties["arch"], "", "Compile the model for its spec.")
 
     def verify(self) -> str:
@@ -120,7 +120,7 @@ class ModelBundle(DeviceContainer):
         return dict(unpack(self.read(_KERNELS), str(self.folder / _KERNELS)))
 
     def expected(self) -> list[Expected]:
-        """Return the tests of the bundle; bfloat16 as bits."""
+        """Return the tests of the bundle, with bfloat16 values as bits."""
         return [Expected(tuple(self._arrays.get(r) for r in row["feeds"]),
                          tuple(self._arrays.get(r) for r in row["outputs"]), str(row["source"]))
                 for row in self.manifest["expected"]]  # fmt: skip

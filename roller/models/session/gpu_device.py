@@ -48,7 +48,7 @@ class Kernel(Protocol):
 
 
 class Device(Protocol):
-    """A GPU. Operations on a stream are asynchronous, and ordered only within the stream.
+    """A GPU. Operations on a stream are asynchronous and ordered only within the stream.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Device(Protocol):
         """Make the device current; yield the current stream of the library that owns ``arrays``."""
 
     def holds(self, value: Any) -> bool:
-        """Whether a caller's array is in device memory."""
+        """Return whether a caller's array is in device memory."""
 
     def viewed(self, value: Any, where: str) -> Any:
         """Return a caller's device array as an array of :attr:`xp`, without a copy."""
@@ -84,16 +84,16 @@ class Device(Protocol):
         """Return an array of :attr:`xp` in contiguous form: the array itself or a copy."""
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any]) -> Any:
-        """Return a new array: a torch tensor if one of ``like`` is, otherwise of :attr:`xp`, with bfloat16 as bits."""
+        """Return a new torch tensor if ``like`` contains one, else a new array of :attr:`xp` (bfloat16 as bits)."""
 
     def address(self, array: Any) -> int:
         """Return the device address of an array of :attr:`xp`."""
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
-        """Copy a host array, which may change after the call returns."""
+        """Copy a host array to the device; the array may be changed once this returns."""
 
     def download(self, pointer: int, nbytes: int, stream: Stream) -> np.ndarray:
-        """Wait for a stream and return bytes of shape ``(nbytes,)``."""
+        """Wait for a stream; return device memory as bytes, shape ``(nbytes,)``."""
 
     def copy(
         self, target: int, target_pitch: int, source: int, source_pitch: int, row_bytes: int, rows: int, stream: Stream
@@ -113,13 +113,13 @@ class Device(Protocol):
         """Return a new event; ``timing`` enables :meth:`elapsed_s`."""
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Record all work of a stream so far in an event."""
+        """Record the work submitted to a stream so far in an event."""
 
     def wait(self, event: Event, stream: Stream) -> None:
-        """Let a stream wait for an event."""
+        """Make a stream wait for an event."""
 
     def elapsed_s(self, start: Event, end: Event) -> float:
-        """Return the seconds between two completed events."""
+        """Return the time between two completed events in seconds."""
 
     def synchronize(self, stream: Stream) -> None:
         """Wait for a stream."""
@@ -132,7 +132,7 @@ class Device(Protocol):
 
 
 def open_device(name: str, arch: str) -> Device:
-    """Return the device with a name; ``arch`` applies to the emulated device and the null device."""
+    """Return the device called ``name``; ``arch`` applies only to the emulated device and the null device."""
     kind, _, rest = canonical_device_name(name).partition(":")
     target = DEVICES.get(kind)
     if target is None or (target.numbered and not (rest or "0").isdecimal()):
@@ -142,7 +142,7 @@ def open_device(name: str, arch: str) -> Device:
 
 
 class CupyDevice:
-    """A GPU accessed through CuPy, which must be built for ROCm if ``rocm``."""
+    """A GPU accessed through CuPy, which must be built for ROCm if ``rocm`` is true."""
 
     needs_images = True
 
@@ -165,7 +165,7 @@ class CupyDevice:
 
     @contextlib.contextmanager
     def entered(self, arrays: Sequence[Any] = ()) -> Iterator[Stream]:
-        """Make the device current, and use the current stream of the arrays' library in CuPy."""
+        """Make the device current and make CuPy use the current stream of the arrays' library."""
         tensor = next((a for a in arrays if is_torch(a)), None)
         with self._cp.cuda.Device(self._index):
             stream = None if tensor is None else sys.modules["torch"].cuda.current_stream(tensor.device)
@@ -173,7 +173,7 @@ class CupyDevice:
                 yield current
 
     def holds(self, value: Any) -> bool:
-        """Whether a caller's array is in device memory."""
+        """Return whether a caller's array is in device memory."""
         if isinstance(value, np.ndarray):
             return False
         if isinstance(value, self._cp.ndarray) or hasattr(value, "__cuda_array_interface__"):
@@ -214,7 +214,7 @@ class CupyDevice:
             stream.synchronize()
 
     def download(self, pointer: int, nbytes: int, stream: Stream) -> np.ndarray:
-        """Wait for a stream and return bytes."""
+        """Wait for a stream; return device memory as bytes."""
         out, runtime = np.empty(nbytes, np.uint8), self._cp.cuda.runtime
         if nbytes:
             runtime.memcpyAsync(out.ctypes.data, pointer, nbytes, runtime.memcpyDeviceToHost, stream.ptr)
@@ -253,15 +253,15 @@ class CupyDevice:
         return self._cp.cuda.Event(disable_timing=not timing)
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Record all work of a stream so far in an event."""
+        """Record the work submitted to a stream so far in an event."""
         event.record(stream)
 
     def wait(self, event: Event, stream: Stream) -> None:
-        """Let a stream wait for an event."""
+        """Make a stream wait for an event."""
         stream.wait_event(event)
 
     def elapsed_s(self, start: Event, end: Event) -> float:
-        """Return the seconds between two completed events."""
+        """Return the time between two completed events in seconds."""
         seconds = float(self._cp.cuda.get_elapsed_time(start, end)) * 1e-3
         return seconds if math.isfinite(seconds) else 0.0
 

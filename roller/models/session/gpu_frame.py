@@ -1,4 +1,4 @@
-"""Memory of one call on a GPU, and the steps of a model as work for its streams."""
+"""Memory of one call on a GPU, and a model's steps as work for the streams of the call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.models.session.array_functions import FUNCTIONS
 from roller.models.session.fallback import run_fallback_step
 from roller.models.session.gpu_device import Device, Event, Kernel, Memory, Stream
 
-#: Enqueues a step on a stream.
+#: Function that enqueues a step on a stream.
 Work = Callable[[Stream], None]
 #: Key of packed panels: the kernel and the constants that it packs.
 PanelKey = tuple[str, tuple[str, ...]]
@@ -36,7 +36,7 @@ class LoadedModel:
     constants
         Memory of constants that calls read in unpacked form, by name.
     panels
-        Memory by argument name, for each kernel and the constants that it packs.
+        Memory of packed constants by argument name, for each kernel and the constants that it packs.
     """
 
     plan: Plan
@@ -63,7 +63,7 @@ def workspace_bytes(artifact: KernelArtifact) -> int:
 
 
 class Frame:
-    """Arena, inputs, outputs and streams of one call, for one thread at a time."""
+    """Arena, inputs, outputs and streams of one call; one thread at a time may use them."""
 
     def __init__(self, loaded: LoadedModel, device: Device) -> None:
         self._loaded, self._device = loaded, device
@@ -79,18 +79,18 @@ class Frame:
         self._scratch = [device.allocate(most) for most in _workspace_bytes_per_lane(program.steps, loaded.artifacts)]
         self._marks: dict[int, tuple[Event, Event]] | None = None
         self._work = [self._with_timing_events(s, self._of(s, 0)) for s in program.steps]
-        #: Outputs of the last run whose shape is known only at run time, by number.
+        #: Outputs of the last run whose shape is known only at run time, by output index.
         self.found: dict[int, np.ndarray] = {}
         self._graph: Any = None
         #: Reason why steps are launched one by one; empty if there is a graph or none was requested.
         self.no_graph = ""
 
     def run_after_stream(self, stream: Stream) -> None:
-        """Let all later work wait for the current work of a stream."""
+        """Make all later work wait for the work submitted to a stream so far."""
         self._order_streams(stream, self.stream)
 
     def run_before_stream(self, stream: Stream) -> None:
-        """Let a stream wait for all work started so far."""
+        """Make a stream wait for all work submitted so far."""
         self._order_streams(self.stream, stream)
 
     def _order_streams(self, first: Stream, then: Stream) -> None:
@@ -99,7 +99,7 @@ class Frame:
         self._device.wait(event, then)
 
     def upload(self, arrays: Sequence[np.ndarray]) -> None:
-        """Upload the inputs, in device storage, to the memory that steps read."""
+        """Upload the inputs, in their storage dtypes, to the memory that steps read."""
         for number, (array, name) in enumerate(zip(arrays, self._loaded.plan.program.inputs, strict=True)):
             self.put(number, array, name)
 
@@ -116,7 +116,7 @@ class Frame:
             device.upload(memory.ptr, array, self.stream)
 
     def get(self, number: int, target: Any, dtype: np.dtype[Any]) -> Any:
-        """Return one output: copied into a device array of the caller, or downloaded."""
+        """Return one output: copied into ``target`` if given, on the device or the host, otherwise downloaded."""
         program, device = self._loaded.plan.program, self._device
         value = program.values[program.outputs[number]]
         source = self._ends[OUTPUT][number].ptr
@@ -131,19 +131,19 @@ class Frame:
         return target
 
     def download(self) -> list[np.ndarray]:
-        """Wait for the call and return its outputs in device storage."""
+        """Wait for the call; return its outputs in their storage dtypes."""
         program = self._loaded.plan.program
         return [self.found[n] if name in program.loose else
                 self.get(n, None, storage_dtype(program.values[name].dtype))
                 for n, name in enumerate(program.outputs)]  # fmt: skip
 
     def launch(self) -> None:
-        """Start all steps one by one, asynchronously."""
+        """Launch all steps one by one, asynchronously."""
         for work in self._work:
             work(self.stream)
 
     def capture(self) -> bool:
-        """Capture all steps as a graph if the device can; return whether there is a graph."""
+        """Capture all steps as a graph if the device supports it; return whether there is a graph."""
         host = [s for s in _flatten_steps(self._loaded.plan.program.steps) if isinstance(s, (Call, Foreign))]
         if host:
             self.no_graph = f"{len(host)} steps are functions of arrays, which no graph holds"
@@ -155,14 +155,14 @@ class Frame:
         return self._graph is not None
 
     def replay(self) -> None:
-        """Start all steps, as a graph if there is one."""
+        """Launch all steps, as a graph if there is one."""
         if self._graph is None:
             self.launch()
         else:
             self._device.replay(self._graph, self.stream)
 
     def time(self, run: Callable[[], None], count: int) -> list[float]:
-        """Return the seconds that ``count`` runs take, measured by events."""
+        """Return the time that each of ``count`` runs takes, in seconds, measured with events."""
         device, out = self._device, []
         for _ in range(count):
             start, end = device.event(timing=True), device.event(timing=True)
@@ -174,7 +174,7 @@ class Frame:
         return out
 
     def profile(self, count: int) -> dict[int, float]:
-        """Return the median seconds of every step, including lanes, by ``id``; steps are launched one by one."""
+        """Return the median time of every step, lanes included, in seconds by ``id``; steps are launched one by one."""
         seconds: dict[int, list[float]] = {}
         for _ in range(count):
             self._marks = {}
@@ -188,7 +188,7 @@ class Frame:
         return {step: statistics.median(times) for step, times in seconds.items()}
 
     def _with_timing_events(self, step: Step, work: Work) -> Work:
-        """Return a step's work, enclosed in events while the frame is profiled."""
+        """Return work that records timing events around ``work`` while the frame is profiled."""
 
         def run(stream: Stream) -> None:
             if self._marks is None:
@@ -324,7 +324,7 @@ class Frame:
 
 
 def _workspace_bytes_per_lane(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact]) -> list[int]:
-    """Return the workspace bytes of each lane."""
+    """Return the number of workspace bytes that each lane needs."""
     most = [0]
     for step in steps:
         lanes = step.lanes if isinstance(step, ParallelGroup) else ((step,),)

@@ -29,7 +29,7 @@ from roller.targets import target_of_language
 
 
 class GpuSession(ModelCalls):
-    """A whole model on a GPU.
+    """A model that runs on a GPU.
 
     Calls are re-entrant: each uses its own frame, which later calls reuse.
 
@@ -94,7 +94,7 @@ class GpuSession(ModelCalls):
         return GpuFeeds(self.plan.program, self._device)
 
     def _call(self, inputs: list[Any], out: Any, on_device: bool) -> list[Any]:
-        """Run; results that stay on the device are not synchronized."""
+        """Run on validated arrays; results that stay on the device are not synchronized."""
         device, feeds = self._device, self.feeds
         targets = [None] * len(feeds.outputs) if out is None else feeds.given(out, inputs)
         theirs = [a for a in (*inputs, *targets) if a is not None and device.holds(a)]
@@ -125,7 +125,7 @@ class GpuSession(ModelCalls):
         return made
 
     def _frame_with_inputs(self, inputs: Sequence[Any], caller: Stream) -> Frame:
-        """Return a free frame with uploaded inputs, ordered after the caller's stream."""
+        """Copy the inputs into a free frame, ordered after the work on the caller's stream; return the frame."""
         device, slots = self._device, self.feeds.inputs
         given = [device.contiguous(device.viewed(a, f"{self.name}: argument '{s.name}'")) if device.holds(a) else a
                  for a, s in zip(inputs, slots, strict=True)]  # fmt: skip
@@ -136,7 +136,7 @@ class GpuSession(ModelCalls):
         return frame
 
     def _take_free_frame(self) -> Frame:
-        """Return a free frame; a new one is captured as a graph if possible."""
+        """Return a free frame or, if there is none, a new one, captured as a graph if possible."""
         try:
             return self._free.pop()  # atomic
         except IndexError:
@@ -152,7 +152,7 @@ class GpuSession(ModelCalls):
                 for key, a in self.artifacts.items()}  # fmt: skip
 
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
-        """Return the median seconds of every step, launched one by one; see :meth:`ModelCalls.time_steps`."""
+        """Return the median time in seconds of every step, launched one by one; see :meth:`ModelCalls.time_steps`."""
         with self._device.entered() as caller:
             frame = self._frame_with_inputs(self.feeds.arrays_by_name(feeds), caller)
             found = frame.profile(count)
@@ -167,7 +167,7 @@ class GpuSession(ModelCalls):
         folder
             Folder that does not exist or is empty.
         expected
-            Results that ``python -m roller.models.session.bundle run`` checks before timing.
+            Inputs and expected outputs that ``python -m roller.models.session.bundle run`` checks before timing.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class GpuSession(ModelCalls):
         )
 
     def _unpacked_constants(self, artifacts: Mapping[str, KernelArtifact]) -> set[str]:
-        """Return the constants that steps read in unpacked form."""
+        """Return the names of the constants that steps read in unpacked form."""
         found: set[str] = set()
         for step in flatten_lanes(self.plan.program.steps):
             names: Sequence[str] = ()
@@ -202,11 +202,11 @@ class GpuSession(ModelCalls):
         return found
 
     def _one_run_per_panel_key(self, artifacts: Mapping[str, KernelArtifact]) -> dict[PanelKey, Run]:
-        """Return one run per set of panels."""
+        """Return one run for each key of packed panels."""
         return {panel_key(r, artifacts[r.kernel]): r for r in reversed(self._runs) if artifacts[r.kernel].prepare}
 
     def _pack_panels(self, run: Run, loaded: LoadedModel, stream: Stream) -> dict[str, Memory]:
-        """Pack the constants of a run; constants read only in packed form are on the device temporarily."""
+        """Pack the constants of a run; originals that no step reads are on the device only temporarily."""
         artifact, kernel, constants = loaded.artifacts[run.kernel], loaded.kernels[run.kernel], loaded.constants
         own = (a for a in artifact.arguments if a.role == "panel")
         panels = {a.name: self._device.allocate(storage_bytes(a.shape, a.dtype)) for a in own}

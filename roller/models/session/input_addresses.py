@@ -8,7 +8,7 @@ import numpy as np
 
 
 class AddressedInputs(ABC):
-    """Inputs of a call given by address; converted to arrays only for steps that run in Python."""
+    """Inputs of a call that are given by address; they become arrays only for steps that run in Python."""
 
     @abstractmethod
     def place(self, addresses: int) -> None:
@@ -16,4 +16,4 @@ class AddressedInputs(ABC):
 
     @abstractmethod
     def __getitem__(self, number: int) -> np.ndarray:
-        """Return an input as a contiguous array."""
+        """Return the input at index ``number`` as a contiguous array."""

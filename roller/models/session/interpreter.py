@@ -1,6 +1,6 @@
 """Runs bound steps one by one in Python: slow, but the test oracle for the native runner.
 
-Under the native runner, too, library functions and other runtimes run here.
+Library functions and other runtimes run here even if the native runner runs all other steps.
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ from roller.core.scratch import scratch_folder
 from roller.errors import ArtifactError, LaunchError
 from roller.targets import target_of_language
 
-#: Prefix of function symbols in a library of TVM.
+#: Prefix of function symbols in a TVM library.
 _SYMBOL = "__tvm_ffi_"
 #: Symbol of the pointer to the function that runs a library's tasks.
 _LAUNCH = "__TVMBackendParallelLaunch"
-#: Alignment in bytes of panels and constants that code generation declares.
+#: Alignment, in bytes, that generated code assumes for panels and constants.
 LINE_BYTES = 64
 #: Roles of arguments.
 _ROLES = ("input", "output", "panel", "size")
-#: Bytes of a huge page.
+#: Size of a huge page in bytes.
 _HUGE_BYTES = 1 << 21
 
 
@@ -41,7 +41,7 @@ class CallArgument:
     role
         ``"input"``, ``"output"``, ``"panel"``, or ``"size"``, an array whose extent is a dynamic size.
     position
-        Number of the run's input or output, or of the kernel's panel.
+        Index of the run's input or output, or of the kernel's panel.
     shape, dtype
         Shape and dtype as the kernel sees them.
     """
@@ -61,7 +61,7 @@ class KernelCode:
     taken
         Arguments of a call, in order.
     panels
-        Memory for packed constants.
+        Arguments that hold packed constants.
     constants
         Positions of the constant inputs.
     prepare
@@ -73,7 +73,7 @@ class KernelCode:
     features
         Processor features that the kernel requires; see :mod:`roller.core.processor`.
     seconds, bottleneck
-        Predicted seconds and bottleneck.
+        Predicted time, in seconds, and predicted bottleneck.
     """
 
     name: str
@@ -90,7 +90,7 @@ class KernelCode:
 
     @classmethod
     def of(cls, artifact: KernelArtifact) -> KernelCode:
-        """Return the code of a CPU artifact."""
+        """Return the interface of a CPU artifact's kernel."""
         target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
         if target.kind.discrete or len(artifact.launches) != 1:
             raise LaunchError(
@@ -181,7 +181,7 @@ class LoadedKernel:
     module
         TVM's module, which keeps the library loaded.
     call, pack
-        Functions that take arrays.
+        Functions that take arrays: the kernel, and the one that packs constants (``None`` if nothing is packed).
     address
         Address of the called function, for the native runner.
     library
@@ -218,7 +218,7 @@ def load_kernel(code: KernelCode, library: bytes, launch: int | None = None) -> 
 
 
 def _redirect_parallel_launch(library: ctypes.CDLL, launch: int) -> None:
-    """Let a library run its tasks through another function; no effect on a library without parallel loops."""
+    """Make a library run its tasks through the function at ``launch``; do nothing if it has no parallel loops."""
     try:
         ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch
     except ValueError:
@@ -227,7 +227,7 @@ def _redirect_parallel_launch(library: ctypes.CDLL, launch: int) -> None:
 
 def allocate_aligned(nbytes: int) -> np.ndarray:
     """Return memory aligned to cache lines, in huge pages if it is large and the system has them."""
-    # Fresh memory costs a page fault per page: huge pages reduced those of BERT-Large from 75,000 to 17,500.
+    # Fresh memory costs a page fault per page: huge pages reduced BERT-Large's page faults from 75,000 to 17,500.
     if nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             room = mmap.mmap(-1, nbytes + _HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

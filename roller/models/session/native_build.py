@@ -27,7 +27,7 @@ _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 
 
 def cached_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> bytes:
-    """Return the cached library of ``sources``, or the result of ``compiled``, which is then cached."""
+    """Return the cached library of ``sources``; if there is none, return and cache the result of ``compiled``."""
     parts = (
         *(s.read_bytes() for s in sources),
         " ".join(_FLAGS).encode(),
@@ -56,7 +56,7 @@ def cached_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> by
 
 
 def compile_library(source: Path, what: str) -> bytes:
-    """Return the library built from a C file."""
+    """Build a library from a C file; return its bytes."""
     compiler = require_compiler(what)
     with scratch_folder() as folder:
         library = Path(folder, "native.so")

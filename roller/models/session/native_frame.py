@@ -1,4 +1,4 @@
-"""Bound steps as tables for native_runner.c, and frames that run them in well under a microsecond per step."""
+"""Bound steps as tables for native_runner.c, and frames that run them with under a microsecond of overhead per step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller.models.session.input_addresses import AddressedInputs
 from roller.models.session.interpreter import interpret_steps, run_call_step
 from roller.models.session.native_runner import FrameStruct, Runner
 
-#: Layouts of native_runner.c.
+#: Layouts of structures in native_runner.c.
 _STEP = np.dtype([(n, "i8") for n in (
     "kind", "first", "count", "rows", "row_bytes", "source_offset", "source_pitch", "target_offset", "target_pitch",
 )] + [("function", "u8"), ("cuts", "u8"), ("cut_count", "i8")])  # fmt: skip
@@ -29,9 +29,10 @@ _ARGUMENT = np.dtype([("type_index", "i4"), ("padding", "u4"), ("value", "u8")])
 _CALL, _COPY, _TOGETHER = range(3)
 #: DLPack type codes by NumPy kind.
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
-#: TVM's type index of a borrowed tensor, and DLPack's device type of the host.
+#: TVM's type index for a borrowed tensor, and DLPack's device type for the host.
 _TENSOR_POINTER, _HOST = 7, 1
-#: Tasks a thread gets at most, and the least that one of them should take (seconds): a task costs some ten nanoseconds.
+#: Maximum number of tasks per thread, and the minimum time, in seconds, that a task should take: starting one costs
+#: some ten nanoseconds.
 _TASKS_PER_THREAD, _LEAST_TASK_S = 8, 1e-5
 
 #: A range of rows of the tables, or a step that Python runs.
@@ -47,11 +48,11 @@ class RunnerTables:
     steps, lanes
         Tables of steps and lanes, as in native_runner.c.
     tensors
-        Templates: data pointers for constants, and offsets for tensors in the arena.
+        Template of the tensors: data pointers for constants, and offsets for tensors in the arena.
     in_arena
-        Numbers of the tensors in the arena.
+        Indices of the tensors in the arena.
     patches
-        Tensors in the caller's arrays: tensor number, array number, and first byte.
+        Tensors in the caller's arrays: index of the tensor, index of the array, and byte offset.
     segments
         Segments in order of execution.
     bound
@@ -83,13 +84,13 @@ class _TableWriter:
         self.cuts: list[int] = []
 
     def tensor(self, operand: Operand) -> int:
-        """Add a tensor; return its number."""
+        """Add a tensor; return its index."""
         self.tensors.append((operand, len(self.shapes)))
         self.shapes += operand.shape
         return len(self.tensors) - 1
 
     def sequence(self, steps: Sequence[Bound]) -> list[Segment]:
-        """Add steps as contiguous rows, followed by the rows of their lanes."""
+        """Add steps as contiguous rows, followed by the rows of their lanes; return the segments."""
         segments: list[Segment] = []
         start, later = len(self.steps), list[tuple[int, BoundParallelGroup]]()
         for bound in _flatten_serial_lanes(steps):
@@ -136,9 +137,9 @@ class _TableWriter:
 def cut(extent: int, threads: int, seconds: float) -> int:
     """Return the number of tasks that a parallel loop is divided into.
 
-    TVM gives each of ``n`` tasks ``ceil(extent / n)`` iterations, and the last ones fewer or none. Disturbed threads
-    take fewer tasks than others, so there are several tasks per thread, but never so many that an undisturbed thread
-    has more iterations than in an even division.
+    TVM gives each of ``n`` tasks ``ceil(extent / n)`` iterations, except that the last ones get fewer or none.
+    Disturbed threads take fewer tasks than others, so there are several tasks per thread, but never so many that an
+    undisturbed thread has more iterations than in an even division.
 
     Examples
     --------
@@ -206,7 +207,7 @@ class NativeFrame(Frame):
     array_count
         Number of inputs and outputs.
     thread_count
-        Threads per call, including the calling thread.
+        Number of threads per call, including the calling thread.
     """
 
     def __init__(
@@ -263,7 +264,7 @@ class NativeFrame(Frame):
             self._struct.seconds = None
         for bound, value in zip(self._shared.bound, taken.tolist(), strict=True):
             seconds[id(bound)] = value
-        # A serial group takes the sum of its steps.
+        # The time of a serial group is the sum of its steps' times.
         for bound in self.steps:
             if isinstance(bound, BoundParallelGroup) and not bound.apart:
                 seconds[id(bound)] = sum(seconds.get(id(b), 0.0) for lane in bound.lanes for b in lane)

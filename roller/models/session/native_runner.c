@@ -1,6 +1,6 @@
 /* Runs the steps of a model without Python: calls of compiled kernels, copies, and lanes that run at the same time.
  *
- * Compiled once by the C compiler that links kernels, with no header but these; a saved model carries the library.
+ * Compiled once by the C compiler that links kernels, with no headers other than these; a saved model includes it.
  * The tables are made by roller/models/session/native_frame.py, which declares the same layouts.
  */
 #include "thread_pool.h"
@@ -36,11 +36,11 @@ typedef struct {
   int64_t kind, first, count;
   int64_t rows, row_bytes, source_offset, source_pitch, target_offset, target_pitch;
   Function function;
-  const int64_t *cuts; /* tasks of the launches of a CALL, in order */
+  const int64_t *cuts; /* number of tasks of each launch of a CALL, in order */
   int64_t cut_count;
 } Step;
 
-/* One call of a model. `patches` name tensors that lie in the caller's arrays: tensor, number of the array, offset. */
+/* One call of a model. `patches` list tensors in the caller's arrays: index of tensor, index of array, byte offset. */
 typedef struct {
   const Step *steps;
   const int64_t (*lanes)[2];
@@ -49,14 +49,14 @@ typedef struct {
   const int64_t (*patches)[3];
   int64_t patch_count;
   char **arrays;
-  double *seconds; /* of every step, where it is not NULL */
+  double *seconds; /* time of every step; NULL if steps are not timed */
   const Hooks *hooks;
-  int64_t threads; /* of a call, the caller among them; 1 where it wakes none */
-  void *error;         /* what a kernel raised, if anything */
+  int64_t threads; /* number per call, including the caller; 1 if the call wakes none */
+  void *error;         /* error that a kernel raised, or NULL */
   int64_t failed_step; /* the first step that failed, or -1 */
 } Frame;
 
-/* Copies below this size are done before another thread is awake; larger ones are so many tasks per thread. */
+/* Copies below this size finish before another thread is awake; larger ones get COPY_TASKS tasks per thread. */
 enum { SHARED_COPY_BYTES = 1 << 20, COPY_TASKS = 4 };
 
 static void fail(Frame *frame, int64_t step) {
@@ -103,7 +103,7 @@ typedef struct {
   int64_t first, count, next;
 } Lanes;
 
-/* Whoever is free takes the next lane: lanes need not be as many as threads, nor equally long. */
+/* A thread that is free takes the next lane: there may be more or fewer lanes than threads, of different lengths. */
 static int lane_task(int task, void *group, void *data) {
   Lanes *lanes = data;
   (void)task, (void)group;
@@ -141,7 +141,7 @@ static int run(Frame *frame, int64_t begin, int64_t end, int inside) {
       return -1;
     }
     if (frame->seconds) frame->seconds[n] = 1e-9 * (double)(now_ns() - start);
-    if (__atomic_load_n(&frame->failed_step, __ATOMIC_ACQUIRE) >= 0) return -1; /* in a lane */
+    if (__atomic_load_n(&frame->failed_step, __ATOMIC_ACQUIRE) >= 0) return -1; /* a step in another lane failed */
   }
   return 0;
 }
@@ -160,7 +160,7 @@ int roller_run(Frame *frame, int64_t begin, int64_t end) {
   return failed;
 }
 
-/* For functions of kernels that are called from elsewhere, by this thread. */
+/* For kernel functions that this thread calls directly. */
 void roller_use_threads(int count) { use_threads(count); }
 
 int roller_launch(Task task, void *data, int tasks) { return launch(task, data, tasks); }

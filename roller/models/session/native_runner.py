@@ -1,4 +1,4 @@
-"""The native runner: its cached library and functions."""
+"""The native runner: its cached library and its functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.errors import LaunchError
 from roller.models.session.native_build import cached_library, compile_library
 
 SOURCE, POOL = (Path(__file__).with_name(name) for name in ("native_runner.c", "thread_pool.h"))
-#: Bytes of the header of TVM's objects; an error's kind and message follow it.
+#: Size in bytes of the header of TVM's objects; an error's kind and message follow it.
 _HEADER_BYTES = 24
 
 
@@ -23,7 +23,7 @@ class _Hooks(ctypes.Structure):
 
 
 class FrameStruct(ctypes.Structure):
-    """``Frame`` of native_runner.c."""
+    """The structure ``Frame`` of native_runner.c."""
 
     _fields_ = (
         ("steps", ctypes.c_void_p), ("lanes", ctypes.c_void_p), ("arguments", ctypes.c_void_p),

@@ -24,9 +24,10 @@ from roller.runtime.timing_windows import Timing
 
 #: Predicted seconds (``None`` without a prediction) and bottleneck by kernel key.
 KernelPredictions: TypeAlias = "Mapping[str, tuple[float | None, str]]"
-#: Minimum seconds of timing whole calls, and of timing every step, and the number of samples that ends either.
+#: Time budget, in seconds, for timing whole calls and for timing steps, and the number of samples that ends either
+#: early.
 _TIMED_S, _ENOUGH = 0.3, 100
-#: Discarded calls with timed steps.
+#: Number of discarded calls before the calls with timed steps.
 _WARMUPS = 2
 
 
@@ -42,15 +43,15 @@ class StepTime:
     kernel
         Key of the kernel; empty for other kinds.
     predicted_s
-        Predicted seconds; ``None`` without a prediction.
+        Predicted time in seconds; ``None`` without a prediction.
     measured_s
-        Median seconds.
+        Median measured time in seconds.
     share
         Fraction of the measured time of all steps; for a step in a lane, of the lane's time.
     bottleneck
         Predicted bottleneck.
     lane
-        Number of the lane in the preceding group; ``None`` outside lanes.
+        Index of the lane in the preceding group; ``None`` for steps outside lanes.
     """
 
     label: str
@@ -78,9 +79,9 @@ class Profile:
     steps
         Times of the steps, in order of execution.
     measured_s, best_s
-        Median and minimum seconds of whole calls in which steps are not timed.
+        Median and minimum time, in seconds, of whole calls in which steps are not timed.
     predicted_s
-        Sum of the steps' predictions, with the longest lane of each group.
+        Sum of the steps' predicted times in seconds; a group counts as its longest lane.
     repeats
         Number of timed whole calls; steps are timed in other calls.
     doubt
@@ -139,17 +140,17 @@ class ProfilableSession(Protocol):
 
     @property
     def said(self) -> KernelPredictions:
-        """Predictions of the kernels."""
+        """Predicted seconds and bottleneck by kernel key."""
 
     def run(self, *arguments: Any) -> Any:
-        """Run on arrays by name."""
+        """Run on arrays given by name."""
 
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> Mapping[int, float]:
-        """Return the median seconds of every step by its ``id``."""
+        """Return the median time of every step, in seconds by ``id``."""
 
 
 def profile_session(session: ProfilableSession, feeds: Mapping[str, Any] | None, repeats: int) -> Profile:
-    """Time every step of a session, and whole calls."""
+    """Time every step of a session and whole calls; return the profile."""
     validate_integer(repeats, f"{session.name}: argument 'repeats'", 1, expected="at least 1", error=LaunchError)
     if not (feeds is None or isinstance(feeds, Mapping)):
         raise LaunchError(f"{session.name}: argument 'feeds': expected arrays by name, got {shown(feeds)}.")
@@ -166,7 +167,7 @@ def profile_session(session: ProfilableSession, feeds: Mapping[str, Any] | None,
 def time_bound_steps(
     steps: Sequence[Step], bound: Sequence[Bound], run: Callable[[dict[int, float]], object], count: int
 ) -> dict[int, float]:
-    """Return the median seconds of every step, including steps in lanes, by ``id``."""
+    """Return the median time of every step, including steps in lanes, in seconds by ``id``."""
     taken, end = list[dict[int, float]](), time.perf_counter() + _TIMED_S
     while len(taken) < _WARMUPS + count or (len(taken) < _ENOUGH and time.perf_counter() < end):
         taken.append({})
@@ -191,7 +192,7 @@ def time_calls(session: ProfilableSession, feeds: Mapping[str, Any], repeats: in
 def _step_seconds(
     steps: Sequence[Step], bound: Sequence[Bound], medians: Mapping[int, float]
 ) -> Iterator[tuple[int, float]]:
-    """Yield the seconds of every step by ``id``, computed from those of the bound steps."""
+    """Yield the ``id`` and the time, in seconds, of every step, given the times of the bound steps."""
     for step, own in zip(steps, bound, strict=True):
         yield id(step), medians.get(id(own), 0.0)
         if isinstance(step, ParallelGroup) and isinstance(own, BoundParallelGroup):

@@ -25,7 +25,7 @@ class RangeKernel:
     code
         Code of the kernel, with the shapes for one choice of sizes.
     shapes
-        Shapes of the arguments, in order, for all sizes.
+        Shapes of the arguments, in order, as functions of the sizes.
     packing
         Source of the function that packs constants.
     """
@@ -37,7 +37,7 @@ class RangeKernel:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Layout of constants: equal if two kernels can read the same arrays."""
+        """Layout of constants; it is equal for kernels that can read the same arrays."""
         read = tuple(t.position for t in self.code.taken if t.role == "input" and t.position in self.code.constants)
         return self.packing, self.code.panels, self.code.constants, read
 
@@ -54,14 +54,14 @@ class RangePlan:
     Parameters
     ----------
     general
-        Result of :func:`~roller.models.graph.plan_json.plan_to_dict` in terms of sizes; runs refer to keys of
+        Result of :func:`~roller.models.graph.plan_json.plan_to_dict` as a function of the sizes; runs refer to keys of
         ``kernels``.
     largest
         The plan at the largest sizes, with all constants.
     ends
         Smallest and largest values of every size.
     derived
-        Formulas for sizes that follow from these and from earlier derived sizes.
+        Formulas for further sizes, in terms of those in ``ends`` and of earlier derived sizes.
     inputs, outputs
         Dimensions as numbers or names of sizes; ``None`` for an output dimension that is another function of sizes.
     kernels
@@ -69,7 +69,7 @@ class RangePlan:
     choose
         Function that returns the position in ``kernels`` of the kernel for a key at the given sizes.
     predict
-        Function that returns the predicted seconds of the kernel at a position.
+        Function that returns the predicted time, in seconds, of the kernel at a position for given sizes.
     """
 
     general: GeneralizedData

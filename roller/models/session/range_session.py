@@ -29,29 +29,29 @@ from roller.models.session.save_session import SessionParts
 if TYPE_CHECKING:
     from roller.models.session.profile import Profile
 
-#: Maximum number of sizes with a ready session; the oldest is dropped.
+#: Maximum number of ready sessions, one per choice of sizes; the oldest is dropped.
 _MOST_READY = 256
 
 
 def _first_with_same_layout(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
-    """Return a function that finds the first kernel with the same layout of constants as a given kernel."""
+    """Return a function that returns the index of the first kernel with a given kernel's layout of constants."""
     layouts = [k.layout for k in several]
     return lambda kernel: layouts.index(kernel.layout)
 
 
 class RangeSession(Unpicklable):
-    """A whole model on this machine's processor, for all sizes of a range.
+    """A model that runs on this machine's processor at all sizes of its ranges.
 
-    Calls are the same as for a :class:`~roller.models.session.cpu_session.Session`; the shapes of the arrays give the
-    sizes. The first call at new sizes takes some milliseconds longer per kernel, or tenths of a second if a kernel must
-    run to prove its correctness at these sizes; nothing is compiled.
+    Calls are the same as for a :class:`~roller.models.session.cpu_session.Session`; the shapes of the arrays determine
+    the sizes. The first call at new sizes takes some milliseconds longer per kernel, or tenths of a second if a kernel
+    must run to prove its correctness at these sizes; nothing is compiled.
 
     Parameters
     ----------
     plan
         Steps, places and kernels.
     cores
-        Threads per call, including the calling thread.
+        Number of threads per call, including the calling thread.
     doubt
         Reason why other programs may have disturbed the choice of kernels; empty if there is none.
 
@@ -122,7 +122,7 @@ class RangeSession(Unpicklable):
 
     @property
     def inputs(self) -> tuple[Described, ...]:
-        """Names, shapes and dtypes of the inputs, in order; a dynamic dimension is the name of its size."""
+        """Names, shapes and dtypes of the inputs, in order; a dynamic dimension is given by the name of its size."""
         values = self.plan.largest.program.values
         return tuple(Described(n, tuple(dims), values[n].dtype) for n, dims in self.plan.inputs.items())
 
@@ -142,7 +142,7 @@ class RangeSession(Unpicklable):
 
     @property
     def arena_bytes(self) -> int:
-        """Memory of one call at the largest sizes, in addition to its inputs and outputs."""
+        """Memory of one call at the largest sizes, in bytes, in addition to its inputs and outputs."""
         return self.plan.largest.arena_bytes
 
     def run(self, *arguments: Any, **options: Any) -> Any:
@@ -162,13 +162,13 @@ class RangeSession(Unpicklable):
     __call__ = run
 
     def _dynamic_shapes(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the shapes of a call's dynamic inputs; raise some error if the arguments are unclear."""
+        """Return the shapes of a call's inputs with dynamic sizes; fail with any error if the arguments lack them."""
         feeds = arguments[0]
         held = feeds if type(feeds) is dict else dict(zip(self.plan.inputs, arguments, strict=False))
         return tuple([held[name].shape for name in self._asked])
 
     def _find_and_store_session(self, arguments: Sequence[Any]) -> Session:
-        """Return the session for a call, and store it by the shapes of the arrays."""
+        """Return the session for a call and store it by the shapes of the arrays."""
         session = self._session_of_sizes(self._sizes_of_arrays(arguments))
         with self._lock, contextlib.suppress(KeyError, IndexError, AttributeError, TypeError):
             if len(self._by_shapes) >= _MOST_READY:
@@ -209,7 +209,7 @@ class RangeSession(Unpicklable):
         return self._session_of_sizes(parse_call_sizes(self.name, self.plan.ends, values, sizes))
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
-        """Refuse: only a session for fixed sizes can be saved, by ``at(**sizes).save(folder)``.
+        """Raise an error: only a session for fixed sizes can be saved, with ``at(**sizes).save(folder)``.
 
         Raises
         ------
@@ -254,7 +254,7 @@ class RangeSession(Unpicklable):
         return made
 
     def _sizes_of_arrays(self, arguments: Sequence[Any]) -> dict[str, int]:
-        """Return the sizes of a call's arrays; the smallest size if no array has it."""
+        """Return the sizes that a call's arrays determine; a size that no array has takes its smallest value."""
         feeds = next((a for a in arguments if isinstance(a, Mapping)), None)
         arrays = dict(feeds) if feeds is not None else dict(zip(self.plan.inputs, arguments, strict=False))
         found: dict[str, int] = {}
@@ -284,7 +284,7 @@ class RangeSession(Unpicklable):
 
 
 def _shape_of_array(array: Any) -> tuple[int, ...]:
-    """Return the shape of an object without that attribute; ``()`` if it is not an array."""
+    """Return the shape of an object without a ``shape`` attribute; ``()`` if it is not an array."""
     try:
         return np.shape(np.from_dlpack(array) if hasattr(array, "__dlpack__") else array)
     except (RuntimeError, BufferError, TypeError, ValueError):
@@ -292,7 +292,7 @@ def _shape_of_array(array: Any) -> tuple[int, ...]:
 
 
 class _FixedSizeSession(Session):
-    """The session for fixed sizes, which shares arenas with all other sizes."""
+    """The session for fixed sizes, which shares arenas with those for all other sizes."""
 
     _arenas: list[np.ndarray]
     _by_arena: dict[int, Frame]

@@ -12,13 +12,13 @@ import numpy as np
 
 
 def grid_sample(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Sample ``inputs[0]`` ``(n, c, *spatial)`` at the positions ``inputs[1]`` ``(n, *out, rank)``, each from -1 to 1.
+    """Sample ``inputs[0]``, shape ``(n, c, *spatial)``, at ``inputs[1]``, shape ``(n, *out, rank)``, in [-1, 1].
 
     Attributes: ``mode`` (linear, nearest, cubic), ``padding`` (zeros, border, reflection), ``align_corners``.
     """
-    # NaN and infinite positions give the results of PyTorch's CPU kernels. Images: NaN where a weight depends on the
-    # position (linear with zeros, cubic), else the first element, or with border the last for an infinity. Volumes:
-    # nothing with zeros, otherwise the last element for NaN.
+    # NaN and infinite positions give the results of PyTorch's CPU kernels. In images, the result is NaN where a weight
+    # depends on the position (linear with zeros, cubic), otherwise the first element, or, with border, the last one for
+    # an infinity. In volumes, such positions add nothing with zeros; otherwise, NaN gives the last element.
     data, grid = inputs
     with np.errstate(invalid="ignore", over="ignore"):
         return _sample_grid(xp, data, grid, attributes)
@@ -72,7 +72,7 @@ def _reflect_positions(xp: Any, place: Any, low: float, high: float) -> Any:
 def _neighbours_and_weights(
     xp: Any, place: Any, mode: str, size: int, padding: str, bounds: tuple[float, float]
 ) -> list[tuple[Any, Any]]:
-    """Return neighbours along one axis and their weights, with padding."""
+    """Return the indices of each position's neighbours along one axis and their weights, with padding applied."""
     first = xp.floor(place)
     rest = place - first
     if mode == "nearest":
@@ -94,14 +94,14 @@ def _neighbours_and_weights(
 
 
 def _cubic_kernel(xp: Any, distance: Any, a: float = -0.75) -> Any:
-    """Return Keys' cubic convolution kernel."""
+    """Return the weights of Keys' cubic convolution kernel at ``distance``."""
     near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
     return xp.where(distance <= 1, near, far)
 
 
 def col2im(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Sum columns ``(n, c * kernel, blocks)`` into the windows of the image.
+    """Sum columns, shape ``(n, c * kernel, blocks)``, into the windows of an image.
 
     Attributes: ``image``, ``block`` (shapes), ``strides``, ``dilations``, ``begins`` and ``ends`` (paddings).
     """
@@ -126,7 +126,7 @@ def col2im(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tup
 
 
 def max_unpool(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Write ``inputs[0]`` at the flat positions ``inputs[1]`` of a tensor of shape ``natural``; fill it with zeros."""
+    """Write ``inputs[0]`` at flat positions ``inputs[1]`` into zeros of shape ``natural``; zero-pad to ``shape``."""
     data, positions = inputs[:2]
     natural, shape = attributes["natural"], attributes["shape"]
     size = 1
@@ -140,7 +140,7 @@ def max_unpool(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) ->
 
 
 def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Write ``inputs[1]`` into ``inputs[0]`` along ``axis`` starting at positions ``inputs[2]``, one per batch."""
+    """Return ``inputs[0]`` with ``inputs[1]`` written along ``axis`` from ``inputs[2][b]`` on in each batch ``b``."""
     past, update = inputs[:2]
     starts = inputs[2] if len(inputs) > 2 and inputs[2] is not None else xp.zeros(past.shape[0], "int64")
     axis, out = attributes["axis"] - 1, past.copy()
@@ -156,10 +156,10 @@ def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]
 
 
 def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Pool regions ``inputs[1]`` ``(regions, 4)`` of the images in ``inputs[0]`` with the numbers ``inputs[2]``.
+    """Pool regions ``inputs[1]``, shape ``(regions, 4)``, of the images in ``inputs[0]`` with indices ``inputs[2]``.
 
-    Attributes: ``mode`` (avg, max), ``size`` (rows, columns of a result), ``samples`` (per bin and side; 0 for as many
-    as the bin has points), ``scale``, ``shift`` (0.5 for half pixels). A bin without points is zero.
+    Attributes: ``mode`` (avg, max), ``size`` (rows and columns of a result), ``samples`` (number per bin and side; 0
+    for the bin's size, rounded up), ``scale``, ``shift`` (0.5 for half pixels). A bin without points is zero.
     """
     data, regions, pictures = inputs
     rows, columns = attributes["size"]
@@ -184,7 +184,7 @@ def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> 
 
 
 def _pool_bins(xp: Any, picture: Any, y: list[tuple[Any, Any]], x: list[tuple[Any, Any]], mode: str) -> Any:
-    """Return the average or maximum of each bin, of shape ``(channels, rows, columns)``."""
+    """Return the average or maximum of each bin, shape ``(channels, rows, columns)``."""
     corners = []
     for (at_y, share_y), (at_x, share_x) in itertools.product(y, x):
         corners.append(picture[:, at_y[:, :, None, None], at_x[None, None]] * share_y[:, :, None, None] * share_x)
@@ -206,7 +206,7 @@ def _exact_ratio(value: float) -> Fraction:
 def _sample_positions(
     xp: Any, start: Fraction, bin_size: Fraction, bins: int, samples: int, size: int
 ) -> list[tuple[Any, Any]]:
-    """Return the lower and upper neighbours of samples ``(bins, samples)`` along one side, with weights."""
+    """Return the lower and upper neighbours of samples along one side, shape ``(bins, samples)``, with weights."""
     count = samples or math.ceil(bin_size)
     if count <= 0:
         return []

@@ -1,7 +1,7 @@
-"""The parts of a processor session, and the folder that :meth:`Saved.save` writes for ``saved.py``.
+"""The parts of a processor session, and the folder that :meth:`SessionParts.save` writes for ``saved.py``.
 
 ``model.json`` contains the plan, the kernels' interfaces and the offsets of arrays; ``kernels/`` contains the
-libraries, ``arrays.bin`` the constants in packed form, and ``runner.so`` the native runner.
+libraries, ``arrays.bin`` the constants as kernels read them, and ``runner.so`` the native runner.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class SessionParts:
     constants
         Constants as kernels read them.
     cores
-        Threads per call, including the calling thread.
+        Number of threads per call, including the calling thread.
     runner
-        The native runner, if it is used.
+        The native runner; ``None`` if it is not used.
     artifacts
         Programs, estimates and sources of kernels by key; may be empty.
     """
@@ -54,7 +54,7 @@ class SessionParts:
     artifacts: Mapping[str, KernelArtifact]
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool) -> Path:
-        """Write a folder for :func:`roller.load_model`."""
+        """Write a folder that :func:`roller.load_model` loads."""
         target = path_of(folder, "folder", error=ArtifactError)
         sources = validate_flag(sources, "sources", error=ArtifactError)
         with write_container(target) as work:

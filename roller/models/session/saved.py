@@ -1,6 +1,6 @@
 """Loading of saved models: a session starts in under a second, without a compiler.
 
-Arrays are memory-mapped and shared by all processes that load the folder; ``saving.py`` describes its files.
+Arrays are memory-mapped and shared by all processes that load the folder; ``save_session.py`` describes its files.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def load_model(
     device
         The GPU to run a GPU model on, for example ``"cuda:1"``; by default the first GPU of its kind.
     threads
-        Threads per call for a model on a processor, including the calling thread; by default as many as it was compiled
-        for. Kernels are not changed: to get the kernels that suit the number best, compile with ``threads=``.
+        Number of threads per call for a model on a processor, including the calling thread; by default as many as it
+        was compiled for. Kernels are not changed: to get the kernels that suit this number best, compile with
+        ``threads=``.
 
     Returns
     -------
@@ -61,10 +62,9 @@ def load_model(
     Raises
     ------
     ArtifactError
-        If the folder is damaged, incomplete, in a newer format, or for another kind of machine; or if ``threads`` is
-        not a positive number, or is given for a GPU.
+        If the folder is damaged, incomplete, in a newer format, or for a different kind of machine.
     LaunchError
-        If TVM's runtime is not installed.
+        If TVM's runtime is not installed, or if ``threads`` is not a positive integer or is given for a GPU model.
     """
     where = path_of(folder, "folder", error=ArtifactError, what="the folder of a saved model")
     verify = validate_flag(verify, "verify", error=ArtifactError)
@@ -83,7 +83,7 @@ def load_model(
 
 
 def _check_machine(folder: Container) -> None:
-    """Refuse a model whose kernels this machine cannot run."""
+    """Raise an error if this machine cannot run the model's kernels."""
     path, body, here = folder.folder / SAVED.manifest, folder.manifest, [sys.platform, platform.machine()]
     if body.get("machine") != here:
         raise ArtifactError(f"{path}: saved for {body.get('machine')}, this is {here}. Compile the model here.")
@@ -127,7 +127,7 @@ class SavedArtifacts(Mapping[str, KernelArtifact]):
         self._folder, self._files = folder, files
 
     def __getitem__(self, key: str) -> KernelArtifact:
-        """Return an artifact, without its binary."""
+        """Return an artifact without its binary."""
         file = self._files[key]
         return KernelArtifact.from_dict(self._folder.json(file), str(self._folder.folder / file))
 

@@ -1,4 +1,4 @@
-"""The interface of all sessions: signatures, and calls in three styles."""
+"""The interface of all sessions: signatures and three styles of calls."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class ModelCalls(Unpicklable, ABC):
 
     @abstractmethod
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> Mapping[int, float]:
-        """Return the median seconds of every step, including lanes, by ``id``, over at least ``count`` calls."""
+        """Return the median time of every step over at least ``count`` calls, in seconds by ``id``, lanes included."""
 
     def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
-        """Time every step.
+        """Time whole calls and every step.
 
         Parameters
         ----------
@@ -102,17 +102,17 @@ class ModelCalls(Unpicklable, ABC):
         Parameters
         ----------
         *arguments
-            For one mapping of names to arrays, a dict of all outputs is returned; for arrays in the order of the
-            inputs, the output or a tuple of outputs; for output names (or ``None`` for all) and a mapping, as in ONNX
-            Runtime's ``run(output_names, feeds)``, a list. Arrays are NumPy arrays or host-memory objects with
-            ``__dlpack__``, and are copied only if strided; a GPU also takes CuPy and torch arrays on the device without
+            A mapping of names to arrays yields a dict of all outputs. Arrays in the order of the inputs yield the
+            output or a tuple of outputs. Output names (or ``None`` for all) and a mapping, as in ONNX Runtime's
+            ``run(output_names, feeds)``, yield a list. Arrays are NumPy arrays or host-memory objects with
+            ``__dlpack__`` and are copied only if strided; a GPU also takes CuPy and torch arrays on the device without
             a copy through the host.
         out
             Arrays to write into: one (for a single output), a sequence in order, or a mapping by name.
         on_device
-            Whether results stay on the GPU: CuPy arrays, or torch tensors if an input is a torch tensor on the GPU.
-            They are ordered after the caller's current stream and not synchronized; CuPy gets bfloat16 as bits. This
-            has no effect on a processor.
+            Whether results stay on the GPU, as CuPy arrays or, if an input is a torch tensor on the GPU, as torch
+            tensors. They are ordered after the caller's current stream and not synchronized; CuPy gets bfloat16 as
+            bits. This has no effect on a processor.
 
         Returns
         -------
@@ -122,7 +122,8 @@ class ModelCalls(Unpicklable, ABC):
         Raises
         ------
         LaunchError
-            If an input is missing, is unknown, or has another shape or dtype, or if an ``out`` does not fit.
+            If an input is missing, is unknown, or has a different shape or dtype, or if an array of ``out`` does not
+            fit.
         """
         if len(arguments) == 1 and isinstance(arguments[0], Mapping):
             made = self._call(self.feeds.arrays_by_name(arguments[0]), out, on_device)
@@ -151,5 +152,5 @@ def describe_signature(session: ModelCalls) -> str:
 
 
 def _are_output_names(value: Any) -> bool:
-    """Whether a first argument is a list of output names, as in ONNX Runtime."""
+    """Return whether ``value`` is ``None`` or a list of output names, as ONNX Runtime's first argument."""
     return value is None or (isinstance(value, (list, tuple)) and all(isinstance(n, str) for n in value))

@@ -1,12 +1,12 @@
 /* Threads that share the tasks of a parallel launch with its caller.
  *
- * A launch is cut into more tasks than threads where it is long enough (cuts.py). Every lane (the caller and its helpers)
- * has a range of its own, the same from call to call, so that what it reads again is in its core's caches; whoever is
- * through with it takes the last task of another. So nobody waits for a thread that has not begun, only for one that has lost
- * its processor within a task: see rescue() and beckon().
+ * A long launch is cut into more tasks than threads (see cut() in native_frame.py). Every lane (the caller and its
+ * helpers) has its own range of tasks, the same from call to call, so that data it reads again is in its core's caches;
+ * a lane that has finished its range takes the last task of another one. Thus nobody waits for a thread that has not
+ * started, only for one that lost its processor within a task: see rescue() and beckon().
  *
- * Launches of several callers stand side by side in slots; one inside a task runs in place. Threads are started when
- * they are first needed, are never joined, and are started anew in a forked process.
+ * Launches of several callers occupy separate slots; a launch inside a task runs in place. Threads are started when
+ * they are first needed, are never joined, and are started again in a forked process.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -35,15 +35,15 @@ enum {
   LANES = 64,
   MOST_WORKERS = 255,
   MOST_TASKS = 0xFFFF,
-  SPIN_NS = 300000,    /* a worker without work looks so long, then sleeps */
-  PATIENCE_NS = 100000, /* one who waits for another does so that long before it asks whether the other one runs */
-  GLANCE_NS = 10000,   /* between two looks at a thread's clock */
-  STILL_NS = 1000,     /* a clock that advanced less stands still: the thread has no processor */
-  NAP_NS = 3000000     /* a sleeper looks again, whatever happens */
+  SPIN_NS = 300000,    /* a worker without work polls for this long before it sleeps */
+  PATIENCE_NS = 100000, /* a waiting thread polls for this long before it checks whether the other one is running */
+  GLANCE_NS = 10000,   /* time between two readings of a thread's clock */
+  STILL_NS = 1000,     /* a clock that advanced by less stands still: the thread has no processor */
+  NAP_NS = 3000000     /* a sleeper wakes up after this time in any case */
 };
 
-/* The tasks of a lane: generation << 33 | claimed << 32 | end << 16 | next. One who takes a task by exchanging it knows
- * that the rest of the lane belongs to that task, because the caller does not leave before all tasks are done. */
+/* The tasks of a lane: generation << 33 | claimed << 32 | end << 16 | next. The lane's other fields belong to a task
+ * that a thread takes by exchanging the range, because the caller does not return before all tasks are done. */
 typedef struct {
   _Atomic uint64_t range;
   Task task;
@@ -60,7 +60,7 @@ typedef struct {
 } __attribute__((aligned(64))) Slot;
 
 typedef struct {
-  _Atomic(Slot *) at; /* where it has a task, or 0 */
+  _Atomic(Slot *) at; /* the slot whose tasks it runs, or 0 */
   pthread_t thread;
   int number;
 } __attribute__((aligned(64))) Worker;
@@ -70,9 +70,9 @@ static Worker crew[MOST_WORKERS];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t pool_wake = PTHREAD_COND_INITIALIZER;
 static _Atomic int slots_used, sleepers, workers, callers;
-/* Threads that a launch of this thread may use; whether it is inside a task. */
+/* Number of threads that a launch by this thread may use, and whether this thread is inside a task. */
 static __thread int allowed, inside_task;
-/* Tasks that the next launches of this thread are cut into, in order; as many as threads beyond them. */
+/* Numbers of tasks into which the next launches by this thread are cut, in order; later ones get as many as threads. */
 static __thread const int64_t *cuts;
 static __thread int64_t cut_count;
 #ifdef __linux__
@@ -101,7 +101,7 @@ static uint64_t look(Lane *lane) { return atomic_load_explicit(&lane->range, mem
 static int next_of(uint64_t range) { return (int)(range & 0xFFFF); }
 static int end_of(uint64_t range) { return (int)(range >> 16 & 0xFFFF); }
 
-/* Take the first task of a lane, or another lane's last one; -1 where there is none. */
+/* Take the first task of the own lane or the last one of another lane; return -1 if there is none. */
 static int take(Lane *lane, int own) {
   uint64_t range = look(lane);
   while (next_of(range) < end_of(range))
@@ -134,7 +134,7 @@ static cpu_set_t only(int processor) {
 }
 #endif
 
-/* Run tasks of a slot until none is left to take; whether its caller had gone to sleep for these. */
+/* Run tasks of a slot until none is left to take; return whether its caller was asleep, waiting for these. */
 static int run_tasks(Slot *slot, int mine) {
   int done = 0;
   inside_task = 1;
@@ -153,19 +153,19 @@ static int run_tasks(Slot *slot, int mine) {
   return 1;
 }
 
-/* Claim a lane, the worker's own before others; -1 where none is free or no task is left. */
+/* Claim a lane, preferably the worker's own; return -1 if none is free or no task is left. */
 static int claim(Slot *slot, int number) {
   for (int k = 0, lanes = slot->lanes; k < lanes; ++k) {
     const int n = (number + 1 + k) % lanes;
     uint64_t range = look(&slot->lane[n]);
     if (range >> 32 & 1 || (next_of(range) >= end_of(range) && !has_tasks(slot))) continue;
     if (!atomic_compare_exchange_strong(&slot->lane[n].range, &range, range | (uint64_t)1 << 32)) continue;
-    return n < slot->lanes ? n : -1; /* the next launch may have fewer */
+    return n < slot->lanes ? n : -1; /* the next launch may have fewer lanes */
   }
   return -1;
 }
 
-/* Help a launch; 0 where none wants help, -1 where its caller sleeps and may want this processor. */
+/* Help a launch; return 0 if none needs help, and -1 if its caller was asleep and may need this processor. */
 static int help(Worker *me) {
   for (int n = 0, used = slots_used; n < used; ++n) {
     const int lane = claim(&slots[n], me->number);
@@ -178,17 +178,17 @@ static int help(Worker *me) {
   return 0;
 }
 
-/* Of a worker without work: where the only caller of the process lost its processor to somebody, it gets this one. */
+/* Called by a worker without work: if the only caller of the process lost its processor, move it to this one. */
 static int beckon(int64_t *seen, int *whose) {
 #ifdef __linux__
   const int caller = only_caller, here = sched_getcpu();
-  /* The kernel's name for the clock of a thread's processor time. */
+  /* The clock id by which Linux names a thread's processor time. */
   const int64_t clock = caller ? clock_ns((clockid_t)(~(unsigned)caller << 3 | 6)) : -1;
   const int stands = clock >= 0 && here >= 0 && *whose == caller && clock - *seen < STILL_NS;
   *seen = clock, *whose = caller;
   if (!stands) return 0;
-  /* Its own processors are its own affair: it has them back at once, but where it waits now is here. A call does not
-   * end in between, see end_call(). */
+  /* The caller's own set of processors is restored at once, but it now waits for this processor. The call does not end
+   * in between: see end_call(). */
   cpu_set_t its, mine = only(here);
   beckoning++;
   const int found = only_caller == caller && !sched_getaffinity(caller, sizeof its, &its);
@@ -205,7 +205,7 @@ static int beckon(int64_t *seen, int *whose) {
 
 static void rest(void) {
   pthread_mutex_lock(&pool_lock);
-  /* In this order, and the other way round in launch(): one of the two sees the other. */
+  /* publish() does this in the reverse order, so that one of the two sees the other's write. */
   sleepers++;
   int found = 0;
   for (int n = 0; n < slots_used && !found; ++n) found = has_tasks(&slots[n]);
@@ -233,8 +233,8 @@ static void *work(void *self) {
   return 0;
 }
 
-/* A forked process has the memory of its threads and none of them: launches that were under way go on elsewhere. Their
- * tasks must not be found here, where a worker may look at a slot before its next launch has written all of its lanes. */
+/* A forked process has its parent's memory but no workers: launches in progress go on only in the parent. Their tasks
+ * must not be found here, where a worker may look at a slot before the next launch has written all of its lanes. */
 static void forget(void) {
   pthread_mutex_init(&pool_lock, 0);
   pthread_cond_init(&pool_wake, 0);
@@ -259,10 +259,10 @@ static void start_workers(int wanted) {
     pthread_atfork(0, 0, forget);
   }
 #ifdef __linux__
-  /* A forked process may have been given others. */
+  /* A forked process may have been assigned other processors. */
   if (!workers && sched_getaffinity(0, sizeof processors, &processors)) CPU_ZERO(&processors);
 #endif
-  sigset_t all, before; /* signals are for the threads of the program */
+  sigset_t all, before; /* signals go to the program's own threads */
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   while (workers < wanted && workers < MOST_WORKERS) {
@@ -279,8 +279,8 @@ static void start_workers(int wanted) {
   pthread_mutex_unlock(&pool_lock);
 }
 
-/* Keep the workers off the processor the caller runs on: schedulers wake them there and leave them for long, or move the
- * caller to one of theirs in the middle of a call. */
+/* Keep the workers off the caller's processor: schedulers wake them there and leave them there for long, or move the
+ * caller to a worker's processor in the middle of a call. */
 static void part(void) {
 #ifdef __linux__
   const int here = sched_getcpu();
@@ -293,8 +293,8 @@ static void part(void) {
 #endif
 }
 
-/* Of a caller that has waited for long: workers that lost their processor within a task of it come to this one, and it
- * sleeps to let them have it. A slice of another program takes milliseconds, all the rest of a task microseconds. */
+/* Called by a caller that has waited for long: move workers that lost their processor within one of its tasks to this
+ * processor, and sleep so that they can run. Another program's time slice takes milliseconds, a task microseconds. */
 static void rescue(Slot *slot) {
 #ifdef __linux__
   int64_t before[MOST_WORKERS];
@@ -317,7 +317,7 @@ static void rescue(Slot *slot) {
   if (left) sleep_while(&slot->left, left);
   slot->asleep = 0;
   if (callers < 2) part();
-  for (int n = 0; n < count; ++n) /* where several callers keep no worker off theirs */
+  for (int n = 0; n < count; ++n) /* with several callers, no worker avoids their processors */
     if (came[n] && apart_from < 0) pthread_setaffinity_np(crew[n].thread, sizeof processors, &processors);
 #else
   (void)slot;
@@ -350,7 +350,7 @@ static Slot *free_slot(void) {
 static void publish(Slot *slot, Task task, void *data, int tasks, int lanes) {
   slot->left = tasks;
   slot->failed = 0;
-  if (slot->lanes != lanes) slot->lanes = lanes; /* read by all workers all the time */
+  if (slot->lanes != lanes) slot->lanes = lanes; /* written only if it changes, because all workers read it */
   const uint64_t generation = ++slot->generation << 33;
   for (int n = lanes - 1; n >= 0; --n) {
     Lane *lane = &slot->lane[n];
@@ -365,7 +365,7 @@ static void publish(Slot *slot, Task task, void *data, int tasks, int lanes) {
   pthread_mutex_unlock(&pool_lock);
 }
 
-/* What kernels call in place of TVMBackendParallelLaunch. */
+/* The function that kernels call instead of TVMBackendParallelLaunch. */
 static int launch(Task task, void *data, int tasks) {
   const int most = allowed > 0 ? allowed : workers + 1;
   if (tasks <= 0) tasks = cut_count-- > 0 ? (int)*cuts++ : most;
@@ -385,13 +385,13 @@ static int launch(Task task, void *data, int tasks) {
   return failed ? -1 : 0;
 }
 
-/* Let launches of this thread use so many threads, itself among them. */
+/* Make launches by this thread use `count` threads, including itself. */
 static void use_threads(int count) {
   allowed = count;
   if (count > 1) start_workers(count - 1);
 }
 
-/* A call of a model begins, or ends: workers know whose processor to look after where it is the only one. */
+/* Begin or end a call of a model; while it is the only one, workers know whose processor to look after. */
 static void begin_call(int threads) {
   use_threads(threads);
 #ifdef __linux__
@@ -403,10 +403,10 @@ static void begin_call(int threads) {
 }
 
 static void end_call(void) {
-  cut_count = 0; /* they are the call's */
+  cut_count = 0; /* the cuts belong to the call */
 #ifdef __linux__
-  /* Whoever has just called this thread to its processor lets it go first: what it does next, and whom it starts, may
-   * run on all of its own. */
+  /* A worker that is moving this thread to its processor must finish first, so that this thread, and threads that it
+   * starts, may then use all of its own processors. */
   only_caller = 0;
   while (beckoning) usleep(20);
 #endif

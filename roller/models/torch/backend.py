@@ -1,6 +1,7 @@
 """``torch.compile(model, backend="roller")``: PyTorch inference graphs, compiled via ONNX.
 
-An unsupported graph (training, in-place arguments, operators without a lowering) runs in PyTorch with a warning.
+An unsupported graph (one that trains, writes into its arguments or has operators without a lowering) runs in PyTorch
+with a warning.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: Maximum number of shapes for which a graph is compiled; it runs in PyTorch for others.
+#: Maximum number of shapes for which a graph is compiled; for further shapes, it runs in PyTorch.
 MOST_SHAPES = 8
 #: Arguments of ``compile_model`` that the backend sets.
 _OURS = ("model", "device", "values", "shapes", "batch")
-#: Exceptions of exporting and compiling that mean an unsupported graph; any other is an internal error.
+#: Exceptions during export and compilation that mean that the graph is unsupported; any other is an internal error.
 REFUSALS = (RollerError, ImportError, RuntimeError, MemoryError)
 
 Graph = Callable[..., Any]
@@ -60,9 +61,10 @@ def roller_backend(
         Its arguments, including parameters and buffers.
     options
         Arguments of :func:`roller.compile_model` (``torch.compile(..., options={"top_k": 4})``), and two more.
-        ``freeze``: whether parameters and buffers are packed in advance, once for each set of them, and again when one
-        is replaced or PyTorch counts a write to it; the caller guarantees that there are no uncounted writes.
-        ``compare`` (default ``True``): whether the first call is compared with PyTorch, which also runs the graph.
+        ``freeze`` (default ``False``): whether parameters and buffers are packed in advance, once for each set of them,
+        and again when one is replaced or PyTorch counts a write to it; the caller guarantees that there are no
+        uncounted writes. ``compare`` (default ``True``): whether PyTorch runs the graph in the first call, too, and the
+        results are compared.
     other
         Further arguments that ``torch.compile`` passes to a backend (``mode``); none are supported.
 
@@ -75,7 +77,7 @@ def roller_backend(
     Raises
     ------
     RollerError
-        If an option is unknown.
+        If an option is unknown or malformed.
     """
     chosen = _known_options({} if options is None else options, other)
     return (
@@ -84,7 +86,7 @@ def roller_backend(
 
 
 def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return validated options; an unknown option raises an error, so that a warning cannot hide a misspelling."""
+    """Return ``options``; raise an error for an unknown option, because a warning could hide a misspelling."""
     where = "torch.compile(backend='roller')"
     if other:
         names = ", ".join(f"'{n}'" for n in other)
@@ -173,7 +175,7 @@ def _try_or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Gra
 def _make_graph_call(
     exported: ExportedGraph, options: Mapping[str, Any], weights: Mapping[int, np.ndarray], eager: Graph | None
 ) -> GraphCall:
-    """Return a compiled graph with the given arguments as constants."""
+    """Compile an exported graph with the given weights as constants; return the callable graph."""
     known = {name: weights[k] for name, k in zip(exported.names, exported.positions, strict=True) if k in weights}
     session = compile_model(exported.model, "cpu", values=known or None, **options)
     assert isinstance(session, Session)
@@ -206,7 +208,7 @@ class _CompiledPerShape:
     def __init__(self, graph: torch.fx.GraphModule, options: dict[str, Any]) -> None:
         self._graph, self._options = graph, options
         values = [n.meta.get("example_value") for n in graph.graph.nodes if n.op == "placeholder"]
-        #: Arguments that have, or are, a dynamic size; weights are not among them.
+        #: Positions of the arguments that have, or are, a dynamic size; weights are not among them.
         self._varying = tuple(k for k, value in enumerate(values) if value is None or _is_dynamic(value))
         self._made: dict[Any, Graph] = {}
 
@@ -233,7 +235,7 @@ class _CompiledPerShape:
 
 
 def _is_dynamic(example: Any) -> bool:
-    """Whether an example is or has a dynamic size."""
+    """Return whether an example is or has a dynamic size."""
     import torch
 
     return isinstance(example, torch.SymInt) or any(isinstance(n, torch.SymInt) for n in getattr(example, "shape", ()))

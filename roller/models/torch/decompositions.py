@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return functions by operator; each returns ``NotImplemented`` if the exporter is exact."""
+    """Return a function for each operator, which returns ``NotImplemented`` if the exporter is exact."""
     import torch
 
     aten = torch.ops.aten
@@ -82,7 +82,7 @@ def remainder(x: Any, y: Any) -> Any:
 
 
 def floor_divide(x: Any, y: Any) -> Any:
-    """Return ``torch.floor_divide`` for floats, computed from the exact remainder, as in PyTorch and Python."""
+    """Return ``torch.floor_divide`` for floats, computed from the exact remainder as PyTorch and Python do."""
     import torch
 
     operands = _float_operands(x, y)
@@ -143,7 +143,7 @@ def expm1(x: torch.Tensor) -> Any:
 
 
 def _narrow_to_index(x: torch.Tensor, index: torch.Tensor, axis: int | None = None) -> torch.Tensor:
-    """Return the part of ``x`` that a smaller index reaches, along all axes but one."""
+    """Return the part of ``x`` that a smaller index reaches, along all axes but ``axis``."""
     for k, n in enumerate(index.shape if index.dim() == x.dim() else ()):
         if k != axis and n != x.shape[k]:
             x = x.narrow(k, 0, n)
@@ -160,7 +160,7 @@ def _scatter_smaller_index(operator: Any) -> Callable[..., Any]:
 
 
 def gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
-    """Return ``torch.gather`` with an index that has fewer elements along other axes."""
+    """Return ``torch.gather`` for an index that has fewer elements than ``x`` along the other axes."""
     import torch
 
     axis = dim % max(x.dim(), 1)
@@ -172,7 +172,7 @@ def gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool 
 def scatter_reduce(
     x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
-    """Return ``torch.scatter_reduce``: means are sums over counts, and the index may be smaller than its source."""
+    """Return ``torch.scatter_reduce`` with means as sums over counts, also for an index smaller than its source."""
     import torch
 
     if reduce != "mean":
@@ -189,7 +189,7 @@ def scatter_reduce(
 
 
 def _expand_to_axes(sizes: int | Sequence[int], axes: int) -> list[int]:
-    """Return one size per axis, from sizes or from a single size for all."""
+    """Return one size per axis; a single size applies to all axes."""
     found = [sizes] if isinstance(sizes, int) else list(sizes)
     return found * axes if len(found) == 1 else found
 

@@ -12,7 +12,8 @@ from roller.models.torch.result_difference import describe_difference
 if TYPE_CHECKING:
     import torch
 
-#: Most operators of a graph that is compiled again with all intermediate results; larger graphs get only names.
+#: Maximum number of operators in a graph that is compiled again with all intermediate results. For a larger graph, all
+#: operators are candidates.
 MOST_OPERATORS = 64
 _COMPUTES = ("call_function", "call_method", "call_module")
 
@@ -47,7 +48,7 @@ def _operator_name(graph: torch.fx.GraphModule, node: torch.fx.Node) -> str:
 def _first_differing(
     graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, random: bool
 ) -> str | None:
-    """Return the first operator, in order of execution, whose result differs from PyTorch's."""
+    """Return the first operator, in order of execution, whose result differs from PyTorch's; ``None`` if none does."""
     import torch
 
     values: dict[str, torch.Tensor] = {}
@@ -85,7 +86,7 @@ def _first_differing(
 
 
 def _value_of_node(graph: torch.fx.GraphModule, name: str, arguments: Sequence[Any]) -> Any:
-    """Return the value of a node."""
+    """Return the value that PyTorch computes for the node ``name``."""
     import torch
 
     found = []

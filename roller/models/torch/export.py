@@ -1,4 +1,4 @@
-"""Export of a PyTorch graph to an ONNX model, whose inputs are all tensors of a call, including weights."""
+"""Exports a PyTorch graph to an ONNX model whose inputs are all tensors of a call, including weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
 @dataclass(frozen=True)
 class OwnedTensor:
-    """A tensor that a graph owns, by its module's dict and its name; looked up in every call because it may change."""
+    """A tensor that a graph owns, in its module's dict under its name; every call looks it up because it may change."""
 
     tensors: dict[str, torch.Tensor | None]
     name: str
@@ -88,7 +88,7 @@ def export_graph(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Export
     given = [examples[n].detach() for n in positions] + [h.tensors[h.name] for h in held]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
-        # Outside of Dynamo's own tracing, whose guards refer to arguments that are unknown here.
+        # The export runs outside Dynamo's own tracing, whose guards refer to arguments that are unknown here.
         with _silence_loggers(*_EXPORTERS), torch._guards.tracing(None):
             traced = torch.export.export(module, tuple(given), strict=False)
             refuse_unsupported(traced.graph)
@@ -188,7 +188,7 @@ def _check_argument(name: str, example: Any) -> None:
 
 
 def is_weight(node: torch.fx.Node, example: torch.Tensor) -> bool:
-    """Whether an argument is a parameter or a buffer of a module."""
+    """Return whether an argument is a parameter or a buffer of a module."""
     import torch
     from torch._dynamo.source import is_from_unspecialized_param_buffer_source as of_module
 
@@ -220,7 +220,7 @@ def _lift_owned_tensors(graph: torch.fx.GraphModule) -> tuple[tuple[OwnedTensor,
 
 
 def _check_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:
-    """Refuse results that alias an argument or each other: a write to one would be visible in the other."""
+    """Refuse results that alias an argument or each other: a write to either would be visible in the other."""
     import torch
 
     arguments = [v for n in placeholders(graph) if isinstance(v := _example_value(n), torch.Tensor)]
@@ -263,7 +263,7 @@ class _Span:
 
 
 def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether views of one storage share an element, or the test is too expensive."""
+    """Return whether views of one storage share an element; true if the test is too expensive."""
     most_work: Any = 100_000
     try:
         return bool(np.shares_memory(np.asarray(_Span(one)), np.asarray(_Span(other)), max_work=most_work))
@@ -303,13 +303,13 @@ def _silence_loggers(*names: str) -> Iterator[None]:
 
 
 def _loggers_with_levels(names: Sequence[str]) -> list[str]:
-    """Return the named loggers and those of their descendants that have their own level."""
+    """Return ``names`` and the names of their descendant loggers that have their own level."""
     own = [n for n, log in logging.root.manager.loggerDict.items() if getattr(log, "level", logging.NOTSET)]
     return [*names, *(n for n in own if n.startswith(tuple(f"{name}." for name in names)))]
 
 
 def _output_order(count: int, results: Sequence[Any]) -> tuple[int | None, ...]:
-    """Return the model's output for each result of the graph; ``None`` for a result that is ``None``."""
+    """Return the index of the model's output for each result of the graph; ``None`` for a result that is ``None``."""
     tensors = [r for r in results if r is not None]
     if len(tensors) != count:
         raise RefusedGraphError(f"the exported graph has {count} outputs instead of {len(tensors)}")

@@ -1,4 +1,4 @@
-"""Comparison of a compiled graph's first call with PyTorch; if results differ, PyTorch runs all later calls."""
+"""Compares a compiled graph's first call with PyTorch; if results differ, PyTorch runs all later calls."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class CheckedFirstCall:
     pointwise, random
         See :func:`roller.models.torch.result_difference.describe_difference`.
     left
-        Function that takes the reason for leaving the graph to PyTorch, and the arguments (``None`` to skip the search
-        for the differing operator); warns and returns the graph in PyTorch.
+        Function that takes the reason for leaving the graph to PyTorch and the arguments (``None`` to skip the search
+        for the differing operator). It warns and returns the graph in PyTorch.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class CheckedFirstCall:
 
 
 class _SideEffects:
-    """Detects writes by a call, through tensor versions (copies if PyTorch counts none) and the random state."""
+    """Detects a call's writes by tensor versions (copies if PyTorch counts none) and its draws by the random state."""
 
     def __init__(self, graph: torch.fx.GraphModule, arguments: Sequence[Any], random: bool) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""Graphs with weights packed in advance, once per set of weights and again whenever a weight has changed."""
+"""Graphs whose weights are packed in advance, once per set of weights and again whenever a weight has changed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _PackedWeights:
 
 
 class FrozenGraph:
-    """A graph with packed weights, for every set of weights that it is called with.
+    """A graph that packs every set of weights with which it is called.
 
     A set is identified by its tensors; its packed form is valid while all of them keep their addresses and versions,
     and is dropped once one of them is garbage-collected.
@@ -93,7 +93,7 @@ class FrozenGraph:
             if state is None or packs > MOST_PACKS:
                 made = _PackedWeights(self._run_with_weight_arguments(), None)
             else:
-                # Copies, because a constant that no kernel packs would otherwise be the weight itself.
+                # Weights are copied, because a constant that no kernel packs would otherwise be the weight itself.
                 arrays = (np.array(materialise(w).numpy(), order="C") for w in weights)
                 run = self._pack(dict(zip(self._positions, arrays, strict=False)))
                 made = _PackedWeights(run, state, tuple(w.detach() for w in weights), packs)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from roller.models.torch.export import OwnedTensor
 
 
-#: Number of an output, converter of its array to a tensor, and the dtype and strides to convert that to, if any.
+#: Index of an output, function that converts its array to a tensor, and the dtype and strides that the tensor must get,
+#: if any.
 _Result: TypeAlias = "tuple[int, Callable[[np.ndarray], torch.Tensor], torch.dtype | None, tuple[int, ...] | None]"
 
 
@@ -29,7 +30,7 @@ def array_to_tensor_converter(dtype: np.dtype[Any]) -> Callable[[np.ndarray], to
     """Return a function that converts arrays of a dtype to tensors without a copy."""
     import torch
 
-    # PyTorch rejects dtypes that extend NumPy, so that these are passed as bits.
+    # PyTorch rejects dtypes that extend NumPy, so these are passed as bits.
     taken: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy
     row = DTYPES.get(dtype.name)
     if row is None or not row.bits:
@@ -97,7 +98,7 @@ class GraphCall:
             return results
 
     def run_compiled(self, *arguments: Any) -> tuple[Any, ...]:
-        """Run the graph without PyTorch."""
+        """Run the compiled graph; raise :class:`LaunchError` if PyTorch would raise an error."""
         if self._held:
             arguments += tuple(h.tensors[h.name] for h in self._held)
         if self._places is None:

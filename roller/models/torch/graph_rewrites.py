@@ -16,8 +16,8 @@ def replace_unsupported_calls(graph: torch.fx.Graph) -> None:
     """Replace calls to unsupported functions in a traced graph, in place."""
     import torch
 
-    # Rounded quotients of integers: the exporter divides in float32, which cannot represent 16,777,217. Fast paths of
-    # ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` in inference are one operator each. ONNX's ``Clip``
+    # For rounded quotients of integers, the exporter divides in float32, which cannot represent 16,777,217. Inference
+    # fast paths of ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` are one operator each. ONNX's ``Clip``
     # with one bound makes infinities on the other side finite, and ONNX leaves the sign of NaN open.
     known: dict[Any, Callable[..., Any]] = {
         torch._transformer_encoder_layer_fwd: encoder_layer,
@@ -53,13 +53,13 @@ def divide_exactly(input: Any, other: Any, *, rounding_mode: str | None = None, 
     below: torch.Tensor = torch.floor_divide(input, other)
     if rounding_mode == "floor":
         return below
-    # Towards zero: add one to a negative quotient with a remainder, the only case that flooring changes.
+    # To round towards zero, add one to a negative quotient with a remainder: only there does flooring differ.
     one_more: torch.Tensor = (below < 0) & (below * other != input)
     return below + one_more.to(below.dtype)
 
 
 def clamp_keeping_infinities(input: Any, min: Any = None, max: Any = None, **options: Any) -> torch.Tensor:
-    """Return ``torch.clamp``; a single numeric bound is complemented by an infinite bound."""
+    """Return ``torch.clamp``; a single numeric bound is complemented by an infinite one on the other side."""
     import torch
 
     alone = [b for b in (min, max) if b is not None]

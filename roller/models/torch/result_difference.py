@@ -1,4 +1,4 @@
-"""Comparison of results with PyTorch's, beyond rounding errors, with float64 results as the reference."""
+"""Compares results with PyTorch's, beyond rounding errors; results computed in float64 are the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS_OF_SUMS = 64
 
 
 class _Tolerances(NamedTuple):
-    """Tolerances of a dtype in units in the last place: noise, factor on PyTorch's error, extra, always accepted."""
+    """Tolerances of a dtype: ``factor`` multiplies PyTorch's error, and the others are in units in the last place."""
 
     noise: int
     factor: int
@@ -44,11 +44,11 @@ def describe_difference(
 
     Notes
     -----
-    An element :math:`y` is wrong if its distance from the float64 result :math:`r` in float32 exceeds :math:`8 \max(e,
+    In float32, an element :math:`y` is wrong if its distance from the float64 result :math:`r` exceeds :math:`8 \max(e,
     \tilde e) + 32 \epsilon |r|`. :math:`e` is the effect of rounding on PyTorch's own element: the larger of its own
     distance from :math:`r` and its distance in runs with noise in the last places of every operator; :math:`\tilde e`
-    is the median over the tensor. Therefore, sums in another order never count as different, however much their terms
-    cancel (Vignes 1993, "A stochastic arithmetic for reliable scientific computation").
+    is the median over the tensor. Sums in a different order therefore never count as different, however much their
+    terms cancel (Vignes 1993, "A stochastic arithmetic for reliable scientific computation").
     """
     if len(found) != len(expected):
         return f"it returns {counted(len(found), 'result')} instead of {len(expected)}"
@@ -91,7 +91,7 @@ def _plain_text(value: Any) -> str:
 
 
 def _if_same_shape(result: Any, other: torch.Tensor) -> torch.Tensor | None:
-    """Return a result if its shape allows a comparison with another."""
+    """Return a result if it is a tensor of the same shape as ``other``; otherwise ``None``."""
     import torch
 
     return result if isinstance(result, torch.Tensor) and result.shape == other.shape else None
@@ -112,7 +112,7 @@ def _tolerances_of(dtype: torch.dtype) -> _Tolerances:
 
 
 def _agree_in_last_places(mine: torch.Tensor, theirs: torch.Tensor, pointwise: bool) -> bool:
-    """Whether tensors agree except in their last places."""
+    """Return whether tensors agree except in their last places."""
     import torch
 
     if _is_exact_dtype(theirs):
@@ -138,7 +138,7 @@ def _same_class(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _describe_wrong_elements(
     mine: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor | None, samples: Sequence[torch.Tensor]
 ) -> str | None:
-    """Return the number and size of wrong elements; without a float64 result, PyTorch's own is the reference."""
+    """Describe wrong elements (``None`` if there are none); without a float64 result, PyTorch's is the reference."""
     import torch
 
     count = theirs.numel()
@@ -147,7 +147,7 @@ def _describe_wrong_elements(
         tied = torch.stack([s != theirs for s in samples]).any(0) if samples else torch.zeros_like(theirs == theirs)
         bad = (mine != theirs) & ((judge == theirs) | (judge != mine)) & ~tied
         return f"differs in {int(bad.sum())} of {counted(count, 'element')}" if bad.any() else None
-    # Rounded to the results' dtype, in which a large float64 value becomes an infinity.
+    # The reference is rounded to the results' dtype, in which a large float64 value becomes an infinity.
     r, a, b = judge.to(theirs.dtype).double(), mine.double(), theirs.double()
     noisy = [s.double() for s in samples]
     settled = torch.stack([_same_class(s, b) for s in noisy]).all(0) if noisy else torch.ones_like(a, dtype=torch.bool)
@@ -232,7 +232,7 @@ def _rounding_noise_mode(seed: int) -> Any:
 
 
 def is_pointwise(operator: Any) -> bool:
-    """Whether an operator is element-wise or only moves elements."""
+    """Return whether an operator is element-wise or a view."""
     import torch
 
     return bool(getattr(operator, "is_view", False)) or torch.Tag.pointwise in getattr(operator, "tags", ())

@@ -1,4 +1,4 @@
-"""Addresses of PyTorch tensors in each call, from its library's stable C functions, at about 25 ns per tensor."""
+"""Finds the addresses of PyTorch tensors in each call through PyTorch's stable C functions, in about 25 ns each."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SOURCE = Path(__file__).with_name("tensor_addresses.c")
 _EXPECTED = np.dtype([("position", "i8"), ("ndim", "i8"), ("shape", "u8"), ("dtype", "i4"), ("itemsize", "i4")])
 #: Functions that PyTorch exports for compiled code (torch/csrc/inductor/aoti_torch/c/shim.h), in ``Library``'s order.
 _PREFIX, _ASKED = "aoti_torch_get_", ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type")
-#: Result of :meth:`Places.write_addresses` when all tensors have addresses.
+#: Result of :meth:`TensorAddresses.write_addresses` if all tensors have addresses.
 ALL = -1
 
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """An argument that has to be a contiguous host tensor of a given shape and dtype, by position."""
+    """Position, shape and dtype of an argument that must be a contiguous host tensor."""
 
     position: int
     shape: tuple[int, ...]
@@ -95,7 +95,7 @@ def torch_library() -> _Library:
 
 
 def _call_number_function(name: str, functions: Any, tensor: Any) -> int:
-    """Return the number that a function returns for a tensor."""
+    """Call one of PyTorch's functions on a tensor and return its integer result."""
     number, handle = ctypes.c_int32(), ctypes.c_void_p(tensor._cdata)
     ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(functions[1 + _ASKED.index(name)])
     if ask(ctypes.addressof(handle), ctypes.addressof(number)):

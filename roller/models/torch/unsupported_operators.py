@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RefusedGraphError(RollerError):
-    """A graph that is not supported."""
+    """Raised if a graph is not supported."""
 
 
 def _any_call(_: torch.fx.Node) -> bool:
@@ -20,13 +20,13 @@ def _any_call(_: torch.fx.Node) -> bool:
 
 
 def _has_divisor_and_ceil_mode(node: torch.fx.Node) -> bool:
-    """Whether an average pooling has a divisor override and windows that extend past the end."""
+    """Return whether an average pooling has a divisor override and windows that may extend past the end."""
     given = _arguments_by_name(node)
     return given.get("divisor_override") is not None and bool(given.get("ceil_mode"))
 
 
 def _is_cropping_circular_pad(node: torch.fx.Node) -> bool:
-    """Whether circular padding also crops."""
+    """Return whether circular padding also crops."""
     given = _arguments_by_name(node)
     return given.get("mode") == "circular" and any(n < 0 for n in given["pad"])
 
@@ -38,8 +38,8 @@ def _arguments_by_name(node: torch.fx.Node) -> dict[str, Any]:
     return {**given, **dict(zip((a.name for a in known), node.args, strict=False)), **node.kwargs}
 
 
-#: Operators by name, a test of calls that are exported wrongly, and the error. ``python -m benchmarks.torch_audit``
-#: finds them; simple and common ones are decomposed in :mod:`roller.models.torch.decompositions` instead.
+#: By operator name, a test for calls that are exported incorrectly, and the error. ``python -m benchmarks.torch_audit``
+#: finds such operators; :mod:`roller.models.torch.decompositions` decomposes simple and common ones instead.
 LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
@@ -54,7 +54,7 @@ LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def refuse_unsupported(graph: torch.fx.Graph) -> None:
-    """Refuse a graph with such an operator, complex numbers or random numbers."""
+    """Refuse a graph with an operator in :data:`LEFT`, complex numbers or random numbers."""
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -70,7 +70,7 @@ def refuse_unsupported(graph: torch.fx.Graph) -> None:
 
 
 def draws_random_numbers(program: torch.export.ExportedProgram) -> bool:
-    """Whether a traced graph, including its branches, draws random numbers."""
+    """Return whether a traced graph, including its branches, draws random numbers."""
     import torch
 
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
@@ -78,7 +78,7 @@ def draws_random_numbers(program: torch.export.ExportedProgram) -> bool:
 
 
 def _operator_draws_random_numbers(node: torch.fx.Node) -> bool:
-    """Whether an operator draws random numbers; dropout does so only in training with a positive probability."""
+    """Return whether an operator draws random numbers; dropout does only in training with a positive probability."""
     import torch
 
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):

@@ -1,4 +1,4 @@
-"""Detection of argument values for which PyTorch raises an error, as extra boolean results of a graph."""
+"""Detects argument values for which PyTorch raises an error, by extra boolean results of a graph."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-#: Returns whether PyTorch raises for given arguments of an operator; ``None`` if it never does.
+#: Returns whether PyTorch raises an error for an operator's arguments; ``None`` if it never does.
 _Rule = Callable[[Sequence[Any], Mapping[str, Any]], "torch.Tensor | None"]
 
 
 def with_value_checks(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
-    """Return a module with extra results that show whether PyTorch raises an error, and their number, or ``None``."""
+    """Return a module with extra results that tell whether PyTorch raises an error, and their number, if any."""
     import torch
 
     # PyTorch raises for integer divisions by zero and for indices and classes out of bounds; kernels do not.
@@ -52,7 +52,7 @@ def _operator_name(target: Any) -> str:
 
 
 def _needs_check(node: torch.fx.Node) -> bool:
-    """Whether an operator has values to check, according to the shapes and dtypes in the trace."""
+    """Return whether an operator has values to check, according to the shapes and dtypes in the trace."""
     import torch
 
     rule = _RULES.get(_operator_name(node.target))
@@ -63,7 +63,7 @@ def _needs_check(node: torch.fx.Node) -> bool:
 
 
 def _is_divisor_zero(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Check the divisors of an integer division."""
+    """Return whether a divisor of an integer division is zero; ``None`` for other divisions."""
     import torch
 
     x, y = args[:2]
@@ -82,7 +82,7 @@ def _any_out_of_bounds(index: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _axis_index_out_of_bounds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Check the indices along an axis."""
+    """Return whether an index along an axis is out of bounds; ``None`` for a scalar tensor."""
     x, axis, index = args[:3]
     return _any_out_of_bounds(index, x.shape[axis]) if x.dim() else None
 
@@ -92,7 +92,7 @@ def _embedding_index_out_of_bounds(args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _class_out_of_bounds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Check the classes in a loss, except for the ignored class."""
+    """Return whether a class in a loss, other than the ignored class, is out of bounds; ``None`` for float targets."""
     x, target = args[:2]
     if target.is_floating_point():
         return None

@@ -11,10 +11,11 @@ from roller.probing.cpu.session import CpuSession
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 
-#: Bytes that a core reads per window, and memory it advances through so that caches hold none of it.
+#: Number of bytes that a core reads per window, and size of the memory through which it advances so that caches hold
+#: none of it.
 _MARCH_BYTES = 4 << 20
 _MEMORY_BYTES, _MOST_MEMORY_BYTES = 128 << 20, 1 << 30
-#: Repetitions of compared measurements, and multiply-adds per loaded vector.
+#: Number of repetitions of compared measurements, and numbers of multiply-adds per loaded vector.
 _TURNS, _MULTIPLY_ADDS = 12, (1, 2, 3, 4, 6, 8)
 #: Granularity of block sizes in bytes: one iteration of an unrolled loop.
 _UNIT = 1024
@@ -25,7 +26,7 @@ def _cache_bytes_per_core(layer: MemoryLayer, session: CpuSession) -> int:
 
 
 def block_bytes(name: str, session: CpuSession) -> int:
-    """Return the size of a block that fits into a cache but not into the previous cache."""
+    """Return the size, in bytes, of a block that fits into a cache but not into the next smaller one."""
     spec = session.spec
     size = _cache_bytes_per_core(spec.layer(name), session) // 2
     if name == "l3":  # shared with other users: a few times L2 is enough
@@ -34,7 +35,7 @@ def block_bytes(name: str, session: CpuSession) -> int:
 
 
 def memory_bytes(session: CpuSession) -> int:
-    """Return the size of a block per core that does not fit into any cache."""
+    """Return the size, in bytes, of a block per core that does not fit into any cache."""
     last = session.spec.layer("l3").capacity_bytes
     wanted = max(_MEMORY_BYTES, 4 * last // session.cores)
     free = session.spec.layer("dram").capacity_bytes // 4 // session.cores
@@ -65,7 +66,7 @@ def measure_bandwidth(session: CpuSession) -> Finding:
             per_cycle = every.times(session.spec.teu.lanes / vector / session.clock_hz / session.cores)
             values["compute.ops_per_cycle_per_unit.load_store"] = per_cycle
         if layer in ("l3", "dram"):
-            # What all cores draw together bounds what each of them draws alone from below.
+            # Each core's share of what all cores draw together is a lower bound on what one core draws alone.
             values[f"{path}.bandwidth_per_teu_bytes_per_s"] = max(
                 one, every.times(1 / session.cores), key=_measured_value
             )
@@ -90,7 +91,7 @@ def _measured_value(m: Measured) -> float:
 
 
 def _measure_saturation_exponent(session: CpuSession, layer: str, one: Measured, every: Measured) -> Measured | None:
-    """Return the saturation exponent ``p`` from a measurement on half the cores, or ``None`` with too few cores."""
+    """Return the saturation exponent ``p``, measured on half the cores; ``None`` with few cores or no saturation."""
     half = session.cores // 2
     if half < 2 or every.value >= 0.9 * session.cores * one.value:
         return None
@@ -115,7 +116,7 @@ def _measure_pointer_chase(
 
 
 def measure_latency(session: CpuSession) -> Finding:
-    """Measure load-to-use latency per layer, and the capacity of undetected caches."""
+    """Measure the load-to-use latency of each layer, and the capacity of undetected caches."""
     spec = session.spec
     # Lines a kilobyte apart share a sixteenth of the sets: a ring that exceeds L2 is still so short that other users
     # do not evict it from a shared L3 between two visits, and four loads share a page walk.
@@ -150,7 +151,7 @@ def _measure_capacity(session: CpuSession, inner: Measured, outer: Measured, sma
 
 
 def measure_split_loads(session: CpuSession) -> Finding:
-    """Measure the extra load slots of vector loads that cross a cache line."""
+    """Measure the number of extra load slots that vector loads across a cache line take."""
     size = 8192
     data = session.blocks("near", 16 << 10)
     pairs = [[session.seconds(k, data, size, turns=4) for k in ("load_whole", "load_split")] for _ in range(4)]
@@ -255,9 +256,9 @@ def _solve_overlap_law(memory: float, alone: float, both: float) -> float:
     return low if low > 1e-3 else 0.0
 
 
-#: Bytes mapped at once, and bytes of a page.
+#: Number of bytes mapped at once, and size of a page in bytes.
 _MAPPED_BYTES, _PAGE_BYTES = 2 << 20, 4096
-#: Maximum ratio of the times of a known and a fresh page.
+#: Maximum ratio of the time of a page touched before to that of a fresh page.
 _KNOWN_SHARE = 0.1
 
 

@@ -14,7 +14,8 @@ from roller.probing.measured import Measured, median_of_fastest_windows
 from roller.probing.probe import Finding
 from roller.probing.registry import microbench_folder
 
-#: Elements and rows per repetition of the copies, and cycles that the model charges per row of a copy.
+#: Numbers of gathered elements, of rows, and of elements per row in one repetition of the copies, and cycles that the
+#: model charges per row.
 _GATHERED, _ROWS, _ROW_ELEMENTS, _ROW_CYCLES = 128 * 32, 128, 28, 8.0
 
 #: Mean random extension of task rows in vectors, which makes their ends unpredictable for branch prediction.
@@ -22,7 +23,7 @@ _JITTER = 1.5
 
 
 def measure_task_overhead(session: CpuSession) -> Finding:
-    """Measure the overhead of a task as the intercept of its time over the length of its row."""
+    """Measure the overhead of a task as the intercept of its time as a function of its row's length."""
     data, vector = session.blocks("tasks", 32768), 4 * session.spec.teu.lanes
     short, long = (session.seconds("task_rows", data, n * vector) for n in (4, 32))
     slope = (long.value - short.value) / 28

@@ -10,22 +10,22 @@ from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 
 _RATE = "compute.ops_per_cycle_per_unit"
-#: Repetitions of the clock measurement, on which all rates per cycle depend.
+#: Number of repetitions of the clock measurement, on which all rates per cycle depend.
 _TURNS = 6
-#: Relative tolerance of proofs that compare two times.
+#: Relative tolerance of checks that compare two times.
 TOLERANCE = 0.12
-#: Maximum cycles of a vector exponential: twice its vector operations.
+#: Maximum number of cycles of a vector exponential: twice its number of vector operations.
 _SPECIAL_OPERATIONS = 50
 #: Micro-kernel tiles ``(rows, vectors)`` that hide multiply-add latency and fit the registers.
 _TILES = {16: ((6, 2), (4, 3)), 32: ((8, 2), (6, 3), (10, 2), (7, 3), (12, 2), (8, 3), (6, 4))}
-#: Tiles by number of accumulators, for the report.
+#: Tiles in order of their number of accumulators, for the report.
 _SWEEP = {16: ((1, 1), (2, 1), (4, 1), (4, 2), (5, 2), (6, 2), (7, 2)),
           32: ((1, 1), (2, 1), (4, 1), (4, 2), (5, 2), (6, 2), (8, 2), (10, 2), (12, 2), (13, 2), (14, 2),
                (15, 2))}  # fmt: skip
 
 
 def measure_clock(session: CpuSession) -> Finding:
-    """Measure dependent additions per second on all cores at once."""
+    """Measure the clock as the number of dependent additions per second, on all cores at once."""
     chain = session.constant("clock_chain")
     turns = [
         [session.seconds(k, cores=session.cores, turns=2) for k in ("clock_one", "clock_two")] for _ in range(_TURNS)
@@ -135,7 +135,7 @@ def measure_special_rate(session: CpuSession) -> Finding:
 
 
 def measure_issue_rate(session: CpuSession) -> Finding:
-    """Measure instructions per cycle for the best mix, times the lanes of a vector."""
+    """Measure the instructions per cycle of the best mix, multiplied by the number of lanes of a vector."""
     lanes = session.spec.teu.lanes
     data = session.blocks("small", 8192)
     # Instructions per repetition: eight multiply-adds, eight loads, and the integer additions of the mix.

@@ -1,4 +1,4 @@
-"""Compiles CPU probes, allocates their memory, and runs their kernels on threads bound to cores."""
+"""Compile CPU probes, allocate their memory, and run their kernels on threads bound to cores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.hardware import DeviceSpec
 from roller.probing.measured import Measured, median_of_fastest_windows
 from roller.probing.registry import microbench_folder
 
-#: Optimization as in the code generator's backend, without floating-point traps and ``errno``.
+#: Compiler flags: optimization as in the code generator's backend, without floating-point traps and ``errno``.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared",
          "-fvisibility=hidden", "-pthread")  # fmt: skip
 #: Length of a window in seconds: long relative to the clock's resolution, short relative to a time slice (4 ms).
@@ -63,7 +63,7 @@ class CpuSession:
     def __init__(self, spec: DeviceSpec, windows: int = 40, budget_s: float = 0.06) -> None:
         self.spec, self.windows, self.budget_s = spec, windows, budget_s
         self.processors = one_processor_per_core(spec.units)
-        #: Fastest measured clock: the first probe sets it, the others count cycles with it.
+        #: Fastest measured clock: the first probe sets it, and the others count cycles with it.
         self.clock_hz, self.clocked = spec.clock_hz, False
         self._open = contextlib.ExitStack()
         #: Folder of built libraries, removed with the session.
@@ -126,7 +126,7 @@ class CpuSession:
         repeat: int | None = None,
         turns: int = 1,
     ) -> Measured:
-        """Return the seconds for one repetition of a kernel."""
+        """Return the time of one repetition of a kernel, in seconds."""
         where = self.processors[:cores]
         addresses = list(data) if len(data) == len(where) else [data[0]] * len(where)
         count = repeat or self._repetitions_per_window(kernel, addresses, size, march, where)

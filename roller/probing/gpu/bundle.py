@@ -1,4 +1,4 @@
-"""Runs GPU probes on a local device, or through a bundle that travels to the device."""
+"""Run GPU probes on a local device, or through a bundle that is copied to the device's machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def probe_plans(spec: DeviceSpec) -> tuple[ProbePlan, ...]:
 
 
 def build_image(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
-    """Return a plan's kernels built for a device, or the reason for the failure."""
+    """Return a plan's kernels built for a device, or the reason why they cannot be built."""
     target = target_for(spec)
     try:
         return compile_probe(plan.source, target.language, plan.arch or spec.target["arch"], target.probe_options)
@@ -86,7 +86,7 @@ def read_device_properties(results: Mapping[str, Any]) -> DeviceProperties:
 
 
 def session_from_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
-    """Return a session for a bundle's results, and the results."""
+    """Return a session that reads a bundle's results, and the results."""
     results = RESULTS.read(path)
     spec = parse_spec(results["yaml"], f"{path}: yaml")
     if spec.content_key != results["spec"]["content_key"]:
@@ -105,7 +105,7 @@ def session_from_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
 
 
 class DeviceSession(GpuSession):
-    """A session on a local device, which ends on exit; ``describe`` returns the specification to start from."""
+    """A session on a local device, which ends on exit; ``describe`` returns its initial specification."""
 
     def __init__(self, handle: DeviceHandle, describe: Callable[[DeviceProperties], DeviceSpec]) -> None:
         self._runner = PlanRunner(handle)

@@ -25,20 +25,21 @@ _BLOCK = 512
 #: Strides of the lanes in words, and scratchpad hypotheses: (banks, bytes per bank).
 _STRIDES = (1, 2, 3, 4, 8, 16, 32, 33, 64)
 _BANKS = tuple((banks, width) for banks in (16, 32, 64) for width in (4, 8))
-#: Register tiles with the maximum threads of their kernel, and warps per unit.
+#: Register tiles with the maximum number of threads of their kernels, and numbers of warps per unit.
 _TILES = {(1, 1): 1024, (2, 2): 1024, (4, 4): 1024, (8, 4): 512, (8, 8): 512}
 _WARPS = (1, 2, 4, 8, 16, 32)
-#: Class, and operations per thread and step, by kernel.
+#: Instruction class, and number of operations per thread and step, by kernel.
 _CLASSES = {"add": ("add", 64), "special": ("special", 64), "widen": ("convert.float16", 64),
             "convert": ("convert_to.float16", 64), "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64),
             "integer": ("integer", 128), "issue_integer": ("issue", 256), "issue_shared": ("issue", 48)}  # fmt: skip
 _PARAMETERS = {"integer": (0x55AA, 3), "issue_integer": (0x55AA, 3), "issue_shared": (32,)}
 #: Maximum ratio of mixed to sequential time that proves separate integer pipes.
 _BESIDE = 0.85
-#: Maximum ratio of the times with half and with all warps; above it latency, not the pipe, is the bound.
+#: Maximum ratio of the times with half and with all warps; above it, a kernel is bound by latency, not by the pipe.
 _HALF = 0.8
 _VALUES = (0.25, 0.5, 1.0)
-#: Groups of TEUs per block, and multiply-adds per group and step, of the kernel that reads scratchpad directly.
+#: Number of groups of TEUs per block, and of multiply-adds per group and step, in the kernel whose instructions read
+#: the scratchpad directly.
 _GROUPS, _GROUP_STEP = 2, 4 * 64 * 256 * 16
 _MATRIX_DTYPES = ("float16", "bfloat16", "int8")
 
@@ -56,7 +57,7 @@ def bank_conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int
 
 
 def shared_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for wide adjacent loads and for words at several strides."""
+    """Return the plan that times wide adjacent loads, and loads of words at several strides."""
     layer, lanes = spec.layer("shared"), spec.teu.lanes
     grid = min(resident_blocks(spec, _BLOCK), spec.units * max(1, layer.capacity_bytes // 32768))
     threads = grid * _BLOCK
@@ -98,7 +99,7 @@ def measure_shared(session: GpuSession) -> Finding:
 
 
 def tiles_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for reduction steps of five register tiles, with from one to all warps of a unit."""
+    """Return the plan that times reduction steps of five register tiles, with one up to all warps of a unit."""
     lanes, schedulers, ex = spec.teu.lanes, spec.teu.schedulers_per_unit, spec.execution
     fma_s = lanes * schedulers * spec.units / spec.ops_per_s("fma")
     cases = []
@@ -140,7 +141,7 @@ def measure_tiles(session: GpuSession) -> Finding:
 
 
 def rates_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for eight independent chains per thread and class, with all the warps and with half of them."""
+    """Return the plan that times eight independent chains per thread and class, with all and with half the warps."""
     parts = {"full": spec.units * 2, "half": spec.units}
     cases = []
     for entry, (name, operations) in _CLASSES.items():
@@ -203,7 +204,7 @@ def _mixed_to_sequential_ratio(timed: Mapping[str, TimedCase]) -> float | None:
 
 
 def matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
-    """Return the plan for fragments with the specification's dtypes, or ``None`` without a matrix unit."""
+    """Return the plan that times fragments of the specification's dtypes, or ``None`` without a matrix unit."""
     source, per_step = target_for(spec).matrix_probe
     given = spec.compute.ops_per_cycle_per_unit
     grid, block = spec.units * 2, 8 * spec.teu.lanes
@@ -233,7 +234,7 @@ def measure_matrix(session: GpuSession) -> Finding:
 
 
 def group_matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
-    """Return the plan for instructions that read the scratchpad directly, or ``None`` if there are none."""
+    """Return the plan that times instructions that read the scratchpad directly, or ``None`` if there are none."""
     alone = (f for f in spec.emitted.fragments if f.reads_scratchpad)
     forms = {f.operand: f for f in alone if f"{f.rate}.{f.operand}" in _specified_rates(spec)}
     cases = []
@@ -251,7 +252,7 @@ def _specified_rates(spec: DeviceSpec) -> Mapping[str, float]:
 
 
 def measure_group_matrix(session: GpuSession) -> Finding:
-    """Measure multiply-adds per cycle and unit for these instructions, by dtype."""
+    """Measure multiply-adds per cycle and unit for instructions that read the scratchpad directly, by dtype."""
     spec = session.spec
     asked = group_matrix_plan(spec)
     if asked is None:
@@ -264,7 +265,7 @@ def measure_group_matrix(session: GpuSession) -> Finding:
 
 
 def control_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for launches of an empty kernel, and for barriers in a block of eight TEUs on every unit."""
+    """Return the plan that times launches of an empty kernel, and barriers in a block of eight TEUs on every unit."""
     cases = (
         Case("launch", "empty", 1, spec.teu.lanes, (5,), spec.execution.launch_s, launches=True),
         Case("barrier", "barrier", spec.units, 8 * spec.teu.lanes, (1,), 16 * spec.execution.barrier_s),
@@ -273,7 +274,7 @@ def control_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def measure_control(session: GpuSession) -> Finding:
-    """Measure the costs of a launch and of a barrier."""
+    """Measure the times of a launch and of a barrier."""
     timed = session.measure(control_plan(session.spec))
     values = {}
     if "launch" in timed:

@@ -1,4 +1,4 @@
-"""Compares the driver's numbers with a specification."""
+"""Compare the values that the driver reports with a specification."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.hardware.spec import settable_fields
 
-#: Relative tolerance of byte sizes (driver-reserved memory, decimal against binary units); counts are exact.
+#: Relative tolerance of byte sizes (driver-reserved memory, decimal against binary units); counts must be equal.
 SAME = 0.08
 _CAPACITY, _BUDGET = "memory_layers.shared.capacity_bytes", "memory_layers.shared.usable_bytes"
 
 
 def choose_base_spec(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSpec:
-    """Return the specification to start from."""
+    """Return the specification from which a probe starts: that of the architecture, or else the nearest, adapted."""
     known = [s for s in specs if "arch" in s.target]
     if any(same_arch(s.target.get("arch", ""), properties.arch) for s in known):
         return match_spec(properties, known)
@@ -39,7 +39,7 @@ def choose_base_spec(properties: DeviceProperties, specs: Iterable[DeviceSpec]) 
 
 
 def _adapt_to_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
-    """Return a specification for a device of another architecture, with the features common to both."""
+    """Return a specification for a device of a different architecture, with the features common to both."""
     target = tuple((k, properties.arch if k == "arch" else v) for k, v in near.target_items)
     fragments, execution = near.fragments, near.execution
     if _architecture_number(near.target["arch"]) > _architecture_number(properties.arch):
@@ -68,7 +68,7 @@ def _architecture_number(arch: str) -> int:
 
 
 def with_driver_numbers(spec: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
-    """Return a specification with the driver's numbers if they contradict it."""
+    """Return ``spec`` with the driver's values wherever they contradict its own."""
     known, before = settable_fields(spec), spec.values()
     changed: dict[str, float] = {}
     for path, value in properties.stated:

@@ -1,8 +1,8 @@
-"""Fits the model's constants to measured times, with the model's own formulas.
+"""Fit the model's constants to measured times, with the model's own formulas.
 
 Fits are least squares in logarithms, because errors are factors. The spread of a constant is the width of its 95 %
 confidence interval, computed from the residuals and the Jacobian; noisy times, or times that deviate from the formula,
-give a wide interval and are refused.
+give a wide interval and are rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller.errors import SpecError
 from roller.probing.measured import Measured
 
 Array = np.ndarray
-#: Maximum steps of the minimiser, and the relative gain that ends it.
+#: Maximum number of steps of the minimizer, and the relative gain below which it stops.
 _MOST_STEPS, _ENOUGH = 200, 1e-12
 #: Maximum residual of an accepted size (root mean square of logarithms) ...
 _EXPLAINED = 0.2
@@ -75,7 +75,7 @@ def fit_saturation(warps: Array, bytes_per_s: Array, samples: int) -> tuple[Meas
 def fit_steps(
     outputs: Array, warps: Array, seconds: Array, schedulers: int, samples: int
 ) -> tuple[Measured, Measured, Measured]:
-    """Return the latency, issue time and multiply-add time (s) of a register tile's reduction step."""
+    """Return the latency, issue time and multiply-add time, in seconds, of a register tile's reduction step."""
     # The model: seconds = latency + max(1, warps/schedulers) * outputs * fma + warps/schedulers * issue.
     share = warps / schedulers
 
@@ -131,7 +131,7 @@ def find_capacity_edge(sizes: Array, seconds: Array) -> float:
 
 
 def resample_windows(draw: Callable[[np.random.Generator], float], times: int, samples: int) -> Measured:
-    """Return a value with its spread over resampled windows."""
+    """Return the median of ``draw`` over resampled windows, with its spread."""
     rng = np.random.default_rng(7)
     values = np.array([draw(rng) for _ in range(times)])
     middle = float(np.median(values))

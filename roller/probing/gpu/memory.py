@@ -16,15 +16,15 @@ from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, ProbePlan
 
-#: Minimum size of global memory buffers (bytes; some devices have a further cache), and minimum
-#: multiple of L2.
+#: Minimum size of global memory buffers, in bytes (some devices have a further cache) and as a multiple of L2's
+#: capacity.
 BUFFER_BYTES, BUFFER_CACHES = 1 << 30, 16
-#: Loads in flight per step of ``walk_N``, and minimum share of resident TEUs to test it at.
+#: Number of loads in flight per step of ``walk_N``, and minimum share of resident TEUs at which it is tested.
 _LOADS = {1: 0.0, 2: 0.25, 4: 0.125}
 _BLOCK = 512
-#: Region sizes relative to L2, for locating its edge.
+#: Region sizes relative to L2's capacity, for locating its edge.
 _PARTS = (0.25, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 4.0, 6.0)
-#: (bytes of a run, its offset), and hypotheses of the transaction size.
+#: Runs as (size, offset) pairs, and hypotheses of the transaction size, all in bytes.
 _RUNS = (
     (4, 0),
     (8, 0),
@@ -61,7 +61,7 @@ def specified_bandwidth(spec: DeviceSpec, warps: float) -> float:
 
 
 def dram_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for walks with few to many loads in flight, and for a copy with all of them."""
+    """Return the plan that times reads with few to many loads in flight, and a copy with as many as possible."""
     words, lanes, full = buffer_words(spec), spec.teu.lanes, resident_teus(spec)
     cases = []
     for loads, share in _LOADS.items():
@@ -105,7 +105,7 @@ def measure_dram(session: GpuSession) -> Finding:
 
 
 def seconds_per_step(timed: list[TimedCase]) -> np.ndarray:
-    """Return the seconds per step of each case, or raise an error if they are noise."""
+    """Return the time per step of each case, in seconds; raise an error if one is not above the noise."""
     steps = [t.step for t in timed]
     for t, m in zip(timed, steps, strict=True):
         if m.value <= 0 or m.spread > 1.0:
@@ -121,7 +121,7 @@ def _region_vectors(size_bytes: float) -> int:
 
 
 def l2_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for the same reads over regions within and beyond L2."""
+    """Return the plan that times the same reads over regions within and beyond L2."""
     capacity, grid = spec.layer("l2").capacity_bytes, resident_blocks(spec, _BLOCK)
     cases = []
     for part in _PARTS:
@@ -165,7 +165,7 @@ def transaction_count(run: int, offset: int, size: int) -> int:
 
 
 def transactions_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for aligned and unaligned runs of bytes in L2 and in fresh global memory."""
+    """Return the plan that times aligned and unaligned runs of bytes in L2 and in fresh global memory."""
     grid, everything = resident_blocks(spec, _BLOCK), buffer_words(spec)
     threads = grid * _BLOCK
     lines = spec.layer("l2").capacity_bytes // 2 // (4 * _PITCH_WORDS)
@@ -222,7 +222,7 @@ def _infer_transaction_size(timed: Mapping[str, TimedCase], field: str) -> Measu
 
 
 def latency_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for pointer chains through the scratchpad, a part of L2, and four times the size of L2."""
+    """Return the plan that times pointer chains through the scratchpad, a part of L2, and four times the size of L2."""
     capacity = spec.layer("l2").capacity_bytes
     inputs = (
         Contents("chain", 1024),

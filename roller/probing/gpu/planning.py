@@ -17,7 +17,7 @@ from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, ProbePlan
 
 #: Number of threads whose results are compared.
 _SAMPLED = 24
-#: Relative tolerance of floating-point results; integers are exact.
+#: Relative tolerance of floating-point results; integers must be equal.
 _TOLERANCE = {"int32": 0.0, "float32": 2e-3}
 
 

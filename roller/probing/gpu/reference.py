@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.runtime.probe_format import Case, Contents
 
-#: Function from steps, case, input and thread numbers to the word that each thread writes.
+#: Function that maps steps, case, input and thread indices to the word that each thread writes.
 Reference = Callable[[int, Case, Contents, np.ndarray], np.ndarray]
 _TURNS = 8
 _VALUES = 8
@@ -63,7 +63,7 @@ def _chase_reference(steps: int, case: Case, data: Contents, threads: np.ndarray
 
 
 def _lane_operands(data: Contents, rows: np.ndarray, lane: np.ndarray, count: int, pitch: int) -> np.ndarray:
-    """Return the lanes' operands per step: vectors of up to four words, then the next ones, ``pitch`` words apart."""
+    """Return the lanes' operands per step, in vectors of up to four words that begin ``pitch`` words apart."""
     n = np.arange(count)
     place = lane[:, None] * min(count, 4) + n // 4 * pitch + n % 4
     return data.at(rows[:, None, None] + place).astype(np.float64)

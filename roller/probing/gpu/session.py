@@ -23,19 +23,19 @@ class TimedCase:
     """One case and its times."""
 
     case: Case
-    steps: int  #: Steps ``n`` of the short run
-    #: Seconds of each run of ``n`` and of ``2n`` steps.
+    steps: int  #: Number of steps ``n`` of the short run
+    #: Times, in seconds, of the runs of ``n`` steps and of the runs of ``2n`` steps.
     once: tuple[float, ...]
     twice: tuple[float, ...]
-    cycles: float | None = None  #: Cycles per step, if counted
+    cycles: float | None = None  #: Number of cycles per step, if counted
 
     @property
     def step(self) -> Measured:
-        """Seconds per step, from the difference between the runs, which cancels launch and start-up times."""
+        """Time per step in seconds, from the difference between the runs, which cancels launch and start-up times."""
         return median_of_fastest_windows(self.twice).minus(median_of_fastest_windows(self.once)).times(1 / self.steps)
 
     def drawn(self, rng: np.random.Generator) -> float:
-        """Return the seconds per step from one random run of each kind, drawn from the faster halves."""
+        """Return the time per step, in seconds, from one random run of each kind, drawn from the faster halves."""
         short, long = (sorted(x)[: max(3, len(x) // 2)] for x in (self.once, self.twice))
         return max(1e-15, (float(rng.choice(long)) - float(rng.choice(short))) / self.steps)
 
@@ -78,7 +78,7 @@ class GpuSession:
 
 
 def reject_values(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, Measured]:
-    """Return values that must not be written, and record the reasons."""
+    """Record ``reason`` in ``doubts`` for each path, and return values of infinite spread, which are not written."""
     doubts.update(dict.fromkeys(paths, str(reason)))
     return dict.fromkeys(paths, Measured(0.0, math.inf, 0))
 

@@ -18,7 +18,7 @@ class NoBatchError(RollerError):
 
 
 def find_or_choose_batch_literal(name: str, text: str, constant: str = "") -> BatchLiteral:
-    """Return the literal batch size, or the candidate named by ``constant``."""
+    """Return the literal batch size, else the candidate named ``constant``; raise an error if there is neither."""
     found = find_batch_literal(text)
     if isinstance(found, BatchLiteral):
         return found
@@ -32,7 +32,7 @@ def find_or_choose_batch_literal(name: str, text: str, constant: str = "") -> Ba
 def batch_edit(
     uri: str, version: int | None, text: str, literal: BatchLiteral, batch: int, encoding: Encoding, versioned: bool
 ) -> types.WorkspaceEdit:  # fmt: skip
-    """Return the edit that replaces a batch literal."""
+    """Return the workspace edit that replaces a batch literal by ``batch``."""
     where = types.Range(position_at(text, literal.start, encoding), position_at(text, literal.end, encoding))
     edit = types.TextEdit(where, str(batch))
     if not versioned:

@@ -17,9 +17,9 @@ from roller.server.lsp.editor_state import EditorState
 from roller.server.lsp.number_texts import share_text, size_text, time_text
 from roller.server.lsp.settings import parse_device_setting, whole_number
 
-#: Maximum number of children listed in a message.
+#: Maximum number of children to list in a message.
 _MOST_SAID = 8
-#: Longest path in an error message, in characters.
+#: Maximum length of a path in an error message, in characters.
 _LONGEST_PATH = 80
 
 
@@ -51,7 +51,7 @@ def _register(server: LanguageServer, editor: EditorState, name: str, command: C
 
 
 def text_parameter(params: Any, name: str) -> str:
-    """Return a text parameter of a request; ``""`` if it is missing."""
+    """Return a text parameter of a request; ``""`` if it is missing or no text."""
     value = getattr(params, name, None)
     return value if isinstance(value, str) else ""
 
@@ -59,7 +59,7 @@ def text_parameter(params: Any, name: str) -> str:
 def _argument(
     where: str, arguments: tuple[Any, ...], number: int, kind: Any, words: str, default: Any = None
 ) -> Any:  # fmt: skip
-    """Return a checked argument of a command; error messages use ``where`` to name both."""
+    """Return a command's argument or its default; raise an error that begins with ``where`` unless it is a ``kind``."""
     value = arguments[number] if number < len(arguments) else None
     if value is None:
         value = default

@@ -14,13 +14,13 @@ from roller.server.lsp.number_texts import interval_text, size_text, time_text
 from roller.server.lsp.positions import Encoding, range_of_line
 from roller.server.source_locations import first_project_line_in
 
-#: Lines of a failed process's output quoted in a diagnostic.
+#: Number of lines of a failed process's output to quote in a diagnostic.
 _OUTPUT_LINES = 5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Diagnostic before placement; ``file`` and ``line`` refer to the profiled text, ``data`` holds exact figures."""
+    """Diagnostic before placement; ``file`` and ``line`` refer to the profiled text; ``data`` holds exact figures."""
 
     file: str
     line: int
@@ -92,7 +92,7 @@ def _hints(shown: EditorSession) -> Iterator[Finding]:
 
 
 def hint_text(hint: Mapping[str, Any]) -> str:
-    """Describe the gain from a hint; name its change in the syntax of ``roller whatif --do``."""
+    """Describe the gain from a hint; name its change in the syntax of ``roller whatif --do`` if possible."""
     name = ", ".join(hint["options"]) or hint["change"]
     interval = interval_text(hint["lower_s"], hint["upper_s"])
     gain = f"saves {time_text(-hint['delta_s'])}"

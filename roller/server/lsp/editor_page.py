@@ -17,15 +17,15 @@ from roller.server.serve import device_facts, listen_on
 from roller.server.session import Session
 from roller.server.time_limit import await_with_limit
 
-#: Sources that may show the page in a frame: the editor on this machine, and its browser version.
+#: Origins that may show the page in a frame: the editor on this machine, and its browser version.
 _FRAMES = "vscode-webview: vscode-file: https://*.vscode-cdn.net"
 _LOOPBACK = ("127.0.0.1", "localhost")
-#: Seconds between two checks of whether the page is served.
+#: Interval in seconds between two checks of whether the page is served.
 _LOOK_S = 0.01
 
 
 class EditorPage:
-    """Serve the page of a session; the session continues when the page is closed."""
+    """Server of a session's page; the session continues when the page is closed."""
 
     def __init__(self, session: Session, devices: list[dict[str, Any]]) -> None:
         self._socket = listen_on(_LOOPBACK[0], 0)
@@ -55,7 +55,7 @@ class EditorPage:
             raise RollerError(f"showPage: expected a page at {self._page.hosts[0]}, got {why}. Show the page again.")
 
     def allow(self, host: str) -> None:
-        """Accept a host header with another port of the local machine that is forwarded to this server."""
+        """Also accept the host header ``host``, a local address whose port is forwarded to this server."""
         name, _, port = host.rpartition(":")
         if name not in _LOOPBACK or not port.isascii() or not port.isdigit():
             raise RollerError(
@@ -74,7 +74,7 @@ class EditorPage:
 
 
 def known_devices() -> list[dict[str, Any]]:
-    """Return facts about all devices to choose from; read every specification."""
+    """Return facts about all devices that can be chosen; this reads every specification."""
     specs = [load_spec(name) for name in list_specs()]
     return [device_facts(spec) for spec in specs if spec.traits.blocks or not spec.traits.discrete]
 

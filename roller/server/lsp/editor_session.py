@@ -19,21 +19,21 @@ from roller.server.project import Project, ProjectError
 from roller.server.session import Session
 from roller.server.worker_process import WorkerProcesses
 
-#: Number of documents whose moved lines are cached.
+#: Maximum number of line maps to cache.
 _KEPT = 64
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DocumentLines:
-    """Map from lines of the profile to lines of a document; ``is_stale`` if files have changed since the profile."""
+    """Map from the profile's lines to a document's lines; ``is_stale`` if files have changed since the profile."""
 
     name: str
     lines: Mapping[int, LineInDocument]
     is_stale: bool
 
     def line_of_profile(self, line: int) -> tuple[int, bool] | None:
-        """Return the profile's line for a document's line, and whether its figures are stale."""
+        """Return the profile's line for a document's line, and whether it is stale; ``None`` if there is none."""
         for before, placed in self.lines.items():
             if placed.line == line:
                 return before, self.is_stale or placed.is_changed
@@ -58,7 +58,7 @@ class EditorSession:
             self.project, processes, options, arguments=arguments, is_live=is_live, patience_s=patience_s
         )
         self.figures: ProfileFigures | None = None
-        #: Why the latest profile cannot be shown; ``""`` if it can.
+        #: Reason why the latest profile cannot be shown; ``""`` if it can.
         self.figures_error = ""
         #: Texts of the files that the latest error names, at the time of the error.
         self.error_texts: Mapping[str, str] = {}
@@ -98,7 +98,7 @@ class EditorSession:
         return DocumentLines(name, self.placed(figures.texts[name], text), self.is_stale)
 
     def placed(self, old: str, new: str) -> Mapping[int, LineInDocument]:
-        """Map the lines of an earlier text to the current text; cached, since every request needs the map."""
+        """Map the lines of an earlier text to the current text; maps are cached, since every request needs one."""
         key = (old, new)
         if key not in self._placed:
             while len(self._placed) >= _KEPT:
@@ -172,5 +172,5 @@ class EditorSession:
 
 
 def _profile_options(options: StepOptions) -> tuple[Any, ...]:
-    """Return only the options that the profile depends on."""
+    """Return the options on which the profile depends."""
     return options.devices[:1], options.batch, options.amp, options.checkpoint

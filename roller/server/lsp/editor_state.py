@@ -26,7 +26,7 @@ from roller.server.worker_process import WorkerProcesses
 if TYPE_CHECKING:
     from roller.server.lsp.editor_page import EditorPage
 
-#: Seconds without an edit before diagnostics are sent again.
+#: Time in seconds without an edit before diagnostics are sent again.
 _PAUSE_S = 0.2
 
 
@@ -38,7 +38,7 @@ class EditorState:
         self.settings = Settings()
         self._wrong_settings = self._unknown_settings = ""
         self._processes: WorkerProcesses | None = None
-        #: By entry file, in order of last use.
+        #: Sessions by entry file, the most recently used one last.
         self.sessions: dict[Path, EditorSession] = {}
         self.pages: dict[Path, EditorPage] = {}
         #: Diagnostics last published, by entry file and file name.
@@ -56,7 +56,7 @@ class EditorState:
     # Settings
 
     def configure(self, data: Any) -> None:
-        """Apply settings; report errors in them now, and again whenever a profile is requested."""
+        """Apply settings; keep errors in them for :meth:`read_configuration` and :meth:`profile` to report."""
         if data is None:
             return
         self._unknown_settings = unknown_settings(data)
@@ -66,7 +66,7 @@ class EditorState:
             self._wrong_settings = str(error)
 
     async def read_configuration(self) -> None:
-        """Request the client's settings if the client supports such requests."""
+        """Request the client's settings if it supports that; show messages about wrong and unknown settings."""
         workspace = self._server.client_capabilities.workspace
         if workspace is not None and workspace.configuration:
             asked = types.ConfigurationParams([types.ConfigurationItem(section="roller")])
@@ -105,7 +105,7 @@ class EditorState:
             return None
 
     def open_document(self, path: Path) -> Any:
-        """Return the editor's open document for a file, or ``None``."""
+        """Return the editor's open document for a file; ``None`` if the file is not open."""
         for uri, document in self._server.workspace.text_documents.items():
             if resolved_path_of_uri(uri) == path:
                 return document
@@ -119,7 +119,7 @@ class EditorState:
     # Sessions
 
     async def profile(self, uri: str) -> EditorSession:
-        """Profile the configured entry file, or else the file of the URI or the entry file of that file's session."""
+        """Profile the configured entry file; without one, the file of ``uri`` or the entry file of its session."""
         if self._wrong_settings:
             raise SettingsError(self._wrong_settings)
         entry = self._entry_file_of(uri)
@@ -160,7 +160,7 @@ class EditorState:
         return path
 
     def session_of(self, uri: str) -> EditorSession:
-        """Return the session of a file; for ``""``, the most recently used session."""
+        """Return the session of a file, or for ``""`` the most recently used one; raise an error if there is none."""
         found = self.document(uri) if uri else None
         if found is not None:
             return found[0]
@@ -178,7 +178,7 @@ class EditorState:
         return {**shown.session.snapshot(), "entry": shown.project.entry_name, "stale": shown.is_stale}
 
     def saved(self, uri: str) -> None:
-        """Check the files now instead of at the next poll."""
+        """Check all files now instead of at the next poll, and send the diagnostics of the saved file's session."""
         for one in self.sessions.values():
             one.session.look()
         self.publish(uri)
@@ -218,7 +218,6 @@ class EditorState:
     # Messages
 
     def _take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:
-        """Process a message of a session."""
         kind = message["type"]
         self._spawn(self._notify_waiting())  # first, so that waiting requests continue even if something below fails
         self._progress.take(shown, message)
@@ -243,7 +242,7 @@ class EditorState:
             self._publish_all(found[0])
 
     def publish_soon(self, uri: str) -> None:
-        """Send the diagnostics after a pause in typing."""
+        """Send the diagnostics for a file's session after a pause in typing."""
         found = self.document(uri)
         if found is None:
             return

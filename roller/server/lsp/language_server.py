@@ -24,7 +24,7 @@ from roller.server.lsp.editor_state import EditorState
 from roller.server.lsp.pause_tuning import tune_gc_and_switch_interval
 from roller.server.time_limit import await_with_limit
 
-#: Version of the commands, requests and data; a client with another version refuses the server.
+#: Version of the commands, requests and data; a client that expects a different version refuses the server.
 PROTOCOL = 1
 
 
@@ -60,7 +60,7 @@ class _OrderedProtocol(LanguageServerProtocol):
 
 
 class RollerLanguageServer(LanguageServer):
-    """Server for one client; documents are synchronised in full, since pygls ends lines at form feeds."""
+    """Server for one client; documents are synchronized in full, since pygls ends lines at form feeds."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -58,7 +58,7 @@ def lenses(shown: EditorSession, name: str, text: str, uri: str, encoding: Encod
 def _class_and_call_lenses(
     figures: ProfileFigures, placement: DocumentLines
 ) -> Iterator[tuple[str, LineInDocument, PartFigures, str]]:
-    """Yield the title, line, part and first module of each class and of the modules called by each line."""
+    """Yield each lens's title, line, part and drill argument, for classes and for lines that call modules."""
     for (file, line), part in figures.classes.items():
         if file == placement.name and line in placement.lines:
             count = len(part.instances)
@@ -155,7 +155,7 @@ def line_data(figures: ProfileFigures, line: Line) -> dict[str, Any]:
 
 
 def profiled_line_at(shown: EditorSession, name: str, text: str, line: int) -> tuple[Line, bool] | None:
-    """Return the profile's line for a document's line (from 1), and whether its figures are stale."""
+    """Return the profile's line for a document's line (from 1), and whether it is stale; ``None`` if it has none."""
     placement, figures = shown.lines_in_document(name, text), shown.figures
     place = None if placement is None else placement.line_of_profile(line)
     if place is None or figures is None:
@@ -165,7 +165,7 @@ def profiled_line_at(shown: EditorSession, name: str, text: str, line: int) -> t
 
 
 def hover(shown: EditorSession, name: str, text: str, at: types.Position, encoding: Encoding) -> types.Hover | None:
-    """Return the hover text for the line at a position."""
+    """Return the hover for the line at a position; ``None`` if the line is not profiled."""
     found = profiled_line_at(shown, name, text, at.line + 1)
     if found is None or shown.figures is None:
         return None

@@ -1,4 +1,4 @@
-"""Numbers of profiles as rounded text; exact values are sent as data."""
+"""Format the figures of profiles as rounded text; exact values are sent as data."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def interval_text(lower_s: float, upper_s: float) -> str:
 
 
 def pipe_text(pipe: str) -> str:
-    """Return the display name of a kind of arithmetic units.
+    """Return the display name of a pipe, which is a kind of arithmetic unit.
 
     Examples
     --------

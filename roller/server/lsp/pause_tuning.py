@@ -7,12 +7,12 @@ import sys
 
 #: Switch interval of threads in seconds; the default of 5 ms adds up over a request.
 _TURN_S = 0.0005
-#: Threshold of full collections, which would traverse whole profiles; effectively disables them.
+#: Threshold for full collections, which would traverse whole profiles; this value effectively disables them.
 _SELDOM = 100_000
 
 
 def tune_gc_and_switch_interval() -> None:
-    """Configure threads and garbage collection after all imports."""
+    """Configure thread switching and garbage collection; called after all imports."""
     sys.setswitchinterval(_TURN_S)
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, _SELDOM)
@@ -20,7 +20,7 @@ def tune_gc_and_switch_interval() -> None:
 
 
 def freeze_present_objects() -> None:
-    """Collect garbage, and exclude all present objects, such as a profile's, from later collections."""
+    """Collect garbage and exclude all present objects, such as a profile's, from later collections."""
     # Profiles have no reference cycles, so they are freed without the collector.
     gc.collect(1)
     gc.freeze()

@@ -28,7 +28,7 @@ def length_in_units(text: str, encoding: Encoding) -> int:
 
 
 def position_at(text: str, offset: int, encoding: Encoding) -> types.Position:
-    r"""Return the position of a character of a text.
+    r"""Return the position of the character at ``offset``, in the client's units.
 
     Examples
     --------

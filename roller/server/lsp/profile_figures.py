@@ -28,7 +28,7 @@ class PartFigures:
     name
         Path of a module, or name of a class.
     wall_s
-        The part's share of the step's time, in seconds.
+        Part of the step's time that it takes, in seconds.
     held_bytes
         Bytes held when total memory is at its peak.
     instances
@@ -52,7 +52,7 @@ class ProfileFigures:
     texts
         Text of each profiled file by name.
     kernels
-        For each line, the kernel with the longest time and its seconds.
+        For each line, the kernel that takes longest and its time in seconds.
     calls, classes
         Modules called by a line, and instances of a class, by file and line.
     steps
@@ -96,14 +96,14 @@ class ProfileFigures:
         return {name: tuple(nodes) for name, nodes in found.items()}
 
     def nodes_at(self, path: Sequence[str]) -> tuple[Node, ...]:
-        """Return the nodes with the first name anywhere in the tree, then follow their children by the other names."""
+        """Return the nodes at a path: the first name may be anywhere in the tree, and each further one is a child's."""
         found = self.nodes.get(path[0], ()) if path else ()
         for name in path[1:]:
             found = tuple(child for node in found for child in node.children if child.name == name)
         return found
 
     def children(self, path: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the children of the nodes at a path, longest first."""
+        """Return the children of the nodes at a path as JSON-ready rows, those that take longest first."""
         found: dict[tuple[str, str], list[Node]] = {}
         for node in self.nodes_at(path):
             for child in node.children:
@@ -120,7 +120,7 @@ class ProfileFigures:
 
 
 def _costliest_kernel(line: Line) -> tuple[str, float] | None:
-    """Return the kernel with the longest time in a line, and its seconds; ``None`` if no kernel is known."""
+    """Return the kernel that takes longest in a line, and its time in seconds; ``None`` if no kernel is known."""
     took: dict[str, float] = {}
     for instance in line.instances:
         for node in instance.node.walk():
@@ -158,7 +158,7 @@ def step_line(source: str) -> int:
 
 
 def _modules_called_by_lines(root: Node) -> dict[tuple[str, int], tuple[PartFigures, ...]]:
-    """Return the modules called by each line, longest first."""
+    """Return the modules that each line calls, those that take longest first."""
     found: dict[tuple[str, int], dict[str, list[Node]]] = {}
     for node in root.walk():
         if node.kind != "line":
@@ -190,7 +190,7 @@ def _split_file_and_line(name: str) -> tuple[str, int]:
 def _sum_by_class(
     root: Node, classes: Mapping[str, list[tuple[int, int, str]]]
 ) -> dict[tuple[str, int], PartFigures]:  # fmt: skip
-    """Sum the time and memory of class instances by file and first line of the class; count nested instances once."""
+    """Sum the time and memory of each class's instances, by the class's file and line; count nested instances once."""
     owners: dict[tuple[str, int], dict[int, Node]] = {}
     instances: dict[tuple[str, int], dict[str, None]] = {}
     names: dict[tuple[str, int], str] = {}
@@ -227,7 +227,7 @@ def _innermost_class(
 def _lines_with_owners(
     root: Node, classes: Mapping[str, list[tuple[int, int, str]]]
 ) -> Iterator[tuple[Node, Node, str, Counter[tuple[str, int]]]]:
-    """Yield each line, the module that runs it (or the line itself), the module's path, and the enclosing classes."""
+    """Yield each line, the module that runs it (or the line), the module's path, and counts of enclosing classes."""
     around: Counter[tuple[str, int]] = Counter()
     todo: list[tuple[Node | None, Node | None, str, tuple[str, int] | None]] = [(root, None, "", None)]
     while todo:

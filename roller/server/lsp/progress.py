@@ -1,4 +1,4 @@
-"""Progress reports on running profiles in the editor."""
+"""Progress reports in the editor on running profiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pygls.lsp.server import LanguageServer
 if TYPE_CHECKING:
     from roller.server.lsp.editor_session import EditorSession
 
-#: Seconds between two reports.
+#: Minimum time in seconds between two reports.
 _EVERY_S = 0.2
 _STAGES = {"trace": "tracing", "price": "pricing", "measure": "measuring", "sweep": "sweeping"}
 _COUNTED = {"trace": "operators", "price": "operators"}
@@ -30,12 +30,12 @@ class _OpenProgress:
 
 
 class ProgressReports:
-    """Report the progress of profiles to a client that supports progress reports."""
+    """Reports the progress of profiles to a client that supports progress reports."""
 
     def __init__(self, server: LanguageServer) -> None:
         self._server = server
         self._count = 0
-        #: By session. There is no overall percentage: a profile runs its stages many times.
+        #: Open reports by session. Reports have no percentage, since a profile runs its stages many times.
         self._open: dict[int, _OpenProgress] = {}
 
     def take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:

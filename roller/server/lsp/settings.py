@@ -16,9 +16,9 @@ _COUNTED = re.compile(r"(?:([1-9][0-9]{0,4})x)?(.+)", re.ASCII)
 _AMPS = ("fp32", "fp16", "bf16")
 _MOST_BATCH = 10**9
 _NAMES = ("entry", "device", "batch", "amp", "checkpoint", "live", "runScripts", "arguments", "patience")
-#: Settings that clients read themselves.
+#: Names of settings that only clients read.
 _OF_CLIENTS = ("python", "trace")
-#: Maximum number of unknown settings in a message, and maximum length of a name in characters.
+#: Maximum number of unknown settings to name in a message, and maximum length of a name in characters.
 _MOST_SAID, _LONGEST_NAME = 5, 40
 
 
@@ -33,13 +33,13 @@ class Settings:
     Parameters
     ----------
     entry
-        Path of the entry file relative to the workspace; ``""`` for the file that is profiled first.
+        Path of the entry file relative to the workspace; ``""`` for the file for which a profile is requested.
     arguments
         Command-line arguments of a training script without providers.
     is_live
-        Whether each save starts a new profile, once a first one has been requested.
+        Whether each save starts a new profile after the first one has been requested.
     patience_s
-        Seconds without progress after which a profile is stopped.
+        Time in seconds without progress after which a profile is stopped.
     """
 
     entry: str = ""
@@ -50,7 +50,7 @@ class Settings:
     patience_s: float = PATIENCE_S
 
     def updated(self, data: Any) -> Settings:
-        """Return the settings updated from a client's JSON; ignore unknown keys."""
+        """Return the settings updated from a client's JSON; ignore unknown keys, but raise an error for bad values."""
         if data is None:
             return self
         if not isinstance(data, Mapping):
@@ -105,7 +105,7 @@ def _short(name: Any) -> str:
 
 
 def parse_device_setting(value: Any, where: str = "device") -> tuple[tuple[str, int], ...]:
-    """Parse device names and counts from ``"h100,2xa100"`` or a list; ``where`` begins the error message.
+    """Parse ``"h100,2xa100"`` or a list into device names and counts; ``where`` begins the error message.
 
     Examples
     --------
@@ -133,7 +133,7 @@ def parse_device_setting(value: Any, where: str = "device") -> tuple[tuple[str, 
 
 
 def whole_number(value: Any, name: str) -> int:
-    """Return a checked number of samples."""
+    """Return a positive whole number of samples as an integer; raise an error about ``name`` for other values."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # some clients write all JSON numbers as floats
     if type(value) is not int or not 0 < value <= _MOST_BATCH:

@@ -1,7 +1,7 @@
 """WGAN with gradient penalty (Gulrajani et al., 2017, arXiv:1704.00028): residual networks for 64 x 64 images."""
 
 # Generator and critic have 14 layers each, including four residual blocks. A step trains the critic five times, each
-# time on other real images, and then the generator once, as published.
+# time on different real images, and then the generator once, as published.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 from roller.suite.entry import TrainingStep, Workload
 
 NOISE, CHANNELS, SIDE = 128, 64, 64
-#: Updates of the critic per step, and weight of the penalty.
+#: Number of updates of the critic per step, and weight of the penalty.
 CRITIC_UPDATES, PENALTY = 5, 10.0
 
 
@@ -29,7 +29,7 @@ class Up(nn.Module):
         self.conv2, self.shortcut = nn.Conv2d(outputs, outputs, 3, padding=1), nn.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, outputs, 2 height, 2 width)."""
+        """Return images, shape ``(batch, outputs, 2 * height, 2 * width)``."""
         y = self.conv1(_upsample_by_two(torch.relu(self.norm1(x))))
         return self.shortcut(_upsample_by_two(x)) + self.conv2(torch.relu(self.norm2(y)))
 
@@ -48,14 +48,14 @@ class Down(nn.Module):
         self.conv2, self.shortcut = nn.Conv2d(inputs, outputs, 3, padding=1), nn.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, outputs, height / 2, width / 2)."""
+        """Return images, shape ``(batch, outputs, height / 2, width / 2)``."""
         y = self.conv1(torch.relu(self.norm1(x)))
         y = functional.avg_pool2d(self.conv2(torch.relu(self.norm2(y))), 2)
         return self.shortcut(functional.avg_pool2d(x, 2)) + y
 
 
 class Generator(nn.Module):
-    """Generator from noise to images."""
+    """Generator that maps noise to images."""
 
     def __init__(self, channels: int = CHANNELS) -> None:
         super().__init__()
@@ -66,13 +66,13 @@ class Generator(nn.Module):
         self.norm, self.last = nn.BatchNorm2d(channels), nn.Conv2d(channels, 3, 3, padding=1)
 
     def forward(self, noise: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, 3, 64, 64) generated from noise (batch, 128)."""
+        """Return images, shape ``(batch, 3, 64, 64)``, generated from noise of shape ``(batch, 128)``."""
         x = self.blocks(self.first(noise).view(-1, 8 * self.channels, 4, 4))
         return torch.tanh(self.last(torch.relu(self.norm(x))))
 
 
 class Critic(nn.Module):
-    """Critic from images to scores."""
+    """Critic that maps images to scores."""
 
     def __init__(self, channels: int = CHANNELS) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Critic(nn.Module):
         self.last = nn.Linear(16 * 8 * channels, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return a score for each image (batch, 3, 64, 64)."""
+        """Return one score per image, shape ``(batch,)``, for images of shape ``(batch, 3, 64, 64)``."""
         return self.last(self.blocks(self.first(images)).flatten(1)).flatten()
 
 
@@ -95,7 +95,7 @@ class Networks(nn.Module):
 
 
 def gradient_penalty(critic: nn.Module, real: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Return the mean squared distance from 1 of the critic's gradient norms between real and generated images."""
+    """Return the mean of ``(norm - 1) ** 2`` over the critic's gradients between real and generated images."""
     share = torch.rand(len(real), 1, 1, 1, device=real.device)
     between = (share * real + (1 - share) * made).requires_grad_()
     (slopes,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
@@ -132,7 +132,7 @@ def _make_step(learning_rate: float, model: Networks) -> TrainingStep:
 
 
 def wgan_gp(*, reduced: bool = False) -> Workload:
-    """Return WGAN-GP; reduced: 8 instead of 64 channels. A sample is five real images; the loss is the critic's own."""
+    """Return WGAN-GP; reduced: 8 instead of 64 channels. A sample is five real images; the loss is the critic's."""
     channels = 8 if reduced else CHANNELS
     return Workload(
         partial(Networks, channels), lambda batch: (torch.rand(batch, CRITIC_UPDATES, 3, SIDE, SIDE) * 2 - 1,),

@@ -20,7 +20,7 @@ LENGTH = 384
 
 
 class Body(nn.Module):
-    """Encoder from tokens and token types (question or text) to vectors."""
+    """Encoder that maps tokens and token types (question or text) to vectors."""
 
     def __init__(self, sizes: Sizes, *, fused: bool = False) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Body(nn.Module):
         )
 
     def forward(self, tokens: torch.Tensor, kinds: torch.Tensor | None = None) -> torch.Tensor:
-        """Return vectors (batch, length, width); without ``kinds``, all tokens have type 0."""
+        """Return vectors, shape ``(batch, length, width)``; without ``kinds``, all tokens have type 0."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = (
             self.tokens(tokens) + self.kinds(torch.zeros_like(tokens) if kinds is None else kinds)
@@ -59,7 +59,7 @@ class Answers(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
-        """Return logits (batch, length, 2)."""
+        """Return logits, shape ``(batch, length, 2)``."""
         return self.head(self.body(tokens, kinds))
 
 
@@ -71,7 +71,7 @@ def _loss(
 
 
 def _random_inputs(vocabulary: int, length: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return tokens (batch, length), their types, and the start and end positions (batch,) of answers."""
+    """Return tokens and types, shape ``(batch, length)``, and starts and ends of answers, shape ``(batch,)``."""
     kinds = (torch.arange(length) >= length // 8).long().repeat(batch, 1)
     first, last = torch.randint(length // 8, length, (2, batch)).sort(0).values
     return torch.randint(vocabulary, (batch, length)), kinds, first, last
@@ -89,10 +89,10 @@ def _make_workload(published: Sizes, batch: int, *, reduced: bool) -> Workload:
 
 
 def bert_base(*, reduced: bool = False) -> Workload:
-    """Return BERT base: 12 blocks, 108,893,186 parameters; reduced: a width of 64, 32 tokens."""
+    """Return BERT base: 12 blocks, 108,893,186 parameters; reduced: a width of 64 and 32 tokens."""
     return _make_workload(BERT_BASE, 8, reduced=reduced)
 
 
 def bert_large(*, reduced: bool = False) -> Workload:
-    """Return BERT large: 24 blocks, 334,094,338 parameters; reduced: a width of 64, 32 tokens."""
+    """Return BERT large: 24 blocks, 334,094,338 parameters; reduced: a width of 64 and 32 tokens."""
     return _make_workload(BERT_LARGE, 4, reduced=reduced)

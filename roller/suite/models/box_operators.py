@@ -18,7 +18,7 @@ _MOST_GROWTH = math.log(1000 / 16)
 def anchors_of_level(
     shape: torch.Size, stride: int, sizes: Sequence[float], ratios: Sequence[float], device: torch.device
 ) -> torch.Tensor:
-    """Return anchors (height width sizes ratios, 4) for a level (..., height, width); ratios are height over width."""
+    """Return anchors, shape ``(height * width * sizes * ratios, 4)``, for a level; ratios are height over width."""
     height, width = shape[-2:]
     sides = [(size * math.sqrt(1 / ratio), size * math.sqrt(ratio)) for size in sizes for ratio in ratios]
     around = torch.tensor([(-w / 2, -h / 2, w / 2, h / 2) for w, h in sides], device=device)
@@ -29,7 +29,7 @@ def anchors_of_level(
 
 
 def intersection_over_union(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return intersection over union (..., n, m) of boxes (..., n, 4) and (..., m, 4)."""
+    """Return intersections over unions, shape ``(..., n, m)``, of boxes, shapes ``(..., n, 4)`` and ``(..., m, 4)``."""
     low = torch.maximum(first[..., :, None, :2], second[..., None, :, :2])
     high = torch.minimum(first[..., :, None, 2:], second[..., None, :, 2:])
     shared = (high - low).clamp(min=0).prod(-1)
@@ -38,14 +38,14 @@ def intersection_over_union(first: torch.Tensor, second: torch.Tensor) -> torch.
 
 
 def encode_boxes(boxes: torch.Tensor, anchors: torch.Tensor, weights: tuple[float, float] = (1.0, 1.0)) -> torch.Tensor:
-    """Return the shifts and log scales (..., 4) from anchors to boxes, multiplied by ``weights``."""
+    """Return the shifts and log scales, shape ``(..., 4)``, from anchors to boxes, multiplied by ``weights``."""
     sizes, wanted = anchors[..., 2:] - anchors[..., :2], boxes[..., 2:] - boxes[..., :2]
     shift = (boxes[..., :2] + wanted / 2 - anchors[..., :2] - sizes / 2) / sizes
     return torch.cat([weights[0] * shift, weights[1] * torch.log(wanted / sizes)], -1)
 
 
 def decode_boxes(deltas: torch.Tensor, anchors: torch.Tensor, image: tuple[int, int]) -> torch.Tensor:
-    """Apply shifts and log scales to anchors; clip boxes to an image (height, width), at least a pixel wide."""
+    """Return anchors moved and scaled by ``deltas``, at least a pixel wide, and clipped to an image (height, width)."""
     sizes = anchors[..., 2:] - anchors[..., :2]
     centres = anchors[..., :2] + sizes / 2 + deltas[..., :2] * sizes
     half = sizes * torch.exp(deltas[..., 2:].clamp(max=_MOST_GROWTH)) / 2
@@ -67,7 +67,7 @@ def match_anchors(
 
 
 def sample_anchors(labels: torch.Tensor, count: int, most_matched: int) -> torch.Tensor:
-    """Return ``count`` random anchor indices (batch, count): at most ``most_matched`` matched ones, then background."""
+    """Return ``count`` random anchor indices per image: at most ``most_matched`` matched ones, then background."""
     chance = torch.rand(labels.shape, device=labels.device)
     most_matched = min(most_matched, labels.shape[1])
     rank = torch.where(labels == 1, 1 + chance, chance).topk(most_matched, 1)
@@ -79,7 +79,7 @@ def sample_anchors(labels: torch.Tensor, count: int, most_matched: int) -> torch
 def suppress_overlapping_boxes(
     boxes: torch.Tensor, scores: torch.Tensor, most_overlap: float, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ranks and indices of the ``count`` best boxes, each overlapped by no better box above ``most_overlap``."""
+    """Return ranks and indices of the best ``count`` boxes that no better box overlaps above ``most_overlap``."""
     # all pairs at once, as in Fast NMS (Bolya et al., "YOLACT", 2019): a suppressed box still suppresses others
     stays = intersection_over_union(boxes, boxes).triu(1).amax(1) <= most_overlap
     ranks, numbers = (scores.sigmoid() + stays).topk(min(count, boxes.shape[1]), 1)
@@ -87,14 +87,14 @@ def suppress_overlapping_boxes(
 
 
 def gather_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Gather rows (batch, k, ...) from (batch, n, ...) at indices (batch, k)."""
+    """Gather rows, shape ``(batch, k, ...)``, from shape ``(batch, n, ...)`` at indices of shape ``(batch, k)``."""
     if rows.dim() == 2:
         return rows.gather(1, numbers)
     return rows.gather(1, numbers[..., None].expand(-1, -1, rows.shape[-1]))
 
 
 def pack_levels(levels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pack levels (batch, channels, h, w), each half the size of the previous one, into one image; return corners."""
+    """Pack levels, each half the size of the previous one, into one image; return it and each level's corner in it."""
     first, *others = levels
     corners, top = [(0, 0)], 0
     if not others:
@@ -113,7 +113,7 @@ def pack_levels(levels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Ten
 def roi_align(
     levels: Sequence[torch.Tensor], strides: Sequence[int], boxes: torch.Tensor, side: int, points: int = 1
 ) -> torch.Tensor:
-    """Return features of the levels in boxes by RoIAlign (He et al., "Mask R-CNN", 2017), with one grid sampling."""
+    """Return the levels' features in ``boxes`` by RoIAlign (He et al., "Mask R-CNN", 2017), with one grid sampling."""
     atlas, corners = pack_levels(levels)
     batch, count = boxes.shape[:2]
     sizes = boxes[..., 2:] - boxes[..., :2]
@@ -137,6 +137,6 @@ def roi_align(
 def smooth_l1_box_loss(
     found: torch.Tensor, wanted: torch.Tensor, counts: torch.Tensor, beta: float = 1 / 9
 ) -> torch.Tensor:
-    """Return the summed error of the boxes (batch, n, 4) that count (batch, n), divided by batch times n."""
+    """Return the summed error of the boxes for which ``counts`` holds, divided by the number of all boxes."""
     error = functional.smooth_l1_loss(found, wanted, beta=beta, reduction="none").sum(-1)
     return (error * counts).sum() / counts.numel()

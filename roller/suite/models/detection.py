@@ -13,16 +13,16 @@ from roller.suite.models import box_operators as ops
 from roller.suite.models.residual import RESNET50, RESNET101, FrozenNorm, make_stages
 from roller.suite.models.supervised_step import supervised_step_factory
 
-# Faster R-CNN: Ren et al., 2015, arXiv:1506.01497, on the first four parts of ResNet-101, with the fifth as head
-# (He et al., 2015), for the 20 classes of Pascal VOC 2007 in images of about 350 x 500, at batch 1. Of 2,000 boxes 300
-# are proposed, and 64 train the head, as in TensorFlow's implementation.
-# Mask R-CNN: He et al., 2017, arXiv:1703.06870, with the feature pyramid of Lin et al., 2016, arXiv:1612.03144, for 91
-# class numbers of COCO in images of 800 x 1344. Of 2,000 boxes 1,000 are proposed, and 512 train the heads; at most a
-# quarter of these, which are matched ones, train the masks.
+# Faster R-CNN: Ren et al., 2015, arXiv:1506.01497, on the first four parts of ResNet-101, with the fifth as head (He et
+# al., 2015), for the 20 classes of Pascal VOC 2007 in images of about 350 x 500, at batch 1. Of 2,000 boxes, 300 are
+# proposed, and 64 train the head, as in TensorFlow's implementation. Mask R-CNN: He et al., 2017, arXiv:1703.06870,
+# with the feature pyramid of Lin et al., 2016, arXiv:1612.03144, for 91 class indices of COCO in images of 800 x 1344.
+# Of 2,000 boxes, 1,000 are proposed, and 512 train the heads; at most a quarter of these, which are matched ones, train
+# the masks.
 RATIOS = (0.5, 1.0, 2.0)
-#: Weights of shifts and growths in the heads.
+#: Weights of shifts and log scales in the heads.
 HEAD_WEIGHTS = (10.0, 5.0)
-#: Objects per image; about 2.5 in VOC and 7.3 in COCO.
+#: Number of objects per image; about 2.5 in VOC and 7.3 in COCO.
 OBJECTS = 8
 
 
@@ -54,7 +54,7 @@ class Proposer(nn.Module):
     def forward(
         self, levels: list[torch.Tensor], image: tuple[int, int], objects: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return boxes (batch, count, 4) without gradients, and the loss over 256 anchors of each image."""
+        """Return boxes, shape ``(batch, count, 4)``, without gradients, and the loss over 256 anchors of each image."""
         scores, deltas, anchors = [], [], []
         for level, stride, sizes in zip(levels, self.strides, self.sizes, strict=True):
             x = torch.relu(self.conv(level))
@@ -107,7 +107,7 @@ class Refiner(nn.Module):
         nn.init.normal_(self.deltas.weight, std=0.001)
 
     def loss(self, x: torch.Tensor, near: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Return the loss of boxes ``near`` (batch, n, 4) with classes (batch, n); class 0 is background."""
+        """Return the loss of boxes ``near``, shape ``(batch, n, 4)``, with ``classes``; class 0 is background."""
         flat = classes.flatten()
         found = self.deltas(x).unflatten(-1, (-1, 4))
         own = found.gather(1, flat[:, None, None].expand(-1, 1, 4)).view(near.shape)
@@ -118,7 +118,7 @@ class Refiner(nn.Module):
 def sample_proposals(
     proposed: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ``count`` proposals or objects, at most a quarter of them matched, with object indices and classes."""
+    """Return ``count`` proposals or objects, at most a quarter of them matched, their object indices and classes."""
     with torch.no_grad():
         everything = torch.cat([proposed, objects], 1)
         labels, number = ops.match_anchors(everything, objects, 0.5, 0.5)
@@ -129,7 +129,7 @@ def sample_proposals(
 
 
 class FasterRCNN(nn.Module):
-    """Faster R-CNN's loss for images with objects; class 0 is background, and ``count`` boxes train the head."""
+    """Faster R-CNN, which returns its loss on images; class 0 is background, and ``count`` boxes train the head."""
 
     def __init__(self, width: int = 64, classes: int = 21, count: int = 64) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class FasterRCNN(nn.Module):
         self.refiner, self.count = Refiner(32 * width, classes), count
 
     def forward(self, images: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Return the loss for images (batch, 3, height, width) with objects (batch, n, 4) of classes (batch, n)."""
+        """Return the loss; inputs have shapes ``(batch, 3, height, width)``, ``(batch, n, 4)`` and ``(batch, n)``."""
         level = self.body(self.stem(images))
         proposed, loss = self.proposer([level], (images.shape[2], images.shape[3]), objects)
         near, number, found = sample_proposals(proposed, objects, classes, self.count)
@@ -167,7 +167,7 @@ class Pyramid(nn.Module):
 
 
 class MaskRCNN(nn.Module):
-    """Mask R-CNN's loss for images with objects and masks; ``kept`` is the number of proposed boxes."""
+    """Mask R-CNN, which returns its loss on images with masks; ``kept`` is the number of proposed boxes."""
 
     def __init__(
         self, width: int = 64, classes: int = 91, count: int = 512, channels: int = 256, units: int = 1024,
@@ -190,7 +190,7 @@ class MaskRCNN(nn.Module):
     def forward(
         self, images: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor, masks: torch.Tensor
     ) -> torch.Tensor:
-        """Return the loss; masks are (batch, n, height, width), other inputs as in :class:`FasterRCNN`."""
+        """Return the loss; masks have shape ``(batch, n, height, width)``; for others, see :class:`FasterRCNN`."""
         x, levels = self.stem(images), []
         for stage in self.stages:
             x = stage(x)
@@ -220,7 +220,7 @@ class MaskRCNN(nn.Module):
 
 
 def random_objects(batch: int, height: int, width: int, classes: int) -> tuple[torch.Tensor, ...]:
-    """Return random objects (batch, OBJECTS, 4), each at least an eighth of the image in size, and classes from 1."""
+    """Return objects, shape ``(batch, OBJECTS, 4)``, at least an eighth of the image in size, and classes from 1."""
     size = torch.tensor([width, height])
     low = torch.rand(batch, OBJECTS, 2) * 0.5
     boxes = torch.cat([low * size, (low + 0.125 + torch.rand(batch, OBJECTS, 2) * 0.375) * size], -1)

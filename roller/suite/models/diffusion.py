@@ -16,7 +16,7 @@ from roller.suite.entry import Workload
 from roller.suite.models.supervised_step import supervised_step_factory
 
 SIDE, CHANNELS, FACTORS, BLOCKS = 32, 128, (1, 2, 2, 2), 2
-#: Side of the images with attention, noise steps, groups of a norm.
+#: Side length of the images with attention, number of noise steps, and number of groups of a norm.
 ATTENTION, STEPS, GROUPS = 16, 1000, 32
 
 
@@ -33,7 +33,7 @@ class ResBlock(nn.Module):
         self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, outputs, height, width)."""
+        """Return images, shape ``(batch, outputs, height, width)``."""
         y = self.conv1(functional.silu(self.norm1(x))) + self.time(functional.silu(time))[:, :, None, None]
         return self.shortcut(x) + self.conv2(self.dropout(functional.silu(self.norm2(y))))
 
@@ -47,7 +47,7 @@ class PixelAttention(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, channels, height, width)."""
+        """Return images, shape ``(batch, channels, height, width)``."""
         y = self.norm(x)
         q, k, v = (part(y).flatten(2).transpose(1, 2)[:, None] for part in (self.q, self.k, self.v))
         mixed = functional.scaled_dot_product_attention(q, k, v)
@@ -63,7 +63,7 @@ class Level(nn.Module):
         self.attention = PixelAttention(outputs) if attends else nn.Identity()
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, outputs, height, width)."""
+        """Return images, shape ``(batch, outputs, height, width)``."""
         return self.attention(self.block(x, time))
 
 
@@ -75,12 +75,12 @@ class Double(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, channels, 2 height, 2 width)."""
+        """Return images, shape ``(batch, channels, 2 * height, 2 * width)``."""
         return self.conv(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
 class DiffusionUNet(nn.Module):
-    """UNet from noisy images and times to noise; ``channels`` is the width of the first level."""
+    """UNet that maps noisy images and times to noise; ``channels`` is the number of channels in the first level."""
 
     def __init__(self, channels: int = CHANNELS, side: int = SIDE) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class DiffusionUNet(nn.Module):
         self.norm, self.last = nn.GroupNorm(min(GROUPS, inputs // 4), inputs), nn.Conv2d(inputs, 3, 3, padding=1)
 
     def forward(self, images: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-        """Return the noise (batch, 3, side, side) predicted for images at times (batch,)."""
+        """Return the noise predicted for ``images`` at ``times``, shape ``(batch, 3, side, side)``."""
         time = self.time(time_embedding(times, self.channels))
         x = self.first(images)
         kept = [x]
@@ -126,7 +126,7 @@ class DiffusionUNet(nn.Module):
 
 
 def time_embedding(times: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the sine and cosine embedding (batch, width) of times (batch,)."""
+    """Return the sine and cosine embedding of ``times``, shape ``(batch, width)``."""
     half = width // 2
     rates = torch.exp(torch.arange(half, device=times.device) * (-math.log(10_000.0) / (half - 1)))
     angles = times[:, None] * rates
@@ -140,7 +140,7 @@ def _loss(model: nn.Module, images: torch.Tensor, times: torch.Tensor, noise: to
 
 
 def _random_inputs(side: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return images (batch, 3, side, side), times (batch,) and noise of the images' shape."""
+    """Return images, times of shape ``(batch,)``, and noise; images and noise have shape ``(batch, 3, side, side)``."""
     shape = (batch, 3, side, side)
     return torch.rand(shape) * 2 - 1, torch.randint(STEPS, (batch,)), torch.randn(shape)
 

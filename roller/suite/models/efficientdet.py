@@ -21,7 +21,7 @@ STAGES = (
     (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
     (6, 320, 1, 1, 3),
 )  # fmt: skip
-#: Stages that feed the pyramid: an eighth, a 16th and a 32nd of the image.
+#: Stages that feed the pyramid, at an eighth, a 16th and a 32nd of the image size.
 TAKEN = (2, 4, 6)
 STRIDES = (8, 16, 32, 64, 128)
 RATIOS, SCALES = (0.5, 1.0, 2.0), (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
@@ -42,19 +42,19 @@ class ConvNorm(nn.Sequential):
 
 
 class Squeeze(nn.Module):
-    """Squeeze and excitation: scales channels by a small network applied to their means."""
+    """Squeeze-and-excitation: scales channels by a small network applied to their means."""
 
     def __init__(self, channels: int, inner: int) -> None:
         super().__init__()
         self.reduce, self.expand = nn.Conv2d(channels, inner, 1), nn.Conv2d(inner, channels, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, channels, height, width)."""
+        """Return images, shape ``(batch, channels, height, width)``."""
         return x * torch.sigmoid(self.expand(functional.silu(self.reduce(x.mean((2, 3), keepdim=True)))))
 
 
 class MBConv(nn.Module):
-    """Inverted bottleneck: channel expansion, depthwise convolution, squeeze and projection."""
+    """Inverted bottleneck: channel expansion, depthwise convolution, squeeze-and-excitation, and projection."""
 
     def __init__(self, inputs: int, outputs: int, growth: int, stride: int, kernel: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class MBConv(nn.Module):
         self.adds = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, outputs, height / stride, width / stride)."""
+        """Return images, shape ``(batch, outputs, height / stride, width / stride)``."""
         return x + self.body(x) if self.adds else self.body(x)
 
 
@@ -158,7 +158,7 @@ class Head(nn.Module):
         self.last = Separable(channels, outputs, normed=False)
 
     def forward(self, levels: list[torch.Tensor], each: int) -> torch.Tensor:
-        """Return ``each`` outputs for every anchor: (batch, anchors, each)."""
+        """Return ``each`` outputs for every anchor, shape ``(batch, anchors, each)``."""
         found = []
         for x, norms in zip(levels, self.norms, strict=True):
             for conv, norm in zip(self.convs, norms, strict=True):
@@ -168,7 +168,7 @@ class Head(nn.Module):
 
 
 class EfficientDet(nn.Module):
-    """EfficientDet's loss for images with objects; ``divisor`` (at most 8) divides the backbone's channels."""
+    """EfficientDet, which returns its loss on images; ``divisor`` (at most 8) divides the backbone's channels."""
 
     def __init__(self, divisor: int = 1, channels: int = CHANNELS, classes: int = CLASSES) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class EfficientDet(nn.Module):
         nn.init.constant_(self.score.last[1].bias, -4.6)  # prior of 1 % objects, as in the publication of focal loss
 
     def forward(self, images: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Return the loss for images (batch, 3, side, side), objects (batch, n, 4) and classes (batch, n) from 1 on."""
+        """Return the loss; inputs have shapes ``(batch, 3, side, side)``, ``(batch, n, 4)`` and ``(batch, n)``."""
         taken = self.backbone(images)
         sixth = _downsample_by_two(self.further(taken[-1]))
         levels = [*(layer(x) for layer, x in zip(self.lateral, taken, strict=True)), sixth, _downsample_by_two(sixth)]

@@ -15,13 +15,13 @@ from roller.suite.models.supervised_step import supervised_step_factory
 # four frames of 84 x 84, without the recurrent one.
 ACTIONS, FRAMES, SCREEN = 6, 4, 84
 # MiniGo: the reference of MLPerf, after Silver et al., "Mastering the game of Go without human knowledge", 2017: 17
-# planes of a 19 x 19 board; a convolution, 19 residual blocks with the 38 convolutions that the benchmark counts, and
+# channels of a 19 x 19 board; a convolution, 19 residual blocks with the 38 convolutions that the benchmark counts, and
 # two heads.
 PLANES, BOARD, WIDTH, BLOCKS = 17, 19, 256, 19
 
 
 class ActorCritic(nn.Module):
-    """Network from frames to action logits and the expected return."""
+    """Network that maps frames to action logits and the expected return."""
 
     def __init__(self, channels: int = 16, units: int = 256) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ActorCritic(nn.Module):
         self.heads = nn.Linear(units, ACTIONS + 1)
 
     def forward(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits (batch, actions) and values (batch,)."""
+        """Return logits, shape ``(batch, actions)``, and values, shape ``(batch,)``."""
         found = self.heads(self.body(frames))
         return found[:, :ACTIONS], found[:, ACTIONS]
 
@@ -49,7 +49,7 @@ def _actor_critic_loss(
 
 
 def _random_episodes(batch: int) -> tuple[torch.Tensor, ...]:
-    """Return frames (batch, 4, 84, 84), actions (batch,) and discounted returns (batch,)."""
+    """Return frames, shape ``(batch, 4, 84, 84)``, and actions and discounted returns, shape ``(batch,)`` each."""
     frames = torch.rand(batch, FRAMES, SCREEN, SCREEN)
     return frames, torch.randint(ACTIONS, (batch,)), torch.randn(batch) + 1
 
@@ -80,12 +80,12 @@ class Residual(nn.Module):
         self.first, self.second = ConvNorm(width, width), ConvNorm(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return planes (batch, width, board, board)."""
+        """Return features, shape ``(batch, width, board, board)``."""
         return torch.relu(x + self.second(torch.relu(self.first(x))))
 
 
 class GoNetwork(nn.Module):
-    """Network from a position to move logits and the expected winner."""
+    """Network that maps a position to move logits and the expected winner."""
 
     def __init__(self, width: int = WIDTH, board: int = BOARD) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class GoNetwork(nn.Module):
         )  # fmt: skip
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits (batch, points + 1), of which the last one is for passing, and values (batch,)."""
+        """Return logits, shape ``(batch, points + 1)``, the last one for passing, and values, shape ``(batch,)``."""
         x = self.tower(self.stem(positions))
         return self.policy(x), self.value(x).squeeze(1)
 
@@ -110,7 +110,7 @@ def _go_loss(model: nn.Module, positions: torch.Tensor, moves: torch.Tensor, win
 
 
 def _random_positions(board: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return positions (batch, 17, board, board), move probabilities (batch, points + 1) and winners (batch,)."""
+    """Return positions, shape ``(batch, 17, board, board)``, and the probabilities of moves and the winner for each."""
     moves = torch.randn(batch, board * board + 1).softmax(-1)
     return torch.rand(batch, PLANES, board, board).round(), moves, torch.rand(batch).round() * 2 - 1
 

@@ -134,7 +134,7 @@ class Inception(nn.Module):
         ])  # fmt: skip
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits (batch, classes) of the main head and of the auxiliary head."""
+        """Return the logits of the main head and of the auxiliary head, shape ``(batch, classes)`` each."""
         x = self.middle(self.fine(self.stem(images)))
         return self.head(self.coarse(x)), self.auxiliary(x)
 

@@ -34,19 +34,19 @@ SMOLLM2 = Sizes(30, 576, 9, 3, 1536, 49_152, 1024)
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation with a weight."""
+    """Root-mean-square normalization with a weight."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return tokens (batch, length, width)."""
+        """Return tokens, shape ``(batch, length, width)``."""
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
 
 
 def rotary_table(sizes: Sizes) -> torch.Tensor:
-    """Return the cosines and sines for all positions: (2, length, elements per head)."""
+    """Return the cosines and sines for all positions, shape ``(2, length, elements per head)``."""
     each = sizes.width // sizes.heads
     rates = sizes.theta ** (-torch.arange(0, each, 2) / each)
     angles = torch.arange(sizes.length)[:, None] * torch.cat([rates, rates])
@@ -54,7 +54,7 @@ def rotary_table(sizes: Sizes) -> torch.Tensor:
 
 
 def rotate_heads(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Rotate heads (batch, heads, length, elements) by their positions (rotary embedding)."""
+    """Return heads, shape ``(batch, heads, length, elements)``, rotated by their positions (rotary embedding)."""
     first, second = x.chunk(2, -1)
     return x * places[0] + torch.cat([-second, first], -1) * places[1]
 
@@ -70,7 +70,7 @@ class GroupedAttention(nn.Module):
         self.out = nn.Linear(sizes.width, sizes.width, bias=False)
 
     def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return tokens (batch, length, width)."""
+        """Return tokens, shape ``(batch, length, width)``."""
         q, k, v = (part(x).unflatten(-1, (-1, self.each)).transpose(1, 2) for part in (self.q, self.k, self.v))
         q, k = rotate_heads(q, places), rotate_heads(k, places)
         k, v = (t.repeat_interleave(self.shared, 1) for t in (k, v))
@@ -87,7 +87,7 @@ class GatedFeedForward(nn.Module):
         self.down = nn.Linear(sizes.inner, sizes.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return tokens (batch, length, width)."""
+        """Return tokens, shape ``(batch, length, width)``."""
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
@@ -100,13 +100,13 @@ class DecoderBlock(nn.Module):
         self.norm2, self.feed = RMSNorm(sizes.width), GatedFeedForward(sizes)
 
     def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return tokens (batch, length, width)."""
+        """Return tokens, shape ``(batch, length, width)``."""
         x = x + self.attention(self.norm1(x), places)
         return x + self.feed(self.norm2(x))
 
 
 class Decoder(nn.Module):
-    """Decoder from tokens to logits of the next tokens; the head shares the embedding table."""
+    """Decoder that maps tokens to logits of the next tokens; the head shares the embedding table."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Decoder(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return logits (batch, length, vocabulary)."""
+        """Return logits, shape ``(batch, length, vocabulary)``."""
         x, places = self.tokens(tokens), self.places[:, : tokens.shape[1]]
         for block in self.blocks:
             x = block(x, places)

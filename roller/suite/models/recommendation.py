@@ -19,7 +19,7 @@ USERS, ITEMS, FACTORS, LAYERS = 138_493, 26_744, 64, (256, 256, 128, 64)
 
 
 class NeuMF(nn.Module):
-    """Network from a user and an item to the logit of an interaction; ``layers`` begins with the input width."""
+    """Network that maps a user and an item to the logit of an interaction; ``layers`` begins with the input width."""
 
     def __init__(
         self, users: int = USERS, items: int = ITEMS, factors: int = FACTORS, layers: tuple[int, ...] = LAYERS
@@ -36,7 +36,7 @@ class NeuMF(nn.Module):
                 nn.init.normal_(module.weight, std=0.01)
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return logits (batch,)."""
+        """Return logits, shape ``(batch,)``."""
         product = self.product_users(users) * self.product_items(items)
         x = self.layers(torch.cat([self.layer_users(users), self.layer_items(items)], -1))
         return self.head(torch.cat([product, x], -1)).squeeze(-1)
@@ -47,7 +47,7 @@ def _loss(model: nn.Module, users: torch.Tensor, items: torch.Tensor, met: torch
 
 
 def _random_inputs(users: int, items: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return users (batch,), items (batch,) and whether they interact; four out of five do not, as published."""
+    """Return users, items and whether they interact, shape ``(batch,)`` each; four out of five do not, as published."""
     return torch.randint(users, (batch,)), torch.randint(items, (batch,)), (torch.rand(batch) < 0.2).float()
 
 

@@ -30,7 +30,7 @@ class FrozenNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, channels, height, width), scaled and shifted per channel."""
+        """Return images, shape ``(batch, channels, height, width)``, scaled and shifted per channel."""
         scale = self.weight * (self.running_var + 1e-5).rsqrt()
         shift = self.bias - self.running_mean * scale
         return x * scale[:, None, None] + shift[:, None, None]
@@ -52,7 +52,7 @@ class Bottleneck(nn.Module):
             self.down = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, 4 width, height / stride, width / stride)."""
+        """Return images with four times ``width`` channels, and their height and width divided by the stride."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
@@ -83,13 +83,13 @@ class ResNet50(nn.Module):
         self.average, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(32 * width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits (batch, classes) for images (batch, 3, height, width)."""
+        """Return logits, shape ``(batch, classes)``, for images of shape ``(batch, 3, height, width)``."""
         x = self.pool(self.relu(self.bn1(self.conv1(x))))
         return self.fc(torch.flatten(self.average(self.stages(x)), 1))
 
 
 def random_images_and_classes(batch: int, side: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random images (batch, 3, side, side) and class indices (batch,)."""
+    """Return random images, shape ``(batch, 3, side, side)``, and class indices, shape ``(batch,)``."""
     return torch.randn(batch, 3, side, side), torch.randint(classes, (batch,))
 
 

@@ -14,12 +14,12 @@ from torch.nn import functional
 from roller.suite.entry import Workload
 from roller.suite.models.supervised_step import supervised_step_factory
 
-#: Bins of a spectrogram, frames per second, and letters including the CTC blank, which is letter 0.
+#: Numbers of bins of a spectrogram, of frames per second, and of letters, including the CTC blank, which is letter 0.
 BINS, FRAMES_PER_S, LETTERS = 161, 100, 29
-#: Mean seconds of an utterance: 100.6 hours in 28,539 utterances of train-clean-100 (Panayotov et al., "Librispeech",
-#: 2015).
+#: Mean length of an utterance, in seconds: 100.6 hours in 28,539 utterances of train-clean-100 (Panayotov et al.,
+#: "Librispeech", 2015).
 SECONDS = 12.69
-#: Letters spoken per second in read English, approximately.
+#: Approximate number of letters spoken per second in read English.
 LETTERS_PER_S = 14
 UNITS = 1760
 
@@ -45,7 +45,7 @@ class Recurrent(nn.Module):
         self.layer = nn.RNN(inputs, units, bidirectional=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (frames, batch, units)."""
+        """Return features, shape ``(frames, batch, units)``."""
         if self.norm is not None:
             x = self.norm(x.flatten(0, 1)).view(x.shape)
         both, _ = self.layer(x)
@@ -53,7 +53,7 @@ class Recurrent(nn.Module):
 
 
 class DeepSpeech2(nn.Module):
-    """Network from spectrograms to letters; ``layers`` is the number of recurrent layers."""
+    """Network that maps spectrograms to letters; ``layers`` is the number of recurrent layers."""
 
     def __init__(self, layers: int = 5, units: int = UNITS, channels: int = 32) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class DeepSpeech2(nn.Module):
         self.norm, self.head = nn.BatchNorm1d(units), nn.Linear(units, LETTERS, bias=False)
 
     def forward(self, spectrograms: torch.Tensor) -> torch.Tensor:
-        """Return logits (frames / 2, batch, letters) for spectrograms (batch, 1, bins, frames)."""
+        """Return logits, shape ``(frames / 2, batch, letters)``, for inputs of shape ``(batch, 1, bins, frames)``."""
         x = self.convolutions(spectrograms).flatten(1, 2).permute(2, 0, 1)
         x = self.recurrent(x.contiguous())
         return self.head(self.norm(x.flatten(0, 1)).view(x.shape))
@@ -80,7 +80,7 @@ def _loss(model: nn.Module, spectrograms: torch.Tensor, letters: torch.Tensor) -
 
 
 def _random_inputs(frames: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return spectrograms (batch, 1, bins, frames) and letters (batch, spoken)."""
+    """Return spectrograms, shape ``(batch, 1, bins, frames)``, and letters, shape ``(batch, spoken)``."""
     spoken = frames * LETTERS_PER_S // FRAMES_PER_S
     return torch.randn(batch, 1, BINS, frames), torch.randint(1, LETTERS, (batch, spoken))
 

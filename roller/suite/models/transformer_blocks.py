@@ -28,7 +28,7 @@ class Sizes:
 
 
 class Projection(nn.Module):
-    """Linear layer with a weight of shape (inputs, outputs), as in GPT-2's own code."""
+    """Linear layer with a weight of shape ``(inputs, outputs)``, as in GPT-2's own code."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Projection(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (..., inputs) to (..., outputs)."""
+        """Map a tensor of shape ``(..., inputs)`` to one of shape ``(..., outputs)``."""
         flat = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
         return flat.view(*x.shape[:-1], self.weight.shape[1])
 
@@ -62,7 +62,7 @@ class Attention(nn.Module):
             self.register_buffer("allowed", allowed.view(1, 1, sizes.positions, sizes.positions), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return tokens (batch, length, width)."""
+        """Return tokens, shape ``(batch, length, width)``."""
         batch, length, width = x.shape
         parts = self.qkv(x).split(width, dim=2) if self.joined else (self.q(x), self.k(x), self.v(x))
         q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in parts)
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         return self.dropout(self.out(mixed.transpose(1, 2).contiguous().view(batch, length, width)))
 
     def weights(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """Return the attention weights (batch, heads, length, length)."""
+        """Return the attention weights, shape ``(batch, heads, length, length)``."""
         scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
         if self.causal:
             length = q.shape[-2]
@@ -102,12 +102,12 @@ class FeedForward(nn.Module):
         self.activation, self.dropout = activation, nn.Dropout(sizes.dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return tokens (batch, length, width)."""
+        """Return tokens, shape ``(batch, length, width)``."""
         return self.dropout(self.outer(self.activation(self.inner(x))))
 
 
 class Block(nn.Module):
-    """Attention and feed-forward sublayers, normalised before (decoders) or after (encoders)."""
+    """Attention and feed-forward sublayers, each with a norm before it (decoders) or after it (encoders)."""
 
     def __init__(self, sizes: Sizes, feed: nn.Module, *, causal: bool, joined: bool, first: bool, fused: bool) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(sizes.width), nn.LayerNorm(sizes.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return tokens (batch, length, width)."""
+        """Return tokens, shape ``(batch, length, width)``."""
         if self.first:
             x = x + self.attention(self.norm1(x))
             return x + self.feed(self.norm2(x))

@@ -41,7 +41,7 @@ class Seq2Seq(nn.Module):
         self.classifier = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Return logits (batch, target length, vocabulary)."""
+        """Return logits, shape ``(batch, target length, vocabulary)``."""
         states, memory = [], self.source_words(source)
         for layer in self.encoder:
             memory, state = layer(self.dropout(memory))
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         return self.dropout(self.words(words) * math.sqrt(self.width) + self.places[: words.shape[1]])
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Return logits (batch, target length, vocabulary)."""
+        """Return logits, shape ``(batch, target length, vocabulary)``."""
         padding = torch.zeros(source.shape, device=source.device).masked_fill(source == PADDING, -torch.inf)
         memory = self._embed(source)
         for layer in self.encoder:
@@ -90,20 +90,20 @@ class Transformer(nn.Module):
 
 
 def _position_encoding(length: int, width: int) -> torch.Tensor:
-    """Return the position encoding (length, width): sines, then cosines."""
+    """Return the position encoding, shape ``(length, width)``: sines, then cosines."""
     rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     angles = torch.arange(length)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], 1)
 
 
 def random_sentences(batch: int, vocabulary: int, words: int) -> torch.Tensor:
-    """Return random sentences (batch, words), padded to ``words``, of at least 20 words if ``words`` permits."""
+    """Return random sentences of at least 20 words, if ``words`` permits, padded to shape ``(batch, words)``."""
     lengths = torch.randint(min(SHORTEST, words), words + 1, (batch, 1))
     return torch.randint(1, vocabulary, (batch, words)).masked_fill(torch.arange(words) >= lengths, PADDING)
 
 
 def _sentence_pair_generator(vocabulary: int, words: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """Return a function that maps a batch size to sources (batch, words) and targets with a leading start token."""
+    """Return a function that maps a batch size to sources, shape ``(batch, words)``, and targets with a start token."""
     return lambda batch: (
         random_sentences(batch, vocabulary, words),
         functional.pad(random_sentences(batch, vocabulary, words), (1, 0), value=1),

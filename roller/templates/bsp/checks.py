@@ -1,4 +1,4 @@
-"""Checks of bulk-synchronous programs named by the user."""
+"""Checks of bulk-synchronous programs that the user specifies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.tile.structures import Structure
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Reject a program with fields that bulk-synchronous programs do not have."""
+    """Raise an error if a program has fields or tiles that bulk-synchronous programs cannot have."""
     del spec
     if program.interleaved or program.storage_padding or program.staged or program.nontemporal:
         raise TileError("program: interleaved, pad, staged and nontemporal belong to other devices. Leave them out.")
@@ -40,14 +40,14 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
-    """Return the (m, n, k) axes along which a matrix instruction can compute an expression."""
+    """Return the choices of (m, n, k) axes along which a matrix instruction can compute an expression."""
     del spec
     ways = [unit.matrix_axes for unit in matrix_unit_grains(geometry, fragment)]
     return [tuple(geometry.names.index(a) for a in way) for way in ways]
 
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
-    """Return the construction budget that a program exceeds, or ``None`` if it fits."""
+    """Return a description of the construction budget that a program exceeds, or ``None`` if it fits."""
     used = int(program_counts(batch_of([program]), spec).working_bytes[0])
     budget = spec.layer(spec.traits.scratchpad).budget_bytes
     return f"{used:,} bytes of a unit's scratchpad, {budget:,} are usable" if used > budget else None
@@ -56,7 +56,7 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
 def named_batches(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...]
 ) -> list[TileBatch]:
-    """Return explicitly named tiles as a batch of one program: these devices have only one way to run them."""
+    """Return explicitly given tiles as a batch of one program; these devices leave no other choices."""
     del spec
     register, block = (np.array([r], np.int64) for r in (rows[0], rows[-1]))
     ones, axis = np.ones(1, np.int64), geometry.order[-1] if geometry.order else None

@@ -9,7 +9,7 @@ from roller.templates.bsp.common.price import Parts
 
 
 def explained(told: Sequence[Parts]) -> Term:
-    """Return the predicted seconds of the single program in ``told`` as a tree of terms."""
+    """Return the predicted time of the single program in ``told``, in seconds, as a tree of terms."""
     p, at = told[0], TermBuilder()
     terms, d, spec = p["terms"], p["decided"], p["spec"]
     parts = (_compute_term(p, at), _exchange_term(p, at),
@@ -25,7 +25,7 @@ def explained(told: Sequence[Parts]) -> Term:
 
 
 def _compute_term(p: Parts, at: TermBuilder) -> Term:
-    """Return the seconds of all compute phases on the busiest unit."""
+    """Return the term for the time of all compute phases on the busiest unit."""
     d = p["decided"]
     steps = at.made("product", "reduction of a tile", d.steps * p["step"], "cycles", at.given("steps", d.steps),
                     at.given("cycles of a step", p["step"], "cycles"))  # fmt: skip
@@ -37,7 +37,7 @@ def _compute_term(p: Parts, at: TermBuilder) -> Term:
 
 
 def _exchange_term(p: Parts, at: TermBuilder) -> Term:
-    """Return the seconds in which a unit receives its data tiles and sends its results."""
+    """Return the term for the time in which a unit receives its data tiles and sends its results."""
     d, home = p["decided"], p["spec"].traits.home
     tiles = at.made("product", "data tiles", d.steps * d.received_bytes, "bytes", at.given("steps", d.steps),
                     at.given("data tiles of a step", d.received_bytes, "bytes", home))  # fmt: skip

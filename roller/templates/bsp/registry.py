@@ -41,14 +41,14 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
-    """Price a batch by its template; return ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch with its template; return ``seconds`` and its terms as arrays of shape ``(N,)``."""
     return template_of(TEMPLATES, batch).price(batch, spec, told)
 
 
 def price_programs(
     batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
 ) -> Terms:
-    """Price the programs of a batch; the batch holds all that the price depends on."""
+    """Price the programs of a batch; their price depends only on the batch."""
     del programs
     return price(batch, spec, told)
 

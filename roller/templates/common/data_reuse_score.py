@@ -8,8 +8,8 @@ from roller.tile.geometry import Floats, Geometry, Ints, product
 
 
 def traffic_and_footprint(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
-    """Return traffic Q(T) and footprint F(T) in bytes, ``(N,)`` each."""
-    # Borders are not clipped, which is cheap and equally monotone.
+    """Return the traffic Q(T) and the footprint F(T) in bytes, each of shape ``(N,)``."""
+    # Tiles are not clipped at borders, which is cheaper and keeps both monotone.
     counts = geometry.counts(tiles).astype(np.float64)
     outputs = product(counts, geometry.spatial_axes)
     launches = outputs * product(counts, geometry.reduced_axes)
@@ -21,7 +21,7 @@ def traffic_and_footprint(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floa
 
 
 def reuse_score(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> Floats:
-    """Return ``(Q(T) - Q(T')) / (F(T') - F(T))`` per tile; larger is better (Roller section 3.3)."""
+    """Return ``(Q(T) - Q(T')) / (F(T') - F(T))`` per tile; larger is better (Roller, section 3.3)."""
     saved, cost = before[0] - after[0], after[1] - before[1]
     free = cost <= 0
     return np.where(free, np.where(saved > 0, np.inf, -np.inf), saved / np.where(free, 1.0, cost))

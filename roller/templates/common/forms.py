@@ -1,4 +1,4 @@
-"""Forms of an expression over which programs are constructed: fused, grouped, or with digits joined."""
+"""Forms of an expression for which programs are constructed: fused, grouped, or with blocked channels joined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller.templates.common.options import ConstructOptions
 
 
 def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
-    """Return the forms to construct programs for: fused and, if it exists, grouped."""
+    """Return the forms for which programs are constructed: fused (unless switched off) and, if it exists, grouped."""
     key = f"forms/{options.axis_fusion}/{options.axis_grouping}"
     if key not in expr._memo:
         plain = fuse_axes(expr) if options.axis_fusion else rename_reserved_axes(expr)
@@ -22,7 +22,7 @@ def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[Tensor
 
 
 def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[TensorExpr, ...]:
-    """Return the forms tried on matrix units, including the form with only the output axes grouped."""
+    """Return the forms to try on matrix units: the canonical ones, and sometimes one with fewer axes merged."""
     if not spec.fragments:
         return ()
     forms = canonical_forms(expr, options)
@@ -36,7 +36,7 @@ def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) 
 
 
 def _is_vector_matrix_product(expr: TensorExpr) -> bool:
-    """Return whether the expression is a product of one row or column."""
+    """Return whether the expression is the product of a vector and a matrix."""
     s = expr.anchor
     wide = {a.name for a in s.spatial_axes if a.extent > 1}
     if len(wide) == len(s.spatial_axes) or len(s.reduction_axes) != 1 or len(s.loads) != 2:
@@ -47,6 +47,6 @@ def _is_vector_matrix_product(expr: TensorExpr) -> bool:
 
 
 def joined_channel_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
-    """Return the form whose blocked channels are one axis, if any; Winograd's products need it."""
+    """Return the form with blocked channels joined into one axis, as Winograd's algorithm needs, or none."""
     whole = join_digits(canonical_forms(expr, options)[0]) if options.winograd else None
     return () if whole is None else (whole,)

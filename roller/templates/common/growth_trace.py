@@ -1,4 +1,4 @@
-"""Trace of tile growth: the states that were enlarged, along which axes and at what score, for explanations."""
+"""Trace of tile growth for explanations: which states grew, along which axes, and with what score."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class GrowthStep:
     Parameters
     ----------
     before, after
-        States: a register tile, or a register tile and threads side by side.
+        States before and after the step: a register tile, or a register tile followed by the threads per axis.
     column
-        Column of the state that grew.
+        Index of the column that grew.
     score
         Data reuse score of the step (bytes saved per byte of footprint).
     others
@@ -42,7 +42,7 @@ class _GrowthRound:
     grew: np.ndarray
 
 
-#: A path: better choices passed over, sum of scores (negative), and steps.
+#: A path: the number of better choices passed over, the negative sum of its scores, and its steps.
 _GrowthPath: TypeAlias = tuple[int, float, tuple[GrowthStep, ...]]
 
 
@@ -53,7 +53,7 @@ class GrowthTrace:
     rounds: list[_GrowthRound] = field(default_factory=list)
 
     def note(self, states: Ints, table: Ints, score: np.ndarray, grew: np.ndarray) -> None:
-        """Record a round: states ``(N, row)``, their children ``(ways, N, row)``, scores, and which children grew."""
+        """Record a round: ``states``, shape ``(N, row)``, and in ``table`` their children, shape ``(ways, N, row)``."""
         self.rounds.append(_GrowthRound(states, table, np.asarray(score), grew))
 
     def road(self, target: Sequence[int]) -> tuple[GrowthStep, ...] | None:
@@ -64,7 +64,7 @@ class GrowthTrace:
     def _best_path(
         self, wanted: Ints, before: int, known: dict[tuple[bytes, int], _GrowthPath | None]
     ) -> _GrowthPath | None:
-        """Return the best path to a state within the first rounds: fewest better choices passed over."""
+        """Return the path, within ``before`` rounds, that passes over the fewest better choices, or ``None``."""
         key = wanted.tobytes(), before
         if key not in known:
             first = any((r.states == wanted).all(axis=1).any() for r in self.rounds[:1])
@@ -82,7 +82,7 @@ class GrowthTrace:
 
 
 def _growth_step(r: _GrowthRound, way: int, state: int) -> GrowthStep:
-    """Return one growth step of one state, with the alternatives it had."""
+    """Return the step in which ``state`` grew along ``way``, with its alternatives."""
     before = tuple(int(x) for x in r.states[state])
     found: dict[int, float] = {}
     for w in np.flatnonzero(r.grew[:, state]):

@@ -1,4 +1,4 @@
-"""ConstructOptions: every mechanism of construction can be switched off (for the papers' ablations)."""
+"""Options of construction; every mechanism can be switched off, as the papers' ablations require."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.templates.common.policy import POLICIES
 
-#: Part of a candidate's identity: raise it when a template changes the meaning of a program.
+#: Version of the templates, part of a candidate's identity: increase it when a template changes a program's meaning.
 TEMPLATE_VERSION = 3
-#: Number of candidates constructed for ``top_k="auto"``, which decides how many of them are timed.
+#: Number of candidates constructed for ``top_k="auto"``; the model then decides how many of them are timed.
 AUTO_MOST = 10
-#: Maximum number of programs that may be requested and priced: each takes memory before the first is returned.
+#: Maximum number of programs that may be requested or priced: all of them are in memory before the first is returned.
 MOST_PROGRAMS = 1_000_000
-#: Mechanisms that are on or off.
+#: Names of the options that are flags.
 _SWITCHES = (
     "shrink", "axis_fusion", "axis_grouping", "split_k", "winograd", "windows", "pipelining", "matrix_units",
     "propagate_nan",
@@ -31,8 +31,8 @@ class ConstructOptions:
     Parameters
     ----------
     top_k
-        Number of programs to keep, best estimate first; ``"auto"`` keeps those of the best :data:`AUTO_MOST` that the
-        model cannot distinguish from its favourite (:mod:`roller.construction.worth_timing`).
+        Number of programs to keep, best estimate first. ``"auto"`` keeps those of the best :data:`AUTO_MOST` programs
+        that the model cannot distinguish from the first (:mod:`roller.construction.worth_timing`).
     shrink
         Shrink block tiles when there are too few blocks to fill the device.
     axis_fusion
@@ -40,30 +40,32 @@ class ConstructOptions:
     axis_grouping
         Consider the grouped form (implicit GEMM) in addition to the plain form.
     epsilon
-        Maximum padded waste of an axis, ``((S - N % S) % S) / N``; padding is priced.
+        Maximum padding of an axis of extent ``N`` for tiles of extent ``S``, ``((S - N % S) % S) / N``. The price
+        includes padding.
     split_k
         Consider splitting the reduction over blocks if there are few blocks.
     units
-        Build for this many units of the device, at most those it has; ``None`` for all.
+        Number of the device's units to use, at most as many as it has; ``None`` for all.
     policy
-        ``"roller"`` constructs freely; ``"library"`` takes only programs that resemble the precompiled kernels of a
-        framework's libraries (GPU; :mod:`roller.templates.common.policy`).
+        ``"roller"`` constructs freely; the ``"library"`` policies allow only programs that resemble the precompiled
+        kernels of a framework's libraries (GPU; :mod:`roller.templates.common.policy`).
     pool
         Maximum number of distinct programs to price per canonical form.
     winograd
-        Consider Winograd's algorithm for 3x3 windows of step one: fewer products, but an output is accurate relative to
-        the largest input of its tile instead of its own window.
+        Consider Winograd's algorithm for 3x3 windows with stride 1. It needs fewer products, but the error of an output
+        is relative to the largest input of its tile, not of its own window.
     windows
-        Consider threads that walk along the rows of sliding windows (depthwise convolution, pooling; GPU).
+        Consider kernels whose threads move along the rows of sliding windows (depthwise convolution, pooling; GPU).
     pipelining
-        Consider pipelines (several copies of staged tiles, GPU) and other orders of blocks for tiled programs.
+        Consider pipelines (several copies of each staged tile) and other orders of blocks (GPU).
     matrix_units
-        Consider the device's matrix unit if one of its fragments supports the dtypes of operands and accumulator.
+        Consider the device's matrix unit if one of its fragments supports the dtypes of the operands and the
+        accumulator.
     propagate_nan
-        Let NaN win in ``max`` and ``min`` (``relu``, ``clip``, pooling, reductions), as in NumPy and PyTorch.
-        Otherwise, kernels return NaN or the number, whichever is cheaper, and the check allows both.
+        Propagate NaN through ``max`` and ``min`` (``relu``, ``clip``, pooling, reductions), as NumPy and PyTorch do.
+        Otherwise, kernels return either NaN or the number, whichever is cheaper, and the check accepts both.
     constants
-        Names of inputs whose values do not change from call to call (weights): packing them is free at call time.
+        Names of inputs whose values are the same in all calls (weights), so that they are packed only once.
     """
 
     top_k: int | Literal["auto"] = 10
@@ -83,11 +85,11 @@ class ConstructOptions:
     constants: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """Name the options that differ from the defaults."""
+        """Return a representation with only the options that differ from the defaults."""
         return non_default_repr(self)
 
     def __post_init__(self) -> None:
-        """Reject values that no construction can honour."""
+        """Raise an error if a value is invalid."""
         made: dict[str, Any] = {name: validate_flag(getattr(self, name), _option_name(name)) for name in _SWITCHES}
         if not (isinstance(self.top_k, str) and self.top_k == "auto"):
             expected = "an integer of at least 1 or 'auto'"
@@ -122,13 +124,13 @@ class ConstructOptions:
         return asdict(self)
 
     def meant(self, expression: TensorExpr) -> TensorExpr:
-        """Return an expression that propagates NaN only if the options do."""
+        """Return ``expression``, which propagates NaN only if it did so before and the options ask for it."""
         if self.propagate_nan or not expression.propagate_nan:
             return expression
         return replace(expression, propagate_nan=False)
 
     def constants_of(self, expression: TensorExpr) -> tuple[int, ...]:
-        """Return the positions of the constant inputs of ``expression``, ascending.
+        """Return the positions of the constant inputs of ``expression`` in ascending order.
 
         Raises
         ------
@@ -143,7 +145,7 @@ class ConstructOptions:
         return tuple(sorted({names.index(n) for n in self.constants}))
 
     def identity(self, expression: TensorExpr) -> dict[str, Any]:
-        """Return the options that determine the kernel of ``expression`` as plain data: positions, not names."""
+        """Return the options as plain data that identifies a kernel of ``expression``, with constants by position."""
         return {**self.to_dict(), "constants": list(self.constants_of(expression))}
 
 

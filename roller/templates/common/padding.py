@@ -9,7 +9,7 @@ from roller.tile.geometry import Geometry, Ints
 
 
 def allowed_padding_mask(geometry: Geometry, block: Ints, options: ConstructOptions) -> np.ndarray:
-    """Return the mask of blocks whose padded waste is within ``epsilon``, or zero if the expression forbids padding."""
+    """Return the mask of blocks whose padding is at most ``epsilon``, or zero if the expression forbids padding."""
     if options.epsilon >= 1.0 and geometry.expr.allow_padding:
         return np.ones(len(block), bool)
     waste = (-geometry.extents % block) / geometry.extents

@@ -1,4 +1,4 @@
-"""Policies: construct kernels freely, or only kernels like the kernels of a framework's libraries."""
+"""Policies of construction: allow all kernels, or only those that resemble the kernels of a framework's libraries."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class LibraryPolicy:
-    """Properties of the precompiled kernels in a GPU framework, whatever operator they compute.
+    """Properties that all precompiled kernels of a GPU framework share.
 
     Parameters
     ----------
     product_tiles
-        Rows and columns of a block's tile of the product, and its number of threads, for kernels on threads (SIMT).
+        Rows, columns and number of threads of each block tile that SIMT kernels for products may use.
     product_step, product_stages
-        Reduction step of those kernels, and copies of its tiles in the scratchpad.
+        Reduction step of these kernels, and number of copies of each staged tile in the scratchpad.
     kept_columns
-        Maximum number of columns for which one TEU holds a row in its registers for several reductions in sequence.
+        Maximum number of columns of a row that one TEU keeps in its registers for several successive reductions.
     kept_threads
-        Threads per such block; each of its TEUs has its own rows.
+        Number of threads in a block whose TEUs keep rows in registers; each TEU has its own rows.
     row_threads
-        Maximum threads of a block that has one row and rereads it for every reduction and for its results.
+        Maximum number of threads in a block that has one row and rereads it for every reduction and for its results.
     moment_threads
-        Maximum threads of a block that computes several sums over its row in one pass and rereads it once for its
-        results.
+        Maximum number of threads in a block that computes several sums over its row in one pass and rereads the row
+        once for its results.
     vector_bytes
-        Bytes that a thread loads and stores at a time.
+        Number of bytes that a thread loads or stores at a time.
     unit_sides
-        Sides of a matrix unit's block tiles.
+        Side lengths of block tiles for a matrix unit.
     call_s
-        Time from a call to its kernel's start on an empty queue, per tensor that the call creates; if 0, the time of a
-        launch.
+        Seconds from a call to the start of its kernel on an empty queue, per tensor that the call creates; 0 if the
+        kernel is launched without a call.
     matrix_units
         Whether the kernels may use a matrix unit.
     winograd
-        Whether the kernels use Winograd's algorithm if the windows allow it.
+        Whether the kernels use Winograd's algorithm for windows that allow it.
     rounded
-        Dtypes of tensors, and the matrix units' operand dtypes to which they are rounded for multiplication.
+        Pairs of a tensor's dtype and the operand dtype of the matrix unit to which it is rounded for multiplication.
     """
 
     product_tiles: tuple[tuple[int, int, int], ...]
@@ -54,14 +54,15 @@ class LibraryPolicy:
     rounded: tuple[tuple[str, str], ...] = ()
 
 
-#: The kernels of PyTorch and of cuBLAS below it.
+#: The kernels of PyTorch and of cuBLAS, which it calls.
 #:
-#: Tiles: names of cuBLAS's kernels for float32 (``sgemm_128x64_...``), as profilers of V100, P100, T4 and A100 show
-#: them. Rows: PyTorch's ``PersistentSoftmax.cuh`` (a warp holds up to 1024 columns, 128 threads), ``SoftMax.cu`` (a
-#: block for a longer row, of up to 1024 threads) and ``layer_norm_kernel.cu`` (Welford's moments, 128 threads);
-#: streams: ``TensorIterator`` (vectors of four numbers). The time of a call is the shortest that element-wise kernels
-#: on P100, V100, T4 and A100 take beyond their bytes, between events around each (NeuSight's measurements: 15 to 26
-#: us). In the same measurements a call that creates three tensors takes three times as long.
+#: Tiles come from the names of cuBLAS's float32 kernels (``sgemm_128x64_...``) in profiles of V100, P100, T4 and A100.
+#: Rows come from PyTorch's ``PersistentSoftmax.cuh`` (a warp holds up to 1024 columns; 128 threads), ``SoftMax.cu``
+#: (one block per longer row; up to 1024 threads) and ``layer_norm_kernel.cu`` (Welford's moments; 128 threads). Streams
+#: come from ``TensorIterator`` (vectors of four numbers). The time of a call is the shortest time that element-wise
+#: kernels on P100, V100, T4 and A100 take in addition to moving their bytes, measured with events around each kernel
+#: (NeuSight's measurements: 15 to 26 us). In the same measurements, a call that creates three tensors takes three times
+#: as long.
 _LIBRARY = LibraryPolicy(
     product_tiles=((128, 128, 256), (128, 64, 128), (64, 128, 128), (64, 64, 64), (128, 32, 256), (32, 128, 256)),
     product_step=8,
@@ -75,9 +76,10 @@ _LIBRARY = LibraryPolicy(
     call_s=1.5e-5,
 )
 _GRAPH = replace(_LIBRARY, call_s=0.0)
-#: Policies by name. ``None`` constructs freely. ``library`` has the kernels that a framework calls one by one,
-#: ``library-graph`` the kernels replayed from a graph, where a call adds only its launches. The variants of the latter
-#: have no matrix units, round float32 to TF32 where a unit takes it, or use Winograd's algorithm.
+#: Policies by name. ``None`` allows all kernels. ``library`` is for kernels that a framework calls one by one, and
+#: ``library-graph`` for kernels replayed from a graph, where a call adds only the time of its launches. The variants of
+#: ``library-graph`` use no matrix units, round float32 to TF32 for matrix units that support it, or use Winograd's
+#: algorithm.
 POLICIES: dict[str, LibraryPolicy | None] = {
     "roller": None,
     "library": _LIBRARY,

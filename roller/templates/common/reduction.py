@@ -1,4 +1,4 @@
-"""Reduction steps, which save almost no traffic and are therefore enumerated instead of scored."""
+"""Enumeration of reduction steps: larger steps save almost no traffic, so they are not scored by data reuse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_STEP_POINTS = 128
 
 
 def reduction_steps(geometry: Geometry, register_step: Ints, limit: int) -> Ints:
-    """Return distinct steps over the reduction axes, ``(M, axes)``, multiples of ``register_step``."""
+    """Return at most ``limit`` distinct reduction steps, multiples of ``register_step``, shape ``(M, axes)``."""
     axes = np.flatnonzero(~geometry.spatial)
     window = geometry.window_axes
     options: list[list[int]] = []
@@ -33,7 +33,7 @@ def reduction_steps(geometry: Geometry, register_step: Ints, limit: int) -> Ints
         points = int(np.prod(combination))
         if points <= MAX_STEP_POINTS:
             steps.append(combination)
-    # Prefer steps of useful size: many tiny steps only cost barriers.
+    # Prefer steps of about 16 points: smaller steps only add barriers.
     steps.sort(key=lambda c: (abs(np.log2(np.prod(c)) - 4.0), c))
     out = np.ones((max(1, min(limit, len(steps))), len(geometry.names)), np.int64)
     for row, combination in zip(out, steps, strict=False):

@@ -1,7 +1,7 @@
 """Scale-up: grow aligned tiles layer by layer along the axis with the best data reuse score.
 
-All tiles of a layer grow at once: a state is one row of an array, each step doubles (or finishes) one axis of every
-state, and every state visited is a candidate.
+All tiles of a layer grow together: a state is one row of an array, each round enlarges every state along its best axes,
+and every visited state is a candidate.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ REGISTER_EXTENT = 32
 
 
 def _splitmix64(number: int) -> int:
-    """Return 64 pseudo-random bits (the finalizer of SplitMix64): ``numpy.random`` is slow to load."""
+    """Return 64 pseudo-random bits (the finalizer of SplitMix64), because ``numpy.random`` is slow to import."""
     bits = (1 << 64) - 1
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & bits
     number = (number ^ (number >> 27)) * 0x94D049BB133111EB & bits
     return number ^ (number >> 31)
 
 
-#: Odd 64-bit multipliers (fixed, so that results do not depend on the run) of the row hash.
+#: Odd 64-bit multipliers of the row hash, fixed so that all runs give the same results.
 _MULTIPLIERS = np.array([_splitmix64(n * 0x9E3779B97F4A7C15 % (1 << 64)) | 1 for n in range(1, 65)], np.uint64)
 
 
 def unique_rows(rows: Ints) -> Ints:
-    """Return distinct rows, in order of first appearance (deterministic)."""
+    """Return the distinct rows in order of first appearance."""
     if not len(rows):
         return rows
     # A 64-bit mix of the columns: sorting one integer per row is several times faster than sorting rows, and
@@ -64,7 +64,7 @@ def grow_tiles(
     cap: int,
     seen: GrowthTrace | None = None,
 ) -> Ints:
-    """Enlarge every state along its ``branch`` best axes until nothing fits; return all states visited."""
+    """Enlarge every state along its ``branch`` best axes, at most ``rounds`` times; return all states visited."""
     visited = [start]
     states = start
     axes = np.flatnonzero(geometry.spatial)
@@ -91,7 +91,7 @@ def grow_tiles(
 
 
 def best_children(table: Ints, score: np.ndarray, grew: np.ndarray, branch: int) -> Ints:
-    """Return each state's children along its ``branch`` best axes; ``table`` is ``(axes, states, row)``."""
+    """Return each state's children along its ``branch`` best axes; ``table`` has shape ``(axes, states, row)``."""
     rank = np.where(grew, score, -np.inf)
     order = np.argsort(-rank, axis=0, kind="stable")[:branch]
     branches, states = np.nonzero(np.take_along_axis(rank, order, axis=0) > -np.inf)
@@ -105,8 +105,8 @@ def construct_register_tiles(
     start: Ints,
     seen: GrowthTrace | None = None,
 ) -> Ints:
-    """Construct register tiles: outputs per thread with the best ratio of products to operands."""
-    # ``start`` is the first tile: 1 along spatial axes, and the reduction extents of all tiles.
+    """Return the register tiles with the most products per operand, at most ``keep_per_size`` of each size."""
+    # ``start`` is the first tile: 1 along spatial axes and, along reduction axes, the extents of all tiles.
     sizes = [aligned_extents(int(e), REGISTER_EXTENT) for e in geometry.extents]
     tables = []
     for options in sizes:
@@ -131,7 +131,7 @@ def construct_register_tiles(
 
 
 def round_up_to_whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> Ints:
-    """Return the threads of blocks, with each axis in turn rounded up until the block fills whole TEUs (rule 1)."""
+    """Return, for each axis, ``threads`` with that axis rounded up to fill whole TEUs (rule 1), and row indices."""
     rows = np.arange(len(threads))[:, None]
     axes = np.flatnonzero(spatial)
     every = product(threads, axes)
@@ -146,11 +146,11 @@ def round_up_to_whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit
 
 
 def factorisations_of_lanes(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
-    """Return every factorization of a TEU's lanes over the spatial axes, ``(M, axes)``."""
+    """Return every useful factorization of a TEU's lanes over the spatial axes, shape ``(M, axes)``."""
     axes = np.flatnonzero(spatial)
     bits = lanes.bit_length() - 1
     # A factor larger than the number of threads that an axis can use would only pad, so factors are capped at the next
-    # power of two. The last axis is padded if all together hold fewer than ``lanes`` threads.
+    # power of two. The last axis is padded if all axes together can use fewer than ``lanes`` threads.
     room = [min(bits, (n - 1).bit_length()) for n in counts[axes].tolist()]
     room[-1] = max(room[-1], bits - sum(room[:-1]))
     splits = _power_of_two_factorisations(tuple(room), bits)
@@ -161,6 +161,6 @@ def factorisations_of_lanes(counts: Ints, spatial: np.ndarray, lanes: int) -> In
 
 @lru_cache(maxsize=1024)
 def _power_of_two_factorisations(room: tuple[int, ...], bits: int) -> Ints:
-    """Return powers of two per axis, at most ``2 ** room``, whose product is ``2 ** bits``."""
+    """Return all combinations of powers of two, at most ``2 ** room[axis]`` each, whose product is ``2 ** bits``."""
     ways = [s for s in itertools.product(*(range(r + 1) for r in room)) if sum(s) == bits]
     return np.left_shift(1, np.array(ways, np.int64))

@@ -20,11 +20,11 @@ from roller.tile.geometry import Floats, Geometry
 from roller.tile.structures import Structure
 
 Terms = dict[str, Floats]
-#: Programs of one form of an expression, as arrays.
+#: Returns the programs for one form of an expression, as batches.
 Pool = Callable[[Geometry, DeviceSpec, ConstructOptions], list[TileBatch]]
-#: Further programs derived from those that this or another template offered.
+#: Returns further programs derived from a batch of the template's programs.
 Vary = Callable[[TileBatch, DeviceSpec, ConstructOptions], list[TileBatch]]
-#: Programs of all forms of an expression at once.
+#: Returns the programs for all forms of an expression at once.
 Whole = Callable[[TensorExpr, DeviceSpec, ConstructOptions], list[TileBatch]]
 
 
@@ -46,37 +46,39 @@ class ProgramProperties(Protocol):
 
 @dataclass(frozen=True)
 class Template:
-    """Programs, price and emitter for one way of writing kernels.
+    """One way of writing kernels: its programs, their price, and the emitter of their kernels.
 
     Parameters
     ----------
     name
-        Name of its folder.
+        Name of the template's folder.
     matches
-        Whether the template writes the kernels for the given programs.
+        Returns whether the template writes the kernels of the given programs.
     price
-        Terms of a batch's price; the arguments depend on the device kind.
+        Returns the terms of a batch's price; the arguments depend on the device kind.
     emit
         Emitter of the kernels as ``"module:name"``, loaded on first use because it imports TVM.
     pool
-        Its programs for one form of an expression; none if the form does not suit the template.
+        Returns the template's programs for one form of an expression, or none if the form does not suit the template.
     whole
-        Its programs for all forms of an expression together, after the programs for single forms; another template
-        offers the programs of a template with neither.
+        Returns the template's programs for all forms of an expression together; it is called after every ``pool``. The
+        programs of a template without ``pool`` and ``whole`` come from a different template.
     vary
-        Further programs derived from its batches, after all templates have offered theirs.
+        Returns further programs derived from one of the template's batches; it is called after every ``pool``.
     neighbours
-        Neighbouring programs specific to this template, in addition to larger and smaller tiles.
+        Yields neighbouring programs specific to this template, in addition to those with larger and smaller tiles.
     bound
-        Lower bound on the seconds of each program in a batch, if it is cheaper to compute than the price.
+        Returns a lower bound, in seconds, on the time of each program in a batch; ``None`` if no bound is cheaper to
+        compute than the price.
     arithmetic
-        Seconds of every program's arithmetic alone, by which growing tiles are compared first.
+        Returns the seconds that each program's arithmetic alone takes, by which growing tiles are compared first.
     decide
-        Decisions for every program of a batch, made once for its price and its kernels.
+        Returns the decisions for every program of a batch, made once for both its price and its kernels.
     limits
-        Mask of the programs of a batch that construction offers, by limits in addition to the limits in the price.
+        Returns the mask of the programs in a batch that construction may offer, by limits that the price does not
+        include.
     extents_of_calls
-        Whether its kernels support an extent along a row axis of the result that is known only at the call.
+        Whether the kernels support a row axis of the result whose extent is known only at the call.
     """
 
     name: str
@@ -94,12 +96,12 @@ class Template:
     extents_of_calls: bool = False
 
     def emitted(self, *arguments: Any) -> Any:
-        """Call :attr:`emit` and return the kernels it writes."""
+        """Import :attr:`emit`, call it with ``arguments``, and return the kernels that it writes."""
         return import_object(self.emit)(*arguments)
 
 
 def template_of(templates: Sequence[Template], programs: ProgramProperties) -> Template:
-    """Return the first template that writes the given programs."""
+    """Return the first template that writes the kernels of the given programs; raise an error if there is none."""
     for template in templates:
         if template.matches(programs):
             return template

@@ -1,4 +1,4 @@
-"""Neighbouring programs of any template: tiles one aligned step larger or smaller."""
+"""Neighbours of a program of any template: programs with tiles that are one aligned step larger or smaller."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NeighbourContext:
 
     @property
     def raster(self) -> int:
-        """Number of tiles along the slower axis that blocks cover before the faster axis advances."""
+        """Number of tiles along the slower axis that blocks cover before they advance along the faster axis."""
         return int(np.max(self.batch.raster))
 
     @property
@@ -58,14 +58,14 @@ class NeighbourContext:
             yield self.program_with_tiles(found)
 
     def program_with_tiles(self, tiles: list[tuple[Ints, Ints]], **changes: object) -> TileBatch:
-        """Return the program with other register and block tiles."""
+        """Return the program with each of the given pairs of register and block tiles, as one batch."""
         register, block = (np.stack([t[n] for t in tiles]) for n in (0, 1))
         panel = None if self.batch.panel is None else np.where(self.geometry.spatial, register, block)
         split = np.full(len(tiles), self.batch.split_k[0])
         return replace(self.batch, register=register, block=block, panel=panel, split_k=split, **changes)  # type: ignore[arg-type]
 
     def _block_neighbours(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the tiles with one axis of the block one step larger or smaller."""
+        """Yield pairs of register and block tiles with one axis of the block tile one step larger or smaller."""
         g, per = self.geometry, self.block // self.register
         for a in range(len(g.names)):
             most = -(-int(g.extents[a]) // int(self.register[a]))
@@ -87,16 +87,16 @@ class NeighbourContext:
         return not self.batch.traits.slides_windows and (self.spec.traits.blocks or self.batch.traits.reuses)
 
     def _register_neighbours(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the tiles with one axis of the register tile one step larger or smaller."""
+        """Yield pairs of register and block tiles with one axis of the register tile one step larger or smaller."""
         g = self.geometry
         for a in range(len(g.names)):
             unit = self.spec.teu.lanes if a == self.batch.vector_axis else self._register_tile_multiple(a)
             if unit == 0 or (self.batch.fragment is not None and not g.spatial[a]):
-                continue  # one fragment along k, one point along all other axes
+                continue  # one fragment along k, one point along all other reduction axes
             if self.spec.traits.simd and not g.spatial[a] and a != self.batch.vector_axis:
                 continue  # a micro-kernel takes one point at a time
             if self.batch.traits.slides_windows and not g.spatial[a]:
-                continue  # a thread that walks along windows takes them whole
+                continue  # a thread that moves along windows takes them whole
             whole = -(-int(g.extents[a]) // unit) * unit
             for n in _neighbouring_extents(int(self.register[a]), unit, whole):
                 register = self.register.copy()
@@ -104,14 +104,14 @@ class NeighbourContext:
                 yield from ((register, block) for block in self.blocks_for_register_tile(register))
 
     def _register_tile_multiple(self, a: int) -> int:
-        """Return the multiple that an axis of the register tile must be; 0 if its extent must stay 1."""
+        """Return the number that must divide the register tile's extent along an axis; 0 if the extent must stay 1."""
         f = self.batch.fragment
         if f is None:
             return 1
         return dict(zip(self.batch.matrix_axes, (f.m, f.n, f.k), strict=True)).get(self.geometry.names[a], 0)
 
     def blocks_for_register_tile(self, register: Ints) -> list[Ints]:
-        """Return the blocks for a register tile: with the same number of register tiles, or the same extent."""
+        """Return block tiles for a new register tile: with as many register tiles as before, or of a similar extent."""
         g = self.geometry
         most = -(-g.extents // register)
         counts = np.minimum(self.block // self.register, most)
@@ -122,18 +122,18 @@ class NeighbourContext:
 
 
 def adjacent_values(now: int, values: tuple[int, ...]) -> list[int]:
-    """Return the values adjacent to ``now`` in ``values``."""
+    """Return the values adjacent to ``now`` in ``values``; if ``now`` is not among them, the first two."""
     at = values.index(now) if now in values else 0
     return [v for v in values[max(0, at - 1) : at + 2] if v != now]
 
 
 def _neighbouring_reduction_steps(now: int, most: int) -> list[int]:
-    """Return half, double and the whole of a reduction step; all values stay aligned."""
+    """Return half and twice a reduction step, and the whole axis, if they are aligned and differ from ``now``."""
     return sorted({n for n in (now // 2 if now % 2 == 0 else now, min(2 * now, most), most) if n != now})
 
 
 def _neighbouring_extents(now: int, unit: int, most: int) -> list[int]:
-    """Return the values one step from ``now``: a unit, half, double; multiples of ``unit`` up to ``most``.
+    """Return the extents one step from ``now``, at most ``most``: one unit less or more, half, and double.
 
     Examples
     --------

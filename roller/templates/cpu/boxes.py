@@ -10,7 +10,7 @@ from roller.tile.geometry import Access
 
 
 def copies_box(access: Access) -> bool:
-    """Return whether staging copies the box of the tensor (forward strides or windows) instead of gathering a panel."""
+    """Return whether staging copies a box of the tensor (forward strides or windows) instead of gathering a panel."""
     if "box" not in access._memo:
         forward = (access.coefficients[:, access.spatial] >= 0).all()  # otherwise its start is known only at run time
         inside = all(b.index in access.index for b in access.guard)
@@ -19,14 +19,14 @@ def copies_box(access: Access) -> bool:
 
 
 def _has_window_or_stride(access: Access) -> bool:
-    """Return whether some dimension is a window or strided, so that a box has fewer elements than a gather."""
+    """Return whether any dimension is windowed or strided, so that a box has fewer elements than a gather."""
     rows = access.coefficients
     alone = np.count_nonzero(rows, axis=1) == 1
     return any(access.shared) or bool((alone[:, None] & (rows != 0) & (rows != 1)).any())
 
 
 def is_read_once(access: Access, v: int | None) -> bool:
-    """Return whether micro-kernels read every element once, with lanes along ``v`` adjacent or equal."""
+    """Return whether micro-kernels read every element once, with lanes along ``v`` adjacent or equal in memory."""
     if access.axis_extents[access.spatial & ~access.uses].prod() > 1 or access.guard or _has_window_or_stride(access):
         return False
     return v is None or lane_stride(access.index, access.tensor.shape, access.axis_names[v]) in (0, 1)
@@ -44,8 +44,8 @@ def words_are_contiguous(access: Access, axis: int, elements: int) -> bool:
 
 def words_are_readable(access: Access, axis: int, fragment: Fragment) -> bool:
     """Return whether words along ``axis`` are contiguous where a micro-kernel reads them: in memory or in a box."""
-    # A box of widened rows also has words at any position of its rows. The last word may extend past its axis: a row
-    # has a few more elements, and the values packed for these lanes are zero.
+    # In a box of widened rows, words may start at any position. The last word may extend past its axis: a row has a few
+    # more elements, and the values packed for these lanes are zero.
     if words_are_contiguous(access, axis, fragment.depth(int(access.axis_extents[axis]))):
         return True
     along = access.coefficients[:, axis]

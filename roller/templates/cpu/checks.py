@@ -1,4 +1,4 @@
-"""Checks of CPU programs named by the user: valid fields per structure, and budgets."""
+"""Checks user-named CPU programs: the fields that each structure allows, and budgets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roller.tile.winograd import WinogradPlan, window_product
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Raise for fields that no CPU program has."""
+    """Raise an error if a field has a value that no CPU program of this structure may have."""
     if program.interleaved or program.storage_padding or (program.stages, program.raster) != (1, 1):
         raise TileError("program: interleaved, pad, stages and raster are a GPU's. Leave them out.")
     if program.nontemporal and program.traits.reduces:
@@ -53,14 +53,14 @@ def _cpu_axes(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> list[s
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
-    """Return all choices of axes along m, n and k of an instruction, as positions."""
+    """Return every choice of the axes along an instruction's m, n and k, as positions."""
     return [
         tuple(geometry.names.index(n) for n in way) for way in byte_products.byte_product_axes(geometry, spec, fragment)
     ]
 
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
-    """Return the construction budget that a program exceeds, or ``None`` if it fits."""
+    """Return a description of the register budget that a program exceeds, or ``None`` if it fits."""
     estimate = estimate_program(program, spec)
     if math.isfinite(estimate.seconds):
         return None
@@ -75,7 +75,7 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
 def named_batches(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...]
 ) -> list[TileBatch]:
-    """Return a named program's tiles with every vector axis, packing and kind of stores that they may have."""
+    """Return batches of user-named tiles, one for each valid choice of vector axis, packing and kind of stores."""
     register, panel, block = (np.array([r], np.int64) for r in rows)
     ones, out = np.ones(1, np.int64), list[TileBatch]()
     for v in vector_axes(geometry, structure):

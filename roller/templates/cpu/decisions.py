@@ -1,4 +1,4 @@
-"""The CPU templates' decisions for programs, made once for the price (arrays) and for code generation (one row).
+"""The CPU templates' decisions for programs, made in one place for pricing (arrays) and code generation (one row).
 
 No axis is padded: the last register tile of an axis starts at ``extent - tile`` and overlaps its neighbour. Points in
 both tiles get the same value twice, so loops and stores need no predicate, and panels need no neutral padding.
@@ -38,17 +38,17 @@ Mask = NDArray[np.bool_]
 #: Staging of an operand: read in place, from a panel gathered in the order of reading, or from a copy of the box of the
 #: tensor that a task touches.
 IN_PLACE, PANEL, BOX = "in place", "panel", "box"
-#: Stride that packing copies in vectors by two loads and a shuffle, and the minimum number of elements in such a
+#: Stride that packing copies in vectors with two loads and a shuffle, and the minimum number of elements in such a
 #: vector.
 HALVED, FEWEST_HALVES = 2, 4
 #: Maximum number of multiply-adds (vectors) for which short inner reductions are unrolled into the micro-kernel.
 _UNROLL_LIMIT = 160
-#: Maximum number of broadcast values for which more than one reduction axis is unrolled: they do not change from tile
-#: to tile, so LLVM keeps all of them in registers and spills the rest.
+#: Maximum number of broadcast values for which more than one reduction axis is unrolled. These values do not change
+#: from tile to tile, so LLVM keeps all of them in registers and spills the rest.
 _UNROLLED_BROADCASTS = 12
-#: Lines of a windowed operand that stay in L1 between two taps of the window while other data stream through L1.
+#: Number of a windowed operand's lines that stay in L1 between two taps while other data stream through L1.
 _HELD_LINES = 128
-#: Elements per cache line of float32, and the length of the shortest block that is worth a loop.
+#: Number of float32 elements per cache line, and the length of the shortest block that is worth a loop.
 _LINE_ELEMENTS, _SHORTEST_BLOCK = 16, 4
 #: Maximum size (bytes) of a panel that is packed once before the tasks if several tasks would pack it otherwise.
 _UPFRONT_LIMIT_BYTES = 1 << 28
@@ -75,22 +75,25 @@ def decisions_for_lanes(batch: TileBatch, elements: int) -> Decisions:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions for the programs of a batch, as arrays ``(N, axes)``, except ``lanes`` and ``chains`` ``(N,)``.
+    """Decisions for a batch: arrays of shape ``(N, axes)``, except ``lanes`` and ``chains`` of shape ``(N,)``.
 
     Parameters
     ----------
     lanes
-        Elements of one vector; 1 without vectors.
+        Number of elements per vector; 1 without vectors.
     chains
         Number of accumulator vectors per output, if the lanes run along a reduction.
     tile, tiles
-        Effective register tiles (elements, whole vectors), and how many cover an axis; 1 along reductions.
+        Extents of the effective register tiles (elements, whole vectors), and the number of tiles that cover an axis;
+        both are 1 along reductions.
     per_task
-        Register tiles of one task.
+        Number of register tiles per task.
     chunk
-        Elements of a reduction axis that one tile of a task processes before the next tile's turn; spatial axes whole.
+        Number of elements along a reduction axis that one tile of a task processes before the next tile's turn; the
+        whole extent along a spatial axis.
     segments
-        Further ends of tiles within an axis (:func:`~roller.templates.cpu.window_clipping.clipping_segments`).
+        Positions within an axis at which tiles also end
+        (:func:`~roller.templates.cpu.window_clipping.clipping_segments`).
     """
 
     batch: TileBatch
@@ -104,48 +107,48 @@ class Decisions:
 
     @cached_property
     def tasks(self) -> Ints:
-        """Tasks along every axis, excluding the parts of a split reduction."""
+        """Number of tasks along every axis, excluding the parts of a split reduction."""
         return -(-self.tiles // self.per_task)
 
     @cached_property
     def task_count(self) -> Ints:
-        """Tasks over all outputs, ``(N,)``."""
+        """Number of tasks over all outputs, shape ``(N,)``."""
         return np.asarray(self.tasks.prod(axis=1))
 
     @cached_property
     def chunks(self) -> Ints:
-        """Chunks of every axis."""
+        """Number of chunks along every axis."""
         return -(-self.batch.geometry.extents // self.chunk)
 
     @cached_property
     def chunk_count(self) -> Ints:
-        """Number of chunks of all reductions together, ``(N,)``."""
+        """Number of chunks of all reductions together, shape ``(N,)``."""
         return np.asarray(self.chunks.prod(axis=1))
 
     @cached_property
     def split_axis(self) -> Ints:
-        """Reduction axis whose chunks are divided among parts: the axis with the most chunks, ``(N,)``."""
+        """Reduction axis whose chunks are divided among parts: the axis with the most chunks, shape ``(N,)``."""
         order = np.array(self.batch.geometry.reduction_order or (0,))
         return np.asarray(order[np.argmax(self.chunks[:, order], axis=1)])
 
     @cached_property
     def split_chunks(self) -> Ints:
-        """Chunks that are divided among the parts, ``(N,)``."""
+        """Number of chunks that are divided among the parts, shape ``(N,)``."""
         return np.asarray(self.chunks[np.arange(len(self.batch)), self.split_axis])
 
     @cached_property
     def share(self) -> Ints:
-        """Number of chunks per part of a split reduction, ``(N,)``."""
+        """Number of chunks per part of a split reduction, shape ``(N,)``."""
         return np.asarray(-(-self.split_chunks // self.batch.split_k))
 
     @cached_property
     def parts(self) -> Ints:
-        """Non-empty parts of a split reduction, at most ``split_k``, ``(N,)``."""
+        """Number of non-empty parts of a split reduction, at most ``split_k``, shape ``(N,)``."""
         return np.asarray(-(-self.split_chunks // self.share))
 
     @cached_property
     def vectors(self) -> Ints:
-        """Vector registers of accumulators of one micro-kernel, ``(N,)``."""
+        """Number of vector registers that hold a micro-kernel's accumulators, shape ``(N,)``."""
         v, outputs = self.batch.vector_axis, self.tile.prod(axis=1)
         if v is None or not self.batch.geometry.spatial[v]:
             return np.asarray(outputs * self.chains)
@@ -153,18 +156,18 @@ class Decisions:
 
     @cached_property
     def operand_vectors(self) -> Ints:
-        """Vector registers that hold one row of the vector operand during the other operand's rows, ``(N,)``."""
+        """Number of vector registers that keep a row of the vector operand during the other's rows, shape ``(N,)``."""
         v = self.batch.vector_axis
         return np.ones_like(self.lanes) if v is None else np.asarray(self.tile[:, v] // self.lanes)
 
     @cached_property
     def live(self) -> Floats:
-        """Average share of the points of every axis that micro-kernels compute; the other points are in the padding."""
+        """Average share of every axis's points that micro-kernels compute; the other points lie in the padding."""
         return computed_point_shares(self.batch.geometry, self.tile, self.chunk, self.segments)
 
     @cached_property
     def unrolled(self) -> Mask:
-        """Mask of the reduction axes unrolled into the micro-kernel, from the innermost outwards, within the limits."""
+        """Mask of the reduction axes unrolled into the micro-kernel, from the innermost outwards up to the limits."""
         b, g = self.batch, self.batch.geometry
         out = np.zeros(self.tile.shape, bool)
         work, inner, sizes = self.vectors.astype(np.float64), np.ones(len(b), bool), b.register.copy()
@@ -177,9 +180,9 @@ class Decisions:
 
     @cached_property
     def block(self) -> Ints:
-        """Block of the innermost reduction axis outside the window axes, ``(N,)``; 0 if none is needed."""
-        # The window loops are outside the inner axis, so every tap reads the whole inner axis; from a block of it that
-        # fits L1, all taps but the first read L1.
+        """Length of the innermost reduction axis's blocks, outside the window loops, shape ``(N,)``; 0: none."""
+        # The window loops are outside the inner axis, so every tap reads the whole inner axis; if a block of it fits
+        # in L1, all taps but the first read from L1.
         g, none = self.batch.geometry, np.zeros(len(self.batch), np.int64)
         if len(g.reduction_order) < 2:
             return none
@@ -200,7 +203,7 @@ class Decisions:
         return np.where(whole, 0, -(-extent // blocks))
 
     def _broadcast_value_count(self, sizes: Ints) -> Ints:
-        """Return the distinct broadcast values of a micro-kernel that covers ``sizes`` of the axes."""
+        """Return the number of distinct broadcast values in a micro-kernel that spans ``sizes`` points of the axes."""
         v, none = self.batch.vector_axis, np.zeros(len(sizes), np.int64)
         loads = [x for x in self.batch.geometry.loads if v is None or not x.uses[v]]
         return sum((np.where(x.uses, sizes, 1).prod(axis=1) for x in loads), none)
@@ -233,30 +236,30 @@ class Decisions:
         return PANEL if name in b.constants or not is_read_once(access, self._vector_axis) else IN_PLACE
 
     def staged(self, how: str) -> list[Access]:
-        """Return the operands with a given staging."""
+        """Return the operands whose staging is ``how``."""
         return [a for a in self.batch.geometry.loads if self.staging(a) == how]
 
     def upfront(self, access: Access) -> Mask:
-        """Return the mask ``(N,)`` of programs that pack a whole panel before the tasks, because tasks share it."""
+        """Return the mask of programs that pack a whole (shared or constant) panel before the tasks, shape ``(N,)``."""
         small = self.panel_bytes(access) <= _UPFRONT_LIMIT_BYTES
         return np.asarray(
             ((self._tasks_sharing_panel(access) > 1) & small) | (access.tensor.name in self.batch.constants)
         )
 
     def packers(self, access: Access) -> Ints:
-        """Return the number of tiles in which a panel is packed before the tasks, in parallel if several, ``(N,)``."""
+        """Return the number of tiles in which a panel is packed in parallel before tasks, else 1, shape ``(N,)``."""
         return np.where(self.upfront(access), np.where(access.touched_axes, self.tiles, 1).prod(axis=1), 1)
 
     def packing_count(self, access: Access) -> Ints:
-        """Return how often a whole panel is packed, ``(N,)``: once up front, or by every task that shares it."""
+        """Return how often a whole panel is packed, shape ``(N,)``: once up front, or by every task that shares it."""
         return np.where(self.upfront(access), 1, self._tasks_sharing_panel(access))
 
     def _tasks_sharing_panel(self, access: Access) -> Ints:
-        """Return the number of tasks that read the same part of a panel, ``(N,)``."""
+        """Return the number of tasks that read the same part of a panel, shape ``(N,)``."""
         return np.asarray(np.where(access.touched_axes, 1, self.tasks).prod(axis=1))
 
     def panel_bytes(self, access: Access, tiles: Ints | None = None) -> Floats:
-        """Return the bytes of a panel of ``tiles`` tiles (default: all) along every axis, ``(N,)``."""
+        """Return the size (bytes) of a panel with ``tiles`` tiles (default: all) along every axis, shape ``(N,)``."""
         g, size = self.batch.geometry, self.held_itemsize_bytes(access)
         elements = np.where(g.spatial, (self.tiles if tiles is None else tiles) * self.tile, g.extents)
         return np.asarray(np.where(access.touched_axes, elements, 1).astype(np.float64).prod(axis=1) * size)
@@ -267,7 +270,7 @@ class Decisions:
         return panel_stays_stored(access, v, b.constants) and b.fragment is None and self.staging(access) == PANEL
 
     def held_itemsize_bytes(self, access: Access) -> int:
-        """Return the bytes per element of a panel or box."""
+        """Return the number of bytes per element of a panel or box."""
         if self.batch.fragment is not None:
             return DTYPE_BYTES[self.batch.fragment.packed_dtype(access.tensor.dtype)]
         stored = self.panel_keeps_stored_dtype(access)
@@ -280,12 +283,12 @@ class Decisions:
 
     @cached_property
     def _vector_axis(self) -> int | None:
-        """Axis that vectors run along, if any."""
+        """Axis along which vectors run, or ``None``."""
         return self.batch.vector_axis if (self.lanes > 1).any() else None
 
     @cached_property
     def loop_order(self) -> Ints:
-        """Spatial axes in the loop order of a task's register tiles, outermost first, ``(N, spatial axes)``."""
+        """Spatial axes in the loop order of a task's register tiles, outermost first, shape ``(N, spatial axes)``."""
         b, g, v = self.batch, self.batch.geometry, self._vector_axis
         axes = np.array(g.spatial_axes, np.int64)
         if v is not None and not g.spatial[v]:
@@ -301,7 +304,7 @@ class Decisions:
 
     @cached_property
     def stores_vectors(self) -> Mask:
-        """Mask ``(N,)`` of programs that store results as vectors: adjacent lanes are adjacent in memory or in runs."""
+        """Mask of programs that store vectors, shape ``(N,)``: their lanes are adjacent in memory, or in runs."""
         v, store = self.batch.vector_axis, self.batch.geometry.store
         if v is None:
             return np.ones(len(self.batch), bool)
@@ -313,7 +316,7 @@ class Decisions:
 
 
 def starts_at_lines(lanes: Ints | int, tiles: Ints | int, step: int | None) -> Mask:
-    """Return whether nontemporal vector stores begin at cache lines: rows must be contiguous and long enough."""
+    """Return whether non-temporal vector stores begin at cache lines: rows must be contiguous and long enough."""
     return np.asarray((np.asarray(lanes) > 1) & (np.asarray(tiles) >= ALIGNED_TILES) & (step == 1))
 
 
@@ -326,7 +329,7 @@ def vector_copy_run(index: Sequence[Index], shape: Sequence[int], axis: str, ext
 
 
 def phases(access: Access, v: int) -> int:
-    """Return the stride of axis ``v`` in rows of a box if at most one other axis indexes them, with stride one."""
+    """Return the stride of axis ``v`` in rows of a box, or 1 unless at most one axis of stride 1 also indexes them."""
     row, others = access.coefficients[-1], np.delete(access.coefficients[-1], v)
     return int(row[v]) if row[v] > 1 and others.sum() <= 1 and (others >= 0).all() else 1
 

@@ -13,8 +13,8 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES, DTYPES
 from roller.tile.geometry import Access
 
-#: Bytes of a constant above which it leaves a core's caches between calls, and the maximum number of uses of each
-#: element for which its bytes cost more than a conversion of every vector.
+#: Size (bytes) of a constant from which on it leaves a core's caches between calls, and the maximum number of uses of
+#: each element for which its bytes cost more than a conversion of every vector.
 _FAR_BYTES, _FEW_USES = 1 << 16, 8
 
 
@@ -24,7 +24,7 @@ def is_converted(access: Access) -> bool:
 
 
 def computed_itemsize_bytes(access: Access) -> int:
-    """Return the bytes per element in the dtype of computation."""
+    """Return the number of bytes per element in the dtype of computation."""
     return DTYPE_BYTES["float32"] if is_converted(access) else access.tensor.itemsize_bytes
 
 
@@ -41,7 +41,7 @@ def rows_are_copied(access: Access, constants: Collection[str]) -> bool:
 
 def panel_stays_stored(access: Access, v: int | None, constants: Collection[str]) -> bool:
     """Return whether a panel keeps 16-bit floats as stored: a large constant that a call uses a few times."""
-    # It comes from beyond the core's caches, so fewer bytes are worth a conversion of every vector.
+    # Such a constant comes from beyond the core's caches, so fewer bytes are worth a conversion of every vector.
     row = DTYPES[access.tensor.dtype]
     if not row.is_narrow or row.is_byte_float or v is None or not access.uses[v]:
         return False

@@ -1,6 +1,6 @@
 """The price of one CPU program as a tree of terms: micro-kernels, caches, packing, and tasks.
 
-The numbers come from the templates' prices; this module adds the rules that relate them, in the order of computation.
+The values come from the templates' prices; this module adds the rules that relate them, in the order of computation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from roller.perf.terms import Term, TermBuilder
 from roller.templates.cpu.common.cores import Parts
 
-#: Memory layer of each traffic term, and its common name.
+#: Memory layer of each traffic term, and the layer's common name.
 _LAYERS = {"l2_s": ("l2", "L2"), "l3_s": ("l3", "L3"), "dram_s": ("dram", "DRAM")}
 
 
@@ -37,7 +37,7 @@ def _tiled_terms(p: Parts, at: TermBuilder) -> Term:
 
 
 def _compute(p: Parts, at: TermBuilder) -> Term:
-    """Return the seconds of all micro-kernels."""
+    """Return the term for the time that all micro-kernels take."""
     kernels = at.given("micro-kernels", p["kernels"])
     points = at.made("product", "reduction of a micro-kernel", p["points"] * p["cycles"], "cycles",
                      at.given("reduction points", p["points"]),
@@ -50,7 +50,7 @@ def _compute(p: Parts, at: TermBuilder) -> Term:
 
 
 def _partial_line_store_term(p: Parts, at: TermBuilder) -> Term:
-    """Return the seconds of stores to lines that vectors do not fill."""
+    """Return the term for the time of stores to lines that vectors do not fill."""
     cycles = at.made("product", "cycles of all", p["kernels"] * p["lines"], "cycles",
                      at.given("micro-kernels", p["kernels"]),
                      at.given("cycles of partly filled lines", p["lines"], "cycles"))  # fmt: skip
@@ -58,7 +58,7 @@ def _partial_line_store_term(p: Parts, at: TermBuilder) -> Term:
 
 
 def _cycles_as_seconds_term(p: Parts, at: TermBuilder, name: str, value: object, cycles: Term) -> Term:
-    """Return cycles as seconds of the busiest core."""
+    """Return the term for the seconds that the busiest core takes for its share of ``cycles``."""
     spec = p["spec"]
     rate = at.made("product", "cycles per second of all cores", spec.clock_hz * spec.units, "Hz",
                    at.given("clock", spec.clock_hz, "Hz"), at.given("cores", spec.units))  # fmt: skip
@@ -67,7 +67,7 @@ def _cycles_as_seconds_term(p: Parts, at: TermBuilder, name: str, value: object,
 
 
 def _traffic_term(p: Parts, at: TermBuilder, term: str) -> Term:
-    """Return the seconds of a layer's bytes at its bandwidth."""
+    """Return the term for the time that a layer takes to move its bytes at its bandwidth."""
     layer, shown = _LAYERS[term]
     bandwidth = at.given("bandwidth", p["spec"].layer(layer).bandwidth_bytes_per_s, "bytes/s", layer)
     if term == "dram_s":
@@ -80,7 +80,7 @@ def _traffic_term(p: Parts, at: TermBuilder, term: str) -> Term:
 
 
 def _wait_for_lines_term(p: Parts, at: TermBuilder) -> Term:
-    """Return the seconds of waiting for lines that no prefetcher loads."""
+    """Return the term for the time spent waiting for lines that no prefetcher loads."""
     moved = at.given("bytes no prefetcher follows", p["stream_bytes"], "bytes", "l3")
     bandwidth = at.given("bandwidth", p["spec"].layer("l3").bandwidth_bytes_per_s, "bytes/s", "l3")
     even = Term("shared evenly", moved.value / bandwidth.value, "s", "quotient", (moved, bandwidth))

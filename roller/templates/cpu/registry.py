@@ -69,7 +69,7 @@ TEMPLATES = (
 
 
 def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the batches of one form, each limited to its share of ``options.pool``, and the Winograd batches."""
+    """Return the batches of one form, including Winograd batches, each limited to a share of ``options.pool``."""
     found = [(t, b) for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
     batches = [*(b for _, b in found), *(v for t, b in found if t.vary for v in t.vary(b, spec, options))]
     kept, share = [], max(1, options.pool // len(batches))
@@ -93,8 +93,8 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
-    """Price a batch with its template: return ``seconds`` and its terms as arrays ``(N,)``."""
-    # The intermediate numbers are appended to ``told``, for explanations (:mod:`roller.templates.cpu.price_terms`).
+    """Price a batch with its template: return ``seconds`` and its terms as arrays of shape ``(N,)``."""
+    # The intermediate values are appended to ``told``, for explanations (:mod:`roller.templates.cpu.price_terms`).
     template = template_of(TEMPLATES, batch)
     parts: Parts = {"spec": spec, "batch": batch, "way": template.name}
     terms = parts["terms"] = template.price(batch, spec, parts)

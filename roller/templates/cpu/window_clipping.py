@@ -1,7 +1,7 @@
 """Clipping of windows: the taps that are in the padding for a whole register tile, which the micro-kernel skips.
 
-Taps ``d`` elements apart on an image of ``n`` leave the image at ``d`` of its ``n`` positions. The micro-kernel of a
-tile loops only over taps that are inside the image for some output of the tile.
+A tap ``d`` elements away from its output lies outside an image of ``n`` elements at ``d`` of the ``n`` positions. The
+micro-kernel of a tile loops only over taps that are inside the image for at least one output of the tile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHORTEST_SEGMENT = 2
 
 @dataclass(frozen=True)
 class Slide:
-    """A point of the axes ``output`` and ``tap`` is inside if ``low <= step * output + gap * tap < high``."""
+    """A window axis ``tap`` that slides along ``output``: inside if ``low <= step * output + gap * tap < high``."""
 
     output: int
     tap: int
@@ -38,11 +38,11 @@ class Slide:
     bound: Bound
 
     def first(self, last_output: Any) -> Any:
-        """Return the first tap that is inside for some output up to ``last_output``; below 0 if all taps are."""
+        """Return the first tap that is inside for at least one output up to ``last_output``; below 0 if all are."""
         return -((self.step * last_output - self.low) // self.gap)
 
     def end(self, first_output: Any) -> Any:
-        """Return the end of the taps that are inside for some output from ``first_output`` on."""
+        """Return the end of the taps that are inside for at least one output from ``first_output`` on."""
         return (self.high - 1 - self.step * first_output) // self.gap + 1
 
 
@@ -77,9 +77,9 @@ def _find_padded_slides(geometry: Geometry) -> tuple[Slide, ...]:
 
 def clipping_segments(geometry: Geometry, staged: Sequence[str]) -> Mapping[int, tuple[int, ...]]:
     """Return ends of register tiles such that each tap is inside for all outputs of a tile or for none."""
-    # Guarded operands that are not ``staged`` can then be read in place without a guard. By axis: the first output of
-    # each segment, and the number of outputs; empty if some guard is of another kind, or if segments are single
-    # outputs.
+    # Guarded operands that are not ``staged`` can then be read in place without a guard. The result maps an axis to
+    # the first output of each segment and the number of outputs; it is empty if any guard is of a different kind or
+    # segments are single outputs.
     found: dict[int, set[int]] = {}
     known = {s.bound: s for s in padded_slides(geometry)}
     for load in geometry.expr.anchor.loads:
@@ -97,12 +97,12 @@ def clipping_segments(geometry: Geometry, staged: Sequence[str]) -> Mapping[int,
 
 
 def shortest(segments: Sequence[int]) -> int:
-    """Return the number of outputs of the shortest segment."""
+    """Return the number of outputs in the shortest segment."""
     return min(b - a for a, b in itertools.pairwise(segments))
 
 
 def tiles_of(segments: Sequence[int], tile: int) -> tuple[int, ...]:
-    """Return the number of register tiles of every segment."""
+    """Return the number of register tiles in every segment."""
     return tuple(-(-(b - a) // tile) for a, b in itertools.pairwise(segments))
 
 
@@ -132,7 +132,7 @@ def end_tiles_at_segments(
 def computed_point_shares(
     geometry: Geometry, tile: Ints, chunk: Ints, segments: Mapping[int, tuple[int, ...]]
 ) -> Floats:
-    """Return the average share of every axis's points that micro-kernels compute, ``(N, axes)``."""
+    """Return the average share of every axis's points that micro-kernels compute, shape ``(N, axes)``."""
     shares = np.ones(tile.shape)
     for s in padded_slides(geometry):
         taps = int(geometry.extents[s.tap])

@@ -1,1 +1,1 @@
-"""Code generators: rPrograms to kernels through TVM (imports TVM)."""
+"""Parts of code generation that CPU and GPU templates share (imports TVM)."""

@@ -1,8 +1,8 @@
 """8-bit floats in generated code: stored as bytes, converted by integer arithmetic.
 
-Few processors and GPUs have instructions for them, and GPU instructions saturate. Templates therefore write such dtypes
-like any other, and :func:`replace_byte_floats_by_bytes` turns tensors into ``uint8`` and conversions into the device's
-arithmetic before TVM lowers anything.
+Few processors and GPUs have instructions for such conversions, and those of GPUs saturate. Templates therefore write
+these dtypes like any other, and :func:`replace_byte_floats_by_bytes` turns tensors into ``uint8`` and conversions into
+the device's arithmetic before TVM lowers anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller.errors import BuildError
 from roller.expr import Cast, Const, IndexValue, Scalar, Stage, TensorExpr, transform
 from roller.te.compat import Call, TensorLoad, dtype_of, structural_map, structural_walk, tirx
 
-#: Converts an expression for an 8-bit dtype: a float32 to its byte, or a byte to its float32.
+#: Converts a float32 to the byte of an 8-bit float, or such a byte to a float32.
 Conversion: TypeAlias = Callable[[Any, DType], Any]
 _BYTE = "uint8"
 
@@ -79,7 +79,7 @@ def _byte_of(value: Any) -> Any:
 
 
 class _ByteFloatRewriter:
-    """Node handlers of one pass, called after a node's children; an 8-bit float is a reinterpreted byte."""
+    """Node handlers of one pass, called after a node's children; they represent 8-bit floats as reinterpreted bytes."""
 
     def __init__(self, to_float: Conversion, to_byte: Conversion) -> None:
         self.to_float, self.to_byte = to_float, to_byte
@@ -96,24 +96,24 @@ class _ByteFloatRewriter:
         return self.buffers[b]
 
     def load(self, node: Any) -> Any:
-        """Read a byte."""
+        """Replace a load of an 8-bit float by a load of its byte."""
         dtype = dtype_of(node)
         if not _is_byte_float(dtype):
             return node
         return tirx.reinterpret(dtype, tirx.BufferLoad(self.buffer(node.source), list(node.indices)))
 
     def store(self, node: Any) -> Any:
-        """Write a byte."""
+        """Replace a store of an 8-bit float by a store of its byte."""
         if not _is_byte_float(str(node.buffer.dtype)):
             return node
         return tirx.BufferStore(self.buffer(node.buffer), _byte_of(node.value), list(node.indices))
 
     def alloc(self, node: Any) -> Any:
-        """Allocate bytes."""
+        """Replace an allocation of 8-bit floats by one of bytes."""
         return tirx.AllocBuffer(self.buffer(node.buffer)) if _is_byte_float(str(node.buffer.dtype)) else node
 
     def declare(self, node: Any) -> Any:
-        """Declare a buffer of bytes over existing memory."""
+        """Replace a declaration of 8-bit floats over existing memory by one of bytes."""
         if not _is_byte_float(str(node.buffer.dtype)):
             return node
         b = node.buffer
@@ -122,7 +122,7 @@ class _ByteFloatRewriter:
         return tirx.DeclBuffer(self.buffers[b], data=node.data)
 
     def cast(self, node: Any) -> Any:
-        """Convert by the device's arithmetic."""
+        """Replace a conversion from or to an 8-bit float by the device's arithmetic."""
         to, source = dtype_of(node), dtype_of(node.value)
         value = node.value
         if _is_byte_float(source):
@@ -134,14 +134,14 @@ class _ByteFloatRewriter:
         return node
 
     def literal(self, node: Any) -> Any:
-        """Replace a literal by its byte."""
+        """Replace an 8-bit float literal by its byte."""
         dtype = dtype_of(node)
         if not _is_byte_float(dtype):
             return node
         return tirx.reinterpret(dtype, tirx.const(int(encode_stored_values(float(node.value), dtype)), _BYTE))
 
     def select(self, node: Any) -> Any:
-        """Select one of two bytes."""
+        """Replace a selection of one of two 8-bit floats by a selection of one of their bytes."""
         dtype = dtype_of(node)
         if not _is_byte_float(dtype):
             return node
@@ -150,7 +150,7 @@ class _ByteFloatRewriter:
         )
 
     def call(self, node: Any) -> Any:
-        """Rewrite the address of a byte, and a conditional of two bytes."""
+        """Rewrite the address of an 8-bit float, and a conditional expression with 8-bit floats, to use bytes."""
         name = getattr(node.op, "name", "")
         if name == "tirx.address_of":
             return tirx.address_of(_byte_of(node.args[0]))

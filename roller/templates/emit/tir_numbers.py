@@ -14,9 +14,10 @@ from roller.te.compat import tvm
 
 #: Node fields that hold numbers directly; all other integers in a node are positions of earlier nodes.
 _NUMBERS = {("tirx.For", "kind"), ("tirx.BufferType", "data_alignment"), ("tirx.BufferType", "offset_factor")}
-#: Kinds of loops without a counter: vectorized and unrolled ones.
+#: Kinds of loops whose extent must be constant: vectorized and unrolled ones.
 _COUNTLESS = (2, 3)
-#: The dtype of sizes. Formulas are cast if a number has another dtype, such as an index that is a result.
+#: The dtype of sizes. A formula is cast if the number it replaces has a different dtype, such as that of an index
+#: returned as a result.
 _SIZE = "int32"
 _INTEGER, _FLOAT, _BOXED = "ir.IntImm", "ir.FloatImm", "int"
 
@@ -28,9 +29,9 @@ class TirText:
     Parameters
     ----------
     nodes
-        Nodes of TVM's JSON; a node refers to earlier ones by position.
+        Nodes of TVM's JSON; a node refers to earlier nodes by position.
     numbers
-        Position of every number in ``nodes``, and the number.
+        For every number, the position of its node in ``nodes``, and the number itself.
     shape
         Everything but the numbers, as text: equal for statements that differ only in numbers.
     """
@@ -46,7 +47,7 @@ class TirText:
 
 
 def separate_numbers(several: Sequence[Any], *, kept: bool = False) -> TirText:
-    """Return variables and a statement (last) as data; ``kept`` keeps the numbers that code must know."""
+    """Return variables and a statement (last) as data; ``kept`` leaves numbers that code must know in the text."""
     data = json.loads(tvm.ir.save_json(tvm.runtime.convert(list(several))))
     nodes, new = list[dict[str, Any]](), dict[int, int]()
     numbers = []
@@ -77,7 +78,7 @@ def separate_numbers(several: Sequence[Any], *, kept: bool = False) -> TirText:
 
 
 def _numbers_code_must_know(given: Sequence[dict[str, Any]]) -> frozenset[int]:
-    """Return the numbers that the code must know: threads, register and scratchpad sizes, loops without a counter."""
+    """Return the nodes of numbers that code must know: threads, buffer sizes, and vectorized or unrolled extents."""
     found: set[int] = set()
     for node in given:
         data: Any = node.get("data")
@@ -108,12 +109,12 @@ def _renumber_node(node: dict[str, Any], new: Mapping[int, int], given: Sequence
 
 
 def numbers_by_place(texts: Sequence[TirText]) -> list[tuple[int, ...]]:
-    """Return, for each number of statements of equal shape, its values in all of them."""
+    """Return, for each number's position in statements of equal shape, its values in all of them."""
     return list(zip(*([number for _, number in t.numbers] for t in texts), strict=True))
 
 
 def substitute_formulas(text: TirText, formulas: Sequence[Formula], sizes: Sequence[str] | None = None) -> list[Any]:
-    """Return a text's variables and statement with formulas for its numbers, then the variables of ``sizes``."""
+    """Return a text's variables and statement, with formulas in place of numbers, then the variables of ``sizes``."""
     writer = _NodeWriter([json.loads(json.dumps(n)) for n in text.nodes])
     for (at, _), formula in zip(text.numbers, formulas, strict=True):
         writer.put(at, formula)
@@ -184,7 +185,7 @@ class _NodeWriter:
         )
 
     def _size_type(self, place: Mapping[int, int]) -> int:
-        """Return the node of the sizes' type."""
+        """Return the new position of the node for the type of sizes."""
         return next(at for m, at in place.items() if _is_type_node(self.nodes[m], _SIZE))
 
     def _node_or_number(self, value: Any, place: Mapping[int, int]) -> int:
@@ -209,7 +210,7 @@ class _NodeWriter:
         return self._vars[key]
 
     def variables(self, sizes: Sequence[str]) -> int:
-        """Write a list of the variables of ``sizes``."""
+        """Write an array of the variables of ``sizes`` and return its position."""
         found: dict[str, list[int]] = {n: [at for (name, _), at in self._vars.items() if name == n] for n in sizes}
         wrong = [n for n, several in found.items() if len(several) != 1]
         if wrong:
@@ -234,7 +235,7 @@ class _NodeWriter:
         return self._write_binary(how, found, self._write_number(atom.by, span, ty), span, ty)
 
     def _write_reciprocal(self, formula: Formula, span: int, ty: int, whole: int) -> int:
-        """Write the reciprocal of a formula, divided in double precision and then rounded like a constant."""
+        """Write the reciprocal of a formula: a division in double precision, rounded like a constant."""
         if not formula.terms:
             return self._add_node(_FLOAT, {"span": span, "ty": ty, "value": 1 / formula.const})
         double = self._add_node("ir.PrimType", {"span": span, "dtype": "float64"})

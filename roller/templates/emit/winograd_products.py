@@ -11,7 +11,7 @@ _DTYPE = "float32"
 
 
 def weighted_sum(coefficients: Sequence[float], values: Sequence[Expr]) -> Expr:
-    """Return the sum of products, skipping factors 0 and 1; at least one coefficient is not zero."""
+    """Return the sum of products without multiplications by 0 and 1; at least one coefficient must be nonzero."""
     total: Expr | None = None
     for c, v in zip(coefficients, values, strict=True):
         if c == 0.0:
@@ -25,7 +25,7 @@ def weighted_sum(coefficients: Sequence[float], values: Sequence[Expr]) -> Expr:
 
 
 def multiply_by_transform(matrix: Matrix, values: Sequence[Expr]) -> list[Expr]:
-    """Return ``matrix @ values``; rows that differ only in signs (opposite points) share their two halves."""
+    """Return ``matrix @ values``; rows that differ only in signs (opposite points) share their two partial sums."""
     out = []
     for row in matrix:
         sizes = [abs(c) for c in row]

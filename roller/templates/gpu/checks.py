@@ -1,4 +1,4 @@
-"""Checks of GPU programs named by the user, by structure."""
+"""Checks of GPU programs that the user specifies, by structure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roller.tile.winograd_products import batched_product, products_program
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Reject a program with fields that GPU programs of its structure do not have."""
+    """Raise an error if a program has fields or tiles that GPU programs of its structure cannot have."""
     del geometry, spec
     if program.nontemporal:
         raise TileError("program: 'nontemporal' belongs to CPUs. Leave it out.")
@@ -43,7 +43,7 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
 
 
 def _check_whole_windows(program: RProgram) -> None:
-    """Raise if the threads of a window program would process only part of a window."""
+    """Raise an error if the threads of a window program would process only part of a window."""
     for layer, tile in program.tiles:
         for axis, extent in zip(program.axes, tile, strict=True):
             if axis.kind != SPATIAL and extent != axis.extent:
@@ -54,7 +54,7 @@ def _check_whole_windows(program: RProgram) -> None:
 
 
 def _check_whole_vectors(program: RProgram) -> None:
-    """Raise if the register tile does not hold whole vectors; rows with shifted positions are exempt."""
+    """Raise an error if the register tile does not hold whole vectors; row programs are exempt."""
     axis = program.vector_axis
     if axis is None or program.traits.spreads_reductions:
         return
@@ -66,7 +66,7 @@ def _check_whole_vectors(program: RProgram) -> None:
 
 
 def _check_window_product_tiles(program: RProgram) -> None:
-    """Raise if the tiles of a window product do not tile the product of its transformed operands."""
+    """Raise an error if a window product's tiles do not correspond to tiles of the product of transformed operands."""
     found = batched_product(program.expr, program.structure)
     assert found is not None  # there is a window product
     inner = found.inner(program)
@@ -78,12 +78,12 @@ def _check_window_product_tiles(program: RProgram) -> None:
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
-    """Return the (m, n, k) axes along which a matrix instruction can compute an expression."""
+    """Return the choices of (m, n, k) axes along which a matrix instruction can compute an expression."""
     return [form.axes for form in matrix_forms(geometry, spec) if form.fragment == fragment]
 
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
-    """Return the construction budget that a program exceeds, or ``None`` if it fits."""
+    """Return a description of the limit that a program exceeds, or ``None`` if it fits."""
     program = products_program(program) or program
     batch, lim = batch_of([program]), spec.limits
     threads, lanes = program.threads_per_block, spec.teu.lanes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Description of construction for structures that grow no tiles.
+#: Description of construction, by structure, for structures whose tiles do not grow.
 ENUMERATED = {
     "rows": "Threads along a row, threads along rows, and what each holds are enumerated; the model's price chooses "
     "among all that fit.",

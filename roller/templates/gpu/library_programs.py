@@ -20,7 +20,7 @@ from roller.tile.structures import TILED, structure_of
 
 
 def restrict_options_to_library(options: ConstructOptions, policy: LibraryPolicy) -> ConstructOptions:
-    """Return the options restricted to mechanisms that libraries have."""
+    """Return the options restricted to the mechanisms that the policy allows."""
     return replace(
         options,
         winograd=options.winograd and policy.winograd,
@@ -29,7 +29,7 @@ def restrict_options_to_library(options: ConstructOptions, policy: LibraryPolicy
 
 
 def library_product_programs(geometry: Geometry, spec: DeviceSpec, policy: LibraryPolicy) -> list[TileBatch]:
-    """Return the programs for a matrix product on threads with the policy's tiles, or none for other expressions."""
+    """Return the SIMT programs for a matrix product with the policy's tiles, or none for other expressions."""
     # A product has one wide axis per operand and one reduction axis; other axes are a batch of products.
     sides = _product_axes(geometry)
     if sides is None or not structure_of(geometry).reuses:
@@ -51,7 +51,7 @@ def library_product_programs(geometry: Geometry, spec: DeviceSpec, policy: Libra
 
 
 def _product_axes(geometry: Geometry) -> tuple[int, int, int] | None:
-    """Return the positions of a product's rows, columns and reduction; or ``None`` unless there is one of each."""
+    """Return the positions of a product's row, column and reduction axes, or ``None`` if it has no such axes."""
     reduced = [a for a in geometry.reduced_axes if geometry.extents[a] > 1] or list(geometry.reduced_axes[:1])
     if len(geometry.loads) != 2 or len(reduced) != 1:
         return None
@@ -102,7 +102,7 @@ def _threads_per_row(columns: int, vector: int, spec: DeviceSpec, policy: Librar
 
 
 def library_stream_programs(batch: TileBatch, policy: LibraryPolicy) -> TileBatch:
-    """Return the element-wise programs whose threads take one vector each."""
+    """Return the element-wise programs whose threads take one vector each, or all programs if there are none."""
     vector = _vector_elements(batch, policy)
     one = product(batch.register, range(len(batch.geometry.names))) == vector
     one &= not batch.staged

@@ -26,7 +26,7 @@ _WAVES, _ONLY = ("full waves", "last wave"), "the only wave"
 
 
 def explained(told: Sequence[Parts]) -> Term:
-    """Return the predicted seconds of the single program in ``told`` as a tree of terms."""
+    """Return the predicted time of the single program in ``told``, in seconds, as a tree of terms."""
     kernel = _kernel_term(told[0])
     if len(told) == 1:
         return kernel
@@ -41,7 +41,7 @@ def explained(told: Sequence[Parts]) -> Term:
 
 
 def _transform_term(name: str, p: dict[str, float]) -> Term:
-    """Return the seconds of one kernel of Winograd's transforms."""
+    """Return the term for the time of one transform kernel of Winograd's algorithm."""
     r = TermBuilder()
     work = [r.given("DRAM", p["dram_s"], "s", "global"), r.given("L2", p["l2_s"], "s", "l2"),
             r.given("instructions", p["compute_s"], "s"), r.given("latency", p["latency_s"], "s")]  # fmt: skip
@@ -50,7 +50,7 @@ def _transform_term(name: str, p: dict[str, float]) -> Term:
 
 
 def _kernel_term(p: Parts) -> Term:
-    """Return the predicted seconds of one kernel, and of the kernel that adds parts of a split reduction."""
+    """Return the term for the predicted time of a kernel, including the kernel that adds a split reduction's parts."""
     r, terms, waves, spec = TermBuilder(), p["terms"], p["waves"], p["spec"]
     each = []
     for n, name in enumerate(_WAVES):
@@ -71,7 +71,7 @@ def _kernel_term(p: Parts) -> Term:
 
 
 def _power_term(p: Parts, at: TermBuilder) -> Term:
-    """Return the seconds in which the board's power limit allows a launch."""
+    """Return the term for the minimum time that a launch takes within the board's power limit."""
     spec, batch, each = p["spec"], p["batch"], cycle_energies_j(p["batch"], p["spec"])
     assert each is not None
     busy = busy_cycles(batch, spec, p["work"])
@@ -94,7 +94,7 @@ def _power_term(p: Parts, at: TermBuilder) -> Term:
 
 
 def _power_label(spec: DeviceSpec) -> str:
-    """Return the label of the power that remains for cycles."""
+    """Return the label of the power that remains for cycles and bytes."""
     standing = spec.execution.standing_w
     return f"most the board draws beside the {standing:g} W it always does" if standing else "most the board draws"
 
@@ -111,7 +111,7 @@ def _wave_term(p: Parts, at: TermBuilder) -> Term:
 
 
 def _overlapped_phases_term(p: Parts, at: TermBuilder) -> Term:
-    """Return the seconds in which resident blocks pass through memory, copies and arithmetic."""
+    """Return the term for the time in which resident blocks pass through memory, copies and arithmetic."""
     memory, pipes = _memory_term(p, at), _pipe_terms(p, at)
     if "loads" in p:
         stores = at.given("stores of results that nothing hides", p["stores"], "s")
@@ -130,7 +130,7 @@ def _overlapped_phases_term(p: Parts, at: TermBuilder) -> Term:
 
 
 def _memory_term(p: Parts, at: TermBuilder) -> Term:
-    """Return the seconds that memory takes for a wave."""
+    """Return the term for the time that memory takes for a wave."""
     bus, spec = p["bus"], p["spec"]
     far = spec.layer("global")
     share = at.given("share of the blocks", p["share"])
@@ -162,7 +162,7 @@ def _memory_term(p: Parts, at: TermBuilder) -> Term:
 
 
 def _launch_bytes_term(p: Parts, at: TermBuilder, layer: str) -> Term:
-    """Return the bytes of the launch through a layer, by source of traffic."""
+    """Return the term for the bytes that the launch moves through a layer, by source of traffic."""
     name, index = ("dram_bytes", 2) if layer == "global" else ("l2_bytes", 1)
     every = [at.given(m[0], m[index], "bytes", layer) for m in p["by_tensor"]]
     parts = [t for t in every if t.value] or every[:1]  # zeros leave a sum unchanged
@@ -171,7 +171,7 @@ def _launch_bytes_term(p: Parts, at: TermBuilder, layer: str) -> Term:
 
 
 def _bandwidth_term(p: Parts, at: TermBuilder) -> Term:
-    """Return the bandwidth that the wave's loads achieve."""
+    """Return the term for the bandwidth that the wave's loads achieve."""
     far, bus = p["spec"].layer("global"), p["bus"]
     peak = at.given("peak bandwidth", bus["peak"], "bytes/s", "global")
     if not far.bandwidth_per_teu_bytes_per_s:
@@ -184,7 +184,7 @@ def _bandwidth_term(p: Parts, at: TermBuilder) -> Term:
 
 
 def _pipe_terms(p: Parts, at: TermBuilder) -> tuple[Term, ...]:
-    """Return the phases of copies and arithmetic: separate if integer instructions have their own pipes."""
+    """Return the terms for arithmetic and copies, or for their sum if they share pipes."""
     b, clock = p["waves"].per_unit, _clock_term(p, at)
     arithmetic = at.made("quotient", "arithmetic", p["arithmetic"], "s", _arithmetic_cycles_term(p, b, at), clock)
     copying = at.made("quotient", "instructions of copies", p["copying"], "s", _copy_cycles_term(p, b, at), clock)
@@ -199,7 +199,7 @@ def _clock_term(p: Parts, at: TermBuilder) -> Term:
 
 
 def _teus_per_scheduler_term(p: Parts, blocks: Any, at: TermBuilder) -> Term:
-    """Return the number of TEUs per scheduler."""
+    """Return the term for the number of TEUs per scheduler."""
     work, schedulers = p["work"], p["spec"].teu.schedulers_per_unit
     return at.made("quotient", "TEUs of a scheduler", work.teus * blocks / schedulers, "", _teus_per_unit_term(p,
         blocks, at),
@@ -213,7 +213,7 @@ def _teus_per_unit_term(p: Parts, blocks: Any, at: TermBuilder) -> Term:
 
 
 def _arithmetic_cycles_term(p: Parts, blocks: Any, at: TermBuilder) -> Term:
-    """Return the cycles of :meth:`Work.arithmetic` for ``blocks`` blocks of a unit."""
+    """Return the term for the cycles of :meth:`BlockWork.arithmetic` with ``blocks`` blocks on a unit."""
     work: BlockWork = p["work"]
     share, told = _teus_per_scheduler_term(p, blocks, at), work.told(blocks, p["spec"].teu.schedulers_per_unit)
     whole = at.made("ceiling", "TEUs of the busiest scheduler", told["whole"], "", share)
@@ -241,7 +241,7 @@ def _arithmetic_cycles_term(p: Parts, blocks: Any, at: TermBuilder) -> Term:
 
 
 def _copy_cycles_term(p: Parts, blocks: Any, at: TermBuilder) -> Term:
-    """Return the cycles of :meth:`Work.copy_cycles` for ``blocks`` blocks of a unit."""
+    """Return the term for the cycles of :meth:`BlockWork.copy_cycles` with ``blocks`` blocks on a unit."""
     work: BlockWork = p["work"]
     copies = at.made("product", "copies of all steps", work.steps * work.copies, "cycles",
                      at.given("reduction steps", work.steps),
@@ -253,7 +253,7 @@ def _copy_cycles_term(p: Parts, blocks: Any, at: TermBuilder) -> Term:
 
 
 def _issue_cycles_term(p: Parts, work: BlockWork, at: TermBuilder) -> Term:
-    """Return the cycles of :meth:`Work.issue_cycles`."""
+    """Return the term for the cycles of :meth:`BlockWork.issue_cycles`."""
     per_unit, schedulers = p["waves"].per_unit, p["spec"].teu.schedulers_per_unit
     share = _teus_per_scheduler_term(p, per_unit, at)
     arithmetic = work.teus * per_unit / schedulers * work.steps * work.groups * work.issue
@@ -265,14 +265,14 @@ def _issue_cycles_term(p: Parts, work: BlockWork, at: TermBuilder) -> Term:
 
 
 def _overlapped_block_term(p: Parts, arithmetic: Term, copies: Term, at: TermBuilder) -> Term:
-    """Return the cycles of one block whose products overlap its copies and precede its stores."""
+    """Return the term for the cycles of one block whose products overlap its copies and precede its stores."""
     stores = at.given("epilogue and stores", p["work"].store_cycles(1.0, p["spec"].teu.schedulers_per_unit), "cycles")
     products = Term("products and stores", arithmetic.value + stores.value, "cycles", "sum", (arithmetic, stores))
     return Term("its cycles", max(products.value, copies.value), "cycles", "largest", (products, copies))
 
 
 def _latency_chain_term(p: Parts, at: TermBuilder) -> Term:
-    """Return the seconds of one block that has its unit to itself."""
+    """Return the term for the time of one block that has its unit to itself."""
     latency, name = p["spec"].layer("global").latency_s or 0.0, "one block alone"
     arithmetic, copies = _arithmetic_cycles_term(p, 1.0, at), _copy_cycles_term(p, 1.0, at)
     cycles = Term("its cycles", arithmetic.value + copies.value, "cycles", "sum", (arithmetic, copies))

@@ -55,7 +55,7 @@ def _winograd_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOpt
 
 
 def _matrix_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs for matrix units, including warp groups: one search finds both."""
+    """Return the programs for matrix units, including those of warp groups, which the same search finds."""
     forms = [Geometry.of(form) for form in matrix_forms(expr, spec, options)]
     return matrix_candidates(forms, spec, options) if forms else []
 
@@ -104,7 +104,7 @@ def programs_of_form(geometry: Geometry, spec: DeviceSpec, options: ConstructOpt
 
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
-    """Yield the batches of every template, in their order; batches for all forms at once come last."""
+    """Yield the batches of every template, in template order; batches for all forms at once come last."""
     policy = POLICIES[options.policy]
     if policy is None:
         yield from _constructed_programs(expr, spec, options)
@@ -115,7 +115,7 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
 def _library_programs(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, policy: LibraryPolicy
 ) -> list[TileBatch]:
-    """Return the programs of the policy's kernels: for a matrix unit if it takes the dtypes, else for threads."""
+    """Return the policy's programs: Winograd's algorithm, a matrix unit, SIMT or others, whichever exist first."""
     found = _winograd_programs(expr, spec, options) or _matrix_programs(expr, spec, options)
     found = found or [
         b for f in canonical_forms(expr, options) for b in library_product_programs(Geometry.of(f), spec, policy)
@@ -135,24 +135,24 @@ def _constructed_programs(expr: TensorExpr, spec: DeviceSpec, options: Construct
 def price(
     batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, told: list[Parts] | None = None
 ) -> Terms:
-    """Price a batch by its template; see :func:`roller.templates.gpu.common.price.price`."""
+    """Price a batch with its template; see :func:`roller.templates.gpu.common.price.price`."""
     return template_of(TEMPLATES, batch).price(batch, spec, laid, told)
 
 
 def price_programs(
     batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
 ) -> Terms:
-    """Price the programs of a batch as they are laid out."""
+    """Price the programs of a batch with their scratchpad layouts."""
     return price(batch, spec, SharedMemoryLayout.of(batch, programs, spec), told)
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return a time that no program of the batch can beat, ``(N,)``: zero if its template has no bound."""
+    """Return a lower bound on the seconds of each program, shape ``(N,)``; zero if the template has none."""
     bound = template_of(TEMPLATES, batch).bound
     return np.zeros(len(batch)) if bound is None else bound(batch, spec)
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the time of every program's arithmetic alone, without copies and memory, ``(N,)``."""
+    """Return the seconds of each program's arithmetic alone, shape ``(N,)``; zero if they are unknown."""
     arithmetic = template_of(TEMPLATES, batch).arithmetic
     return np.zeros(len(batch)) if arithmetic is None else arithmetic(batch, spec)

@@ -1,7 +1,7 @@
 """GPU programs with dynamic extents, and one kernel for all sizes with the same code.
 
 Tiles fix blocks and threads, and guards stop at the ends of axes, so the code for different sizes differs only in
-numbers, which become kernel arguments. A call generates the code for its own sizes, and uses the kernel only if
+numbers, which become kernel arguments. A call generates the code for its own sizes and uses the kernel only if
 everything else is equal.
 """
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 #: Log level for a kernel that is not used at some sizes, which other kernels support.
 UNUSED = logging.DEBUG
-#: Vectors in memory, as TVM prints them.
+#: Pattern of vector accesses to memory, as TVM prints them.
 _VECTOR = re.compile(r"\*\(u?[a-z]+\d\*\)")
-#: Maximum number of cached codes per program, also per kernel; the oldest is evicted.
+#: Maximum number of versions of a program's code in its cache, which evicts the oldest, and in one kernel.
 MOST_KEPT = 64
 
 
@@ -42,8 +42,8 @@ MOST_KEPT = 64
 class GpuProgram(SymbolicProgram):
     """A GPU program for all sizes; for further fields, see :class:`SymbolicProgram`."""
 
-    #: Whether rows of variable length are copied element by element: one code for any length, not only for multiples of
-    #: a vector.
+    #: Whether rows of variable length are copied element by element, so that the code serves any length, not only
+    #: multiples of a vector's length.
     scalar: bool = False
     _own: dict[tuple[int, ...], CodeForSizes | str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -57,7 +57,7 @@ class GpuProgram(SymbolicProgram):
         return replace(p, expr=expr, tiles=tiles, open_axes=self.open_axes, relaxed=())
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether it may have code for these sizes; only generating the code can decide."""
+        """Return whether the program may have code for these sizes; only generating the code can decide."""
         return True
 
     def key(self) -> tuple[Any, ...]:
@@ -68,7 +68,7 @@ class GpuProgram(SymbolicProgram):
 
     @property
     def with_scalar_variant(self) -> list[GpuProgram]:
-        """The program, and its variant without vector accesses along rows of variable length."""
+        """The program and, if it has rows of variable length, its variant without vector accesses along them."""
         expr, varying = self.program.expr, set(self.open_axes)
         ends = [load.index[-1].axes for s in expr.stages for load in s.loads if load.index]
         ends += [s.store[-1].axes for s in expr.stages if s.store]
@@ -106,13 +106,13 @@ class GpuKernel:
     """A kernel for all sizes with the same code."""
 
     program: GpuProgram
-    artifact: KernelArtifact  #: Artifact with the numbers of one of the sizes
+    artifact: KernelArtifact  #: Artifact with the numbers for one choice of sizes
     numbers: CodeNumbers  #: The numbers in the code that are passed as arguments
     code: str  #: Digest of the code without these numbers
     spec: DeviceSpec
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether the kernel may support these sizes."""
+        """Return whether the kernel may support these sizes."""
         return self.program.takes(sizes)
 
     def passed(self, sizes: Sizes) -> dict[str, int] | str:
@@ -143,7 +143,7 @@ class GpuKernel:
 
 
 def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
-    """Return the predicted seconds of programs at the given sizes; infinite if unsupported."""
+    """Return predicted seconds at the given sizes, shape ``(programs,)``; infinite if unsupported."""
     # A program that copies single elements is priced at the next odd sizes, where all programs do.
     single = [n for n, p in enumerate(programs) if isinstance(p, GpuProgram) and p.scalar]
     if single and any(x % 2 == 0 for x in sizes.values()):
@@ -170,7 +170,7 @@ def fault(kernel: GpuKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceS
 def build(
     program: GpuProgram, codes: Sequence[CodeForSizes], sizes: Sizes, expression: TensorExpr, spec: DeviceSpec
 ) -> GpuKernel:
-    """Return the kernel for versions of a program's code that differ only in numbers; do not compile its source."""
+    """Return one kernel for versions of a program's code that differ only in numbers; its source is not compiled."""
     from roller.templates.gpu.emit.size_arguments import generalise_code
 
     code, numbers = generalise_code(codes)

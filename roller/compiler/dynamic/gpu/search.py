@@ -1,4 +1,4 @@
-"""Compiles a dynamic operator for a GPU to few kernels, chosen by prediction."""
+"""Compiles a dynamic operator for a GPU to a few kernels, chosen by prediction."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram
 
 _LOG = logging.getLogger("roller")
-#: Number of programs to choose from where some have several kinds of code.
+#: Number of programs to choose from if some have several kinds of code.
 _WRITTEN = 12
-#: Programs per constructed size.
+#: Number of programs per constructed size.
 _EACH = 4
-#: Sample sizes for construction: for one axis, per axis of two, per axis of more; and further ones for pricing.
+#: Number of sample sizes per axis for construction, if there is one axis, two, or more; number of further ones for
+#: pricing.
 _PLACES, _PRICED = (20, 4, 2), 36
-#: Sizes at which code is generated first, and further ones per axis where it differs.
+#: Number of sizes at which code is generated first, and number of further ones per axis if the code differs.
 _FEW, _MORE = 8, 16
-#: Remainders modulo 8 of sample sizes, in turn: code differs by the remainders of vectors of 2, 4 and 8.
+#: Remainders modulo 8 of sample sizes, in turn: code depends on the remainders modulo the vector lengths 2, 4 and 8.
 _RESTS = (0, 1, 2, 4)
-#: Rounds of searching for sizes without code, and sizes per round.
+#: Number of rounds of searching for sizes without code, and number of sizes per round.
 _ROUNDS, _TRIED = 4, 16
 #: Maximum number of sizes in a range that is checked exhaustively.
 _ALL = 48
@@ -45,18 +46,19 @@ _ALL = 48
 
 @dataclass
 class _CodeKinds:
-    """The kinds of programs' code, by size."""
+    """The kinds of code that programs have at different sizes."""
 
     s: Search
     spec: DeviceSpec
-    few: Sequence[Sizes]  #: Sizes at which all codes are generated
-    #: Kernel by kind; the only kind of a program, or ``""``; generated kinds by program and sizes.
+    few: Sequence[Sizes]  #: Sizes at which the code of every program is generated
+    #: Kernels by kind; the only kind of each program, or ``""`` if it has several; generated kinds by program and
+    #: sizes.
     built: dict[tuple[int, str], GpuKernel | None] = field(default_factory=dict)
     single: dict[int, str] = field(default_factory=dict)
     known: dict[int, dict[tuple[int, ...], tuple[Sizes, str]]] = field(default_factory=dict)
 
     def forget(self, rows: Sequence[int], places: Sequence[Sizes]) -> None:
-        """Discard kernels for which the new sizes give other numbers or other kinds of code."""
+        """Discard kernels whose kind of code occurs at the new sizes; they are rebuilt with this code included."""
         for row in rows:
             found = {self.written(row, p) for p in places}
             if found - {self.single.get(row, "")}:
@@ -65,19 +67,19 @@ class _CodeKinds:
                 self.built.pop((row, code), None)
 
     def is_single(self, row: int) -> bool:
-        """Whether all code generated for a program so far is of one kind."""
+        """Return whether all code generated for a program so far is of one kind."""
         if row not in self.single:
             first, *others = {self.written(row, p) for p in self.few}
             self.single[row] = "" if others else first
         return bool(self.single[row])
 
     def kinds(self, rows: Sequence[int]) -> list[tuple[int, str]]:
-        """Return programs with the digests of their code at all sample sizes."""
+        """Return pairs of a program and the digest of its code at a sample size, without those that cannot be built."""
         found = dict.fromkeys((row, code) for row in rows for p in self.s.places if (code := self.digest(row, p)))
         return [k for k in found if self.built.get(k, True) is not None]
 
     def costs(self, kinds: Sequence[tuple[int, str]]) -> np.ndarray:
-        """Return predicted seconds ``(kinds, places)``; infinite if the program has code of another kind."""
+        """Return predicted seconds, shape ``(kinds, places)``; infinite where a program's code is of another kind."""
         places = self.s.places
         return np.array([
             [self.s.costs[row, n] if self.digest(row, p) == code else np.inf for n, p in enumerate(places)]
@@ -85,7 +87,7 @@ class _CodeKinds:
         ]).reshape(len(kinds), len(places))  # fmt: skip
 
     def digest(self, row: int, sizes: Sizes) -> str:
-        """Return the kind of a program's code at the given sizes, assumed equal if it has only one kind."""
+        """Return the kind of a program's code at the given sizes; if only one kind is known so far, assume it."""
         return self.single[row] if self.is_single(row) else self.written(row, sizes)
 
     def written(self, row: int, sizes: Sizes) -> str:
@@ -245,7 +247,7 @@ def _further_sample_sizes(box: Box) -> list[dict[str, int]]:
 
 
 def _sizes_without_code(box: Box, seed: int, found: Sequence[PricedKernel]) -> list[dict[str, int]]:
-    """Return sample sizes, random and smallest, for which no kernel has code."""
+    """Return sizes, among random and small ones, for which no kernel has code."""
     tried: list[dict[str, int]] = list(itertools.islice(box.random_sizes(31 + seed), _TRIED))
     tried += [{n: min(high, low + seed * 3 + k) for n, (low, high) in box.ends.items()} for k in range(3)]
     if math.prod(high - low + 1 for low, high in box.ends.values()) <= _ALL:

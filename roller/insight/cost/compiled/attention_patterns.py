@@ -1,9 +1,10 @@
-"""Replacement of attention written out as products and a softmax with the compiler's fused kernels."""
+"""Replacement of attention that is written out as products and a softmax by the compiler's fused kernels."""
 
-# Inductor matches a graph before it lowers it (``torch/_inductor/fx_passes/fuse_attention.py``, PyTorch 2.13): a
-# product of queries and keys, scaling by a number, an added mask, a softmax, dropout that does nothing, and the product
-# with the values, each read by the next one only. Only inference is described, since in training the backward reads the
-# intermediate results. A mask that selects (``where``) is in the patterns of few models, which are left out.
+# Before Inductor lowers a graph, it matches attention patterns (``torch/_inductor/fx_passes/fuse_attention.py``,
+# PyTorch 2.13): a product of queries and keys, scaling by a constant, an added mask, a softmax, inactive dropout, and
+# the product with the values. Each result is read by the next operator only. Only inference is described, since in
+# training the backward pass reads the intermediate results. Patterns with a mask that selects (``where``) are left out,
+# since few models have them.
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from roller.insight.cost.library_settings import DEFAULT_TF32
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 
-#: First release that fuses float32 attention only where products may be computed in TF32 (pull request 151924 of
+#: First release that fuses float32 attention only if products may be computed in TF32 (pull request 151924 of
 #: PyTorch, April 2025).
 _CAREFUL_RELEASE = TorchRelease(2, 8)
 _SCALES, _CASTS = frozenset({"aten.div", "aten.mul"}), frozenset({"aten._to_copy", "aten.clone"})
 
 
 def fusible_attention_dtypes(trace: Trace) -> frozenset[str]:
-    """Return the dtypes whose written-out attention is fused by the compiler of a trace's PyTorch release."""
+    """Return the dtypes for which the compiler of a trace's PyTorch release fuses written-out attention."""
     release = TorchRelease.parse(trace.options.get("torch_release"))
     rounds = "product" in trace.options.get("tf32", DEFAULT_TF32)
     return frozenset({"float16", "bfloat16"} | ({"float32"} if rounds or release < _CAREFUL_RELEASE else set()))
@@ -46,7 +47,7 @@ def fuse_attention(
 
 
 class _StorageUsers:
-    """Writers and readers of each storage; views read nothing."""
+    """The writers and readers of each storage; views count as neither."""
 
     def __init__(self, operators: Sequence[Operator], graph_of: Callable[[Operator], str | None]) -> None:
         self.operators, self.graph_of = operators, graph_of
@@ -63,16 +64,16 @@ class _StorageUsers:
                     self.writers[storage].append(place)
 
     def is_in_one_graph(self, places: Collection[int]) -> bool:
-        """Return whether all operators belong to one graph."""
+        """Return whether the operators at ``places`` belong to one graph."""
         return len({self.graph_of(self.operators[n]) for n in places}) == 1
 
     def only_writer(self, record: TensorRecord) -> int | None:
-        """Return the only operator that writes a tensor; ``None`` if none or several do."""
+        """Return the position of the only operator that writes a tensor; ``None`` if none or several do."""
         found = self.writers.get(record.storage, ())
         return found[0] if len(found) == 1 else None
 
     def only_reader(self, record: TensorRecord) -> int | None:
-        """Return the only operator that reads a tensor; ``None`` if none or several do."""
+        """Return the position of the only operator that reads a tensor; ``None`` if none or several do."""
         found = self.readers.get(record.storage, ())
         return found[0] if len(found) == 1 else None
 
@@ -83,7 +84,7 @@ class _StorageUsers:
 
 @dataclass(frozen=True)
 class _AttentionMatch:
-    """Operators of an attention, and its operands in the layout ``(batch, heads, length, depth)``."""
+    """The operators of a written-out attention, and its operands in the layout ``(batch, heads, length, depth)``."""
 
     last: int
     places: set[int]
@@ -111,7 +112,7 @@ class _AttentionMatch:
 
 
 def _match_attention(graph: _StorageUsers, place: int, softmax: Operator) -> _AttentionMatch | None:
-    """Return the attention around a softmax over its last dimension; ``None`` if there is none."""
+    """Return the written-out attention around a softmax over the last dimension; ``None`` if there is none."""
     x = softmax.inputs[0]
     if len(x.shape) != 4 or int(softmax.arguments.get("dim", -1)) % 4 != 3:
         return None
@@ -134,7 +135,7 @@ def _match_attention(graph: _StorageUsers, place: int, softmax: Operator) -> _At
 
 
 def _find_score_product(graph: _StorageUsers, place: int) -> tuple[int, TensorRecord | None, set[int]] | None:
-    """Return the product of queries and keys before a softmax, the mask, and the operators between them."""
+    """Return the query-key product before a softmax, the mask and the operators in between; ``None`` if unmatched."""
     mask: TensorRecord | None = None
     between: set[int] = set()
     record = graph.operators[place].inputs[0]
@@ -160,7 +161,7 @@ def _find_score_product(graph: _StorageUsers, place: int) -> tuple[int, TensorRe
 
 
 def _find_value_product(graph: _StorageUsers, place: int) -> tuple[int, set[int]] | None:
-    """Return the product with the values after a softmax, and the operators between them."""
+    """Return the product with the values after a softmax and the operators in between; ``None`` if unmatched."""
     between: set[int] = set()
     record = graph.operators[place].outputs[0]
     while True:
@@ -179,7 +180,7 @@ def _find_value_product(graph: _StorageUsers, place: int) -> tuple[int, set[int]
 def _operand_in_four_dimensions(
     graph: _StorageUsers, record: TensorRecord, outer: Sequence[int], places: set[int]
 ) -> TensorRecord | None:
-    """Return an operand of a batched product in four dimensions, without a copy that only the product needs."""
+    """Return a batched product's operand in four dimensions; a copy that only the product needs is skipped."""
     if record.shape[0] != outer[0] * outer[1]:
         return None
     at = graph.only_writer(record)

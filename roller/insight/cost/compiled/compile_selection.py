@@ -11,7 +11,7 @@ from roller.insight.trace.trace import Operator, Trace
 
 #: Phases that run compiled code; the update of parameters does not.
 COMPILED_PHASES = ("forward", "backward")
-#: Modes of ``torch.compile`` that capture the kernels of a graph, and launch them with one call.
+#: Modes of ``torch.compile`` that capture the kernels of a graph and launch them with one call.
 _CAPTURING = frozenset({"reduce-overhead", "max-autotune"})
 
 
@@ -25,12 +25,12 @@ class CompileSelection:
     mode: str = "default"
     #: Mode of each module; empty if all have ``mode``.
     modes: tuple[str, ...] = ()
-    #: Whether the root's graph has operators from outside the root's forward, such as a step's loss.
+    #: Whether the root's graph includes operators outside the root's ``forward``, such as a step's loss.
     with_loss: bool = True
 
     def graph_of(self, operator: Operator) -> str | None:
         """Return the path of the compiled module whose graph has an operator; ``None`` if it is not compiled."""
-        # A module within a compiled one is part of that one's graph.
+        # A module within a compiled module is part of the outer module's graph.
         graph = self._graph_of_module(operator.module) if operator.phase in COMPILED_PHASES else None
         return None if graph == "" and operator.outside and not self.with_loss else graph
 
@@ -65,7 +65,7 @@ def selection_from_trace(trace: Trace) -> CompileSelection | None:
 
 
 def captured_launch_predicate(trace: Trace) -> Callable[[Operator], bool]:
-    """Return a predicate that says whether an operator is launched together with others, in a captured graph."""
+    """Return a predicate: whether an operator is launched together with the previous one, in a captured graph."""
     selection = selection_from_trace(trace) if trace.options.get("is_compiled") else None
     if selection is None or not any(map(selection.captures_cuda_graph, selection.modules)):
         return lambda _: False

@@ -38,7 +38,7 @@ def compile_trace(trace: Trace, selection: CompileSelection | None = None) -> Tr
 
 
 def _forward_backward_segments(operators: Sequence[Operator]) -> Iterator[list[Operator]]:
-    """Yield runs of consecutive operators: a forward with its backward, or operators of other phases."""
+    """Yield runs of consecutive operators: a forward pass with its backward pass, or operators of other phases."""
     found: list[Operator] = []
     for phase, run in groupby(operators, key=lambda o: o.phase if o.phase in COMPILED_PHASES else "other"):
         if phase == "backward" and found and found[-1].phase == "forward":
@@ -69,7 +69,7 @@ class _CompiledTraceWriter:
         self.outliving: set[int] = set()  # rewritten storages that are freed where they were freed before
 
     def add_step(self, start: int, end: int) -> None:
-        """Add one step."""
+        """Add a step: the operators from ``start`` up to ``end``."""
         for segment in _forward_backward_segments(self.old.operators[start:end]):
             if segment[0].phase in COMPILED_PHASES and any(self.selection.graph_of(o) is not None for o in segment):
                 self._add_compiled_segment(segment)
@@ -105,7 +105,7 @@ class _CompiledTraceWriter:
                     {v.storage for v in outlives})  # fmt: skip
 
     def _values_read_after_segment(self, nodes: Sequence[LoopNode], last: int) -> set[StorageVersion]:
-        """Return the values that are read after the segment."""
+        """Return the values that outlive the segment."""
         # Their memory is freed after the segment; an unread result may also be freed right after the last operator.
         unread = unread_values(nodes)
         if not self.old.events:

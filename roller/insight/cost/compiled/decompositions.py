@@ -12,9 +12,9 @@ from roller.insight.cost.gpu.operator_table import COPYING, FILLING, NOTHING, PO
 from roller.insight.cost.gpu.operator_view import OperatorView, element_count
 from roller.insight.trace.trace import Operator, TensorRecord
 
-#: Reduced elements from which on a reduction is a loop; fewer are unrolled (``unroll_reductions_threshold``).
+#: Minimum number of reduced elements for a loop; with fewer, a reduction is unrolled (``unroll_reductions_threshold``).
 UNROLLED = 8
-#: Adds the nodes of the operator at an index.
+#: Function that adds the nodes for the operator at an index.
 Rule = Callable[[NodeBuilder, int, OperatorView], None]
 
 
@@ -42,7 +42,7 @@ def add_nodes(builder: NodeBuilder, index: int, operator: Operator) -> None:
 
 
 def _first_inputs(view: OperatorView, count: int = 1) -> tuple[TensorRecord, ...]:
-    """Return the first inputs; an operator on host tensors may have too few inputs."""
+    """Return the first ``count`` inputs, or raise an error if there are fewer, as for an operator on host tensors."""
     if len(view.inputs) < count:
         raise _UnsupportedArguments(f"{view.operator.name}: {len(view.inputs)} inputs")
     return view.inputs[:count]
@@ -59,7 +59,7 @@ def _is_dense(t: TensorRecord) -> bool:
 
 
 def add_library_call(builder: NodeBuilder, index: int, view: OperatorView) -> None:
-    """Add a call that is not fused."""
+    """Add a library call, which is never fused."""
     written = view.outputs if not view.in_place else (view.out,)
     builder.add(index, view.operator, "extern", view.inputs, written)
 
@@ -78,12 +78,12 @@ def pointwise_rule(operations: int = 1, windowed: bool = False, read: Sequence[s
 
 
 def add_fill(builder: NodeBuilder, index: int, view: OperatorView) -> None:
-    """Add a node that reads nothing."""
+    """Add an element-wise node that reads nothing."""
     builder.add(index, view.operator, "pointwise", (), (view.out,), rows=element_count(view.out))
 
 
 def add_random_draw(builder: NodeBuilder, index: int, view: OperatorView) -> None:
-    """Add random numbers; only ``bernoulli`` reads a tensor: its probabilities."""
+    """Add a node that draws random numbers; only ``bernoulli`` reads a tensor, its probabilities."""
     own = view.tensor("self") if view.packet == "aten.bernoulli" and view.overload in ("default", "out") else None
     given = [t for t in (view.tensor("p"), own) if t is not None and not (view.in_place and t is own)]
     builder.add(
@@ -102,7 +102,7 @@ def add_copy(builder: NodeBuilder, index: int, view: OperatorView) -> None:
 
 
 def add_max_pool(builder: NodeBuilder, index: int, view: OperatorView) -> None:
-    """Add a maximum over windows; its positions are stored as one-byte offsets."""
+    """Add a maximum over windows; the positions of the maxima are stored as one-byte offsets."""
     out, *places = view.outputs
     short = [replace(t, dtype="int8") for t in places]
     builder.add(
@@ -130,7 +130,7 @@ def add_dropout(builder: NodeBuilder, index: int, view: OperatorView) -> None:
 
 
 def add_concatenation(builder: NodeBuilder, index: int, view: OperatorView) -> None:
-    """Add a concatenation."""
+    """Add an element-wise node that concatenates all inputs."""
     builder.add(
         index, view.operator, "pointwise", view.inputs, (view.out,), rows=element_count(view.out),
         joins=len(view.inputs),
@@ -148,7 +148,7 @@ def add_gather(builder: NodeBuilder, index: int, view: OperatorView) -> None:
 
 
 def add_reduction(builder: NodeBuilder, index: int, view: OperatorView) -> None:
-    """Add a reduction over some dimensions, or with two tensors, an element-wise maximum or minimum."""
+    """Add a reduction over some dimensions or, for two tensors, an element-wise maximum or minimum."""
     (x,) = _first_inputs(view)
     if view.overload == "other":
         pointwise_rule()(builder, index, view)
@@ -215,7 +215,7 @@ def add_layer_norm(builder: NodeBuilder, index: int, view: OperatorView) -> None
 
 
 def add_layer_norm_backward(builder: NodeBuilder, index: int, view: OperatorView) -> None:
-    """Add the gradients of a norm over the last dimensions: the input's by rows, the parameters' over all rows."""
+    """Add the gradients of a norm over the last dimensions: row by row for the input, over all rows for parameters."""
     gradient, x = _first_inputs(view, 2)
     shape = view.argument("normalized_shape", x.shape[-1:])
     dims, length = range(len(x.shape) - len(shape), len(x.shape)), math.prod(shape)
@@ -243,7 +243,7 @@ def add_group_norm(builder: NodeBuilder, index: int, view: OperatorView) -> None
 
 
 def add_group_norm_backward(builder: NodeBuilder, index: int, view: OperatorView) -> None:
-    """Add the gradients of a norm over groups."""
+    """Add the gradients of a norm over groups of channels."""
     gradient, x = _first_inputs(view, 2)
     length = element_count(x) // (x.shape[0] * int(view.argument("group", 1)))
     _add_reduce_then_map(
@@ -299,7 +299,7 @@ def add_convolution(builder: NodeBuilder, index: int, view: OperatorView) -> Non
 
 
 def add_convolution_backward(builder: NodeBuilder, index: int, view: OperatorView) -> None:
-    """Add a convolution's image and weight gradients as one call and its bias gradient as a reduction."""
+    """Add a convolution's input and weight gradients as one call and its bias gradient as a reduction."""
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
     outputs = list(view.outputs)
     if wanted[2]:
@@ -339,7 +339,7 @@ _MOVES = ("constant_pad_nd", "roll", "flip", "repeat", "tril", "triu", "pixel_sh
           "binary_cross_entropy_backward")  # fmt: skip
 _REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "all", "any", "norm",
                "linalg_vector_norm", "logsumexp", "var", "var_mean", "std", "count_nonzero")  # fmt: skip
-#: Operators that draw random numbers, which functorch forbids to recompute.
+#: Operators that draw random numbers; functorch forbids recomputing them.
 _RANDOM = ("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "uniform", "normal",
            "exponential", "bernoulli")  # fmt: skip
 _RULES: dict[str, Rule] = {

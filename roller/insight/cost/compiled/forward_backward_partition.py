@@ -1,4 +1,4 @@
-"""Values that a compiled forward saves and values that its backward recomputes, by a minimum cut of bytes."""
+"""Values that a compiled forward pass saves and values that its backward pass recomputes, by a minimum cut of bytes."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from roller.insight.cost.compiled.maximum_flow import INFINITE, FlowNetwork
 from roller.insight.cost.gpu.operator_view import distinct_bytes
 from roller.insight.trace.trace import TensorRecord
 
-#: Bias towards values near the backward, largest distance, and the factor of a value that is otherwise not stored
-#: (``get_node_weight`` in ``torch/_functorch/partitioners.py``, PyTorch 2.13).
+#: Factor per node of distance from the backward pass, largest such distance, and factor for a value not stored
+#: otherwise (``get_node_weight`` in ``torch/_functorch/partitioners.py``, PyTorch 2.13).
 DISTANCE_BIAS, FARTHEST, UNSTORED_FACTOR = 1.1, 100, 2.0
-#: Ratio of a node's inputs to its result above which the result is saved, as for a reduction.
+#: Ratio of a node's input bytes to its result's bytes above which the result is saved, as for a reduction.
 REDUCTION_RATIO = 4
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Nodes of forward and backward in order; the backward has copies of the nodes that it recomputes."""
+    """Nodes of the forward and the backward pass in order; the latter has copies of the nodes that it recomputes."""
 
     forward: list[LoopNode]
     backward: list[LoopNode]
-    #: Values that the forward passes to the backward.
+    #: Values that the forward pass saves for the backward pass.
     saved: frozenset[StorageVersion]
 
 
 def partition_forward_backward(
     forward: Sequence[LoopNode], backward: Sequence[LoopNode], new_storage: Mapping[StorageVersion, int]
 ) -> Partition:
-    """Partition the nodes into forward and backward, with the values saved between the two."""
+    """Choose the values that the forward pass saves, and add the recomputation of all others to the backward pass."""
     # ``new_storage`` gives a recomputed value a storage of its own.
     writer = {value: node for node in forward for value in node.writes}
     wanted = {value for node in backward for value in node.values() if value in writer}
@@ -43,7 +43,7 @@ def _values_of_minimum_cut(
     forward: Sequence[LoopNode], backward: Sequence[LoopNode], writer: Mapping[StorageVersion, LoopNode],
     wanted: Collection[StorageVersion],
 ) -> set[StorageVersion]:  # fmt: skip
-    """Return the values of minimum total weight from which the backward can compute all values that it reads."""
+    """Return the values of minimum total weight from which the backward pass can compute all values that it reads."""
     readers: dict[StorageVersion, list[LoopNode]] = defaultdict(list)
     for node in forward:
         for value in node.values():
@@ -87,7 +87,7 @@ def _distances_to_backward(
     readers: Mapping[StorageVersion, Sequence[LoopNode]],
     wanted: Collection[StorageVersion],
 ) -> dict[StorageVersion, int]:
-    """Return, for each value, the number of nodes between it and a value that the backward reads."""
+    """Return, for each value, its distance in nodes from the nearest value that the backward pass reads."""
     found: dict[StorageVersion, int] = {}
     for node in reversed(forward):
         for value in node.writes:
@@ -99,8 +99,8 @@ def _distances_to_backward(
 def _nodes_reading_across_calls(
     forward: Sequence[LoopNode], readers: Mapping[StorageVersion, Sequence[LoopNode]]
 ) -> set[int]:
-    """Return the nodes, by identity, that read a value again after a call that depends on that value."""
-    # Recomputing them in the backward would keep the value alive until then.
+    """Return the ``id`` of each node that reads a value again after a library call that depends on that value."""
+    # Recomputing them in the backward pass would keep the value alive until then.
     place = {id(node): n for n, node in enumerate(forward)}
     found: set[int] = set()
     for node in forward:
@@ -119,7 +119,7 @@ def _first_call_reached(
     place: Mapping[int, int],
     readers: Mapping[StorageVersion, Sequence[LoopNode]],
 ) -> int:
-    """Return the position of the first library call, up to ``limit``, reached by chains from ``users``."""
+    """Return the position of the first library call that chains of readers from ``users`` reach, at most ``limit``."""
     todo, seen, first = list(users), set[int](), limit
     while todo:
         node = todo.pop()
@@ -139,7 +139,7 @@ def _add_recomputation(
     backward: Sequence[LoopNode], writer: Mapping[StorageVersion, LoopNode], saved: Collection[StorageVersion],
     new_storage: Mapping[StorageVersion, int],
 ) -> list[LoopNode]:  # fmt: skip
-    """Return the backward's nodes with copies of the forward nodes that it recomputes."""
+    """Return the nodes of the backward pass, with copies of the forward nodes that it recomputes."""
     found: list[LoopNode] = []
     recomputed: dict[StorageVersion, StorageVersion] = {}
 

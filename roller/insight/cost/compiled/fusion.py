@@ -21,7 +21,7 @@ LEAST_SAVED_BYTES = 10
 
 @dataclass(eq=False)
 class FusionGroup:
-    """Nodes of one kernel."""
+    """The nodes that one kernel computes."""
 
     nodes: list[LoopNode]
     #: Positions of the first and the last node.
@@ -30,7 +30,7 @@ class FusionGroup:
     #: Groups that write values this group reads, and groups that read values it writes.
     before: set[FusionGroup] = field(default_factory=set, repr=False)
     after: set[FusionGroup] = field(default_factory=set, repr=False)
-    #: Latest last node of all groups that have to run before this one, and of the group itself.
+    #: Largest ``last`` among this group and all groups that have to run before it.
     latest: int = 0
 
     @property
@@ -55,9 +55,9 @@ class FusionGroup:
 
 def fuse_nodes(nodes: Sequence[LoopNode]) -> list[FusionGroup]:
     """Return fused kernels, ordered so that each runs after the kernels whose results it reads."""
-    # Pairs of kernels that share a buffer are fused, those of one kind (reductions, or none) and with the most shared
-    # bytes first, if their loops agree and no third kernel has to run between them. A reduction over axes that are not
-    # innermost is fused with no element-wise node over all its points.
+    # Two kernels that share a buffer are fused if their loops agree and no third kernel has to run between them. Pairs
+    # of one kind (both with or both without a reduction) come first, then pairs that share the most bytes. A reduction
+    # over axes that are not innermost is not fused with an element-wise node over all its points.
     groups = [FusionGroup([node], n, n, latest=n) for n, node in enumerate(nodes)]
     writer = {value: group for group in groups for node in group.nodes for value in node.writes}
     for group in groups:
@@ -88,7 +88,6 @@ def _find_merged_group(merged: dict[FusionGroup, FusionGroup], group: FusionGrou
 
 
 def _merge_groups(a: FusionGroup, b: FusionGroup) -> None:
-    """Merge the nodes of ``b`` into ``a``."""
     a.nodes = sorted(a.nodes + b.nodes, key=lambda n: (n.operator, n.kind == "pointwise"))
     a.first, a.last = min(a.first, b.first), max(a.last, b.last)
     for x in b.before:
@@ -179,7 +178,7 @@ def _has_path_between(a: FusionGroup, b: FusionGroup) -> bool:
 
 
 def _topological_order(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
-    """Return groups ordered so that each follows the groups it reads from, with ties broken by last node."""
+    """Return groups ordered so that each follows the groups it reads from; ties go to the earliest last node."""
     waiting = {g: len(g.before) for g in groups}
     ready = [(g.last, n, g) for n, g in enumerate(groups) if not g.before]
     heapq.heapify(ready)

@@ -13,7 +13,7 @@ from roller.insight.cost.compiled.loop_nodes import LoopNode, NodeBuilder, Stora
 from roller.insight.cost.gpu.operator_view import OperatorView
 from roller.insight.trace.trace import GENERATED, Operator, TensorRecord
 
-#: Maximum number of operators in a kernel's name, and of reduced elements in a row that one block holds whole.
+#: Maximum number of operators in a kernel's name, and maximum length of a reduced row that one block holds as a whole.
 _MOST_NAMED, _PERSISTENT = 6, 1024
 
 
@@ -22,7 +22,7 @@ class CompiledOperator:
     """An operator of the compiled graph."""
 
     operator: Operator
-    #: Positions, in the compiled list, of the operators that it computes.
+    #: Positions, in the list of traced operators, of those that it computes.
     of: tuple[int, ...]
     #: Storages that it writes.
     writes: frozenset[int]
@@ -39,7 +39,7 @@ def compile_graph(
     operators: Sequence[Operator], builder: NodeBuilder, graph_of: Callable[[Operator], str | None],
     outliving: Callable[[Sequence[LoopNode]], set[StorageVersion]] = unread_values,
 ) -> list[CompiledOperator]:  # fmt: skip
-    """Return the operators that replace the operators of a forward and its backward, in order."""
+    """Return the operators that replace those of a forward and its backward pass, in order."""
     # Nodes of different graphs are not fused: each graph stores its results.
     start = len(builder.nodes)
     for place, operator in enumerate(operators):

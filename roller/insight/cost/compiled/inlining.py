@@ -10,10 +10,10 @@ from roller.insight.cost.compiled.loop_nodes import LoopNode, StorageVersion, Te
 from roller.insight.cost.gpu.operator_view import element_count
 from roller.insight.trace.trace import TensorRecord
 
-#: Most reads of an element-wise node that is recomputed in each of several readers, most reads and operations of a node
-#: that is not stored, and most inputs of an element-wise concatenation (``realize_reads_threshold``,
-#: ``_realize_acc_reads_threshold_default``, ``_realize_opcount_threshold_default``, ``max_pointwise_cat_inputs`` of
-#: ``torch/_inductor/config.py``, PyTorch 2.13).
+#: Maximum number of reads of an element-wise node that each of several readers recomputes, maximum numbers of reads and
+#: of operations of a node that is not stored, and maximum number of inputs of an element-wise concatenation
+#: (``realize_reads_threshold``, ``_realize_acc_reads_threshold_default``, ``_realize_opcount_threshold_default``,
+#: ``max_pointwise_cat_inputs`` of ``torch/_inductor/config.py``, PyTorch 2.13).
 SHARED_READS, MOST_READS, MOST_OPERATIONS, MOST_JOINED = 4, 8, 30, 8
 
 
@@ -42,7 +42,7 @@ def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[S
     if any(r.kind == "extern" or r.graph != node.graph for r in readers):
         return True
     if node.is_random and len(readers) > 1:
-        return True  # all readers need the same numbers
+        return True  # all readers need the same random numbers
     reads = len(node.reads)
     if not reads:
         return False  # a constant
@@ -77,8 +77,8 @@ def _read_through_view(
     access: TensorAccess, read: TensorRecord, written: TensorRecord, record: TensorRecord
 ) -> tuple[TensorAccess, TensorRecord]:
     """Return an inlined node's read as seen through ``record``, the reader's view of the node's result."""
-    # A read in the layout of the result becomes the same view of its own tensor. A read in another layout is no longer
-    # in memory order; a smaller one, such as a row or a channel, stays.
+    # A read in the layout of the result becomes the same view of its own tensor. A read in a different layout is no
+    # longer in memory order. A read of a smaller tensor, such as a row or a channel, stays as it is.
     if (read.shape, read.stride) == (written.shape, written.stride):
         seen = replace(
             record, storage=read.storage, dtype=read.dtype, offset=record.offset - written.offset + read.offset

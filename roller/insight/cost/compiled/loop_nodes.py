@@ -12,7 +12,7 @@ from roller.insight.trace.trace import Operator, Phase, TensorRecord
 
 
 class StorageVersion(NamedTuple):
-    """One version of a storage's contents; an in-place operator makes the next version."""
+    """One version of a storage's contents; an in-place operator creates the next version."""
 
     storage: int
     version: int = 0
@@ -28,26 +28,26 @@ class TensorAccess(NamedTuple):
 
 @dataclass
 class LoopNode:
-    """A node in the step's graph."""
+    """A node in a compiler's graph of a step."""
 
-    #: Index of its operator in the compiled list.
+    #: Index of its operator in the list that is compiled.
     operator: int
     #: ``"extern"``: a call to a library or to PyTorch's own kernel, which is never fused.
     kind: Literal["pointwise", "reduction", "extern"]
     name: str
     phase: Phase
-    #: Results of its loops, and elements that each result reduces (1 for an element-wise node).
+    #: Number of results of its loops, and number of elements that each result reduces (1 for an element-wise node).
     rows: int = 0
     length: int = 1
     #: Whether the reduced axes are innermost in memory, so that later nodes fit the same loops.
     trailing: bool = True
     reads: dict[TensorAccess, TensorRecord] = field(default_factory=dict)
     writes: dict[StorageVersion, TensorRecord] = field(default_factory=dict)
-    #: Scalar functions per element, of the node and of those inlined into it.
+    #: Number of scalar functions per element, including those of inlined nodes.
     operations: int = 1
     #: Whether it reads elements several times, so that its inputs are stored.
     windowed: bool = False
-    #: Inputs of a concatenation; 0 for all other nodes.
+    #: Number of inputs of a concatenation; 0 for all other nodes.
     joins: int = 0
     #: Operator that a library call runs, if it is not the traced operator.
     call: Operator | None = None
@@ -55,7 +55,7 @@ class LoopNode:
     inlined: tuple[tuple[int, str], ...] = ()
     #: Whether it draws random numbers, which cannot be recomputed.
     is_random: bool = False
-    #: Whether the backward runs it once more.
+    #: Whether the backward pass runs it again.
     recomputed: bool = False
     #: Graph of its operator; ``None`` if the operator is not compiled.
     graph: str | None = ""
@@ -99,14 +99,14 @@ def dims_in_memory_order(record: TensorRecord) -> tuple[int, ...]:
 
 
 def are_innermost_dims(record: TensorRecord, dims: Iterable[int]) -> bool:
-    """Return whether some dimensions of a tensor are the innermost ones in memory."""
+    """Return whether ``dims`` are the innermost dimensions of a tensor in memory."""
     order, wanted = dims_in_memory_order(record), {d % max(1, len(record.shape)) for d in dims}
     inner = [d for d in order if d in wanted]
     return list(order[len(order) - len(inner) :]) == inner
 
 
 class NodeBuilder:
-    """Builds nodes for operators in order; tracks the version of each storage, and numbers new storages."""
+    """Builds nodes for operators in order, tracks the version of each storage, and numbers new storages."""
 
     def __init__(self, first_storage: int) -> None:
         self.nodes: list[LoopNode] = []
@@ -114,7 +114,7 @@ class NodeBuilder:
         self._next = first_storage
 
     def current(self, record: TensorRecord) -> StorageVersion:
-        """Return the current value of a tensor."""
+        """Return the current version of a tensor's storage."""
         return StorageVersion(record.storage, self._versions.get(record.storage, 0))
 
     def new_storage(self) -> int:
@@ -134,7 +134,7 @@ class NodeBuilder:
     ) -> LoopNode:  # fmt: skip
         """Add a node that reads the current values of tensors and writes new ones."""
         read = {tensor_access(self.current(t), t): t for t in reads if element_count(t)}
-        for access in read:  # a later write makes another version
+        for access in read:  # a later write creates a new version
             self._versions.setdefault(access.value.storage, 0)
         written = {}
         for t in writes:
@@ -149,7 +149,7 @@ class NodeBuilder:
         return node
 
     def undo(self, count: int) -> None:
-        """Remove all but the first ``count`` nodes, and restore the storages' versions."""
+        """Remove all but the first ``count`` nodes and restore the storages' versions."""
         for node in reversed(self.nodes[count:]):
             for value in node.writes:
                 self._versions[value.storage] = max(0, value.version - 1)
@@ -157,6 +157,6 @@ class NodeBuilder:
 
 
 def gathered_table_read(record: TensorRecord, like: TensorRecord) -> TensorRecord:
-    """Return the read of the table elements that a gather takes, as many as its result has."""
+    """Return a read of as many table elements as the result ``like`` of a gather has."""
     stride = tuple(math.prod(like.shape[n + 1 :]) for n in range(len(like.shape)))
     return replace(record, shape=like.shape, stride=stride)

@@ -27,7 +27,7 @@ class FlowNetwork:
         return self._number[name]
 
     def connect(self, source: Hashable, to: Hashable, capacity: float) -> None:
-        """Add an edge."""
+        """Add an edge from ``source`` to ``to``."""
         a, b = self._node(source), self._node(to)
         for start, end, residual in ((a, b, capacity), (b, a, 0.0)):
             self._edges[start].append(len(self._to))
@@ -35,7 +35,7 @@ class FlowNetwork:
             self._residual.append(residual)
 
     def minimum_cut(self, source: Hashable, sink: Hashable) -> set[Any]:
-        """Return the start nodes of the cut's edges."""
+        """Return the start nodes of the edges in a minimum cut."""
         a, b = self._node(source), self._node(sink)
         while (level := self._levels(a))[b] >= 0:
             tried = [0] * len(self._edges)

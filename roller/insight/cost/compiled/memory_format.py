@@ -15,7 +15,7 @@ from roller.insight.trace.trace import Operator, TensorRecord
 MemoryFormat = Literal["contiguous", "channels_last"]
 _CONVOLUTIONS = frozenset({"aten.convolution", "aten._convolution", "aten.cudnn_convolution"})
 _GRADIENTS = frozenset({"aten.convolution_backward"})
-#: Operators per convolution of a graph from which on layouts do not change.
+#: Number of operators per convolution in a graph from which on the compiler keeps the layouts.
 MOST_OPERATORS = 300
 #: Ratios of the time in channels-last to the time in NCHW, by which ``decide_layout_opt``
 #: (``torch/_inductor/graph.py``, PyTorch 2.13) weighs the operations of inference.
@@ -26,9 +26,9 @@ SMALL_CHANNELS = 64
 
 def convolution_format(operators: Sequence[Operator]) -> MemoryFormat:
     """Return the memory format in which the convolutions of a compiled graph run."""
-    # Inductor decides once per graph. In training, one grouped convolution (depthwise ones aside) or one that halves
-    # its channels keeps all of them in NCHW, and so do convolutions that are all small. In inference, the
-    # multiplications of each kind are weighed by their mean gain.
+    # Inductor decides once per graph. In training, all convolutions stay in NCHW if one of them is grouped (but not
+    # depthwise), if one at least halves its channels, or if all are small. In inference, the multiplications of each
+    # kind are weighted by the ratios above.
     found = [v for v in map(OperatorView, operators) if v.packet in _CONVOLUTIONS]
     count = sum(not returns_only_views(OperatorView(o)) for o in operators)
     if not found or count >= MOST_OPERATORS * len(found) or any(len(v.out.shape) != 4 for v in found):
@@ -76,11 +76,11 @@ class _StorageLayout(NamedTuple):
 def assign_memory_formats(
     operators: Sequence[Operator], format_of: Callable[[Operator], MemoryFormat | None], new_storage: Callable[[], int]
 ) -> list[Operator]:
-    """Return operators in the layouts that the compiler gives their results, with the copies that this requires."""
-    # In channels-last, four-dimensional results keep the format from one operator to the next. Images and filters from
-    # outside that a convolution reads are copied first; filters of one point, or of one channel, are the same in both
-    # formats. An element-wise result of operands in several orders is contiguous (``pick_loop_order``), whereas eager
-    # mode follows the first operand.
+    """Return operators whose results have the compiler's layouts, with the copies that this requires."""
+    # In channels-last, four-dimensional results keep the format from one operator to the next. Images and filters that
+    # a convolution reads from outside are copied first, except for filters of one point or one channel, which are the
+    # same in both formats. An element-wise result of operands in several memory orders is contiguous
+    # (``pick_loop_order``), whereas eager mode follows the first operand.
     layouts: dict[int, _StorageLayout] = {}
     copies: dict[int, TensorRecord] = {}
     found: list[Operator] = []
@@ -111,7 +111,6 @@ def assign_memory_formats(
 
 
 def _is_channels_last_storage(t: TensorRecord, layouts: Mapping[int, _StorageLayout]) -> bool:
-    """Return whether a tensor's storage is in channels-last format."""
     layout = layouts.get(t.storage)
     return layout is not None and len(layout.shape) == 4 and layout.new == _channels_last_strides(layout.shape)
 
@@ -156,7 +155,7 @@ def _channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _view_in_new_layout(t: TensorRecord, layouts: Mapping[int, _StorageLayout]) -> TensorRecord:
-    """Return a view of a storage in its new layout; unchanged if no strides describe the view there."""
+    """Return a view of a storage in its new layout; unchanged if strides cannot describe the view there."""
     layout = layouts.get(t.storage)
     if layout is None:
         return t

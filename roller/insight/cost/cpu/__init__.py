@@ -1,4 +1,4 @@
-"""Time of PyTorch's kernels on a CPU: the work of each operator, priced by rates, caches and fresh pages."""
+"""Times of PyTorch's kernels on a CPU: each operator's work, priced by arithmetic rates, caches and page faults."""
 
 from roller.insight.cost.cpu.pricer import ProcessorPricer
 

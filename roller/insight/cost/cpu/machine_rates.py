@@ -1,4 +1,4 @@
-"""Rates of a CPU for library kernels: seconds of arithmetic, memory traffic, page faults and forks."""
+"""Rates of a CPU for library kernels: the time of arithmetic, memory traffic, page faults and thread forks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from functools import cached_property
 from roller.hardware import DeviceSpec, MemoryLayer
 from roller.insight.cost.cpu.operator_work import GRAIN_ELEMENTS, OperatorWork
 
-#: Part of a first touch during which no other thread can fault. Measured: two threads take two thirds of the time.
+#: Share of a page fault during which no other thread can fault. Measured: two threads take two thirds of the time that
+#: one thread takes.
 _LOCKED = 1 / 3
-#: Multiply-adds of a blocked product per additional thread.
+#: Number of multiply-adds for which a blocked product uses one more thread.
 _PRODUCT_GRAIN = 1 << 20
 
 
 @dataclass(frozen=True)
 class SecondsByResource:
-    """Seconds of an operator by resource; if ``hides``, arithmetic overlaps with memory traffic."""
+    """Time that an operator spends on each resource; if ``hides``, arithmetic overlaps with memory traffic."""
 
     arithmetic_s: float
     memory_s: float
@@ -27,7 +28,7 @@ class SecondsByResource:
 
     @property
     def seconds(self) -> float:
-        """Total seconds."""
+        """Total time in seconds."""
         body = max(self.arithmetic_s, self.memory_s) if self.hides else self.arithmetic_s + self.memory_s
         return body + self.fresh_s + self.fork_s
 
@@ -41,7 +42,7 @@ class SecondsByResource:
 
 
 class ProcessorRates:
-    """Rates of one CPU."""
+    """The rates at which one CPU runs library kernels."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         self.spec = spec
@@ -61,7 +62,7 @@ class ProcessorRates:
 
     @cached_property
     def usable_cache_bytes(self) -> tuple[tuple[MemoryLayer, float], ...]:
-        """Caches beyond the first level, each with its usable bytes summed over all cores."""
+        """Caches beyond the first level, each with its usable capacity in bytes, summed over all cores."""
         found = []
         for layer in self.caches[1:-1]:
             size = float(layer.usable_bytes or layer.capacity_bytes)
@@ -70,14 +71,14 @@ class ProcessorRates:
         return tuple(found)
 
     def cache_level(self, distance_bytes: float) -> MemoryLayer:
-        """Return the cache level that holds data with this reuse distance, or memory."""
+        """Return the first cache level that holds data with this reuse distance, or memory if none does."""
         for layer, room in self.usable_cache_bytes:
             if distance_bytes <= room:
                 return layer
         return self.caches[-1]
 
     def arithmetic_s(self, work: OperatorWork, threads: int) -> float:
-        """Return the seconds of arithmetic."""
+        """Return the time of an operator's arithmetic in seconds."""
         spec = self.spec
         core = spec.clock_hz * threads
         rates = spec.compute.ops_per_cycle_per_unit
@@ -93,13 +94,13 @@ class ProcessorRates:
         return taken + work.cycles / core
 
     def first_touch_s(self, size_bytes: float, threads: int) -> float:
-        """Return the seconds of page faults on first touching newly mapped bytes."""
+        """Return the time of the page faults when newly mapped bytes are first touched, in seconds."""
         page = next((x.page_bytes for x in self.caches if x.page_bytes), None) or 4096
         one = self.spec.execution.fault_s or 0.0
         return math.ceil(size_bytes / page) * one * (_LOCKED + (1 - _LOCKED) / threads)
 
     def scattered_access_s(self, size_bytes: float, threads: int) -> float:
-        """Return the seconds spent waiting for scattered cache lines, which are not prefetched."""
+        """Return the time spent waiting for scattered cache lines, which are not prefetched, in seconds."""
         memory = self.caches[-1]
         lines = size_bytes / (memory.transaction_bytes or 64)
         return lines * (memory.latency_s or 0.0) / (threads * (self.spec.execution.prefetched_lines or 1.0))
@@ -111,9 +112,9 @@ class ProcessorRates:
         fresh_bytes: float,
         strewn_bytes: float = 0.0,
     ) -> SecondsByResource:
-        """Return the seconds of an operator by resource."""
-        # ``moved`` has the bytes per memory layer; ``strewn_bytes`` move in short runs, in addition to the work's
-        # bytes.
+        """Return the time that an operator spends on each resource."""
+        # ``moved`` has the bytes moved from each memory layer; ``strewn_bytes`` are moved in short runs, in addition to
+        # those of ``work``.
         threads = self.thread_count(work)
         memory_s = sum(n / self.bandwidth_bytes_per_s(layer, threads) for layer, n in moved)
         for size, times in work.buffers:

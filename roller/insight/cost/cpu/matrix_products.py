@@ -1,4 +1,4 @@
-"""Products, convolutions, attention and LSTM layers as computed by MKL and oneDNN: in packed blocks."""
+"""Work of products, convolutions, attention and LSTM layers as MKL and oneDNN compute them, in packed blocks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from roller.insight.cost.cpu.operator_work import OperatorWork, TensorTraffic
 from roller.insight.cost.gpu.operator_view import OperatorView, element_count, itemsize
 from roller.insight.trace.trace import TensorRecord
 
-#: Share of the probed rate of multiply-adds, in undisturbed windows, that MKL's products and oneDNN's convolutions
-#: reach on all cores. Measured on a Zen 4 under a hypervisor, PyTorch 2.13: products of 192 to 1024 rows 0.61 to 0.74
-#: (medians of ten seconds each; 0.80 at best), convolutions of 3 x 3 with many channels 0.75 to 0.90.
+#: Share of the multiply-add rate probed in undisturbed time windows that MKL's products and oneDNN's convolutions reach
+#: on all cores. Measured on a Zen 4 under a hypervisor with PyTorch 2.13: products with 192 to 1024 rows reach 0.61 to
+#: 0.74 (medians of ten seconds each; 0.80 at best), and 3 x 3 convolutions with many channels reach 0.75 to 0.90.
 PRODUCT_SHARE, CONVOLUTION_SHARE = 0.67, 0.83
-#: Image loads per vector of results, in multiply-adds. Measured: 102, 150 and 170 GFLOP/s with 16, 32 and 64 channels.
+#: Cost of the image loads that the vectors of results share, in multiply-adds of one vector. Measured: 102, 150 and 170
+#: GFLOP/s with 16, 32 and 64 channels.
 _LOADS = 0.6
-#: Rows of the second operand in a block; the result is read and written once per block.
+#: Number of rows of the second operand in a block; the result is read and written once per block.
 _DEPTH = 384
 #: Vector length to which result columns and channels are padded.
 _LANES = 16
-#: Queries of a block of attention, by the minimum total number of queries, and keys of a block (``sdp_utils_cpp``,
-#: ``FlashAttentionKernel.cpp``).
+#: Number of queries in an attention block, by the minimum total number of queries, and number of keys in a block
+#: (``sdp_utils_cpp``, ``FlashAttentionKernel.cpp``).
 _QUERIES, _KEYS = ((768, 256), (192, 64), (0, 32)), 512
 #: Time of a depthwise convolution's multiply-adds relative to a product's; most of it is loads.
 _DEPTHWISE = 4.0
-#: Gates of an LSTM cell, and their exponentials: three sigmoids and two hyperbolic tangents.
+#: Number of gates of an LSTM cell, and time of their three sigmoids and two hyperbolic tangents in exponentials.
 _GATES, _GATE_EXPONENTIALS = 4, 8.0
 
 
@@ -36,7 +37,7 @@ def matrix_product_work(
     m: int, n: int, k: int, batch: int = 1, *, dtype: str = "float32",
     reads: Iterable[TensorRecord] = (), writes: Iterable[TensorRecord] = (),
 ) -> OperatorWork:  # fmt: skip
-    """Return the work of multiplying ``m`` by ``k`` matrices with ``k`` by ``n`` matrices."""
+    """Return the work of ``batch`` products of an ``m`` by ``k`` matrix and a ``k`` by ``n`` matrix."""
     turns = math.ceil(k / _DEPTH)
     # The second operand is packed, except in products with a vector.
     packed = 0.0 if min(m, n) == 1 else float(batch * n * k)
@@ -62,7 +63,7 @@ def matrix_product_mapping(first: str, second: str) -> Callable[[OperatorView], 
 
 
 def product_plus_addend_mapping(first: str, second: str) -> Callable[[OperatorView], OperatorWork]:
-    """Return the mapping for ``self + first @ second``, which first copies the addend to the result."""
+    """Return the mapping for ``self + first @ second``, which begins by copying the addend to the result."""
 
     def map_operator(view: OperatorView) -> OperatorWork:
         addend, left, right = (
@@ -100,7 +101,7 @@ def matrix_vector_product_work(view: OperatorView) -> OperatorWork:
 
 
 def convolution_work(view: OperatorView) -> OperatorWork:
-    """Return the work of a convolution: image, filters and result are reordered to blocks of channels and back."""
+    """Return the work of a convolution, including the conversion of its tensors to blocks of channels and back."""
     x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
     bias = view.tensor("bias")
     turned = bool(view.argument("transposed", False))
@@ -109,7 +110,7 @@ def convolution_work(view: OperatorView) -> OperatorWork:
 
 
 def convolution_backward_work(view: OperatorView) -> OperatorWork:
-    """Return the work of a convolution's image and filter gradients."""
+    """Return the work of a convolution's input and weight gradients."""
     gradient, x, weight = (
         view.required_tensor("grad_output", 0),
         view.required_tensor("input", 1),
@@ -128,7 +129,7 @@ def _windowed_product_work(
     view: OperatorView, points: TensorRecord, weight: TensorRecord, ways: Sequence[bool], reads: Iterable[TensorRecord],
     writes: Iterable[TensorRecord],
 ) -> OperatorWork:  # fmt: skip
-    """Return the work of one or two products over windows; a true entry in ``ways`` yields input channels."""
+    """Return the work of one product over windows per entry of ``ways``; a true entry's results are input channels."""
     groups, window = int(view.argument("groups", 1)), weight.shape[2:]
     read, written = tuple(TensorTraffic(t) for t in reads), tuple(TensorTraffic(t) for t in writes)
     each = math.prod((points.shape[0], *points.shape[2:])) * element_count(weight)
@@ -145,7 +146,7 @@ def _windowed_product_work(
 
 
 def _convolution_overhead(results: int, sums: int) -> float:
-    """Return the ratio of executed to useful multiply-adds in a convolution, by its channels.
+    """Return the cost of a convolution with padding and image loads, relative to its useful multiply-adds.
 
     Examples
     --------
@@ -154,7 +155,8 @@ def _convolution_overhead(results: int, sums: int) -> float:
     >>> round(_convolution_overhead(20, 20) / _convolution_overhead(32, 32), 2)
     2.56
     """
-    # Channels are padded to vectors, except those of an input image; the vectors of results share loads of the image.
+    # Channels are padded to whole vectors, except for the few channels of an input image. The vectors of results share
+    # the image loads.
     if results == sums == 1:
         return _DEPTHWISE
     padded = _pad_channels(results) / results * (_pad_channels(sums) / sums if sums > _LANES else 1.0)
@@ -168,7 +170,7 @@ def attention_work(view: OperatorView) -> OperatorWork:
 
 
 def attention_backward_work(view: OperatorView) -> OperatorWork:
-    """Return the work of attention's gradient: recomputed weights, and the products for four gradients."""
+    """Return the work of attention's gradient: one product recomputes the weights, and four compute gradients."""
     query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(("query", "key", "value")))
     return _blocked_attention_work(view, query, key, value, products=5)
 
@@ -192,7 +194,7 @@ def _blocked_attention_work(
 
 
 def _causal_mask_share(rows: int, columns: int, block: int) -> float:
-    """Return the share of pairs computed under a causal mask: key blocks up to the last query of each block.
+    """Return the share of query-key pairs computed under a causal mask, in whole blocks of keys.
 
     Examples
     --------
@@ -210,7 +212,7 @@ def lstm_work(view: OperatorView) -> OperatorWork:
 
 
 def lstm_backward_work(view: OperatorView) -> OperatorWork:
-    """Return the work of an LSTM layer's gradients for inputs, states and weights."""
+    """Return the work of the gradients with respect to an LSTM layer's inputs, states and weights."""
     return _lstm_layer_work(view, 2)
 
 
@@ -230,7 +232,7 @@ def _lstm_layer_work(view: OperatorView, times: int) -> OperatorWork:
         buffers=(
             # The recurrent weights are read again at every step.
             (float(gates * hidden * itemsize(x.dtype)), float(times * steps)),
-            # Weights are copied to oneDNN's layout, their gradients from it; copies are fetched, written and read.
+            # Weights are copied to oneDNN's layout and their gradients from it; each copy is fetched, written and read.
             (float(kept * itemsize(x.dtype)), 3.0 * times),
         ),
     )  # fmt: skip

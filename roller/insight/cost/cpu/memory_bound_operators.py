@@ -1,8 +1,8 @@
-"""Norms, softmax, windows, losses and random numbers as computed by ATen's CPU kernels."""
+"""Work of norms, softmax, reductions, pooling, losses, gathers and random draws in ATen's CPU kernels."""
 
-# Cycles are those of one core per element in vectors of 16 numbers (narrower vectors take the same), measured on a Zen
-# 4 with PyTorch 2.13 on tensors in the second-level cache, without the time of their bytes; exponentials are in probed
-# ones.
+# All constants are per element. Vector cycles are the cycles of one core per vector of 16 elements (a narrower vector
+# takes as many). They were measured on a Zen 4 with PyTorch 2.13, on tensors in the second-level cache, and exclude the
+# time of memory traffic. Functions are counted in probed exponentials.
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def per_element_mapping(
     exponentials: float = 0.0, reads: float = 1.0, writes: float = 1.0,
 ) -> Mapping:  # fmt: skip
     """Return the mapping for an operator with constant costs per element."""
-    # ``per`` counts elements of the largest input, or of the first output; ``reads`` and ``writes`` are passes over
-    # tensors.
+    # ``per`` selects the tensor whose elements count: the largest input or the first output. ``reads`` and ``writes``
+    # are numbers of passes over the tensors.
 
     def map_operator(view: OperatorView) -> OperatorWork:
         count = float(max(map(element_count, view.inputs), default=0) if per == "input" else element_count(view.out))
@@ -45,7 +45,7 @@ def batch_norm_work(view: OperatorView) -> OperatorWork:
     )  # fmt: skip
 
 
-#: Cycles per element of batch statistics: conversion to double, mean and squares, each a chain of additions.
+#: Cycles per element for batch statistics: the conversion to double, and chains of additions for mean and squares.
 _OWN_STATISTICS_CYCLES = 6.5
 
 
@@ -69,7 +69,7 @@ def reduction_mapping(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
     return map_operator
 
 
-#: Bytes of the columns that are summed at once, four vectors, and of a cache line.
+#: Width in bytes of the strip of columns that is summed at once (four vectors), and size in bytes of a cache line.
 _STRIP_BYTES, _LINE_BYTES = 256, 64
 
 
@@ -96,7 +96,7 @@ GREATEST, MEAN = (75.0, 5.0), (15.0, 3.0)
 
 
 def pooling_mapping(taken: tuple[float, float]) -> Mapping:
-    """Return the mapping for a pooling operator, with cycles per result and per element of its window."""
+    """Return the mapping for a pooling operator; ``taken`` has the cycles per result and per element of its window."""
 
     def map_operator(view: OperatorView) -> OperatorWork:
         count = float(element_count(view.out))
@@ -109,7 +109,7 @@ def pooling_mapping(taken: tuple[float, float]) -> Mapping:
 
 
 def pooling_backward_mapping(cycles: float) -> Mapping:
-    """Return the mapping for a pooling gradient scattered into zeros, with cycles per element of the gradient."""
+    """Return the mapping for a pooling gradient, scattered into zeros in ``cycles`` per read element."""
 
     def map_operator(view: OperatorView) -> OperatorWork:
         gradient, out = view.inputs[0], view.out
@@ -123,7 +123,7 @@ def pooling_backward_mapping(cycles: float) -> Mapping:
 
 
 def nll_loss_work(view: OperatorView) -> OperatorWork:
-    """Return the work of a negative log-likelihood: one thread reads one element, and so one cache line, per row."""
+    """Return the work of a negative log-likelihood: one thread reads one element, and thus one cache line, per row."""
     target = view.tensor("target", 1) or view.inputs[-1]
     return OperatorWork(
         (TensorTraffic(target),), strewn_bytes=64.0 * element_count(target), cycles=8.0 * element_count(target)
@@ -131,7 +131,7 @@ def nll_loss_work(view: OperatorView) -> OperatorWork:
 
 
 def nll_loss_backward_work(view: OperatorView) -> OperatorWork:
-    """Return the work of a negative log-likelihood's gradient: zeros, and one element per row."""
+    """Return the work of the loss's gradient, which fills the result with zeros and then writes one element per row."""
     target = view.tensor("target", 2) or view.inputs[-1]
     count = float(element_count(view.out))
     return OperatorWork(
@@ -166,7 +166,7 @@ def gather_mapping(cycles: float = 0.0) -> Mapping:
 
 
 def embedding_backward_work(view: OperatorView) -> OperatorWork:
-    """Return the work of an embedding's gradient: zeros, and rows that are added sequentially."""
+    """Return the work of an embedding's gradient, which fills the result with zeros and then adds rows sequentially."""
     gradient = view.inputs[0]
     return OperatorWork(
         tuple(TensorTraffic(t) for t in view.inputs), (TensorTraffic(view.out),), cycles=0.5 * element_count(gradient),

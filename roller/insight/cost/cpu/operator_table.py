@@ -126,7 +126,7 @@ _DRAWS: dict[str, Mapping] = {
 
 
 def _elementwise_operator_work(view: OperatorView) -> OperatorWork:
-    """Return the work of an element-wise operator, vectorized if all tensors are contiguous and of one dtype."""
+    """Return the work of an element-wise operator, vectorized if all tensors are contiguous and have one dtype."""
     functions = POINTWISE[view.packet.removeprefix("aten.")]
     if functions == ("pow",) and view.argument("exponent") in (2, 3, 0.5, 1, -1, -2, 2.0, 3.0):
         functions = ("mul",)
@@ -182,7 +182,7 @@ _IDLE = frozenset(f"aten.{name}" for name in NOTHING)
 
 
 def operator_work(operator: Operator) -> tuple[OperatorWork | None, bool]:
-    """Return an operator's work, and whether the table has a row for it; ``None`` for views and empty tensors.
+    """Return an operator's work (``None`` for views and empty tensors) and whether the table has a row for it.
 
     Examples
     --------
@@ -205,7 +205,7 @@ def operator_work(operator: Operator) -> tuple[OperatorWork | None, bool]:
 
 
 def operator_class(packet: str) -> Kind:
-    """Return the class of an operator, named as in traces and profiles: ``"aten.mm"``."""
+    """Return the class of an operator by its name in traces and profiles, such as ``"aten.mm"``."""
     name = packet if packet in _KINDS else packet.rstrip("_")
     return _KINDS.get(name, "element-wise")
 

@@ -22,7 +22,7 @@ class TensorTraffic:
 
     @property
     def size_bytes(self) -> float:
-        """Moved bytes."""
+        """Number of bytes moved."""
         return self.passes * distinct_bytes(self.tensor)
 
 
@@ -32,23 +32,24 @@ class OperatorWork:
 
     reads: tuple[TensorTraffic, ...] = ()
     writes: tuple[TensorTraffic, ...] = ()
-    #: Multiply-adds of blocked products, and the share of the peak rate that they reach.
+    #: Number of multiply-adds in blocked products, and the share of the peak rate that they reach.
     multiplies: float = 0.0
     share: float = 1.0
-    #: Elements that are packed before products, and the number of cores that can pack at a time.
+    #: Number of elements packed before the products, and number of cores that can pack at the same time.
     packed_elements: float = 0.0
     packers: float = 1.0
-    #: Exponentials over all elements, or other functions in equivalent exponentials.
+    #: Number of exponentials over all elements; other functions count as equivalent exponentials.
     exponentials: float = 0.0
-    #: Cycles of a core, times the elements of a vector, in addition to bytes and exponentials.
+    #: Cycles of vectorized code on one core, times the number of elements in a vector; memory traffic and exponentials
+    #: are not included.
     vector_cycles: float = 0.0
-    #: Cycles of a core in code that processes elements one by one.
+    #: Cycles of one core in code that processes elements one by one.
     cycles: float = 0.0
-    #: Elements shared among threads, at least :data:`GRAIN_ELEMENTS` per thread; 0 for a serial operator.
+    #: Number of elements divided among threads, at least :data:`GRAIN_ELEMENTS` per thread; 0 for a serial operator.
     parallel_elements: float = 0.0
-    #: Forks and joins of threads.
+    #: Number of times that threads are forked and joined.
     forks: int = 1
-    #: Bytes of each internal buffer, and how many times it is written or read.
+    #: Size in bytes of each internal buffer, and number of times that it is written or read.
     buffers: tuple[tuple[float, float], ...] = ()
     #: Bytes that are read or written in runs too short to be prefetched.
     strewn_bytes: float = 0.0
@@ -63,7 +64,7 @@ Mapping = Callable[[OperatorView], OperatorWork]
 
 
 def streaming_work(view: OperatorView, **work: float) -> OperatorWork:
-    """Return work that reads every input of an operator and writes every output once."""
+    """Return work that reads every input and writes every output of an operator once."""
     reads = tuple(TensorTraffic(t) for t in dict.fromkeys(view.inputs) if element_count(t))
     writes = tuple(TensorTraffic(t) for t in view.outputs if element_count(t))
     most = max(map(element_count, (*view.inputs, *view.outputs)), default=0)

@@ -1,4 +1,4 @@
-"""Prices of a step's operators on a CPU, in order, since caches and fresh pages depend on the step."""
+"""Prices of a step's operators on a CPU, computed in order because they depend on the state of caches and pages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProcessorPricer:
         self._touched = AccessHistory(self.machine.usable_cache_bytes[-1][1])
 
     def price_last_step(self, trace: Trace) -> list[Price]:
-        """Return the prices for the last step, when caches and heap are in a steady state."""
+        """Return the prices of the last step's operators, with caches and heap in a steady state."""
         works = [operator_work(operator) for operator in trace.steady()]
         for done in (0, len(works)):
             storages = storage_placements(trace)
@@ -43,12 +43,12 @@ class ProcessorPricer:
     def _price_operator(
         self, operator: Operator, work: OperatorWork | None, mapped: bool, storages: dict[int, Placement]
     ) -> Price:
-        """Return the price of the next operator, and record its accesses."""
+        """Return the price of the next operator and record its memory accesses."""
         if work is None:
             return _NOTHING
         moved = [self._record_access(x, storages) for x in work.reads]
         read = {x.tensor.storage for x in work.reads}
-        for traffic in work.writes:  # a line is read before it is written, and written back
+        for traffic in work.writes:  # a cache line is read before it is written, and later written back
             layer, size = self._record_access(traffic, storages)
             moved.append((layer, size if traffic.tensor.storage in read else 2 * size))
         fresh = sum(self._touch_fresh_pages(x.tensor.storage, storages) for x in work.writes)
@@ -81,7 +81,7 @@ class ProcessorPricer:
         return layer, size
 
     def _touch_fresh_pages(self, storage: int, storages: dict[int, Placement]) -> float:
-        """Return the bytes of a result on untouched pages, and mark those pages as touched."""
+        """Return the number of a storage's bytes on untouched pages, and mark those pages as touched."""
         place = storages.get(storage)
         if place is None or not place.fresh_bytes:
             return 0.0

@@ -16,7 +16,7 @@ _MAY_RETURN_VIEWS = ("aten.", "prims.")
 
 
 def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
-    """Return an operator's launches, and whether the table has a row for it.
+    """Return an operator's launches and whether the table has a row for the operator.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
 
 def returns_only_views(view: OperatorView) -> bool:
     """Return whether every result shares storage with an input that the operator does not write."""
-    # A custom operator may not return an alias of its inputs: such a result is an input that it writes.
+    # A custom operator may not return an alias of its inputs, so such a result is an input that it writes.
     if not view.outputs or view.in_place or not view.packet.startswith(_MAY_RETURN_VIEWS):
         return False
     given = {t.storage for t in view.inputs}

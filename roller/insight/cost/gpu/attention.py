@@ -1,4 +1,4 @@
-"""Fused attention and cuDNN's recurrent layers, forward and backward."""
+"""Launches of fused attention and of cuDNN's recurrent layers, in the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.insight.cost.gpu.operator_view import OperatorView, itemsize, total_
 from roller.insight.cost.kernel_launches import FusedKernel, Kernel, Launch, MemoryKernel
 from roller.insight.trace.trace import TensorRecord
 
-#: Kernels of fused attention's gradient: sums of gradient times result, the gradient, its conversion.
+#: Number of kernels for fused attention's gradient: sums of gradient times result, the gradient, and its conversion.
 _BACKWARD_KERNELS = 3
 
 
@@ -31,8 +31,8 @@ def attention_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def _causal_mask_share(view: OperatorView, rows: int, columns: int) -> float:
-    """Return the share of query-key pairs computed under a causal mask: pairs with earlier keys."""
-    # The mask starts at the first query and key (``is_causal``, or ``custom_mask_type`` 1), or ends at the last of both
+    """Return the share of query-key pairs that a causal mask leaves; 1 without a causal mask."""
+    # The mask is aligned with the first query and key (``is_causal``, or ``custom_mask_type`` 1) or with the last ones
     # (2).
     kind = int(view.argument("custom_mask_type", 0)) or int(bool(view.argument("is_causal", False)))
     if not kind:
@@ -47,7 +47,7 @@ def _causal_mask_share(view: OperatorView, rows: int, columns: int) -> float:
 
 
 def attention_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernels for fused attention's gradient: recomputed weights, and the products for four gradients."""
+    """Return the kernels for fused attention's gradient: one product recomputes the weights, four compute gradients."""
     names = ("query", "key", "value")
     query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(names))
     heads, rows, columns = _heads_queries_keys(view, query, key)
@@ -70,15 +70,15 @@ def attention_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def _heads_queries_keys(view: OperatorView, query: TensorRecord, key: TensorRecord) -> tuple[int, int, int]:
-    """Return the number of heads in the whole batch, and the numbers of queries and keys."""
-    # Tensors are ``(batch, heads, length, depth)``; overloads with ``(batch, length, heads, depth)`` have names of
-    # their own.
+    """Return the numbers of heads in the whole batch, of queries and of keys."""
+    # Tensors are ``(batch, heads, length, depth)``; operators on ``(batch, length, heads, depth)`` have different
+    # names.
     if not view.packet.startswith(("aten._efficient_attention", "aten._flash_attention")):
         return math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2]
     starts = view.tensor("cum_seq_q") or view.tensor("cu_seqlens_q")
     if starts is None or len(starts.shape) != 1 or starts.shape[0] < 2:
         return query.shape[0] * query.shape[-2], query.shape[-3], key.shape[-3]
-    samples = starts.shape[0] - 1  # concatenated samples; the trace has no values, so lengths are taken as equal
+    samples = starts.shape[0] - 1  # concatenated samples; the trace has no values, so equal lengths are assumed
     rows, columns = (max(1, math.ceil(t.shape[-3] / samples)) for t in (query, key))
     return samples * query.shape[-2], rows, columns
 
@@ -91,7 +91,7 @@ def _value_product_expression(heads: int, rows: int, depth: int, columns: int, q
     return ops.matmul(rows, depth, columns, heads, dtype=query.dtype)
 
 
-#: Gates of a recurrent cell by cuDNN's number of the mode: two plain cells, LSTM, GRU.
+#: Number of gates of a recurrent cell, indexed by cuDNN's mode: two plain cells, LSTM, GRU.
 _GATES = (1, 1, 4, 3)
 
 
@@ -101,7 +101,7 @@ def recurrent_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def recurrent_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernels for recurrent layers' gradients: twice the products, for inputs and for weights."""
+    """Return the kernels for recurrent layers' gradients, with products for the gradients of inputs and of weights."""
     return _recurrent_layer_launches(view, view.required_tensor("input", 0), 2)
 
 
@@ -130,7 +130,7 @@ def _recurrent_layer_launches(view: OperatorView, x: TensorRecord, times: int) -
 
 
 def _steps_and_batch(view: OperatorView, x: TensorRecord) -> tuple[int, int]:
-    """Return the steps and the samples per step; for packed sequences of different lengths, the mean."""
+    """Return the number of steps and the number of samples per step, averaged for packed sequences."""
     packed = view.argument("batch_sizes", ())
     if packed:
         return len(packed), max(1, math.ceil(x.shape[0] / len(packed)))

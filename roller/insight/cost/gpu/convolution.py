@@ -1,9 +1,9 @@
 """Convolutions of one to three dimensions and their gradients, in the variants that a library may run."""
 
-# A matrix unit's kernels take images with channels innermost. For planes of channels, or channels that do not form
-# whole vectors, cuDNN converts operands before such a kernel and results after it (convolution guide of NVIDIA's deep
-# learning performance documentation, "Tensor Layouts In Memory"). Kernels on threads take tensors unchanged, and may
-# use Winograd's algorithm for windows of three by three at stride one. The library runs the fastest kernel.
+# Matrix-unit kernels take images with channels innermost. If images are channels-first, or if their channels do not
+# form whole vectors, cuDNN converts operands before such a kernel and results after it (convolution guide of NVIDIA's
+# deep learning performance documentation, "Tensor Layouts In Memory"). SIMT kernels take tensors unchanged and may use
+# Winograd's algorithm for windows of three by three at stride one. The library runs the fastest kernel.
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _ConvolutionGeometry:
 
 
 def convolution_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernel for a convolution and the kernel that adds its bias."""
+    """Return the kernels for a convolution, including conversions before it and the addition of its bias."""
     x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
     copies = _copies_before_depthwise(_convolution_geometry(view, x, weight), weight, (x,))
     kernels, bias = (*copies, _convolution_kernel(view, x, weight, view.out)), view.tensor("bias")
@@ -60,7 +60,7 @@ def convolution_launches(view: OperatorView) -> tuple[Launch, ...]:
 def _copies_before_depthwise(
     g: _ConvolutionGeometry, weight: TensorRecord, images: Sequence[TensorRecord]
 ) -> tuple[MemoryKernel, ...]:
-    """Return PyTorch's conversions of images before a depthwise convolution with channels innermost."""
+    """Return the kernels with which PyTorch converts images before a depthwise convolution with channels innermost."""
     return (
         channels_last_conversions(images, (), g.groups)
         if g.innermost and is_depthwise(weight, g.groups, g.transposed)
@@ -71,8 +71,8 @@ def _copies_before_depthwise(
 def channels_last_conversions(
     read: Sequence[TensorRecord], written: Sequence[TensorRecord], groups: int
 ) -> tuple[MemoryKernel, ...]:
-    """Return the kernels that convert tensors to channels-innermost whole vectors, and results back."""
-    # Channels of groups are not padded to whole vectors.
+    """Return the kernels that convert read tensors to channels-innermost whole vectors, and written tensors back."""
+    # The channels of grouped convolutions are not padded to whole vectors.
     found = []
     for tensor, is_read in (*((t, True) for t in read), *((t, False) for t in written)):
         if not needs_layout_conversion(tensor, groups):
@@ -91,7 +91,7 @@ def _bias_launches(out: TensorRecord, bias: TensorRecord) -> tuple[Launch, ...]:
 
 
 def convolution_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return up to three kernels, for the gradients of the image, the weights and the bias."""
+    """Return the kernels for the gradients of input, weight and bias, as far as ``output_mask`` requests them."""
     gradient, x = view.required_tensor("grad_output", 0), view.required_tensor("input", 1)
     weight = view.required_tensor("weight", 2)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
@@ -114,8 +114,8 @@ def _implicit_gemm_kernel(
     ways: tuple[KernelVariant, ...] = (),
 ) -> Kernel | FusedKernel:
     """Return the kernel for an implicit GEMM, which gathers one operand from windows of an image."""
-    # The product names an element once per window, but memory delivers each tensor once. If every window is a point,
-    # the product's operands are the tensors themselves.
+    # The product's operands contain an element once per window, but each tensor is read from memory only once. If every
+    # window is a point, the operands are the tensors themselves.
     moved = total_bytes(read), total_bytes((written,))
     named = (sum(t.nbytes for t in product.inputs), sum(t.nbytes for t in product.output_tensors))
     if moved == named:
@@ -144,7 +144,7 @@ def _convolution_geometry(view: OperatorView, x: TensorRecord, weight: TensorRec
 
 
 def _merge_to_two_dimensions(sizes: Sequence[int]) -> tuple[int, int]:
-    """Return two dimensions: all outer dimensions merged into one, and a row."""
+    """Return two sizes: the product of all outer dimensions, and the innermost dimension."""
     return (1, sizes[0]) if len(sizes) == 1 else (math.prod(sizes[:-1]), sizes[-1])
 
 
@@ -169,8 +169,9 @@ def _convolution_kernel(view: OperatorView, x: TensorRecord, weight: TensorRecor
     return replace(found, before_cudnn_9=_direct_kernel_before_cudnn_9(g, weight, out, (x, weight), out))
 
 
-#: Channels of a group for which cuDNN 8 had matrix-unit kernels on channels innermost: assumed to be ResNeXt's. For 64,
-#: profiles show direct kernels instead (pytorch/pytorch#34977); other numbers are assumed to have those, too.
+#: Numbers of channels per group for which cuDNN 8 had matrix-unit kernels with channels innermost, assumed to be those
+#: of ResNeXt. For 64 channels, profiles show direct kernels instead (pytorch/pytorch#34977), which are assumed for all
+#: other numbers, too.
 _GROUPS_OF_CUDNN_8 = (4, 8, 16, 32)
 
 
@@ -181,8 +182,8 @@ def _direct_kernel_before_cudnn_9(
     read: Sequence[TensorRecord],
     written: TensorRecord,
 ) -> InstructionKernel | None:
-    """Return the direct kernel for groups with channels innermost; ``None`` if a matrix unit ran them."""
-    # ``points`` is the tensor at whose points all windows are multiplied.
+    """Return cuDNN 8's direct kernel for groups with channels innermost; ``None`` if it ran a different kernel."""
+    # A window is multiplied at each point of ``points``.
     alike = weight.shape[0] // g.groups == weight.shape[1] and weight.shape[1] in _GROUPS_OF_CUDNN_8
     if g.groups == 1 or not g.innermost or alike or weight.dtype not in ("float16", "bfloat16"):
         return None
@@ -198,7 +199,7 @@ def _channels_last_depthwise_kernel(
     read: Sequence[TensorRecord],
     written: TensorRecord,
 ) -> FusedKernel | InstructionKernel | None:
-    """Return the kernel that replaces a depthwise one with channels innermost; ``None`` if cuDNN has one."""
+    """Return the substitute if cuDNN has no channels-innermost depthwise kernel for these windows, else ``None``."""
     if not g.innermost or {*weight.shape[2:]} <= {*depthwise.INNERMOST_WINDOWS}:
         return None
     if weight.dtype in ("float16", "bfloat16"):
@@ -228,7 +229,7 @@ class _Conv2d:
 
     @property
     def may_use_winograd(self) -> bool:
-        """Whether cuDNN has Winograd kernels for the convolution: float32, 3x3 windows, stride one."""
+        """Whether cuDNN has Winograd kernels for it: float32, ungrouped, 3x3 windows, stride and dilation 1."""
         steps = {*self.stride, *self.dilation, self.groups}
         return self.dtype == "float32" and self.window == (3, 3) and steps == {1}
 
@@ -236,9 +237,10 @@ class _Conv2d:
 def _conv2d_kernel_with_variants(
     windows: _Conv2d, channels: int, filters: int, around: tuple[MemoryKernel, ...], planes: bool = False
 ) -> Kernel:
-    """Return a convolution's kernel on unconverted tensors, with variants in other layouts and algorithms."""
-    # Layouts of groups cost the same, since a group's channels are not an axis of the product on the units. With
-    # ``planes`` the convolution is also a matrix product in planes of channels: filters by the planes of an image.
+    """Return a convolution's kernel on unconverted tensors, with variants for other layouts and algorithms."""
+    # All layouts of grouped convolutions cost the same, since a group's channels are not an axis of the product on the
+    # units. With ``planes``, the convolution of channels-first tensors is itself a matrix product: the filters by an
+    # image.
     groups = windows.groups
     if groups == 1 and not around:
         return Kernel(windows.expression(channels, filters, True), kind="convolution")
@@ -262,13 +264,13 @@ def _conv2d_kernel_with_variants(
     return Kernel(planar, units="planar" if around else "any", kind="convolution", ways=tuple(ways))
 
 
-#: Channels to which small groups are merged, so that they fill the sides of a matrix unit's fragment.
+#: Numbers of channels to which small groups are merged, so that they fill a matrix unit's fragment.
 _MERGED_CHANNELS = (16, 32)
 
 
 def _merged_group_counts(channels: int, filters: int, groups: int) -> list[int]:
-    """Return how many groups a matrix unit's kernel may treat as one: a single group, or blocks padded with zeros."""
-    # If the number does not divide the groups, the last block is padded with groups of zeros.
+    """Return the numbers of groups that a matrix-unit kernel may merge into one, which is padded with zeros."""
+    # If such a number does not divide the number of groups, the last merged group is padded with groups of zeros.
     own = max(channels, filters)
     merged = (min(groups, side // own) for side in _MERGED_CHANNELS if side > own)
     return list(dict.fromkeys((1, *(n for n in merged if n > 1))))
@@ -281,8 +283,8 @@ def _product_kernel_with_variants(
     read: Sequence[TensorRecord],
     written: TensorRecord,
 ) -> Kernel | FusedKernel:
-    """Return the kernel for a product whose operands are images, with variants in another layout."""
-    # ``own`` is the product on unconverted tensors, ``others`` are the products of a matrix unit's kernels.
+    """Return the kernel for a product whose operands are images, with variants for a different layout."""
+    # ``own`` is the product on unconverted tensors, and ``others`` are the products of matrix-unit kernels.
     around = channels_last_conversions(read, (written,), g.groups)
     if not around and len(others) == 1:
         return _implicit_gemm_kernel(others[0], read, written, "any")
@@ -291,16 +293,16 @@ def _product_kernel_with_variants(
 
 
 def _as_pair(values: Sequence[int], one: int) -> tuple[int, int]:
-    """Return two values for a window of one or two dimensions."""
+    """Return the values for a two-dimensional window; a one-dimensional window gets ``one`` as its first value."""
     return (values[0], values[1]) if len(values) == 2 else (one, values[0])
 
 
 def _equivalent_matrix_product(
     points: TensorRecord, weight: TensorRecord, out: TensorRecord, groups: int
 ) -> TensorExpr:
-    """Return the matrix product with a convolution's multiplications: result points by filters."""
-    # The whole window is multiplied at each of ``points``: the points of the result or of a transposed convolution's
-    # image.
+    """Return a matrix product with as many multiplications as a convolution: result points by filters."""
+    # The whole window is multiplied at each of ``points``: the result's points or, for a transposed convolution, the
+    # input's points.
     m = points.shape[0] * math.prod(points.shape[2:])
     window = math.prod(weight.shape[2:])
     per_group = weight.shape[0] // groups
@@ -312,9 +314,9 @@ def _equivalent_matrix_product(
 def _image_gradient_launches(
     g: _ConvolutionGeometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord
 ) -> tuple[Launch, ...]:
-    """Return the kernels for the image gradient: each gradient element is spread over a window; overlaps are summed."""
-    # At stride 1 this is a convolution of the gradient; at a larger stride it has as many multiplications as the
-    # forward convolution, and writes the larger image.
+    """Return the kernels for the input gradient: each gradient element is spread over a window; overlaps are summed."""
+    # At stride 1 this is a convolution of the gradient; at a larger stride, it has as many multiplications as the
+    # forward convolution but writes the larger image.
     if len(x.shape) > 4 or g.transposed:
         product = _equivalent_matrix_product(x if g.transposed else gradient, weight, x, g.groups)
         return (_product_kernel_with_variants(g, product, (product,), (gradient, weight), x),)
@@ -343,7 +345,7 @@ def _image_gradient_launches(
 
 
 def _replace_traffic(kernel: Kernel, read_bytes: float, written_bytes: float) -> FusedKernel:
-    """Return a kernel and its variants with memory traffic other than the expression implies."""
+    """Return a kernel and its variants with the given memory traffic in place of the expression's."""
 
     def to_fused_kernel(one: Kernel, ways: tuple[KernelVariant, ...] = ()) -> FusedKernel:
         return FusedKernel(
@@ -385,5 +387,5 @@ def _weight_gradient_kernel(
 
 
 def _merged_weight_gradient_expression(m: int, n: int, k: int, groups: int, dtype: str) -> TensorExpr:
-    """Return the product for merged groups' weight gradients, of which only diagonal blocks are kept."""
+    """Return the product for the weight gradients of merged groups; only its diagonal blocks are kept."""
     return ops.matmul(m, n, k, None if groups == 1 else groups, True, False, dtype=dtype)

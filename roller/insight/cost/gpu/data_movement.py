@@ -10,9 +10,9 @@ from roller.insight.cost.kernel_launches import HostWait, Launch, MemoryKernel
 from roller.insight.trace.convolution_layout import is_channels_last
 from roller.insight.trace.trace import TensorRecord
 
-#: Key bits that one pass of a radix sort orders, and kernels per pass.
+#: Number of key bits that one pass of a radix sort orders, and number of kernels per pass.
 _RADIX_BITS, _KERNELS_PER_PASS = 8, 2
-#: Key bits of a sort by the table rows of an embedding.
+#: Number of key bits when the indices of an embedding are sorted.
 _ROW_BITS = 32
 #: Maximum number of rows for which an embedding's gradient is added without a sort (PyTorch's ``Embedding.cu``).
 _MOST_UNSORTED = 3072
@@ -38,9 +38,9 @@ def stream_all(
 
 
 def interpolation_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernel for an interpolation, with one thread per point of a plane or per element."""
-    # A thread walks over all planes (``UpSampleBilinear2d.cu`` and similar files in ATen/native/cuda). Two-dimensional
-    # linear interpolation with channels innermost has another kernel, with a thread per element.
+    """Return the kernel for an interpolation, with one thread per spatial point or per element."""
+    # A thread loops over all samples and channels (``UpSampleBilinear2d.cu`` and similar files in ATen/native/cuda).
+    # Two-dimensional linear interpolation with channels innermost has a different kernel, with one thread per element.
     x, out = view.inputs[0], view.out
     walks = not is_channels_last(x) or "bicubic" in view.packet
     return (MemoryKernel(total_bytes((x,)), total_bytes((out,)), threads=math.prod(out.shape[2:]) if walks else None),)
@@ -57,12 +57,12 @@ def stream_named_inputs(*names: str) -> Callable[[OperatorView], tuple[Launch, .
 
 
 def generated_kernel_launch(view: OperatorView) -> tuple[Launch, ...]:
-    """Return a compiler-generated kernel, which reads each input once and overlapping views together."""
+    """Return a compiler-generated kernel, which reads each input once and the overlap of views only once."""
     return (MemoryKernel(float(merged_span_bytes(view.inputs)), float(total_bytes(view.outputs))),)
 
 
 def merged_span_bytes(tensors: Iterable[TensorRecord]) -> int:
-    """Return the total bytes of tensors; each storage counts at most the range from its first to its last element."""
+    """Return the total size of tensors in bytes; each storage counts at most the range that its views span."""
     found: dict[int, list[TensorRecord]] = {}
     for t in dict.fromkeys(tensors):
         found.setdefault(t.storage, []).append(t)
@@ -75,7 +75,7 @@ def merged_span_bytes(tensors: Iterable[TensorRecord]) -> int:
 
 
 def slice_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernels for a slice's gradient: zeros for the whole tensor, and the slice copied into them."""
+    """Return the kernels for a slice's gradient: one fills the tensor with zeros, and one copies the slice into it."""
     part = total_bytes(view.inputs[:1])
     return (MemoryKernel(0.0, total_bytes((view.out,))), MemoryKernel(part, part))
 
@@ -88,8 +88,8 @@ def gather_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def embedding_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernels for an embedding's gradient: zeros, a sort of the indices, and sums of equal rows."""
-    # Few rows are added unsorted, each by the block that owns the table's row.
+    """Return the kernels that zero an embedding's gradient, sort the indices, and sum rows of equal index."""
+    # A small number of rows is not sorted; each is added by the block that owns the table's row.
     gradient, indices = view.required_tensor("grad_output", 0), view.required_tensor("indices", 1)
     whole, rows = total_bytes((view.out,)), element_count(indices) * view.out.shape[-1] * itemsize(gradient.dtype)
     summed = min(rows, whole)
@@ -100,7 +100,7 @@ def embedding_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def row_sort_launch(indices: TensorRecord) -> MemoryKernel:
-    """Return the kernels that sort table rows by number, so that equal rows are added in one place."""
+    """Return the kernels that sort the indices of table rows, so that equal indices become adjacent."""
     passes = _ROW_BITS // _RADIX_BITS
     moved = passes * element_count(indices) * (itemsize(indices.dtype) + 8.0)
     return MemoryKernel(moved, moved, _KERNELS_PER_PASS * passes)
@@ -115,7 +115,7 @@ def sort_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def host_read_wait(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the host's wait for an operator whose value it reads."""
+    """Return the wait for an operator whose result the host reads."""
     return (HostWait(total_bytes(view.inputs)),)
 
 

@@ -1,9 +1,9 @@
-"""PyTorch's own kernels for depthwise convolutions on channel planes, priced by the instructions they issue."""
+"""PyTorch's own kernels for channels-first depthwise convolutions, priced by the instructions that they issue."""
 
-# The kernels are those of ATen/native/cuda/DepthwiseConv2d.cu: a thread per point of the result visits the points of
-# its window in turn; for the filters' gradient a block per weight reads both images. In float16, cuDNN's kernels run
-# instead where ``check_cudnn_depthwise_workload_with_filter`` (ATen/native/Convolution.cpp) allows them, and with
-# channels innermost always.
+# The kernels are those of ATen/native/cuda/DepthwiseConv2d.cu: one thread per result point visits the points of its
+# window in turn; for the weight gradient, one block per weight reads both images. In float16, cuDNN's kernels run
+# instead if ``check_cudnn_depthwise_workload_with_filter`` (ATen/native/Convolution.cpp) allows them; with channels
+# innermost, they always run.
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from roller.insight.cost.kernel_launches import FusedKernel, InstructionKernel
 from roller.insight.trace.convolution_layout import channels_per_vector
 from roller.insight.trace.trace import TensorRecord
 
-#: Instructions of a thread to find its point (three divisions by numbers known only at run time, some 18 each), and per
-#: point of its window: position along both axes (2), test whether it lies in the image (4), addresses (2), two loads,
-#: two conversions, and the multiply-add. Counted in the loop of the source.
+#: Number of instructions with which a thread finds its point (three divisions by values known only at run time, some 18
+#: each), and number per point of its window: the position along both axes (2), the test whether it lies in the image
+#: (4), addresses (2), two loads, two conversions, and the multiply-add. Counted in the loop of the source.
 _PLACE, _TAP = 54.0, 13.0
-#: Further instructions per point of the window in the image gradient: whether the stride meets it, along both axes.
+#: Number of further instructions per window point in the input gradient, which test along both axes whether the stride
+#: reaches the point.
 _STRIDE = 4.0
-#: Instructions of a filter-gradient thread per product: a division for the position (18), and a point of the window.
+#: Number of instructions per product in the weight gradient: a division for the position (18) and a window point.
 _PRODUCT = 18.0 + _TAP
-#: Windows, fewest channels and smallest image width that cuDNN's kernels take.
+#: Side lengths of windows, minimum number of channels and minimum image width that cuDNN's kernels take.
 _CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
-#: Windows for which cuDNN has depthwise kernels on channels innermost. Assumed: only these are memory-bound in
-#: published throughputs of models with windows of 3 to 11 points a side.
+#: Side lengths of windows for which cuDNN has channels-innermost depthwise kernels. Assumed, because only these are
+#: memory-bound according to published throughputs of models with windows of 3 to 11 points a side.
 INNERMOST_WINDOWS = (1, 3, 5, 7)
-#: Columns of the narrowest tile of a matrix unit's kernels.
+#: Number of columns in the narrowest tile of matrix-unit kernels.
 _TILE_COLUMNS = 16
 
 
@@ -37,7 +38,7 @@ def _runs_on_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int],
     """Return whether PyTorch runs cuDNN's kernel, by the conditions for cuDNN 8.2 and later."""
     if x.dtype != "float16" or len(x.shape) not in (3, 4) or max(dilation) > 1:
         return False
-    # PyTorch takes an image of one dimension as one of height 1.
+    # PyTorch treats a one-dimensional image as an image of height 1.
     (samples, channels), (height, width) = x.shape[:2], (1, *x.shape[2:])[-2:]
     step, window = stride[-1], {*weight.shape[2:]}
     if channels < _CUDNN_CHANNELS or (height > 1 and len({*stride}) > 1):
@@ -68,7 +69,7 @@ def forward_kernel(
 def image_gradient_kernel(
     gradient: TensorRecord, weight: TensorRecord, x: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
 ) -> InstructionKernel | None:
-    """Return PyTorch's kernel for the image gradient; ``None`` if cuDNN's kernel runs."""
+    """Return PyTorch's kernel for the input gradient; ``None`` if cuDNN's kernel runs."""
     if _runs_on_cudnn(x, weight, stride, dilation):
         return None
     tap = _TAP + (_STRIDE if max(stride) > 1 else 0.0)
@@ -79,7 +80,7 @@ def image_gradient_kernel(
 def weight_gradient_kernel(
     gradient: TensorRecord, x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
 ) -> InstructionKernel | None:
-    """Return PyTorch's kernel for the filter gradient; ``None`` if cuDNN's kernel runs."""
+    """Return PyTorch's kernel for the weight gradient; ``None`` if cuDNN's kernel runs."""
     if _runs_on_cudnn(x, weight, stride, dilation):
         return None
     count = element_count(gradient) * math.prod(weight.shape[2:]) * _PRODUCT
@@ -88,7 +89,7 @@ def weight_gradient_kernel(
 
 def cudnn_direct_kernel(products: float, read: Sequence[TensorRecord], written: TensorRecord) -> InstructionKernel:
     """Return cuDNN's direct kernel for a grouped convolution: one thread per result, one tap per product."""
-    # Its source is not published: a tap is assumed to take the instructions of PyTorch's loop.
+    # Its source is not published: a tap is assumed to take as many instructions as in PyTorch's loop.
     count = element_count(written) * _PLACE + products * _TAP
     return InstructionKernel(count, total_bytes(read), total_bytes((written,)))
 
@@ -96,9 +97,9 @@ def cudnn_direct_kernel(products: float, read: Sequence[TensorRecord], written: 
 def padded_groups_kernel(
     points: TensorRecord, weight: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
 ) -> FusedKernel:
-    """Return the matrix unit's kernel that treats every channel as a group, in 16 bits and channels innermost."""
-    # A group is padded to a whole vector of channels (auto-padding, release notes of cuDNN 7.6.3): a product of all
-    # points by one filter, in the columns of a tile, summed over a window of vectors.
+    """Return the 16-bit matrix-unit kernel with channels innermost, which treats every channel as a group."""
+    # A group is padded to a whole vector of channels (auto-padding, release notes of cuDNN 7.6.3): the kernel
+    # multiplies all points by one filter, which is padded to the columns of a tile, and sums over a window of vectors.
     rows = points.shape[0] * math.prod(points.shape[2:])
     taps = math.prod(weight.shape[2:]) * channels_per_vector(points.dtype)
     product = ops.matmul(rows, points.shape[1] * _TILE_COLUMNS, taps, dtype=points.dtype)

@@ -1,4 +1,4 @@
-"""Embedding bags, forward and backward: sums of table rows, as in recommender models."""
+"""Launches of embedding bags, which sum table rows as in recommender models, and of their gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def embedding_bag_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def embedding_bag_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernels for the table's gradient: zeros, a sort of the indices, and sums of equal rows."""
+    """Return the kernels that zero the table's gradient, sort the indices, and sum rows of equal index."""
     gradient, indices = view.required_tensor("grad", 0), view.required_tensor("indices", 1)
     whole = total_bytes((view.out,))
     rows = element_count(indices) * gradient.shape[-1] * itemsize(gradient.dtype)

@@ -13,7 +13,7 @@ from roller.insight.cost.gpu.pointwise import elementwise_kernel
 from roller.insight.cost.kernel_launches import FusedKernel, Kernel, Launch, MemoryKernel
 from roller.insight.trace.trace import TensorRecord
 
-#: Rows of a matrix unit's fragment for 16-bit operands (PTX ISA, ``mma.m16n8k16``).
+#: Number of rows in a matrix unit's fragment for 16-bit operands (PTX ISA, ``mma.m16n8k16``).
 _FRAGMENT_ROWS = 16
 
 
@@ -24,7 +24,7 @@ def is_column_major(tensor: TensorRecord) -> bool:
 
 
 def matrix_product_expression(left: TensorRecord, right: TensorRecord, bias: bool = False) -> TensorExpr:
-    """Return the expression for a product of two matrices or two batches, in their layouts."""
+    """Return the expression for a product of two matrices or two batches of matrices, in their memory layouts."""
     m, k = left.shape[-2:]
     n = right.shape[-1]
     batch = math.prod(left.shape[:-2]) if len(left.shape) > 2 else None
@@ -52,7 +52,8 @@ def matrix_product_mapping(first: str, second: str) -> Callable[[OperatorView], 
 
 def _product_by_shared_matrix(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Launch:
     """Return the kernel for a batch times one expanded matrix: a linear layer on a tensor that no view flattens."""
-    # The matrix stays in the shared cache; in 16 bits each batch element fills whole fragments of a matrix unit.
+    # The matrix stays in the shared cache; for 16-bit dtypes, each batch element is padded to whole fragments of a
+    # matrix unit.
     batch, m, k = left.shape
     rows = -(-m // _FRAGMENT_ROWS) * _FRAGMENT_ROWS if itemsize(left.dtype) < 4 else m
     whole = replace(left, shape=(batch * rows, k), stride=left.stride[-2:])
@@ -81,7 +82,7 @@ def product_plus_addend_mapping(first: str, second: str) -> Callable[[OperatorVi
     return map_operator
 
 
-#: AMD's own 8-bit floats -> the standard's 8-bit floats, which have another exponent bias and the same rate.
+#: AMD's own 8-bit floats -> the standard 8-bit floats, which have a different exponent bias but the same rate.
 _STANDARD = {"float8_e4m3fnuz": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e5m2"}
 
 

@@ -1,4 +1,4 @@
-"""Operators over the rows of a tensor: softmax and layer norm, forward and backward; and norms over channels."""
+"""Launches of softmax, of layer norms, of norms over channels, and of their gradients."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def layer_norm_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def layer_norm_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernels for a layer norm's gradients: the input's by rows, the weight's and bias's over all rows."""
+    """Return the kernels for a layer norm's gradients: row by row for the input, over all rows for weight and bias."""
     gradient, x = view.required_tensor("grad_out", 0), view.required_tensor("input", 1)
     length = _normalized_elements(view, x)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, True))
@@ -62,7 +62,7 @@ def layer_norm_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def _contiguous_copy(x: TensorRecord) -> tuple[Launch, ...]:
-    """Return PyTorch's copy of rows that are not contiguous (``expect_contiguous``)."""
+    """Return the kernel that copies a tensor if it is not contiguous (``expect_contiguous``), else ``()``."""
     strides = tuple(math.prod(x.shape[n + 1 :]) for n in range(len(x.shape)))
     if all(extent == 1 or own == dense for extent, own, dense in zip(x.shape, x.stride, strides, strict=True)):
         return ()
@@ -106,7 +106,7 @@ def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out
 
 def channel_norm_mapping(read: float, kept: float, launches: int) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a norm over channels, which reads its large inputs several times."""
-    # ``read`` and ``kept`` are the passes over large inputs and over results.
+    # ``read`` and ``kept`` are the numbers of passes over large inputs and over results.
 
     def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         most = max(map(element_count, view.inputs))
@@ -116,10 +116,11 @@ def channel_norm_mapping(read: float, kept: float, launches: int) -> Callable[[O
     return map_operator
 
 
-#: Threads per block of a batch norm on planes of channels, which has one block per channel. For PyTorch's own kernels:
-#: ``MAX_BLOCK_SIZE`` and ``blocks(input.size(1))`` of ATen/native/cuda/Normalization.cuh. For cuDNN's, which PyTorch
-#: runs in spatial mode there (not the persistent one, ATen/native/cudnn/BatchNorm.cpp), profiles show kernels named
-#: ``bn_fw_tr_1C11`` and ``bn_bw_1C11`` with 512 among their template arguments; their grid is assumed.
+#: Number of threads per block of a batch norm on channels-first tensors, which has one block per channel. For PyTorch's
+#: own kernels, the sources are ``MAX_BLOCK_SIZE`` and ``blocks(input.size(1))`` of ATen/native/cuda/Normalization.cuh.
+#: For cuDNN's, which PyTorch runs in spatial mode on such tensors (not the persistent one,
+#: ATen/native/cudnn/BatchNorm.cpp), profiles show kernels named ``bn_fw_tr_1C11`` and ``bn_bw_1C11`` with 512 among
+#: their template arguments; their grid is assumed.
 _CHANNEL_THREADS = 512
 
 
@@ -133,7 +134,7 @@ def batch_norm_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def batch_norm_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernel for a batch norm's gradient: two sums per channel, then the image gradient."""
+    """Return the kernel for a batch norm's gradient: two sums per channel, then the input gradient."""
     x = view.tensor("input") or view.inputs[0]
     (moved,) = channel_norm_mapping(2.0, 1.0, 1)(view)
     assert isinstance(moved, MemoryKernel)
@@ -141,7 +142,7 @@ def batch_norm_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def _channel_norm_threads(x: TensorRecord) -> float | None:
-    """Return the number of threads of a norm with one block per channel; ``None`` if channels are innermost."""
+    """Return the number of threads in a norm with one block per channel; ``None`` if channels are innermost."""
     if len(x.shape) < 3 or is_channels_last(x):
         return None
     return _CHANNEL_THREADS * x.shape[1]

@@ -243,7 +243,7 @@ _LISTS: dict[str, Mapping] = {
 NOTHING = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
             "record_stream", "_assert_async", "is_same_size", "resize")  # fmt: skip
 
-#: Name of an operator, without its overload and the underscore of an in-place one -> its mapping.
+#: Operator name without overload and without the underscore of an in-place operator -> the operator's mapping.
 TABLE: dict[str, Mapping] = {
     f"aten.{name}": mapping
     for name, mapping in {

@@ -20,7 +20,7 @@ class OperatorView:
 
     @cached_property
     def packet(self) -> str:
-        """Name without overload and without the trailing underscore of an in-place operator: ``"aten.add"``."""
+        """Name without the overload and the trailing underscore of an in-place operator, such as ``"aten.add"``."""
         space, _, rest = self.operator.name.partition(".")
         name = rest.split(".")[0]
         return f"{space}.{name if name.startswith('__') else name.rstrip('_') or name}"
@@ -47,7 +47,7 @@ class OperatorView:
         return (self.outputs or self.inputs)[0]
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """Return an argument that is not a tensor."""
+        """Return an argument that is not a tensor; ``default`` if it is missing or ``None``."""
         value = self.operator.arguments.get(name)
         return default if value is None else value
 
@@ -56,7 +56,7 @@ class OperatorView:
         return self.tensor(name) is not None
 
     def tensor(self, name: str, position: int | None = None) -> TensorRecord | None:
-        """Return the tensor named ``name`` in the schema; if no names are recorded, the input at ``position``."""
+        """Return the tensor named ``name`` (the input at ``position`` if no names are recorded), else ``None``."""
         if not self.operator.arguments and position is not None:
             return self.inputs[position] if position < len(self.inputs) else None
         return self._tensor_of_argument(self.operator.arguments.get(name))

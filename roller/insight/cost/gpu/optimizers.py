@@ -8,14 +8,14 @@ from collections.abc import Callable
 from roller.insight.cost.gpu.operator_view import OperatorView, element_count, total_bytes
 from roller.insight.cost.kernel_launches import Launch, MemoryKernel
 
-#: Elements in a block's chunk, and maximum numbers of blocks and of tensors in a kernel by its number of lists
-#: (PyTorch's ``MultiTensorApply.cuh``).
+#: Number of elements in a block's chunk, maximum number of blocks in a kernel, and maximum number of tensors in a
+#: kernel by its number of lists (PyTorch's ``MultiTensorApply.cuh``).
 CHUNK_ELEMENTS, BLOCKS_PER_KERNEL = 65536, 320
 TENSORS_PER_KERNEL = (110, 64, 48, 36, 30)
 
 
 def foreach_kernel_count(sizes: tuple[int, ...], lists: int) -> int:
-    """Return the number of kernels over ``lists`` lists of tensors with ``sizes`` elements.
+    """Return the number of kernels that process ``lists`` lists of tensors with ``sizes`` elements.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def foreach_copy_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def block_wise_optimizer_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernel for one parameter, which writes parameter and states; paged states move in both directions."""
+    """Return the kernel that updates one parameter and its states; paged states move in both directions."""
     paged = float(view.argument("paged_bytes") or 0)
     written = total_bytes((*view.tensors("parameter"), *view.tensors("states")))
     return (MemoryKernel(total_bytes(view.inputs) + paged, written + paged),)

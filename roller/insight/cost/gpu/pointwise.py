@@ -100,7 +100,6 @@ def elementwise_kernel(
     functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord]
 ) -> tuple[Launch, ...]:
     """Return the kernel for an element-wise operator, priced by its bytes if no expression describes it."""
-    # ``also``: bytes written in addition to the result, such as a mask's bytes.
     dtypes = {t.dtype for t in (out, *inputs)}
     count = math.prod(out.shape)
     if not dtypes <= DTYPE_BYTES.keys() or not 0 < count < 2**40:
@@ -113,18 +112,18 @@ def elementwise_kernel(
     return (Kernel(expr, cache_bytes=_cache_sector_bytes(shape, layout, operands)),)
 
 
-#: Elements of a block of PyTorch's element-wise kernels, consecutive in the result: 128 threads of 4 (``num_threads``
-#: and ``thread_work_size`` of ATen/native/cuda/thread_constants.h; ``Loops.cuh``).
+#: Number of consecutive result elements that a block of PyTorch's element-wise kernels computes: 4 for each of 128
+#: threads (``num_threads`` and ``thread_work_size`` of ATen/native/cuda/thread_constants.h; ``Loops.cuh``).
 _BLOCK_ELEMENTS = 512
-#: Bytes of a sector, the smallest transaction of the shared cache.
+#: Size in bytes of a sector, the smallest transaction of the shared cache.
 _SECTOR_BYTES = 32
 
 
 @lru_cache(maxsize=4096)
 def _cache_sector_bytes(extents: tuple[int, ...], out: OperandLayout, operands: tuple[OperandLayout, ...]) -> float:
-    """Return the bytes that blocks read from the shared cache; 0 if no operand lies across their threads."""
-    # A block visits the result's elements in order, without tiles: in an operand with another order it touches a sector
-    # for every element that no neighbour in the block shares.
+    """Return the number of bytes in the cache sectors that blocks touch; 0 if no tensor's elements are scattered."""
+    # A block visits the result's elements in order, without tiles. In an operand with a different memory order, it
+    # touches one sector for every element, unless neighbouring elements share the sector.
     sizes, strides = merge_axes(extents, (out, *operands))
     taken, left = list[int](), _BLOCK_ELEMENTS
     for size in reversed(sizes):  # innermost first

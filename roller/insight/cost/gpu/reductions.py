@@ -1,4 +1,4 @@
-"""Reductions over some dimensions of a tensor, losses, and norms of whole tensors."""
+"""Launches of reductions over some dimensions of a tensor, and of losses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reduction_mapping(kind: str) -> Callable[[OperatorView], tuple[Launch, ...]]
     return map_operator
 
 
-#: Rows from which on each block reduces a row; fewer rows leave a GPU idle, so libraries split them.
+#: Minimum number of rows for which each block reduces one row; fewer would leave a GPU idle, so libraries split them.
 _FEW_ROWS = 1024
 _SUMMED = frozenset(DTYPE_BYTES) & {"float16", "bfloat16", "float32", "float64"}
 
@@ -45,7 +45,7 @@ def nll_loss_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def nll_loss_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernels for a negative log-likelihood's gradient: zeros, and one element per row."""
+    """Return the kernels for the loss's gradient: one fills it with zeros, and one writes one element per row."""
     target, whole = view.tensor("target", 2) or view.inputs[-1], total_bytes(view.outputs)
     return (
         MemoryKernel(0.0, whole),
@@ -54,7 +54,7 @@ def nll_loss_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def elementwise_loss_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernels for an element-wise loss, and for its mean or sum if requested."""
+    """Return the kernels for an element-wise loss and for its mean or sum if requested."""
     given = total_bytes(view.inputs)
     if view.argument("reduction", 1) == 0:
         return (MemoryKernel(given, total_bytes(view.outputs)),)
@@ -62,14 +62,14 @@ def elementwise_loss_launches(view: OperatorView) -> tuple[Launch, ...]:
     return (MemoryKernel(given, each), MemoryKernel(each, total_bytes(view.outputs), 1 if each < _SMALL_BYTES else 2))
 
 
-#: Bytes below which a single block computes the sum.
+#: Size in bytes below which a single block computes the sum.
 _SMALL_BYTES = 1 << 16
 
 
 def bce_with_logits_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for binary cross entropy with logits, composed of element-wise operators."""
-    # The logarithm of the sigmoid; one minus the target; its product with the input; the difference; then weights and
-    # mean.
+    # In order: the logarithm of the sigmoid, one minus the target, its product with the input, the difference, the
+    # weights and the mean.
     x, target, out = total_bytes(view.inputs[:1]), total_bytes(view.inputs[1:2]), total_bytes(view.outputs)
     weights = total_bytes(view.inputs[2:])
     averages = view.argument("reduction", 1) != 0
@@ -79,14 +79,14 @@ def bce_with_logits_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def logsumexp_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernels for ``aten.logsumexp``: maximum, difference, exponential, sum and small ones."""
+    """Return the kernels for ``aten.logsumexp``: maximum, difference, exponential, sum, and small kernels."""
     x = float(total_bytes(view.inputs))
     return (MemoryKernel(4 * x, 2 * x + total_bytes(view.outputs), _LOG_OF_SUMS_KERNELS),)
 
 
-#: Four kernels over all elements; absolute value, comparison, fill, logarithm and sum over the results.
+#: Number of kernels: four over all elements, and absolute value, comparison, fill, logarithm and sum over the results.
 _LOG_OF_SUMS_KERNELS = 9
 
 
-#: Bytes of a sector, the smallest transaction of memory.
+#: Size in bytes of a sector, the smallest transaction of memory.
 _SECTOR_BYTES = 32

@@ -1,4 +1,4 @@
-"""Operators that write, or add to, tensor elements at given indices."""
+"""Launches of operators that write, or add to, tensor elements at given indices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from roller.insight.cost.gpu.operator_view import OperatorView, element_count, i
 from roller.insight.cost.kernel_launches import Launch, MemoryKernel
 from roller.insight.trace.trace import TensorRecord
 
-#: Names of the values' argument in the schemas.
+#: Names that the argument with the values has in operators' schemas.
 _VALUES = ("values", "source", "src", "value")
 
 
 def scatter_mapping(adds: bool = False) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a scatter, which writes the indexed elements of a copy unless it is in place."""
-    # ``adds``: whether it reads the old elements, as every operator with ``accumulate`` does.
+    # ``adds`` says whether the operator reads the old elements, as every operator with ``accumulate`` does.
 
     def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         target = view.required_tensor("self", 0)
@@ -36,7 +36,7 @@ def scatter_mapping(adds: bool = False) -> Callable[[OperatorView], tuple[Launch
 
 
 def _subtract_sorted_indices(read: float, sort: tuple[MemoryKernel, ...], indices: tuple[TensorRecord, ...]) -> float:
-    """Return the bytes read, without the indices if a sort has already read them."""
+    """Return the number of bytes read, without the indices if a sort has already read them."""
     return read - total_bytes(indices[:1]) if sort else float(read)
 
 
@@ -62,7 +62,7 @@ def _written_element_count(
 
 
 def masked_scatter_launches(view: OperatorView) -> tuple[Launch, ...]:
-    """Return the kernels for ``aten.masked_scatter``: prefix sums of the mask give each true element its value."""
+    """Return the kernels for ``aten.masked_scatter``: prefix sums of the mask assign each true element its value."""
     target, mask = view.required_tensor("self", 0), view.required_tensor("mask", 1)
     source, sums = total_bytes((view.tensor("source", 2),)), 8.0 * element_count(mask)
     marks, whole = total_bytes((mask,)), total_bytes((target,))

@@ -1,4 +1,4 @@
-"""Chooses the kernel for attention on a device, and calls the operators around it.
+"""Chooses the kernel for attention on a device and calls the operators around it.
 
 As in ATen/native/transformers/cuda/sdp_utils.cpp, the first kernel that supports the arguments is chosen.
 """
@@ -16,12 +16,12 @@ _HALF = (torch.float16, torch.bfloat16)
 #: Maximum number of elements per head in flash attention and in cuDNN's attention.
 _MOST_FLASH_HEAD = 256
 _MOST_CUDNN_HEAD = 128
-#: From this version of cuDNN on, PyTorch prefers its attention on devices of sm_90 and sm_100.
+#: Above this version of cuDNN, PyTorch prefers cuDNN's attention on devices of sm_90, sm_100 and sm_103.
 _PREFERRED_CUDNN = 91500
 
 
 def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of attention, computed by the operators that run on the device."""
+    """Return the result of attention from the operators that the device runs; ``NotImplemented`` for host tensors."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     q, k, v = (given[name] for name in names[:3])
@@ -84,7 +84,7 @@ def _kernel_by_capability(
 
 
 def _head_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
-    """Return the number of which the elements of a head must be a multiple in the efficient kernel."""
+    """Return the number of which the head size must be a multiple in the efficient kernel."""
     if capability >= (8, 0):
         return 8 if dtype in _HALF else 4
     if capability >= (7, 0) and dtype in _HALF:
@@ -95,7 +95,7 @@ def _head_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
 def _flash_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, drop: float, causal: bool, scale: float | None
 ) -> Any:
-    """Run flash attention with heads padded to a multiple of 8, and cut the result back."""
+    """Run flash attention with the head size padded to a multiple of 8, and remove the padding from the result."""
     head = q.shape[-1]
     if head % 8:
         scale = scale if scale is not None else 1 / math.sqrt(head)
@@ -105,14 +105,14 @@ def _flash_attention(
 
 
 def _to_sample_major(tensor: torch.Tensor) -> torch.Tensor:
-    """Return queries, keys or values as rows of samples, one after another; copy them if their layout differs."""
+    """Return queries, keys or values in (batch, length, heads, head) memory order; copy them if theirs differs."""
     batch, heads, length, head = tensor.shape
     rows = tensor.transpose(1, 2).reshape(batch * length, heads, head)
     return rows.view(batch, length, heads, head).transpose(1, 2)
 
 
 def _mask_to_bias(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return an additive bias for a mask."""
+    """Return the additive bias for a boolean mask; return any other mask unchanged."""
     if mask.dtype != torch.bool:
         return mask
     zeros = torch.zeros_like(mask, dtype=q.dtype)
@@ -120,12 +120,12 @@ def _mask_to_bias(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _expand_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Return a view of a bias with all samples and heads."""
+    """Return a view of a bias that is expanded to all samples, heads, queries and keys."""
     return bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
 
 def _align_bias(bias: torch.Tensor) -> torch.Tensor:
-    """Return a bias whose rows are padded to 16 elements before expansion, so that only distinct ones are copied."""
+    """Return a bias with rows padded to a multiple of 16 before expansion, so that only distinct rows are copied."""
     last = bias.shape[-1]
     if last % 16 == 0:
         return bias
@@ -136,7 +136,7 @@ def _math_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float, causal: bool, scale: float | None, *,
     widens: bool,
 ) -> Any:  # fmt: skip
-    """Run attention as separate products and a softmax, which autocast does not affect; 16-bit floats may widen."""
+    """Run attention as products and a softmax that autocast ignores; with ``widens``, 16-bit inputs become float32."""
     dtype = q.dtype
     if dtype in _HALF and widens:
         q, k, v = q.float(), k.float(), v.float()
@@ -168,7 +168,7 @@ def _attention_before_torch_2(
     target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float, causal: bool,
     scale: float | None,
 ) -> Any:  # fmt: skip
-    """Run attention as before fused kernels existed: a scaled query, two products and a softmax in their dtype."""
+    """Run attention as before fused kernels existed: scale the query, multiply, apply a softmax, and multiply again."""
     scores = torch.matmul(q * (scale if scale is not None else 1 / math.sqrt(q.shape[-1])), k.transpose(-2, -1))
     if causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()

@@ -34,7 +34,7 @@ _WIDEST = _split_names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampl
 
 
 class Autocast:
-    """Casts arguments, and caches the casts of weights until the outermost region ends."""
+    """Casts arguments and caches the casts of weights until the outermost autocast region ends."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -44,7 +44,7 @@ class Autocast:
         self._kept.clear()
 
     def cast_arguments(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """Return a call whose arguments have the dtypes required by automatic mixed precision."""
+        """Return a function and its arguments, cast to the dtypes that automatic mixed precision requires."""
         lower = torch.get_autocast_dtype("cuda")
         if name in _LOWER:
             return func, *self._cast_all(args, kwargs, lower)

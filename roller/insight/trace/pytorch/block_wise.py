@@ -1,9 +1,9 @@
-"""Optimizers with 8-bit or paged states, and 4-bit linear layers, by the published layout of bitsandbytes.
+"""Optimizers with 8-bit or paged states, and 4-bit linear layers, in the published layout of bitsandbytes.
 
-bitsandbytes' kernels need a GPU. These classes have the same names, arguments and bytes, so that an entry file that
-imports them instead can be forecast; they compute nothing. An 8-bit state has one float32 for every 256 elements, and
-is itself float32 for parameters with fewer than 4096 elements. 4-bit weights have one 8-bit scale for every 64
-elements; the scales have one float32 for every 256 of them, and a mean (Dettmers et al., 2022, arXiv:2110.02861; 2023,
+bitsandbytes' kernels need a GPU. These classes have the same names, arguments and memory sizes, so that an entry file
+that imports them instead can be forecast; they compute nothing. An 8-bit state has one float32 scale per 256 elements;
+parameters with fewer than 4096 elements have float32 states. 4-bit weights have one 8-bit scale per 64 elements, and
+the scales have one float32 scale per 256 of them and a mean (Dettmers et al., 2022, arXiv:2110.02861; 2023,
 arXiv:2305.14314).
 """
 
@@ -18,10 +18,10 @@ from torch.autograd import Function
 
 from roller.errors import ModelError
 
-#: Elements for which an 8-bit state has one scale, from bitsandbytes 0.45 on; elements below which states are float32;
-#: elements from which on a paged optimizer's states are in memory that the driver pages.
+#: Number of elements per scale of an 8-bit state (bitsandbytes 0.45 and later), and the smallest numbers of elements of
+#: parameters whose states are 8-bit, or paged by the driver in a paged optimizer.
 STATE_BLOCK, LEAST_8BIT, LEAST_PAGED = 256, 4096, 100_000
-#: Number of elements of a 4-bit weight per scale, and number of scales per scale of their own.
+#: Number of elements of a 4-bit weight per scale, and number of these scales per second-level scale.
 WEIGHT_BLOCK, SCALE_BLOCK = 64, 256
 
 
@@ -49,14 +49,14 @@ def _not_computable_error(what: str) -> ModelError:
     )
 
 
-#: Updates a parameter and its states in one kernel, by ``tables`` of the numbers that 8 bits stand for;
-#: ``paged_bytes`` of the states are in memory that the driver pages.
+#: Updates a parameter and its states in one kernel. ``tables`` contains the values that 8-bit codes represent;
+#: ``paged_bytes`` bytes of the states are in memory that the driver pages.
 update_block_wise = torch.library.custom_op(
     "roller::update_block_wise", _refuse_update, mutates_args=("parameter", "states")
 )
 #: Returns a 4-bit weight in a floating-point dtype.
 dequantize_4bit = torch.library.custom_op("roller::dequantize_4bit", _refuse_dequantize_4bit, mutates_args=())
-#: Returns 8-bit numbers in float32.
+#: Returns the float32 values of 8-bit codes.
 dequantize_8bit = torch.library.custom_op("roller::dequantize_8bit", _refuse_dequantize_8bit, mutates_args=())
 update_block_wise.register_fake(lambda parameter, gradient, states, tables, paged_bytes: None)
 dequantize_4bit.register_fake(lambda codes, scales, table, shape, dtype: codes.new_empty(shape, dtype=dtype))
@@ -73,7 +73,7 @@ class BlockWise(torch.optim.Optimizer):
     states
         Number of state tensors per parameter.
     bits
-        Bits per state element: 8, or 32 for a paged optimizer without quantisation.
+        Bits per state element: 8, or 32 for a paged optimizer without quantization.
     is_paged
         Whether states of 100,000 elements or more lie in memory that the driver pages to the host, outside the caching
         allocator.
@@ -101,7 +101,7 @@ class BlockWise(torch.optim.Optimizer):
         return loss
 
     def _new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """Return the state of a parameter; everything that is not paged is on the device."""
+        """Return a parameter's new state with its device tensors; paged states are left out."""
         count, narrow = parameter.numel(), self._has_8bit_state(parameter)
         if narrow and not self._tables:
             self._tables = [torch.empty(256, device=parameter.device) for _ in range(self._states)]
@@ -124,7 +124,7 @@ class BlockWise(torch.optim.Optimizer):
         return self._states * each * parameter.numel() if self._has_paged_state(parameter) else 0
 
 
-#: Arguments of bitsandbytes that change its bytes, and the only values that are described.
+#: Arguments of bitsandbytes that change memory sizes, and the only supported value of each.
 _ONLY = {"block_wise": True, "percentile_clipping": 100}
 
 
@@ -191,17 +191,17 @@ class Lion(torch.optim.Optimizer):
 
 
 class _Linear4bitFunction(Function):
-    """The product with a 4-bit weight, which is widened again in backward; the input is not saved."""
+    """The product with a 4-bit weight, which is widened again in the backward pass; the input is not saved."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, layer: Linear4bit) -> torch.Tensor:
-        """Return the product (..., outputs)."""
+        """Return the product, shape ``(..., outputs)``."""
         ctx.layer = layer
         return nn.functional.linear(tensor, layer.widened(tensor.dtype), None)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        """Return the gradient of the input."""
+        """Return the gradient with respect to the input."""
         return torch.matmul(gradient, ctx.layer.widened(gradient.dtype)), None
 
 
@@ -215,9 +215,9 @@ class Linear4bit(nn.Module):
     compute_dtype
         Dtype of the product; by default, the input's dtype.
     compress_statistics
-        Whether the scales are also quantised (double quantisation).
+        Whether the scales are also quantized (double quantization).
     quant_type
-        ``"nf4"`` or ``"fp4"``, both of which have the same size.
+        ``"nf4"`` or ``"fp4"``, which have the same size.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class Linear4bit(nn.Module):
             self.register_buffer("offset", torch.empty(()))
 
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weight (outputs, inputs) in a floating-point dtype, as a temporary tensor."""
+        """Return the weight, shape ``(outputs, inputs)``, in a floating-point dtype as a temporary tensor."""
         scales = self.absmax
         if self.compressed:
             scales = dequantize_8bit(scales, self.nested_absmax, self.nested_code)
@@ -250,7 +250,7 @@ class Linear4bit(nn.Module):
         return dequantize_4bit(self.weight, scales, self.code, self.shape, dtype)
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the outputs (..., outputs) in the dtype of the input."""
+        """Return the outputs, shape ``(..., outputs)``, in the dtype of the input."""
         given = tensor.dtype
         tensor = tensor if self.compute_dtype is None else tensor.to(self.compute_dtype)
         result = _Linear4bitFunction.apply(tensor, self)

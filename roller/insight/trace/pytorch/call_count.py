@@ -1,7 +1,8 @@
-"""Counts the calls of a step to trace: until every optimizer has stepped and the calls repeat.
+"""Decides how many calls of a step to trace: until every optimizer has stepped and the calls repeat.
 
 A step that accumulates gradients updates once in several calls, and a step with varying lengths needs different memory
-in each call. Calls are equal if their forwards run the same operators on the same shapes and the same optimizers step.
+in each call. Calls are equal if their forward passes run the same operators on the same shapes, and the same
+optimizers step.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from roller.insight.trace.trace import Operator
 
 #: Minimum number of traced calls, since the first call sets up the state of optimizers.
 LEAST = 2
-#: Maximum number of traced calls until all optimizers have stepped twice.
+#: Maximum number of traced calls if some optimizer does not step twice.
 MOST = 32
-#: Maximum number of traced calls until shapes repeat, if all optimizers have stepped.
+#: Maximum number of traced calls if all optimizers have stepped twice but the calls do not repeat.
 MOST_UNLIKE = 16
 
 
@@ -29,9 +30,9 @@ class Call:
     first
         Index of the call's first operator.
     forward
-        Hash of the operators and shapes in the call's forward.
+        Hash of the operators and shapes in the call's forward pass.
     stepped
-        Numbers of the optimizers that step in the call.
+        Indices of the optimizers that step in the call.
     """
 
     first: int
@@ -46,7 +47,7 @@ class Cycle:
     Parameters
     ----------
     calls
-        Number of calls; if none repeat, number of calls in the last half of the trace.
+        Number of calls; if none repeat, the number of calls in the last half of the trace.
     steps
         Number of training steps: calls in which an optimizer steps, or all calls if no optimizer steps.
     repeats
@@ -64,7 +65,7 @@ class Cycle:
 
 
 def forward_hash(operators: Sequence[Operator]) -> int:
-    """Return a hash of the operators and shapes in a call's forward, excluding operators that clear gradients."""
+    """Return a hash of the operators and shapes in a call's forward pass, excluding operators that clear gradients."""
     return hash(
         tuple(
             (o.name, *(t.shape for t in o.outputs))
@@ -97,7 +98,7 @@ def find_cycle(calls: Sequence[Call], optimizers: frozenset[int]) -> Cycle | Non
 
 
 def final_cycle(calls: Sequence[Call], optimizers: frozenset[int]) -> Cycle:
-    """Return the cycle at the end of a trace; if nothing repeats, return the steps in its last half."""
+    """Return the cycle at the end of a trace; if nothing repeats, the steps in the last half of the trace."""
     found = find_cycle(calls, optimizers) if len(calls) > 1 else None
     if found is not None:
         return found
@@ -108,7 +109,7 @@ def final_cycle(calls: Sequence[Call], optimizers: frozenset[int]) -> Cycle:
 
 
 def step_ends(calls: Sequence[Call]) -> list[int]:
-    """Return the number of calls at the end of each training step; the last one ends with the trace."""
+    """Return the number of calls made by the end of each training step; the last step ends with the trace."""
     ends = [n + 1 for n, call in enumerate(calls) if call.stepped]
     if not ends:
         return list(range(1, len(calls) + 1))

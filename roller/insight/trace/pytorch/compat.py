@@ -1,4 +1,4 @@
-"""Private names of PyTorch, and names that move between releases; no other module in this package imports them."""
+"""Provides private names of PyTorch, and names that move between releases, to the other modules of this package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 #: Functions by which a Python function of PyTorch checks whether a mode or a subclass overrides it.
 _GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-#: Wrapped while a trace is made, to know when backward begins and ends.
+#: Functions that are wrapped while a trace is made, to know when a backward pass begins and ends.
 backward_functions = ((torch.autograd, "backward"), (torch.autograd, "grad"))
 
 
@@ -44,7 +44,7 @@ def without_torch_function() -> AbstractContextManager[Any]:
 def without_override_check(function: Any) -> Callable[..., Any] | None:
     """Return a Python function of PyTorch without its check for overrides; ``None`` if it has no check.
 
-    The functions that it calls must reach the mode, but the function itself would recurse.
+    The functions that it calls must reach the mode, but the function itself must not, since it would recurse.
     """
     # Functions that check through a module (those that set initial values) are not found, and do not need the mode
     # inside.

@@ -1,4 +1,4 @@
-"""PyTorch's C++ dispatch on a CPU: attention in blocks, and recurrent layers by oneDNN.
+"""PyTorch's C++ dispatch on a CPU: blocked attention, and oneDNN's recurrent layers.
 
 Other operators that differ on a GPU (dropout, batch norm, optimizers) run on meta tensors as on a CPU.
 """
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-#: Mode of a long short-term memory, as oneDNN's operator takes it.
+#: Mode that selects an LSTM in oneDNN's operator.
 _LSTM = 2
-#: Functions that create a tensor without a named device; ``tensor`` is left out, since its values are often read.
+#: Functions that create a tensor on the CPU if no device is named; ``tensor`` is excluded, since its values are often
+#: read.
 FACTORIES = frozenset(
     ("arange", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn", "randperm",
      "zeros")
@@ -21,7 +22,7 @@ FACTORIES = frozenset(
 
 
 def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Run attention as chosen by ATen/native/transformers/sdp_utils_cpp.cpp: in blocks or as separate products."""
+    """Run blocked attention if ATen's sdp_utils_cpp.cpp would choose it; otherwise return ``NotImplemented``."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     q, k, v = (given[name] for name in names[:3])
@@ -51,7 +52,7 @@ def _supports_blocked_attention(
 
 
 def dispatch_lstm(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the output and last state of an LSTM, with one operator per layer and direction."""
+    """Run an LSTM with one operator per layer and direction if oneDNN supports it, else return ``NotImplemented``."""
     if not isinstance(args[3], bool):  # packed sequences go cell by cell
         return NotImplemented
     inputs, (hx, cx), weights, biased, layers, dropout, train, both, batch_first = args
@@ -104,13 +105,13 @@ def _cpu_rnn_layer_backward(func: Any, *args: Any, **kwargs: Any) -> Any:
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in args[:7])
 
 
-#: Operators whose results on meta tensors differ from CPU results -> their CPU results.
+#: Maps each operator whose result on meta tensors differs from the CPU's to a function that returns the CPU's.
 RULES: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.native_batch_norm.default: _cpu_batch_norm,
     torch.ops.aten.mkldnn_rnn_layer.default: _cpu_rnn_layer,
     torch.ops.aten.mkldnn_rnn_layer_backward.default: _cpu_rnn_layer_backward,
 }
-#: As ``choices.REPLACED`` for a GPU.
+#: The counterpart of ``device_dependent_dispatch.REPLACED`` for a CPU.
 REPLACED: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {
     "scaled_dot_product_attention": dispatch_attention,
     "lstm": dispatch_lstm,

@@ -26,7 +26,7 @@ _MEMORY = (
 
 
 class Stream:
-    """A stream that behaves as the only one."""
+    """Stub of a stream that behaves as the only one."""
 
     device_index, stream_id, cuda_stream, priority = 0, 0, 0, 0
 
@@ -54,7 +54,7 @@ class Stream:
 
 
 class Event:
-    """An event that has completed."""
+    """Stub of an event that has always completed."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -72,7 +72,7 @@ class Event:
 
 
 class Scope(nullcontext[None]):
-    """A context for the current device, of which there is only one."""
+    """Stub of a context that selects a device or a stream; this has no effect, since there is only one."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Scope(nullcontext[None]):
 def cuda_function_stubs(
     host: bool, capability: Callable[[], tuple[int, int]], note: Callable[[str], None]
 ) -> Mapping[str, Any]:
-    """Return stubs for the functions of ``torch.cuda`` by name."""
+    """Return the stub for each function of ``torch.cuda``, by the function's name."""
 
     class Own(Stream):  # PyTorch's modules ask for classes of these names
         def __init__(self, *_: Any, **__: Any) -> None:
@@ -145,7 +145,7 @@ def cuda_function_stubs(
 
 
 def accelerator_stubs(host: bool) -> Mapping[str, Any]:
-    """Return stubs for the functions of ``torch.accelerator`` by name; let calls from PyTorch's own code pass through.
+    """Return the stub for each function of ``torch.accelerator``, by name; PyTorch's own calls bypass the stubs.
 
     PyTorch also queries the accelerator in C++, which cannot be stubbed.
     """
@@ -172,7 +172,7 @@ def accelerator_stubs(host: bool) -> Mapping[str, Any]:
 
 
 def nvtx_stubs() -> Mapping[str, Any]:
-    """Return stubs for the functions of ``torch.cuda.nvtx`` by name."""
+    """Return the stub for each function of ``torch.cuda.nvtx``, by the function's name."""
     return {
         "range_push": lambda *_, **__: 0, "range_pop": lambda *_, **__: 0, "mark": lambda *_, **__: None,
         "range": lambda *_, **__: nullcontext(),

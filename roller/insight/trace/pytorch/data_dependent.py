@@ -1,7 +1,7 @@
-"""Data-dependent values: a few are known, and the others take a declared default.
+"""Handles data-dependent values: a few are known, and the others take declared defaults.
 
-An operator whose result depends on values (``item``, ``nonzero``) never fails: it gets the default, and the report
-names the line. Values that follow from inputs and constants are known (``known_values``).
+An operator whose result depends on values (``item``, ``nonzero``) never fails: the default is taken for an unknown
+value, and the report names the line. Values that follow from inputs and constants are known (``known_values``).
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ class MetaOperators:
     Parameters
     ----------
     share_nonzero
-        Share of a mask's elements that are true, if a shape depends on it; with ``None``, known values are counted, and
-        unknown ones are all taken as true.
+        Share of a mask's elements that are assumed to be true if a shape depends on the mask; with ``None``, known
+        masks are counted, and all elements of unknown masks are taken as true.
     where
         Function that returns the current location in the model, for warnings.
     rules
-        Results of operators on the traced device that differ from those on meta tensors.
+        Maps each operator whose result on the traced device differs from that on meta tensors to a function that
+        returns the former.
     hosted
-        Whether the host is a different device from the traced one.
+        Whether the host differs from the traced device.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class MetaOperators:
         return result
 
     def _uses_known_values(self, func: Any) -> bool:
-        """Return whether known values determine the output size of a data-dependent operator."""
+        """Return whether the result of a data-dependent operator is computed from known values."""
         return self.share_nonzero is None or func in (_aten._local_scalar_dense.default, _aten.equal.default)
 
     def _warn_of_known_shape(self, func: Any, args: Any) -> None:
@@ -133,7 +134,7 @@ class MetaOperators:
         self.warnings[f"{self._where()}: {what}"] = None
 
     def read_unknown(self, dtype: torch.dtype, what: str) -> Any:
-        """Return the declared default for an unknown value that is read, with a warning."""
+        """Return the declared default for an unknown value that ``what`` reads; add a warning."""
         return self._warn_of_default(host_tensors.default_value(dtype), what)
 
     def _warn_of_default(self, value: Any, what: str) -> Any:
@@ -184,7 +185,7 @@ class MetaOperators:
     def _nonzero(self, func: Any, mask: torch.Tensor) -> Any:
         if not mask.is_meta:
             return func(mask)
-        # Kernels write the transposed: one row of indices for each axis.
+        # Kernels write the transpose: one row of indices for each axis.
         count = self._count_true(mask, mask.numel())
         return torch.empty((mask.dim(), count), dtype=torch.int64, device=mask.device).t()
 
@@ -242,7 +243,7 @@ class MetaOperators:
         return torch.empty(output_size, dtype=repeats.dtype, device=repeats.device)
 
     def _cudnn_rnn(self, func: Any, inputs: torch.Tensor, weights: Any, *rest: Any) -> Any:
-        """Return the results of cuDNN's recurrent layers; the reserve holds gates and states of all steps."""
+        """Return the results of cuDNN's recurrent layers; the reserve space holds the gates and states of all steps."""
         (_, weight_buffer, hx, cx, mode, hidden, projected, layers, _, _, train, both, sizes, _) = rest
         directions, width = 2 if both else 1, projected or hidden
         if sizes:
@@ -281,7 +282,7 @@ class MetaOperators:
         return cx.new_empty(cx.shape), cx.new_empty(cx.shape), gates.new_empty(gates.shape)
 
     def _ctc_loss_backward(self, func: Any, grad: torch.Tensor, log_probs: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """Return gradients (frames, batch, letters); PyTorch does not have a meta kernel for this operator."""
+        """Return gradients, shape ``(frames, batch, letters)``; PyTorch has no meta kernel for this operator."""
         return torch.empty(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device)
 
     def _unscale(self, func: Any, *_: Any) -> None:

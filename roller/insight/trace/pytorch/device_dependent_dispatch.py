@@ -14,7 +14,7 @@ from roller.insight.trace.pytorch import attention_dispatch, older_softmax, recu
 from roller.insight.trace.pytorch.image_layouts import suggested_layout
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 
-#: Maximum number of samples in cuDNN's batch norm, as in ATen/native/Normalization.cpp.
+#: Maximum numbers of samples in cuDNN's batch norm in training and in inference, as in ATen/native/Normalization.cpp.
 _MOST_BATCH_TRAINING, _MOST_BATCH_INFERENCE = 880801, 65535
 
 
@@ -45,29 +45,29 @@ class Target:
     cudnn: int = 91002
     attention: str = "auto"
     release: TorchRelease = NEWEST
-    #: Other capabilities for which every choice so far would be the same.
+    #: Compute capabilities for which every choice so far is the same as for ``sm``.
     alike: set[tuple[int, int]] = field(default_factory=lambda: set(CAPABILITIES), repr=False, compare=False)
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Compute capability for the user's code; no other device is alike, since the code's decisions are unknown."""
+        """Compute capability; reading it clears :attr:`alike`, since the user's code may decide by it."""
         self.alike.clear()
         return self.sm
 
     def choose(self, choice: Callable[[tuple[int, int]], str]) -> str:
-        """Return a choice by compute capability, and keep the capabilities for which the choice is the same."""
+        """Return the choice for ``sm``; keep in :attr:`alike` only the capabilities with the same choice."""
         found = choice(self.sm)
         self.alike.intersection_update([other for other in self.alike if choice(other) == found])
         return found
 
     @property
     def type(self) -> str:
-        """Device type of a tensor."""
+        """Device type that the device's tensors report: ``"cpu"`` or ``"cuda"``."""
         return "cpu" if self.sm == HOST else "cuda"
 
 
 def dispatch_dropout(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    """Run dropout as on a GPU, which saves a mask of bytes."""
+    """Run dropout as on a GPU, which saves a mask with one byte per element."""
     tensor, share, train = (*args, *(kwargs[name] for name in ("input", "p", "train") if name in kwargs))[:3]
     if not (train and tensor.is_meta and 0 < share < 1 and tensor.numel()):
         return NotImplemented
@@ -76,7 +76,7 @@ def dispatch_dropout(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def dispatch_batch_norm(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    """Run batch norm with cuDNN if it supports the arguments, otherwise with PyTorch's own kernel."""
+    """Run batch norm with cuDNN if it supports the arguments; otherwise return ``NotImplemented``."""
     tensor, weight, bias, mean, variance, training, momentum, eps, enabled = args
     given = weight is not None and bias is not None
     statistics = mean is not None and variance is not None
@@ -128,7 +128,7 @@ def dispatch_softmax(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def dispatch_cross_entropy(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    """Run cross entropy as separate operators under autocast, which casts each of them."""
+    """Run cross entropy as separate operators if autocast casts them or the release's softmax saves its input."""
     names = ("self", "target", "weight", "reduction", "ignore_index", "label_smoothing")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     tensor, classes = given["self"], given["target"]
@@ -149,7 +149,7 @@ def dispatch_cross_entropy(target: Target, func: Any, args: Any, kwargs: Any) ->
     )  # fmt: skip
 
 
-#: Name of a function of PyTorch -> its replacement on a GPU, which returns ``NotImplemented`` for the default.
+#: Maps the name of a PyTorch function to its replacement on a GPU, which may return ``NotImplemented`` to decline.
 REPLACED: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {
     "dropout": dispatch_dropout,
     "dropout_": dispatch_dropout,

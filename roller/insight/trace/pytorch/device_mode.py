@@ -1,8 +1,8 @@
-"""Function mode above autograd that makes calls of PyTorch behave as on the traced device.
+"""Function mode above autograd that makes calls to PyTorch behave as on the traced device.
 
-A device tensor reports ``cuda``, or ``cpu`` if the CPU is traced; a named device is replaced with ``meta``; the
-device-dependent C++ dispatch of PyTorch (dropout, batch norm, attention, recurrent layers, autocast) follows the
-device's rules.
+A device tensor reports ``cuda``, or ``cpu`` if the CPU is traced. In arguments, the traced device is replaced with
+``meta``. PyTorch's device-dependent C++ dispatch (dropout, batch norm, attention, recurrent layers, autocast) follows
+the device's rules.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DeviceMode(TorchFunctionMode):
         self._getters: Mapping[str, Any] = {
             "device": self.name, "is_cuda": not self.host, "is_cpu": self.host, "is_meta": False
         }  # fmt: skip
-        #: Numbers of the GPUs that the program has named.
+        #: Indices of the GPUs that the program has named.
         self._numbers: set[int] = set()
         self._replaced = cpu_dispatch.REPLACED if self.host else REPLACED
 
@@ -122,7 +122,7 @@ class DeviceMode(TorchFunctionMode):
         return copied if name == "cpu" else self._move_tensor(func, name, (copied, *args[1:]), kwargs)
 
     def _set_data(self, func: Any, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Set the data of a tensor, including from the host to the device or back."""
+        """Set a tensor's data, which may be on the host while the tensor is on the device, or the reverse."""
         if tensor.is_meta == value.is_meta:
             func(tensor, value)
             return
@@ -156,7 +156,7 @@ class DeviceMode(TorchFunctionMode):
         return device is not None and self._is_traced_device(device)
 
     def _is_traced_device(self, device: Any) -> bool:
-        """Return whether a device is the traced one: any GPU, or the host if it is traced. Count named GPUs."""
+        """Return whether a device is the traced one (any GPU, or the host if it is traced); count named GPUs."""
         if isinstance(device, str):
             kind, _, number = device.partition(":")
             device = torch.device(kind, int(number)) if number.isdigit() else torch.device(kind)
@@ -179,7 +179,7 @@ class DeviceMode(TorchFunctionMode):
 
 
 def _make_tensor_with_known_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return a device tensor created from numbers, with its known values."""
+    """Return a device tensor created from numbers, which become its known values if it is small."""
     made = func(*args, **kwargs)
     if made.is_meta and made.numel() <= known_values.MOST_FOLLOWED and not isinstance(args[0], torch.Tensor):
         with without_modes():
@@ -192,7 +192,7 @@ def _make_tensor_with_known_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 @contextmanager
 def patch_device_functions(device: DeviceMode) -> Iterator[None]:
-    """Patch the functions of ``torch.cuda`` and others for the traced device."""
+    """Patch ``torch.cuda`` and other device functions of PyTorch to answer for the traced device."""
     replies = cuda_stubs.cuda_function_stubs(device.host, lambda: device.target.capability, device.values.add_note)
     homes = [(torch.cuda, replies), (torch.cuda.nvtx, cuda_stubs.nvtx_stubs())]
     if hasattr(torch, "accelerator"):  # from PyTorch 2.6 on

@@ -1,8 +1,8 @@
-"""Traces an entry file: three functions by the user that return a model, a batch and a step.
+"""Traces an entry file: three functions, written by the user, that return a model, a batch and a step.
 
-``model_provider()`` returns the module, ``input_provider(batch_size=16)`` the inputs of one step, and
-``iteration_provider(model)`` a function that runs a step on such inputs. A CUDA device in the file stands for the
-traced device. The function names used by DeepView and Skyline (``deepview_model_provider``) are also accepted.
+``model_provider()`` returns the module, ``input_provider(batch_size=16)`` returns the inputs of one step, and
+``iteration_provider(model)`` returns a function that runs a step on such inputs. A CUDA device in the file stands for
+the traced device. The function names of DeepView and Skyline (``deepview_model_provider``) are also accepted.
 """
 
 from __future__ import annotations
@@ -124,13 +124,13 @@ def _trace_entry(
     )  # fmt: skip
 
 
-#: Variables that configure the caching allocator; the first one is used by PyTorch 2.9 and later.
+#: Environment variables that configure the caching allocator; PyTorch 2.9 and later use the first one.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @contextmanager
 def isolate_allocator_settings(module: ModuleType) -> Iterator[None]:
-    """Keep an entry file's allocator settings, made while it is loaded, for that file alone."""
+    """Store the allocator settings that an entry file makes while it is loaded, then restore the previous ones."""
     before = {name: os.environ.pop(name, None) for name in _ALLOCATOR_VARIABLES}
     try:
         yield
@@ -146,7 +146,7 @@ def isolate_allocator_settings(module: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def apply_entry_defaults(module: ModuleType) -> Iterator[None]:
-    """Set an entry file's default dtype, device and TF32 switches, and restore the previous ones."""
+    """Set an entry file's default dtype, device and TF32 switches, and restore the previous ones at the end."""
     before = (torch.get_default_dtype(), default_device())
     dtype, device = getattr(module, "_roller_defaults", before)
     try:
@@ -168,7 +168,7 @@ def default_batch_size(module: ModuleType) -> int:
 
 
 def check_batch_size(module: ModuleType, batch: int | None, inputs: Any) -> None:
-    """Raise an error if the inputs have a different batch size, for which the throughput would be wrong."""
+    """Raise an error if ``input_provider`` ignores the batch size, since the throughput would then be wrong."""
     usual, shapes = default_batch_size(module), [tuple(t.shape) for t in iterate_tensors(inputs)]
     if batch in (None, usual) or not shapes:
         return
@@ -180,10 +180,10 @@ def check_batch_size(module: ModuleType, batch: int | None, inputs: Any) -> None
 
 
 class _UncachedLoader(SourceFileLoader):
-    """Loader without a bytecode cache, which may belong to an older file with the same second and size."""
+    """Loader that ignores the bytecode cache, which may belong to an older file with the same second and size."""
 
     def get_code(self, fullname: str) -> Any:
-        """Return the code of the file."""
+        """Compile the file and return its code."""
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)
 
@@ -223,7 +223,7 @@ def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[Non
 
 
 def _check_providers(path: Path) -> None:
-    """Raise an error for a program without providers before it runs, since a training script would train."""
+    """Raise an error if a file is a program without providers; if it were run, a training script would train."""
     if is_script(path):
         raise ModelError(
             f"{path}: expected an entry file, got a program that defines none of {', '.join(PROVIDERS)}. "

@@ -13,7 +13,7 @@ from roller.insight.trace.pytorch.operator_origin import OriginTracker
 
 @contextmanager
 def translate_errors(what: str, origins: OriginTracker) -> Iterator[None]:
-    """Translate any exception in a model to a ``ModelError`` at the user's line."""
+    """Translate any exception in a model to a ``ModelError`` that names the user's line."""
     try:
         yield
         if origins.stopped is not None:

@@ -1,8 +1,8 @@
-"""Host tensors during a trace: small ones are computed, and large ones are memory that is never touched.
+"""Host tensors during a trace: small ones are computed, and the memory of large ones is never touched.
 
 A model is built and cast on the host before it is moved to the device, at no cost to the device. Weights with billions
-of elements are allocated but never written, so their pages do not exist. An operator that reads such a tensor returns
-another one without values, or a small one filled with a declared default.
+of elements are allocated but never written, so their pages are never mapped. An operator that reads such a tensor
+returns a tensor without values, which is filled with a declared default if it is small.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HostOperatorMode(TorchDispatchMode):
 
 
 def run_on_host(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of an operator without arguments on the device."""
+    """Return the result of an operator that has no arguments on the device."""
     if has_device_argument(func) and not _is_traced_device(kwargs.get("device")):
         tensors = list(iterate_tensors((*args, *kwargs.values())))
         if not tensors:
@@ -99,7 +99,7 @@ def _is_traced_device(device: Any) -> bool:
 
 
 def _create_tensor(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of an operator without tensor arguments."""
+    """Return the tensor that an operator without tensor arguments creates; a large one has no values."""
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}
     if kwargs.get("layout") not in (None, torch.strided):
@@ -114,7 +114,7 @@ def _create_tensor(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _run_in_place(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of an in-place operator, whose written arguments become unknown."""
+    """Return the result of an in-place operator; the values of its written arguments become unknown."""
     given = {name: value for (name, _, _), value in zip(schema_arguments(func), args, strict=False)}
     found = [given.get(name, kwargs.get(name)) for name in written_arguments(func)]
     for tensor in iterate_tensors(found):

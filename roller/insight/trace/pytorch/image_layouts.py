@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-#: Memory format of channels innermost, by the rank of images.
+#: Maps the rank of images to the memory format with channels innermost.
 _INNERMOST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -15,7 +15,7 @@ def to_gpu_layout(func: Any, args: Any, result: Any) -> Any:
     """Return an operator's result in the layout that it would have on a GPU.
 
     A convolution has channels innermost if its image or its filters do, as in ``cudnn_conv_suggest_memory_format``
-    (ATen/native/ConvUtils.h); the meta kernel for an unknown device returns channel planes.
+    (ATen/native/ConvUtils.h); the meta kernel for an unknown device returns a contiguous tensor.
 
     Examples
     --------
@@ -35,12 +35,12 @@ def to_gpu_layout(func: Any, args: Any, result: Any) -> Any:
 
 
 def _any_suggests_layout(tensors: tuple[torch.Tensor, ...], layout: torch.memory_format) -> bool:
-    """Return whether the strides of a tensor, which may have gaps, suggest a layout."""
+    """Return whether the strides of any of the tensors, which may have gaps, suggest a layout."""
     return any(suggested_layout(t) is layout for t in tensors)
 
 
 def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
-    """Return the layout suggested by an image's strides, as ATen's ``Tensor::suggest_memory_format`` does.
+    """Return the layout that an image's strides suggest, like ATen's ``Tensor::suggest_memory_format``.
 
     Slices have gaps between their pixels; they have the order of a layout without being contiguous.
 

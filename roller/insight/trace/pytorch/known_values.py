@@ -1,7 +1,7 @@
 """Known values of small device tensors: inputs, constants, and results computed from them.
 
 A step may branch on values: a mask of all ones is skipped, or lengths cut a batch. A meta storage has a twin storage on
-the host as long as its values are known; views of one are views of the other.
+the host as long as its values are known; a view of the one corresponds to the same view of the other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SETS = frozenset((_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, 
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the values of a tensor on the host; ``None`` if they are unknown."""
+    """Return a tensor's values as a host tensor; ``None`` if they are unknown."""
     if not tensor.is_meta:
         return None if host_tensors.has_unknown_values(tensor) else tensor
     if tensor.layout is not torch.strided:
@@ -109,7 +109,7 @@ def assumed_value(tensor: torch.Tensor) -> Any:
 
 
 def assume_flag_value(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Assume that a flag computed from unknown numbers has the value given by their declared defaults: 1.0 is finite.
+    """Assume that a flag computed from unknown values is what it would be for their defaults; e.g. 1.0 is finite.
 
     All elements of a tensor are assumed to be equal, so only one is computed.
     """
@@ -131,7 +131,7 @@ def assume_flag_value(func: Any, args: Any, kwargs: Any, result: Any) -> None:
 
 
 def propagate_known_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Set the values of an operator's result that follow from its arguments' values."""
+    """Set the known values of an operator's result if they follow from those of its arguments."""
     made = [t for t in host_tensors.iterate_tensors((result,)) if t.is_meta]
     if any(t.numel() > MOST_FOLLOWED for t in made):
         discard_written_values(func, args, kwargs)

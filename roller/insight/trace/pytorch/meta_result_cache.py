@@ -1,8 +1,8 @@
 """Cache for the results of operators on meta tensors, by the layout of their arguments.
 
 Many of PyTorch's meta kernels are written in Python and take most of a trace's time, while a step calls the same
-operators on the same shapes layer after layer. A result is cached only if it follows from layouts: for ATen operators
-on strided meta tensors that return new tensors or the arguments that they write.
+operators on the same shapes layer after layer. A result is cached only if it follows from layouts, as it does for ATen
+operators on strided meta tensors whose results are new tensors or written arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-#: Arguments whose value and type are part of a key: 2 and 2.0 promote to different dtypes.
+#: Types of the arguments whose value and type are part of a key: 2 and 2.0 promote to different dtypes.
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 
@@ -24,7 +24,7 @@ class _NoKeyError(Exception):
 
 
 class MetaResultCache:
-    """Runs operators on meta tensors, and returns cached results for arguments with a known layout.
+    """Runs operators on meta tensors; if an operator has run on the same layouts, returns its cached result.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class MetaResultCache:
         return len(self._results)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return ``func(*args, **kwargs)``."""
+        """Return ``func(*args, **kwargs)``, from the cache if possible."""
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _classify_operator(func)
@@ -112,7 +112,7 @@ def _argument_key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
 
 
 def _result_recipe(result: Any, tensors: list[torch.Tensor], kind: _Cacheability) -> Any:
-    """Return a description from which :func:`_result_from_recipe` recreates an equal result, else ``None``."""
+    """Return a recipe from which :func:`_result_from_recipe` recreates an equal result; ``None`` if there is none."""
     if result is None:
         return (None,)
     if isinstance(result, torch.Tensor):

@@ -18,7 +18,7 @@ from roller.insight.trace.pytorch.unsupported_wrappers import unwrap_compiled
 
 
 def build_model(model: Any, said: Callable[[str], None]) -> torch.nn.Module:
-    """Return the module itself or the result of a function, without the wrapper of ``torch.compile``."""
+    """Return a module, or the module that a function returns, without the wrapper of ``torch.compile``."""
     if isinstance(model, torch.nn.Module):
         return unwrap_compiled(model, said)
     if not callable(model):
@@ -50,7 +50,7 @@ def copy_to_device(model: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def without_lazy_parameters(model: torch.nn.Module) -> Iterator[None]:
-    """Move a model without its lazy parameters, which are on the device afterwards."""
+    """Remove a model's lazy parameters while it is moved, and replace them with ones on the device afterwards."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -67,7 +67,7 @@ def without_lazy_parameters(model: torch.nn.Module) -> Iterator[None]:
 def checkpoint_modules(
     model: torch.nn.Module, chosen: bool | str | Sequence[str], origins: OriginTracker
 ) -> tuple[str, ...]:
-    """Make modules recompute their forward in backward, and return their paths."""
+    """Make the chosen modules recompute their forward pass in the backward pass, and return their paths."""
     if not chosen:
         return ()
     if chosen is True:
@@ -95,7 +95,7 @@ def undo_checkpointing(model: torch.nn.Module, paths: Iterable[str]) -> None:
 
 
 def matches_path(path: str, pattern: str) -> bool:
-    """Return whether a module path matches a pattern: ``*`` matches within a part, ``**`` any number of parts.
+    """Return whether a module path matches: ``*`` matches within one part, and ``**`` matches any number of parts.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def _match_parts(parts: list[str], wanted: list[str]) -> bool:
 
 
 def _outermost_paths(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths in module order, excluding submodules of other modules in the list."""
+    """Return the paths, given in module order, without those of submodules of other listed modules."""
     found: list[str] = []
     for path in paths:
         if not any(path.startswith(f"{other}.") for other in found):
@@ -136,7 +136,7 @@ def _checkpointed_forward(forward: Callable[..., Any], path: str, origins: Origi
 
 
 def _repeated_blocks(model: torch.nn.Module, prefix: str = "") -> tuple[str, ...]:
-    """Return the paths of the outermost repeated blocks: two or more children of the same class in one list."""
+    """Return the paths of the outermost repeated blocks: two or more children of one list, all of the same class."""
     found: list[str] = []
     for name, child in model.named_children():
         path = f"{prefix}{name}"

@@ -1,4 +1,4 @@
-"""Softmax as in releases before 1.11, which save its input in addition to its result."""
+"""Softmax as in PyTorch releases before 1.11, which save its input in addition to its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 
 class _SavesInput(Function):
-    """Softmax or log-softmax whose backward keeps the input alive although it does not read it."""
+    """Softmax or log-softmax that keeps its input alive for the backward pass, which does not read it."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, axis: int, logarithmic: bool, widens: bool) -> torch.Tensor:
@@ -22,7 +22,7 @@ class _SavesInput(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
-        """Return the gradient of the input."""
+        """Return the gradient with respect to the input."""
         _, result = ctx.saved_tensors
         aten = torch.ops.aten
         kernel = aten._log_softmax_backward_data if ctx.logarithmic else aten._softmax_backward_data
@@ -30,7 +30,7 @@ class _SavesInput(Function):
 
 
 def softmax_saving_input(name: str, tensor: torch.Tensor, axis: int, dtype: torch.dtype | None) -> Any:
-    """Return the softmax, or if so named, the log-softmax, in ``dtype``: from float16 to float32 without a cast."""
+    """Return the softmax or log-softmax, by ``name``, in ``dtype``; float16 becomes float32 without a separate cast."""
     widens = dtype is torch.float32 and tensor.dtype == torch.float16
     if dtype is not None and not widens:
         tensor = tensor.to(dtype)

@@ -1,7 +1,7 @@
-"""Origin of an operator in the user's model: module, line and phase; for backward operators, those of the forward.
+"""Finds an operator's origin in the user's model; a backward operator has that of its forward operator.
 
-Modules are tracked by PyTorch's global hooks. Every node in the autograd graph stores the origin of its forward, which
-is current while backward runs the node.
+Modules are tracked by PyTorch's global hooks. Every node in the autograd graph stores the origin of its forward
+operator, which is the current origin while the backward pass runs the node.
 """
 
 from __future__ import annotations
@@ -62,35 +62,35 @@ class OriginTracker:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         #: Called with an optimizer that is about to update its parameters.
         self.before_update: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
-        #: Called with a module that no other module calls, before its forward; not when checkpointing repeats one.
+        #: Called with a module that no other module calls, before its forward pass, unless checkpointing repeats it.
         self.before_root_call: Callable[[torch.nn.Module, Any], None] = lambda module, inputs: None
         self.made: WeakSet[torch.optim.Optimizer] = WeakSet()
         self.stepped: set[int] = set()
         #: A listener's exception or the caller's cancellation, which the user's code may catch before going on.
         self.stopped: BaseException | None = None
         self._stack: list[str] = []
-        #: Number of the project's frames on the stack when each of these modules was called.
+        #: Number of the project's frames on the call stack when each module in ``_stack`` was called.
         self._depths: list[int] = []
-        #: Whether each of these modules is the root, or runs within its forward.
+        #: Whether each module in ``_stack`` is the root module or runs within its forward pass.
         self._within: list[bool] = []
         self._node: OperatorOrigin | None = None
         self._is_within_backward = False
         self._thread = get_ident()
         self._is_differentiated = False
         self._backward_stack: Stack = ()
-        #: Sequence number of a node -> origin of the first operator that was dispatched after its creation.
+        #: Maps the sequence number of a node to the origin of the first operator dispatched after its creation.
         self._dispatched: dict[int, OperatorOrigin] = {}
 
     @property
     def is_recomputing(self) -> bool:
-        """Whether checkpointing recomputes a forward; the engine itself records gradients only with create_graph."""
+        """Whether checkpointing recomputes a forward pass; backward itself records gradients only with create_graph."""
         if self.phase != "backward" or self._node is None:
             return False
         return bool(self._stack) or (torch.is_grad_enabled() and not self._is_differentiated)
 
     def current_origin(self) -> OperatorOrigin:
         """Return the origin of an operator that is being dispatched."""
-        # within the engine: hooks, the user's functions, recomputed forwards
+        # within the engine: hooks, the user's functions, recomputed forward passes
         inner = self.stacks.with_modules(self.stacks.current_stack(), self._depths, self._stack)
         if self.phase == "backward" and self._node is not None:
             module, outer = self._node.module, self._node.stack
@@ -103,7 +103,8 @@ class OriginTracker:
     def dispatch_origin(self) -> OperatorOrigin:
         """Return the origin of the operator being dispatched, and store it for the node created just before.
 
-        No mode sees calls from ``torch.jit.script`` and ``torch.func``; a later call finds their nodes.
+        No mode sees calls from ``torch.jit.script`` and ``torch.func``; :meth:`store_in_autograd_graph` finds their
+        nodes later.
         """
         place = self.current_origin()
         if self.phase != "backward":
@@ -132,7 +133,7 @@ class OriginTracker:
 
     @contextmanager
     def enter_module(self, path: str) -> Iterator[None]:
-        """Enter a module that is called without its hooks, and leave it together with its submodules."""
+        """Enter a module that is called without its hooks; at the end, leave it and its submodules."""
         depth = len(self._stack)
         self._push_module(path)
         try:
@@ -142,7 +143,7 @@ class OriginTracker:
 
     @contextmanager
     def track(self) -> Iterator[None]:
-        """Install the hooks that track modules, backward and optimizers."""
+        """Install the hooks that track modules, backward passes and optimizers."""
         handles = [
             register_module_forward_pre_hook(self._before_module),
             register_module_forward_hook(self._after_module, always_call=True),
@@ -233,8 +234,8 @@ class OriginTracker:
             return body(*args, **kwargs)
         finally:
             self._backward_stack = around
-            # Operators after a whole backward (unscaling, clipping) belong to the update, but not after a gradient
-            # computed within a model.
+            # Operators after a whole backward pass (unscaling, clipping) belong to the update, but those after a
+            # gradient computed within a model do not.
             self.phase = "optimizer" if before != "backward" and not kept[0] else before
             self._node, (self._stack, self._depths, self._within) = None, kept
 
@@ -246,7 +247,7 @@ class OriginTracker:
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer
         self.stepped.add(id(optimizer))
-        if self._is_within_backward:  # an update in the hook of a gradient: backward goes on
+        if self._is_within_backward:  # an update in the hook of a gradient: the backward pass goes on
             self.phase = "backward"
 
 

@@ -58,7 +58,7 @@ class OperatorRecorder(TorchDispatchMode):
         self._finalizers: list[weakref.finalize] = []  # type: ignore[type-arg]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator on meta tensors, and record it if it runs on the device."""
+        """Run an operator on meta tensors and record it if it runs on the device."""
         kwargs = kwargs or {}
         with without_torch_function():
             if (func.namespace != "aten" and func.namespace == "prim") or func.name() in _SILENT:
@@ -81,7 +81,7 @@ class OperatorRecorder(TorchDispatchMode):
             return result
 
     def record_tensor(self, tensor: torch.Tensor, kind: Kind = "unknown", name: str = "") -> TensorRecord:
-        """Return the record of a tensor (for a sparse tensor, of its values); a new storage is allocated."""
+        """Return the record of a tensor (for a sparse tensor, of its values); record a new storage as allocated."""
         if tensor.layout is torch.sparse_coo:
             self.storage_number(tensor._indices(), kind, name)
             return self.record_tensor(tensor._values(), kind, name)
@@ -113,7 +113,7 @@ class OperatorRecorder(TorchDispatchMode):
         return number
 
     def name_storage(self, tensor: torch.Tensor, kind: Kind, name: str = "") -> None:
-        """Set the kind and name of a device tensor's storage."""
+        """Set the kind and name of a device tensor's storage if its kind is unknown."""
         with without_torch_function():
             if tensor.device.type != self.device:
                 return
@@ -124,7 +124,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     @contextmanager
     def pause_recording(self) -> Iterator[None]:
-        """Pause recording."""
+        """Pause recording within this context."""
         self._quiet = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""Modules of one project that a file in another project must not import as its own."""
+"""Forgets loaded modules of one project that a file in another project must not import as its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-#: The program itself, and this package, which another checkout may also contain.
+#: Modules that are never forgotten: the program itself, and this package, which another checkout may also contain.
 _STAYS = ("__main__", __name__.partition(".")[0])
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-#: Name in PyTorch -> cuDNN's mode.
+#: Maps PyTorch's name of a recurrent layer to cuDNN's mode.
 MODES: Mapping[str, int] = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
 def dispatch_rnn(name: str, target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the output and last state of recurrent layers, by cuDNN's operator."""
+    """Return recurrent layers' output and last state from cuDNN's operator; ``NotImplemented`` if it is unavailable."""
     packed = not isinstance(args[3], bool)
     if packed:
         inputs, sizes, state, weights, _, layers, dropout, train, both = args
@@ -37,12 +37,12 @@ def dispatch_rnn(name: str, target: Any, func: Any, args: Any, kwargs: Any) -> A
 
 
 def _dropout_state(inputs: torch.Tensor, dropout: float, train: bool) -> torch.Tensor | None:
-    """Return the state of cuDNN's dropout generator, a small buffer, for layers with dropout."""
+    """Return the state of cuDNN's dropout generator for layers with dropout in training; otherwise ``None``."""
     return torch.empty(0, dtype=torch.uint8, device=inputs.device) if dropout and train else None
 
 
 def dispatch_lstm_cell(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the state of an LSTM cell whose element-wise part is one kernel."""
+    """Return the state of an LSTM cell, computing its element-wise part in one kernel."""
     inputs, (hx, cx), weight_in, weight_hidden, *biases = args
     if not inputs.is_meta:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Checks of the arguments of :func:`roller.trace`, before anything is traced."""
+"""Checks the arguments of :func:`roller.trace` before anything is traced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 
 
 def check_request(request: Any) -> None:
-    """Refuse numbers out of range, unknown attention kernels, and inputs without a sample."""
+    """Raise an error for numbers out of range, unknown attention kernels and inputs without samples."""
     for name, least in (("accumulate", 1), ("batch_axis", 0)):
         value = getattr(request, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:

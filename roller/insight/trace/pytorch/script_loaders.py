@@ -1,4 +1,4 @@
-"""Data loaders of a traced training script: run in its own process, with the requested batch size, and counted."""
+"""Makes a traced script's data loaders run in its process with the requested batch size, and counts their batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import dataloader
 from roller.insight.trace.pytorch.compat import without_modes, without_torch_function
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 
-#: Arguments of a loader without worker processes.
+#: Arguments with which a loader runs without worker processes.
 _ALONE = {
     "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None, "timeout": 0,
     "multiprocessing_context": None,
@@ -37,8 +37,8 @@ class FetchedBatches:
 
     def __init__(self, batch: int | None, before: Callable[[], None]) -> None:
         self.batch, self._before = batch, before
-        #: For every loader, by the identity of its sampler (which is kept alive), the samples of each batch it has
-        #: provided.
+        #: Maps the identity of each loader's sampler to the sampler, which is kept alive, and to the number of samples
+        #: in each batch that the loader has provided.
         self._sizes: dict[int, tuple[Any, list[int]]] = {}
         self._latest = 0
         self._drawn: int | None = None
@@ -50,12 +50,12 @@ class FetchedBatches:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of samples in each batch from that loader; 0 for unknown batches."""
+        """Number of samples in each batch from the loader that provided the latest one; 0 if unknown."""
         return self._sizes[self._latest][1] if self._sizes else []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Change and follow the loaders that a script makes."""
+        """Adapt the loaders that a script makes, and count their batches, within this context."""
         with ExitStack() as stack:
             for home, name, value in (
                 (data.DataLoader, "__init__", _wrap_init_without_workers(data.DataLoader.__init__)),
@@ -82,7 +82,7 @@ class FetchedBatches:
 
         @functools.wraps(own)
         def next_index(iterator: Any) -> Any:
-            with without_modes(), without_torch_function():  # its permutation must be one
+            with without_modes(), without_torch_function():  # its permutation must have real values
                 found = own(iterator)
             self._drawn = len(found) if isinstance(found, (list, tuple)) else None
             return found
@@ -106,7 +106,7 @@ class FetchedBatches:
 
 
 class _ResizedBatchSampler:
-    """Lists of a given number of indices, taken from another sampler, which restarts when it ends."""
+    """Yields lists of a given number of indices from another batch sampler, which is restarted when it ends."""
 
     def __init__(self, sampler: Any, batch: int) -> None:
         self.sampler_within, self._batch = sampler, batch

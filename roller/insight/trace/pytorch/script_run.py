@@ -1,7 +1,7 @@
-"""Runs a whole, unchanged training script until its steps are traced: on shapes, so nothing is trained.
+"""Runs a whole, unchanged training script until its steps are traced; it runs on shapes, so nothing is trained.
 
-Only for a separate process that ends with the script: the script's modules stay loaded, and once the steps are
-complete, the process has to end inside the script, whose ``except`` and ``finally`` would otherwise continue.
+This must be done in a separate process, since the script's modules stay loaded. Once the steps are complete, the
+process has to end inside the script, whose ``except`` and ``finally`` blocks would otherwise run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Trace
 
 _GENERATOR = torch.Generator
-#: Type of the device that a script trains on here.
+#: Type of the device on which a traced script trains.
 _TRACED_DEVICE = "cuda"
 _AMP = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 #: Functions that move tensors between host and device, or set one from the other.
@@ -56,11 +56,11 @@ class Script:
 
 @dataclass
 class ScriptObservations:
-    """Observations of the hooks other than operators."""
+    """What the hooks observe in addition to operators."""
 
     amp: str | None = None
     scales_loss: bool = False
-    #: Parameters on the host that an optimizer has changed.
+    #: Number of changes that optimizers have made to parameters on the host.
     changed: int = 0
 
 
@@ -74,9 +74,9 @@ class ScriptRunner:
     options
         Batch size and device.
     calls
-        Number of steps to trace; ``None``: until they repeat.
+        Number of steps to trace; with ``None``, steps are traced until they repeat.
     finish
-        Called with the trace inside the script; ends the process.
+        Called inside the script with the trace; ends the process.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ScriptRunner:
             self.session.origins.made.update(o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer))
 
     def run(self) -> Trace:
-        """Run the script to its end; trace the steps that occurred."""
+        """Run the script to its end and return the trace of its steps."""
         session = self.session
         with warnings.catch_warnings(), session.recording(), self._install_hooks(), session.registrations.watching():
             warnings.simplefilter("ignore")
@@ -118,7 +118,7 @@ class ScriptRunner:
             return self._trace()
 
     def _handle_script_error(self, error: ModelError) -> None:
-        """Raise the script's error unless the script exits normally or has trained before."""
+        """Raise an error if the script exits with an error status, or fails before an update; note a later failure."""
         cause = error.__context__
         if isinstance(cause, SystemExit):
             if cause.code not in (None, 0):
@@ -249,14 +249,14 @@ class _HostGenerator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc,
 
 
 class _MoveToDeviceMode(TorchFunctionMode):
-    """Moves a host tensor to the device when it meets a device tensor, for a script that moves no tensors."""
+    """Moves a host tensor to the device if a call also has a device tensor, for scripts that move no tensors."""
 
     def __init__(self, session: ScriptSession) -> None:
         super().__init__()
         self._session = session
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one call."""
+        """Run one call to PyTorch."""
         if self._session.moves_to_device and getattr(func, "__name__", "") not in _MOVES:
             with without_torch_function():
                 found = list(iterate_tensors((args, kwargs), depth=0))
@@ -269,7 +269,7 @@ class _MoveToDeviceMode(TorchFunctionMode):
 
 
 def _host_parameter_versions(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Return how often each parameter with values was written."""
+    """Return the number of writes to each of an optimizer's parameters that are on the host."""
     with without_torch_function():
         held = (p for group in optimizer.param_groups for p in group["params"])
         return [p._version for p in held if not p.is_meta]

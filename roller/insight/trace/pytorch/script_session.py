@@ -29,7 +29,7 @@ ON_HOST = (
     "device."
 )
 
-#: Number of latest batches that include the step's batch.
+#: Number of latest batches among which a batch of the step's size is looked for.
 _LATEST = 64
 #: Number of network calls without an optimizer update after which they are not a sign of training.
 _IDLE_CALLS = 256
@@ -59,7 +59,7 @@ class ScriptSession(TraceSession):
     fetches
         Counter for the batches of the script's loaders.
     count
-        Number of steps to trace; ``None``: until they repeat.
+        Number of steps to trace; with ``None``, steps are traced until they repeat.
     when_complete
         Called inside the script when its steps are traced; does not return.
     arguments
@@ -85,18 +85,18 @@ class ScriptSession(TraceSession):
         self._parts: list[StepPart] = []
         self._first: int | None = None
         self._fetched = 0
-        #: Position at which the latest batch was fetched: numbers of preceding operators and of batches fetched before.
+        #: Numbers of operators and of batches that preceded the fetch of the latest batch.
         self._batch_begin: tuple[int, int] | None = None
         self._call_batch = 0
 
     @property
     def is_preparing(self) -> bool:
-        """Whether operators are a sign that the script will train; false if networks are called over and over."""
+        """Whether the script may still begin to train; false after many network calls without an update."""
         return self._idle_calls < _IDLE_CALLS
 
     @property
     def has_updated(self) -> bool:
-        """Whether a step is complete, even if the following operators have not begun."""
+        """Whether an update has been made, even if no later operators have run."""
         return bool(self._parts) or (self._first is not None and bool(self.origins.stepped))
 
     def begin_batch(self) -> None:
@@ -134,7 +134,7 @@ class ScriptSession(TraceSession):
         self.origins.stepped.clear()
 
     def _end_part(self) -> None:
-        """Close the open part; if the steps are complete, the script ends here."""
+        """Close the open part; if the steps are complete, end the script."""
         assert self._first is not None
         with self.recorder.pause_recording():
             self._name_gradients_and_states()
@@ -152,7 +152,7 @@ class ScriptSession(TraceSession):
             self._when_complete()
 
     def _needed_optimizers(self) -> frozenset[int]:
-        """Return the numbers of the optimizers in a whole step: all, or after many parts, those that ever stepped."""
+        """Return the indices of the optimizers in a whole step: all, or after many parts, those that ever stepped."""
         if len(self._parts) < call_count.MOST:
             return self._optimizer_numbers()
         return self._stepped_optimizers()
@@ -161,7 +161,7 @@ class ScriptSession(TraceSession):
         return frozenset().union(*(part.call.stepped for part in self._parts))
 
     def _register_network(self, module: torch.nn.Module) -> None:
-        """Name a network, and move it to the device if it is on the host."""
+        """Name a network and move it to the device if it is on the host."""
         if id(module) in self.names:
             return
         with without_torch_function():
@@ -180,13 +180,13 @@ class ScriptSession(TraceSession):
         self.registered = {**self.registered, **{f"{name}.{k}" if name else k: v for k, v in lines.items()}}
 
     def _is_only_network(self, module: torch.nn.Module) -> bool:
-        """Return whether every optimizer updates only this network."""
+        """Return whether this is the first network and every optimizer updates only its parameters."""
         own = {id(parameter) for parameter in module.parameters()}
         updated = (p for o in self.origins.made for group in o.param_groups for p in group["params"])
         return not self.networks and all(id(parameter) in own for parameter in updated)
 
     def finish_last_step(self) -> bool:
-        """Close the last step when the script has ended; return whether there is any step."""
+        """Close the last step when the script has ended; return whether any step is complete."""
         self.is_complete = True
         if self._first is not None and self.origins.stepped:
             self._count = self._count or call_count.MOST + 1  # nothing follows
@@ -232,7 +232,7 @@ class ScriptSession(TraceSession):
     def batch(self) -> int:
         """Number of samples per batch in the last step; 0 if unknown.
 
-        A loader may have fetched further batches ahead, and the last batch of an epoch is smaller.
+        A loader may have fetched further batches ahead, and the last batch of an epoch may be smaller.
         """
         sizes = self.fetches.sizes
         if not sizes or self._call_batch in sizes[-_LATEST:]:
@@ -245,7 +245,7 @@ class ScriptSession(TraceSession):
 
 
 def _group_into_steps(parts: Sequence[StepPart], needed: frozenset[int]) -> list[tuple[call_count.Call, int]]:
-    """Return whole steps (parts until every optimizer has stepped), with the batches fetched before each step."""
+    """Return whole steps (parts until every needed optimizer has stepped), with the batch count before each."""
     found: list[tuple[call_count.Call, int]] = []
     open_parts: list[StepPart] = []
     for part in parts:
@@ -260,7 +260,7 @@ def _group_into_steps(parts: Sequence[StepPart], needed: frozenset[int]) -> list
 
 
 def _network_name_in_script(module: torch.nn.Module, session: TraceSession) -> str:
-    """Return a network's name in the innermost script frame that has one, or else the name of its class."""
+    """Return a network's name in the innermost script frame that names it; otherwise, the name of its class."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if not session.origins.stacks.is_foreign(frame.f_code.co_filename):
@@ -286,7 +286,7 @@ def _optimizer_names(optimizers: Any) -> list[str]:
 
 
 def _backward_line(operators: Sequence[Operator]) -> str:
-    """Return the line in the script that calls backward; ``""`` if none does."""
+    """Return ``"file:line"`` of the innermost frame of the first backward operator; ``""`` if there is none."""
     found = next((o for o in operators if o.phase == "backward" and o.source is not None), None)
     return "" if found is None or found.source is None else f"{found.source[0]}:{found.source[1]}"
 
@@ -301,7 +301,7 @@ def _recomputed_modules(operators: Sequence[Operator]) -> tuple[str, ...]:
 
 
 def no_training_error(script: str, how: str) -> ModelError:
-    """Return the error for a script without a step."""
+    """Return the error for a script in which no optimizer steps."""
     return ModelError(
         f"{script}: expected a script that trains, got {how} without a step of an optimizer. Pass the arguments with "
         f"which it trains after --, or give it more time: --patience 60."

@@ -1,6 +1,6 @@
-"""The project's frames around an operator, outermost first, and the lines that register parameters.
+"""Finds the project's frames around an operator, outermost first, and the lines that register parameters.
 
-``f_lineno`` of an outer frame is the line of its call, so a walk along ``f_back`` gives the line of every call. Stacks
+``f_lineno`` of an outer frame is the line of its call, so following ``f_back`` gives the line of every call. Stacks
 are interned: operators of one line share one tuple. Files are classified once per code object. Code objects are
 distinguished by identity, since those of two files with the same text are equal.
 """
@@ -38,7 +38,7 @@ _FOREIGN = tuple(
         str(Path(__file__).parents[2] / "capture"),
     }
 )
-#: A walk ends at a frame of one of these: they run the user's code. Kept alive, so that no identity is used twice.
+#: Code of the functions that run the user's code, where stacks end. It is kept alive so that no identity is used twice.
 _DRIVERS: dict[int, CodeType] = {}
 
 
@@ -106,7 +106,7 @@ class Stacks:
         return found
 
     def join_stacks(self, outer: Stack, inner: Stack) -> Stack:
-        """Return one stack around another, interned."""
+        """Return the interned stack in which the frames of ``inner`` follow those of ``outer``."""
         return self._known.setdefault((outer, inner), outer + inner) if inner else outer
 
     def is_foreign(self, file: str) -> bool:
@@ -116,11 +116,11 @@ class Stacks:
         return file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
 
     def display_name(self, file: str) -> str:
-        """Return the display name of a code object's file for messages: the cell or the file."""
+        """Return the name of a code object's file in messages: the name of the notebook cell, or the file itself."""
         return self.cell_of(file) or file
 
     def _project_path(self, code: CodeType) -> str:
-        """Return the user's code file relative to the project; ``""`` for other code."""
+        """Return the path of the user's file relative to the project; ``""`` for other code."""
         if self.is_foreign(code.co_filename):
             return ""
         if cell := self.cell_of(code.co_filename):
@@ -130,7 +130,7 @@ class Stacks:
 
 
 class Registrations:
-    """Lines that register parameters and modules while the object watches.
+    """Records the lines that register parameters and modules.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class Registrations:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow registrations within this context."""
+        """Record registrations within this context."""
         handles = [
             register_module_parameter_registration_hook(self._record_registration),
             register_module_module_registration_hook(self._record_registration),

@@ -34,7 +34,7 @@ def iterate_tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
 def map_tensors(
     value: Any, change: Callable[[torch.Tensor], torch.Tensor], copied: dict[int, tuple[Any, Any]] | None = None
 ) -> Any:
-    """Return a nested value with every tensor changed; each object that contains tensors is copied once."""
+    """Return a nested value with ``change`` applied to every tensor; each object with tensors is copied once."""
     copied = {} if copied is None else copied
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -111,7 +111,7 @@ def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def call_step(step: Callable[..., Any], inputs: Any) -> Any:
-    """Call a step with inputs (a tuple as its arguments, a mapping as one) unless its signature needs another way."""
+    """Call a step with the items of a tuple, or with a mapping, unless its signature requires otherwise."""
     args, kwargs = step_arguments(step, inputs)
     return step(*args, **kwargs)
 
@@ -127,7 +127,7 @@ def step_arguments(step: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ..
 
 
 def _has_parameters_named(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
-    """Return whether a function's parameters have the given names."""
+    """Return whether a function's parameters have exactly the given names."""
     try:
         return set(inspect.signature(function).parameters) == set(given)
     except (TypeError, ValueError):  # a builtin has no signature

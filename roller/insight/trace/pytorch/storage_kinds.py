@@ -12,8 +12,8 @@ def classify_storages(
 ) -> dict[int, Storage]:
     """Return the storages with their kinds.
 
-    A storage that is allocated in a forward, including a recomputed one, and lives until backward is an activation; all
-    other unnamed storages are temporary.
+    A storage of unknown kind is an activation if it is allocated in a forward pass, including a recomputed one, and
+    lives until the backward pass; otherwise, it is temporary.
     """
     freed = {event.storage: event.operator for event in events if isinstance(event, FreeEvent)}
     made = {event.storage: event.operator for event in events if isinstance(event, AllocEvent)}

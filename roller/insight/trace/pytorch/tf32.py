@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-#: Kind of operators -> the section of ``torch.backends`` that has its switch. By default PyTorch allows TF32 for
-#: convolutions alone ("CUDA semantics", TensorFloat-32).
+#: Maps each kind of operators to the section of ``torch.backends`` that has its switch. By default, PyTorch allows TF32
+#: only for convolutions ("CUDA semantics", TensorFloat-32).
 _SECTIONS: dict[str, Any] = {"convolution": torch.backends.cudnn, "product": torch.backends.cuda.matmul}
 
 
@@ -33,7 +33,7 @@ def _is_tf32_allowed(kind: str) -> bool:
 
 @contextmanager
 def preserve_tf32() -> Iterator[None]:
-    """Restore the switches at the end.
+    """Restore the TF32 switches at the end of this context.
 
     Newer releases of PyTorch give each kind of operator its own precision, in addition to precisions that kinds share.
     A kind that was turned off (``"ieee"``) no longer follows the shared precisions, so each is restored separately.
@@ -57,12 +57,13 @@ def preserve_tf32() -> Iterator[None]:
 
 
 def _allow_flag_writes() -> AbstractContextManager[None]:
-    """Allow writes even if ``torch.backends.disable_global_flags`` forbade them, as PyTorch's own test modules do."""
+    """Allow writes even after ``torch.backends.disable_global_flags``, which PyTorch's own test modules call."""
     writable: AbstractContextManager[None] = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)()
     return writable
 
 
-#: Sections of ``torch.backends`` whose precision kinds of operators share, outermost first, and sections of one kind.
+#: Sections of ``torch.backends`` whose precision is shared by several kinds of operators, outermost first, and sections
+#: with the precision of a single kind.
 _SHARED = ("", "cudnn", "mkldnn")
 _SINGLE = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 
@@ -101,7 +102,7 @@ def _per_kind_precisions() -> dict[str, str]:
 
 
 def _legacy_switches() -> dict[str, Any]:
-    """Return the switches that older releases also have; ``None`` if PyTorch refuses to mix them with others."""
+    """Return the switches that older releases also have; ``None`` for those that PyTorch refuses to mix with others."""
     found: dict[str, Any] = {}
     for name, read in (
         ("matmul", torch.get_float32_matmul_precision),

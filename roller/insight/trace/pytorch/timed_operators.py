@@ -25,11 +25,11 @@ class RealOperators:
 
     def __init__(self) -> None:
         self.warnings: dict[str, None] = {}
-        #: Seconds of the operator that ran last.
+        #: Seconds that the latest operator took.
         self.seconds = 0.0
 
     def run_operator(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
-        """Run an operator, record its seconds, and return its result."""
+        """Run an operator, store the seconds that it took, and return its result."""
         start = perf_counter()
         result = func(*args, **kwargs)
         self.seconds = perf_counter() - start
@@ -41,7 +41,7 @@ class RealOperators:
 
 
 class TimedRecorder(OperatorRecorder):
-    """Records operators as in a trace, with the seconds of each operator.
+    """Records operators as in a trace, with the seconds that each operator takes.
 
     Parameters
     ----------
@@ -91,14 +91,14 @@ class OperatorTimer(OperatorRecorder):
 
 
 class OriginMode(TorchFunctionMode):
-    """Stores the origin of every result in the autograd graph; calls are PyTorch's own, unchanged."""
+    """Stores the origin of every result in the autograd graph; calls reach PyTorch unchanged."""
 
     def __init__(self, origins: OriginTracker) -> None:
         super().__init__()
         self.origins = origins
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one call."""
+        """Run one call to PyTorch."""
         if isinstance(func, FunctionType):
             body = without_override_check(func)
             if body is not None:

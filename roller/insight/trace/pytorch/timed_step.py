@@ -39,7 +39,7 @@ _PREDICT = "a prediction needs no such device: trace_entry(...).forecast('a100')
 
 
 class TimedOperator(NamedTuple):
-    """Median seconds of an operator, and the median's 95 % confidence interval.
+    """Median time of an operator, in seconds, and the median's 95 % confidence interval.
 
     Both ends equal the median if the operator was timed once.
     """
@@ -62,7 +62,7 @@ class Measurement:
 
     @property
     def operator_s(self) -> tuple[float, ...]:
-        """Median seconds of every operator."""
+        """Median time of every operator, in seconds."""
         return tuple(operator.median_s for operator in self.operators)
 
 
@@ -81,14 +81,14 @@ class MeasuredSession(TraceSession):
 
     @property
     def last_step_calls(self) -> int:
-        """Calls in the last training step."""
+        """Number of calls in the last training step."""
         ends = [0, *call_count.step_ends(self.calls)]
         return ends[-1] - ends[-2]
 
 
 @stack_boundary
 def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> Measurement:
-    """Measure an entry file's step in this process, which changes the process: globals, random numbers, memory."""
+    """Measure an entry file's step in this process; this changes its globals, random state and memory."""
 
     def load_module(cuda: _CudaUse) -> ModuleType:
         return entry_file.load_entry_file(Path(path), lambda what, origins: _translate_step_errors(what, origins, cuda))
@@ -170,7 +170,7 @@ def _measure(
         handle.remove()
     model_copy.undo_checkpointing(model, again)
     untracked: Any = _NoOrigins()
-    model_copy.checkpoint_modules(model, again, untracked)  # without keeping the module of each forward
+    model_copy.checkpoint_modules(model, again, untracked)  # without tracking the module of each forward pass
     with errors("a step failed"), unsupported_wrappers.disable_compile(session.values.add_note):
         return _time_step_and_operators(trace, session, lambda: _call_step(step, args, kwargs, around), budget_s, timer)
 
@@ -212,7 +212,7 @@ def _time_step_and_operators(
 def _operator_seconds(
     trace: Trace, own_s: Sequence[float], recorded: Sequence[tuple[list[Call], list[float]]]
 ) -> tuple[tuple[TimedOperator, ...], tuple[str, ...]]:
-    """Return the median seconds of each operator in the last step over the timed steps that also run it."""
+    """Return the time of each operator in the last step, over the timed steps that also run it, and notes."""
     wanted: list[Call] = [(o.name, o.input_shapes) for o in trace.steady()]
     whole = [seconds for calls, seconds in recorded if calls == wanted]
     if len(whole) == len(recorded):
@@ -250,14 +250,14 @@ def _check_devices(model: torch.nn.Module, inputs: Any) -> None:
 
 
 class _CudaUse:
-    """The step's requests to CUDA."""
+    """The error that the step's use of CUDA raised, if any."""
 
     error: BaseException | None = None
 
 
 @contextmanager
 def _refuse_cuda() -> Iterator[_CudaUse]:
-    """Make every first use of CUDA fail: on its own without CUDA, with a sentence otherwise."""
+    """Make the first use of CUDA fail: with PyTorch's own error if CUDA is unavailable, else with an explanation."""
     initialize, cuda = torch.cuda._lazy_init, _CudaUse()
 
     def refuse() -> None:
@@ -279,7 +279,7 @@ def _refuse_cuda() -> Iterator[_CudaUse]:
 
 @contextmanager
 def _translate_step_errors(what: str, origins: OriginTracker, cuda: _CudaUse) -> Iterator[None]:
-    """Translate any exception in the user's code to a ``ModelError`` at the user's line."""
+    """Translate any exception in the user's code to a ``ModelError`` that names the user's line."""
     try:
         yield
         if origins.stopped is not None:
@@ -311,7 +311,7 @@ def _processor_name() -> str:
 
 
 def measurement_header(found: Measurement) -> Mapping[str, Any]:
-    """Return all of a measurement except its trace, as JSON data."""
+    """Return all of a measurement except its trace, as JSON-ready data."""
     return {
         "operators": found.operators, "median_s": found.steps.median_s, "lower_s": found.steps.lower_s,
         "upper_s": found.steps.upper_s, "is_stable": found.steps.is_stable, "samples_s": found.steps.samples_s,

@@ -1,4 +1,4 @@
-"""Traces a model: copies it to the device, and runs a few steps under the two modes."""
+"""Traces a model: copies it to the device and runs a few steps under the two modes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Request:
 
 
 def make_retracer(request: Request, wrap: Callable[[Trace, Retracer[T]], T]) -> Retracer[T]:
-    """Return the retracer for a request."""
+    """Check a request and return its retracer."""
     check_request(request)
     first = TraceOptions(
         _batch_size(request), request.device, request.amp or "fp32", request.checkpoint, request.torch_release
@@ -80,7 +80,7 @@ def make_retracer(request: Request, wrap: Callable[[Trace, Retracer[T]], T]) -> 
 
 
 def _apply_options(request: Request, options: TraceOptions) -> Request:
-    """Return a request with other options; resize tensors with the old batch on the batch axis."""
+    """Return a request with other options; tensors with the old batch size on the batch axis are resized."""
     old, new = _batch_size(request), options.batch
     parts = {}
     if new is not None and new != old:
@@ -211,7 +211,7 @@ class TraceSession:
 
     @contextmanager
     def building_model(self) -> Iterator[None]:
-        """Return a context that builds a model on the host, without recording."""
+        """Return a context in which a model is built on the host without recording."""
         with ExitStack() as stack:
             stack.enter_context(unsupported_wrappers.disable_compile(self.values.add_note))
             if self.values.hosted:
@@ -224,7 +224,7 @@ class TraceSession:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Return a context that records operators."""
+        """Return a context in which operators are recorded."""
         # Older objects are frozen, so that collections between steps only traverse the steps' objects.
         collected, ours = gc.isenabled(), not gc.get_freeze_count()
         gc.disable()
@@ -268,7 +268,7 @@ class TraceSession:
         return self._optimizers.setdefault(key, len(self._optimizers))
 
     def _optimizer_numbers(self) -> frozenset[int]:
-        """Return the numbers of all optimizers."""
+        """Return the indices of all optimizers."""
         return frozenset(self._optimizer_number(id(optimizer)) for optimizer in self.origins.made)
 
     def _name_parameter(self, name: str, parameter: torch.Tensor) -> None:
@@ -381,7 +381,7 @@ def _batch_size(request: Request) -> int | None:
 
 
 def _compiled_modules_option(compiled: Mapping[str, str]) -> dict[str, Any]:
-    """Return the compiled modules as a trace option: the most common mode, and the modules whose modes differ."""
+    """Return the compiled modules as a trace option: paths, the most common mode and, if modes differ, every mode."""
     modes = list(compiled.values())
     own = {"modes": modes} if len(set(modes)) > 1 else {}
     return {"modules": list(compiled), "mode": max(modes, key=modes.count), **own}

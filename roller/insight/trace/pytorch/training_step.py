@@ -1,4 +1,4 @@
-"""The traced step: forward, loss, backward and update, as in a user's script."""
+"""The traced step: forward pass, loss, backward pass and update, as in a user's script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AMP = {"fp16": torch.float16, "float16": torch.float16, "bf16": torch.bfloat16,
 
 
 def _block_wise_optimizer(name: str) -> Callable[[Any], torch.optim.Optimizer]:
-    """Return a function that makes an optimizer from a module that is loaded only for it."""
+    """Return a function that creates the named optimizer of ``block_wise``, which it loads only when called."""
 
     def make(parameters: Any) -> torch.optim.Optimizer:
         from roller.insight.trace.pytorch import block_wise
@@ -44,7 +44,7 @@ _OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """The parts of a step other than the forward.
+    """The parts of a step other than the forward pass.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Step:
     keep_gradients
         Whether gradients are zeroed in place rather than dropped.
     accumulate
-        Number of forwards and backwards per update.
+        Number of forward and backward passes per update.
     scale_loss
         Whether the loss is scaled if ``amp`` is float16.
     """
@@ -71,7 +71,7 @@ class Step:
 
 
 def amp_dtype(name: Any) -> torch.dtype | None:
-    """Return the dtype of automatic mixed precision by its name."""
+    """Return the dtype of automatic mixed precision with a given name; ``None`` for full precision."""
     if name is None or name is False:
         return None
     found = _AMP.get(str(name).removeprefix("torch."))
@@ -84,7 +84,7 @@ def amp_dtype(name: Any) -> torch.dtype | None:
 
 
 def make_optimizer(given: Any, model: torch.nn.Module, twins: Mapping[int, torch.nn.Parameter]) -> Any:
-    """Return an optimizer for the copy's parameters."""
+    """Return the given optimizer for the parameters of the copied model; ``None`` if none is given."""
     if given is None:
         return None
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -109,7 +109,7 @@ def make_optimizer(given: Any, model: torch.nn.Module, twins: Mapping[int, torch
 def make_training_step(
     model: torch.nn.Module, call: Callable[[], Any], optimizer: Any, step: Step
 ) -> Callable[[], None]:
-    """Return a function that trains one step."""
+    """Return a function that runs one training step."""
     scaler = None
     if step.amp is torch.float16 and step.scale_loss and optimizer is not None:
         scaler = torch.amp.GradScaler("cuda")
@@ -147,7 +147,7 @@ def make_inference_step(call: Callable[[], Any], amp: torch.dtype | None) -> Cal
 
 @contextmanager
 def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
-    """Yield a context that runs a user's step in mixed precision; with float16, its loss is scaled."""
+    """Yield a function that returns a context for a user's step in mixed precision; with float16, scale its loss."""
     dtype = amp_dtype(name)
     if dtype is not torch.float16:
         yield lambda: _autocast(dtype)

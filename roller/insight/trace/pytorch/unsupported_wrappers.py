@@ -13,8 +13,8 @@ import torch
 
 from roller.errors import ModelError
 
-#: Package that cannot be traced -> its purpose, and the alternative.
 _PLAIN = "Pass the plain model, and ask for several devices, e.g. -d 2xa100: what they exchange is added to the step."
+#: Maps each package that cannot be traced to its purpose and the alternative.
 _WAYS = {
     "torch.distributed": ("devices that train together, which a trace runs as one", _PLAIN),
     "torch.nn.parallel": ("devices that train together, which a trace runs as one", _PLAIN),
@@ -46,7 +46,7 @@ NO_KERNELS = (
     "torch.compile: a call that is disabled, or whose backend is not 'inductor', is traced and priced as eager: which "
     "kernels another backend runs is not described."
 )
-#: Attribute of a module that is compiled: the mode.
+#: Attribute of a compiled module that contains its mode.
 _MODE = "_roller_compile_mode"
 
 
@@ -64,7 +64,7 @@ def _compile_mode(options: Mapping[str, Any]) -> str:
 
 
 def _mode_of_compiled_call(call: Any) -> str:
-    """Return the mode of a call made by ``torch.compile``; ``""`` if the call generates no kernels."""
+    """Return the mode of a callable made by ``torch.compile``; ``""`` if it generates no kernels."""
     config = getattr(call, "get_compiler_config", lambda: None)()  # Inductor's mode only
     return "" if config is None else _compile_mode({"options": config})
 
@@ -75,7 +75,7 @@ def _mark_compiled(model: torch.nn.Module, mode: str) -> None:
 
 
 def unwrap_compiled(model: torch.nn.Module, said: Callable[[str], None]) -> torch.nn.Module:
-    """Return a model without the wrapper of ``torch.compile``, with a note."""
+    """Return a model without the wrapper of ``torch.compile``, adding a note; raise an error for other wrappers."""
     for path, part in model.named_modules():
         for base in type(part).__mro__:
             home = next((name for name in _WAYS if _is_in_package(base.__module__, name)), None)
@@ -115,7 +115,7 @@ def disable_compile(said: Callable[[str], None], foreign: Callable[[str], bool] 
 
 
 def explain_wrapper_error(error: BaseException, line: str) -> ModelError | None:
-    """Return the error to raise for an exception in such a package, at the user's line; ``None`` for others."""
+    """Return the error to raise for an exception in a package that cannot be traced; ``None`` for other exceptions."""
     names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     # Frames of compiled code surround much other code, so only the raising frame counts.
     raised = (type(error).__module__, *names[-1:])

@@ -27,7 +27,7 @@ from roller.insight.whatif.whatifs.restructured_norm import RestructuredNorm
 from roller.insight.whatif.whatifs.substitute_layers import Substitute
 from roller.insight.whatif.whatifs.zero_time import ZeroTime
 
-#: Name in a scenario -> what-if; Daydream's ten come first.
+#: Maps the name of each what-if in scenarios to its class; Daydream's ten come first.
 WHATIFS: dict[str, type[WhatIf]] = {
     "amp": AMP, "fused-optimizer": FusedOptimizer, "restructured-norm": RestructuredNorm, "ddp": DDP,
     "parameter-server": ParameterServer, "blueconnect": BlueConnect, "substitute": Substitute, "offload": Offload,

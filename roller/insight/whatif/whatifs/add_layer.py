@@ -13,7 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class AddLayer(WhatIf):
-    """Repeat layers matching a pattern ``times`` more times: forward, backward, launches and share of the update."""
+    """Repeat layers matching a pattern ``times`` more times, with their kernels, launches and share of the update."""
 
     layers: tuple[str, ...] | str
     times: int = 1

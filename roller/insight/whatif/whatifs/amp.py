@@ -1,4 +1,4 @@
-"""What-if: automatic mixed precision, with 16-bit kernels in forward and backward."""
+"""What-if: automatic mixed precision, with 16-bit kernels in the forward and backward passes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values_metada
 
 @dataclass(frozen=True)
 class AMP(WhatIf):
-    """Run forward and backward in 16 bits; copies, integers, the update and the host stay unchanged.
+    """Run the forward and backward passes in 16 bits; copies, integers, the update and the host stay unchanged.
 
     Parameters
     ----------
     dtype
-        ``"bf16"`` or ``"fp16"``. The scaler of fp16 adds a pass over all gradients, for which the host waits.
+        ``"bf16"`` or ``"fp16"``. The gradient scaler of fp16 adds a pass over all gradients.
     compute, memory
-        Published factors for compute-bound and memory-bound kernels: 1/3 and 1/2.
+        Factors on the times of compute-bound and memory-bound kernels; 1/3 and 1/2 were published.
     prices
         ``"model"`` prices matrix products by their shapes, and also casts; ``"factor"`` applies only the factors.
     """
@@ -35,7 +35,7 @@ class AMP(WhatIf):
     traced_with = (("dtype", "amp"),)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if kernels already use 16 bits."""
+        """Return the reason if the profile already computes mostly in 16 bits; otherwise ``""``."""
         return already_applied.mixed_precision_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:

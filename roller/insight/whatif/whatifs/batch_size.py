@@ -1,4 +1,4 @@
-"""What-if: another batch size."""
+"""What-if: a different batch size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.whatif.what_if import WhatIf, minimum_value_metadata
 
 @dataclass(frozen=True)
 class Batch(WhatIf):
-    """Change the batch: forward, backward, copies and loading scale with it, but the update does not.
+    """Change the batch: the forward and backward passes, copies and loading scale with it, but the update does not.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Batch(WhatIf):
     of_several_ranks = True
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph at the other batch size."""
+        """Return the graph at the changed batch size."""
         floor = shortest_kernel_us(graph) if self.floor_us is None else self.floor_us
         grows = (
             compute_tasks(graph, "forward", "backward") | copy_tasks(graph) | select(graph, lambda t: t.kind == "data")

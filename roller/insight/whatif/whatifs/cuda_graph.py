@@ -14,13 +14,13 @@ from roller.insight.whatif.what_if import WhatIf, minimum_value_metadata
 
 @dataclass(frozen=True)
 class CudaGraph(WhatIf):
-    """Launch forward, backward and update of a step with one call that takes ``launch_us``."""
+    """Launch a step's forward pass, backward pass and update with one call that takes ``launch_us``."""
 
     launch_us: float = field(default=10.0, metadata=minimum_value_metadata(0))
     assumptions = ("All of a step can be captured: its shapes are fixed, and nothing in it reads a value.",)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if captured graphs already launch most tasks."""
+        """Return the reason if captured graphs already launch most tasks; otherwise ``""``."""
         return already_applied.captured_graph_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:

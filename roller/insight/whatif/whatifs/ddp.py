@@ -1,4 +1,4 @@
-"""What-if: data parallelism, with gradient buckets that are reduced around a ring in parallel with backward."""
+"""What-if: data parallelism, where gradient buckets are reduced around a ring during the backward pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DDP(WhatIf):
     latency_us
         Latency of one hop; by default, the device's link latency.
     first_bytes, bucket_bytes
-        Capacity of the first bucket and of the others.
+        Capacities, in bytes, of the first bucket and of the others.
     interference
         Factor on the time of a reduction that runs in parallel with kernels; 1.34 was published for one library.
     """
@@ -48,7 +48,7 @@ class DDP(WhatIf):
     assumptions, in_place = _ASSUMED, already_applied.data_parallel_reason
 
     def memory_change(self) -> MemoryChange | None:
-        """Return the trace options for one device; ``None`` unless buckets have PyTorch's sizes."""
+        """Return the trace options that reproduce a device's memory; ``None`` unless buckets have PyTorch's sizes."""
         usual = (self.first_bytes, self.bucket_bytes) == (FIRST_BUCKET_BYTES, BUCKET_BYTES)
         return super().memory_change() if usual else None
 

@@ -19,7 +19,7 @@ class ForeachOptimizer(WhatIf):
     assumptions = ("A group takes the sum of its kernels, less what each takes however small it is.",)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if the update already groups parameters."""
+        """Return the reason if the update already groups parameters; otherwise ``""``."""
         return already_applied.foreach_optimizer_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:

@@ -13,7 +13,10 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class Freeze(WhatIf):
-    """Freeze layers: those before the first trained layer lose their backward; it and later frozen layers lose half."""
+    """Freeze layers, which then have no weight gradients and no update.
+
+    Layers before the first trained layer lose their backward pass; that layer and later frozen layers lose half of it.
+    """
 
     layers: tuple[str, ...] | str
     assumptions = ("Half of a layer's backward is the gradient of its weights, half that of its input.",)

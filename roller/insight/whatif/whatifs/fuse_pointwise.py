@@ -39,7 +39,7 @@ class FusePointwise(WhatIf):
     longest: int = 8
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if a compiler has already fused most memory-bound kernels."""
+        """Return the reason if a compiler has already fused most memory-bound kernels; otherwise ``""``."""
         return already_applied.fused_pointwise_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:

@@ -32,7 +32,7 @@ class FusedOptimizer(WhatIf):
     prices: Pricing = field(default="model", metadata=allowed_values_metadata("model", "factor"))
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if the optimizer is already fused."""
+        """Return the reason if the optimizer is already fused; otherwise ``""``."""
         return already_applied.fused_optimizer_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:

@@ -1,4 +1,4 @@
-"""What-if: compressed feature maps (Gist), encoded after their forward and decoded before their backward."""
+"""What-if: feature maps that stay compressed between the forward and backward passes of their layers (Gist)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class Gist(WhatIf):
-    """Store feature maps in fewer bits between forward and backward.
+    """Store feature maps in fewer bits between the forward and backward passes.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Gist(WhatIf):
     assumptions = ("A map is encoded and decoded in one pass each; memory it saves is not made use of.",)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with an additional pass after each layer's forward and one before its backward."""
+        """Return the graph with a kernel that encodes each map after its use and one that decodes it for reuse."""
         prices, new = TaskPrices(graph), []
         for one in (one for maps in saved_feature_maps(graph, self.layers).values() for one in maps):
             short = one.size_bytes * self.bits / 32

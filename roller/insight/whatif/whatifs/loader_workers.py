@@ -40,7 +40,7 @@ class LoaderWorkers(WhatIf):
     assumptions = ("Every worker has a core of its own, and begins with its share of a batch done.",)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if workers already load the batches."""
+        """Return the reason if workers already load the batches; otherwise ``""``."""
         return already_applied.loader_workers_reason(graph, loading_tasks(graph), self.workers, self.of)
 
     def change(self, graph: StepGraph) -> StepGraph:

@@ -1,4 +1,4 @@
-"""What-if: offloading (vDNN), which moves feature maps to the host between their forward and backward."""
+"""What-if: offloading (vDNN), which keeps feature maps on the host between the forward and backward passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUT, BACK = Lane(0, "channel", "to host"), Lane(0, "channel", "from host")
 
 @dataclass(frozen=True)
 class Offload(WhatIf):
-    """Copy feature maps to the host, and copy them back shortly before their backward.
+    """Copy feature maps to the host, and back shortly before their layer's backward pass.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Offload(WhatIf):
     bandwidth
         Bytes per second between device and host.
     distance
-        Number of offloaded layers by which a map's fetch precedes its backward.
+        Number of offloaded layers by which the fetch of a map precedes its layer's backward pass.
     waits
         Whether the next forward kernel waits for the copy because it needs the memory immediately.
     """

@@ -1,4 +1,4 @@
-"""What-if: another device, for which every kernel is priced again."""
+"""What-if: a different device, for which every kernel is priced again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class Device(WhatIf):
-    """Run on another device, given by name or specification file; ``host`` is a factor on the host's times."""
+    """Run on a different device, given by name or specification file; ``host`` is a factor on the host's times."""
 
     device: str
     host: float = 1.0

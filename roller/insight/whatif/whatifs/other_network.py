@@ -1,4 +1,4 @@
-"""What-if: another network between devices."""
+"""What-if: a network of different bandwidth between devices."""
 
 from __future__ import annotations
 

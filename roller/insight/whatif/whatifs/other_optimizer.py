@@ -1,4 +1,4 @@
-"""What-if: another optimizer, whose update has other kernels and other memory traffic."""
+"""What-if: a different optimizer, whose update has different kernels and memory traffic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OtherOptimizer(WhatIf):
     )
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if the profile's optimizer is already ``to``."""
+        """Return the reason if the profile's optimizer is already ``to``; otherwise ``""``."""
         return already_applied.same_optimizer_reason(graph, self.to, self.of)
 
     def change(self, graph: StepGraph) -> StepGraph:

@@ -16,18 +16,18 @@ from roller.insight.whatif.what_if import WhatIf, minimum_value_metadata
 
 @dataclass(frozen=True)
 class ParameterServer(WhatIf):
-    """Push gradients to servers, which update parameters, and pull each parameter before its layer's next forward.
+    """Push gradients to servers, which update parameters, and pull each parameter before its layer's next forward pass.
 
     Parameters
     ----------
     servers
         Number of servers; one is on this machine, and its part does not cross the network.
     bandwidth, latency_us
-        Link bytes per second in one direction, and microseconds per transfer; by default, those of the device's link.
+        Bytes per second of the link in one direction, and microseconds per transfer; by default, those of the device.
     slice_bytes
-        Size of the largest transfer; a slice as large as the model gives the plain parameter server.
+        Size of the largest transfer, in bytes; with slices as large as the model, this is a plain parameter server.
     priority
-        Whether slices that the next forward needs first are sent first (P3).
+        Whether the slices that the next forward pass needs first are sent first (P3).
     """
 
     servers: int = 4

@@ -1,4 +1,4 @@
-"""What-if: activation recomputation, which repeats a block's forward before its backward."""
+"""What-if: activation recomputation, which repeats a block's forward pass before its backward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class Recompute(WhatIf):
-    """Repeat the forward of blocks before their backward.
+    """Repeat the forward pass of blocks before their backward pass.
 
     Parameters
     ----------
@@ -28,11 +28,11 @@ class Recompute(WhatIf):
     assumptions = ("A whole block runs again, although PyTorch stops at the last tensor that its backward reads.",)
 
     def memory_change(self) -> MemoryChange | None:
-        """Return the trace options for the checkpointed step; ``None`` for patterns, which traces match differently."""
+        """Return the trace options of the checkpointed step; ``None`` for patterns, which traces match differently."""
         return None if set("".join(self.blocks)) & set("*?[") else super().memory_change()
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if backward already recomputes all blocks."""
+        """Return the reason if the backward pass already recomputes all blocks; otherwise ``""``."""
         return already_applied.recomputed_blocks_reason(graph, self.blocks)
 
     def change(self, graph: StepGraph) -> StepGraph:

@@ -13,7 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class RemoveLayer(WhatIf):
-    """Remove the layers matching shell-style patterns: forward, backward, launches and share of the update."""
+    """Remove the layers matching shell-style patterns, with their kernels, launches and share of the update."""
 
     layers: tuple[str, ...] | str
     assumptions = ("Layers beside a removed one keep the sizes they have.",)

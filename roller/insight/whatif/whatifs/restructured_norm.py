@@ -1,4 +1,4 @@
-"""What-if: restructured batch normalisation, one half fused into the preceding and one into the next convolution."""
+"""What-if: batch normalization that is split and fused into the preceding and the following convolution."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NORM, _ACTIVATION, _CONVOLUTION = (
 
 @dataclass(frozen=True)
 class RestructuredNorm(WhatIf):
-    """Remove activations between normalisation and convolution; scale normalisations by the published factor 1/2."""
+    """Remove activations between normalization and convolution; scale normalizations by the published factor 1/2."""
 
     factor: float = 0.5
     assumptions = ("Allocations and copies of the restructured layers are not counted: the gain is an upper bound.",)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with restructured normalisations."""
+        """Return the graph with restructured normalizations."""
         before, behind = neighbouring_kernels(graph)
         chosen = {n: graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")}
         norms = {n for n, task in chosen.items() if _matches_name(_NORM, task)}
@@ -38,7 +38,7 @@ class RestructuredNorm(WhatIf):
 
 
 def _both_orders(one: Task, other: Task) -> tuple[tuple[Task, Task], ...]:
-    return (one, other), (other, one)  # backward runs them in reverse
+    return (one, other), (other, one)  # the backward pass runs them in reverse
 
 
 def _matches_name(pattern: re.Pattern[str], task: Task) -> bool:

@@ -1,4 +1,4 @@
-"""What-if: an upper bound on a gain, in which some tasks take no time."""
+"""What-if: tasks that take no time, which gives an upper bound on the gain."""
 
 from __future__ import annotations
 

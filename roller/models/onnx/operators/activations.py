@@ -26,7 +26,7 @@ from roller.ops.scalars import ELEMENT_FUNCTIONS
 #: Creates a literal in the computation dtype.
 _Literal = Callable[[float], Scalar]
 
-#: Scalar functions by operator: for floats only, and for integers too.
+#: Scalar functions by operator: those for floats only, and those for integers too.
 _REAL = {
     "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Sqrt": "sqrt", "Erf": "erf", "Log": "log", "Floor": "floor",
     "Ceil": "ceil", "Round": "round", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos",
@@ -48,14 +48,14 @@ def lower_unary(site: Site) -> Lowered:
 
 def _clip(x: Scalar, low: Scalar | None, high: Scalar | None) -> Scalar:
     """Return ``min(max(x, low), high)`` with optional bounds, in ONNX's order if they cross."""
-    # The bound comes first: where processors compare with NaN, the second operand results.
+    # The bound is the first operand: if either is NaN, processors return the second.
     x = x if low is None else scalar_call("max", low, x)
     return x if high is None else scalar_call("min", high, x)
 
 
 @lowers("Clip")
 def lower_clip(site: Site) -> Lowered:
-    """Lower bounds from attributes (before version 11) or scalar inputs; absent bounds become the dtype's limits."""
+    """Lower Clip, with bounds from attributes (before version 11) or scalar inputs, by default the dtype's limits."""
     require_dtype(site.output, (*FLOATS, *INTEGERS), "Clip")
     axes, dtype = result_axes(site.output.shape), site.output.dtype
 
@@ -99,7 +99,7 @@ def _sign_scalar(c: _Literal, x: Scalar) -> Scalar:
     return _select_less(c(0), x, c(1), _select_less(x, c(0), c(-1), x))
 
 
-#: Function of the scalar tree, and attributes with defaults in the order of its parameters.
+#: Function that builds the scalar expression of an operator, and the defaults of its attributes in parameter order.
 _PARAMETRIC: dict[str, tuple[Callable[..., Scalar], dict[str, float]]] = {
     "Relu": (lambda c, x: scalar_call("max", c(0), x), {}),  # this order propagates NaN
     "Elu": (_elu_scalar, {"alpha": 1.0}),
@@ -121,7 +121,7 @@ _PARAMETRIC: dict[str, tuple[Callable[..., Scalar], dict[str, float]]] = {
     "Sign": (_sign_scalar, {}),
 }
 
-#: Those that support integers.
+#: Operators of ``_PARAMETRIC`` that support integers.
 _WHOLE = ("Relu", "Sign")
 
 
@@ -139,7 +139,7 @@ def lower_parametric_activation(site: Site) -> Lowered:
 
 @lowers("PRelu")
 def lower_prelu(site: Site) -> Lowered:
-    """Lower a leaky rectifier with a slope per element (broadcast)."""
+    """Lower a leaky rectifier whose slopes broadcast to its input."""
     require_dtype(site.output, (*FLOATS, *INTEGERS), "PRelu")
     # Models converted from set 6 have slopes per channel, which do not broadcast.
     x_type, slopes = site.required(0), site.required(1)
@@ -157,7 +157,7 @@ def lower_prelu(site: Site) -> Lowered:
 
 @lowers("Gelu")
 def lower_gelu(site: Site) -> Lowered:
-    """Lower the Gaussian error linear unit, exact or by its tanh approximation."""
+    """Lower the Gaussian error linear unit, either exact or in its tanh approximation."""
     name = {"none": "gelu", "tanh": "gelu_tanh"}.get(site.attribute("approximate", "none"))
     if name is None:
         raise Unsupported(f"Gelu approximate='{site.attribute('approximate')}' is neither none nor tanh")
@@ -169,7 +169,7 @@ def lower_gelu(site: Site) -> Lowered:
 
 @lowers("Dropout")
 def lower_dropout(site: Site) -> Lowered:
-    """Lower inference: the input itself, and a mask that is true everywhere."""
+    """Lower Dropout for inference: the result is the input itself, and the mask is true everywhere."""
     training = site.known(2, "Dropout's training mode")
     ratio = site.known(1, "Dropout's ratio") if training is not None and bool(training) else None
     if training is not None and bool(training) and (ratio is None or float(ratio) != 0):

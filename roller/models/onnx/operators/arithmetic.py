@@ -34,7 +34,7 @@ _MOST_PRODUCTS = 8
 
 @lowers(*_BY_OP)
 def lower_variadic_arithmetic(site: Site) -> Lowered:
-    """Lower a binary or associative operation: inputs combined from left to right."""
+    """Lower a binary or associative operation, which combines its inputs from left to right."""
     require_dtype(site.output, (*FLOATS, *INTEGERS), site.node.op)
     if len(site.inputs) > _MOST_OPERANDS:
         return _rewrite_in_groups(site, site.node.op)
@@ -56,7 +56,7 @@ def lower_mean_of_tensors(site: Site) -> Lowered:
 
 
 def _rewrite_in_groups(site: Site, op: str, factor: float = 1.0) -> Lowered:
-    """Rewrite into a chain of nodes with few operands."""
+    """Rewrite a node with many operands into a chain of nodes with few."""
     steps, y = NodeRewriter(site), site.output
     wide = computation_dtype(y.dtype)
     given = [steps.add("Cast", (v,), v.shape, wide, to=_element_type(wide)) if wide != y.dtype else v
@@ -105,7 +105,7 @@ def lower_mod(site: Site) -> Lowered:
     if c_style or dtype == "uint8":
         return pointwise_stage(site, axes, rest)
     zero = literal(0, dtype)
-    # Add the divisor to a non-zero remainder of the other sign.
+    # Add the divisor to a non-zero remainder whose sign differs from the divisor's.
     differs = scalar_call(
         "select", scalar_call("lt", rest, zero), scalar_call("lt", zero, b), scalar_call("lt", b, zero)
     )
@@ -115,7 +115,7 @@ def lower_mod(site: Site) -> Lowered:
 
 @lowers("Pow")
 def lower_pow(site: Site) -> Lowered:
-    """Lower a power; small integer exponents become products, and the result has the dtype of the base."""
+    """Lower a power; small constant integer exponents become products, and the result has the dtype of the base."""
     base, exponent = site.required(0), site.required(1)
     axes, (x, y) = operand_scalars(site)
     constant = scalar_constant(site, 1)
@@ -126,7 +126,7 @@ def lower_pow(site: Site) -> Lowered:
     require_dtype(base, FLOATS, "Pow")
     dtype = computation_dtype(base.dtype)
     if constant == 0.5:
-        # As in pow: the root of -0 is 0, and that of -inf is inf.
+        # As with ``pow``, the result is 0 for -0, and inf for -inf.
         infinite = scalar_call("eq", x, Const(float("-inf"), dtype))
         root = scalar_call("sqrt", scalar_call("add", x, literal(0, dtype)))
         return pointwise_stage(site, axes, scalar_call("select", infinite, Const(float("inf"), dtype), root))
@@ -149,7 +149,7 @@ def _integer_power_by_squaring(x: Scalar, n: int) -> Scalar:
 
 
 def _integer_power(base: str, exponent: str, x: Scalar, y: Scalar) -> Scalar:
-    """Return a power of integers computed in float64, which represents exactly every result in the dtype's range."""
+    """Return an integer power computed in float64, which represents every result in the dtype's range exactly."""
     if base == "int64":
         raise Unsupported("Pow of int64 whose exponent is no small constant: float64 does not hold all its results")
     # Negative powers of 0 are 0 and overflow saturates, because converting out-of-range floats is undefined.

@@ -1,4 +1,4 @@
-"""Lowerings to constants of operators that depend only on shapes and attributes."""
+"""Lowers operators whose results depend only on shapes, attributes and constants to constants."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from roller.core.dtypes import numpy_dtype
 from roller.models.onnx.lowering_registry import Lowered, SimplerNodes, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
 
-#: Maximum number of bytes of such a constant; larger ones are refused.
+#: Maximum size of such a constant in bytes; larger ones are refused.
 _MOST_BYTES = 1 << 26
 
 
 def as_constant(site: Site, array: np.ndarray) -> SimplerNodes:
-    """Return the node's value as a constant."""
+    """Return nodes that write the constant ``array`` to the first output."""
     steps = NodeRewriter(site)
     steps.add("Identity", (steps.constant(array),), array.shape, out=site.output)
     return steps.finish()
@@ -35,7 +35,7 @@ def lower_eye_like(site: Site) -> Lowered:
 
 @lowers("Shape")
 def lower_shape(site: Site) -> Lowered:
-    """Lower a shape, or a part of it."""
+    """Lower the shape of a tensor, or a part of that shape."""
     whole = site.required(0).shape
     start, end = site.attribute("start", 0), site.attribute("end")
     return as_constant(site, np.asarray(whole[slice(start, end)], np.int64))
@@ -43,13 +43,13 @@ def lower_shape(site: Site) -> Lowered:
 
 @lowers("Size")
 def lower_size(site: Site) -> Lowered:
-    """Lower the number of elements."""
+    """Lower the number of elements in a tensor."""
     return as_constant(site, np.asarray(site.required(0).elements, np.int64))
 
 
 @lowers("ConstantOfShape")
 def lower_constant_of_shape(site: Site) -> Lowered:
-    """Lower a constant of a known shape."""
+    """Lower a tensor of known shape that repeats one value."""
     dtype = _dtype_if_small(site)
     value = site.attribute("value")
     return as_constant(site, np.full(site.output.shape, 0 if value is None else np.ravel(value)[0], dtype))

@@ -1,9 +1,10 @@
-"""Transposed convolutions, as one convolution of stride 1 per phase of the stride, with interleaved results.
+"""Lowers a transposed convolution to one convolution of stride 1 per phase of the stride and interleaves the results.
 
-With stride ``s``, the output at ``o`` uses the taps ``k`` for which ``o + pad - d * k`` is a multiple of ``s``. They
-are the same for all ``o`` of a phase ``(o + pad) % s``, which gives a convolution with ``s`` times the filters per
-dimension (sub-pixel convolution), without products with zero. This requires constant weights; otherwise, an image with
-zeros between its points is convolved.
+With stride ``s`` and dilation ``d``, the output at ``o`` uses the taps ``k`` for which ``o + pad - d * k`` is a
+multiple of ``s``. These taps are the same for all ``o`` in a phase ``(o + pad) % s``. All phases together are therefore
+one convolution with ``s`` times as many filters per dimension (sub-pixel convolution), which multiplies nothing by an
+inserted zero. This requires constant weights; otherwise, zeros are inserted between the image's points before it is
+convolved.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from roller.ops.build import identity_indices
 from roller.ops.rows import axes_of_shape
 from roller.ops.windows import place, spatial_dimension_names
 
-#: Version from which an odd element of padding is removed at the beginning without ``auto_pad``.
+#: First version in which, without ``auto_pad``, the odd element of padding is removed at the beginning.
 _BEGINNING_FIRST = 11
 
 
 @dataclass(frozen=True)
 class _ConvTransposeSizes:
-    """Sizes of a transposed convolution, per spatial dimension."""
+    """Sizes of a transposed convolution; tuples have one entry per spatial dimension."""
 
     groups: int
     channels: int
@@ -57,7 +58,7 @@ class _ConvTransposeSizes:
 
 @lowers("ConvTranspose")
 def lower_conv_transpose(site: Site) -> Lowered:
-    """Rewrite a transposed convolution into convolutions of stride 1 and movements."""
+    """Rewrite a transposed convolution into a convolution of stride 1 and data movement."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
     require_elements(site)
     shape, weights, steps = _checked_sizes(site, x, w, y), site.constant(1), NodeRewriter(site)
@@ -70,7 +71,7 @@ def lower_conv_transpose(site: Site) -> Lowered:
         wide = steps.add("Spread", (x,), (*x.shape[:2], *lower_spread), domain="roller", strides=shape.strides)
         steps.append("ReversedConv", (wide, w, bias), (y,), "roller", sizes=astuple(replace(shape, size=lower_spread)))
         return steps.finish()
-    # A phase begins at a multiple of the stride in the output with padding before it.
+    # A phase begins at a multiple of the stride, counted in the output and the padding before it.
     shift = [b % s for b, s in zip(shape.before, shape.strides, strict=True)]
     sizes = tuple((b + o - 1) // s + 1 for b, o, s in zip(shift, shape.out, shape.strides, strict=True))
     count, table = math.prod(shape.strides), steps.constant(_taps_by_phase(shape, weights))
@@ -100,7 +101,7 @@ def _checked_sizes(site: Site, x: Value, w: Value, y: Value) -> _ConvTransposeSi
 
 
 def conv_transpose_result_shape(site: Site) -> tuple[int, ...]:
-    """Return the shape of the result of a transposed convolution from its attributes."""
+    """Return the result shape of a transposed convolution, derived from its attributes."""
     return _derive_sizes(site, site.required(0), site.required(1))[3]
 
 
@@ -127,8 +128,9 @@ def _result_size_and_offset(
     site: Site, full: Sequence[int], same: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the size of the result, and how many of the ``full`` elements that taps produce are removed before it."""
-    # An odd element is removed at the end for SAME_UPPER, else at the beginning; without ``auto_pad`` at the end before
-    # version 11, whose equation is reversed. Elements beyond ``full`` are at the end, like ``output_padding``.
+    # An odd element is removed at the end for SAME_UPPER, otherwise at the beginning; without ``auto_pad``, versions
+    # before 11, which reversed the equation, remove it at the end. Elements beyond ``full`` are added at the end, like
+    # ``output_padding``.
     rank, mode = len(full), str(site.attribute("auto_pad", "NOTSET") or "NOTSET")
     if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise Unsupported(f"auto_pad='{mode}' is none that ONNX defines")
@@ -147,7 +149,7 @@ def _result_size_and_offset(
 
 
 def _source_channel_index(shape: _ConvTransposeSizes, filters: int) -> Index:
-    """Return the image channel of axis ``c`` for filter ``f`` (of phases times filters)."""
+    """Return the index of the image channel that axis ``c`` denotes for filter ``f`` (one of ``phases * filters``)."""
     if shape.groups == 1:
         return axis_index("c")
     per_group = shape.filters // shape.groups
@@ -156,7 +158,7 @@ def _source_channel_index(shape: _ConvTransposeSizes, filters: int) -> Index:
 
 
 def _filter_index_in_group(shape: _ConvTransposeSizes) -> Index:
-    """Return the position of filter ``f`` within its group."""
+    """Return the index of filter ``f`` within its group."""
     per_group = shape.filters // shape.groups
     if per_group == 1:
         return Index()
@@ -172,7 +174,7 @@ def _window_indices(outs: tuple[Axis, ...], taps: tuple[Axis, ...], size: tuple[
 
 @lowers("Spread", domain="roller")
 def lower_spread(site: Site) -> Lowered:
-    """Lower an image with zeros between its points."""
+    """Lower the insertion of zeros between the points of an image."""
     x, y, strides = site.required(0), site.output, site.attribute("strides")
     axes = axes_of_shape(y.shape)
     steps = list(zip(axes[2:], strides, strict=True))
@@ -183,7 +185,7 @@ def lower_spread(site: Site) -> Lowered:
 
 @lowers("ReversedConv", domain="roller")
 def lower_reversed_conv(site: Site) -> Lowered:
-    """Lower a transposed convolution of stride 1: a convolution with reversed taps, ended by a bias."""
+    """Lower a transposed convolution of stride 1: a convolution with reversed taps, to which a bias is added."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
     shape, t, names = (
         _ConvTransposeSizes(*site.attribute("sizes")),
@@ -205,7 +207,7 @@ def lower_reversed_conv(site: Site) -> Lowered:
 
 @lowers("ConvPhases", domain="roller")
 def lower_conv_phases(site: Site) -> Lowered:
-    """Lower the convolutions with the taps of every phase: there are phases times filters of them."""
+    """Lower the convolution with the taps of every phase, which has ``phases * filters`` filters."""
     x, table, y = site.required(0), site.required(1), site.output
     shape, t, names = (
         _ConvTransposeSizes(*site.attribute("sizes")),
@@ -240,7 +242,7 @@ def lower_interleave(site: Site) -> Lowered:
 
 
 def _taps_by_phase(shape: _ConvTransposeSizes, weights: np.ndarray) -> np.ndarray:
-    """Return the taps of every phase, ``(phases * filters, channels of a group, ...)``, last tap first."""
+    """Return the taps of every phase, last tap first, shape ``(phases * filters, channels per group, ...)``."""
     # Phase ``r`` has tap ``k`` at position ``j`` where ``d * k == r + s * j``; other positions are zero.
     reach = [d * (k - 1) // s + 1 for d, k, s in zip(shape.dilations, shape.kernel, shape.strides, strict=True)]
     count, per_group = math.prod(shape.strides), shape.filters // shape.groups

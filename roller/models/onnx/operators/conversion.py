@@ -25,7 +25,7 @@ from roller.ops.build import identity_indices
 
 @lowers("Cast", "CastLike")
 def lower_cast(site: Site) -> Lowered:
-    """Lower a conversion: truncate floats; non-zero values become true; out-of-range values wrap or are undefined."""
+    """Lower a conversion: floats are truncated, non-zero values become true, overflow wraps or is undefined."""
     x, y = site.required(0), site.output
     if x.dtype == y.dtype:
         return InputView()
@@ -34,7 +34,7 @@ def lower_cast(site: Site) -> Lowered:
     axes = result_axes(y.shape)
     read = broadcast_load(x, y.shape, axes)
     if x.dtype in FLOATS and y.dtype in ("int8", "uint8", "int16"):
-        # Through int32, so that negative numbers wrap to unsigned ones, as everywhere else.
+        # Convert through int32, so that negative numbers wrap to unsigned ones, as everywhere else.
         return pointwise_stage(site, axes, Cast(y.dtype, Cast("int32", read)), dtype=y.dtype)
     value: Scalar = convert_scalar(read, x.dtype, y.dtype)
     if y.dtype in BYTE_FLOATS and int(site.attribute("saturate", 1)):
@@ -43,7 +43,7 @@ def lower_cast(site: Site) -> Lowered:
 
 
 def _saturate(value: Scalar, dtype: str) -> Scalar:
-    """Return a number clamped to the range of ``dtype``; NaN is kept because comparisons with it are false."""
+    """Clamp a number to the range of ``dtype``; NaN stays, because comparisons with it are false."""
     most = DTYPES[dtype].largest
     value, high, low = Cast("float32", value), literal(most, "float32"), literal(-most, "float32")
     below = scalar_call("select", scalar_call("lt", value, low), low, value)
@@ -51,7 +51,7 @@ def _saturate(value: Scalar, dtype: str) -> Scalar:
 
 
 def _load_scale_or_zero(site: Site, value: Value, axes: tuple[Axis, ...]) -> Load:
-    """Return the load of a scale or zero point: for the whole tensor or for a channel."""
+    """Return a load of a scale or zero point, which is that of the whole tensor or of one channel."""
     shape = site.required(0).shape
     if value.elements == 1:
         return Load(checked_tensor(value).name, (Index(),) * len(value.shape))
@@ -65,7 +65,7 @@ def _load_scale_or_zero(site: Site, value: Value, axes: tuple[Axis, ...]) -> Loa
 
 @lowers("QuantizeLinear")
 def lower_quantize_linear(site: Site) -> Lowered:
-    """Lower ``round(x / scale) + zero``, saturated, with ties to even."""
+    """Lower ``round(x / scale) + zero``, which rounds ties to even and saturates."""
     x, scale, zero = site.required(0), site.required(1), site.input(2)
     require_dtype(x, ("float32", "float16", "bfloat16", "int32"), "QuantizeLinear")
     require_dtype(site.output, ("int8", "uint8", "int16"), "QuantizeLinear to")

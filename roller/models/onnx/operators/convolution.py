@@ -31,7 +31,7 @@ from roller.ops.windows import Correlation, make_correlation
 
 @lowers("Conv")
 def lower_conv(site: Site) -> Lowered:
-    """Lower a convolution to the form of :func:`roller.ops.conv2d` or its depthwise variant, ended by the bias."""
+    """Lower a convolution to the form of :func:`roller.ops.conv2d` or its depthwise variant, and add the bias."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
     t, form = accumulation_types(x, y), _convolution_indices(site, x, w, y)
     image, weight = t.load(x.name, form.image, form.guard), t.load(w.name, form.weight)
@@ -41,7 +41,7 @@ def lower_conv(site: Site) -> Lowered:
 @lowers("ConvInteger")
 @lowers("ConvInteger", domain="roller")
 def lower_conv_integer(site: Site) -> Lowered:
-    """Lower a convolution of 8-bit integers minus zero points, in 32 bits; padding equals the zero point."""
+    """Lower a 32-bit convolution of 8-bit integers minus zero points; the padding has the value of the zero point."""
     x, w, y = site.required(0), site.required(1), site.output
     known, minus, held = site.constant(2), site.input(3), site.constant(1)
     form = _convolution_indices(site, x, w, y)
@@ -64,7 +64,7 @@ def lower_conv_integer(site: Site) -> Lowered:
 
 
 def _subtract_zero_point_first(site: Site) -> Lowered:
-    """Return the convolution of the image minus its run-time zero point, which is also the padding."""
+    """Return nodes that subtract the run-time zero point from the image and convolve it with zero padding."""
     steps, x, zero = NodeRewriter(site), site.required(0), site.required(2)
     wide = steps.add("Cast", (x,), x.shape, "int32", to=TensorProto.INT32)
     shift = steps.reshape(steps.add("Cast", (zero,), zero.shape, "int32", to=TensorProto.INT32), ())
@@ -75,7 +75,7 @@ def _subtract_zero_point_first(site: Site) -> Lowered:
 
 
 def _convolution_indices(site: Site, x: Value, w: Value, y: Value) -> Correlation:
-    """Return axes and indices of a convolution; for single-channel groups, only the window is reduced."""
+    """Return a convolution's axes and indices; for groups of a single channel, only the window is reduced."""
     require_elements(site)
     groups = int(site.attribute("group", 1))
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
@@ -95,6 +95,6 @@ def _sum_of_products(
     form: Correlation, y: Value, t: OperatorDtypes, image: Scalar, weight: Scalar,
     ending: Callable[[Scalar], Scalar] | None = None,
 ) -> Compute:  # fmt: skip
-    """Return the sums of products between an image and weights, loaded by ``form``."""
+    """Return the sums of the products of ``image`` and ``weight``, which are loads at the indices of ``form``."""
     axes, store = (*form.points, *form.reduced), identity_indices(form.points)
     return Compute(reduced(y, axes, store, Call("mul", (image, weight)), "sum", t, ending))

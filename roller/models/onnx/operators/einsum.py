@@ -1,4 +1,4 @@
-"""Lowerings of Einstein sums of one or two tensors; more tensors are multiplied in turn."""
+"""Lowering of Einstein sums of one or two tensors; more tensors are multiplied in turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.ops.build import OperatorDtypes, ensure_spatial_axis, identity_indic
 
 @lowers("Einsum")
 def lower_einsum(site: Site) -> Lowered:
-    """Lower a sum of products: the result's letters are points, and the others are reduced."""
+    """Lower a sum of products: the result's letters become spatial axes, and the other letters are reduced."""
     require_elements(site)
     operands = [site.required(i) for i in range(len(site.inputs))]
     y = site.output
@@ -41,7 +41,7 @@ def lower_einsum(site: Site) -> Lowered:
 
 
 def _parse_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Return the letters of each operand and of the result; dimensions of an ellipsis have digits as letters."""
+    """Return the letters of each operand and of the result; digits stand for the dimensions of an ellipsis."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
@@ -78,7 +78,7 @@ def _axis_name(letter: str) -> str:
 
 
 def _load_by_letters(value: Value, term: str, t: OperatorDtypes, sizes: dict[str, int]) -> Scalar:
-    """Return an element by its letters; a dimension of one element is indexed by 0."""
+    """Return a load of the element at the letters of ``term``; a broadcast dimension is indexed by 0."""
     at = (axis_index(_axis_name(c)) if n == sizes[c] else Index() for c, n in zip(term, value.shape, strict=True))
     return t.load(value.name, tuple(at))
 
@@ -86,7 +86,7 @@ def _load_by_letters(value: Value, term: str, t: OperatorDtypes, sizes: dict[str
 def _multiply_in_turn(
     site: Site, operands: list[Value], terms: list[str], result: str, sizes: dict[str, int]
 ) -> Lowered:
-    """Return products of two operands at a time, from the left, each summed over letters not needed later."""
+    """Multiply two operands at a time, from the left, and sum each product over letters not needed later."""
     float_accumulation_types(operands[0], site.output)
     steps = NodeRewriter(site)
     value, term = operands[0], terms[0]

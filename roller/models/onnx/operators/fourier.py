@@ -18,12 +18,12 @@ from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsuppo
 from roller.models.onnx.operators.movement import normalise_axis
 from roller.ops.build import identity_indices
 
-#: Most elements of a table; longer transforms are refused, because a product with a table has quadratic cost.
+#: Maximum number of elements in a table; longer transforms are refused, because the product has quadratic cost.
 _MOST_TABLE = 1 << 24
 
 
 def _fourier_table(bins: int, length: int, taken: int, parts: int, inverse: bool) -> np.ndarray:
-    """Return the factor of part c of sample n in part o of bin k, float64 ``(bins, taken, parts, 2)``."""
+    """Return the factor of part c of sample n in part o of bin k, float64, shape ``(bins, taken, parts, 2)``."""
     if bins * taken * parts * 2 > _MOST_TABLE:
         raise Unsupported(f"a transform of {length} samples: longer than tables are made for")
     turn = 2 * np.pi * np.outer(np.arange(bins), np.arange(taken)) % (2 * np.pi * length) / length

@@ -59,7 +59,7 @@ def lower_not(site: Site) -> Lowered:
 
 @lowers("Where")
 def lower_where(site: Site) -> Lowered:
-    """Lower a choice between two tensors."""
+    """Lower an element-wise choice between two tensors."""
     axes, (condition, a, b) = operand_scalars(site)
     return pointwise_stage(site, axes, scalar_call("select", condition, a, b))
 
@@ -105,7 +105,7 @@ def lower_bitwise_not(site: Site) -> Lowered:
 
 @lowers("BitShift")
 def lower_bit_shift(site: Site) -> Lowered:
-    """Lower a shift of unsigned integers; a shift by all bits gives 0."""
+    """Lower a shift of unsigned integers; a shift by at least their width gives 0."""
     require_dtype(site.output, ("uint8",), "BitShift")
     direction = site.attribute("direction")
     if direction not in ("LEFT", "RIGHT"):

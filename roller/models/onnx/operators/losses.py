@@ -23,7 +23,7 @@ from roller.ops.build import identity_indices
 
 @lowers("NegativeLogLikelihoodLoss")
 def lower_negative_log_likelihood(site: Site) -> Lowered:
-    """Lower the loss as a comparison with every class, without data-dependent indices."""
+    """Lower the loss to a comparison of labels with every class, which avoids data-dependent indices."""
     x, target = site.required(0), site.required(1)
     require_dtype(x, FLOATS, "NegativeLogLikelihoodLoss")
     reduction = _checked_reduction(site)
@@ -56,7 +56,7 @@ def _checked_reduction(site: Site) -> str:
 
 
 def _loss_or_weight_stage(site: Site, out: Tensor, acc: str, *, value: bool) -> Stage:
-    """Return the stage of each element's weighted loss, or (not ``value``) of its weight."""
+    """Return the stage that computes each element's weighted loss or, if not ``value``, its weight."""
     x, target, w = site.required(0), site.required(1), site.input(2)
     axes = result_axes(target.shape)
     classes = Axis("class", x.shape[1], REDUCTION)

@@ -1,4 +1,4 @@
-"""Lowerings of matrix products: with broadcasting, of Gemm, and of integers minus zero points."""
+"""Lowerings of matrix products: broadcast products, Gemm, and products of integers minus zero points."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _product_indices(a: Value, b: Value, y: Value) -> tuple[tuple[Axis, ...], tu
 
 @lowers("MatMul")
 def lower_matmul(site: Site) -> Lowered:
-    """Lower a product to the form of :func:`roller.ops.matmul`; broadcast batches are indexed by 0."""
+    """Lower a product to the form of :func:`roller.ops.matmul`; broadcast batch dimensions are indexed by 0."""
     a, b, y = site.required(0), site.required(1), site.output
     t = accumulation_types(a, y)
     if a.shape and a.shape[-1] == 0:  # an empty sum
@@ -79,7 +79,7 @@ def lower_matmul_integer(site: Site) -> Lowered:
 
 @lowers("Gemm")
 def lower_gemm(site: Site) -> Lowered:
-    """Lower ``alpha * A @ B + beta * C``: a product ended by scaling and addition."""
+    """Lower ``alpha * A @ B + beta * C``: a product followed by scaling and addition."""
     a, b, c, y = site.required(0), site.required(1), site.input(2), site.output
     t = accumulation_types(a, y)
     alpha, beta = float(site.attribute("alpha", 1.0)), float(site.attribute("beta", 1.0))

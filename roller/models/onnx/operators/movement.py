@@ -1,4 +1,4 @@
-"""Lowerings of movement: every output element is one input element, or a padding value."""
+"""Lowerings of data movement: every output element is an input element or a padding value."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def lower_tile(site: Site) -> Lowered:
 
 
 def _periodic_index(axis: Axis, period: int) -> Index:
-    """Return the index ``axis % period``, without the remainder if it is not needed."""
+    """Return the index ``axis % period``, without the modulo if it is not needed."""
     if period == 1:
         return Index()
     return axis_index(axis.name) if axis.extent == period else Index((Term(axis.name, 1, 1, period),))
 
 
 def normalise_axis(axis: int, rank: int) -> int:
-    """Return an axis as a non-negative number."""
+    """Return ``axis`` counted from the front; refuse an axis out of range."""
     if not -rank <= axis < max(rank, 1):
         raise Unsupported(f"axis {axis} is none of a tensor with {rank} dimensions")
     return axis % rank if rank else 0
@@ -97,7 +97,7 @@ def lower_concat(site: Site) -> Lowered:
 
 @lowers("Split")
 def lower_split(site: Site) -> Lowered:
-    """Lower parts along an axis: one load for each, offset by the start of the part."""
+    """Lower a split along an axis: one load per part, offset by the part's start."""
     x = site.required(0)
     axis = normalise_axis(int(site.attribute("axis", 0)), len(x.shape))
     if any(v is not None and not v.elements for v in site.outputs) and x.elements:
@@ -180,7 +180,7 @@ def _backward_positions(start: int, end: int, step: int, size: int) -> range:
 
 
 def _integers_of_attribute_or_input(site: Site, position: int, name: str) -> tuple[int, ...] | None:
-    """Return integers from an attribute (old versions) or a constant input."""
+    """Return integers from an attribute (old versions) or a constant input; ``None`` if both are absent."""
     given = site.attribute(name)
     if given is not None:
         return tuple(int(v) for v in np.ravel(given))

@@ -1,4 +1,4 @@
-"""Lowerings of normalizations by given statistics or those of a row, a channel, a group or nearby channels."""
+"""Lowerings of normalizations by given statistics or by those of a row, channel, group or nearby channels."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def lower_batch_normalisation(site: Site) -> Lowered:
 
 def _standardise_rows(x: Value, y: Value, t: OperatorDtypes, reduced: Sequence[int], epsilon: float, finish: Finish
                   ) -> tuple[Stage, ...]:  # fmt: skip
-    """Return the stages of ``finish((x - mean) / sqrt(var + epsilon))`` over rows along ``reduced`` dimensions."""
+    """Return the stages that compute ``finish((x - mean) / sqrt(var + epsilon))`` over the ``reduced`` dimensions."""
     rows = rows_over(x, y, t, reduced)
     stages, value, _, _ = standardise_rows(rows, epsilon)
     return *stages, rows.pointwise(output_tensor(y), finish(value, rows.point))
@@ -108,7 +108,7 @@ def lower_layer_normalisation(site: Site) -> Lowered:
 
 @lowers("RMSNormalization", "SimplifiedLayerNormalization")
 def lower_rms_normalisation(site: Site) -> Lowered:
-    """Lower to the form of :func:`roller.ops.rms_norm`, over all dimensions starting at ``axis``."""
+    """Lower the normalization over all dimensions starting at ``axis`` to the form of :func:`roller.ops.rms_norm`."""
     require_elements(site)
     x, scale, y = site.required(0), site.required(1), site.output
     t = float_accumulation_types(x, y)
@@ -120,7 +120,7 @@ def lower_rms_normalisation(site: Site) -> Lowered:
 
 @lowers("InstanceNormalization")
 def lower_instance_normalisation(site: Site) -> Lowered:
-    """Lower the normalization of every channel of every image."""
+    """Lower the normalization of every channel in every image."""
     require_elements(site)
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     t = float_accumulation_types(x, y)
@@ -136,7 +136,7 @@ def lower_instance_normalisation(site: Site) -> Lowered:
 
 @lowers("GroupNormalization")
 def lower_group_normalisation(site: Site) -> Lowered:
-    """Lower the normalization of channel groups to that of rows ``(n, groups, channels and points of a group)``."""
+    """Lower the normalization of channel groups to that of rows, shape ``(n, groups, channels per group * points)``."""
     require_elements(site)
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     groups = int(site.attribute("num_groups", 0))
@@ -154,7 +154,7 @@ def lower_group_normalisation(site: Site) -> Lowered:
 
 @lowers("GroupsAsRows", domain="roller")
 def lower_groups_as_rows(site: Site) -> Lowered:
-    """Lower the normalization of rows with parameters per group or per channel of ``points`` elements."""
+    """Lower the normalization of rows with one scale and shift per group, or per channel of ``points`` elements."""
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     t = float_accumulation_types(x, y)
     points = int(site.attribute("points"))
@@ -202,7 +202,7 @@ def lower_lp_normalisation(site: Site) -> Lowered:
 
 @lowers("LRN")
 def lower_lrn(site: Site) -> Lowered:
-    """Lower the division by a power of the mean square over neighbouring channels: a windowed sum and an ending."""
+    """Lower local response normalization: a sum of squares over neighbouring channels, and an ending."""
     require_elements(site)
     x, y = site.required(0), site.output
     t = float_accumulation_types(x, y)
@@ -222,7 +222,7 @@ def lower_lrn(site: Site) -> Lowered:
 
 
 def _negative_power(base: Scalar, exponent: float, t: OperatorDtypes) -> Scalar:
-    """Return ``base ** -exponent`` for a positive base; compute 0.5 and 0.75 by roots, which are cheaper."""
+    """Return ``base ** -exponent`` for a positive base; exponents 0.5 and 0.75 use roots, which are cheaper."""
     root = Call("rsqrt", (base,))
     if exponent == 0.5:
         return root

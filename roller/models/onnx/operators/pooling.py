@@ -27,7 +27,7 @@ from roller.ops.windows import Windows
 
 
 def _pooling_windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple[Index, ...]]:
-    """Return the input, the output, the windows, the axes of the result, and the index of a window's point."""
+    """Return the input, the output, the windows, the axes of the result, and the index of a point in a window."""
     require_elements(site)
     x, y = site.required(0), site.output
     kernel = tuple(int(k) for k in site.attribute("kernel_shape", ()))
@@ -41,7 +41,7 @@ def _pooling_windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...
 
 @lowers("MaxPool")
 def lower_max_pool(site: Site) -> Lowered:
-    """Lower a maximum over windows; position outputs give the first position that attains it."""
+    """Lower a maximum over windows; the second output gives the first position at which it occurs."""
     x, y, windows, axes, at = _pooling_windows(site)
     t = accumulation_types(x, y)
     element = t.load(x.name, at, windows.guard, t.padding_value(-1))
@@ -54,14 +54,14 @@ def lower_max_pool(site: Site) -> Lowered:
 def _max_position_stages(
     site: Site, x: Value, y: Value, windows: Windows, axes: tuple[Axis, ...], at: tuple[Index, ...], t: OperatorDtypes
 ) -> tuple[Stage, ...]:
-    """Return the stages of ``Indices``: the flat position of a window's first maximum."""
+    """Return the stages that compute ``Indices``, the flat position of each window's first maximum."""
     out = site.outputs[1]
     assert out is not None
-    # The least row-major position that attains the maximum. In windows with NaN, the last NaN counts, as in PyTorch:
-    # its positions are negated, below all others.
+    # The result is the smallest row-major position of the maximum. In windows with NaN, it is that of the last NaN, as
+    # in PyTorch: positions of NaN are negated, which makes them smaller than all others.
     element = t.load(x.name, at, windows.guard, t.padding_value(-1))
     largest: Scalar = t.cast(Load(y.name, identity_indices(axes)))
-    # Padding is never a position, even where all elements have the lowest value.
+    # A position is never in the padding, even where all elements have the lowest value.
     inside = [Call("le", (literal(0, "int64"), IndexValue(b.index, "int64"))) for b in windows.guard]
     inside += [Call("lt", (IndexValue(b.index, "int64"), literal(b.high, "int64"))) for b in windows.guard]
     none = literal(np.iinfo(np.int64).max, "int64")
@@ -141,7 +141,7 @@ def lower_average_pool(site: Site) -> Lowered:
 
 
 def _counted_points(windows: Windows, with_padding: bool) -> list[np.ndarray]:
-    """Return the number of points counted per window along each dimension, without those beyond the padding."""
+    """Return the number of points counted in each window along each dimension; none beyond the padding count."""
     out = []
     for n, kernel, axis, (before, after), stride, dilation in zip(
         windows.size, windows.kernels, windows.outs, windows.pads, windows.strides, windows.dilations, strict=True
@@ -155,7 +155,7 @@ def _counted_points(windows: Windows, with_padding: bool) -> list[np.ndarray]:
 
 @lowers("LpPool")
 def lower_lp_pool(site: Site) -> Lowered:
-    """Lower the p-norm of windows."""
+    """Lower the p-norm over windows."""
     x, y, windows, axes, at = _pooling_windows(site)
     t = float_accumulation_types(x, y)
     p = float(site.attribute("p", 2))

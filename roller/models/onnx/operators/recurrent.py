@@ -1,8 +1,7 @@
-"""Lowerings of LSTM, GRU and simple recurrent layers, unrolled: one product for all inputs, then cells.
+"""Lowerings of LSTM, GRU and simple recurrent layers, which are unrolled: one product for all inputs, then cells.
 
-The input projections of a direction are one matrix product. Each step is a product of the state and the recurrent
-weights, followed by one element-wise kernel that computes all new states
-(:mod:`roller.models.onnx.operators.recurrent_cells`) in place.
+All input projections of a direction are one matrix product. Each step multiplies the state by the recurrent weights,
+and one element-wise kernel then computes all new states (:mod:`roller.models.onnx.operators.recurrent_cells`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from roller.models.onnx.lowering_registry import Lowered, Site, Unsupported, low
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.models.onnx.operators.recurrent_cells import ACTIVATIONS
 
-#: Maximum number of steps of a sequence, each of which becomes a few steps of the plan.
+#: Maximum number of steps in a sequence, each of which becomes a few steps of the plan.
 _MOST_STEPS = 4096
 
 #: Number of gates and default activations of a layer.
@@ -27,7 +26,7 @@ _KINDS = {"LSTM": (4, ("sigmoid", "tanh", "tanh")), "GRU": (3, ("sigmoid", "tanh
 
 @dataclass
 class _RecurrentLayer:
-    """A recurrent layer during rewriting."""
+    """A recurrent layer that is being rewritten."""
 
     site: Site
     steps: NodeRewriter
@@ -51,7 +50,7 @@ class _RecurrentLayer:
         return self.steps.part(value, d * int(np.prod(shape)), shape)
 
     def step_number(self, t: int) -> Value | None:
-        """Return the number of a step as data if sequences have different lengths."""
+        """Return the index of a step as a constant; ``None`` if all sequences have the full length."""
         if self.lengths is None:
             return None
         if t not in self.clocks:
@@ -59,7 +58,7 @@ class _RecurrentLayer:
         return self.clocks[t]
 
     def results(self, states: int) -> tuple[list[Value], Value | None]:
-        """Return new values for the states of a step, and for its output if that differs."""
+        """Return new values for the states of a step, and for its output if that differs from the state."""
         shape = (self.batch, self.hidden)
         made = [self.steps.value(shape, self.dtype) for _ in range(states)]
         return made, self.steps.value(shape, self.dtype) if self.lengths is not None else None
@@ -223,7 +222,7 @@ def _append_gru_step(
 def _append_outputs(
     layer: _RecurrentLayer, shown: dict[tuple[int, int], Value], last: list[list[Value]], lead: bool
 ) -> None:
-    """Append the concatenation of outputs and last states to the layer's outputs."""
+    """Append the nodes that concatenate the outputs and the last states into the layer's results."""
     steps, d, b, h = layer.steps, layer.directions, layer.batch, layer.hidden
     outputs = (*layer.site.outputs, None, None)
     if outputs[0] is not None:

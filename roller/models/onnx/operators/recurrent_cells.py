@@ -1,6 +1,6 @@
-"""One step of a recurrent layer: element-wise kernels between the products, with all states as results.
+"""Lowerings of a recurrent layer's steps: element-wise kernels between the products, which write all states.
 
-These operators are roller's own (domain ``roller``); :mod:`roller.models.onnx.operators.recurrent` creates them.
+These operators are Roller's own (domain ``roller``); :mod:`roller.models.onnx.operators.recurrent` creates them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def _elu_scalar(c: Callable[[float], Const], x: Scalar, alpha: float, beta: floa
     return Call("add", (Call("max", (x, c(0))), Call("mul", (c(alpha), low))))
 
 
-#: Activations: function of (literal, x, alpha, beta) that builds the scalar tree, and default parameters.
+#: For each activation, the function of (literal, x, alpha, beta) that builds its scalar expression, and the default
+#: parameters (``None`` if it has no such parameter).
 ACTIVATIONS: dict[str, tuple[Callable[..., Scalar], float | None, float | None]] = {
     "sigmoid": (_without_parameters("sigmoid"), None, None),
     "tanh": (_without_parameters("tanh"), None, None),
@@ -48,7 +49,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Scalar], float | None, float | None]]
 
 @dataclass(frozen=True)
 class CellBuilder:
-    """Builds the scalar trees of a cell."""
+    """Builds the scalar expressions of a cell."""
 
     site: Site
     t: OperatorDtypes
@@ -56,12 +57,12 @@ class CellBuilder:
 
     @classmethod
     def of(cls, site: Site) -> CellBuilder:
-        """Return the cell of a site, whose first output is the state (batch, hidden)."""
+        """Return the builder for a site whose first output is a state, shape ``(batch, hidden)``."""
         y = site.output
         return cls(site, float_accumulation_types(y, y), y.shape[1])
 
     def activate(self, number: int, x: Scalar, clips: bool = True) -> Scalar:
-        """Return an activation of ``x``, clipped first if the cell clips."""
+        """Return activation ``number`` of ``x``, which is clipped first if ``clips`` is set and the cell clips."""
         clip = float(self.site.attribute("clip", 0.0)) if clips else 0.0
         if clip > 0:
             x = Call("min", (Call("max", (x, self.t.const(-clip))), self.t.const(clip)))
@@ -69,15 +70,15 @@ class CellBuilder:
         return ACTIVATIONS[name][0](self.t.const, x, alpha, beta)
 
     def gate(self, position: int, number: int) -> Scalar:
-        """Return an element of gate ``number`` of an input (batch, gates x hidden)."""
+        """Return an element of gate ``number`` in an input, shape ``(batch, gates * hidden)``."""
         return self.t.load(self.site.required(position).name, (axis_index("b"), self._at(number)))
 
     def state(self, position: int) -> Scalar:
-        """Return an element of an input (batch, hidden)."""
+        """Return an element of an input, shape ``(batch, hidden)``."""
         return self.t.load(self.site.required(position).name, (axis_index("b"), axis_index("j")))
 
     def weight(self, position: int, number: int) -> Scalar | None:
-        """Return an element of part ``number`` of an input (parts x hidden); ``None`` if it is absent."""
+        """Return an element of part ``number`` in an input, shape ``(parts * hidden,)``; ``None`` if it is absent."""
         value = self.site.input(position)
         return None if value is None else self.t.load(value.name, (self._at(number),))
 
@@ -85,7 +86,7 @@ class CellBuilder:
         return axis_index("j", 1, number * self.hidden)
 
     def active(self, lengths: int) -> Scalar | None:
-        """Return whether a sequence has this step, by its length and the step's number; ``None`` if all do."""
+        """Return the condition that a sequence is long enough to have this step; ``None`` if all sequences are."""
         length, step = self.site.input(lengths), self.site.input(lengths + 1)
         if length is None or step is None:
             return None
@@ -93,12 +94,12 @@ class CellBuilder:
         return Call("lt", (Cast("int32", now), Cast("int32", Load(length.name, (axis_index("b"),)))))
 
     def stage(self, out: Value, body: Scalar) -> Stage:
-        """Return the stage that writes one result."""
+        """Return the stage that writes ``body`` to the result ``out``."""
         axes = (Axis("b", out.shape[0]), Axis("j", out.shape[1]))
         return Stage(output_tensor(out), axes, (axis_index("b"), axis_index("j")), body, None, self.t.acc)
 
     def results(self, states: Sequence[tuple[Value, Scalar, Scalar]], shown: Value | None, lengths: int) -> Compute:
-        """Return the stages for states ``(value, new, old)``; ``shown`` receives the last state."""
+        """Return the stages that write the states ``(value, new, old)``; ``shown`` receives the last of them."""
         # Sequences that have ended keep their states and output zero.
         active = self.active(lengths)
         stages = []
@@ -126,7 +127,7 @@ def _multiply_scalars(a: Scalar, b: Scalar) -> Scalar:
 
 @lowers("LSTMCell", domain="roller")
 def lower_lstm_cell(site: Site) -> Lowered:
-    """Lower a step of an LSTM: inputs: gates ``iofc``, cell, state, peepholes, lengths, step; outputs: h, c, y."""
+    """Lower an LSTM's step from gates ``iofc``, cell, state, peepholes, lengths and step to ``h``, ``c`` and ``y``."""
     cell = CellBuilder.of(site)
     h, c, y = _padded_outputs(site, 3)
     assert h is not None and c is not None
@@ -150,7 +151,7 @@ def lower_lstm_cell(site: Site) -> Lowered:
 
 @lowers("RNNCell", domain="roller")
 def lower_rnn_cell(site: Site) -> Lowered:
-    """Lower a step of a simple layer: inputs: sum, state, lengths, step; outputs: h, y."""
+    """Lower a simple layer's step from sum, state, lengths and step to ``h`` and ``y``."""
     cell = CellBuilder.of(site)
     h, y = _padded_outputs(site, 2)
     assert h is not None
@@ -159,7 +160,7 @@ def lower_rnn_cell(site: Site) -> Lowered:
 
 @lowers("GRUReset", domain="roller")
 def lower_gru_reset(site: Site) -> Lowered:
-    """Lower the state after a GRU's reset gate: inputs: projections ``zrh``, product ``zr``, state."""
+    """Lower the state after a GRU's reset gate, computed from projections ``zrh``, product ``zr`` and state."""
     cell = CellBuilder.of(site)
     gate = cell.activate(0, _add_scalars(cell.gate(0, 1), cell.gate(1, 1)))
     return Compute((cell.stage(site.output, _multiply_scalars(gate, cell.state(2))),))
@@ -167,7 +168,7 @@ def lower_gru_reset(site: Site) -> Lowered:
 
 @lowers("GRUCell", domain="roller")
 def lower_gru_cell(site: Site) -> Lowered:
-    """Lower a step of a GRU: outputs: h, y."""
+    """Lower a step of a GRU, whose results are ``h`` and ``y``."""
     # Inputs: projections ``zrh``, product ``zr`` (``zrh`` with linear_before_reset), state, product ``h`` or absent,
     # the bias of that product, lengths, step.
     cell = CellBuilder.of(site)

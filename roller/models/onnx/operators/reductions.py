@@ -1,4 +1,4 @@
-"""Lowerings of reductions over any dimensions, and of positions of extremes."""
+"""Lowerings of reductions over any dimensions and of the positions of maxima and minima."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from roller.ops.build import OperatorDtypes
 from roller.ops.reduce import COMBINERS, extreme_and_position_stages, summand_and_ending
 from roller.ops.rows import Rows
 
-#: Kinds for :func:`roller.ops.reduce.summand_and_ending`.
+#: Kind of each operator in :func:`roller.ops.reduce.summand_and_ending`.
 _KINDS = {
     "ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod",
     "ReduceL1": "l1", "ReduceL2": "l2", "ReduceLogSum": "log_sum", "ReduceSumSquare": "sum_square",
 }  # fmt: skip
-#: Reductions of integers whose results are integers.
+#: Reductions that support integers.
 _WHOLE = ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare")
 
 
 def reduced_axes(site: Site) -> tuple[int, ...] | None:
-    """Return the dimensions to reduce, from an attribute or a constant input; ``None`` if none is named."""
+    """Return the dimensions to reduce, from an attribute or a constant input; ``None`` if none are given."""
     rank = len(site.required(0).shape)
     given = site.attribute("axes")
     if given is None:
@@ -79,7 +79,7 @@ def lower_reduction(site: Site) -> Lowered:
 
 
 def _reduce_booleans(site: Site, reduced: tuple[int, ...] | None) -> Lowered:
-    """Return a reduction of booleans as a reduction of bytes."""
+    """Return nodes that reduce booleans as bytes."""
     steps, y = NodeRewriter(site), site.output
     number = steps.add("Cast", (site.required(0),), site.required(0).shape, "uint8", to=TensorProto.UINT8)
     named: dict[str, Any] = {} if reduced is None else {"axes": reduced}
@@ -90,7 +90,7 @@ def _reduce_booleans(site: Site, reduced: tuple[int, ...] | None) -> Lowered:
 
 
 def _reduce_empty(op: str, y: Value, t: OperatorDtypes) -> Lowered:
-    """Return the reduction of no elements: the neutral value, to which the ending is applied."""
+    """Return the reduction of no elements: the operator's neutral value, with its ending applied."""
     neutral = {"ReduceProd": 1.0, "ReduceMax": -math.inf, "ReduceMin": math.inf, "ReduceMean": math.nan,
                "ReduceLogSum": -math.inf, "ReduceLogSumExp": -math.inf}.get(op, 0.0)  # fmt: skip
     if "float" not in y.dtype and not math.isfinite(neutral):
@@ -99,7 +99,7 @@ def _reduce_empty(op: str, y: Value, t: OperatorDtypes) -> Lowered:
 
 
 def _reduce_no_dimension(op: str, x: Value, y: Value, t: OperatorDtypes) -> Lowered:
-    """Return the reduction over no dimensions: each element separately."""
+    """Return the reduction over no dimensions, which applies to each element separately."""
 
     def alone(at: tuple[Index, ...]) -> Scalar:
         body, ending = summand_and_ending(_KINDS[op], t.load(x.name, at), 1, t)
@@ -115,7 +115,7 @@ def _reduce_log_sum_exp(site: Site, reduced: tuple[int, ...], t: OperatorDtypes)
     if not reduced:
         return InputView()
     largest = rows.reduction("max", rows.element, "max")
-    # No subtraction for an infinite maximum, because inf - inf is NaN.
+    # An infinite maximum is not subtracted, because inf - inf is NaN.
     finite = Call("lt", (Call("abs", (rows.of(largest),)), t.const(math.inf)))
     shift = Call("select", (finite, rows.of(largest), t.const(0)))
     total = rows.reduction("sum", Call("exp", (Call("sub", (rows.element, shift)),)))
@@ -125,7 +125,7 @@ def _reduce_log_sum_exp(site: Site, reduced: tuple[int, ...], t: OperatorDtypes)
 
 @lowers("ArgMax", "ArgMin")
 def lower_arg_extreme(site: Site) -> Lowered:
-    """Lower the first (or last) position of an extreme: the extreme, then the position that attains it."""
+    """Lower the first or last position of an extreme: one stage finds the extreme, the next its position."""
     x = site.required(0)
     (along,) = normalise_axes([site.attribute("axis", 0)], len(x.shape))
     if not x.elements:

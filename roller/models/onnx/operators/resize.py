@@ -1,4 +1,4 @@
-"""Lowerings of Resize and Upsample: positions for nearest neighbours, weight bands or matrices for other kernels."""
+"""Lowerings of Resize and Upsample: by positions for nearest neighbours, else by weight bands or matrices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _text_attribute(site: Site, name: str, default: str) -> str:
 
 @lowers("Upsample")
 def lower_upsample(site: Site) -> Lowered:
-    """Lower the predecessor of Resize: nearest by the floor of ``x / scale``, or linear at the same coordinates."""
+    """Lower Resize's predecessor, which takes the neighbour at the floor of ``x / scale`` or interpolates linearly."""
     given = site.attribute("scales")
     scales = site.known(1, "Upsample's scales") if given is None else np.asarray(given)
     return _lower_resampling(site, scales, None, "asymmetric", "simple")
@@ -49,7 +49,7 @@ def lower_upsample(site: Site) -> Lowered:
 
 @lowers("Resize")
 def lower_resize(site: Site) -> Lowered:
-    """Lower any of ONNX's coordinate transformations and kernels."""
+    """Lower Resize with any of ONNX's coordinate transformations and kernels."""
     if len(site.inputs) == 2:  # version 10: scales come second
         return _lower_resampling(site, site.known(1, "Resize's scales"), None, "asymmetric", "simple")
     scales, sizes = site.known(2, "Resize's scales"), site.known(3, "Resize's sizes")
@@ -118,7 +118,7 @@ def _axis_samplings(
 
 
 def _exact_scales(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, axes: list[int]) -> list[Fraction]:
-    """Return the exact scale of every axis of ``axes``."""
+    """Return the exact scale of every axis in ``axes``."""
     x = site.required(0)
     if scales is not None and scales.size:
         return [simplest_fraction(s) for s in np.ravel(scales)]
@@ -134,13 +134,13 @@ def _exact_scales(site: Site, scales: np.ndarray | None, sizes: np.ndarray | Non
 
 
 def _size_ratio_if_equal(factor: Fraction, source: int, target: int) -> Fraction:
-    """Return the ratio of the sizes if it equals the factor in float32."""
+    """Return the ratio of the sizes if it equals the factor in float32; otherwise the factor."""
     ratio = Fraction(target, source) if source else factor
     return ratio if np.float32(float(ratio)) == np.float32(float(factor)) else factor
 
 
 def _rewrite_as_weighted_sums(site: Site, tables: dict[int, np.ndarray], offset: float) -> Lowered:
-    """Return one small product with a weight table per resampled axis, starting with the last axis."""
+    """Return one product with a weight table per resampled axis, from the last axis to the first."""
     if offset:
         return _compute_with_extrapolation(site, tables, offset)
     steps = NodeRewriter(site)
@@ -149,8 +149,8 @@ def _rewrite_as_weighted_sums(site: Site, tables: dict[int, np.ndarray], offset:
     shape = list(x.shape)
     order = sorted(tables, reverse=True)
     for d in order:
-        # Each product is a node: a kernel of several axes would recompute rows of the first axis for each row of the
-        # next one, or run as many stages in turn.
+        # Each product is a node: a kernel for several axes would recompute rows of the first axis for each row of the
+        # next, or run as many stages one after the other.
         amounts, at = _band_or_matrix(tables[d])
         shape[d] = amounts.shape[0]
         weight = steps.constant(amounts.astype(numpy_dtype(acc)))
@@ -160,7 +160,7 @@ def _rewrite_as_weighted_sums(site: Site, tables: dict[int, np.ndarray], offset:
 
 
 def _band_or_matrix(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
-    """Return the weights for every target, and their band's parameters; none if the whole source is used."""
+    """Return the weights for every target and the parameters of their band (none if the whole source is used)."""
     narrow = narrowest_band(table)
     if narrow is None:
         return table, {}
@@ -180,7 +180,7 @@ def lower_weighted_neighbours(site: Site) -> Lowered:
 
 
 def _load_tap(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, period: int, offset: int) -> Load:
-    """Return the element of dimension ``d`` for tap ``k`` of a target; with a step of 0, of the whole source."""
+    """Return a load of tap ``k`` of a target along dimension ``d``; with a step of 0, the taps are the whole source."""
     index, at = list(identity_indices(axes)), axis_index(k.name)
     if step:
         at = Index((Term(axes[d].name, step, period), Term(k.name)), offset)
@@ -191,7 +191,7 @@ def _load_tap(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, 
 
 
 def _compute_with_extrapolation(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compute:
-    """Return the products relative to an extrapolation value, which is the result wherever a table is zero."""
+    """Subtract the extrapolation value, apply the tables and add it again, so that zero weights give that value."""
     x, y = checked_tensor(site.required(0)), checked_tensor(site.output)
     acc = computation_dtype(x.dtype)
     stages, constants, shape = [], {}, list(x.shape)
@@ -201,7 +201,7 @@ def _compute_with_extrapolation(site: Site, tables: dict[int, np.ndarray], offse
         constants[table.name] = tables[d].astype(numpy_dtype(acc))
         shape[d] = tables[d].shape[0]
         out = Tensor(f"{y.name}/along{d}", tuple(shape), acc)
-        # Unique axis names per stage, because extents differ between stages.
+        # Axis names are unique per stage, because extents differ between stages.
         axes = tuple(Axis(f"s{number}.{a.name}", a.extent) for a in result_axes(shape))
         k = Axis(f"k{d}", tables[d].shape[1], REDUCTION)
         value = convert_scalar(_load_tap(read, axes, d, k, 0, 1, 0), read.dtype, acc)

@@ -14,7 +14,7 @@ from roller.models.onnx.operators.movement import normalise_axis
 
 
 def _choice_attribute(site: Site, name: str, choices: dict[str, str], default: str) -> str:
-    """Return the validated value of an attribute, mapped by ``choices``."""
+    """Return what ``choices`` maps an attribute's value to; refuse other values."""
     value = str(site.attribute(name, default))
     if value not in choices:
         raise Unsupported(f"{site.node.op} {name}='{value}' is none of {', '.join(choices)}")
@@ -117,10 +117,10 @@ def _dtype_bytes(value: Value) -> int:
 
 @lowers("RoiAlign")
 def lower_roi_align(site: Site) -> Lowered:
-    """Lower the pooling of regions."""
+    """Lower the pooling of regions of interest."""
     require_dtype(site.required(0), FLOATS, "RoiAlign")
     halves = {"half_pixel": "half", "output_half_pixel": "whole"}
-    # Before version 16 coordinates had no half pixels.
+    # Before version 16, coordinates had no half-pixel offset.
     default = "half_pixel" if site.node.version >= 16 else "output_half_pixel"
     return LibraryCall(
         "roi_align",

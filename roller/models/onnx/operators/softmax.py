@@ -18,12 +18,12 @@ from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.ops.reduce import extreme_and_position_stages
 from roller.ops.softmax import softmax_stages
 
-#: Version from which these operators run along one dimension instead of all from ``axis`` on.
+#: First version in which these operators run along one dimension instead of all dimensions from ``axis`` on.
 _ONE_DIMENSION = 13
 
 
 def _softmax_dimensions(site: Site, x: Value) -> tuple[int, ...]:
-    """Return the dimensions that sum to one, without dimensions of one element if other dimensions are left."""
+    """Return the dimensions over which the result sums to one, without those of one element if others remain."""
     require_elements(site)
     rank = len(x.shape)
     flattens = site.node.version < _ONE_DIMENSION
@@ -34,7 +34,7 @@ def _softmax_dimensions(site: Site, x: Value) -> tuple[int, ...]:
 
 @lowers("Softmax", "LogSoftmax")
 def lower_softmax(site: Site) -> Lowered:
-    """Lower to the stages of :func:`roller.ops.softmax`, or to those of its logarithm."""
+    """Lower Softmax to the stages of :func:`roller.ops.softmax`, and LogSoftmax to those of its logarithm."""
     x, y = site.required(0), site.output
     rows = rows_over(x, y, float_accumulation_types(x, y), _softmax_dimensions(site, x))
     return Compute(softmax_stages(rows, output_tensor(y), logarithm=site.node.op == "LogSoftmax"))
@@ -42,7 +42,7 @@ def lower_softmax(site: Site) -> Lowered:
 
 @lowers("Hardmax")
 def lower_hardmax(site: Site) -> Lowered:
-    """Lower to the position of the first maximum, and one at that position."""
+    """Lower Hardmax: find the position of the first maximum, then write one there and zero elsewhere."""
     x, y = site.required(0), site.output
     t = float_accumulation_types(x, y)
     reduced = _softmax_dimensions(site, x)

@@ -1,1 +1,1 @@
-"""Quantized models (QDQ, QLinear operators) as arithmetic on the stored integers."""
+"""Rewrites quantized models (QDQ, QLinear operators) to arithmetic on the stored integers."""

@@ -1,8 +1,9 @@
-"""Integer products with a dynamically quantized first operand, as sums whose float32 conversion ends their kernel.
+"""Rewrites integer products with a dynamically quantized first operand to sums that kernels convert to float32.
 
-``MatMulInteger`` and ``ConvInteger`` with constant weights that a Cast to float32 reads become roller's own float32
-operators if sums fit 32 bits. Padding with a computed zero point moves before the quantization, where the padding is 0.
-Tensor and column factors are applied in turn, without a kernel for their product.
+A ``MatMulInteger`` or ``ConvInteger`` with constant weights and a result that is cast to float32 becomes Roller's own
+float32 operator if its sums fit into 32 bits. Padding with a zero point that is computed at run time moves before the
+quantization, where the padding is 0. The factors of the tensor and of its columns are applied one after the other, so
+that no kernel computes their product.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from roller.models.onnx.integer_products import subtract_zero_points, sums_fit_i
 from roller.models.onnx.mutable_graph import MutableGraph
 
 _VERSION = 21
-#: ``TensorProto.FLOAT`` of the ONNX specification, since rewriting must not require the onnx package.
+#: ``TensorProto.FLOAT`` of the ONNX specification, as a number because rewriting must not require the onnx package.
 _FLOAT32 = 1
-#: Operators, and the dimension of columns in their weights.
+#: Dimension of the columns in the weights of each operator.
 SUMS: Mapping[str, int] = {"MatMulInteger": 1, "ConvInteger": 0}
 
 
@@ -38,7 +39,7 @@ def rewrite_to_float_sums(draft: MutableGraph) -> bool:
 
 @dataclass
 class _FloatSumRewriter:
-    """The rewritten nodes so far."""
+    """The nodes rewritten so far, and the outputs of the casts that they replace."""
 
     draft: MutableGraph
     nodes: list[Node] = field(default_factory=list)
@@ -52,7 +53,7 @@ class _FloatSumRewriter:
                 self.readers.setdefault(name, []).append(node)
 
     def take(self, node: Node) -> None:
-        """Append the nodes that replace a node."""
+        """Append a node, or the nodes that replace it."""
         if node.domain or node.op not in SUMS:
             self.nodes.append(self._split_product_of_factors(node) or node)
             return
@@ -71,7 +72,7 @@ class _FloatSumRewriter:
         return readers[0] if len(readers) == 1 and name not in self.draft.outputs else None
 
     def _integer_sum(self, node: Node) -> tuple[list[Node], Node] | None:
-        """Return a sum of plain products, with preceding nodes; ``None`` for other sums."""
+        """Return the nodes before a sum of plain products, and the sum; ``None`` for other sums."""
         held, minus, axis = self.draft.constant_input(node, 1), self.draft.constant_input(node, 3), SUMS[node.op]
         if held is None or (minus is None and self.draft.has_input(node, 3)) or (axis == 1 and held.ndim != 2):
             return None
@@ -86,7 +87,7 @@ class _FloatSumRewriter:
         return self._pad_before_quantising(node, zero)
 
     def _pad_before_quantising(self, node: Node, zero: str) -> tuple[list[Node], Node] | None:
-        """Return a convolution without padding on an image that is padded before quantization."""
+        """Return nodes that pad the image before its quantization, and the convolution without padding, or ``None``."""
         draft, told = self.draft, node.attributes
         pads = tuple(told.get("pads", ()) or ())
         if (told.get("auto_pad") or "NOTSET") not in ("NOTSET", "VALID"):
@@ -113,7 +114,7 @@ class _FloatSumRewriter:
         return before, replace(node, inputs=(stored, *node.inputs[1:]), attributes=attributes)
 
     def _split_product_of_factors(self, node: Node) -> Node | None:
-        """Return the second of two products if a node multiplies a sum by a product of factors."""
+        """Split ``sum * (a * b)`` into two products: append one and return the other; ``None`` for other nodes."""
         if node.domain or node.op != "Mul":
             return None
         for k in (0, 1):

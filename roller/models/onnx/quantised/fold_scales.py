@@ -1,4 +1,4 @@
-"""Folds the scale of a quantization into preceding constants: ``round(x / s)`` for a linear ``x`` needs no division.
+"""Folds a quantization's scale into preceding constants: ``round(x / s)`` needs no division if ``x`` is linear.
 
 Sums, maxima, rectifiers and means commute with the division. Constant scales of products and of dequantized values are
 divided by ``s`` in float64 and rounded once, like the factors of integer runtimes.
@@ -28,7 +28,7 @@ _LEAST, _MOST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 
 @dataclass
 class ScaleFolding:
-    """Quantizations in a graph, and constants before rounding to float32."""
+    """The quantizations whose scales are to be folded, and the constants before rounding to float32."""
 
     draft: MutableGraph
     asked: list[tuple[str, QuantisationParameters]] = field(default_factory=list)
@@ -41,12 +41,12 @@ class ScaleFolding:
         return name
 
     def register_quantisation(self, node: Node, parameters: QuantisationParameters) -> None:
-        """Register a quantization whose scale is to be folded."""
+        """Register a quantization whose scale is to be folded; scales along an axis are not."""
         if parameters.axis is None:
             self.asked.append((node.outputs[0], parameters))
 
     def fold(self) -> None:
-        """Fold each scale whose quantized expression is linear and has no other reader."""
+        """Fold the scale of each registered quantization if its input is linear and has no other reader."""
         draft = self.draft
         self._users, self._writers = (
             draft.count_reads(),
@@ -82,7 +82,7 @@ class ScaleFolding:
         return node.op == "Clip" and self._scale_clip(node, at, factor, changes, depth)
 
     def _scale_operand(self, at: int, position: int, factor: float, changes: dict[int, Node], depth: int) -> bool:
-        """Scale one operand of a sum: a constant, or the nodes that compute it."""
+        """Scale one operand, which is a constant or computed by nodes; return whether that is possible."""
         node = changes.get(at, self.draft.nodes[at])
         name = node.inputs[position]
         if name in self.draft.constants:
@@ -90,7 +90,7 @@ class ScaleFolding:
         return self._scale_value(name, factor, changes, depth + 1)
 
     def _try_scale_operand(self, at: int, position: int, factor: float, changes: dict[int, Node], depth: int) -> bool:
-        """Scale one operand of a product; undo the changes of a failed attempt."""
+        """Scale one operand of a product and return true; if that fails, undo the changes and return false."""
         before = dict(changes)
         if self._scale_operand(at, position, factor, changes, depth):
             return True
@@ -106,7 +106,7 @@ class ScaleFolding:
         return found and all(self._scale_operand(at, k, factor, changes, depth) for k in bounds)
 
     def _scale_constant(self, node: Node, at: int, position: int, factor: float, changes: dict[int, Node]) -> bool:
-        """Let a node read a constant multiplied by ``factor`` in float64."""
+        """Let a node read a constant multiplied by ``factor`` in float64; return whether float32 holds the result."""
         name = node.inputs[position]
         held = self.draft.constants.get(name)
         if held is None or held.dtype != np.float32:

@@ -1,8 +1,9 @@
 """Rewrites quantized models to arithmetic on stored integers, in one sweep over the nodes.
 
-A value written by ``DequantizeLinear`` stays in integers: movements move the integers, a product with constant weights
-becomes an integer sum with a bias and one scale, and a quantization to the current scale is dropped. Every other reader
-gets its own ``DequantizeLinear``, so that kernels read 8-bit values. The result consists of ordinary ONNX operators.
+A value written by ``DequantizeLinear`` stays in integers: data movement moves the integers, a product with constant
+weights becomes an integer sum with a bias and one scale, and a quantization to the current scale is dropped. Every
+other reader gets its own ``DequantizeLinear``, so that kernels read 8-bit values. The result consists of ordinary ONNX
+operators and of Roller's own integer products.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from roller.models.onnx.quantised.integer_forms import (
 
 #: Operator set version of new nodes.
 _VERSION = 21
-#: Operators that move elements of their first input; the others give positions or shapes.
+#: Operators that move elements of their first input; their other inputs give positions or shapes.
 _MOVES = frozenset((
     "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "SpaceToDepth",
     "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
@@ -54,7 +55,7 @@ def rewrite_to_integers(draft: MutableGraph) -> bool:
 
 @dataclass
 class _IntegerRewriter:
-    """The rewritten nodes so far, and the integer forms of values."""
+    """The nodes rewritten so far, and the integer forms of values."""
 
     draft: MutableGraph
     nodes: list[Node] = field(default_factory=list)
@@ -79,7 +80,7 @@ class _IntegerRewriter:
         return result
 
     def float_value(self, form: IntegerForm, name: str, target: str = "") -> str:
-        """Return the float value of a form for one reader; name it ``target`` if given."""
+        """Return the name of a form's float value for one reader; it is ``target`` if that is given."""
         held, p = self.draft.constants.get(form.stored), form.parameters
         value = self.draft.values[name]
         if held is not None and held.size <= _MOST_ELEMENTS and not target:
@@ -94,7 +95,7 @@ class _IntegerRewriter:
     # --- reading ---------------------------------------------------------------------------------
 
     def take(self, node: Node) -> None:
-        """Append the nodes that replace a node."""
+        """Append a node, or the nodes that replace it."""
         if any(n in self.same for n in node.inputs):
             node = replace(node, inputs=tuple(self.same.get(n, n) for n in node.inputs))
         rule = None if node.domain else _RULES.get(node.op)
@@ -114,7 +115,7 @@ class _IntegerRewriter:
         return self.forms.get(node.inputs[position]) if position < len(node.inputs) else None
 
     def stored(self, node: Node, name: str, dtype: str) -> str:
-        """Return a new integer value with the shape of ``name``."""
+        """Return the name of a new integer value with the shape of the value ``name``."""
         value = self.draft.values[name]
         return self.draft.value(f"{name}/stored", replace(value, dtype=dtype))
 
@@ -131,7 +132,7 @@ def _record_integer_form(s: _IntegerRewriter, node: Node) -> bool:
 
 
 def _drop_repeated_quantisation(s: _IntegerRewriter, node: Node) -> bool:
-    """Drop a quantization of a value that already has these parameters."""
+    """Drop a quantization of a value that already has its parameters."""
     p, form = quantisation_parameters(s.draft, node), s.input_form(node, 0)
     if p is None:
         return False
@@ -198,7 +199,7 @@ def _concat_integers(s: _IntegerRewriter, node: Node) -> bool:
 
 
 def _requantise(s: _IntegerRewriter, name: str, form: IntegerForm | None, p: QuantisationParameters, like: Node) -> str:
-    """Return a value as integers with other parameters, those of the quantization ``like``."""
+    """Return a value as integers with the parameters ``p`` of the quantization ``like``."""
     if form is not None and form.parameters.same(p):
         return form.stored
     real = name if form is None else s.float_value(form, name)
@@ -213,7 +214,7 @@ def _requantise(s: _IntegerRewriter, name: str, form: IntegerForm | None, p: Qua
 
 @dataclass(frozen=True)
 class _IntegerOperands:
-    """Operands of an integer product: weights minus zero points, and scales per column."""
+    """Operands of an integer product: the input, the weights minus zero points, and the scale of each column."""
 
     x: IntegerForm
     weights: np.ndarray
@@ -237,7 +238,7 @@ def _integer_operands(s: _IntegerRewriter, node: Node, axis: int, rank: int = 0)
 def _append_integer_product(
     s: _IntegerRewriter, op: str, node: Node, o: _IntegerOperands, columns: tuple[int, ...], bias: str, axis: int
 ) -> bool:
-    """Append a product as an integer sum in float32, including an exact bias, times its scale."""
+    """Append a product as an integer sum, including an exact bias, times a scale; return whether that is possible."""
     name, draft = node.outputs[0], s.draft
     whole = s.forms.get(bias)
     held = None if whole is None else draft.constants.get(whole.stored)
@@ -295,7 +296,7 @@ def _rewrite_gemm(s: _IntegerRewriter, node: Node) -> bool:
 
 
 def _qlinear_rule(op: str, weight_axis: int) -> Callable[[_IntegerRewriter, Node], bool]:
-    """Return the rule that expands a ``QLinear`` product: dequantize, compute, quantize."""
+    """Return the rule that expands a ``QLinear`` product into dequantization, product and quantization."""
 
     def rule(s: _IntegerRewriter, node: Node) -> bool:
         draft, y = s.draft, node.outputs[0]

@@ -9,9 +9,9 @@ import numpy as np
 from roller.models.graph.nodes import Node
 from roller.models.onnx.mutable_graph import MutableGraph
 
-#: Range of supported scales: products of a few of them are normal float32 numbers.
+#: Range of supported scales, which is far from the limits of float32.
 _LEAST_SCALE, _MOST_SCALE = 1e-20, 1e20
-#: Dtypes of integers in products, movement and requantisation.
+#: Dtypes of integers in products, data movement and requantization.
 BYTES = ("int8", "uint8")
 
 
@@ -24,7 +24,7 @@ class QuantisationParameters:
     scale
         Float32: a single number, or one per position along ``axis``.
     zero
-        Zero points, in the stored dtype and with the same shape.
+        Zero points, in the stored dtype and with the shape of ``scale``.
     axis
         Axis of the scales; ``None`` if both are single numbers.
     """
@@ -34,14 +34,14 @@ class QuantisationParameters:
     axis: int | None = None
 
     def same(self, other: QuantisationParameters) -> bool:
-        """Whether two sets of parameters are equal."""
+        """Return whether two sets of parameters are equal."""
         return (
             self.axis == other.axis and self.zero.dtype == other.zero.dtype
             and np.array_equal(self.scale, other.scale) and np.array_equal(self.zero, other.zero)
         )  # fmt: skip
 
     def real(self, stored: np.ndarray) -> np.ndarray:
-        """Return integers as real numbers, in float32 like ``DequantizeLinear``."""
+        """Return the real numbers that integers represent, computed in float32 like ``DequantizeLinear``."""
         shape = [1] * stored.ndim
         if self.axis is not None:
             shape[self.axis] = -1
@@ -63,7 +63,7 @@ def quantisation_parameters(draft: MutableGraph, node: Node) -> QuantisationPara
     if node.domain or node.op not in ("QuantizeLinear", "DequantizeLinear"):
         return None
     # Supported are float32 with 8-bit integers (32-bit ones for biases), without blocks, and with constant, positive
-    # scales whose products are normal numbers.
+    # scales in the range above.
     source, result = draft.values[node.inputs[0]], draft.values[node.outputs[0]]
     stored, real = (source, result) if node.op == "DequantizeLinear" else (result, source)
     wide = node.op == "DequantizeLinear" and stored.dtype == "int32"

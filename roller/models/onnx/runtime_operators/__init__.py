@@ -1,6 +1,6 @@
-"""ONNX Runtime's own operators, found in its optimized and quantized models, rewritten as ONNX operators.
+"""Rewrites ONNX Runtime's own operators, which its optimized and quantized models contain, to ONNX operators.
 
-One function per operator, decorated with :func:`roller.models.onnx.runtime_operators.rewrites.rewrites`.
+Each operator has a function, decorated with :func:`roller.models.onnx.runtime_operators.rewrites.rewrites`.
 """
 
 from roller.models.onnx.runtime_operators import attention, fused, normalising, quantised, weights

@@ -1,4 +1,4 @@
-"""ONNX Runtime's fused attention, without caches of earlier steps."""
+"""Rewrites ONNX Runtime's fused attention operators, without caches of earlier steps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from roller.models.onnx.runtime_operators.rewrites import NodeRewrite, rewrites
 
 
 def _split_heads(s: NodeRewrite, x: str, count: int) -> str:
-    """Return ``(batch, length, heads * size)`` as ``(batch, heads, length, size)``."""
+    """Return ``x``, shape ``(batch, length, heads * size)``, as ``(batch, heads, length, size)``."""
     batch, length, width = s.shape(x)
     return s.add("Transpose", s.reshape(x, (batch, length, count, width // count)), perm=[0, 2, 1, 3])
 
 
 def _attend_and_merge_heads(s: NodeRewrite, query: str, key: str, value: str, masks: Sequence[str]) -> str:
-    """Return the attention of all heads, merged."""
+    """Return the attention outputs of all heads, merged into shape ``(batch, length, heads * size)``."""
     scale = float(s.attribute("scale", 0.0) or 0.0) or 1 / math.sqrt(s.shape(query)[-1])
     scores = s.add("MatMul", query, s.add("Transpose", key, perm=[0, 1, 3, 2]))
     scores = s.add("Mul", scores, s.number(scale, scores))
@@ -30,18 +30,18 @@ def _attend_and_merge_heads(s: NodeRewrite, query: str, key: str, value: str, ma
 
 
 def _mask_term(s: NodeRewrite, keep: str, like: str) -> str:
-    """Return the term added to scores: 0 where ``keep`` is not 0, otherwise the node's mask value."""
+    """Return the term added to scores: 0 where ``keep`` is positive, otherwise the node's mask value."""
     hidden = float(s.attribute("mask_filter_value", -10000.0))
     seen = s.add("Greater", keep, s.number(0, keep))
     return s.add("Where", seen, s.number(0, like), s.number(hidden, like))
 
 
 def _score_terms(s: NodeRewrite, query: str, length: int, mask: str, bias: str) -> list[str]:
-    """Return all terms added to scores."""
+    """Return the terms added to scores: those of the mask and of later steps, and the bias."""
     found, (batch, _, rows, _) = [], s.shape(query)
     if mask:
         shape = s.shape(mask)
-        if shape == (batch,):  # the number of keys
+        if shape == (batch,):  # the number of keys in each sequence
             at = s.constant(np.arange(length, dtype=np.int32)[None])
             keep = s.add("Sub", s.reshape(s.cast(mask, "int32"), (batch, 1)), at)
         elif shape in ((batch, length), (batch, rows, length)):
@@ -59,7 +59,7 @@ def _score_terms(s: NodeRewrite, query: str, length: int, mask: str, bias: str) 
 
 @rewrites("Attention")
 def rewrite_attention(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite projections of one input, the split into heads, and attention."""
+    """Rewrite attention on one input: its projections, the split into heads, and the attention itself."""
     s.refuse_inputs(keys_of_earlier_steps=4, a_length_of_earlier_steps=6)
     if s.attribute("do_rotary", 0):
         raise Unsupported("Attention with rotary embeddings")
@@ -77,7 +77,7 @@ def rewrite_attention(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("MultiHeadAttention")
 def rewrite_multi_head_attention(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite the split of queries, keys and values into heads, and attention."""
+    """Rewrite attention on queries, keys and values: their split into heads, and the attention itself."""
     s.refuse_inputs(keys_of_earlier_steps=6, values_of_earlier_steps=7, a_length_of_earlier_steps=8, a_cache=9)
     query, key, value = s.required(0), s.input(1), s.input(2)
     if not key or not value or any(len(s.shape(n)) != 3 for n in (query, key, value)):

@@ -1,4 +1,4 @@
-"""Products and convolutions fused with following operators, and activations."""
+"""Rewrites products and convolutions fused with the operators after them, and activations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _apply_activation(s: NodeRewrite, x: str, parameters: Sequence[float]) -> st
 
 @rewrites("FusedConv")
 def rewrite_fused_conv(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite a convolution, an addition of the fourth input, and an activation."""
+    """Rewrite a convolution, the addition of the fourth input, and an activation."""
     attributes = attributes_without(s.node.attributes, "activation", "activation_params")
     y = s.add("Conv", *(n for n in s.node.inputs[:3] if n), **attributes)
     if s.input(3):
@@ -54,7 +54,7 @@ def rewrite_fused_matmul(s: NodeRewrite) -> Sequence[str]:
 
 
 def _transpose_operand(s: NodeRewrite, x: str, matrix: bool, batch: bool) -> str:
-    """Return a matrix transposed; ``batch`` first moves the first dimension behind the other batch dimensions."""
+    """Return ``x``, transposed if ``matrix`` is set; ``batch`` first moves dimension 0 behind the batch dimensions."""
     order = list(range(len(s.shape(x))))
     if len(order) < 2:
         return x
@@ -93,7 +93,7 @@ def rewrite_quick_gelu(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("BiasSoftmax")
 def rewrite_bias_softmax(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite the softmax of a sum over the last dimension."""
+    """Rewrite the softmax, along the last dimension, of a sum."""
     x, axis = s.required(0), int(s.attribute("axis", 1))
     if axis % len(s.shape(x)) != len(s.shape(x)) - 1:
         raise Unsupported(f"BiasSoftmax along axis {axis}")

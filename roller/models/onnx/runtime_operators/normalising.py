@@ -1,4 +1,4 @@
-"""Layer normalization of a value, of a sum, and of a sum of embeddings."""
+"""Rewrites the layer normalizations of a value, of a sum and of a sum of embeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.models.onnx.runtime_operators.rewrites import NodeRewrite, rewrites
 
 @rewrites("LayerNormalization", domain="")
 def rewrite_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite to the operator with this name in set 17; optimized models in older sets contain it."""
+    """Rewrite to the operator of the same name in set 17, which optimized models of older sets contain."""
     return s.add_with_results(
         "LayerNormalization", s.node.inputs, max(len(s.node.outputs), 3), **_present_attributes(s, "axis", "epsilon")
     )
@@ -21,7 +21,7 @@ def rewrite_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("SimplifiedLayerNormalization", domain="")
 def rewrite_simplified_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite the normalization by the mean square."""
+    """Rewrite the normalization by the root mean square."""
     return [
         _normalise_by_mean_square(
             s, s.required(0), s.required(1), s.attribute("epsilon", 1e-5), s.attribute("axis", -1)
@@ -56,7 +56,7 @@ def rewrite_skip_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("SkipSimplifiedLayerNormalization")
 def rewrite_skip_simplified_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite a sum and its normalization by the mean square; the sum is the fourth result."""
+    """Rewrite a sum and its normalization by the root mean square; the sum is the fourth result."""
     total = _sum_with_skip(s, 3)
     return [_normalise_by_mean_square(s, total, s.required(2), s.attribute("epsilon", 1e-12)), "", "", total]
 

@@ -1,4 +1,4 @@
-"""Operators on quantized tensors (dequantize, compute, quantize), and integer products."""
+"""Rewrites operators on quantized tensors (to dequantization, computation, quantization) and integer products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from roller.models.onnx.runtime_operators.rewrites import DOMAIN, NodeRewrite, a
 
 
 def _dequantise(s: NodeRewrite, x: str, scale: str, zero: str, **told: int) -> str:
-    """Return a dequantized value."""
     return s.add(
         "DequantizeLinear",
         x,
@@ -27,7 +26,7 @@ def _scalar_if_one_element(s: NodeRewrite, name: str) -> str:
 
 
 def _quantise(s: NodeRewrite, x: str, scale: str, zero: str, like: str) -> str:
-    """Return a quantized value; without a zero point, in the dtype of ``like``."""
+    """Return ``x`` quantized; without a zero point, the result has the dtype of ``like``."""
     if not zero:
         zero = s.number(0, like)
     return s.add("QuantizeLinear", x, _scalar_if_one_element(s, scale), _scalar_if_one_element(s, zero))
@@ -61,7 +60,7 @@ def rewrite_qlinear_leaky_relu(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("QLinearSoftmax")
 def rewrite_qlinear_softmax(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite the softmax of a quantized tensor; before operator set 13, over all dimensions starting at an axis."""
+    """Rewrite the softmax of a quantized tensor; before operator set 13, it covers all dimensions from an axis on."""
     x, axis = s.required(0), int(s.attribute("axis", -1))
     shape = s.shape(x)
     if int(s.attribute("opset", 13)) >= 13:
@@ -109,7 +108,7 @@ def rewrite_qlinear_reduce_mean(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("QLinearConcat")
 def rewrite_qlinear_concat(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite a concatenation of quantized tensors into one scale."""
+    """Rewrite a concatenation of quantized tensors, which gives them one scale."""
     given = s.node.inputs[2:]
     parts = [_dequantise(s, *given[n : n + 3]) for n in range(0, len(given), 3)]
     y = s.add("Concat", *parts, axis=int(s.attribute("axis", 0)))

@@ -1,6 +1,7 @@
-"""Rewriting of ONNX Runtime's own operators into ONNX operators during tracing.
+"""Rewrites ONNX Runtime's own operators to ONNX operators during tracing.
 
-New nodes are traced at once, so that their shapes are known, and are simplified and fused as in an unoptimized model.
+New nodes are traced immediately, so that their shapes are known. They are later simplified and fused like the nodes of
+an unoptimized model.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class NodeRewrite:
         return self.node.inputs[position] if position < len(self.node.inputs) else ""
 
     def required(self, position: int) -> str:
-        """Return the name of a required input."""
+        """Return the name of an input; refuse the node if the input is absent."""
         if not self.input(position):
             raise Unsupported(f"its input {position} is missing")
         return self.input(position)
@@ -105,26 +106,26 @@ class NodeRewrite:
         return [scope.names[n] for n in names]
 
     def reshape(self, name: str, shape: Sequence[int]) -> str:
-        """Return a value in another shape."""
+        """Return the name of a value reshaped to ``shape``."""
         if self.shape(name) == tuple(shape):
             return name
         return self.add("Reshape", name, self.constant(np.array(shape, np.int64)))
 
     def cast(self, name: str, dtype: str) -> str:
-        """Return a value in another dtype."""
+        """Return the name of a value converted to ``dtype``."""
         if self.type(name).dtype == dtype:
             return name
         return self.add("Cast", name, to=onnx.helper.np_dtype_to_tensor_dtype(onnx_dtype(dtype)))
 
 
-#: Rewrites a node; returns its results, with empty names for absent ones.
+#: Rewrites a node; returns the names of its results, empty for absent ones.
 Rewriter: TypeAlias = Callable[[NodeRewrite], Sequence[str]]
 #: Rewrites by domain and operator.
 REWRITES: dict[tuple[str, str], Rewriter] = {}
 
 
 def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Rewriter], Rewriter]:
-    """Register the decorated function for operators of a domain."""
+    """Register the decorated function as the rewrite of a domain's operators."""
 
     def register(function: Rewriter) -> Rewriter:
         REWRITES.update(dict.fromkeys(((domain, op) for op in ops), function))
@@ -134,7 +135,7 @@ def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Rewriter], Rewriter]:
 
 
 def trace_rewrite(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
-    """Trace the rewriting of an ONNX Runtime operator; return whether the node is one, even if refused."""
+    """Trace the rewrite of a node if its operator has one; return whether it has, even if the node is refused."""
     spell = REWRITES.get((traced.domain, traced.op))
     if spell is None or (not traced.domain and tracer.inference.schema(traced) is not None):
         return False
@@ -162,7 +163,7 @@ def _refuse_node(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope:
 
 
 def is_onnxruntime_operator(node: Node) -> bool:
-    """Whether an operator is ONNX Runtime's own."""
+    """Return whether an operator is ONNX Runtime's own."""
     return node.domain == DOMAIN or node.domain.startswith(f"{DOMAIN}.")
 
 

@@ -13,7 +13,7 @@ from roller.models.onnx.runtime_operators.rewrites import NodeRewrite, rewrites
 
 @rewrites("MatMulNBits")
 def rewrite_matmul_n_bits(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite a product with weights packed in blocks along the sum, each block with a scale and a zero point."""
+    """Rewrite a product with weights packed in blocks along the summed axis; each block has a scale and zero point."""
     a, bits, block = s.required(0), int(s.attribute("bits", 4)), int(s.attribute("block_size", 0))
     n, k = int(s.attribute("N")), int(s.attribute("K"))
     if bits not in (2, 4, 8) or block < 1 or min(n, k) < 1:
@@ -33,7 +33,7 @@ def rewrite_matmul_n_bits(s: NodeRewrite) -> Sequence[str]:
 
 
 def _unpack_bits(packed: np.ndarray, bits: int) -> np.ndarray:
-    """Return bytes as numbers of fewer bits, the lowest bits first."""
+    """Unpack each byte into numbers of fewer bits, from the lowest bits up."""
     parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
     return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
 

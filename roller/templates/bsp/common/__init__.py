@@ -1,1 +1,1 @@
-"""Code shared by all bulk-synchronous templates: counts of a program, growth of tiles, and price of the phases."""
+"""Code shared by all bulk-synchronous templates: the counts of a program, tile growth, and the price of phases."""

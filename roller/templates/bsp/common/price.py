@@ -1,7 +1,7 @@
 """Price of programs for a bulk-synchronous device: the sum of compute, exchange, synchronization and streaming times.
 
-Phases do not overlap. Streaming is the traffic with the memory outside the device for tensors that all scratchpads
-together cannot hold; the exchange carries it, so it does not overlap either.
+Phases do not overlap. Streaming is traffic to and from the memory outside the device, for tensors that do not fit in
+all scratchpads together; it passes through the exchange, so it does not overlap with other phases either.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from roller.templates.bsp.common.program_counts import (
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
-#: Intermediate numbers of a price, by name, for its explanation (:mod:`roller.templates.bsp.price_terms`).
+#: Intermediate values of a price, by name, for its explanation (:mod:`roller.templates.bsp.price_terms`).
 Parts = dict[str, Any]
 #: Terms among which the bottleneck is chosen.
 BOTTLENECKS = ("compute_s", "exchange_s", "sync_s", "streaming_s", "launch_s")
 
 
 def price_batch(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] | None = None) -> Terms:
-    """Price a batch whose anchor takes ``step`` cycles per reduction step; ``told`` collects intermediate numbers."""
+    """Price a batch whose anchor takes ``step`` cycles per reduction step; ``told`` collects intermediate values."""
     d, home = program_counts(batch, spec), spec.home
     share = home.bandwidth_bytes_per_s / spec.units
     once = _cycles_once_per_tile(batch, spec)
@@ -61,7 +61,7 @@ def price_batch(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Par
 
 
 def _cycles_once_per_tile(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles per tile for the other stages and for combining parts, ``(N,)``."""
+    """Return the number of cycles per tile for the other stages and for combining parts, shape ``(N,)``."""
     expr = batch.geometry.expr
     others = [s for s in expr.stages if s is not expr.anchor]
     cycles = sum((stage_cycles(s, batch, spec) for s in others), np.zeros(len(batch)))
@@ -71,7 +71,7 @@ def _cycles_once_per_tile(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def stage_cycles(stage: Stage, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles of one stage over a unit's tile, shared by its workers; arithmetic and loads overlap."""
+    """Return the cycles that a unit's workers need for one stage of its tile; arithmetic and loads overlap."""
     mix = instruction_mix_by_dtype(stage.body, stage.combiner, dtypes_of(batch.geometry.expr), stage.acc_dtype)
     arithmetic = sum(n / ops_per_cycle(spec.compute.ops_per_cycle_per_unit, *kind) for kind, n in mix.items())
     loads = max(1, len(stage.loads)) / spec.compute.ops_per_cycle_per_unit["load_store"]

@@ -1,9 +1,9 @@
 """Counts of a bulk-synchronous program that both its price and its code use: tiles, supersteps and bytes.
 
-A program's slowest tile (``scratchpad``) is computed by one unit in one superstep, after the unit has received its
-data tiles through the exchange. Accumulators stay in place between reduction steps; ``split_k`` spreads the parts of a
-reduction over several units and adds a superstep that combines them. If there are more tiles than units, they run in
-waves.
+A unit computes one tile of a program's ``scratchpad`` layer at a time, in one superstep per reduction step, after it
+has received the step's data tiles through the exchange. Accumulators stay in place between steps; ``split_k`` spreads
+the parts of a reduction over several units and adds a superstep that combines them. If there are more tiles than units,
+they run in waves.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from roller.tile.geometry import Floats, Ints, store_order
 
 @dataclass(frozen=True)
 class ProgramCounts:
-    """Counts for the programs of a batch, ``(N,)`` each.
+    """Counts for the programs of a batch; arrays have shape ``(N,)``.
 
     Parameters
     ----------
     tasks
-        Tiles of the output times parts of a split reduction.
+        Number of output tiles times number of parts of a split reduction.
     waves, steps
         Number of tiles that a unit computes one after another, and of reduction steps per tile.
     supersteps
-        Compute phases of the whole program, each preceded by a synchronization.
+        Number of compute phases of the whole program, each preceded by a synchronization.
     received_bytes
-        Bytes a unit receives in one reduction step, in whole words of the exchange.
+        Bytes that a unit receives in one reduction step, in whole words of the exchange.
     other_bytes
-        Bytes that only stages other than the anchor read; they are received once per tile.
+        Bytes of inputs that only stages other than the anchor read; a unit receives them once per tile.
     result_bytes
-        Bytes of one tile that a unit sends to its home memory.
+        Bytes of one tile's results that a unit sends to their home memory.
     partial_bytes
-        Accumulators sent by the other parts of a split reduction to the unit that combines them.
+        Bytes of the accumulators that the other parts of a split reduction send to the unit that combines them.
     working_bytes
-        Data tiles, intermediates, accumulators and results of one unit.
+        Bytes of one unit's data tiles, intermediates, accumulators and results.
     resident_bytes, kept_bytes
         Bytes of the caller's tensors, and of the part that fits in the units' scratchpads next to their tiles.
     streamed_bytes
@@ -95,7 +95,7 @@ def axes_contiguous_last(stage: Stage) -> list[str]:
 
 
 def pieces_per_tile(stage: Stage, batch: TileBatch) -> Ints:
-    """Return the number of pieces of a stage's results in a unit's tile, ``(N,)``."""
+    """Return the number of pieces of a stage's results in a unit's tile, shape ``(N,)``."""
     tile, order = unit_tile_extents(batch), axes_contiguous_last(stage)
     extents = {a.name: np.asarray(tile.get(a.name, a.extent)) for a in stage.axes}
     axis, total = batch.vector_axis, np.ones(len(batch), np.int64)
@@ -107,7 +107,7 @@ def pieces_per_tile(stage: Stage, batch: TileBatch) -> Ints:
 
 
 def unit_tile_extents(batch: TileBatch) -> dict[str, Ints]:
-    """Return the extents of a unit's tile by axis, ``(N,)`` each."""
+    """Return the extents of a unit's tile by axis, each of shape ``(N,)``."""
     return {n: batch.block[:, a] for a, n in enumerate(batch.geometry.names)}
 
 
@@ -164,7 +164,7 @@ def _round_up_to_words(count: Ints, word: int) -> Ints:
 
 
 def points_per_step(stage: Stage, batch: TileBatch) -> Ints:
-    """Return the number of a stage's points that one unit computes in one step; an axis without a tile counts whole."""
+    """Return the number of a stage's points that one unit computes in one step; axes without a tile count in full."""
     tile, total = unit_tile_extents(batch), np.ones(len(batch), np.int64)
     for a in stage.axes:
         total = total * tile.get(a.name, a.extent)

@@ -22,8 +22,8 @@ from roller.tile.boxes import whole_axes
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import MATRIX, structure_of
 
-#: Numbers of equal parts of an axis in addition to powers of two; axes followed per state; rounds of growth; states
-#: kept.
+#: Maximum number of equal parts of an axis in addition to powers of two; number of axes along which a state grows;
+#: maximum number of rounds of growth; maximum number of states kept per round.
 _PARTS, _BRANCH, _ROUNDS, _KEPT = 12, 3, 24, 128
 #: Number of reduction steps tried per tile, largest first: smaller steps only synchronize more often.
 _STEPS = 3
@@ -68,7 +68,7 @@ def whole_axis_mask(g: Geometry) -> np.ndarray:
 
 
 def matches_grain(batch: TileBatch, step: Ints) -> np.ndarray:
-    """Return the mask of programs that growth could make: tiles of whole grains, and at most as many parts as steps."""
+    """Return the mask of programs that growth can make: one grain per register tile, and no more parts than steps."""
     g = batch.geometry
     whole = (batch.block >= g.extents)[:, whole_axis_mask(g)].all(axis=1)
     parted = batch.split_k <= batch.counts[:, ~g.spatial].prod(axis=1)

@@ -1,7 +1,8 @@
 """Codelets: one C++ class per stage, whose workers compute a unit's tile from the unit's own copies of tensors.
 
-The field ``place`` describes the tile to a codelet: first point and number of points of every axis, first position of
-every copy, and, if accumulators outlive a superstep, whether the step is the first and whether it is the last.
+The field ``place`` describes the tile to a codelet: the first point, the number of points and the maximum number of
+points along every axis, the first position in every copy, and, if accumulators outlive a superstep, whether the step is
+the first and whether it is the last.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _worker_loops(stage: Stage, piece: int, point: list[str]) -> list[str]:
 
 
 def _point_statements(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule, body: str) -> list[str]:
-    """Return the statements that compute one output."""
+    """Return the statements that compute one result."""
     out = schedule.tensor(stage.name)
     kept, target = cpp_type(out.dtype, expr.name), f"t_{codelet_name(out.name)}[{_offset_in_copy(out, stage.store)}]"
     if stage.combiner is None:
@@ -133,7 +134,7 @@ def _offset_in_copy(plan: TensorPlan, at: tuple[Index, ...]) -> str:
 
 
 def _accumulator_offset(stage: Stage) -> str:
-    """Return the offset of a point's accumulator: the tile's spatial axes, row by row."""
+    """Return the offset of a point's accumulator; accumulators lie row by row over the tile's spatial axes."""
     words = []
     for a in stage.spatial_axes:
         words.append(f"({axis_identifier(a.name)} - f_{codelet_name(a.name)})")
@@ -144,7 +145,7 @@ def _accumulator_offset(stage: Stage) -> str:
 
 
 def _codelet_fields(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> list[str]:
-    """Return the connected fields: copies to read, accumulators, the result, and ``place``."""
+    """Return the fields of a codelet: copies to read, accumulators, the result, and ``place``."""
     lines = []
     for name in plan.reads:
         lines.append(f"  poplar::Input<poplar::Vector<{cpp_type(schedule.tensor(name).dtype, expr.name)}>> "

@@ -20,7 +20,7 @@ TYPES = {
 }  # fmt: skip
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "eq": "==", "lt": "<", "le": "<=", "bitand": "&", "bitor": "|",
           "bitxor": "^", "shl": "<<", "shr": ">>"}  # fmt: skip
-#: Function templates of the prelude, by function.
+#: Names of the prelude's function templates, by scalar function.
 _OWN = {"max": "largest", "min": "smallest", "idiv": "quotient", "imod": "remainder",
         "rsqrt": "inverse_root", "sigmoid": "logistic", "abs": "magnitude", "round": "nearest"}  # fmt: skip
 _MATH = ("exp", "log", "sqrt", "tanh", "erf", "pow", "floor", "ceil", "trunc", "sin", "cos", "tan", "sinh", "cosh",
@@ -55,7 +55,7 @@ def cpp_type(dtype: str, where: str) -> str:
 
 
 class ScalarPrinter:
-    """Prints the scalar trees of an expression; ``place(tensor, index)`` is the offset in the unit's copy."""
+    """Prints the scalar trees of an expression; ``place(tensor, index)`` returns the offset in the unit's copy."""
 
     def __init__(self, expr: TensorExpr, place: Callable[[str, tuple[Index, ...]], str]) -> None:
         self.expr, self.place = expr, place
@@ -114,7 +114,7 @@ class ScalarPrinter:
 
 
 def cpp_literal(value: float, dtype: str) -> str:
-    """Return a literal of a dtype.
+    """Return ``value`` as a C++ literal of a dtype.
 
     Examples
     --------

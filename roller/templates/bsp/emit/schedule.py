@@ -1,4 +1,4 @@
-"""Build the schedule (:mod:`roller.tile.supersteps`) of a program from the counts its price uses."""
+"""Build the schedule (:mod:`roller.tile.supersteps`) of a program from the counts that its price uses."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _stage_plan(expr: TensorExpr, s: Stage, entry: str, keeps: bool, parted: boo
 
 
 def _combine_parts_plan(expr: TensorExpr, entry: str, writes: str, vector: int) -> StagePlan:
-    """Return the codelet that combines parts or, if ``writes`` names a tensor, converts their sum."""
+    """Return the plan of the codelet that combines parts or, if ``writes`` names a tensor, converts their sum."""
     s = expr.anchor
     written = s.output.itemsize_bytes if writes else DTYPE_BYTES[s.acc_dtype]
     return StagePlan(entry, (), writes, _tile_place_entries(expr, s, (s.name,), False), _axis_extents(s), False, True,
@@ -83,7 +83,7 @@ def _axis_extents(s: Stage) -> tuple[tuple[str, int], ...]:
 
 
 def _tile_place_entries(expr: TensorExpr, s: Stage, tensors: Sequence[str], keeps: bool) -> tuple[str, ...]:
-    """Return the entries of ``place``: ``f_`` first, ``n_`` number, ``m_`` maximum of an axis's points; ``b_`` box."""
+    """Return the names in ``place``: first (``f_``), count (``n_``), maximum (``m_``) per axis; box starts (``b_``)."""
     numbers = [f"{word}_{a.name}" for a in s.axes for word in ("f", "n", "m")]
     numbers += [f"b_{t}_{d}" for t in tensors for d in range(len(expr.tensors[t].shape))]
     return (*numbers, *(("first", "last") if keeps else ()))

@@ -32,7 +32,7 @@ def matrix_candidate_mask(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 
 def matrix_unit_grains(g: Geometry, f: Fragment) -> Iterator[TileGrain]:
-    """Yield the grains of a matrix instruction: m moves one operand, n the other, and k both."""
+    """Yield the grains of a matrix instruction: axis m belongs to one operand, n to the other, and k to both."""
     anchor = g.expr.anchor
     if anchor.combiner != "sum" or not isinstance(anchor.body, Call) or anchor.body.fn != "mul":
         return

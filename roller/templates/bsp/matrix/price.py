@@ -12,12 +12,12 @@ from roller.tile.geometry import Floats
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
-    """Price a batch; return ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch; return ``seconds`` and its terms as arrays of shape ``(N,)``."""
     return price_batch(batch, spec, _step_cycles(batch, spec), told)
 
 
 def _step_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return a unit's cycles for the anchor in one reduction step of its tile, ``(N,)``."""
+    """Return the cycles that a unit needs for the anchor in one reduction step of its tile, shape ``(N,)``."""
     anchor, f, rates = batch.geometry.expr.anchor, batch.fragment, spec.compute.ops_per_cycle_per_unit
     assert f is not None  # the template matches no others
     points = points_per_step(anchor, batch).astype(float)
@@ -34,5 +34,5 @@ def _step_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _read_bytes_per_cycle(spec: DeviceSpec) -> float:
-    """Return the bytes of scratchpad that one unit reads per cycle."""
+    """Return the number of bytes that one unit reads from its scratchpad per cycle."""
     return spec.layer(spec.traits.scratchpad).bandwidth_bytes_per_s / spec.units / spec.clock_hz

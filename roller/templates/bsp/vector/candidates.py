@@ -1,4 +1,4 @@
-"""Programs whose workers compute in vectors along the axis along which results are contiguous."""
+"""Programs whose workers compute in vectors along the contiguous axis of the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def vector_candidate_mask(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 
 def _vector_grain(g: Geometry, spec: DeviceSpec) -> TileGrain:
-    """Return one vector of a worker; a scalar if nothing is contiguous or padding is not allowed."""
+    """Return one vector of a worker, or a scalar if the axis has no whole vectors and may not be padded."""
     step, axes = np.ones(len(g.names), np.int64), g.order or g.reduced_axes
     if not axes:  # a scalar
         return TileGrain(step, None)

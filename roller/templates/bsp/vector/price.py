@@ -8,5 +8,5 @@ from roller.templates.bsp.common.price import Parts, Terms, price_batch, stage_c
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
-    """Price a batch; return ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch; return ``seconds`` and its terms as arrays of shape ``(N,)``."""
     return price_batch(batch, spec, stage_cycles(batch.geometry.expr.anchor, batch, spec), told)

@@ -25,7 +25,7 @@ def holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
 
 
 def bandwidth_of(layer: MemoryLayer, active: Ints, spec: DeviceSpec) -> Floats:
-    """Return the bytes per second that ``active`` cores together draw from a layer, ``(N,)``."""
+    """Return the bandwidth (bytes per second) that ``active`` cores together draw from a layer, shape ``(N,)``."""
     # A single core draws ``bandwidth_per_teu_bytes_per_s`` if it is known, else its share.
     share = layer.bandwidth_bytes_per_s / spec.units
     alone = max(share, layer.bandwidth_per_teu_bytes_per_s or 0.0)
@@ -51,13 +51,13 @@ def cached_share(working_set_bytes: float, capacity_bytes: Any) -> Floats:
 
 
 def dram_traffic_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return the bytes that cross the memory bus because the last-level cache did not keep them since the last call."""
+    """Return how many bytes cross the memory bus because the last-level cache did not keep them since the last call."""
     inputs, outputs = tensor_bytes(batch.geometry)
     # Write-allocate reads a line before it is written.
     return float((inputs + 2 * outputs) * (1.0 - cached_share(inputs + outputs, room(spec, "l3"))))
 
 
 def tensor_bytes(geometry: Geometry) -> tuple[int, int]:
-    """Return the bytes of the tensors read, each counted once, and of the tensors written."""
+    """Return the number of bytes in the tensors that are read, each counted once, and in those that are written."""
     read = {a.tensor.name: a.tensor.nbytes for a in geometry.reads}
     return sum(read.values()), sum(t.nbytes for t in geometry.expr.output_tensors)

@@ -1,7 +1,8 @@
 """Terms of the CPU model for tasks on cores: imbalance, combining split reductions, and starting parallel loops.
 
 The vector unit is the TEU, cores are the units, a task (the ``l2`` tile) is the block, and the micro-kernel is the
-register tile. Cores overlap arithmetic with cache traffic, hence ``max``; packing and the start of tasks are added.
+register tile. Cores overlap arithmetic with cache traffic, so the larger time counts; the times for packing and for
+starting tasks are added to it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from roller.templates.cpu.decisions import decisions_for_device
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
-#: Intermediate numbers of a price, by name.
+#: Intermediate values of a price, by name.
 Parts = dict[str, Any]
 #: Terms among which the bottleneck is chosen.
 BOTTLENECKS = ("compute_s", "dram_s", "l2_s", "l3_s", "launch_s")
 
 
 def imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
-    """Return the idle factor of cores for whole tasks, and the number of tasks; parts of a reduction count as tasks."""
+    """Return the factor by which idle cores prolong the tasks, and the number of tasks (including reduction parts)."""
     d = decisions_for_device(batch, spec)
     tasks, chunks = d.task_count, d.split_chunks
     parts = tasks * d.parts  # the last part may be smaller
@@ -34,7 +35,7 @@ def imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
 
 
 def _first_core_excess(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the first core's work relative to its share, because the last tasks of an axis are smaller."""
+    """Return the ratio of the first core's work to its share: above 1 if the last tasks of an axis are smaller."""
     # Every core takes a run of adjacent tasks, so the last core gets all smaller tasks at the end of the outermost
     # axis; smaller tasks of other axes are evenly distributed.
     d, rows = decisions_for_device(batch, spec), np.arange(len(batch))
@@ -43,11 +44,11 @@ def _first_core_excess(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def combine_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds in which one core combines the parts of a split reduction, each written once and read once."""
+    """Return the seconds that one core takes to combine a split reduction's parts, each written and read once."""
     results = decisions_for_device(batch, spec).parts * float(batch.geometry.store.tensor.elements) * ACCUMULATOR_BYTES
     return np.where(batch.split_k > 1, 2 * results * spec.units / holding_bandwidth(results, spec), 0.0)
 
 
 def start_s(tasks: Ints, loops: int | Ints, spec: DeviceSpec) -> Floats:
-    """Return the seconds to call the kernel and to fork and join its ``loops`` parallel loops; one task forks none."""
+    """Return the seconds it takes to call the kernel and to fork and join its parallel loops; one task forks none."""
     return spec.execution.launch_s + np.where(tasks > 1, loops, 0) * (spec.execution.fork_s or 0.0)

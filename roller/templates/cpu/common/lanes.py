@@ -15,7 +15,7 @@ def lane_count(spec: DeviceSpec, itemsize_bytes: int) -> int:
 
 
 def ops_per_cycle(spec: DeviceSpec, instruction_class: str, dtype: str) -> float:
-    """Return a core's operations per cycle, using the data type's separate rate if it has one."""
+    """Return how many operations per cycle a core performs, at the dtype's separate rate if it has one."""
     rates = spec.compute.ops_per_cycle_per_unit
     return rates.get(f"{instruction_class}.{dtype}", rates[instruction_class])
 
@@ -23,7 +23,7 @@ def ops_per_cycle(spec: DeviceSpec, instruction_class: str, dtype: str) -> float
 def arithmetic_cycles(
     stage: Stage, vectors: Floats, spec: DeviceSpec, elements: int, loaded_conversions: int = 0
 ) -> Floats:
-    """Return the cycles of a stage's arithmetic on ``vectors`` vectors of ``elements`` elements."""
+    """Return how many cycles a stage's arithmetic takes on ``vectors`` vectors of ``elements`` elements."""
     rates, width, dtype = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, stage.acc_dtype
     mix = instruction_mix(stage.body, stage.combiner)
     mix["convert"] = mix.get("convert", 0.0) - loaded_conversions
@@ -35,7 +35,7 @@ def arithmetic_cycles(
 
 
 def partial_vector_cost(lanes: Ints, spec: DeviceSpec, elements: int) -> Floats:
-    """Return the cost of an instruction on ``lanes`` lanes relative to a whole vector of ``elements``, ``(N,)``."""
+    """Return the cost of an instruction on ``lanes`` lanes relative to a vector of ``elements``, shape ``(N,)``."""
     # A datapath as wide as the vector processes any vector at once; a narrower one takes a pass for each part.
     narrow = (spec.teu.datapath_lanes or spec.teu.lanes) / spec.teu.lanes
     return np.asarray(np.clip(lanes / elements, narrow, 1.0))
@@ -56,6 +56,6 @@ def lane_distance(access: Access, axis: int) -> int:
 
 
 def room(spec: DeviceSpec, name: str) -> int:
-    """Return the bytes of a cache that reused data can occupy while streams pass through it."""
+    """Return how many bytes of a cache reused data can occupy while streams pass through it."""
     layer = spec.layer(name)
     return layer.usable_bytes or layer.capacity_bytes

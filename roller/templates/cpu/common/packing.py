@@ -1,4 +1,4 @@
-"""Seconds that a CPU program spends packing, and the effect of packing on memory-bus traffic."""
+"""Time that a CPU program spends packing, and the effect of packing on memory-bus traffic."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from roller.tile.geometry import Access, Floats, Ints
 
 #: Cycles per copied row in addition to the cycles of its elements.
 ROW_CYCLES = 8.0
-#: Cost per element relative to a plain copy: of a panel in whole vectors, and in blocks transposed in registers; of a
-#: box whose rows have the same bounds in every task, different bounds in every task, and columns sorted by phase.
+#: Cost per element relative to a plain copy, for a panel copied in whole vectors or in blocks transposed in registers,
+#: and for a box whose rows have the same bounds in every task, different bounds, or columns sorted by phase.
 WHOLE_ROWS, SHUFFLED, FIXED_BOX, MOVED_BOX, PHASED_BOX = 1.7, 2.0, 0.9, 2.2, 4.5
-#: Cost per element relative to a plain gather: transposed one by one; through a divided index; through a guarded one,
-#: in rows of vectors and one at a time (0.4 to 1.4 ns on AVX-512).
+#: Cost per element relative to a plain gather, for elements transposed one by one, read through a divided index, or
+#: read through a guarded index, in rows of vectors or one at a time (0.4 to 1.4 ns on AVX-512).
 TRANSPOSED, DIVIDED, GUARDED_ROWS, GUARDED_ONES = 2.7, 5.4, 9.0, 6.2
 
 
 def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
-    """Return the seconds spent packing staged operands: the copy's instructions and its passes through a cache."""
+    """Return the time (seconds) spent packing staged operands: the copy's instructions and its cache traffic."""
     # Panels of constants are packed before the first call; boxes are packed by each task.
     g, v = batch.geometry, batch.vector_axis
     total = np.zeros(len(batch))
@@ -68,7 +68,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
 
 
 def _bytes_before_use(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes that pass through a cache between the packing of a panel and its use."""
+    """Return how many bytes pass through a cache between the packing of a panel and its use."""
     # A panel packed before the tasks is used after the whole tensor and the whole panel have passed; otherwise every
     # task packs its own part.
     d = decisions_for_device(batch, spec)
@@ -77,13 +77,13 @@ def _bytes_before_use(access: Access, batch: TileBatch, spec: DeviceSpec) -> Flo
 
 
 def _copy_cycles(spec: DeviceSpec) -> tuple[float, float]:
-    """Return the cycles per element copied in rows, and per gathered element."""
+    """Return the number of cycles per element copied in rows, and per gathered element."""
     ex = spec.execution
     return (ex.element_copy_s or 0.0) * spec.clock_hz, (ex.element_gather_s or 0.0) * spec.clock_hz
 
 
 def _row_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return the cycles per element of a panel whose rows along axis ``v`` are whole vectors."""
+    """Return the number of cycles per element of a panel whose rows along the vector axis are whole vectors."""
     copy, gather = _copy_cycles(spec)
     v = batch.vector_axis
     if not access.gather:
@@ -102,7 +102,7 @@ def _row_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
 
 
 def _element_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles per element of a panel without vector rows; blocks with contiguous rows are shuffled."""
+    """Return the number of cycles per element of a panel without vector rows; contiguous rows are shuffled."""
     g, v = batch.geometry, batch.vector_axis
     copy, gather = _copy_cycles(spec)
     used = v is not None and bool(access.uses[v])
@@ -115,7 +115,7 @@ def _element_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Float
 
 
 def task_dram_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes that cross the memory bus while the tasks run, ``(N,)``."""
+    """Return how many bytes cross the memory bus while the tasks run, shape ``(N,)``."""
     # Operands packed before the tasks have already been read; their panels come from memory if they exceed the
     # last-level cache. Tasks that pack the same part of a tensor each read it again.
     total = np.full(len(batch), dram_traffic_bytes(batch, spec))

@@ -1,4 +1,4 @@
-"""Candidate tasks of register tiles, and candidate axes of vectors and of micro-kernel rows."""
+"""Candidate tasks (groups of register tiles), and candidate axes for vectors and for micro-kernel rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TASKS = 48
 
 
 def vector_axes(geometry: Geometry, structure: Structure) -> list[int]:
-    """Return the axes along which vectors may run: any spatial axis of a tiled reduction, else the contiguous ones."""
+    """Return the axes along which vectors may run: any spatial axis for a tiled reduction, else the contiguous ones."""
     spatial = [int(v) for v in np.flatnonzero(geometry.spatial)]
     if structure.reuses:
         return [v for v in spatial if geometry.extents[v] > 1] or spatial[-1:]
@@ -33,12 +33,12 @@ def vector_axes(geometry: Geometry, structure: Structure) -> list[int]:
 
 
 def vector_counts(geometry: Geometry, v: int, lanes: int) -> list[int]:
-    """Return the candidate vectors of a register tile along axis ``v``, up to the power of two that covers it."""
+    """Return candidate numbers of vectors per register tile along axis ``v``, up to the power of two that covers it."""
     return [n for n in (1, 2, 4) if n == 1 or n * lanes < 2 * int(geometry.extents[v])]
 
 
 def row_axes(geometry: Geometry, v: int) -> list[int]:
-    """Return the axes worth several micro-kernel rows: some operand is reused along them or shares a dimension."""
+    """Return the axes worth several micro-kernel rows: an operand is reused along them, or they share a dimension."""
     # Adjacent windows share no element, yet several rows of them are predicted to be faster.
     out = []
     for a in np.flatnonzero(geometry.spatial):
@@ -52,7 +52,7 @@ def row_axes(geometry: Geometry, v: int) -> list[int]:
 def batch_of(
     g: Geometry, structure: Structure, register: Ints, block: Ints, staged: tuple[str, ...], v: int
 ) -> TileBatch:
-    """Return a batch whose panel (l1 tile) is the register tile over the task's reduction step."""
+    """Return a batch whose panel (l1 tile) is the register tile extended over the task's reduction step."""
     panel = np.where(g.spatial, register, block)
     return TileBatch(g, structure.name, register, block, np.ones(len(block), np.int64), staged, panel, v)
 
@@ -63,7 +63,7 @@ def tile_counts(geometry: Geometry, register: Ints) -> Ints:
 
 
 def task_shapes(tiles: Ints, spec: DeviceSpec) -> Ints:
-    """Return register tiles per task along every axis ``(N, axes)``: a few sizes, a share per core, and all tiles."""
+    """Return candidate numbers of register tiles per task and axis, shape ``(N, axes)``: few, a core's share, all."""
     choices = [_tiles_per_task_choices(int(n), spec.units) for n in tiles]
     places = _places(tuple(len(c) for c in choices))
     return np.stack([c[i] for c, i in zip(choices, places, strict=True)], axis=1)
@@ -71,7 +71,7 @@ def task_shapes(tiles: Ints, spec: DeviceSpec) -> Ints:
 
 @functools.cache
 def _places(lengths: tuple[int, ...]) -> tuple[Ints, ...]:
-    """Return evenly spread positions in a grid of choices, including its last: one task, which wakes no worker."""
+    """Return evenly spread positions in a grid of choices, including the last: one task, which wakes no worker."""
     every = math.prod(lengths)
     kept = dict.fromkeys([*range(0, every, -(-every // _TASKS)), every - 1])
     return np.unravel_index(np.array(list(kept)), lengths)
@@ -84,7 +84,7 @@ def _tiles_per_task_choices(tiles: int, units: int) -> Ints:
 
 
 def task_sizes(geometry: Geometry, register: Ints, spec: DeviceSpec) -> list[int]:
-    """Return approximate numbers of register tiles per task: a few sizes, a share per core, and all tiles."""
+    """Return candidate numbers of register tiles per task: a few sizes, a share per core, and all tiles."""
     tiles = int(tile_counts(geometry, register).prod())
     return [*(n for n in _STREAMED if n < tiles), -(-tiles // spec.units), tiles]
 

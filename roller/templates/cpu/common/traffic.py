@@ -12,17 +12,17 @@ from roller.templates.cpu.common.lanes import lane_distance, room
 from roller.templates.cpu.decisions import IN_PLACE, decisions_for_device
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Bytes of an accumulator that is stored between chunks of a reduction, for all dtypes except float64.
+#: Size (bytes) of an accumulator that is stored between chunks of a reduction, for all dtypes except float64.
 ACCUMULATOR_BYTES = 4
 
 
 def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return bytes into L1 from L2, into L2 from L3, and the part of the latter that kernels wait for, ``(N,)``."""
-    # Sums over all micro-kernels; lines that no prefetcher loads count as bytes of equal waiting time. The register
-    # tiles of a task are a loop nest: an outer loop multiplies an operand's traffic, unless the operand is the same in
-    # all iterations and one iteration's data fit the cache. Constants that L2 does not keep from call to call arrive
-    # panel by panel: if several register tiles read a panel, the first tile waits for it, otherwise all panels form one
-    # stream that overlaps the arithmetic.
+    """Return bytes moved from L2 to L1 and from L3 to L2, and the part of the latter waited for, shape ``(N,)``."""
+    # All are sums over all micro-kernels; a line that no prefetcher loads counts as many bytes as stream in the same
+    # time. The register tiles of a task are a loop nest: an outer loop multiplies an operand's traffic, unless the
+    # operand is the same in all iterations and one iteration's data fit the cache. Constants that L2 does not keep from
+    # call to call arrive panel by panel: if several register tiles read a panel, the first tile waits for it; otherwise
+    # all panels form one stream that overlaps the arithmetic.
     g, d = batch.geometry, decisions_for_device(batch, spec)
     chunks, per_task = d.chunk_count, d.per_task
     task = np.where(g.spatial, np.minimum(per_task * d.tile, g.extents), d.chunk)
@@ -51,7 +51,7 @@ def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[
 
 
 def _reload_counts(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[list[Floats], list[Floats]]:
-    """Return how often a task loads each operand's panel into L1 and into L2, ``(N,)`` per operand."""
+    """Return how often a task loads each operand's panel into L1 and into L2, shape ``(N,)`` per operand."""
     g, tile = batch.geometry, kernel
     near = [np.ones(len(batch)) for _ in g.loads]
     far = [np.ones(len(batch)) for _ in g.loads]
@@ -69,14 +69,14 @@ def _reload_counts(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[li
 
 
 def _extra_wait_ratio(spec: DeviceSpec, name: str) -> float:
-    """Return the extra waiting time of a line that was not prefetched, relative to a streamed line."""
+    """Return the extra waiting time for a line that was not prefetched, relative to the time of a streamed line."""
     layer, line = spec.layer(name), spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
     alone_s = (layer.latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
     return max(0.0, alone_s * layer.bandwidth_bytes_per_s / spec.units / line - 1.0)
 
 
 def _unprefetched_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the share of lines that no prefetcher loads: distant reduction points take only a few lines each."""
+    """Return the share of lines that no prefetcher loads: distant reduction points have only a few lines each."""
     g, l1 = batch.geometry, spec.layer("l1")
     line, reductions = l1.line_bytes or l1.transaction_bytes, np.flatnonzero(~g.spatial)
     ahead_lines = spec.execution.prefetched_lines
@@ -91,7 +91,7 @@ def _unprefetched_share(access: Access, tile: Ints, batch: TileBatch, spec: Devi
 
 
 def _tile_line_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes of a packed data tile, or of all lines that hold an unpacked tile."""
+    """Return the number of bytes in a packed data tile, or in all lines that hold an unpacked tile."""
     # A run of ``r`` bytes at any start touches ``r / line + 1 - itemsize / line`` lines on average. A window with gaps
     # skips the elements between its taps, so it moves no more than its taps do separately.
     size, d = access.tensor.itemsize_bytes, decisions_for_device(batch, spec)
@@ -112,7 +112,7 @@ def _tile_line_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceS
 
 
 def _usable_cache_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the share of a cache that the rows of an unpacked tile can use: equal row pitches map to the same sets."""
+    """Return the share of a cache that rows of an unpacked tile can use: their pitch may map them to few sets."""
     # Rows ``pitch`` bytes apart start at ``page / gcd(pitch, page)`` different offsets of a page. Only the offset in
     # the page determines the set in L1, and in L2 within those of the physical page.
     shape, size = access.tensor.shape, access.tensor.itemsize_bytes
@@ -131,7 +131,7 @@ def _usable_cache_share(access: Access, tile: Ints, batch: TileBatch, spec: Devi
 
 
 def _runs(access: Access, tile: Ints, batch: TileBatch) -> tuple[Ints, Ints]:
-    """Return the rows and runs of a data tile (:meth:`~roller.tile.geometry.Access.runs`), cached per batch."""
+    """Return the number and span of a data tile's rows (:meth:`~roller.tile.access.Access.runs`), cached per batch."""
     known = batch._memo.setdefault("runs", {})
     if (id(access), id(tile)) not in known:
         known[id(access), id(tile)] = access, tile, access.runs(tile)

@@ -18,7 +18,7 @@ from roller.tile.structures import TILED, structure_of
 
 #: Candidate numbers of outputs per micro-kernel along an axis, and of accumulators per output.
 _OUTPUTS, _CHAINS = (1, 2, 3, 4, 5, 6, 8, 12), (1, 2, 4)
-#: Candidate chunks of the reduction axis, in addition to all of it (elements): rows of a chunk stay in a cache.
+#: Candidate chunks (elements) of the reduction axis, in addition to the whole axis: rows of a chunk stay in a cache.
 _CHUNKS = (512, 1024, 2048, 4096, 8192)
 
 
@@ -50,7 +50,7 @@ def dot_axes(geometry: Geometry, spec: DeviceSpec) -> list[int]:
 def dots_batch(
     geometry: Geometry, spec: DeviceSpec, v: int, rows: Sequence[int], tasks: Callable[[Ints], list[Ints]]
 ) -> TileBatch:
-    """Return the programs with lanes along reduction axis ``v``."""
+    """Return the candidate programs with lanes along reduction axis ``v``."""
     lanes, usable = lane_count(spec, 4), spec.limits.usable_vector_registers or 1
     extent = int(geometry.extents[v])
     both = []

@@ -1,4 +1,4 @@
-"""Micro-kernel of dot products (matrix-vector products, ``A @ B.T``): lanes along a contiguous reduction axis.
+"""Micro-kernel for dot products (matrix-vector products, ``A @ B.T``): lanes along a contiguous reduction axis.
 
 Rows of both operands are read in place, once per register tile. Every output has separate accumulators, whose lanes
 are added by halves at the end, always in the same order.
@@ -29,9 +29,9 @@ from roller.templates.cpu.emit.loop_nest import (
 )
 from roller.templates.cpu.tiled.emit import Env, TiledNest
 
-#: Bytes of an operand above which it is assumed to come from beyond a core's private caches.
+#: Size (bytes) above which an operand is assumed to come from beyond a core's private caches.
 _FAR_BYTES = 8 << 20
-#: Outputs per row of the streaming operand above which the rows of its next tile are prefetched.
+#: Minimum number of outputs per row of the streaming operand for which the rows of its next tile are prefetched.
 _OUTPUTS_PER_ROW = 4
 
 
@@ -84,7 +84,7 @@ class DotProductNest(TiledNest):
         )
 
     def _resume_and_keep(self, env: Env, chunk: Env, begin: Stmt, end: Stmt) -> tuple[Stmt, Stmt]:
-        """Continue from the results of the previous chunks, and keep the results for the next chunk."""
+        """Return a chunk's start and end, which resume from the previous chunk and keep results for the next one."""
         place = tuple(env[task_tile_counter_name(s.name)] for s in self.spatial)
         resume = self.each(lambda i: write(self.acc, read(self.partial, *place, *self._place(i)), *self._place(i)))
         keep = self.each(lambda i: write(self.partial, read(self.acc, *self._place(i)), *place, *self._place(i)))
@@ -138,9 +138,9 @@ class DotProductNest(TiledNest):
         return self.nest.loop(count, lambda b: seq(ahead(first + b * (chains * self.lanes)), step(b)), name="k")
 
     def _ahead(self, env: Env, at: Env) -> Callable[[Expr], Stmt] | None:
-        """Return the emitter of prefetches for far operands' lines in the next tile, or ``None`` if they do not pay."""
-        # The outermost axis streams. Every tile starts at other rows, where the hardware prefetcher restarts, and it
-        # does not look far enough ahead if much is computed per line.
+        """Return a function that prefetches far operands' lines for the next tile, or ``None`` if none helps."""
+        # The outermost axis streams. Every tile starts at different rows, where the hardware prefetcher restarts, and
+        # it does not look far enough ahead if much is computed per line.
         s = self._loop_order()[0] if self.spatial else None
         outputs = math.prod(p.tile for p in self.spatial)
         if s is None or outputs < _OUTPUTS_PER_ROW * s.tile:

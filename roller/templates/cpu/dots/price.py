@@ -30,7 +30,7 @@ def fits_registers(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 
 def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles of all micro-kernels of one register tile: its steps, its tails, and a fold per chunk."""
+    """Return how many cycles the micro-kernels of one register tile take: steps, tails, and a fold per chunk."""
     g, anchor, v = batch.geometry, batch.geometry.expr.anchor, batch.vector_axis
     assert v is not None
     d, rate, width = decisions_for_device(batch, spec), spec.compute.ops_per_cycle_per_unit, spec.teu.lanes
@@ -57,7 +57,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def layer_traffic_bytes(batch: TileBatch, spec: DeviceSpec, layer: str) -> Floats:
-    """Return the bytes that enter a core's ``layer`` over all micro-kernels."""
+    """Return the number of bytes that enter a core's ``layer`` over all micro-kernels."""
     # Tiles are looped over inside the chunks of the reduction. The outermost loop whose data fit the layer decides: its
     # data are loaded once per iteration of it and of the loops around it, unless the iterations use the same data.
     g, d = batch.geometry, decisions_for_device(batch, spec)
@@ -81,7 +81,7 @@ def layer_traffic_bytes(batch: TileBatch, spec: DeviceSpec, layer: str) -> Float
 
 
 def _fetched_bytes(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
-    """Return the bytes of one operand fetched over the ``outer`` loops of a task, ``(loops, N)``, outermost first."""
+    """Return how many bytes of an operand the ``outer`` loops fetch; they are axes of shape ``(loops, N)``."""
     times, rows = np.ones(len(held)), np.arange(len(held))
     moved = np.zeros(len(held), bool)
     for a in outer[::-1]:
@@ -92,7 +92,7 @@ def _fetched_bytes(access: Access, held: Ints, outer: Ints, per_task: Ints) -> F
 
 
 def _rows_fit_cache_sets(access: Access, held: Ints, spec: DeviceSpec, layer: str) -> np.ndarray:
-    """Return whether the rows of a data tile, at their distance in memory, fit in the sets of a cache."""
+    """Return whether the rows of a data tile, at their pitch in memory, fit in the sets of a cache."""
     cache = spec.layer(layer)
     line, shape = cache.line_bytes or cache.transaction_bytes, access.tensor.shape
     page = cache.page_bytes or cache.capacity_bytes // _WAYS
@@ -128,7 +128,7 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     idle, tasks = imbalance(batch, spec)
     terms = dots_terms(batch, spec, idle, start_s(tasks, 1, spec))
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
-    # Every tile starts at other rows, where prefetching restarts, so memory and arithmetic hardly overlap.
+    # Every tile starts at different rows, where prefetching restarts, so memory and arithmetic hardly overlap.
     slowest = memory + terms["compute_s"]
     terms["combine_s"] = combine_s(batch, spec)
     terms["seconds"] = np.where(fits_registers(batch, spec), slowest + terms["combine_s"] + terms["launch_s"], np.inf)

@@ -1,1 +1,1 @@
-"""Emission of CPU templates as TIR: loop nests, passes over them, and the build of a library."""
+"""Code generation for the CPU templates: loop nests in TIR, passes over them, and the build of a library."""

@@ -1,4 +1,4 @@
-"""Plans of register tiles: the tiling of each axis of a program, from its decisions (``decisions_for_lanes.py``)."""
+"""Plans of register tiles: the tiling of each axis of a program, from its decisions (``decisions.py``)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class SpatialPlan:
     extent
         Extent of the axis (elements); an expression if it is known only at run time.
     tile
-        Effective register tile, at most ``extent`` (elements) unless lanes may exceed it.
+        Extent of the effective register tile (elements), at most ``extent`` unless lanes may exceed it.
     tiles
-        Register tiles covering the axis; the last one may overlap its neighbour.
+        Number of register tiles that cover the axis; the last one may overlap its neighbour.
     per_task
-        Register tiles of one task.
+        Number of register tiles per task.
     lanes
-        Elements of one vector; 1 except on the vector axis.
+        Number of elements per vector; 1 except on the vector axis.
     segments
         Positions where tiles end in addition to the end of the axis: no tile crosses them.
     """
@@ -48,7 +48,7 @@ class SpatialPlan:
 
     @property
     def tasks(self) -> int | Expr:
-        """Tasks along the axis."""
+        """Number of tasks along the axis."""
         return (self.tiles + (self.per_task - 1)) // self.per_task
 
     @property
@@ -64,12 +64,12 @@ class SpatialPlan:
 
     @property
     def task_elements(self) -> int:
-        """Elements of the largest task (at least a tile)."""
+        """Number of elements along the axis in the largest task (at least a tile)."""
         whole = self.per_task * self.tile
         return max(self.tile, min(whole, self.extent)) if isinstance(self.extent, int) else whole
 
     def with_extent(self, extent: int | Expr) -> SpatialPlan:
-        """Return the same tiles over another extent of at least a tile, which may be known only at run time."""
+        """Return the same tiles over a different extent of at least a tile, which may be known only at run time."""
         return replace(self, extent=extent, tiles=(extent + (self.tile - 1)) // self.tile)
 
     def opened(self) -> SpatialPlan:
@@ -79,12 +79,12 @@ class SpatialPlan:
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """Tiling of one reduction axis: ``chunks`` pieces of ``chunk`` elements, the last of which may be shorter.
+    """Tiling of one reduction axis: ``chunks`` chunks of ``chunk`` elements, the last of which may be shorter.
 
     Parameters
     ----------
     block
-        Elements of a block outside the window axes, if smaller than ``extent``.
+        Length (elements) of the blocks that a loop outside the window axes visits; 0 without such blocks.
     """
 
     name: str
@@ -95,7 +95,7 @@ class ReductionPlan:
 
     @property
     def chunks(self) -> int:
-        """Number of pieces."""
+        """Number of chunks."""
         return -(-self.extent // self.chunk)
 
 
@@ -142,7 +142,7 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
 def plans_with_run_time_extents(
     plans: tuple[SpatialPlan, ...], last: Stage, shape: Sequence[int | Expr]
 ) -> tuple[SpatialPlan, ...]:
-    """Return plans with the extents of the result's dimensions that are known only at run time."""
+    """Return the plans, with the extents of those dimensions of the result that are known only at run time."""
     said = {i.axes[0]: n for i, n in zip(last.store, shape, strict=True) if not isinstance(n, int)}
     return tuple(p.with_extent(said[p.name]) if p.name in said else p for p in plans)
 

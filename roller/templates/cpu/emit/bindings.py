@@ -28,7 +28,7 @@ from roller.templates.cpu.emit.loop_nest import (
 
 
 def remove_nested_bindings(body: Stmt) -> Stmt:
-    """Return ``body`` with no binding inside the value of another."""
+    """Return ``body`` with no binding inside the value of another binding."""
 
     def vector(loop: Any) -> Stmt:
         if loop.kind != tirx.ForKind.VECTORIZED:
@@ -55,7 +55,7 @@ class _StatementsBeforeStore:
     Parameters
     ----------
     lane, lanes
-        Element of a buffer for each lane, and the number of lanes.
+        Index of the current lane's element in a buffer, and the number of lanes.
     """
 
     lane: Expr
@@ -63,13 +63,13 @@ class _StatementsBeforeStore:
     buffers: list[Buffer] = field(default_factory=list)
 
     def store(self, s: Any) -> Stmt:
-        """Return a store after the statements that it needs."""
+        """Return the store, preceded by the statements that it needs."""
         steps: list[Stmt] = []
         value = self._flat(s.value, steps) if _has_nested_let(s.value) else s.value
         return seq(*steps, tirx.BufferStore(s.buffer, value, s.indices)) if steps else s
 
     def _flat(self, expr: Expr, steps: list[Stmt]) -> Expr:
-        """Return ``expr`` without a binding in the value of another; append the statements to run before it."""
+        """Return ``expr`` with no binding inside another's value; append to ``steps`` what must run before it."""
         callbacks = [
             (tirx.Let, functools.partial(self._flatten_let, steps)),
             (tvm.ir.Call, self._flatten_branches(steps)),

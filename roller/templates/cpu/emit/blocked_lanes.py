@@ -1,4 +1,4 @@
-"""Lanes along an axis that tensors store in blocks: one block per vector, with the position in it given by the lane.
+"""Lanes along an axis that tensors store in blocks: a vector lies in one block, and its lanes are positions there.
 
 ``(first + lane) // 16`` is ``first // 16`` for all lanes of a vector inside one block. The compiler cannot derive that
 if ``first`` ends with the axis; here it holds by construction, so accesses stay contiguous.
@@ -23,7 +23,7 @@ class AxisDigits:
     axis
         The axis; vectors along it begin at multiples of their lane count.
     terms
-        Its distinct divisions and remainders ``(div, mod)``.
+        Distinct divisions and remainders ``(div, mod)`` of the axis.
     """
 
     axis: str

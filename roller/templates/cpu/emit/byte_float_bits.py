@@ -1,4 +1,4 @@
-"""8-bit floats on CPUs by integer arithmetic on their bits, which LLVM vectorizes."""
+"""Conversion of 8-bit floats on CPUs by integer arithmetic on their bits, which LLVM vectorizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def float_to_byte(value: Any, row: DType) -> Any:
     normal = (magnitude - _unsigned(row.exponent_shift_bits) + _unsigned(half) + last) >> _unsigned(
         row.missing_significand_bits
     )
-    # The addition rounds to multiples of the smallest number, which is the last digit of a float32 of this exponent.
+    # The addition rounds to multiples of the smallest number, which is one ulp of a float32 with this exponent.
     steps = tirx.const(row.smallest_subnormal * 2.0**23, "float32")
     small = tirx.reinterpret("uint32", tirx.reinterpret("float32", magnitude) + steps) - _unsigned(
         row.subnormal_rounding_bits

@@ -1,4 +1,4 @@
-"""Loops over the window taps that lie inside the image for some output of a register tile."""
+"""Loops over the window taps that lie inside the image for at least one output of a register tile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copy every second element of a row in vectors, using two loads and a shuffle instead of a load per element."""
+"""Copies every second element of a row in vectors, with two loads and a shuffle instead of a load per element."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def copy_every_second(
     target: tuple[Buffer, Sequence[Expr]],
     element: Callable[[Expr], Stmt],
 ) -> Stmt:
-    """Return the copy of ``length`` elements, two apart, to adjacent positions."""
+    """Return the statement that copies ``length`` elements, two apart, to adjacent positions."""
 
-    # The last vector is shifted back to the end of the row, and the second load of each ends with its last element, so
-    # no access exceeds the row. Rows shorter than a vector use vectors of FEWEST_HALVES lanes, still shorter ones
-    # elements.
+    # The last vector is shifted back to the end of the row, and the second load of each vector ends with its last
+    # element, so no access exceeds the row. Rows shorter than a vector use vectors of FEWEST_HALVES lanes, and still
+    # shorter ones are copied element by element.
     def vectors(width: int) -> Stmt:
         count = -(-length // width) if isinstance(length, int) else tirx.floordiv(length + (width - 1), integer(width))
         end = length - width

@@ -18,12 +18,12 @@ from roller.templates.cpu.emit.loop_nest import LoopBuilder, Stmt, clamp, intege
 
 #: Minimum number of elements that one task of an element-wise nest writes, so that its start-up time is negligible.
 _TASK_ELEMENTS = 1 << 14
-#: Vectors unrolled along the vector axis.
+#: Maximum number of vectors unrolled along the vector axis.
 _UNROLL = 4
 
 
 def contiguity(stage: Stage, expr: TensorExpr, axis: str) -> tuple[int, int]:
-    """Return the number of accesses contiguous along ``axis``, and minus the number of strided accesses."""
+    """Return the number of contiguous accesses along ``axis``, and the negated number of strided accesses."""
     accesses = [(stage.name, stage.store), *((ld.tensor, ld.index) for ld in stage.loads)]
     steps = [lane_stride(index, expr.tensors[name].shape, axis) for name, index in accesses]
     return sum(s == 1 for s in steps), -sum(s not in (0, 1) for s in steps)
@@ -113,7 +113,7 @@ def _line_aligned_start(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
 def tile_loop(
     nest: LoopBuilder, plans: Sequence[SpatialPlan], start: Mapping[str, Any], body: Callable[[dict[str, Any]], Stmt]
 ) -> Stmt:
-    """Run ``body`` on every element of a register tile: unrolled, lanes vectorized innermost."""
+    """Run ``body`` on every element of a register tile: loops are unrolled, and lanes are vectorized innermost."""
     vector = next((p for p in plans if p.lanes > 1), None)
     rows = [p for p in plans if p is not vector]
 
@@ -140,6 +140,6 @@ def elementwise_nest(
     parallel: bool,
     to_line: Callable[[Mapping[str, Any]], Expr] | None = None,
 ) -> Stmt:
-    """Return the nest that runs ``store`` at every point; ``to_line``: elements from a start to the next cache line."""
+    """Return the nest that runs ``store`` at every point; ``to_line`` counts elements from a start to the next line."""
     kind = "parallel" if parallel else "serial"
     return task_loop(nest, plans, lambda start: tile_loop(nest, plans, start, store), kind, to_line)

@@ -1,4 +1,4 @@
-"""Derive one function for all sizes from the functions for some sizes: constants become formulas of the sizes.
+"""Derives one function for all sizes from the functions for a few sizes: constants become formulas of the sizes.
 
 Functions of one template with the same tiles differ only in constants. Their least general generalization (G. D.
 Plotkin, "A note on inductive generalization", Machine Intelligence 5, 1970) takes the sizes as arguments.

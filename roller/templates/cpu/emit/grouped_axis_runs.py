@@ -75,13 +75,13 @@ def split_tile_at_runs(
 
 
 def output_runs(last: Stage, axis: str, extent: int) -> Run | None:
-    """Return the runs of the output along ``axis``, or ``None`` if neighbours are not adjacent in memory."""
+    """Return the output's runs along ``axis``, or ``None`` unless they are contiguous and shorter than the axis."""
     run = run_along(last.store, last.output.shape, axis, extent)
     return run if run is not None and run.step == 1 and run.length < extent else None
 
 
 def flatten_loads(body: Scalar, expr: TensorExpr, axis: str, run: Run) -> tuple[Scalar, dict[str, Load]] | None:
-    """Return ``body`` with flat loads inside a run, and the replaced loads; ``None`` if one jumps or has a guard."""
+    """Return ``body`` with flat loads inside a run, and the replaced loads, or ``None`` if one jumps or has a guard."""
     # A replaced load reads ``@flat<n>`` at ``@flat<n> + @element``, whose first term is its address at the start of the
     # run.
     inputs = {t.name for t in expr.inputs}

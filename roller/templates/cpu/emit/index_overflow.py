@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from roller.errors import BuildError
 from roller.expr import OFFSET_ELEMENTS, Index, IndexValue, Stage, TensorExpr, walk
 
-#: Positions by which the last tile of an axis, or one that starts at a cache line, may exceed the axis before it is
-#: shifted back.
+#: Number of positions by which the last tile of an axis, or one that starts at a cache line, may exceed the axis before
+#: it is shifted back.
 _BEYOND = 1 << 20
 _MOST = OFFSET_ELEMENTS - _BEYOND
 
 
 def check_index_overflow(expr: TensorExpr) -> None:
-    """Raise for tensors, axes or indices that exceed 32 bits."""
+    """Raise an error if a tensor, an axis or an index exceeds 32 bits."""
     for t in expr.tensors.values():
         _check_limit(f"tensor '{t.name}' {t.shape}", "elements", t.elements)
     for s in expr.stages:

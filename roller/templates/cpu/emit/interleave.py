@@ -1,7 +1,7 @@
-"""Interleave functions of several vectors, so that the latency of one vector overlaps the computation of the others.
+"""Interleaves functions of several vectors, so that the latency of one vector overlaps the computation of the others.
 
-The steps of a polynomial depend on each other. LLVM splits one vector of several registers instruction by instruction,
-so every step is done for all registers before the next step, without relying on out-of-order execution.
+The steps of a polynomial depend on each other. LLVM splits a vector that takes several registers instruction by
+instruction, so every step is done for all registers before the next step, without relying on out-of-order execution.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from roller.te.emit import Expr
 from roller.templates.cpu.emit.lanewise import mentions_variables, nodes
 from roller.templates.cpu.emit.loop_nest import Stmt, integer
 
-#: Interleaved registers. More would not fit, because a chain needs three in addition to its constants.
+#: Number of interleaved registers. More would not fit, because a chain needs three in addition to its constants.
 TOGETHER = 2
 
 

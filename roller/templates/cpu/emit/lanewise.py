@@ -1,7 +1,7 @@
-"""Serialize vector loops that bind values and that TVM would run lane by lane anyway.
+"""Serializes vector loops that bind values and that TVM would run lane by lane anyway.
 
 TVM's vectorizer turns a whole statement into scalars at the first call or branch that it cannot vectorize. It may then
-visit a ``Let`` twice, and reject the second visit as another value of the same variable.
+visit a ``Let`` twice, and reject the second visit as a different value of the same variable.
 """
 
 from __future__ import annotations

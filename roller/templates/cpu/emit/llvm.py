@@ -1,4 +1,4 @@
-"""Lower a CPU rProgram to a KernelArtifact with its shared library."""
+"""Lowers a CPU rProgram to a KernelArtifact with its shared library."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def lower(
     program: RProgram, expression: TensorExpr, mcpu: str, cores: int, device: str, vector_bytes: int, mtriple: str = "",
     varying: Size | None = None,
 ) -> KernelArtifact:  # fmt: skip
-    """Generate the CPU kernel of ``program``, and build it unless it is for another architecture."""
+    """Generate the CPU kernel of ``program`` and build it, unless it is for a different architecture."""
     start = time.perf_counter()
     module, arguments, names = lower_module(program, cores, varying)
     features = program.fragment.arch if program.fragment is not None else ""

@@ -60,7 +60,7 @@ class EmittedNests:
     panels
         Buffers that ``main`` reads and ``pack`` fills once, from constants.
     pack
-        The loop nest that fills them, or ``None``.
+        The loop nest that fills ``panels``, or ``None``.
     unread
         Constants that ``main`` reads only from their panels.
     """
@@ -155,7 +155,7 @@ def bind_value(value: Expr, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
 
 
 def copy_elements(to: Buffer, to_index: Sequence[Expr], source: Buffer, index: Sequence[Expr], count: Expr) -> Stmt:
-    """Return a copy of ``count`` adjacent elements of one dtype as a call, which needs no optimization."""
+    """Return a call that copies ``count`` adjacent elements of one dtype, and that needs no optimization."""
     size = tirx.const(DTYPE_BYTES[str(to.ty.dtype)], "int64")
     places = (tirx.address_of(tirx.BufferLoad(b, list(i))) for b, i in ((to, to_index), (source, index)))
     return tirx.Evaluate(tirx.call_extern("handle", "memcpy", *places, count.astype("int64") * size))
@@ -201,7 +201,7 @@ def computed(expr: TensorExpr) -> TensorExpr:
     # Literals and sums are float32, and a cast to a narrow float and back is a rounding. Processors have instructions
     # for float16; :func:`roller.templates.cpu.emit.bfloat16.round_bfloat16_casts` and
     # :mod:`roller.templates.emit.byte_floats`
-    # work on the bits of the others. Bytes have an order and vectors, bools have neither.
+    # work on the bits of the others. Bytes have an order and vectors; bools have neither.
     def scalar(n: Scalar) -> Scalar:
         if not isinstance(n, (Cast, Const, IndexValue)) or n.dtype == computed_dtype(n.dtype):
             return n
@@ -275,7 +275,7 @@ def add_prefetch_function(body: Stmt) -> Stmt:
 
 
 def reader(buffer: Buffer) -> Callable[..., Expr]:
-    """Return the callable of indices that :func:`roller.te.emit.emit_scalar` expects."""
+    """Return the function from indices to an element that :func:`roller.te.emit.emit_scalar` expects."""
     return lambda *index: read(buffer, *index)
 
 

@@ -1,4 +1,4 @@
-"""Transcendental functions as vectorizable float32 arithmetic, accurate to a few units in the last place.
+"""Transcendental functions as vectorizable float32 arithmetic, accurate to a few ulp.
 
 LLVM turns a vector ``exp`` into one library call per lane; this arithmetic vectorizes and keeps infinities and NaN.
 float64 keeps the library's functions.
@@ -18,13 +18,13 @@ _LOG2E = math.log2(math.e)
 #: ``ln 2`` in two parts (Cody and Waite); the first has few enough bits that ``n * part`` is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 #: Minimax polynomial of ``(exp(r) - 1) / r`` on ``|r| <= ln(2) / 2`` for the relative error of ``exp(r)`` (Remez
-#: exchange, coefficients rounded to float32 one after another): 3.3e-9, a twentieth of half a unit in the last place.
+#: exchange, coefficients rounded to float32 one after another). That error is 3.3e-9, a twentieth of half an ulp.
 _EXP = (0.0013838324, 0.0083691655, 0.041668102, 0.16666517, 0.49999994, 1.0)
 #: 1.5 * 2^23, whose addition rounds numbers below 2^22 to integers, and the exponent bits of 2^0.
 _WHOLE, _BIAS = 12582912.0, 127.0
 #: Smallest argument whose exponential is a normal float32, and largest whose exponential does not overflow.
 _EXP_LOW, _EXP_HIGH = -87.33654, 88.72283
-#: Rational approximation of tanh on [-7.9, 7.9], odd numerator and even denominator (Eigen's).
+#: Rational approximation of tanh on [-7.9, 7.9], with odd numerator and even denominator (Eigen's).
 _TANH_LIMIT = 7.90531110763549805
 _TANH_P = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
            1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03)  # fmt: skip
@@ -106,7 +106,7 @@ def exp_of_nonpositive(x: Expr) -> Expr:
 
 
 def _reduce_exp_argument(x: Expr, whole: float, result: Callable[[Expr, Expr, Expr], Expr]) -> Expr:
-    """Return ``result`` of an argument, the sum whose last bits are ``n``, and ``r``."""
+    """Return ``result(x, sum, r)`` for the reduced argument ``r``; the last bits of the sum are ``n``."""
 
     def reduced(v: Expr, shifted: Expr) -> Expr:
         return _bind(
@@ -126,7 +126,7 @@ def _rational(limit: float, p: Sequence[float], q: Sequence[float]) -> Callable[
 
     def apply(x: Expr) -> Expr:
         def value(v: Expr) -> Expr:
-            # Beyond the limit it may overflow and is not selected, so the argument is not clipped.
+            # Beyond the limit, the quotient may overflow but is not selected, so the argument is not clipped.
             inside = _bind(v * v, "odd_s", lambda s: v * _polynomial(s, p) / _polynomial(s, q))
             return tirx.Select(v > _f(limit), _f(1.0), tirx.Select(v < _f(-limit), _f(-1.0), inside))
 
@@ -149,7 +149,7 @@ _REPLACEMENTS: dict[str, Callable[[Expr], Expr]] = {
     "tirx.rsqrt": lambda x: _f(1.0) / tirx.sqrt(x),
 }
 
-#: Functions that may be computed differently from TVM.
+#: Functions that may be computed differently than by TVM.
 _FUNCTIONS = frozenset(_REPLACEMENTS) | frozenset(_LIBRARY) | {
     f"tirx.{n}" for n in ("sin", "cos", "tan", "asin", "acos", "atan", "asinh", "acosh", "log", "sqrt", "pow")
 }  # fmt: skip

@@ -21,10 +21,10 @@ _LLVM = {
     "float16": "half", "float32": "float", "float64": "double", "int8": "i8", "uint8": "i8", "int16": "i16",
     "uint16": "i16", "int32": "i32", "uint32": "i32", "int64": "i64", "uint64": "i64",
 }  # fmt: skip
-#: Narrowest vector worth the address check (bytes): the width of the narrowest vector unit.
+#: Size (bytes) of the narrowest vector worth the address check: the width of the narrowest vector unit.
 _NARROWEST_BYTES = 16
 _HEAD, _FENCE = "roller_to_line", "roller_fence"
-#: Bytes from an address to the next cache line.
+#: Function that returns the number of bytes from an address to the next cache line.
 _HEAD_IR = f"""define i32 @{_HEAD}(ptr %p) alwaysinline {{
   %a = ptrtoint ptr %p to i64
   %n = sub i64 0, %a
@@ -33,7 +33,7 @@ _HEAD_IR = f"""define i32 @{_HEAD}(ptr %p) alwaysinline {{
   ret i32 %h
 }}
 """
-#: Fence at the end of a task, which makes its stores visible before later ones.
+#: Fence at the end of a task, which makes the task's stores visible before later ones.
 _FENCE_IR = f"""define void @{_FENCE}() alwaysinline {{
   fence seq_cst
   ret void
@@ -88,7 +88,7 @@ def _stream_function(function: Any, outputs: Collection[str]) -> Any:
 
 
 def _width(element: str, lanes: int = 1) -> int:
-    """Return the bytes of a vector."""
+    """Return the size of a vector in bytes."""
     return lanes * np.dtype(element).itemsize
 
 

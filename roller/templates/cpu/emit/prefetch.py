@@ -1,4 +1,4 @@
-"""Prefetches of panels of constants, which leave a core's caches between calls, while earlier panels are computed.
+"""Prefetches panels of constants while earlier panels are used; the panels leave a core's caches between calls.
 
 The hardware prefetcher restarts at every panel, and the first tile that reads it would need its bytes at the rate of
 the micro-kernel. Therefore each tile that reads one panel prefetches its part of the next panel.
@@ -12,10 +12,10 @@ from typing import Any
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.loop_nest import LINE_BYTES, Buffer, Stmt, prefetch, seq
 
-#: Bytes of a constant above which its panels do not stay in a core's caches while a model reads its other constants.
+#: Size (bytes) of a constant above which its panels leave a core's caches while a model reads its other constants.
 FAR_BYTES = 1 << 16
 
-#: Emits the prefetches at a step of a reduction.
+#: Function that emits the prefetches at a step of a reduction.
 Hint = Callable[[Mapping[str, Any]], Stmt]
 
 

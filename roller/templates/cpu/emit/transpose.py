@@ -23,7 +23,7 @@ def transposable(source: Buffer, panel: Buffer, lanes: int) -> bool:
 
 def transpose_vectors(nest: LoopBuilder, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
     """Return statements that bind the transpose of as many vectors as they have lanes, and the resulting vectors."""
-    # For each bit of the row number, from the highest down, the rows without and with the bit exchange the lanes with
+    # For each bit of the row index, from the highest down, the rows without and with the bit exchange the lanes with
     # and without it.
     lanes = len(rows)
     steps: list[Stmt] = []
@@ -51,7 +51,7 @@ def transpose_block(
     nest: LoopBuilder, lanes: int, source: Buffer, place: Callable[[int], tuple[Expr, ...]],
     panel: Buffer, target: Callable[[int], tuple[Expr, ...]],
 ) -> Stmt:  # fmt: skip
-    """Return the copy of one block."""
+    """Return the statement that copies one block and transposes it."""
 
     def vector(index: tuple[Expr, ...]) -> list[Expr]:
         return [*index[:-1], tirx.Ramp(index[-1], integer(1), lanes)]

@@ -28,7 +28,7 @@ def byte_product(stage: Stage) -> tuple[Load, Load] | None:
 
 
 def _load_widened_to_int32(factor: Scalar) -> Load | None:
-    """Return the load of a factor that is a load converted to int32, or ``None``."""
+    """Return the load that a factor is, directly or converted to int32, or ``None`` for other factors."""
     if isinstance(factor, Cast) and factor.dtype == "int32":
         factor = factor.arg
     return factor if isinstance(factor, Load) else None
@@ -46,9 +46,9 @@ def supported_fragments(spec: DeviceSpec) -> list[Fragment]:
 
 
 def byte_product_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[str, str, str]]:
-    """Return the axes along which an instruction's rows, lanes and words may run, ``(m, n, k)`` each."""
-    # Lanes run along an axis that indexes one operand only; words along the reduction axis in which the other operand
-    # has contiguous words, else along the axis that wastes the least.
+    """Return the axes along which an instruction's rows, lanes and words may run, as tuples ``(m, n, k)``."""
+    # Lanes run along an axis that indexes one operand only. Words run along the reduction axis in which the other
+    # operand has contiguous words, else along the axis that wastes the least.
     expr = geometry.expr
     loads = byte_product(expr.anchor)
     if fragment not in supported_fragments(spec) or not structure_of(geometry).reuses or loads is None:
@@ -69,7 +69,7 @@ def byte_product_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) 
 
 
 def _word_axis(geometry: Geometry, packed: Access, other: Access, fragment: Fragment) -> int | None:
-    """Return the reduction axis that is divided into words."""
+    """Return the reduction axis that is divided into words, or ``None`` if there is none."""
     axes = [int(a) for a in np.flatnonzero(~geometry.spatial & packed.uses & other.uses) if geometry.extents[a] > 1]
 
     def order(a: int) -> tuple[bool, float, int]:
@@ -95,7 +95,7 @@ def operands(batch: TileBatch) -> tuple[Access, Access]:
 
 
 def needs_sign_move(batch: TileBatch) -> bool:
-    """Return whether both operands have one sign and the instruction needs two, so that one is moved by 128."""
+    """Return whether both operands have the same signedness but must differ, so that one is offset by 128."""
     a, b = operands(batch)
     return a.tensor.dtype == b.tensor.dtype and not (batch.fragment and batch.fragment.takes_any_signs)
 

@@ -1,7 +1,7 @@
-"""Micro-kernel of byte products: a word of one operand is broadcast to all lanes and meets packed words of the other.
+"""Micro-kernel for byte products: a word of one operand is broadcast to all lanes and multiplied by packed words.
 
-The instruction multiplies unsigned bytes by signed bytes. If both operands have one sign, an exclusive or moves each
-byte of a row's word by 128, and 128 times the sums of the packed words correct the result.
+The instruction multiplies unsigned bytes by signed bytes. If both operands have the same signedness, an exclusive or
+offsets each byte of a row's word by 128, and 128 times the sums of the packed words correct the result.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _ADD_IR = """define <{n} x i32> @roller_add(<{n} x i32> %a, <{n} x i32> %b) {att
 """
 #: Attributes of a function without memory accesses, so that sums stay in registers.
 _PURE = "nounwind willreturn memory(none)"
-#: Mask that moves every byte of a word by 128.
+#: Mask whose exclusive or offsets every byte of a word by 128.
 _SIGNS = -0x7F7F7F80
 #: Maximum number of dot products (vectors) for which the words of a reduction axis are unrolled into the micro-kernel.
 _UNROLL_LIMIT = 160
 
 
 class ByteProductNest(TiledNest):
-    """A tiled program whose products are computed by a fragment of bytes."""
+    """A tiled program whose products are computed by a byte fragment."""
 
     def _stage_loads(self) -> Scalar:
-        """Plan both operands, and return the body with the loads of packed operands redirected."""
+        """Plan both operands and return the body with the loads of packed operands redirected."""
         program, decisions = self.program, program_decisions(self.program)
         fragment, loads = program.fragment, byte_product(self.stage)
         if fragment is None or loads is None or self.vector is None or self.vector.tile % fragment.n:
@@ -97,7 +97,7 @@ class ByteProductNest(TiledNest):
         return transform(self.stage.body, lambda x: redirected.get(x, x) if isinstance(x, Load) else x)
 
     def _elements_past_axis(self, load: Load) -> int:
-        """Return the number of elements a row's last word reads beyond its axis, if the axis runs along box rows."""
+        """Return how many elements a row's last word reads beyond its axis: 0 unless the axis runs along box rows."""
         along = any(t.axis == self.along for t in load.index[-1].terms)
         return -self.stage.extents[self.along] % self.depth if along else 0
 
@@ -148,7 +148,7 @@ class ByteProductNest(TiledNest):
         return seq(allocate(self.sums), super()._micro_kernel(env, chunk))
 
     def _reduce(self, env: Env, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
-        """Loop over one chunk, and correct the sums afterwards for moved signs."""
+        """Loop over one chunk and then correct the sums for operands that are offset by 128."""
         body = super()._reduce(env, chunk, step)
         if not self.flips:
             return body
@@ -266,5 +266,5 @@ class ByteProductNest(TiledNest):
 
 
 def vector_word_nests(program: RProgram, buffers: dict[str, Buffer]) -> EmittedNests:
-    """Return the loop nests of a ``matrix`` program of a CPU that adds words to vectors."""
+    """Return the loop nests of a CPU's ``matrix`` program that adds words to vectors."""
     return ByteProductNest(program, buffers, frozenset(program.constants)).nests()

@@ -44,11 +44,11 @@ class WordPanel:
     Parameters
     ----------
     spatial
-        The spatial axes that index it, ending with the lanes' axis.
+        The spatial axes that index the load, ending with the lanes' axis.
     reduction
-        The reduction axes that index it, in loop order; the extent of ``along`` counts words.
+        The reduction axes that index the load, in loop order; the extent of ``along`` counts words.
     along, word
-        Axis along which the elements of a word run, and their number.
+        Axis along which the elements of a word run, and the number of elements per word.
     extent
         Extent of that axis (elements).
     upfront
@@ -79,7 +79,7 @@ class WordPanel:
 
 
 def load_elements(buffer: Buffer, index: tuple[Expr, ...], count: int) -> Expr:
-    """Return ``count`` adjacent elements from an index."""
+    """Return ``count`` adjacent elements, starting at an index."""
     return tirx.BufferLoad(buffer, [*index[:-1], tirx.Ramp(index[-1], integer(1), count)])
 
 
@@ -116,7 +116,7 @@ def _gather_tile(
     starts: Mapping[str, Expr],
     places: Mapping[str, Expr],
 ) -> Stmt:
-    """Return the copy of one combination of register tiles."""
+    """Return the statement that copies one combination of register tiles."""
     lanes = plan.spatial[-1] if plan.spatial else None
     others = [r for r in plan.reduction if r.name != plan.along]
     rows = [s for s in plan.spatial if s is not lanes]
@@ -155,7 +155,7 @@ Copy = Callable[[LoopBuilder, WordPanel, Buffer, Buffer, Env, tuple[Expr, ...], 
 
 
 def _choose_copy(plan: WordPanel, source: Buffer) -> Copy:
-    """Return how words are copied: in one piece, interleaved for as many words as lanes, or byte by byte."""
+    """Return the function that copies words: whole, interleaved for as many words as lanes, or byte by byte."""
     load, shape = plan.load, dimensions(source, plan.load.index)
     guarded = {n for b in load.guard for n in b.index.axes}
     run = run_along(load.index, shape, plan.along, plan.extent)

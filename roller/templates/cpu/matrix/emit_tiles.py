@@ -1,7 +1,7 @@
-"""Micro-kernel of tile registers (AMX): fragments of rows, of packed words and of sums, each in a separate register.
+"""Micro-kernel with tile registers (AMX): fragments of rows, packed words and sums, each in a separate register.
 
-A task configures the rows and bytes of each register, and releases the registers at its end. Sums stay in registers
-through the reduction; the epilogue reads them from memory.
+A task configures each register's number of rows and bytes per row, and releases the registers at its end. Sums stay in
+registers through the reduction; the epilogue reads them from memory.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from roller.tile import RProgram
 
 #: Size (bytes) of the register configuration, and the offsets of each register's bytes per row and number of rows.
 _CONFIG_BYTES, _ROW_BYTES_AT, _ROWS_AT = 64, 16, 48
-#: Bytes of a word, which occupies one lane.
+#: Size (bytes) of a word, which occupies one lane.
 _WORD = 4
-#: Signs in the instruction's name, by the dtypes of rows and packed words.
+#: Letters for the operands' signedness in the instruction's name, by the dtypes of rows and packed words.
 _DOTS = {("int8", "int8"): "ss", ("int8", "uint8"): "su", ("uint8", "int8"): "us", ("uint8", "uint8"): "uu"}
 
 
 def _tile_functions_llvm(signs: str, dots: Sequence[tuple[int, int, int]]) -> str:
-    """Return LLVM functions around its intrinsics, whose register numbers are part of the instruction."""
+    """Return LLVM functions that wrap the AMX intrinsics, whose register numbers are part of the instruction."""
     out = [
         "declare void @llvm.x86.ldtilecfg(ptr)",
         "declare void @llvm.x86.tilerelease()",
@@ -120,7 +120,7 @@ class TileRegisterNest(ByteProductNest):
         return sum(self.row_counts[:i])
 
     def _configure_registers(self) -> list[Stmt]:
-        """Return the statements that configure each register."""
+        """Return the statements that configure all registers."""
         values = [0] * _CONFIG_BYTES
         values[0] = 1  # the palette of eight registers of 1 KiB
 
@@ -216,7 +216,7 @@ class TileRegisterNest(ByteProductNest):
 
 
 def matrix_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
-    """Return the loop nests of a ``matrix`` program of a CPU: by tile registers, or by vectors."""
+    """Return the loop nests of a CPU's ``matrix`` program, which uses tile registers or vectors."""
     del cores
     if program.fragment is None or program.fragment.m == 1:
         return vector_word_nests(program, buffers)

@@ -25,7 +25,7 @@ def matrix_batch(
     fragment: Fragment,
     along: tuple[str, ...] | None,
 ) -> TileBatch:
-    """Return the program for a register tile and a task tile, with the axes of its rows, lanes and words."""
+    """Return the fastest program with the given register and task tiles, and with the axes ``along`` if given."""
     ways = [axes for axes in byte_product_axes(geometry, spec, fragment) if along in (None, axes)]
     if not ways:
         where = f" along {along}" if along is not None else ""

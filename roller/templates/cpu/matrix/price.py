@@ -1,4 +1,4 @@
-"""Price of byte products: the tiled price, with cycles per word of every element instead of per point."""
+"""Price of byte products: the tiled price, with cycles counted per word instead of per reduction point."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from roller.tile.geometry import Floats, Ints
 
 #: Number of AMX tile registers, which hold the fragments of both operands and of the sums (Intel SDM, volume 1).
 TILE_REGISTERS = 8
-#: Cycles in which a micro-kernel computes the start of a row that it reads in place.
+#: Number of cycles that a micro-kernel takes to compute the start of a row that it reads in place.
 _ROW_CYCLES = 1.0
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
-    """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch: return ``seconds`` and its terms as arrays of shape ``(N,)``."""
     assert batch.fragment is not None
     if batch.fragment.m > 1:
         return tiled.price(batch, spec, parts, _fragment_cycles, _fits_tile_registers)
@@ -34,7 +34,7 @@ def tile_registers(rows: Any, columns: Any) -> Any:
 
 
 def _fragments(batch: TileBatch, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return the number of fragments of a register tile along m and n, ``(N,)``."""
+    """Return the numbers of fragments in a register tile along m and along n, each of shape ``(N,)``."""
     f, d, at = batch.fragment, decisions_for_device(batch, spec), batch.geometry.names.index
     assert f is not None
     m, n = (at(x) for x in batch.matrix_axes[:2])
@@ -51,7 +51,7 @@ def _fits_vector_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
 
 
 def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the cycles per reduction point and for the write-back of fragments in tile registers."""
+    """Return the numbers of cycles per reduction point and for the write-back, with fragments in tile registers."""
     # A step loads every row of the fragments of both operands, and takes a cycle per row of every product. Results
     # reach the epilogue through memory.
     g, d, f = batch.geometry, decisions_for_device(batch, spec), batch.fragment
@@ -70,24 +70,25 @@ def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats
 
 
 def vector_register_count(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the vector registers of a micro-kernel: sums, packed words, a row's word, and moved signs."""
+    """Return the number of vector registers that a micro-kernel uses."""
+    # They hold sums, packed words, a row's word and, if an operand is offset by 128, sums of packed words and ones.
     # Products followed by a separate addition use the register of the word, in the last row that reads it.
     d, packed = decisions_for_device(batch, spec), packed_vectors(batch, spec)
     return np.asarray(d.vectors + packed + 1 + (packed + 1 if needs_sign_move(batch) else 0))
 
 
 def packed_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the number of vectors of packed words per step, ``(N,)``."""
+    """Return the number of vectors of packed words per step, shape ``(N,)``."""
     _, b = operands(batch)
     d = decisions_for_device(batch, spec)
     return np.asarray(np.where(b.uses & b.spatial, d.tile, 1).prod(axis=1) // d.lanes)
 
 
 def _word_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the cycles per reduction point and for the write-back of one micro-kernel."""
+    """Return the numbers of cycles that one micro-kernel takes per reduction point and for its write-back."""
     # A step is one word of ``fragment.k`` elements: a load per vector of packed words, a broadcast per row, and a dot
-    # product per vector of sums. If both operands have one sign, the row's word is moved as well and the packed words
-    # are summed.
+    # product per vector of sums. If both operands have the same signedness, the row's word is also offset by 128, and
+    # the packed words are summed.
     g, d, f = batch.geometry, decisions_for_device(batch, spec), batch.fragment
     assert f is not None
     rate, width, (a, _) = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, operands(batch)

@@ -1,1 +1,1 @@
-"""Template for reductions over rows and of the stages after them, one row at a time."""
+"""Template for reductions over rows and for the stages after them, one row at a time."""

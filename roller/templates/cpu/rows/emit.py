@@ -42,7 +42,7 @@ Env = Mapping[str, Any]
 _SPLIT_POINTS = 1 << 16
 #: Number of rows of a reduction that are unrolled together.
 _ROW_GROUP = 4
-#: Parts of a split reduction per core.
+#: Number of parts of a split reduction per core.
 _PARTS_PER_CORE = 4
 
 
@@ -96,7 +96,7 @@ class _Rows:
         if vector is not None:  # several adjacent rows at once, one per lane
             lanes = vector.lanes
         plans = [self._row_plan(p, lanes if p is vector else 1) for p in plans]
-        # Reductions of rows of any length end with single elements, element-wise stages with a vector.
+        # If rows may have any length, reductions end with single elements, and element-wise stages end with a vector.
         ends = {a.name for a in self.expr.anchor.reduction_axes} & set(self.program.open_axes)
         kept = stages_stored_by_reductions(self.expr.stages) if vector is None and not ends else {}
         stages = [s for s in self.expr.stages if s not in kept.values()]
@@ -119,7 +119,7 @@ class _Rows:
         return task_loop(self.nest, plans, task, "parallel", group=_ROW_GROUP if alone else 1)
 
     def _row_plan(self, plan: SpatialPlan, lanes: int) -> SpatialPlan:
-        """Return the plan with one row (or one vector of rows) per step, and the program's steps per task."""
+        """Return the plan with one row (or one vector of rows) per step and as many rows per task as in the program."""
         tiles, per_task = (plan.extent + (lanes - 1)) // lanes, plan.per_task * plan.tile // lanes
         per_task = min(tiles, per_task) if isinstance(tiles, int) else per_task
         return SpatialPlan(plan.name, plan.extent, lanes, tiles, per_task, lanes)
@@ -132,7 +132,7 @@ class _Rows:
         return any(index.is_axis(n) for n in self.rows)
 
     def _place(self, s: Stage, index: tuple[Index, ...], lanes: int) -> tuple[Index, ...]:
-        """Drop the row dimensions of an intermediate's index; add the lane."""
+        """Return an intermediate's index without its row dimensions and with the lane."""
         kept = tuple(at for at, i in zip(index, s.store, strict=True) if not self._is_row(i))
         return (*kept, axis_index(_LANE)) if lanes > 1 else kept
 
@@ -140,7 +140,7 @@ class _Rows:
         self, s: Stage, start: Env, buffers: dict[str, Buffer], vector: SpatialPlan | None, lanes: int,
         kept: Stage | None,
     ) -> Stmt:  # fmt: skip
-        """Emit one stage for one row (or one vector of rows), with the stage whose values a reduction keeps."""
+        """Emit a stage for one row (or one vector of rows), including the stage whose values the reduction keeps."""
         value, put = self._stored(s, buffers, lanes)
         inner = [a for a in s.spatial_axes if a.name not in self.rows]
         if vector is not None:
@@ -203,7 +203,7 @@ class _Rows:
         self, s: Stage, start: Env, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt], inner: list[Axis],
         before: Callable[[Env], Stmt] | None = None,
     ) -> Stmt:  # fmt: skip
-        """Emit a reduction at one row: lanes along its most contiguous axis."""
+        """Emit a reduction for one row, with lanes along its most contiguous axis."""
         reducer = Reducer(self.nest, s, value, self.lanes, before)
         across = self._vector_spatial_axis(s, inner)
         if across is not None:
@@ -231,14 +231,14 @@ class _Rows:
         return lanes * max(1, min(4, extent // lanes))
 
     def _vector_spatial_axis(self, s: Stage, inner: list[Axis]) -> Axis | None:
-        """Return the spatial axis to vectorize, if one is contiguous in the data and no reduction axis is."""
+        """Return the contiguous spatial axis to vectorize, or ``None`` if there is none or a reduction axis serves."""
         if self._contiguous_reduction_axis(s) is not None or self.lanes == 1:
             return None
         good = [a for a in inner if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
         return good[-1] if good else None
 
     def _contiguous_reduction_axis(self, s: Stage) -> Axis | None:
-        """Return the contiguous reduction axis."""
+        """Return the contiguous reduction axis to vectorize, or ``None``."""
         good = [a for a in s.reduction_axes if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
         return good[-1] if good and self.lanes > 1 else None
 
@@ -329,7 +329,7 @@ class _Rows:
 
 
 def _vectorisable(s: Stage, expr: TensorExpr, axis: str) -> bool:
-    """Return whether some load is contiguous along ``axis``, none is strided, and no guard involves it."""
+    """Return whether a load is contiguous along ``axis``, no load is strided, and no guard involves the axis."""
     good, bad = 0, 0
     for ld in s.loads:
         step = lane_stride(ld.index, expr.tensors[ld.tensor].shape, axis)

@@ -1,4 +1,4 @@
-"""Stages for values that a row kernel computes once: values of a row, and values that two stages share.
+"""Stages for the values that a row kernel computes once: values of a row, and values that two stages share.
 
 :mod:`roller.tile.row_values` finds them; their stages store them in small buffers of the task, so a softmax computes
 its exponential once per element instead of twice, and its reciprocal once per row.
@@ -44,7 +44,7 @@ def compute_shared_values_once(expr: TensorExpr) -> TensorExpr:
 def _stages_of_values(
     expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict[Scalar, Load]
 ) -> list[Stage]:
-    """Return a stage after the stages of the values it needs; ``held`` maps values to loads, by the anchor's names."""
+    """Return the stages of the values that a stage needs, then the stage; ``held`` maps values to their loads."""
     s, form = r.stage, row_form(expr, r.stage, r.columns)
     out: list[Stage] = []
 

@@ -1,7 +1,7 @@
 """Reductions of one stage at one point, or across the lanes of a spatial axis.
 
 A compiler may not reassociate float sums, so lanes are explicit: along a contiguous reduction axis, lanes of several
-accumulators hold partial results, combined by a fixed tree; along a contiguous spatial axis, each lane is an output.
+accumulators hold partial results, which a fixed tree combines; along a contiguous spatial axis, each lane is an output.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from roller.templates.cpu.emit.loop_nest import (
 Value = Callable[[Mapping[str, Any]], Expr]
 Env = Mapping[str, Any]
 
-#: Independent accumulators, which hide the latency of an addition (4 cycles, two additions per cycle).
+#: Number of independent accumulators, which hide the latency of an addition (4 cycles, two additions per cycle).
 _ACCUMULATORS = 4
 
 
 @dataclass(frozen=True)
 class Reducer:
-    """Emits the reduction of ``stage``: ``value`` is its body at given axes, ``before`` precedes each value."""
+    """Emits the reduction of ``stage``; ``value`` emits its body, and ``before`` what must precede each value."""
 
     nest: LoopBuilder
     stage: Stage
@@ -48,7 +48,7 @@ class Reducer:
 
     @property
     def accumulators(self) -> int:
-        """Vectors of partial results; for expensive values, only as many as are computed interleaved."""
+        """Number of vectors of partial results; for expensive values, only as many as are computed interleaved."""
         # More accumulators would take registers from the computation of the values.
         functions = (FUNCTIONS[n.fn] for n in walk(self.stage.body) if isinstance(n, Call))
         is_long = self.before is not None or any(f.instruction_class == "special" for f in functions)

@@ -36,7 +36,7 @@ def stages_stored_by_reductions(stages: Sequence[Stage]) -> dict[str, Stage]:
 
 
 def _reads_each(reduction: Stage, stage: Stage) -> bool:
-    """Return whether a reduction has the axes of a stage, and reads its elements only where they are stored."""
+    """Return whether a reduction has the axes of a stage and reads the stage's elements only where they are stored."""
     if {(a.name, a.extent) for a in reduction.axes} != {(a.name, a.extent) for a in stage.axes}:
         return False
     found = [ld for ld in loads(reduction.body) if ld.tensor == stage.name]
@@ -44,7 +44,7 @@ def _reads_each(reduction: Stage, stage: Stage) -> bool:
 
 
 def stage_overwriting_values(stages: Sequence[Stage], kept: Stage) -> Stage | None:
-    """Return the last stage if it may overwrite the values of ``kept``, which no other stage still reads.
+    """Return the last stage if it may overwrite the values of ``kept``, else ``None``.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def stage_overwriting_values(stages: Sequence[Stage], kept: Stage) -> Stage | No
 def body_emitter(
     stage: Stage, stages: Sequence[Stage], tensors: Mapping[str, Any], placed: Callable[[Scalar], Scalar] = lambda n: n
 ) -> Callable[[Env], Expr]:
-    """Return a function that emits the body of a stage at an environment of axes."""
+    """Return a function that emits the body of a stage for given values of its axes."""
     found = dict.fromkeys(n for n in walk(stage.body) if _is_exp_below_maximum(n, stages))
     names = {n: f"{_VALUE}{i}" for i, n in enumerate(found)}
     arguments = {name: transform(n.args[0], placed) for n, name in names.items() if isinstance(n, Call)}
@@ -83,7 +83,7 @@ def body_emitter(
 
 def _is_exp_below_maximum(n: Scalar, stages: Sequence[Stage]) -> bool:
     """Return whether a node is a float32 ``exp(x - max(x))`` of a loaded ``x``."""
-    # Only loaded values: arithmetic would be repeated for the difference, and a compiler may round it differently.
+    # Only loaded values count: arithmetic would be repeated for the difference, and a compiler may round differently.
     if not (isinstance(n, Call) and n.fn == "exp" and isinstance(n.args[0], Call) and n.args[0].fn == "sub"):
         return False
     element, largest = n.args[0].args

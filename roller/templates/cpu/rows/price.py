@@ -9,5 +9,5 @@ from roller.templates.cpu.streaming.price import drained_s, streamed_terms, task
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
-    """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch: return ``seconds`` and its terms as arrays of shape ``(N,)``."""
     return streamed_terms(batch, spec, parts, task_start_s(spec) + batch.nontemporal * drained_s(spec))

@@ -1,4 +1,4 @@
-"""Candidate CPU programs for streams: vectors along the contiguous axis, tasks that fill axes one by one."""
+"""Candidate CPU programs for streams: vectors along the contiguous axis, and tasks that fill axes one by one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stream_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions
 
 
 def store_choices(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
-    """Return the batch and, if streams leave no result in a cache, the batch with non-temporal stores."""
+    """Return the batch and, if a stream's results leave the caches, the batch with non-temporal stores."""
     past = not batch.traits.reduces and leaves_caches(batch.geometry, spec)
     return [batch, replace(batch, nontemporal=True)] if past else [batch]
 
@@ -53,5 +53,5 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
 
 
 def neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
-    """Yield the program with either kind of stores."""
+    """Yield the program with each kind of stores that it may have."""
     yield from store_choices(replace(place.batch, nontemporal=False), place.spec)

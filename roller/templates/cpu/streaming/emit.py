@@ -62,7 +62,7 @@ def _inline_stage(user: Stage, s: Stage) -> Stage:
 
 
 def _compose(index: Index, at: Mapping[str, Index]) -> Index:
-    """Return ``index`` with every axis replaced by an affine index."""
+    """Return ``index`` with every axis replaced by its index in ``at``; raise an error if that is impossible."""
     found = compose_index(index, at)
     if found is None:
         raise BuildError(f"streaming: cannot compose {index} with {at}. Use structure 'rows'.")
@@ -101,7 +101,7 @@ def _pass(
     nest: LoopBuilder, program: RProgram, stages: Sequence[Stage], buffers: Mapping[str, Buffer],
     tensors: Mapping[str, Callable[..., Expr]],
 ) -> Stmt:  # fmt: skip
-    """Emit stages in one loop, so that a value that several stages read is in a register."""
+    """Emit stages in one loop, so that a value that several stages read stays in a register."""
 
     def store(env: dict[str, Any]) -> Stmt:
         return seq(
@@ -133,7 +133,7 @@ def _nest(
 def _elements_to_line_of_row(
     plans: Sequence[SpatialPlan], s: Stage, out: Buffer
 ) -> Callable[[Mapping[str, Any]], Expr] | None:
-    """Return a function of the elements from a row's start to the next cache line, or ``None`` for short rows."""
+    """Return a function that counts elements from a row's start to the next cache line, or ``None`` for short rows."""
     vector = next((p for p in plans if p.lanes > 1), None)
     shape = s.output.shape
     if vector is None or not starts_at_lines(vector.lanes, vector.tiles, lane_stride(s.store, shape, vector.name)):

@@ -14,8 +14,8 @@ from roller.templates.cpu.common.lanes import lane_distance, ops_per_cycle, room
 from roller.templates.cpu.decisions import decisions_for_device, starts_at_lines
 from roller.tile.geometry import Floats, Geometry, Ints
 
-#: Cycles per task of rows in addition to the cycles of its rows, for bounds, remainders and their branches, in the code
-#: of our templates.
+#: Number of cycles per task of rows in addition to those of its rows: for bounds, remainders and their branches in our
+#: templates' code.
 TASK_CYCLES = 200.0
 
 
@@ -26,7 +26,7 @@ def leaves_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
 
 
 def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
-    """Return the seconds of one pass over all tensors, by the layer for which it waits, ``(N,)`` each."""
+    """Return the seconds that a pass over all tensors takes, by the layer it waits for, each of shape ``(N,)``."""
     # In every call, a core works on the same part of the tensors: data that fit in the L2 of the active cores come from
     # L2, data that fit in L3 from L3, and the rest from memory. Beyond L2, a store reads its line before it writes it
     # (write-allocate) and writes it back; non-temporal stores of whole lines only write.
@@ -52,7 +52,7 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
 
 
 def _reloaded_line_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes that L1 loads again because each lane takes one element of a separate line at a time."""
+    """Return how many bytes L1 loads again because each lane takes one element of a separate line at a time."""
     # The next elements of the lines are read in the next step of the axis along which the lines run. A task that covers
     # it finds them in L1 if the lines of one step fit; others load every line once per element.
     g, v = batch.geometry, batch.vector_axis
@@ -84,23 +84,24 @@ def _partial_line_share(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
-    """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch: return ``seconds`` and its terms as arrays of shape ``(N,)``."""
     return streamed_terms(batch, spec, parts, _between_tasks_s(batch, spec))
 
 
 def task_start_s(spec: DeviceSpec) -> float:
-    """Return the seconds in which a task starts."""
+    """Return the time (seconds) that it takes to start a task."""
     return spec.execution.barrier_s + TASK_CYCLES / spec.clock_hz
 
 
 def drained_s(spec: DeviceSpec) -> float:
-    """Return the seconds in which the non-temporal stores of a task drain, with the lines at its ends one by one."""
+    """Return the time (seconds) in which the lines at both ends of a task's non-temporal stores drain."""
     return 2 * (spec.layer("dram").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
 
 
 def _between_tasks_s(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return the seconds between two tasks on a core, without their work."""
-    # A plain stream along one axis is one loop for any tasks; with more axes, a task first computes its position.
+    """Return the time (seconds) between two tasks on a core, excluding their work."""
+    # A plain stream along one axis is one loop for any number of tasks; with more axes, a task first computes its
+    # position.
     if batch.nontemporal:
         return task_start_s(spec) + drained_s(spec)
     return spec.execution.barrier_s if len(batch.geometry.order) > 1 else 0.0
@@ -122,7 +123,7 @@ def streamed_terms(batch: TileBatch, spec: DeviceSpec, parts: Parts, each: float
 
 
 def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return one core's cycles for the arithmetic, loads and loops of all stages, ``(N,)``."""
+    """Return how many cycles one core takes for the arithmetic, loads and loops of all stages, shape ``(N,)``."""
     g = batch.geometry
     rate = spec.compute.ops_per_cycle_per_unit
     lanes = spec.teu.lanes

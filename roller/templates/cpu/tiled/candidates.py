@@ -19,15 +19,15 @@ from roller.templates.cpu.window_clipping import clipping_segments, padded_slide
 from roller.tile.geometry import Access, Floats, Geometry, Ints
 from roller.tile.structures import TILED, structure_of
 
-#: Candidate rows of a micro-kernel along a scalar (broadcast) axis.
+#: Candidate numbers of rows of a micro-kernel along a scalar (broadcast) axis.
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
-#: Maximum number of equal parts of a short axis that are also candidate rows, and candidate rows along two axes.
+#: Maximum number of equal parts of a short axis whose length is also a candidate, and candidates along two axes.
 _SPLITS, _PAIRS = 4, (2, 3, 4, 7, 12)
-#: Candidate vectors of a micro-kernel along the vector axis.
+#: Candidate numbers of vectors of a micro-kernel along the vector axis.
 VECTORS = (1, 2, 3, 4, 6, 8)
-#: Number of micro-kernels per vector axis combined with tasks, and maximum slowdown of an axis relative to the best.
+#: Number of micro-kernels per vector axis to combine with tasks, and maximum slowdown of an axis relative to the best.
 _KERNELS, _NEAR = 24, 1.8
-#: Candidate chunks of a deep reduction (elements), and the tasks tried with all of them: the first n, and every n-th.
+#: Candidate chunks (elements) of a deep reduction, and n for the tasks tried with them: the first n, then every n-th.
 CHUNKS, _CHUNKED_TASKS = (8, 16, 256, 512, 1024), 6
 #: Chunks below this size are only for a single row of outputs: storing several rows costs more than computing them.
 _SHORT_CHUNK = 64
@@ -66,7 +66,7 @@ def packed_input_choices(geometry: Geometry, v: int, constants: tuple[str, ...] 
 
 
 def promising_register_tiles(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ...]) -> dict[int, Ints]:
-    """Return the register tiles worth trying with many tasks, ``(N, axes)`` per vector axis."""
+    """Return the register tiles worth trying with many tasks, shape ``(N, axes)`` per vector axis."""
     # Construction goes from the fastest layer outwards: micro-kernels are compared first, each as one task; only the
     # best ones, along axes close to the best axis, are combined with tasks.
     found, best = dict[int, tuple[Ints, Floats]](), np.inf
@@ -83,7 +83,7 @@ def promising_register_tiles(geometry: Geometry, spec: DeviceSpec, constants: tu
 
 
 def register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
-    """Return the register tiles with lanes along axis ``v``, ``(N, axes)``."""
+    """Return the candidate register tiles with lanes along axis ``v``, shape ``(N, axes)``."""
     lanes = lane_count(spec, 4)
     usable = spec.limits.usable_vector_registers or 1  # the schema requires it for CPUs
     others, found = row_axes(geometry, v), []
@@ -99,7 +99,7 @@ def register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
 
 
 def task_tiles(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
-    """Return distinct rows of register tile and task tile, ``(N, 2 * axes)``."""
+    """Return distinct rows, each a register tile followed by a task tile, shape ``(N, 2 * axes)``."""
     steps = [np.where(geometry.spatial, 1, geometry.extents), *reduction_chunks(geometry, spec)]
     found, known = [], dict[bytes, tuple[Ints, Ints]]()
     for register in registers:
@@ -119,7 +119,7 @@ def task_tiles(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
 
 def reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
     """Return the candidate chunks of a deep reduction, as steps of all axes."""
-    # The tiles of a task alternate chunk by chunk, and read operands while their lines and pages are still in a cache.
+    # The tiles of a task alternate chunk by chunk, so they read operands whose lines and pages are still in a cache.
     # With a window, the outermost axis outside the window is chunked if the image exceeds L2 and its taps have gaps,
     # because the next tap then reuses no line of the previous one.
     deep = [int(a) for a in np.flatnonzero(~geometry.spatial & (geometry.extents > 1))]
@@ -142,7 +142,7 @@ def reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
 
 
 def _image_bytes(access: Access) -> float:
-    """Return the bytes over which windows slide: all channels of one image of a batch."""
+    """Return the number of bytes over which windows slide: all channels of one image in a batch."""
     images = access.uses & access.spatial & ~access.shared_axes
     return access.tensor.nbytes / float(access.axis_extents[images].prod())
 
@@ -155,7 +155,7 @@ def _tasks_for_chunks(tasks: Ints) -> Ints:
 
 
 def row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
-    """Return candidate rows of a micro-kernel over the scalar axes, at most two of them larger than 1."""
+    """Return candidate numbers of micro-kernel rows along the scalar axes, at most two of them larger than 1."""
     out = {tuple(1 for _ in others)}
     for i, a in enumerate(others):
         extent = int(geometry.extents[a])

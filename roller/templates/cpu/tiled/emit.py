@@ -148,13 +148,13 @@ class TiledNest:
         return seq(*(allocate(b) for _, b in upfront), *pack, main)
 
     def _filled(self, panels: Sequence[tuple[PanelPlan, Buffer]]) -> list[Stmt]:
-        """Return the statements that fill panels of all tiles."""
+        """Return the statements that fill panels for all tiles."""
         zero = {s.name: integer(0) for s in self.spatial}
         every = {s.name: s.tiles for s in self.spatial}
         return [self._packed(p, b, zero, every) for p, b in panels]
 
     def _packed(self, panel: PanelPlan, buffer: Buffer, first: Env, count: Env) -> Stmt:
-        """Return the statement that fills a panel of some tiles."""
+        """Return the statement that fills a panel for ``count`` tiles from ``first`` on."""
         return pack_panel(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
 
     def nests(self) -> EmittedNests:
@@ -224,13 +224,13 @@ class TiledNest:
 
     @property
     def _tile_loop_sizes(self) -> list[int]:
-        """Iterations of the loops over a register tile: rows, and vectors of a row (1 without vectors)."""
+        """Number of iterations of each loop over a register tile: rows, and vectors of a row (1 without vectors)."""
         v = self.vector
         return [*(s.tile for s in self.order if s is not v), 1 if v is None else v.tile // v.lanes]
 
     @functools.cached_property
     def _step_order(self) -> tuple[int, ...]:
-        """The order of these loops in a step of the reduction; the lanes of a vector are not a loop."""
+        """Order of the loops over a register tile in a reduction step; the lanes of a vector are not a loop."""
         places = {
             named(s.name): n
             for n, s in enumerate(self.order)
@@ -272,7 +272,7 @@ class TiledNest:
         return self.each(element, self._step_order)
 
     def _hints(self, env: Env) -> list[Hint]:
-        """Return the prefetches of the next panels of constants for a register tile."""
+        """Return the functions that prefetch the next panels of constants while a register tile is computed."""
         constant = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
         hints = (prefetch_panel(p, b, self._loop_order(), env) for p, b in constant)
         return [hint for hint in hints if hint is not None]

@@ -41,7 +41,7 @@ from roller.templates.cpu.emit.loop_nest import (
 from roller.templates.cpu.emit.transpose import transposable, transpose_block
 from roller.templates.cpu.tiled.emit_staging import HaloPlan, PanelPlan
 
-#: Elements of a reduction axis that are transposed at a time, so that the lines read and written stay in L1.
+#: Number of elements of a reduction axis to transpose at a time, so that the lines read and written stay in L1.
 _TRANSPOSE_BLOCK = 16
 
 
@@ -53,7 +53,7 @@ def pack_panel(
     first: Mapping[str, Expr],
     count: Mapping[str, Any],
 ) -> Stmt:
-    """Return the statement that fills ``panel``."""
+    """Return the statement that fills ``panel`` for ``count`` tiles from ``first`` on."""
     counts = [count[s.name] for s in plan.spatial]
 
     def one(tiles: tuple[Expr, ...]) -> Stmt:
@@ -76,7 +76,7 @@ def _gather(
     tiles: tuple[Expr, ...],
     starts: Mapping[str, Expr],
 ) -> Stmt:
-    """Return the copy of one combination of register tiles."""
+    """Return the statement that copies one combination of register tiles."""
     load, shape = plan.load, dimensions(source, plan.load.index)
     reduction = [r.name for r in plan.reduction]
     inner = [s.name for s in plan.spatial]
@@ -129,7 +129,7 @@ def _gather_runs(
     nest: LoopBuilder, plan: PanelPlan, run: Run, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...],
     starts: Mapping[str, Expr],
 ) -> Stmt:  # fmt: skip
-    """Return the copy of one combination of register tiles whose innermost axis jumps between runs."""
+    """Return the statement that copies one combination of register tiles whose innermost axis jumps between runs."""
     shape, last = dimensions(source, plan.load.index), plan.spatial[-1]
     extents = [*(r.extent for r in plan.reduction), *(s.tile for s in plan.spatial[:-1])]
     names = [*(r.name for r in plan.reduction), *(s.name for s in plan.spatial[:-1])]
@@ -172,7 +172,7 @@ def _vector_loop(nest: LoopBuilder, plan: PanelPlan, name: str, body: Any) -> St
 def transpose_by_blocks(
     nest: LoopBuilder, others: list[str], contiguous: str, last: str, extents: Mapping[str, int], store: Any
 ) -> Stmt:
-    """Return a transposing copy: blocks of ``contiguous`` (read in order), with ``last`` inside them."""
+    """Return a loop nest that copies and transposes in blocks of ``contiguous``, with ``last`` inside them."""
     block = min(_TRANSPOSE_BLOCK, extents[contiguous])
     blocks = -(-extents[contiguous] // block)
 
@@ -204,7 +204,7 @@ def transpose_by_shuffles(
     block: Callable[[Mapping[str, Expr]], Stmt],
     store: Callable[[Mapping[str, Expr]], Stmt],
 ) -> Stmt:
-    """Return a transposing copy by square blocks, with the rest of ``contiguous`` copied element by element."""
+    """Return a loop nest that transposes square blocks and copies the rest of ``contiguous`` element by element."""
     whole, rest = divmod(extents[contiguous], lanes)
 
     def panel(outer: tuple[Expr, ...]) -> Stmt:
@@ -225,7 +225,7 @@ def transpose_by_shuffles(
 
 
 def pack_halo(nest: LoopBuilder, plan: HaloPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:
-    """Return the statement that copies one task's box and fills positions outside with the load's value."""
+    """Return the statement that copies one task's box and fills positions outside the tensor with ``load.outside``."""
     load: Load = plan.load
     shape = dimensions(source, load.index)
     base = [emit_index(i, start) for i in plan.base]

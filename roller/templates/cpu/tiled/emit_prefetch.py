@@ -17,7 +17,7 @@ from roller.templates.cpu.tiled.emit_staging import PanelPlan
 def prefetch_panel(
     panel: PanelPlan, buffer: Buffer, order: Sequence[SpatialPlan], env: Mapping[str, Any]
 ) -> Hint | None:
-    """Return the prefetch of lines of the next panel at a reduction step, or ``None`` if it does not pay off."""
+    """Return a function that prefetches lines of the next panel at a reduction step, or ``None`` if none helps."""
     item_bytes = storage_dtype(str(buffer.ty.dtype)).itemsize
     if math.prod(panel.shape) * item_bytes < FAR_BYTES or len(panel.spatial) != 1 or not panel.reduction:
         return None

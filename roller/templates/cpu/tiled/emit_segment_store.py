@@ -1,4 +1,4 @@
-"""Store a tile of a grouped vector axis: whole vectors, and piece by piece where it crosses into a new run."""
+"""Stores of a tile along a grouped vector axis: whole vectors, or piece by piece where it crosses into a new run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def write_runs(tiled: TileNest, last: Stage, out: Buffer, v: SpatialPlan, env: E
 
 
 class _RowStores:
-    """Stores of the rows of one tile through the epilogue; ``loads`` are its inputs along the vector axis."""
+    """Stores one tile's rows through the epilogue; ``loads`` are the epilogue's inputs along the vector axis."""
 
     def __init__(
         self, tiled: TileNest, last: Stage, out: Buffer, v: SpatialPlan, env: Env, body: Scalar, loads: dict[str, Load]
@@ -80,7 +80,7 @@ class _RowStores:
         self.tiled, self.last, self.out, self.v, self.env, self.body, self.loads = tiled, last, out, v, env, body, loads
         self.accesses = {_OUT: (last.store, dimensions(out, last.store))}
         self.accesses.update({n: (ld.index, dimensions(tiled.buffers[ld.tensor], ld.index)) for n, ld in loads.items()})
-        #: Whether spilled rows are final and their pieces are copied; other pieces are computed element by element.
+        #: Whether spilled rows are final, so that pieces are copied; otherwise, pieces are computed element by element.
         self.finished = not loads and str(out.ty.dtype) == str(tiled.spill.ty.dtype)
 
     def spill_element(self, inner: tuple[Expr, ...]) -> Stmt:
@@ -113,7 +113,7 @@ class _RowStores:
         return self._with_base_addresses(first, lambda base: self.tiled.nest.grid(rows, lambda i: row(i, base)))
 
     def _with_base_addresses(self, first: Expr, body: Callable[[Env], Stmt]) -> Stmt:
-        """Bind the part of every address that depends on the vector axis at ``first``, to divide only once."""
+        """Bind each address's part that depends on the vector axis, at ``first``, so that it is divided only once."""
 
         def named(left: tuple[str, ...], base: dict[str, Any]) -> Stmt:
             if not left:
@@ -141,7 +141,7 @@ class _RowStores:
         return loop_over_run(self.tiled.nest, length, self.v.lanes, element)
 
     def _value(self, accumulated: Expr, at: Env, element: Expr) -> Expr:
-        """Return the output's element from the accumulator's."""
+        """Return the output element for an accumulator's element."""
         result = accumulated.astype(computed_dtype(self.tiled.stage.output.dtype))
         if self.last is self.tiled.stage:
             return result

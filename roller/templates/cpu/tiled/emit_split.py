@@ -32,7 +32,7 @@ from roller.tile import RProgram
 
 
 class _Split(TiledNest):
-    """Parts of the reduction as separate tasks; a mixin of a template that emits one part."""
+    """Parts of the reduction as separate tasks; a mixin for a template that emits one part."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +109,7 @@ class _Split(TiledNest):
         return tuple(env[s.name] + x for s, x in zip(self.order, inner, strict=True))
 
     def _combined(self, env: Env) -> Stmt:
-        """Combine the parts of one register tile in order, and store the result."""
+        """Combine the parts of one register tile in order and store the result."""
 
         def taken(part: int | Expr, inner: tuple[Expr, ...]) -> Expr:
             return read(self.results, integer(part), *self._coordinates(env, inner))
@@ -127,7 +127,7 @@ class _Split(TiledNest):
 
 
 class _SplitDots(_Split, DotProductNest):
-    """Parts of dot products."""
+    """Parts of dot products as separate tasks."""
 
 
 def tiled(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
@@ -147,7 +147,7 @@ def _whole_or_split_nests(
     whole: Callable[[RProgram, dict[str, Buffer]], EmittedNests],
     split: type[_Split],
 ) -> EmittedNests:
-    """Return the loop nests of a reduction: by ``whole``, or by ``split`` over ``program.split_k`` parts."""
+    """Return the loop nests of a reduction, from ``whole`` or, with ``program.split_k`` parts, from ``split``."""
     # A single point is reduced in parts, because a register tile of one element would use only one core.
     anchor = program.expr.anchor
     if anchor.combiner is not None and all(a.extent == 1 for a in anchor.spatial_axes):

@@ -27,11 +27,11 @@ class HaloPlan:
     Parameters
     ----------
     base
-        First coordinate per dimension, over the task's start coordinates.
+        First coordinate per dimension, as a function of the task's start coordinates.
     extents
         Extents of the largest box (elements).
     local
-        Index of the box by coordinates relative to the task's start; :func:`task_coordinate_name` names the axes.
+        Index into the box, over coordinates relative to the task's start; :func:`task_coordinate_name` names the axes.
     phases
         If above 1, the last dimension is stored as ``[phase][position]``, which makes strided vectors contiguous.
     """

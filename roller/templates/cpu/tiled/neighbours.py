@@ -1,4 +1,4 @@
-"""Programs one step away from a tiled program or from dot products: other packing, vectors and splits."""
+"""Programs one step away from a tiled program or a dot product: with different packing, vectors or splits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.templates.cpu.tiled.split_candidates import split_batches
 
 
 def neighbouring_programs(place: NeighbourContext) -> Iterator[TileBatch]:
-    """Yield the program with other operands packed, vectors along other axes, and its reduction split or not."""
+    """Yield the program with other operands packed, with vectors along other axes, and with other reduction splits."""
     yield from _stagings(place)
     yield from _vectors(place)
     yield from _splits(place)
@@ -32,7 +32,7 @@ def _stagings(place: NeighbourContext) -> Iterator[TileBatch]:
 
 
 def _vectors(place: NeighbourContext) -> Iterator[TileBatch]:
-    """Yield the program with its vectors along another axis, and the rows of that axis along this one."""
+    """Yield the program with its vectors along a different axis, and the rows of that axis along the former one."""
     g, lanes, v = place.geometry, lane_count(place.spec, 4), place.batch.vector_axis
     if v is None or not g.spatial[v]:
         return

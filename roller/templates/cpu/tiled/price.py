@@ -25,12 +25,12 @@ from roller.templates.cpu.decisions import BOX, IN_PLACE, PANEL, Mask, decisions
 from roller.templates.cpu.narrow_floats import computed_itemsize_bytes, rows_are_converted
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Cycles of a micro-kernel in addition to its loop, in our templates' code.
+#: Number of cycles that a micro-kernel takes in addition to its loop, in our templates' code.
 KERNEL_CYCLES = 10.0
 
 
 def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the cycles per reduction point and for the write-back of one micro-kernel."""
+    """Return the numbers of cycles that one micro-kernel takes per reduction point and for its write-back."""
     g, d = batch.geometry, decisions_for_device(batch, spec)
     rate, v, lanes = spec.compute.ops_per_cycle_per_unit, batch.vector_axis, vector_elements(batch, spec)
     register, vectors = d.tile, d.vectors.astype(np.float64)
@@ -69,7 +69,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
 
 
 def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles for the write-back of one micro-kernel, its epilogue, and its fixed cost."""
+    """Return how many cycles one micro-kernel takes for its write-back and epilogue, including its fixed cost."""
     g, d = batch.geometry, decisions_for_device(batch, spec)
     vectors, outputs = d.vectors.astype(np.float64), d.tile.prod(axis=1).astype(np.float64)
     epilogue = epilogue_cycles(batch, spec)
@@ -79,7 +79,7 @@ def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def epilogue_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles of one micro-kernel's epilogue, in vectors."""
+    """Return how many cycles one micro-kernel's epilogue takes on vectors."""
     g, lanes, vectors = (
         batch.geometry,
         vector_elements(batch, spec),
@@ -90,7 +90,7 @@ def epilogue_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: Ints, steps: Floats) -> Floats:
-    """Return the number of elements loaded per reduction point: steps of an unrolled window reuse common elements."""
+    """Return the number of elements loaded per reduction point; steps of an unrolled window reuse common elements."""
     # Steps along the vectors reuse nothing: vectors that overlap in part are different vectors.
     apart = np.ones(register.shape[1], bool)
     for a in np.flatnonzero((unrolled > 1).any(axis=0)):
@@ -102,7 +102,7 @@ def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: 
 
 
 def _scattered_line_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles per reduction point that distant lanes wait for lines from L2."""
+    """Return how many cycles per reduction point distant lanes wait for lines from L2."""
     # Every lane reads a separate line. The next reduction points and the next tiles find it in L1 only if the lines of
     # a whole pass over the reduction fit.
     g, l1, size = batch.geometry, spec.layer("l1"), access.tensor.itemsize_bytes
@@ -137,7 +137,7 @@ def _lanes_are_adjacent(access: Access, batch: TileBatch, spec: DeviceSpec) -> b
 
 
 def partial_line_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles that a micro-kernel's stores wait for lines that they fill only in part."""
+    """Return how many cycles a micro-kernel's stores wait for lines that they fill only in part."""
     # A partly written line is fetched first. Adjacent micro-kernels and tasks write the rest of it: they find it in the
     # cache that holds a task's results, and only the first one waits for the tensor's layer.
     g, register = batch.geometry, decisions_for_device(batch, spec).tile
@@ -157,13 +157,13 @@ def partial_line_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def chunk_resume_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles in which a register tile stores and reloads its results between chunks of the reductions."""
+    """Return how many cycles a register tile takes to store and reload results between chunks of the reduction."""
     d = decisions_for_device(batch, spec)
     return np.asarray((d.chunk_count - 1) * (2.0 * d.vectors + KERNEL_CYCLES))
 
 
 def _tlb_miss_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles per reduction point lost to first-level TLB misses of operands read in place."""
+    """Return how many cycles per reduction point first-level TLB misses cost for operands that are read in place."""
     # An operand whose innermost reduction axis has a stride of a page or more touches one page per reduction point; if
     # these exceed the TLB, every pass misses again. The pages of a chunk that fits the TLB serve neighbouring tiles.
     l1, g = spec.layer("l1"), batch.geometry
@@ -193,7 +193,7 @@ def _tlb_miss_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _set_conflict_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles per reduction point lost to broadcast rows whose pitch maps them to the same cache sets."""
+    """Return how many cycles per reduction point are lost to broadcast rows whose pitch maps them to few cache sets."""
     # Rows ``pitch`` bytes apart start at ``page / gcd(pitch, page)`` offsets of a way. If more rows than two thirds of
     # the ways have one offset, they evict each other, and every line comes from L2 again.
     g, l1, d = batch.geometry, spec.layer("l1"), decisions_for_device(batch, spec)
@@ -218,7 +218,7 @@ def _set_conflict_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def fits_vector_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
-    """Return the mask ``(N,)`` of programs whose sums and operand vectors stay in vector registers."""
+    """Return the mask of programs whose sums and operand vectors stay in vector registers, shape ``(N,)``."""
     d = decisions_for_device(batch, spec)
     usable = spec.limits.usable_vector_registers or 0  # the schema requires it for CPUs
     every = d.vectors + d.operand_vectors + 1  # one more holds the broadcast
@@ -230,9 +230,9 @@ def price(
     micro_kernel: Callable[[TileBatch, DeviceSpec], tuple[Floats, Floats]] = micro_kernel_cycles,
     fits: Callable[[TileBatch, DeviceSpec], Mask] | None = None,
 ) -> Terms:  # fmt: skip
-    """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
-    # ``micro_kernel`` returns the cycles per reduction point and for the write-back of one micro-kernel, and ``fits``
-    # the mask of programs that fit the registers.
+    """Price a batch: return ``seconds`` and its terms as arrays of shape ``(N,)``."""
+    # ``micro_kernel`` returns the numbers of cycles that one micro-kernel takes per reduction point and for its
+    # write-back; ``fits`` returns the mask of programs that fit the registers.
     g, d = batch.geometry, decisions_for_device(batch, spec)
     kernels = d.tiles.astype(np.float64).prod(axis=1)
     live = d.live.prod(axis=1)
@@ -273,7 +273,7 @@ def price(
 
 
 def _parallel_packing_count(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the operands that a call packs before its tasks, each in a separate parallel loop, ``(N,)``."""
+    """Return the number of operands that a call packs before its tasks, each in a parallel loop, shape ``(N,)``."""
     d = decisions_for_device(batch, spec)
     called = ((d.packers(a) > 1).astype(np.int64) for a in d.staged(PANEL) if a.tensor.name not in batch.constants)
     return sum(called, np.zeros(len(batch), np.int64))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 
 def operand_register_count(order: Sequence[int], sizes: Sequence[int], uses: Collection[Collection[int]]) -> int:
-    """Return the number of registers that hold operands at a time, in addition to the accumulators.
+    """Return the number of registers that hold operands at the same time, in addition to the accumulators.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def order_with_fewest_registers(sizes: Sequence[int], uses: Collection[Collectio
     ...  order_with_fewest_registers([4, 4], [{0}, {1}]))
     ((1, 0), (0, 1), (0, 1))
     """
-    # Among equal orders, the first one by number is taken: compilers keep the order in which operands are used.
+    # Among equal orders, the lexicographically first one is taken; compilers keep the order in which operands are used.
     loops = range(len(sizes))
     long = [n for n in loops if sizes[n] > 1]
     short = tuple(n for n in loops if sizes[n] <= 1)

@@ -12,7 +12,7 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu.common.lanes import room
 from roller.templates.cpu.decisions import decisions_for_device
 
-#: Candidate parts per core; more parts balance cores that other processes use as well.
+#: Candidate numbers of parts per core; more parts balance cores that other processes use as well.
 _PARTS_PER_CORE = (1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Candidate Winograd programs for a window product: micro-kernels, task sizes and both output tiles."""
+"""Candidate Winograd programs for a window product: micro-kernels, task sizes and both sizes of output tiles."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roller.tile.geometry import Geometry
 from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import WindowProduct
 
-#: Candidate vectors of a micro-kernel along the filters.
+#: Candidate numbers of vectors of a micro-kernel along the filters.
 _VECTORS = (1, 2, 3, 4)
 #: Candidate limits on the number of output tiles per task.
 _TASK_TILES = (8, 16, 32, 64)
-#: Candidate numbers of equal groups of output tiles along an axis, from the fewest up.
+#: How many numbers of equal groups of output tiles are tried along an axis, from the fewest up.
 _GROUPS = 2
 
 

@@ -1,7 +1,7 @@
 """Template for 3x3 windows using Winograd's algorithm: transform, multiply and transform back, fused per task.
 
-Filters are transformed once, in parallel, into panels ``[element][panel][channel][lanes]``. A task, a box of output
-tiles times some panels, computes ``V[element][tile][channel]`` and ``M[element][tile][filter]`` in the core's cache.
+Filters are transformed once, in parallel, into panels ``[element][panel][channel][lanes]``. A task (a box of output
+tiles and some panels) computes ``V[element][tile][channel]`` and ``M[element][tile][filter]`` in the core's cache.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class _Winograd:
         place: Callable[[Expr, Expr, Expr, Expr], Stmt],
         apply: Callable[[Matrix, Sequence[Expr]], list[Expr]],
     ) -> Stmt:
-        """Return ``matrix @ values @ matrix^T``: columns of ``get`` into ``half``, then its rows into ``place``."""
+        """Emit ``matrix @ values @ matrix^T``: columns from ``get`` to ``half``, then its rows to ``place``."""
         height, columns, lanes = sizes
 
         def column(j: Expr, x: Expr) -> Stmt:
@@ -189,7 +189,7 @@ class _Winograd:
         return seq(allocate(self.image), allocate(self.products), transform, multiply, back)
 
     def _image(self, starts: Coordinates, own: Units, batch: Coordinates, vector: Expr) -> Stmt:
-        """Copy one image's box of some channels, ``own`` rows and columns of tiles, and transform its tiles."""
+        """Copy one image's box of ``own`` tiles along each axis, for a vector of channels, and transform its tiles."""
         plan = self.plan
         channel = start_of(vector, plan.channel_lanes, plan.channels)
         at = {a.name: starts[n] + batch[n] for n, a in enumerate(plan.tiled[:-2])}
@@ -254,7 +254,7 @@ class _Winograd:
         return self.nest.loop(height, row)
 
     def _flat(self, at: Coordinates) -> Expr:
-        """Return the number of a tile inside its task."""
+        """Return the index of a tile within its task."""
         return flat(at, [a.box for a in self.plan.tiled])
 
     def _multiply(self, element: Expr, first_panel: Expr, own: Units) -> Stmt:

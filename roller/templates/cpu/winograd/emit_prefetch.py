@@ -16,7 +16,7 @@ from roller.tile.winograd import WinogradPlan
 def prefetch_filters(
     plan: WinogradPlan, buffer: Buffer, element: Expr, panel: tuple[Expr, Expr], turn: Expr
 ) -> list[Callable[[Expr], Stmt]]:
-    """Return the prefetches, channel by channel, of the transformed filters that a task multiplies next."""
+    """Return the function, if any, that prefetches per channel the transformed filters that a task multiplies next."""
     shape = tuple(int(x) for x in buffer.ty.shape)
     item_bytes = storage_dtype(str(buffer.ty.dtype)).itemsize
     if math.prod(shape) * item_bytes < FAR_BYTES:

@@ -1,4 +1,4 @@
-"""Starts of the tasks and micro-kernels of a Winograd program, and their units along each axis."""
+"""Starts of the tasks and micro-kernels of a Winograd program, and their numbers of units along each axis."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from roller.templates.cpu.emit.loop_nest import integer, unravel
 from roller.tile.tiled_axis import TiledAxis
 
 Coordinates = tuple[Expr, ...]
-#: Units of a task along axes; an integer if it is the same in all tasks.
+#: Number of a task's units along each axis: an integer if it is the same in all tasks.
 Units = tuple[int | Expr, ...]
 
 
 def tasks_of(axes: Sequence[TiledAxis]) -> tuple[int | Expr, Callable[[Expr], Coordinates]]:
-    """Return the tasks of a launch, and the function that maps a task's number to its coordinates."""
+    """Return the number of tasks in a launch, and the function that maps a task's index to its coordinates."""
     # With an open axis, the count is opaque to TVM: the code for one task must be the code for any number of tasks.
     boxes = [a.boxes for a in axes]
     if not any(a.is_open for a in axes):
@@ -33,7 +33,7 @@ def tasks_of(axes: Sequence[TiledAxis]) -> tuple[int | Expr, Callable[[Expr], Co
 
 
 def flat(at: Coordinates, extents: Sequence[int]) -> Expr:
-    """Return the number of a coordinate, with the last axis fastest."""
+    """Return the flat index of coordinates, with the last axis fastest."""
     number = at[0]
     for n, x in zip(extents[1:], at[1:], strict=True):
         number = number * n + x
@@ -55,7 +55,7 @@ def task_start(task: Expr, axis: TiledAxis) -> Expr:
 
 
 def units_from(start: Expr, axis: TiledAxis) -> int | Expr:
-    """Return the units of the task that begins at ``start``."""
+    """Return the number of units in the task that begins at ``start``."""
     return tirx.min(integer(axis.box), integer(axis.units) - start) if axis.is_open else axis.box
 
 

@@ -27,7 +27,7 @@ _ITEM_BYTES = 4
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: dict[str, Any]) -> dict[str, Floats]:
-    """Price a batch of a ``winograd`` structure: return ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch of a ``winograd`` structure: return ``seconds`` and its terms as arrays of shape ``(N,)``."""
     # ``parts["slowest"]`` becomes the overlapped time of arithmetic and memory of each program.
     names = batch.geometry.names
     rows, slowest = [], []
@@ -44,7 +44,7 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: dict[str, Any]) -> dict[str
 
 
 class _Costs:
-    """Terms of one program."""
+    """Computes the terms of one program's price."""
 
     def __init__(self, batch: TileBatch, spec: DeviceSpec, plan: WinogradPlan) -> None:
         self.batch, self.spec, self.plan = batch, spec, plan.clipped_to_axes
@@ -81,11 +81,11 @@ class _Costs:
         return terms
 
     def _cycles(self, kind: str, vectors: float) -> float:
-        """Return the cycles of vector instructions of one class."""
+        """Return how many cycles ``vectors`` vector instructions of one class take."""
         return vectors * self.spec.teu.lanes / self.spec.compute.ops_per_cycle_per_unit[kind]
 
     def _multiply(self) -> float:
-        """Return the cycles of one task's matrix products."""
+        """Return how many cycles one task's matrix products take."""
         plan, spec = self.plan, self.spec
         vectors = plan.width // plan.lanes
         sums, loads = plan.kernel_rows * vectors, plan.kernel_rows + vectors
@@ -100,13 +100,13 @@ class _Costs:
         return kernels * (plan.channels * step + 2 * sums + KERNEL_CYCLES)
 
     def _transform(self, matrix: Matrix, height: int) -> float:
-        """Return the cycles for one vector of two-sided products with ``matrix``: columns first, then rows."""
+        """Return how many cycles the two-sided product of one vector's values with ``matrix`` takes."""
         products = height + len(matrix)
         arithmetic = self._cycles("fma", products * operations(matrix))
         return max(arithmetic, self._cycles("load_store", products * (height + len(matrix))))
 
     def _image(self) -> float:
-        """Return the cycles to copy and transform one task's part of the image."""
+        """Return how many cycles it takes to copy and transform one task's part of the image."""
         plan, spec = self.plan, self.spec
         rows, columns = plan.tiled[-2:]
         vectors = plan.channel_vectors * (plan.tiles // (rows.box * columns.box))  # of all images of the task
@@ -120,7 +120,7 @@ class _Costs:
         return vectors * (positions * copy + tiles * self._transform(matrices(plan.m)[2], plan.side))
 
     def _outputs(self) -> float:
-        """Return the cycles to transform one task's products back, run the epilogue and store the results."""
+        """Return how many cycles it takes to transform a task's products back, run the epilogue and store results."""
         plan, spec, g = self.plan, self.spec, self.geometry
         outputs = plan.m**2
         mix = [instruction_mix(s.body, None) for s in g.expr.stages if s is not g.expr.anchor]
@@ -133,7 +133,7 @@ class _Costs:
         return vectors * (self._transform(matrices(plan.m)[0], plan.side) + epilogue + store)
 
     def _transform_filters_s(self) -> float:
-        """Return the seconds to transform the filters and write their panels."""
+        """Return the time (seconds) that it takes to transform the filters and write their panels."""
         plan, spec = self.plan, self.spec
         vectors = plan.panels.units * plan.channels * (plan.width // plan.lanes)
         each = TRANSPOSED * (spec.execution.element_gather_s or 0.0) * spec.clock_hz
@@ -144,11 +144,11 @@ class _Costs:
         return cycles / (spec.clock_hz * cores) + 2.0 * panels / float(holding_bandwidth(panels, spec))
 
     def _panel_bytes(self, panels: int) -> float:
-        """Return the bytes of transformed filters."""
+        """Return the number of bytes in ``panels`` panels of transformed filters."""
         return float(self.elements * panels * self.plan.channels * self.plan.width * _ITEM_BYTES)
 
     def _traffic_bytes(self) -> tuple[float, float, float]:
-        """Return the bytes from L2 into L1, from L3 into L2, and over the memory bus."""
+        """Return the numbers of bytes moved from L2 to L1, from L3 to L2, and over the memory bus."""
         plan, spec = self.plan, self.spec
         l1, l2, l3 = (room(spec, n) for n in ("l1", "l2", "l3"))
         image = float(self.elements * plan.tiles * plan.channel_pitch * _ITEM_BYTES)

@@ -1,7 +1,8 @@
 """The choice of Winograd for a CPU convolution: its programs compete with direct programs, and the price decides.
 
-They are candidates if ``options.winograd`` is set and a form of the expression is a window product (float32, 3x3, step
-one) with enough channels whose vectors lie in one block of channels; ranking takes the faster prediction.
+They are candidates if ``options.winograd`` is set and a form of the expression is a window product (float32, 3x3,
+stride 1) with enough channels, and if each vector of channels lies within one block of channels. Ranking takes the
+faster prediction.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from roller.tile.winograd import LEAST_CHANNELS, WindowProduct, window_product
 
 
 def winograd_programs(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the Winograd programs of one form, or none if the form does not suit the algorithm."""
+    """Return the Winograd programs of one form; the list is empty if the form does not suit the algorithm."""
     form = suitable_window_product(geometry, spec) if options.winograd else None
     return [] if form is None else winograd_pool(geometry, spec, form)
 
 
 def joined_winograd_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the Winograd programs of the forms whose blocks of channels are joined to one axis."""
+    """Return the Winograd programs of the forms in which blocks of channels are joined into one axis."""
     return [b for f in joined_channel_forms(expr, options) for b in winograd_programs(Geometry.of(f), spec, options)]
 
 
@@ -37,7 +38,7 @@ def suitable_window_product(geometry: Geometry, spec: DeviceSpec) -> WindowProdu
 
 
 def _vectors_stay_in_block(geometry: Geometry, form: WindowProduct, spec: DeviceSpec) -> bool:
-    """Return whether vectors of channels and filters, at multiples of their lanes, are in one block of them."""
+    """Return whether each vector of channels or filters, at a multiple of its lanes, lies within one block."""
     expr = geometry.expr
     indices = [*form.image.index, *expr.anchor.store, *(i for s in expr.stages for ld in s.loads for i in ld.index)]
     edges = {n for i in indices for t in i.terms if not t.is_affine for n in (t.div, t.div * t.mod) if n > 1}

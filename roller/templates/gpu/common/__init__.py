@@ -1,1 +1,1 @@
-"""Terms of the GPU model that templates share: occupancy, traffic, copies, and the work of a block."""
+"""Terms of the GPU performance model that templates share: occupancy, traffic, copies, and the work of a block."""

@@ -1,8 +1,8 @@
-"""Bank conflicts in the price of a GPU program: a staged-tile read's wavefronts relative to a conflict-free read.
+"""Bank conflicts in the price of a GPU program: the wavefronts of a read relative to a conflict-free read.
 
-A scratchpad serves one word of every bank at a time. The price multiplies an operand's wavefronts by its degree, in
-``common/compute.py`` (threads), ``window/price.py`` and ``matrix/price.py``. The words per bank are counted in
-:mod:`roller.tile.layout` (threads) and :mod:`roller.tile.fragments` (matrix units).
+A scratchpad serves one word of every bank at a time. ``common/compute.py`` (SIMT kernels), ``window/price.py`` and
+``matrix/price.py`` multiply an operand's wavefronts by its conflict degree, which is this ratio.
+:mod:`roller.tile.layout` (SIMT kernels) and :mod:`roller.tile.fragments` (matrix units) count the words per bank.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from roller.tile.program import RProgram
 
 
 def scratchpad_banks(spec: DeviceSpec) -> tuple[int, int]:
-    """Return the number of banks in a unit's scratchpad, and the bytes per bank word."""
+    """Return the number of banks in a unit's scratchpad, and the width of a bank in bytes."""
     shared = spec.layer("shared")
     return shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
 
 
 def conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
-    """Return each staged tile's mean degree over all reads of one TEU (1: no conflict), with its padding."""
+    """Return each padded staged tile's conflict degree, averaged over the reads of one TEU (1: no conflict)."""
     if not program.staged or program.traits.spreads_reductions:  # threads read back their own words, which are adjacent
         return {}
     padding, (banks, width) = dict(program.storage_padding), scratchpad_banks(spec)
@@ -44,7 +44,7 @@ def conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
 
 def unavoidable_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Floats]:
     """Return the conflict degrees that no storage padding removes, before padding is chosen."""
-    # Lanes that read every ``s``-th word of a box's row use one bank in ``gcd(s, banks)``; padding spreads rows.
+    # Lanes that read every ``s``-th word of a box's row use one in ``gcd(s, banks)`` banks; padding only moves rows.
     found: dict[str, Floats] = {}
     banks, _ = scratchpad_banks(spec)
     if batch.fragment is not None:  # padding spreads the rows of fragments over banks
@@ -60,6 +60,6 @@ def unavoidable_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Float
 
 
 def worst_conflicts(degrees: Mapping[str, Floats], count: int) -> Floats:
-    """Return the degree of the worst operand of ``count`` programs, ``(N,)``; 1: no conflict."""
+    """Return the largest conflict degree of any operand, per program, shape ``(N,)``; 1: no conflict."""
     worst: Floats = np.max([np.ones(count), *degrees.values()], axis=0)
     return worst

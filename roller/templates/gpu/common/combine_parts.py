@@ -14,9 +14,10 @@ ADD_CYCLES = 4.0
 
 
 def combine_parts_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the latency chain (seconds) of the kernel that adds the parts, or zero without parts, ``(N,)``."""
-    # A thread waits for memory once per batch of parts, and adds them one by one; threads that share a result exchange
-    # their sums in the scratchpad, where one adds them. For rows, this is part of their own blocks' chain.
+    """Return the latency chain, in seconds, of the kernel that adds the parts, shape ``(N,)``; zero without it."""
+    # A thread waits for memory once per group of parts and adds them one by one; threads that share a result exchange
+    # their sums through the scratchpad, and one of them adds the sums. For rows, this is part of their own blocks'
+    # chain.
     parts = np.asarray(batch.split_k)
     if batch.traits.spreads_reductions or (parts == 1).all():
         return np.zeros(len(batch))

@@ -21,16 +21,16 @@ from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.vector_widths import store_width
 from roller.tile.geometry import Floats, Ints
 
-#: Instructions that compute a thread's and its block's position, and instructions per stored vector, as in machine
-#: code.
+#: Number of instructions that compute the positions of a thread and its block, and number per stored vector, as in
+#: machine code.
 PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS = 60.0, 3.0
-#: Integer multiplications among the address instructions, as in machine code: they run in the FMA pipes even if
-#: other integer instructions have pipes of their own.
+#: Share of integer multiplications among the address instructions, as in machine code; they run in the FMA pipes even
+#: if other integer instructions have pipes of their own.
 MULTIPLY_SHARE = 0.38
 
 
 def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None) -> tuple[Floats, Floats]:
-    """Return the scratchpad wavefronts and load instructions of one warp for one register tile."""
+    """Return the numbers of scratchpad wavefronts and load instructions that one warp needs for one register tile."""
     banks, width = scratchpad_banks(spec)
     words_per_wavefront = banks * width // 4
     warp = batch.register * batch.lanes(spec.teu.lanes)
@@ -58,19 +58,19 @@ class BlockWork:
     Parameters
     ----------
     fma, overhead
-        Cycles per TEU and register group, for the FMA pipe and for operand loads and the loop.
+        Cycles per TEU and register tile, in the FMA pipe, and for operand loads and the loop.
     issue
-        Issue slots per register group.
+        Cycles of issue slots per TEU and register tile.
     scratchpad
-        Wavefronts per register group.
+        Cycles of the scratchpad pipeline per TEU and register tile.
     copies, finish
-        Issue slots per TEU, for copies in every step and once at the end.
+        Cycles of issue slots per TEU, for the copies of one step, and for all instructions outside the reduction.
     multiplies
-        Cycles that copies take from the FMA pipe.
+        Cycles per TEU and step that copies take from the FMA pipe.
     groups
-        Register groups per step.
+        Register tiles per step.
     chain
-        Latency of one group.
+        Latency of one register tile.
     combine
         Cycles of the final exchange.
     side_by_side
@@ -92,7 +92,7 @@ class BlockWork:
     side_by_side: bool
 
     def spread(self) -> BlockWork:
-        """Return the work as if the TEUs of blocks were shared evenly among schedulers."""
+        """Return the work as if the TEUs of blocks were distributed evenly among schedulers."""
         return replace(self, fma=np.zeros_like(self.fma), overhead=self.overhead + self.fma)
 
     def arithmetic(self, blocks: Ints | float, schedulers: int) -> Floats:
@@ -100,7 +100,7 @@ class BlockWork:
         return self.told(blocks, schedulers)["cycles"]
 
     def told(self, blocks: Ints | float, schedulers: int) -> dict[str, Floats]:
-        """Return the ``cycles`` of :meth:`arithmetic` and the numbers from which they are computed, by name."""
+        """Return the ``cycles`` of :meth:`arithmetic` and the values from which they are computed, by name."""
         teus = self.teus * blocks
         share = teus / schedulers
         whole = np.ceil(share)  # TEUs do not move between schedulers, and a block waits for its slowest TEU
@@ -122,22 +122,23 @@ class BlockWork:
         return np.asarray(self.teus * blocks / schedulers * (self.steps * self.copies + self.finish))
 
     def store_cycles(self, blocks: Ints | float, schedulers: int) -> Floats:
-        """Return the part of :meth:`copying` after all steps: epilogue and stores."""
+        """Return the part of :meth:`copy_cycles` after all steps: epilogue and stores."""
         return np.asarray(self.teus * blocks / schedulers * self.finish)
 
     def busy(self, schedulers: int) -> Floats:
-        """Return the cycles in which one block's arithmetic keeps a unit's pipes busy."""
+        """Return the number of cycles for which one block's arithmetic keeps a unit's pipes busy."""
         return np.asarray(self.teus / schedulers * self.steps * self.groups * self.fma)
 
     def issue_cycles(self, blocks: Ints | float, schedulers: int) -> Floats:
-        """Return the cycles in which the schedulers can issue all instructions of ``blocks`` blocks."""
+        """Return the number of cycles that the schedulers need to issue all instructions of ``blocks`` blocks."""
         share = self.teus * blocks / schedulers
         return np.asarray(share * self.steps * self.groups * self.issue + self.copy_cycles(blocks, schedulers))
 
 
 def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> tuple[Floats, Floats]:
-    """Return the pipe cycles for one register tile, and its instructions except loads and conversions."""
-    # If ``fragments`` is set, operands are converted once per element of the tile's data, otherwise at every product.
+    """Return the pipe cycles for one register tile, and its number of instructions without loads and conversions."""
+    # If ``fragments`` is set, operands are converted once per element of the tile's data; otherwise, they are converted
+    # at every product.
     g, per_unit = batch.geometry, spec.compute.ops_per_cycle_per_unit
     width = spec.teu.lanes * spec.teu.schedulers_per_unit
     anchor, dtypes = g.expr.anchor, dtypes_of(g.expr)
@@ -178,7 +179,7 @@ def block_work(
         )
     (finish,) = batch.cached_arrays(spec, "finish", lambda: (_finish_instructions(batch),))
     rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
-    # Without integer pipes of their own, addresses take the slots of additions in the FMA pipes.
+    # If integer instructions have no pipes of their own, addresses take the slots of additions in the FMA pipes.
     slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])
     latency = ex.step_latency_s * spec.clock_hz
     inner, combine = batch.step_points / batch.register_points, zero
@@ -203,14 +204,14 @@ def block_work(
 
 
 def _store_conversion_cycles(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return a scheduler's cycles for converting one output to the dtypes in which it is stored."""
+    """Return the cycles that a scheduler needs to convert one output to the dtypes in which it is stored."""
     per_unit, width = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes * spec.teu.schedulers_per_unit
     found = (stored_conversion(s) for s in batch.geometry.expr.stages)
     return sum(width / ops_per_cycle(per_unit, *rate) for rate in found if rate is not None)
 
 
 def _finish_instructions(batch: TileBatch) -> Floats:
-    """Return a thread's instructions outside the reduction: its position, its epilogue, and its stores."""
+    """Return the number of a thread's instructions outside the reduction: for position, epilogue and stores."""
     g = batch.geometry
     epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
     stored = STORE_INSTRUCTIONS / store_width(batch)

@@ -1,4 +1,4 @@
-"""Number of elements that one access takes at once, given the vectors chosen for a program."""
+"""Number of elements that one access moves, given the vectors chosen for a program."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from roller.tile.vectors import access_elements_of_chunk, chunk_or_single_elemen
 
 
 def elements_per_access(access: Access, geometry: Geometry, vectors: Ints, *, whole: bool = False) -> Ints:
-    """Return the elements per access with ``vectors`` elements along every axis ``(N, axes)``, ``(N,)``."""
-    # These are the rules of :mod:`roller.tile.vectors`, which templates apply to one program: chunks end with their
-    # axis and are taken in the widest aligned pieces or, if ``whole``, as whole vectors or element by element.
+    """Return the elements per access, shape ``(N,)``, for ``vectors`` elements per axis, shape ``(N, axes)``."""
+    # These are the rules of :mod:`roller.tile.vectors`, which templates apply to one program: chunks end where their
+    # axis ends and are accessed in the widest aligned pieces or, if ``whole``, as whole vectors or element by element.
     width, rule = np.ones(len(vectors), np.int64), chunk_or_single_elements if whole else access_elements_of_chunk
     for axis, (name, extent) in enumerate(zip(geometry.names, geometry.extents.tolist(), strict=True)):
         chunks = np.gcd(vectors[:, axis], extent)

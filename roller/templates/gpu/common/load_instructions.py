@@ -1,4 +1,4 @@
-"""Instructions that load a block's data into the scratchpad, along windows, or into registers."""
+"""Number of instructions that load a block's data into the scratchpad, along windows, or into registers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from roller.tile.geometry import Access, Floats, Ints
 
 #: Instructions per copied vector (load, store, pointer step) in our templates.
 COPY_INSTRUCTIONS = 3.0
-#: Extra instructions per copied vector: for each dimension over which its position is split (a division and a
-#: remainder by constants), for each quasi-affine term that no loop hoists; a guarded bound: ``GUARD_INSTRUCTIONS``.
+#: Extra instructions per copied vector for each dimension over which its position is split (a division and a remainder
+#: by constants), and for each quasi-affine term that is not hoisted out of a loop. A guarded bound takes
+#: ``GUARD_INSTRUCTIONS``.
 SPLIT_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0
 
 
 def load_instructions(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints]) -> tuple[Floats, Floats]:
-    """Return the copy instructions per block and step, and the address instructions among them."""
+    """Return the number of copy instructions per block and step, and of the address instructions among them."""
     g = batch.geometry
     copies = addresses = np.zeros(len(batch))
     for n, a in enumerate(g.reads):
@@ -49,13 +50,13 @@ def load_instructions(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, 
 
 
 def _unstaged_load_instructions(access: Access, batch: TileBatch) -> Floats:
-    """Return the instructions per block and step for loads from memory into registers, ``(N,)``."""
+    """Return the number of instructions per block and step that load an operand into registers, shape ``(N,)``."""
     each = COPY_INSTRUCTIONS + _address_instructions(access, batch.block)
     return np.asarray(batch.block_elements(access) / access_width(access, batch) * each)
 
 
 def all_unstaged_load_instructions(batch: TileBatch) -> Floats:
-    """Return the instructions per block and step for all loads that bypass the scratchpad, ``(N,)``."""
+    """Return the number of instructions per block and step for all loads that bypass the scratchpad, shape ``(N,)``."""
     staged = batch.staged_loads
     loads = [a for a in batch.geometry.loads if not any(a is x for x in staged)]
     return sum((_unstaged_load_instructions(a, batch) for a in loads), np.zeros(len(batch)))
@@ -64,7 +65,7 @@ def all_unstaged_load_instructions(batch: TileBatch) -> Floats:
 def _staging_instructions(
     n: int, access: Access, batch: TileBatch, spec: DeviceSpec, padding: Ints | None
 ) -> tuple[Floats, Floats]:
-    """Return :func:`staging_copy_instructions` of the ``n``-th operand."""
+    """Return the result of :func:`staging_copy_instructions` for the ``n``-th operand."""
     if batch.fragment is not None:
         copy = next(c.copy for c in operand_copies(batch) if c.access is access)
     else:
@@ -78,7 +79,7 @@ def _staging_instructions(
 
 
 def least_load_instructions(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return a lower bound on the copy instructions per block and step, ``(N,)``."""
+    """Return a lower bound on the number of copy instructions per block and step, shape ``(N,)``."""
     total = np.zeros(len(batch))
     each = ASYNC_INSTRUCTIONS if copies_asynchronously(batch, spec) else STAGED_INSTRUCTIONS
     for a in batch.geometry.loads:
@@ -86,7 +87,7 @@ def least_load_instructions(batch: TileBatch, spec: DeviceSpec) -> Floats:
         vectorised = batch.fragment is not None or batch.traits.slides_windows or _is_vectorisable(a)
         widest = max(1, VECTOR_BYTES // a.tensor.itemsize_bytes) if vectorised else 1
         elements = batch.block_elements(a) / widest
-        if batch.traits.slides_windows and a.tensor.name not in batch.staged:  # read along the walk
+        if batch.traits.slides_windows and a.tensor.name not in batch.staged:  # read row by row
             continue
         if any(a is x for x in batch.staged_loads):
             total = total + np.maximum(elements, batch.threads_per_block) * each
@@ -104,7 +105,7 @@ def _is_vectorisable(access: Access) -> bool:
 
 
 def _address_instructions(access: Access, block: Ints) -> Floats:
-    """Return the address instructions of one element or vector of a data tile, beyond the copy itself."""
+    """Return the number of address instructions per element or vector of a data tile, without the copy itself."""
     guards = GUARD_INSTRUCTIONS * access.bounds
     if access.gather:
         quasi = sum(not t.is_affine for i in access.index for t in i.terms)

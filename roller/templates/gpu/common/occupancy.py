@@ -26,14 +26,16 @@ from roller.tile.vectors import staged_itemsize
 BASE_REGISTERS = 24
 #: Registers per thread for the positions of a pipeline's slots, as in machine code (sm_80).
 SLOT_REGISTERS = 8
-#: The same if a matrix unit computes, as in machine code (sm_80, NVRTC 12.9): 6 to 24 if registers are scarce.
+#: Registers per thread in addition to accumulators and fragments if a matrix unit computes, as in machine code (sm_80,
+#: NVRTC 12.9), which uses 6 to 24 if registers are scarce.
 MATRIX_BASE_REGISTERS = 20
-#: The same in addition to the sums of warp groups (sm_90a): 26 to 48, or more if one group alone copies large tiles.
+#: Registers per thread in addition to the sums of warp groups (sm_90a); machine code uses 26 to 48, or more if one
+#: group alone copies large tiles.
 GROUP_BASE_REGISTERS = 40
 
 
 def operand_registers(batch: TileBatch) -> Ints:
-    """Return 32-bit registers per thread for accumulators and operand fragments, ``(N,)``."""
+    """Return the number of 32-bit registers per thread for accumulators and operand fragments, shape ``(N,)``."""
     if batch.fragment is not None:
         return _matrix_operand_registers(batch)
     if batch.traits.slides_windows:
@@ -48,7 +50,7 @@ def operand_registers(batch: TileBatch) -> Ints:
 
 
 def allocated_registers(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints] = MappingProxyType({})) -> Ints:
-    """Return the 32-bit registers per thread that the compiler needs, before allocation granularity."""
+    """Return the number of 32-bit registers per thread that the compiler needs, not rounded to allocation units."""
     if batch.fragment is not None:
         return _matrix_operand_registers(batch) + fetched_element_registers(batch, spec) + _matrix_base_registers(batch)
     if batch.traits.slides_windows:
@@ -71,7 +73,7 @@ def allocated_registers(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str
 
 
 def next_tile_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the registers per thread that hold the next tile of a pipeline without asynchronous copies."""
+    """Return the number of registers per thread that hold the next tile of a pipeline without asynchronous copies."""
     total = np.zeros(len(batch), np.int64)
     if not batch.pipelined or copies_asynchronously(batch, spec):
         return total
@@ -82,7 +84,7 @@ def next_tile_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the 32-bit registers per thread that accumulators and operands may take, ``(N,)``."""
+    """Return the number of 32-bit registers per thread that accumulators and operands may take, shape ``(N,)``."""
     lim = spec.limits
     if batch.fragment is None:
         return np.full(len(batch), lim.usable_registers_per_thread or 0, np.int64)
@@ -103,7 +105,7 @@ def _matrix_base_registers(batch: TileBatch) -> int:
 
 
 def _matrix_operand_registers(batch: TileBatch) -> Ints:
-    """Return the registers per thread for the accumulators and operand fragments of a matrix program."""
+    """Return the number of registers per thread for the accumulators and operand fragments of a matrix program."""
     f, g = batch.fragment, batch.geometry
     assert f is not None
     acc = batch.register_outputs * DTYPE_BYTES[f.accumulator]
@@ -123,7 +125,7 @@ def _row_axis(batch: TileBatch, access: Access) -> str | None:
 
 
 def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None) -> Ints:
-    """Return the scratchpad bytes of one block, including storage padding and all stages, ``(N,)``."""
+    """Return the scratchpad bytes of one block, including storage padding and all stages, shape ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     if batch.traits.spreads_reductions:
         return exchange_bytes(batch)
@@ -142,8 +144,8 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
 
 
 def _staged_bytes(batch: TileBatch, access: Access, padding: Ints | int) -> Ints:
-    """Return the bytes of all slots of an operand's staged tile, ``(N,)``."""
-    if batch.fragment is not None:  # no gaps: a matrix unit reads rows of neighbours
+    """Return the bytes of all slots of an operand's staged tile, shape ``(N,)``."""
+    if batch.fragment is not None:  # no gaps: a matrix unit reads rows of adjacent elements
         elements = product(batch.block, access.used_axes)
         rows = elements // _row_extent(batch, access)
     else:  # a tile that reaches beyond the axes is stored whole: threads of the padded part read it
@@ -159,12 +161,12 @@ def _staged_bytes(batch: TileBatch, access: Access, padding: Ints | int) -> Ints
 
 
 def matrix_scratchpad_bytes(program: RProgram) -> int:
-    """Return the scratchpad bytes of a block of a ``"matrix"`` program, as its operands are laid out."""
+    """Return the scratchpad bytes of a ``"matrix"`` program's block with the layouts of its operands."""
     return block_scratchpad_bytes(program, program_operands(program))
 
 
 def _row_extent(batch: TileBatch, access: Access) -> Ints:
-    """Return the number of elements per row of a staged tile, excluding storage padding, ``(N,)``."""
+    """Return the number of elements per row of a staged tile, excluding storage padding, shape ``(N,)``."""
     axis = _row_axis(batch, access)
     if axis is not None:
         return batch.block[:, batch.geometry.names.index(axis)]
@@ -175,7 +177,7 @@ def _row_extent(batch: TileBatch, access: Access) -> Ints:
 def blocks_per_unit_by_resource(
     batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, registers: Ints
 ) -> dict[str, Ints]:
-    """Return the number of blocks that each resource of a unit can hold, ``(N,)`` each, by resource."""
+    """Return the number of blocks that each resource of a unit can hold, by resource, each of shape ``(N,)``."""
     lim, teus = spec.limits, -(-batch.threads_per_block // spec.teu.lanes)
     assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them for a GPU
     most = np.full(len(batch), lim.blocks_per_unit, np.int64)
@@ -192,20 +194,20 @@ def blocks_per_unit_by_resource(
 def occupancy(
     batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, padding: Mapping[str, Ints] = MappingProxyType({})
 ) -> tuple[Ints, Ints]:
-    """Return the co-resident blocks of one unit (0 if a block cannot run) and registers per thread."""
+    """Return the numbers of co-resident blocks on one unit (0 if a block cannot run) and of registers per thread."""
     return blocks_per_unit_with_registers(batch, spec, scratchpad, allocated_registers(batch, spec, padding))
 
 
 def blocks_per_unit_with_registers(
     batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, wanted: Ints
 ) -> tuple[Ints, Ints]:
-    """Return the :func:`occupancy` of blocks whose threads want ``wanted`` registers each."""
+    """Return the :func:`occupancy` of blocks whose threads need ``wanted`` registers each."""
     lim = spec.limits
     threads = batch.threads_per_block
     unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
     most = lim.registers_per_thread or lim.usable_registers_per_thread or 0
-    # If accumulators and operands leave no registers, the compiler squeezes or, at worst, spills addresses and
-    # fragments.
+    # If accumulators and operands leave no registers, the compiler keeps fewer addresses and fragments in registers or,
+    # at worst, spills them.
     registers = np.minimum(-(-wanted // unit) * unit, -(-most // unit) * unit)
     blocks = np.minimum.reduce(list(blocks_per_unit_by_resource(batch, spec, scratchpad, registers).values()))
     shared = spec.layer("shared")

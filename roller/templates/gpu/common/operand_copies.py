@@ -1,8 +1,8 @@
 """Copies of operands for a matrix unit: elements copied at once, and registers that hold data in transit.
 
-Rows of a staged tile run along one axis (:mod:`roller.tile.fragments`); elements are copied together if that axis also
-runs along the tensor's rows, at positions that are aligned in every block. Copies of four bytes and more are
-asynchronous if the device allows it; others are fetched one step ahead.
+Rows of a staged tile run along one axis (:mod:`roller.tile.fragments`); elements are copied as vectors if that axis
+also runs along the tensor's rows and the vectors are aligned in every block. Copies of four bytes and more are
+asynchronous if the device supports it; the data of other copies is fetched one step ahead.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from roller.tile.geometry import Access, Floats, Ints, product
 from roller.tile.transactions import tile_transaction_bytes
 from roller.tile.vectors import is_asynchronous
 
-#: Registers for a gathered round's address and conditions, from machine code of 7x7 convolutions (sm_70, sm_80; NVRTC
-#: 12.9).
+#: Number of registers for a gathered round's address and conditions, from machine code of 7x7 convolutions (sm_70,
+#: sm_80; NVRTC 12.9).
 GATHERED_REGISTERS = 0.75
-#: Elements read by a tile together with the surrounding rows that windows reach, relative to the tile alone.
+#: Number of elements that a tile reads, including the surrounding rows that windows reach, relative to the tile alone.
 _HALO = 1.5
 
 
@@ -37,21 +37,21 @@ class OperandCopy:
 
     @property
     def width(self) -> Ints:
-        """Elements per copy, ``(N,)``."""
+        """Number of elements per copy, shape ``(N,)``."""
         return self.copy.width
 
     @property
     def rounds(self) -> Ints:
-        """Copies per thread, ``(N,)``."""
+        """Number of copies per thread, shape ``(N,)``."""
         return self.copy.rounds
 
     @property
     def nbytes(self) -> Ints:
-        """Bytes per copy, ``(N,)``."""
+        """Number of bytes per copy, shape ``(N,)``."""
         return self.width * self.access.tensor.itemsize_bytes
 
     def is_async(self, spec: DeviceSpec) -> np.ndarray:
-        """Return the mask of programs whose copies are asynchronous, ``(N,)``."""
+        """Return the mask of programs whose copies are asynchronous, shape ``(N,)``."""
         return np.asarray(bool(spec.execution.async_copy_bytes) & is_asynchronous(self.nbytes))
 
 
@@ -76,7 +76,7 @@ def _is_guarded_along(load: Load, axis: str) -> bool:
 
 
 def fetched_element_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the registers per thread for elements in transit to the scratchpad, ``(N,)``."""
+    """Return the number of registers per thread for elements in transit to the scratchpad, shape ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     for copy in operand_copies(batch):
         total += np.where(copy.is_async(spec), 0, copy.rounds * np.maximum(1, copy.nbytes // 4))
@@ -84,7 +84,7 @@ def fetched_element_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def gather_address_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the registers per thread for addresses that the compiler keeps from step to step, ``(N,)``."""
+    """Return the number of registers per thread for addresses that the compiler keeps across steps, shape ``(N,)``."""
     # Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: in that case, each
     # round has its own address and conditions, which stay the same in all steps if rows move along a spatial axis.
     total = np.zeros(len(batch), np.int64)
@@ -101,7 +101,7 @@ def gather_address_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def guarded_vectors_per_step(batch: TileBatch) -> Ints:
-    """Return the number of vectors per step a thread copies conditionally because tiles overhang axes, ``(N,)``."""
+    """Return the vectors per step that a thread copies conditionally because tiles overhang axes, shape ``(N,)``."""
     g, total = batch.geometry, np.zeros(len(batch), np.int64)
     overhangs = g.extents % batch.block != 0
     for copy in operand_copies(batch):
@@ -110,10 +110,11 @@ def guarded_vectors_per_step(batch: TileBatch) -> Ints:
 
 
 def l2_bytes_with_cached_windows(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[int, Floats]:
-    """Return the L2 bytes of operands whose windows stay in a unit's first cache, by position in ``loads``."""
-    # Reduction axes inside that of k are stepped over one point at a time, and their steps read the same transactions
-    # again: the transactions of a tile over whole windows come once if those of all resident blocks fit next to the
-    # scratchpad. Copies that bypass registers also bypass that cache. An entry is infinite if nothing is kept.
+    """Return the L2 bytes of operands whose windows stay in a unit's first-level cache, by position in ``loads``."""
+    # Steps over the reduction axes inside the k axis take one point at a time and read the same transactions again. A
+    # tile over whole windows loads each transaction only once if the tiles of all resident blocks fit in this cache
+    # next to the scratchpad. Copies that bypass registers also bypass the cache. An entry is infinite if nothing stays
+    # in it.
     g, f = batch.geometry, batch.fragment
     k = g.names.index(batch.matrix_axes[2])
     inner = [a for a in range(k + 1, len(g.names)) if not g.spatial[a] and g.extents[a] > 1]
@@ -135,6 +136,6 @@ def l2_bytes_with_cached_windows(batch: TileBatch, spec: DeviceSpec, resident: F
 
 
 def copies_both_operands_asynchronously(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Return the mask of programs that copy both operands asynchronously, ``(N,)``."""
+    """Return the mask of programs that copy both operands asynchronously, shape ``(N,)``."""
     one, other = operand_copies(batch)
     return np.asarray(one.is_async(spec) & other.is_async(spec))

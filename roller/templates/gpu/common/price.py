@@ -1,12 +1,13 @@
 """Price of a GPU program: phases of a block, occupancy, and waves.
 
-Blocks of one unit hide each other's phases (memory, copies, arithmetic): a closed queueing network whose stations are
-the phases. Blocks that start together stay in step; only ``overlap_blocks`` groups of them alternate and are the
-customers; in a pipeline (``stages`` > 1), every slot of a block's tiles is a customer. A wave takes that time, but at
-least the latency chain of one block and the issue time of its instructions. The tail wave takes the time of its own
-blocks. Sources: Roller (OSDI'22) sections 3.3 and 3.4; Reiser's mean value analysis; the rate of a register tile
-follows the published V100 tables (``v100_sm_gflops.csv``): a reduction step of ``w`` warps per scheduler with ``r``
-accumulators takes ``step_latency + w * (r * fma_cycles + step_issue)``.
+Blocks of one unit hide each other's phases (memory, copies, arithmetic), like the customers of a closed queueing
+network whose stations are the phases. Blocks that start together stay in step, so only ``overlap_blocks`` groups of
+them alternate, and each group is a customer; in a pipeline (``stages`` > 1), every slot of a block's tiles is a
+customer. A wave takes the time of this network, but at least the latency chain of one block and the issue time of its
+instructions. The tail wave takes the time of its own blocks. Sources: Roller (OSDI'22), sections 3.3 and 3.4, and
+Reiser's mean value analysis. The rate of a register tile follows the published V100 tables (``v100_sm_gflops.csv``): a
+reduction step of ``w`` warps per scheduler with ``r`` accumulators takes ``step_latency + w * (r * fma_cycles +
+step_issue)``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from roller.templates.gpu.common.traffic import (
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
-#: Intermediate numbers of a price, by name, for its explanation (:mod:`roller.templates.gpu.price_terms`).
+#: Intermediate values of a price, by name, for its explanation (:mod:`roller.templates.gpu.price_terms`).
 Parts = dict[str, Any]
 
 #: Terms among which the bottleneck is chosen.
@@ -52,14 +53,14 @@ _BOUND_SHARE = 1.0 - 1e-9
 
 @dataclass(frozen=True)
 class _Waves:
-    """Launches of a batch as full waves and the tail wave, in this order, as arrays of shape ``(2, N)``.
+    """Full waves and tail wave, in this order, of each launch in a batch; arrays have shape ``(2, N)``.
 
     Parameters
     ----------
     per_unit
-        Blocks per unit; a tail's blocks are spread over the units.
+        Number of blocks per unit; a tail's blocks are spread over the units.
     active
-        Blocks on all units.
+        Number of blocks on all units.
     """
 
     count: Ints | Floats
@@ -68,7 +69,7 @@ class _Waves:
 
     @classmethod
     def of(cls, batch: TileBatch, resident: Ints, units: int) -> _Waves:
-        """Return the waves of blocks if ``resident`` blocks, at least one, fit on a unit."""
+        """Return the waves of blocks, given that ``resident`` blocks (at least one) fit on a unit."""
         full, rest = np.divmod(batch.blocks, resident * units)
         tail = np.maximum(-(-rest // units), 1)
         return cls(np.stack([full, rest > 0]), np.stack([resident, tail]), np.stack([resident * units, rest]))
@@ -94,10 +95,10 @@ def block_latency_chain_s(
     barriers: int | None = None,
     hops: Ints | Floats | None = None,
 ) -> Floats:
-    """Return the seconds of one block that has its unit to itself, so nothing hides its latencies."""
-    # ``alone``: seconds of the block's work; ``barriers`` and ``hops`` replace the barriers of a step and the waits for
-    # memory. In a pipeline, ``steps_ahead`` steps are in flight while the arithmetic runs; the block waits for the
-    # first tile and the results.
+    """Return the seconds that one block takes if it has its unit to itself, so that nothing hides its latencies."""
+    # ``alone``: seconds of the block's work; ``barriers`` and ``hops`` replace the default numbers of barriers per step
+    # and of waits for memory. In a pipeline, ``steps_ahead`` steps are in flight while the arithmetic runs; the block
+    # waits for the first tile and the results.
     latency = spec.layer("global").latency_s or 0.0
     if barriers is None:
         barriers = 1 if batch.pipelined else 2
@@ -115,7 +116,7 @@ def block_latency_chain_s(
 def overlap_of_thread_blocks(
     memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
 ) -> tuple[Floats | Ints, Floats]:
-    """Return the customers, and the time in which blocks of threads pass through their phases."""
+    """Return the number of customers, and the seconds in which SIMT blocks pass through their phases."""
     # The threads of a pipelined block issue copies and arithmetic one after the other while memory delivers later
     # tiles; a block waits for its first tile.
     plain = alternate_phases((memory, *pipes), customers)
@@ -128,13 +129,13 @@ def overlap_of_thread_blocks(
 
 
 def lone_block_cycles(work: BlockWork, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
-    """Return the cycles of work for one block of threads, which compute or copy."""
+    """Return the cycles of work for one SIMT block, whose threads either compute or copy."""
     del batch, parts
     return np.asarray(work.arithmetic(1.0, schedulers) + work.copy_cycles(1.0, schedulers))
 
 
 def no_fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
-    """Return zero seconds: the terms for threads are fitted to whole kernels and include the first tile."""
+    """Return zero seconds: the terms for SIMT kernels were fitted to whole kernels and include the first tile."""
     del batch, spec
     return np.zeros(per_unit.shape)
 
@@ -146,20 +147,22 @@ class Phases:
     Parameters
     ----------
     work
-        Cycles of every block on its threads' own pipes, on a matrix unit, or in walks along windows.
+        Returns the work of every block, on its threads' own pipes, on a matrix unit, or along windows.
     alone
-        Cycles of work for one block that has its unit to itself.
+        Returns the cycles of work for one block that has its unit to itself.
     chain
-        Seconds of such a block with its latencies, given the seconds of its work alone.
+        Returns the seconds of such a block including its latencies, given the seconds of its work alone.
     overlap
-        Customers of the queueing network, and the time in which a unit's blocks pass through their phases.
+        Returns the number of customers of the queueing network, and the seconds in which a unit's blocks pass through
+        their phases.
     fill
-        Seconds in which a unit waits for a block's first tile while its other blocks compute.
+        Returns the seconds for which a unit waits for a block's first tile while its other blocks compute.
     access
-        Seconds that a unit's load and store pipe needs for a block, if memory requests pass through it one by one.
+        Returns the seconds that a unit's load and store pipe needs for a block; ``None`` unless memory requests pass
+        through it one by one.
     stores
-        Seconds of a wave in which its blocks store and none computes, given the seconds that memory takes for its
-        results; terms fitted to whole kernels include these seconds.
+        Returns the seconds of a wave in which its blocks store and none computes, given the seconds that memory takes
+        for its results; ``None`` if the other terms were fitted to whole kernels and include these seconds.
     """
 
     work: Callable[[TileBatch, DeviceSpec, tuple[Floats, Floats], SharedMemoryLayout | None], BlockWork] = block_work
@@ -183,11 +186,11 @@ class Phases:
         return price(batch, spec, laid, told, self)
 
     def arithmetic(self, batch: TileBatch, spec: DeviceSpec) -> Floats:
-        """Return the time of every program's arithmetic alone; see :func:`arithmetic_bound_s`."""
+        """Return the seconds of every program's arithmetic alone; see :func:`arithmetic_bound_s`."""
         return arithmetic_bound_s(batch, spec, self)
 
     def bound(self, batch: TileBatch, spec: DeviceSpec) -> Floats:
-        """Return a time that no program of the batch can beat; see :func:`lower_bound_s`."""
+        """Return a lower bound on the seconds of every program; see :func:`lower_bound_s`."""
         return lower_bound_s(batch, spec, self)
 
 
@@ -207,8 +210,8 @@ def _wave_s(
     phases: Phases,
     stores: Floats | float = 0.0,
 ) -> Parts:
-    """Return ``seconds`` of a full wave and of the tail, and the numbers from which they are computed."""
-    # ``stores`` are the seconds of ``memory`` after all phases.
+    """Return the ``seconds`` of a full wave and of the tail, and the values from which they are computed."""
+    # ``stores``: seconds of ``memory`` that follow all phases.
     parts: Parts = {"work": work, "pipes": 2 if work.side_by_side else 1}
     b, schedulers = waves.per_unit, spec.teu.schedulers_per_unit
     arithmetic, copying = (f(b, schedulers) / spec.clock_hz for f in (work.arithmetic, work.copy_cycles))
@@ -229,7 +232,7 @@ def _wave_s(
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
-    """Return the time of every program's arithmetic alone, without copies and memory, ``(N,)``."""
+    """Return the seconds of every program's arithmetic alone, without copies and memory, shape ``(N,)``."""
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     work = phases.work(batch, spec, (np.zeros(len(batch)),) * 2, None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
@@ -240,7 +243,7 @@ def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Fl
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
-    """Return a time that no program of the batch can beat, ``(N,)``, computed once per batch and device."""
+    """Return a lower bound on the seconds of every program, shape ``(N,)``; computed once per batch and device."""
     known: tuple[DeviceSpec, Floats] | None = batch._memo.get("lower_bound")
     if known is None or known[0] is not spec:
         known = batch._memo["lower_bound"] = spec, _lower_bound_s(batch, spec, phases)
@@ -268,7 +271,7 @@ def _launch_bound_s(
     batch: TileBatch, spec: DeviceSpec, memory: Floats, work: BlockWork, waves: _Waves, phases: Phases,
     moved: tuple[Floats, Floats], least: BlockWork | None = None,
 ) -> Floats:  # fmt: skip
-    """Return a lower bound on the seconds of launches whose waves take ``memory`` and do ``work``."""
+    """Return a lower bound on the seconds of launches whose waves take ``memory`` seconds of memory and do ``work``."""
     wave = _wave_s(memory, least or work, waves, batch, spec, phases)
     power = power_limited_s(batch, spec, work, waves.total(wave["core"]), moved)
     running = np.maximum(waves.total(wave["seconds"]), power)
@@ -280,10 +283,10 @@ def least_s_with_resident_blocks(
     batch: TileBatch, spec: DeviceSpec, resident: Ints, copies: tuple[Floats, Floats], phases: Phases, *,
     most: bool = False, counted: Mapping[int, Floats] = MappingProxyType({}),
 ) -> Floats:  # fmt: skip
-    """Return a time that no layout beats for programs with ``resident`` blocks per unit, ``(N,)``."""
+    """Return a lower bound on the seconds over all layouts with ``resident`` blocks per unit, shape ``(N,)``."""
     # The computation is that of :func:`price` without bank conflicts and, if nothing is ``counted``, without unused
-    # bytes through L2. If ``most`` is set, waves and TEUs are counted in fractions, so that fewer blocks than
-    # ``resident`` do no better.
+    # bytes through L2. If ``most`` is set, waves and TEUs are counted in fractions, so that the bound also holds for
+    # fewer blocks than ``resident``.
     least = least_counted_traffic(batch, spec)
     waves = _Waves.without_tail(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
     least.update({n: np.where(np.isnan(x), least[n], x) for n, x in counted.items()})
@@ -299,12 +302,12 @@ def least_s_with_resident_blocks(
 def price(
     batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None, told: list[Parts] | None, phases: Phases
 ) -> Terms:
-    """Price a batch on a GPU, as its programs are laid out or, before layout, as expected.
+    """Price a batch on a GPU with the layouts of its programs or, before layout, with the expected layout.
 
     Return arrays by name: ``seconds`` (infinite if a block cannot run) and its terms: ``compute_s``, ``copy_s``,
     ``dram_s``, ``l2_s``, ``latency_s``, ``launch_s``, ``clock_hz``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``,
     ``registers``, ``blocks_per_unit``, ``blocks`` (of all units), ``threads`` (of one), ``bank_conflicts`` (of the
-    worst operand; 1: none), and ``waves``. ``told`` collects intermediate numbers for the explanation.
+    worst operand; 1: none), and ``waves``. ``told`` collects intermediate values for the explanation.
     """
     laid = laid or SharedMemoryLayout.expected(batch, spec)
     pad = laid.scratchpad

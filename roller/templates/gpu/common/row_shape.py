@@ -31,9 +31,9 @@ class VectorRule(Enum):
 
     #: Element by element.
     NONE = "none"
-    #: In the widest pieces of which every vector consists.
+    #: In the widest aligned pieces of every vector.
     PIECES = "pieces"
-    #: Whole vectors, else element by element.
+    #: In whole vectors, otherwise element by element.
     WHOLE = "whole"
 
 
@@ -50,14 +50,14 @@ class RowRead:
 
 @dataclass(frozen=True)
 class RowReduction:
-    """A reduction that lanes combine, and whether a later stage of its kernel reads its results."""
+    """A reduction whose accumulators lanes combine, and whether a later stage of its kernel reads its results."""
 
     itemsize_bytes: int
     along: bool
     is_read_again: bool
 
     def meeting(self, batch: TileBatch) -> Ints:
-        """Return how lanes combine (:class:`~roller.templates.gpu.common.row_exchange.LaneExchange`), ``(N,)``."""
+        """Return how lanes combine, as values of :class:`LaneExchange`, shape ``(N,)``."""
         return meeting(*lane_counts(batch), self.itemsize_bytes, along=self.along)
 
     def all_lanes_need_results(self, batch: TileBatch) -> np.ndarray:
@@ -76,7 +76,7 @@ class RowShape:
     reductions
         Reductions of the program's kernel.
     neighbours
-        Whether lanes of a row are neighbouring threads (its elements are contiguous in memory).
+        Whether lanes of a row are neighbouring threads, because the row's elements are contiguous in memory.
     vectors
         How every access follows the program's vectors.
     """
@@ -92,7 +92,7 @@ class RowShape:
 
     @classmethod
     def of(cls, geometry: Geometry) -> RowShape:
-        """Return the shape of an expression (memoized on it)."""
+        """Return the row shape of an expression, memoized on the expression."""
         found = geometry.expr._memo.get("row_shape")
         if found is None:
             found = geometry.expr._memo["row_shape"] = _row_shape(geometry)
@@ -120,7 +120,7 @@ def _row_shape(geometry: Geometry) -> RowShape:
         output = s.stage.output
         if s.stage.name in expr.outputs and known:
             stores.append(access_of(expr, output, s.stage.store, (), every_step=False))
-            own = fuses or s.stage.name == expr.anchor.name  # unfused stages have a separate mapping
+            own = fuses or s.stage.name == expr.anchor.name  # stages that do not fuse have separate mappings
             rule = VectorRule.PIECES if s.columns else VectorRule.WHOLE
             vectors[output.name, s.stage.store, ()] = rule if own else VectorRule.NONE
         other += sum(expr.tensors[ld.tensor].nbytes for ld in mine) if not known else 0
@@ -152,7 +152,7 @@ def _moves_along_columns(load: Load, columns: Collection[str]) -> bool:
 
 
 def _kernel_reductions(expr: TensorExpr, along: bool) -> tuple[RowReduction, ...]:
-    """Return the reductions of a program's kernel: only the anchor if the stages do not fuse."""
+    """Return the reductions of a program's kernel: only the anchor's if the stages do not fuse."""
     stages = [s.stage for s in row_stages(expr)] if rows_are_independent(expr) else [expr.anchor]
     return tuple(
         RowReduction(
@@ -164,19 +164,19 @@ def _kernel_reductions(expr: TensorExpr, along: bool) -> tuple[RowReduction, ...
 
 
 def keeps_whole_rows(batch: TileBatch) -> np.ndarray:
-    """Return the mask of programs whose register tiles hold all columns of a row."""
+    """Return the mask of programs that keep whole rows in registers."""
     fuse = rows_are_independent(batch.geometry.expr)
     return np.asarray((batch.steps == 1) & (batch.split_k == 1) & (fuse and not batch.staged))
 
 
 def passes(batch: TileBatch, read: RowRead) -> Ints:
-    """Return how often a program reads an input, ``(N,)``."""
+    """Return how many times each program reads an input, shape ``(N,)``."""
     every = read.passes - (read.moments if batch.moments_together else 0)
     return np.where((keeps_whole_rows(batch) | bool(batch.staged)) & read.keepable, 1, every)
 
 
 def row_registers(batch: TileBatch) -> Ints:
-    """Return the 32-bit registers for results and for elements held at a time, ``(N,)``."""
+    """Return the 32-bit registers per thread for results and for the elements held at a time, shape ``(N,)``."""
     shape = RowShape.of(batch.geometry)
     acc = max(1, DTYPE_BYTES[batch.geometry.expr.anchor.acc_dtype] // 4)
     kept = keeps_whole_rows(batch)
@@ -188,18 +188,18 @@ def row_registers(batch: TileBatch) -> Ints:
         streamed = streamed + np.where(kept & r.keepable, 0, mine)
     elements = batch.register_points * batch.register_outputs
     words = words + np.where(kept, elements * acc * extra_registers_of_shared_values(batch.geometry.expr), 0)
-    # A loop holds all unkept elements of a step, as its next loads wait; straight-line code is scheduled to fit.
+    # A loop holds all unkept elements of a step until its next loads; straight-line code is scheduled to fit.
     return words + np.where(kept, np.minimum(streamed, STREAMED_WORDS), streamed)
 
 
 def lane_counts(batch: TileBatch) -> tuple[Ints, Ints]:
-    """Return the number of threads that share a row, and of threads along rows, per block."""
+    """Return, per block, the number of threads that share a row and the number of threads across rows."""
     spatial = batch.geometry.spatial
     return product(batch.threads, np.flatnonzero(~spatial)), product(batch.threads, np.flatnonzero(spatial))
 
 
 def teu_lanes(batch: TileBatch, width: int) -> Ints:
-    """Return the number of lanes per TEU and axis, ``(N, axes)``: first along the row if they are neighbours."""
+    """Return a TEU's lanes per axis, shape ``(N, axes)``; rows are filled first if their lanes are neighbours."""
     g = batch.geometry
     reductions = [int(a) for a in np.flatnonzero(~g.spatial)]
     order = (*g.order, *reductions) if RowShape.of(g).neighbours else (*reductions, *g.order)
@@ -211,7 +211,7 @@ def teu_lanes(batch: TileBatch, width: int) -> Ints:
 
 
 def exchange_bytes(batch: TileBatch) -> Ints:
-    """Return the scratchpad bytes in which lanes exchange accumulators and staged rows are held, ``(N,)``."""
+    """Return the scratchpad bytes per block for exchanges between lanes and for staged rows, shape ``(N,)``."""
     lanes, rows = lane_counts(batch)
     parts = totals = np.zeros(len(batch), np.int64)
     # Reductions use the same memory one after the other.
@@ -223,20 +223,20 @@ def exchange_bytes(batch: TileBatch) -> Ints:
 
 
 def staged_row_bytes(batch: TileBatch) -> Ints:
-    """Return the scratchpad bytes in which staged programs hold their rows, ``(N,)``."""
+    """Return the scratchpad bytes per block that staged rows occupy, shape ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     reductions = np.flatnonzero(~batch.geometry.spatial)
     steps = product(batch.counts, reductions)
     for r in RowShape.of(batch.geometry).reads if batch.staged else ():
         if r.keepable:
-            # Every thread has room for whole register tiles, beyond the end of a row too.
+            # Every thread has space for whole register tiles, even beyond the end of a row.
             own = product(batch.register, np.flatnonzero(r.access.uses))
             total = total + own * steps * batch.threads_per_block * r.access.tensor.itemsize_bytes
     return total
 
 
 def words_in_flight(batch: TileBatch, most: float) -> Floats:
-    """Return the number of 4-byte loads that a thread issues before it must wait, in a row or a step, ``(N,)``."""
+    """Return the number of 4-byte loads, at most ``most``, that a thread issues before it must wait, shape ``(N,)``."""
     words = np.zeros(len(batch))
     for r in RowShape.of(batch.geometry).reads:
         if r.wide and r.keepable:

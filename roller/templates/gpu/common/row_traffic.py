@@ -1,4 +1,4 @@
-"""Bytes that row programs move through L2 and DRAM: read once, or once per stage."""
+"""Bytes that row programs move through L2 and DRAM; they read inputs once, or once per stage."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from roller.tile.transactions import tile_transaction_bytes, touched_bytes
 
 
 def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool = False) -> tuple[Floats, Floats]:
-    """Return bytes through L2 and DRAM over the launch; ``least`` omits unused parts of transactions."""
-    # A stage that reads a row again finds it in the unit's first cache if the rows of the unit's blocks fit there, in
-    # L2 as far as those of all active blocks and their results fit, else in DRAM.
+    """Return the bytes that a launch moves through L2 and DRAM; ``least`` omits unused parts of transactions."""
+    # A stage that reads a row again finds it in the unit's first-level cache if the rows of the unit's blocks fit
+    # there. Otherwise, the row comes from L2, except for the share by which rows and results of all active blocks
+    # exceed L2, which comes from DRAM.
     shape = RowShape.of(batch.geometry)
     transaction, l2_layer = spec.layer("l2").transaction_bytes, spec.layer("l2")
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
@@ -48,7 +49,7 @@ def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool
 
 
 def _bytes_of_accesses(accesses: Iterable[Access], tiles: Ints) -> Floats:
-    """Return the bytes of the given accesses in tiles, ``(N,)``."""
+    """Return the bytes that the given accesses touch in each tile, shape ``(N,)``."""
     total: Floats = np.zeros(len(tiles))
     for a in accesses:
         total = total + a.elements(tiles) * a.tensor.itemsize_bytes

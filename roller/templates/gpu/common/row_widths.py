@@ -21,7 +21,7 @@ from roller.tile.rows import contiguous_axis
 LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 2.0, 3.0
 #: Instructions per guarded bound of an element or vector.
 GUARD_INSTRUCTIONS = 2.0
-#: Chunks that may lie only partly in a row: its first and its last.
+#: Number of chunks that may lie only partly in a row: the first and the last.
 _EDGES = 2
 
 
@@ -40,7 +40,7 @@ def alignment_shifts(geometry: Geometry) -> tuple[RowShift, ...]:
 
 
 def row_vectors(batch: TileBatch) -> Ints:
-    """Return the elements per vector of a thread along every axis, ``(N, axes)``: up to 16 bytes of a tile."""
+    """Return the elements per vector of a thread along each axis, shape ``(N, axes)``; a vector has up to 16 bytes."""
     if batch.vectors is not None:
         return batch.vectors
     if "vectors" not in batch._memo:
@@ -58,12 +58,12 @@ def _chosen_vectors(batch: TileBatch) -> Ints:
 
 
 def shifted_vector_elements(batch: TileBatch) -> Ints:
-    """Return the number of elements in a vector of shifted positions, ``(N,)``; 1 if rows are read as they start."""
+    """Return the number of elements in a vector of shifted positions, shape ``(N,)``; 1 if rows are not shifted."""
     return _shifted_vectors_and_edges(batch)[0]
 
 
 def edge_instructions(batch: TileBatch) -> Floats:
-    """Return a thread's instructions at the edges of shifted rows, ``(N,)``."""
+    """Return the number of a thread's instructions at the edges of shifted rows, shape ``(N,)``."""
     return _shifted_vectors_and_edges(batch)[1]
 
 
@@ -93,7 +93,7 @@ def shifts_of_vectors(batch: TileBatch) -> tuple[RowShift, ...]:
 
 
 def _chosen_shift(batch: TileBatch) -> Ints:
-    """Return the width (elements) of the widest shift that fits and saves instructions, ``(N,)``; 1 if none."""
+    """Return the width, in elements, of the widest shift that fits and saves instructions, shape ``(N,)``; else 1."""
     chosen = np.ones(len(batch), np.int64)
     for shift in alignment_shifts(batch.geometry):
         fits = (chosen == 1) & _shift_fits(batch, shift)
@@ -107,7 +107,7 @@ def _chosen_shift(batch: TileBatch) -> Ints:
 
 
 def _unshifted_vector_elements(batch: TileBatch) -> Ints:
-    """Return the widest vector (elements) into which the register tile divides every unshifted row, ``(N,)``."""
+    """Return the widest vector, in elements, that divides the register tile of an unshifted row, shape ``(N,)``."""
     g, fast = batch.geometry, _contiguous_axis(batch.geometry)
     found = alignment_shifts(g)
     aligned = found[-1].width // 2 if found else VECTOR_BYTES
@@ -122,13 +122,13 @@ def _contiguous_axis(geometry: Geometry) -> int:
 
 
 def narrowest_bytes(geometry: Geometry) -> int:
-    """Return the size of the anchor's narrowest loaded elements, or of its stored elements if it loads none."""
+    """Return the bytes of the anchor's narrowest loaded elements, or of its stored elements if it loads none."""
     tensors = [a.tensor for a in geometry.loads] or [geometry.expr.anchor.output]
     return min(t.itemsize_bytes for t in tensors)
 
 
 def row_access_width(access: Access, batch: TileBatch) -> Ints:
-    """Return the number of elements per access of a row program's thread, ``(N,)``."""
+    """Return the number of elements per access of a row program's thread, shape ``(N,)``."""
     width = _unshifted_access_width(access, batch, row_vectors(batch))
     rule = _vector_rule(access, batch)
     for shift in shifts_of_vectors(batch) if rule is VectorRule.PIECES else ():
@@ -141,7 +141,7 @@ def _vector_rule(access: Access, batch: TileBatch) -> VectorRule:
 
 
 def _unshifted_access_width(access: Access, batch: TileBatch, vectors: Ints) -> Ints:
-    """Return the number of elements in an access that follows ``vectors``, without a shift, ``(N,)``."""
+    """Return the number of elements in an access that follows ``vectors`` without a shift, shape ``(N,)``."""
     rule = _vector_rule(access, batch)
     if rule is VectorRule.NONE:
         return np.ones(len(batch), np.int64)
@@ -155,14 +155,14 @@ def _shifted_access_width(access: Access, shift: RowShift) -> int:
 
 
 def _covers_all_positions(batch: TileBatch, shift: RowShift) -> np.ndarray:
-    """Return the mask of programs whose steps hold all positions of a row."""
+    """Return the mask of programs whose steps cover all positions of a shifted row."""
     column = batch.geometry.names.index(shift.axis)
     covered = batch.counts[:, column] * batch.block[:, column]
     return np.asarray(shift.fits(int(batch.geometry.extents[column]), covered))
 
 
 def _shift_fits(batch: TileBatch, shift: RowShift) -> np.ndarray:
-    """Return the mask of programs whose register tile is whole vectors and whose steps hold all positions."""
+    """Return the mask of programs whose register tiles consist of whole vectors and whose steps cover all positions."""
     # An operand that is shifted with the rows but does not move with them would be held once per row of a thread.
     column = batch.geometry.names.index(shift.axis)
     fits = (batch.register[:, column] % shift.width == 0) & _covers_all_positions(batch, shift)
@@ -172,7 +172,7 @@ def _shift_fits(batch: TileBatch, shift: RowShift) -> np.ndarray:
 
 
 def _instructions_saved(batch: TileBatch, shift: RowShift) -> Floats:
-    """Return a thread's load and store instructions that shifted vectors save, ``(N,)``."""
+    """Return the number of a thread's load and store instructions that shifted vectors save, shape ``(N,)``."""
     shape, saved = RowShape.of(batch.geometry), np.zeros(len(batch))
     vectors = np.ones_like(batch.register)
     vectors[:, _contiguous_axis(batch.geometry)] = _unshifted_vector_elements(batch)
@@ -188,7 +188,7 @@ def _instructions_saved(batch: TileBatch, shift: RowShift) -> Floats:
 
 
 def _edge_instructions_of_shift(batch: TileBatch, shift: RowShift) -> Floats:
-    """Return a thread's instructions at the edges of its rows, ``(N,)``."""
+    """Return the number of a thread's instructions at the edges of its rows, shape ``(N,)``."""
     # Every stage guards the elements of the edge chunks; one TEU per row takes the element-wise path at each edge.
     shape, (lanes, _) = RowShape.of(batch.geometry), lane_counts(batch)
     columns = ~batch.geometry.spatial

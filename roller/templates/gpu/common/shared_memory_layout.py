@@ -1,4 +1,4 @@
-"""Layouts of programs in the scratchpad: exact once chosen, expected before that."""
+"""Scratchpad layouts of programs: exact once they have been chosen, expected before that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roller.tile.program import RProgram
 
 @dataclass(frozen=True)
 class SharedMemoryLayout:
-    """Consequences of the layouts of a batch's programs, arrays of shape ``(N,)``.
+    """Effects of the scratchpad layouts of a batch's programs, as arrays of shape ``(N,)``.
 
     Parameters
     ----------
@@ -31,7 +31,8 @@ class SharedMemoryLayout:
     spread
         Per staged tensor, elements that a thread reads relative to the elements of a contiguous register tile.
     counted
-        Bytes through L2 over the launch, by position in ``reads`` with stores last, if rows are counted one by one.
+        Bytes that the launch moves through L2, by position in ``reads`` with stores last, for accesses whose rows are
+        counted one by one.
     padding
         Per staged tensor, elements appended to each row.
     """
@@ -44,7 +45,7 @@ class SharedMemoryLayout:
 
     @classmethod
     def of(cls, batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec) -> SharedMemoryLayout:
-        """Return the layouts of the programs that a batch consists of."""
+        """Return the layouts of the programs of a batch."""
         found = matrix_product_of_batch(batch)
         if found is not None:
             batch, programs = matrix_product_batch(batch, found), [found.inner(p) for p in programs]

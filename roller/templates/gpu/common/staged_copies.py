@@ -19,16 +19,16 @@ from roller.tile.vectors import copy_width, is_in_memory
 
 @dataclass(frozen=True)
 class StagedCopy:
-    """Copies of one staged tile, arrays over programs.
+    """Copies of one staged tile, as arrays over programs.
 
     Parameters
     ----------
     width
-        Elements copied at once.
+        Number of elements copied at once.
     counts
-        Copies per dimension of the tile, ``(N, dimensions)``.
+        Number of copies per dimension of the tile, shape ``(N, dimensions)``.
     lead
-        Leading dimensions that the rounds step over.
+        Number of leading dimensions that the rounds step over.
     """
 
     width: Ints
@@ -38,7 +38,7 @@ class StagedCopy:
 
     @classmethod
     def in_vectors(cls, width: Ints, extents: Ints, threads: Ints) -> StagedCopy:
-        """Return the copies of tiles with ``extents`` per dimension, ``(N, dimensions)``."""
+        """Return the copies of tiles with ``extents`` per dimension, shape ``(N, dimensions)``."""
         counts = extents.copy()
         if counts.shape[1]:
             counts[:, -1] = -(-counts[:, -1] // width)
@@ -46,13 +46,13 @@ class StagedCopy:
 
     @classmethod
     def of(cls, access: Access, batch: TileBatch, axes: tuple[str, ...], padding: Ints | int = 0) -> StagedCopy:
-        """Return the copies of tiles indexed by ``axes`` (empty: boxes of the tensor), with padded rows."""
+        """Return the copies of tiles indexed by ``axes`` (empty: boxes of the tensor), with padding per row."""
         extents = tile_extents(access, batch, axes)
         return cls.in_vectors(copy_widths(access, batch, axes, padding), extents, batch.threads_per_block)
 
 
 def copy_widths(access: Access, batch: TileBatch, axes: tuple[str, ...], padding: Ints | int = 0) -> Ints:
-    """Return the number of elements copied at once for tiles whose rows have ``padding`` extra elements, ``(N,)``."""
+    """Return the elements copied at once for tiles whose rows have ``padding`` extra elements, shape ``(N,)``."""
     expr = batch.geometry.expr
     if not is_in_memory(expr, access.tensor.name) or not (axes or access.coefficients.shape[0]):
         return np.ones(len(batch), np.int64)
@@ -83,7 +83,7 @@ def staged_tile_axes(access: Access, batch: TileBatch) -> tuple[str, ...]:
 
 
 def tile_extents(access: Access, batch: TileBatch, axes: tuple[str, ...]) -> Ints:
-    """Return the extents of staged tiles indexed by ``axes``, or of boxes, ``(N, dimensions)``."""
+    """Return the extents of staged tiles indexed by ``axes``, or of boxes, shape ``(N, dimensions)``."""
     if axes:
         return batch.block[:, [batch.geometry.names.index(a) for a in axes]]
     # The extents cover a whole tile, because rounds beyond the end of an axis are issued too.

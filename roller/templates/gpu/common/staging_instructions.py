@@ -1,9 +1,8 @@
-"""Instructions of cooperative copies into the scratchpad: loads, stores and address arithmetic.
+"""Number of instructions in cooperative copies into the scratchpad: loads, stores and address arithmetic.
 
-Rounds of a copy step over the leading dimensions of the staged tile (:func:`roller.tile.layout.copy_leading_dims`).
-The counts
-are rounded from machine code (sm_75, NVRTC 12.9) of two dozen matmuls, convolutions and poolings; single kernels lie
-within a factor of two.
+Rounds of a copy step over the leading dimensions of the staged tile (:func:`roller.tile.layout.copy_leading_dims`). The
+counts are rounded from machine code (sm_75, NVRTC 12.9) of two dozen matmuls, convolutions and poolings; individual
+kernels deviate by at most a factor of two.
 """
 
 from __future__ import annotations
@@ -19,21 +18,23 @@ from roller.tile.vectors import is_asynchronous
 
 #: Instructions per copied element or vector: a load, a store, half a predicate or pointer step.
 COPY_INSTRUCTIONS = 2.5
-#: The same for an asynchronous copy, where one instruction does both.
+#: Instructions per element or vector copied asynchronously, where one instruction both loads and stores.
 ASYNC_INSTRUCTIONS = 1.5
 #: Instructions per thread, staged tile and step for the thread's position and pointers.
 SETUP_INSTRUCTIONS = 12.0
-#: A division with its remainder by a constant, and by a power of two.
+#: Instructions for a division with remainder by a constant, and by a power of two.
 DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 12.0, 2.0
-#: The branch around a guarded load.
+#: Instructions for the branch around a guarded load.
 BRANCH_INSTRUCTIONS = 8.0
-#: Its replacement in an asynchronous copy, which takes the number of valid bytes and fills the rest with zeros.
+#: Instructions instead of the branch in an asynchronous copy, which takes the number of valid bytes and fills the rest
+#: with zeros.
 ASYNC_GUARD_INSTRUCTIONS = 2.0
-#: Its replacement in a load into registers: a predicate, and a move of zero if the load is off.
+#: Instructions instead of the branch in a load into registers: a predicate, and a move of zero if the predicate is
+#: false.
 PREDICATE_INSTRUCTIONS = 1.0
-#: Comparing a position with both bounds, and comparing one that does not change from round to round.
+#: Instructions to compare a position with both bounds, if it changes from round to round and if it does not.
 GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS = 3.0, 1.0
-#: One quasi-affine term of an index (a quotient or remainder) whose axis changes from round to round.
+#: Instructions for one quasi-affine term of an index (a quotient or remainder) whose axis changes from round to round.
 QUASI_INSTRUCTIONS = 6.0
 
 
@@ -45,7 +46,7 @@ def copies_asynchronously(batch: TileBatch, spec: DeviceSpec) -> bool:
 def staging_copy_instructions(
     access: Access, batch: TileBatch, copy: StagedCopy, spec: DeviceSpec
 ) -> tuple[Floats, Floats]:
-    """Return the instructions that all threads of a block issue to stage a tile, and the address instructions."""
+    """Return the numbers of all instructions and of address instructions that a block issues to stage a tile."""
     threads = batch.threads_per_block  # threads that are idle in a round still issue its instructions
     alone = copies_asynchronously(batch, spec) & is_asynchronous(copy.width * access.tensor.itemsize_bytes)
     unguarded = np.where(alone, ASYNC_INSTRUCTIONS, COPY_INSTRUCTIONS)
@@ -79,10 +80,10 @@ def _staged_axes(batch: TileBatch, access: Access) -> tuple[str, ...]:
 
 
 def _division_instructions(counts: Ints, changes: np.ndarray) -> Floats:
-    """Return the instructions that split an element's number over the dimensions that change, ``(N,)``."""
+    """Return the number of instructions that split a flat position over the dimensions that change, shape ``(N,)``."""
     total = np.zeros(len(counts))
     wide = changes & (counts > 1)
-    before = [np.zeros(len(counts), bool)]  # whether an earlier dimension is split over
+    before = [np.zeros(len(counts), bool)]  # whether the position is split over an earlier dimension
     for d in range(counts.shape[1] - 1):
         before.append(before[-1] | wide[:, d])
     for d in range(counts.shape[1] - 1, 0, -1):
@@ -93,7 +94,7 @@ def _division_instructions(counts: Ints, changes: np.ndarray) -> Floats:
 
 
 def _index_instructions(access: Access, positions: list[int], changes: np.ndarray) -> Floats:
-    """Return the instructions for quasi-affine indices and guards of a tile staged by axes, ``(N,)``."""
+    """Return the instructions for quasi-affine indices and guards of a tile indexed by axes, shape ``(N,)``."""
     total = np.zeros(len(changes))
     column = {access.axis_names[p]: d for d, p in enumerate(positions)}
     for i in access.index:

@@ -40,7 +40,7 @@ class StoredResults:
         return chunk if self._fits(axis, extent, chunk) else 1
 
     def widest_aligned_vector(self, axis: str, extent: int, most: int) -> int:
-        """Return the number of neighbours along an axis, at most ``most``, that always form one aligned vector."""
+        """Return the largest number of neighbours along an axis, up to ``most``, that form an aligned vector."""
         return next((w for w in (16, 8, 4, 2) if w <= most and self._fits(axis, extent, w)), 1)
 
     def _fits(self, axis: str, extent: int, width: int) -> bool:

@@ -1,10 +1,11 @@
-"""Extra DRAM traffic of waves that read more pages than the device's last TLB holds.
+"""Extra DRAM traffic of waves that read more pages than the device's last-level TLB covers.
 
-Operand rows that run along the reduction lie ``K`` numbers apart, and all blocks of a wave read their rows at once:
-a wave of 4000 rows of 20000 float32 numbers has 320 MB of pages open. Blocks that miss the TLB fall behind, so the
-shared cache has by then evicted the data of the others, and a tile comes from memory in whole bursts. A tile loses the
-share of its data by which the pages exceed the TLB. Sources of TLB entries: Jia et al., "Dissecting the NVIDIA Volta
-GPU architecture via microbenchmarking" (2018), "... Turing T4 GPU ..." (2019).
+Operand rows that run along the reduction lie ``K`` elements apart, and all blocks of a wave read their rows at the same
+time: a wave of 4000 rows of 20000 float32 numbers has 320 MB of pages open. Blocks that miss the TLB fall behind. By
+then, the shared cache has evicted the data that other blocks have loaded, and the tile comes from memory again in whole
+bursts. The share of a tile that is lost in this way equals the share of the open pages that the TLB does not cover.
+Sources of TLB entries: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking" (2018), "...
+Turing T4 GPU ..." (2019).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from roller.tile.transactions import tile_transaction_bytes
 
 
 def rows_run_along_reduction(access: Access, batch: TileBatch) -> bool:
-    """Return whether an operand's rows run along a reduction of several steps, so that a step reads part of each."""
+    """Return whether an operand's rows run along a reduction axis, so that a step reads only part of each row."""
     if access.gather or not access.coefficients.shape[0]:
         return False
     along = np.flatnonzero(access.coefficients[-1])
@@ -28,8 +29,8 @@ def rows_run_along_reduction(access: Access, batch: TileBatch) -> bool:
 
 
 def tlb_miss_traffic(batch: TileBatch, spec: DeviceSpec, waves: tuple[Ints, ...]) -> dict[int, tuple[Floats, Floats]]:
-    """Return the share of each operand's tiles lost to memory, and their bytes in bursts, by read position."""
-    # ``waves`` holds the tiles that a wave may cover, by the order of blocks; the tile with fewer pages counts.
+    """Return, by read position, the share of an operand's tiles that is loaded again, and their bytes in bursts."""
+    # ``waves`` holds the tile that a wave covers for each order of blocks; the tile with fewer pages counts.
     far, g = spec.layer("global"), batch.geometry
     if not far.tlb_entries or not far.page_bytes or batch.traits.spreads_reductions:
         return {}

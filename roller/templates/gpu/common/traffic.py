@@ -31,9 +31,9 @@ ROW_LOADS_IN_FLIGHT = 16.0
 
 
 def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
-    """Return the bytes through L2 over the launch, by position in ``reads``, stores last, if rows can be counted."""
+    """Return the bytes through L2 over the launch for accesses that can be counted, by position; stores are last."""
     g, transaction = batch.geometry, spec.layer("l2").transaction_bytes
-    once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, whatever the reduction steps
+    once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, not in every reduction step
     found = {}
     for n, a in enumerate((*g.reads, g.written)):
         known = counted_transaction_bytes(a, once if a is g.written else batch.block, transaction)
@@ -50,13 +50,13 @@ def global_traffic(
     padding: Mapping[str, Ints] = MappingProxyType({}),
     told: list[TrafficShare] | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return bytes through L2 and DRAM, and copy and address instructions per block and step.
+    """Return the bytes through L2 and DRAM, and the numbers of copy and address instructions per block and step.
 
-    ``counted`` is :func:`counted_traffic` if it is known; transactions are expected values otherwise. ``padding``
-    elements are appended to the rows of staged tiles. ``told`` collects the shares of all tensors.
+    ``counted`` is the result of :func:`counted_traffic` if it is known; otherwise, transactions are expected values.
+    ``padding`` elements are appended to the rows of staged tiles. ``told`` collects the shares of all tensors.
     """
     if batch.traits.spreads_reductions:
-        zero = np.zeros(len(batch))  # instructions of loads: row_work
+        zero = np.zeros(len(batch))  # row_work counts the instructions of loads
         return *moved_bytes(batch, spec, resident, counted, told), zero, zero
     return *moved_bytes(batch, spec, resident, counted, told), *load_instructions(batch, spec, padding)
 
@@ -68,7 +68,7 @@ def moved_bytes(
     counted: Mapping[int, Floats] = MappingProxyType({}),
     told: list[TrafficShare] | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return the bytes through L2, and to and from DRAM, of :func:`global_traffic`."""
+    """Return the bytes through L2 and the bytes to and from DRAM; see :func:`global_traffic`."""
     g, block = batch.geometry, batch.block
     if batch.traits.spreads_reductions:
         l2, dram = row_traffic(batch, spec, resident)
@@ -113,7 +113,7 @@ def moved_bytes(
 def _counted_or_expected(
     counted: Floats | None, batch: TileBatch, spec: DeviceSpec, key: Any, expected: Callable[[], tuple[Floats]]
 ) -> Floats:
-    """Return the counted bytes, or the expected bytes where bytes are not counted."""
+    """Return the counted bytes, and the expected bytes where bytes are not counted."""
     if counted is None:
         return batch.cached_arrays(spec, key, expected)[0]
     unknown = np.isnan(counted)
@@ -123,7 +123,7 @@ def _counted_or_expected(
 def stored_traffic_shares(
     batch: TileBatch, spec: DeviceSpec, l2_bytes: Floats, dram_bytes: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the shares of :func:`global_traffic` that tiled programs store, through L2 and to DRAM."""
+    """Return the shares of the bytes through L2 and DRAM (:func:`global_traffic`) that tiled programs store."""
     transaction, store = spec.layer("l2").transaction_bytes, batch.geometry.written
     (stored,) = batch.cached_arrays(
         spec, ("stored", transaction), functools.partial(_store_transaction_bytes, store, batch.block, transaction)
@@ -149,7 +149,7 @@ def _store_transaction_bytes(access: Access, block: Ints, transaction_bytes: int
 
 
 def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return a lower bound on the bytes through L2 and DRAM, ``(N,)`` each."""
+    """Return lower bounds on the bytes through L2 and DRAM, each of shape ``(N,)``."""
     g = batch.geometry
     if batch.traits.spreads_reductions:
         l2, dram = row_traffic(batch, spec, np.ones(len(batch), np.int64), least=True)
@@ -163,7 +163,7 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
 
 
 def _used_load_bytes(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
-    """Return, for every read, the bytes that all tiles of a launch use, ``(N,)`` each."""
+    """Return, for every read, the bytes that all tiles of a launch use, each of shape ``(N,)``."""
     g = batch.geometry
     return batch.cached_arrays(
         spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
@@ -177,8 +177,8 @@ def least_counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Float
 
 
 def _dram_load_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
-    """Return the bytes that waves of blocks load from DRAM, ``(N,)``; blocks of a wave share loads in L2."""
-    # Points of a gathered tile that share an element (a window's) follow each other closely, so a tensor is loaded once
+    """Return the bytes that waves of blocks load from DRAM, shape ``(N,)``; blocks of a wave share loads in L2."""
+    # Points of a gathered tile that share an element of a window follow each other closely, so a tensor is loaded once
     # for every wave tile along the axes on which it does not depend.
     loaded = access.loaded_elements(wave) * access.tensor.itemsize_bytes
     if not access.gather:
@@ -188,7 +188,7 @@ def _dram_load_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
 
 
 def _partial_result_bytes(batch: TileBatch) -> Floats:
-    """Return the bytes of a split reduction's partial results, which are written and read again, ``(N,)``."""
+    """Return the bytes of a split reduction's partial results, which are written and read again, shape ``(N,)``."""
     g = batch.geometry
     each = g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]  # parts stay in the accumulator's type
     return np.asarray(np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * each)
@@ -196,8 +196,8 @@ def _partial_result_bytes(batch: TileBatch) -> Floats:
 
 def _tile_of_wave(batch: TileBatch, resident: Ints, turned: bool = False) -> Ints:
     """Return the tile that all blocks of one wave cover together."""
-    # Blocks run along the output's contiguous axis first, or along the next one if ``turned``; with ``raster``, along
-    # that many tiles of the next axis with several tiles before the first one advances.
+    # Blocks run along the output's contiguous axis first, or along the next one if ``turned``. With ``raster``, they
+    # cover that many tiles of the second axis with several tiles before they advance along the first.
     left = np.minimum(resident, batch.blocks)
     tiles = batch.block.copy()
     taken = np.ones_like(tiles)
@@ -218,9 +218,9 @@ def _tile_of_wave(batch: TileBatch, resident: Ints, turned: bool = False) -> Int
 
 
 def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints, peak: Floats | float | None = None) -> Floats:
-    """Return the DRAM bytes per second that ``warps`` resident warps of the device draw together."""
-    # ``((warps * per_teu) ** -p + peak ** -p) ** (-1 / p)``: few warps are bound by latency, many by the bus, and
-    # queueing rounds the knee (``v100_glbmem_small.csv``).
+    """Return the DRAM bandwidth, in bytes per second, that ``warps`` resident warps of the device achieve together."""
+    # ``((warps * per_teu) ** -p + peak ** -p) ** (-1 / p)``: few warps are bound by latency, many warps are bound by
+    # the bus, and queueing rounds the knee (``v100_glbmem_small.csv``).
     layer = spec.layer("global")
     peak = layer.bandwidth_bytes_per_s if peak is None else peak
     if not layer.bandwidth_per_teu_bytes_per_s:
@@ -231,9 +231,9 @@ def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints, peak: Floats | float 
 
 
 def peak_bandwidth(batch: TileBatch, spec: DeviceSpec, launch_bytes: Floats) -> Floats | float:
-    """Return DRAM's peak bandwidth for the batch's mix of reads and writes, ``(N,)``."""
-    # Buses turn round between reads and writes. Micro-benchmarks give the bandwidth for writes of none, a third and
-    # half of the bytes; shares between them are interpolated, and kernels that write more are priced as copies.
+    """Return DRAM's peak bandwidth, in bytes per second, for the batch's mix of reads and writes, shape ``(N,)``."""
+    # Buses turn around between reads and writes. Micro-benchmarks give the bandwidth if none, a third or half of the
+    # bytes are written; bandwidths in between are interpolated, and kernels that write more are priced as copies.
     layer = spec.layer("global")
     read, triad = layer.read_bandwidth_bytes_per_s, layer.triad_bandwidth_bytes_per_s
     if read is None or triad is None:
@@ -261,7 +261,7 @@ def loads_in_flight(batch: TileBatch) -> Floats:
 
 
 def _words_per_step(batch: TileBatch) -> Floats:
-    """Return the number of 4-byte loads per thread and reduction step, below one if threads are padding, ``(N,)``."""
+    """Return the 4-byte loads per thread and reduction step, shape ``(N,)``; less than one if threads are padding."""
     words = np.zeros(len(batch))
     for a in batch.geometry.reads:
         words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
@@ -273,7 +273,7 @@ def _steps_in_flight(batch: TileBatch) -> Ints:
 
 
 def memory_waits_per_block(batch: TileBatch) -> Floats:
-    """Return how often a block waits for memory, once per batch of independent loads, ``(N,)``."""
+    """Return how many times a block waits for memory, once per group of independent loads, shape ``(N,)``."""
     if batch.traits.spreads_reductions or batch.traits.slides_windows:
         return np.maximum(1.0, batch.steps)
     rounds = np.maximum(1.0, _words_per_step(batch) / LOADS_IN_FLIGHT)
@@ -284,9 +284,9 @@ def dram_time_s(
     batch: TileBatch, spec: DeviceSpec, wave_bytes: Floats, active: Ints, launch_bytes: Floats,
     told: dict[str, Any] | None = None,
 ) -> Floats:  # fmt: skip
-    """Return DRAM's seconds for ``wave_bytes`` in a wave of ``active`` blocks, ``(2, N)``."""
-    # Few loads draw little bandwidth, because the thread waits for each of them. The time is therefore limited to one
-    # latency per round of loads plus the bytes at peak bandwidth; otherwise a launch would take longer the fewer
+    """Return the seconds that DRAM needs for ``wave_bytes`` in a wave of ``active`` blocks, shape ``(2, N)``."""
+    # Few loads achieve little bandwidth, because the thread waits for each of them. The time is therefore limited to
+    # one latency per round of loads plus the bytes at peak bandwidth; otherwise a launch would take longer the fewer
     # elements it loads.
     layer, peak = spec.layer("global"), peak_bandwidth(batch, spec, launch_bytes)
     warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch) * active
@@ -304,5 +304,5 @@ def dram_time_s(
 
 
 def line_bytes(spec: DeviceSpec) -> int:
-    """Return the bytes per line that one access of a load and store pipe takes."""
+    """Return the size, in bytes, of the line that a load and store pipe accesses at a time."""
     return spec.layer("l2").line_bytes or 4 * spec.layer("l2").transaction_bytes

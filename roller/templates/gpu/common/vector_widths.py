@@ -15,9 +15,9 @@ from roller.tile.windows import slide_of
 
 
 def vector_elements_per_axis(batch: TileBatch) -> Ints:
-    """Return the elements per vector of a thread along every axis, ``(N, axes)``, given or chosen."""
-    # Chosen vectors take up to 16 bytes of the register tile along the axis contiguous in the result. A fragment fixes
-    # the results of a thread, and rows are read along themselves.
+    """Return the elements per vector of a thread along each axis, given or chosen, shape ``(N, axes)``."""
+    # Chosen vectors take up to 16 bytes of the register tile along the axis contiguous in the result. A fragment
+    # determines the results of a thread, and row programs have vectors along their rows.
     g = batch.geometry
     if batch.traits.spreads_reductions or batch.vectors is not None:
         return row_vectors(batch)
@@ -30,7 +30,7 @@ def vector_elements_per_axis(batch: TileBatch) -> Ints:
 
 
 def access_width(access: Access, batch: TileBatch) -> Ints:
-    """Return the number of elements per memory access of a thread, ``(N,)``."""
+    """Return the number of elements per memory access of a thread, shape ``(N,)``."""
     if batch.traits.spreads_reductions:
         return row_access_width(access, batch)
     if access.bounds or not is_in_memory(batch.geometry.expr, access.tensor.name):
@@ -39,7 +39,7 @@ def access_width(access: Access, batch: TileBatch) -> Ints:
 
 
 def store_width(batch: TileBatch) -> Ints:
-    """Return the number of elements that a thread of a tiled program or a stream stores at once, ``(N,)``."""
+    """Return the number of elements that a thread of a tiled program or a stream stores at once, shape ``(N,)``."""
     g, width = batch.geometry, np.ones(len(batch), np.int64)
     if not g.order or (batch.traits.slides_windows and walks_along(batch, g.order[-1])):
         return width
@@ -55,6 +55,6 @@ def store_width(batch: TileBatch) -> Ints:
 
 
 def walks_along(batch: TileBatch, axis: int) -> bool:
-    """Return whether the threads of window programs walk along an axis, so that they store results one by one."""
+    """Return whether the threads of window programs move along an axis, so that they store results one by one."""
     slide = slide_of(batch.geometry.expr.anchor)
     return slide is not None and slide.axis == batch.geometry.names[axis]

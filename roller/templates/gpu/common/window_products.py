@@ -1,4 +1,4 @@
-"""Conversion between batches of ``winograd`` structures and of the matrix products that their programs tile."""
+"""Conversion between batches of ``winograd`` structures and batches of the matrix products that their programs tile."""
 
 from __future__ import annotations
 

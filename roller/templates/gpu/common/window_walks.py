@@ -1,4 +1,4 @@
-"""Loads and registers of one thread of a ``window`` program: rows of its walk, outputs in flight, and weights."""
+"""Loads and registers of one thread of a ``window`` program: input rows, outputs in flight, and weights."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.windows import Slide, halo, row_box, slide_of
 
-#: Rows in flight for a thread that reads in place: the compiler loads about a row ahead of the one it adds
-#: (order of loads and FMAs in machine code, NVRTC 12.9, sm_80, 3x3 and 7x7 windows).
+#: Number of rows in flight for a thread that reads in place: the compiler loads about one row ahead of the row that it
+#: adds (order of loads and FMAs in machine code, NVRTC 12.9, sm_80, 3x3 and 7x7 windows).
 ROWS_AHEAD = 2.0
 
 
 @dataclass(frozen=True)
 class WindowWalk:
-    """Walks of the threads of a batch's programs, arrays ``(N,)``.
+    """How the threads of a batch's programs move along input rows, as arrays of shape ``(N,)``.
 
     Parameters
     ----------
     rows
-        Input rows of the strip.
+        Number of input rows of a thread's strip of outputs.
     loads, width
-        Load instructions per row, and elements per load.
+        Number of load instructions per row, and of elements per load.
     row, live, weights
-        Elements held of one row, accumulators in flight, and weights kept.
+        Numbers of elements held of one row, of accumulators in flight, and of weights kept.
     copy_width, extent
-        Elements per vector in the copy of a staged tile, and per row of the tile.
+        Number of elements per vector in the copy of a staged tile, and per row of the tile.
     """
 
     rows: Ints
@@ -47,14 +47,14 @@ class WindowWalk:
     extent: Ints
 
     def register_words(self, batch: TileBatch) -> Ints:
-        """Return the 32-bit registers of accumulators in flight, one row and the weights."""
+        """Return the number of 32-bit registers for accumulators in flight, one row, and the weights."""
         g = batch.geometry
         acc = max(1, g.store.tensor.itemsize_bytes // 4)
         return np.asarray(self.live * acc + self.row + self.weights)
 
 
 def batch_slide(batch: TileBatch) -> Slide:
-    """Return the slide of a batch's expression."""
+    """Return the slide of a batch's expression; raise an error if it has none."""
     memo = batch.geometry.expr._memo
     if "slide" not in memo:
         memo["slide"] = slide_of(batch.geometry.expr.anchor)
@@ -72,7 +72,7 @@ def window_walk(batch: TileBatch) -> WindowWalk:
         g, staged = batch.geometry, bool(batch.staged)
         columns = [g.names.index(a) for a in batch_slide(batch).source.index[-1].axes]
         kinds = np.concatenate([batch.register, batch.block[:, columns]], axis=1) if staged else batch.register
-        codes = np.zeros(len(batch), np.int64)  # one number per row sorts faster than whole rows
+        codes = np.zeros(len(batch), np.int64)  # sorting one number per row is faster than sorting whole rows
         for column in kinds.T:
             codes = codes * (int(column.max(initial=0)) + 1) + column
         _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
@@ -90,7 +90,7 @@ def window_walk(batch: TileBatch) -> WindowWalk:
 
 
 def _walk_numbers(batch: TileBatch, tile: dict[str, int], block: dict[str, int], staged: bool) -> tuple[int, ...]:
-    """Return the numbers of :class:`WindowWalk` for one register tile and the block's extents of the last dimension."""
+    """Return the fields of :class:`WindowWalk` for one register tile and the block's extents in the last dimension."""
     g, s = batch.geometry, batch_slide(batch)
     known = g.expr._memo.setdefault("walked", {})
     held = tuple(tile.values())
@@ -114,7 +114,7 @@ def _walk_numbers(batch: TileBatch, tile: dict[str, int], block: dict[str, int],
 
 
 def window_copy_instructions(access: Access, batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the copy instructions for one operand of a window program, and the address instructions."""
+    """Return the number of copy instructions for one operand of a window program, and of those for addresses."""
     if access.tensor.name not in batch.staged:
         return np.zeros(len(batch)), np.zeros(len(batch))
     extents = tile_extents(access, batch, ())
@@ -123,12 +123,12 @@ def window_copy_instructions(access: Access, batch: TileBatch, spec: DeviceSpec)
 
 
 def memory_waits_along_walk(batch: TileBatch) -> Floats:
-    """Return how often a thread that reads in place waits for memory: once for every row not yet in flight."""
+    """Return how many times a thread that reads in place waits for memory: once per group of rows in flight."""
     return np.asarray(1.0 + window_walk(batch).rows / ROWS_AHEAD)
 
 
 def words_in_flight_along_walk(batch: TileBatch) -> Floats:
-    """Return the number of 4-byte words in flight for a thread that reads in place: its share of the block's rows."""
+    """Return the number of 4-byte words in flight for a thread that reads in place: its share of the rows in flight."""
     access = next(a for a in batch.geometry.loads if a.tensor.name == batch_slide(batch).source.tensor)
     words = batch.block_elements(access) * (access.tensor.itemsize_bytes / 4)
     return np.asarray(
@@ -138,8 +138,8 @@ def words_in_flight_along_walk(batch: TileBatch) -> Floats:
 
 def l1_reload_factor(access: Access, batch: TileBatch, capacity_bytes: float, resident: Floats) -> Floats:
     """Return the bytes that blocks load of an operand read in place, relative to loading each element once."""
-    # ``capacity_bytes`` of the first-level cache serve ``resident`` blocks; threads reload the shared elements of tiles
-    # that do not fit.
+    # The ``resident`` blocks share ``capacity_bytes`` of the first-level cache; threads reload the shared elements of
+    # tiles that do not fit.
     if batch.staged or access.tensor.name != batch_slide(batch).source.tensor:
         return np.ones(len(batch))
     w = window_walk(batch)

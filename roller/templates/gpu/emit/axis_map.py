@@ -24,17 +24,17 @@ from roller.tile import RProgram
 
 @dataclass(frozen=True)
 class AxisMap:
-    """Layout of one axis over blocks, threads and registers (elements).
+    """Layout of one axis over blocks, threads and registers, in elements.
 
     Parameters
     ----------
     vector
-        Contiguous elements of a chunk of a thread's registers. Chunks are ``vector`` apart, or ``threads * vector``
-        apart if ``interleaved``.
+        Number of contiguous elements in a chunk of a thread's registers. Chunks are ``vector`` apart, or ``threads *
+        vector`` apart if ``interleaved``.
     slack
         Maximum number of positions that are not elements (:mod:`roller.templates.gpu.rows.emit_shifted_columns`).
     differs
-        Whether the extent belongs to one call, while the code serves all calls.
+        Whether the extent differs from call to call, while the code is the same for all calls.
     """
 
     name: str
@@ -53,12 +53,12 @@ class AxisMap:
 
     @property
     def tile(self) -> int:
-        """Elements per block tile."""
+        """Number of elements per block tile."""
         return self.threads * self.registers
 
     @property
     def steps(self) -> int:
-        """Block tiles along the axis."""
+        """Number of block tiles along the axis."""
         return VaryingCount.of(-(-self.extent // self.tile), self.differs)
 
     @property
@@ -68,7 +68,7 @@ class AxisMap:
 
     @property
     def chunks(self) -> int:
-        """Vector chunks of one thread."""
+        """Number of vector chunks per thread."""
         return self.registers // self.vector
 
     def local(self, thread: Expr, chunk: Expr) -> Expr:
@@ -89,12 +89,12 @@ def axis_map(program: RProgram, axis: Axis, *, interleaved: bool | None = None) 
 
 
 def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
-    """Return a block's position among the block tiles of every axis, from its number in the launch."""
+    """Return a block's position among the block tiles along every axis, from its flat index in the launch."""
     wide = [n for n, e in enumerate(steps) if not is_always_one(e)][-2:]
     if raster == 1 or len(wide) < 2:
         return unravel_index(flat, steps)
-    # ``raster`` tiles of the slower axis come before the faster one advances: blocks that run together share more
-    # loads.
+    # Blocks cover ``raster`` tiles of the slower axis before they advance along the faster one, so that blocks that run
+    # together share more loads.
     slow, fast = wide
     differs = isinstance(steps[slow], VaryingCount)
     depth = raster if differs else min(raster, steps[slow])
@@ -124,7 +124,7 @@ def with_whole_vectors(m: AxisMap) -> AxisMap:
 
 @dataclass(frozen=True)
 class RegisterPoint:
-    """One point of the register tile: chunk and offset in it per axis; ``edges`` are axes with partial chunks."""
+    """A point of the register tile: a chunk and an offset in it per axis; ``edges`` are axes with partial chunks."""
 
     chunk: dict[str, Expr]
     offset: dict[str, Expr]

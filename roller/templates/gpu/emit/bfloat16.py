@@ -10,7 +10,7 @@ from typing import Any
 
 from roller.te.compat import dtype_of, structural_map, tirx
 
-#: Rounds a float32 to a bfloat16 number; NaN becomes a quiet NaN.
+#: Device function that rounds a float32 to a bfloat16 number; NaN becomes a quiet NaN.
 _ROUNDED = "roller_bfloat16"
 
 

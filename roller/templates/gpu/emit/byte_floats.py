@@ -1,4 +1,4 @@
-"""8-bit floats on GPUs: device functions on the bits, which are the same on every architecture.
+"""8-bit floats on GPUs: device functions that work on the bits and are the same on every architecture.
 
 Conversion instructions exist from sm_89 on, but they saturate, and their headers differ between toolkits.
 """
@@ -30,7 +30,7 @@ _TO_BYTE = """unsigned char roller_to_{name}(float value) {{
 
 
 def byte_float_functions() -> list[str]:
-    """Return the device functions."""
+    """Return the texts of the conversion functions for all 8-bit floats."""
     found = []
     for row in (DTYPES[n] for n in BYTE_FLOATS):
         numbers = {

@@ -47,7 +47,7 @@ _INFINITY = """\
 #define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
 #endif
 """
-#: TVM keeps eight 32-bit integers in a ulonglong4 (bfloat16 taken apart), and calls a constructor that CUDA does not
+#: TVM packs eight 32-bit integers (from bfloat16 numbers) into a ulonglong4 and calls a constructor that CUDA does not
 #: have.
 WIDE_INTEGERS = """\
 static inline __device__ ulonglong4 make_ulonglong4(unsigned a, unsigned b, unsigned c, unsigned d,
@@ -56,7 +56,7 @@ static inline __device__ ulonglong4 make_ulonglong4(unsigned a, unsigned b, unsi
   return make_ulonglong4(a | (wide)b << 32, c | (wide)d << 32, e | (wide)f << 32, g | (wide)h << 32);
 }
 """
-#: TVM keeps eight or sixteen bytes in an int2 or int4, and fills them with as many arguments.
+#: TVM packs eight or sixteen bytes into an int2 or int4 and passes them to a constructor that CUDA does not have.
 BYTES = """\
 static inline __device__ int roller_bytes(signed char a, signed char b, signed char c, signed char d) {
   return (int)((a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (d & 255u) << 24);
@@ -73,7 +73,7 @@ static inline __device__ int4 make_int4(signed char a, signed char b, signed cha
                    roller_bytes(i, j, k, l), roller_bytes(m, n, o, p));
 }
 """
-#: The same for unsigned bytes, which TVM keeps in a uint2 or uint4.
+#: The same for unsigned bytes, which TVM packs into a uint2 or uint4.
 UNSIGNED_BYTES = re.sub(r"\bint([24])?(?= make_| roller)", r"unsigned int\1", BYTES).replace("unsigned int2", "uint2")
 UNSIGNED_BYTES = UNSIGNED_BYTES.replace("unsigned int4", "uint4").replace("signed char", "unsigned char")
 UNSIGNED_BYTES = UNSIGNED_BYTES.replace("roller_bytes", "roller_unsigned_bytes").replace("make_int", "make_uint")
@@ -108,7 +108,7 @@ class TirKernels:
     body
         All kernels, one after another.
     arguments, names
-        Arguments, and their names by their buffers' names.
+        Arguments, and names of arguments by name of their buffer.
     entry
         Prefix of the kernels' names.
     prepares
@@ -116,7 +116,7 @@ class TirKernels:
     own_barriers
         Whether the templates placed all barriers, so that TVM must not add any.
     numbers
-        Values passed to the kernels, the last of :attr:`params`: numbers that depend on the sizes of a call.
+        Values of the last :attr:`params` by name: numbers that depend on the sizes of a call.
     """
 
     params: tuple[Any, ...]
@@ -172,7 +172,7 @@ def write_tir_kernels(program: RProgram, arch: str, *, async_copies: bool, scala
     ahead = [] if ctx.prepare is None else [ctx.prepare]
     several = [*ahead, *body]
     whole = several[0] if len(several) == 1 else tirx.SeqStmt(several)
-    if not available:  # bfloat16 came with them
+    if not available:  # the same architectures introduced bfloat16
         whole = keep_nan_in_conversions(whole)
     params, whole = replace_byte_floats_by_bytes(
         params, whole, byte_floats.byte_to_float32, byte_floats.float32_to_byte
@@ -184,7 +184,7 @@ def write_tir_kernels(program: RProgram, arch: str, *, async_copies: bool, scala
 def lower_tir_kernels(
     code: TirKernels, program: RProgram, expression: TensorExpr, arch: str, device: str
 ) -> KernelArtifact:  # fmt: skip
-    """Lower the kernels of a program with TVM, and describe them as an artifact."""
+    """Lower the kernels of a program with TVM and describe them as an artifact."""
     launches = _lower_launches(code, arch, program.expr.propagate_nan)
     arch = (program.fragment.arch if program.fragment else "") or arch
     prepare, launches = (launches[0], launches[1:]) if code.prepares else (None, launches)
@@ -235,7 +235,7 @@ def _describe_launch(source: str, name: str, func: Any, code: TirKernels, dynami
 
 
 def thread_extents(body: Any) -> dict[str, Any]:
-    """Return the extents of blocks and threads of a kernel, by their tags."""
+    """Return the numbers of blocks and threads of a kernel by their tags."""
     extents: dict[str, Any] = {}
 
     def visit(node: Any) -> None:

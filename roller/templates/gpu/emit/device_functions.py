@@ -1,10 +1,9 @@
-"""Device functions for operations that CUDA C cannot express: asynchronous copies, matrix instructions.
+"""Device functions for operations that CUDA C cannot express: asynchronous copies and matrix instructions.
 
 A template calls them with :func:`call_function`; :func:`used_function_texts` returns the text of the functions that a
-source uses, each a
-few instructions of inline PTX that the emulator knows (:mod:`roller.emulator.ptx`). Element addresses (:func:`address`)
-hide an access from TVM's analyses: a template that uses them places its own barriers (:func:`block_barrier`), and
-keeps data that is live at the same time in different buffers.
+source uses, each a few instructions of inline PTX that the emulator knows (:mod:`roller.emulator.ptx`). Element
+addresses (:func:`address`) hide accesses from TVM's analyses: a template that uses them must place its own barriers
+(:func:`block_barrier`) and keep data that is live at the same time in different buffers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from roller.templates.gpu.emit import byte_floats, extrema
 from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, dtype_name, load, sequence_of
 from roller.templates.gpu.matrix import emit_functions as matrix_functions
 
-#: Name and text, in source order: a function calls only earlier ones.
+#: Texts of functions by name, in source order: a function calls only earlier functions.
 FUNCTIONS: dict[str, str] = {}
 
 
@@ -113,17 +112,17 @@ def bind_start_address(name: str, of: Buffer, offset: Expr) -> tuple[Stmt, Buffe
 
 
 def copy_async(nbytes: int, target: Expr, source: Expr, inside: list[Expr]) -> Stmt:
-    """Return an asynchronous copy of 16, 8 or 4 aligned bytes to the scratchpad, with zeros outside (from sm_80 on)."""
+    """Return an asynchronous copy of 16, 8 or 4 aligned bytes to the scratchpad, or of zeros unless ``inside``."""
     return call_function(f"roller_copy_async_{nbytes}", target, source, _conjunction(inside))
 
 
 def fetch(nbytes: int, registers: Expr, source: Expr, inside: list[Expr]) -> Stmt:
-    """Return the load of one vector of global memory into registers, with zeros and no read outside."""
+    """Return the load of one vector from global memory into registers; zeros without a read unless ``inside``."""
     return call_function(f"roller_fetch_{nbytes}", registers, source, _conjunction(inside))
 
 
 def put(nbytes: int, target: Expr, registers: Expr) -> Stmt:
-    """Return the store of one vector of registers to aligned memory."""
+    """Return the store of one vector from registers to aligned memory."""
     return call_function(f"roller_store_{nbytes}", target, registers)
 
 
@@ -139,5 +138,5 @@ def copy_commit() -> Stmt:
 
 
 def copy_wait(groups: int) -> Stmt:
-    """Return a wait until at most ``groups`` groups of this thread's asynchronous copies are in flight."""
+    """Return the wait until at most ``groups`` groups of this thread's asynchronous copies are in flight."""
     return call_function(f"roller_copy_wait<{groups}>")

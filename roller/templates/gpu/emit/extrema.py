@@ -1,7 +1,7 @@
-"""Device functions for a maximum and a minimum in which NaN wins; CUDA's and HIP's own functions return the number.
+"""Device functions for maximum and minimum that propagate NaN; CUDA's and HIP's own functions return the number.
 
 They take one instruction on architectures with ``max.NaN`` and ``min.NaN`` for float32 (PTX ISA 7.0, "Floating Point
-Instructions: max"); else two (compare, select) if the first operand is known not to be NaN, and three otherwise.
+Instructions: max"). Otherwise, they take two (compare, select) if the first operand is known not to be NaN, or three.
 """
 
 from __future__ import annotations

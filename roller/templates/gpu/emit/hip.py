@@ -1,4 +1,4 @@
-"""Lower an rProgram to HIP C++: the CUDA templates, with their text adapted by a table of rewrites.
+"""Lower an rProgram to HIP C++: the text of the CUDA templates, adapted by a table of rewrites.
 
 TVM prints the kernels; everything before the first kernel is replaced by a prelude with the HIP headers that the text
 needs.
@@ -14,8 +14,8 @@ barrier between groups. This remains correct on a wavefront of 64, because
 - the two halves of a wavefront may take different branches: a shuffle reads lanes of its own half only,
   which execute it together, as the lanes of a warp do.
 
-Every shuffle must therefore state the width 32; :func:`cuda_text_to_hip` refuses any other. The mask argument is
-dropped: lanes of a wavefront run in lock step.
+Every shuffle must therefore state the width 32; :func:`cuda_text_to_hip` rejects any other width. The mask argument is
+dropped, because lanes of a wavefront run in lock step.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from roller.tile import RProgram
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
 
-#: CUDA architecture for which the templates print: vectors and shuffles, but neither matrix units nor asynchronous
-#: copies.
+#: CUDA architecture for which the templates write kernels: it has vectors and shuffles, but neither matrix units nor
+#: asynchronous copies.
 _TEMPLATE_ARCH = "sm_70"
 
 _KERNEL = 'extern "C" __global__'
 
 #: ``(pattern, replacement)``, applied in order to the text of the kernels.
 _REWRITES: tuple[tuple[str, str], ...] = (
-    # clang refuses the keyword after __shared__; the attribute is accepted everywhere.
+    # clang rejects the keyword after __shared__; the attribute is accepted everywhere.
     (r"\balignas\((\d+)\)", r"__attribute__((aligned(\1)))"),
     # Lock-step lanes: no mask.
     (r"\b__shfl_xor_sync\(\(uint\)4294967295, ", "__shfl_xor("),
@@ -78,7 +78,7 @@ static inline __device__ unsigned int __pack_half2(half x, half y) {
 }
 """
 
-#: Device functions that add no instructions.
+#: Device functions without inline PTX, which HIP kernels may call.
 _FUNCTIONS = ("roller_start", "roller_quiet", "roller_bfloat16",
               *(f"roller_{way}_{n}" for n in BYTE_FLOATS for way in ("from", "to")))  # fmt: skip
 
@@ -112,7 +112,7 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
 
 def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> cuda.TirKernels:
     """Write the kernels of a program as TensorIR for the device for which it was constructed."""
-    del spec  # the text of all of them
+    del spec  # the text is the same for all devices
     return cuda.write_tir_kernels(program, _TEMPLATE_ARCH, async_copies=False, scalar=scalar)
 
 

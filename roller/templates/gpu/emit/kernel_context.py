@@ -14,7 +14,7 @@ from roller.te.emit import emit_scalar
 from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, buffer, load
 from roller.tile.vectors import is_in_memory
 
-#: A tensor as emit_scalar sees it: indices in, element out.
+#: Returns a tensor's element at the given indices, for ``emit_scalar``.
 Reader = Callable[..., Expr]
 
 
@@ -24,7 +24,7 @@ def compute_dtype(dtype: str) -> str:
 
 
 def promote_narrow_float(value: Expr) -> Expr:
-    """Convert a half-precision value to float32, and leave any other value unchanged."""
+    """Convert a half-precision value to float32; leave any other value unchanged."""
     return value.astype("float32") if dtype_of(value) in NARROW_FLOATS else value
 
 
@@ -37,7 +37,7 @@ class KernelContext:
     async_copies: bool = False
     buffers: dict[str, Buffer] = field(default_factory=dict)
     workspaces: list[Tensor] = field(default_factory=list)
-    #: Memory that :attr:`prepare` fills from constant inputs, before all calls.
+    #: Memory that :attr:`prepare` fills from constant inputs before all calls.
     panels: list[Tensor] = field(default_factory=list)
     #: The kernel that fills the panels, if there are any.
     prepare: Stmt | None = None
@@ -52,13 +52,13 @@ class KernelContext:
             self.declare(t)
 
     def prefix(self, word: str) -> str:
-        """Return a prefix, made from ``word``, that no tensor name has, for registers that replace loads in a body."""
+        """Return ``word``, extended until no tensor's name starts with it, as a prefix for names of registers."""
         while any(name.startswith(word) for name in self.tensors):
             word += "_"
         return word
 
     def declare(self, tensor: Tensor) -> Buffer:
-        """Give a tensor a global buffer, named like the tensor as far as C allows."""
+        """Declare the global buffer of a tensor, named like the tensor as far as C allows."""
         taken = {b.name for b in self.buffers.values()}
         name = base = re.sub(r"\W", "_", tensor.name, flags=re.ASCII)
         n = 1
@@ -68,7 +68,7 @@ class KernelContext:
         return self.buffers[tensor.name]
 
     def workspace(self, tensor: Tensor) -> Buffer:
-        """Declare scratch memory that lives between the kernels of one call."""
+        """Declare memory that holds data between the kernels of one call."""
         self.workspaces.append(tensor)
         return self.declare(tensor)
 

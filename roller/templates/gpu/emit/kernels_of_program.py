@@ -1,4 +1,4 @@
-"""Choose the template of every stage, in the order the kernels run.
+"""Choose the template of every stage, in the order in which the kernels run.
 
 Usually there is one kernel: a tiled reduction with its epilogue, all stages of a row expression, or one element-wise
 output. Other expressions run stage by stage, with reduction results in workspaces.
@@ -31,7 +31,7 @@ def write_kernels(ctx: KernelContext, program: RProgram) -> list[Stmt]:
 
 
 def _write_stage_by_stage(ctx: KernelContext, program: RProgram, template: Template) -> list[Stmt]:
-    """Return one or two kernels per stage; only the anchor follows the program, others follow default mappings."""
+    """Return one or two kernels per stage; only the anchor follows the program, and others use default mappings."""
     expr, out = ctx.expr, list[Stmt]()
     # A pipeline places its own barriers; another reduction relies on TVM's.
     single = sum(s.combiner is not None for s in expr.stages) == 1

@@ -1,4 +1,4 @@
-"""Limits of 32-bit offsets: the kernels' index arithmetic is 32 bits wide and must not wrap."""
+"""Limits of 32-bit offsets: the kernels' index arithmetic is 32 bits wide and must not wrap around."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _DEFAULT_TILE = 256
 
 
 def check_tensor_sizes(kind: str, tensors: Iterable[Tensor]) -> None:
-    """Refuse tensors that 32-bit offsets do not reach."""
+    """Raise an error if 32-bit offsets cannot address all elements of a tensor."""
     for t in tensors:
         if t.elements >= OFFSET_ELEMENTS:
             _raise_too_large(f"{kind} '{t.name}'", "fewer than 2**31 elements", t.elements)
 
 
 def check_offsets_fit_32_bits(program: RProgram) -> None:
-    """Refuse a program whose tensors, axes or indices reach beyond 32 bits."""
+    """Raise an error if a program's tensors, axes or indices exceed 32 bits."""
     # Threads beyond the end of an axis compare their position with its extent, and index the anchor's loads there:
     # extents count as padded to whole block tiles. A position that wraps around would be negative and would therefore
     # appear to be within the extent.

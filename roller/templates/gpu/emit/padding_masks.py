@@ -17,13 +17,13 @@ def product_factors(body: Scalar) -> list[Scalar]:
 
 
 def depends_on_axis(load: Load, axis: str) -> bool:
-    """Return whether a load's address or guard moves with ``axis``."""
+    """Return whether a load's address or guard depends on ``axis``."""
     return any(axis in i.axes for i in load.index) or any(axis in b.index.axes for b in load.guard)
 
 
 def padding_is_neutral(stage: Stage, axis: str, padded: Mapping[Load, float], neutral: float) -> bool:
     """Return whether padding of a reduction axis adds nothing even if the body is not masked."""
-    # A product vanishes only if *every* factor that moves with the axis is zero there: one zero alone would turn an
+    # A product vanishes only if *every* factor that depends on the axis is zero there: one zero alone would turn an
     # infinity in the other operand into a NaN.
     parts = product_factors(stage.body)
     moving = [p for p in parts if any(depends_on_axis(ld, axis) for ld in loads(p))]

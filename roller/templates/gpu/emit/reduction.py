@@ -34,12 +34,12 @@ from roller.templates.gpu.rows.emit import RowKernel
 from roller.tile import RProgram
 from roller.tile.split_reduction import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes, parts_loaded
 
-#: Threads per block of the second kernel if there is a thread per result.
+#: Number of threads per block of the second kernel if it has one thread per result.
 _THREADS = 256
 
 
 class SteppedKernel(Protocol):
-    """A kernel that processes its reduction in steps, and may compute only one part of it."""
+    """A kernel that processes its reduction in steps and may compute only one part of it."""
 
     part: Expr
 
@@ -81,7 +81,7 @@ def tiled_kernels(
 def _combine_parts(
     ctx: KernelContext, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis], open_axes: Collection[str]
 ) -> Stmt:
-    """Return the second kernel of a split reduction: it adds the parts in a fixed order, then the epilogue."""
+    """Return the second kernel of a split reduction: it adds the parts in a fixed order and applies the epilogue."""
     if partial.shape[0] > UNROLLED_PARTS:  # several threads per element, combined in a tree
         shared = shared_sum_of_parts(ctx, stage, partial, order)
         return shared.write([shared.anchor, *([] if result is stage else [result])])
@@ -133,7 +133,7 @@ def shared_sum_of_parts(ctx: KernelContext, s: Stage, partial: Tensor, order: Se
 
 
 def unused_name(ctx: KernelContext, name: str) -> str:
-    """Return a name that no tensor or buffer of a kernel has yet."""
+    """Return ``name``, numbered if a tensor or buffer of the kernel has this name already."""
     known = {*ctx.expr.tensors, *ctx.buffers}
     n = 0
     while f"{name}{n or ''}" in known:

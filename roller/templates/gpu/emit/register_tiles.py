@@ -1,4 +1,4 @@
-"""Registers that hold the elements of one tensor that a thread loads, filled by the widest vectors."""
+"""Registers that hold the elements that a thread loads from one tensor, filled with the widest vectors."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from roller.tile.vectors import access_elements_of_chunk
 
 @dataclass(frozen=True)
 class RegisterTile:
-    """A thread's elements of one load.
+    """Registers for a thread's elements of one load.
 
     Parameters
     ----------
     maps
-        Axes with which the load moves, ending with the vector axis.
+        Maps of the axes on which the load depends, ending with the vector axis.
     vector_axis, width
         Axis and number of elements of one access; ``None`` and 1 for single elements.
     """
@@ -53,7 +53,7 @@ class RegisterTile:
         return register_index(self.maps, at)
 
     def move(self, at: RegisterPoint, held: Buffer, place: Expr, *, leave: bool) -> Stmt:
-        """Return the copy of one element or chunk to ``held`` at ``place`` (``leave``), or back from there."""
+        """Return the copy of one element or chunk to ``held`` at ``place`` if ``leave``, otherwise from there."""
         chunk = 1 if self.vector_axis is None else self.maps[-1].vector
         index, width = self.index(at), min(self.width, chunk)
 
@@ -134,7 +134,7 @@ def neighbour_index(
 
 
 def provably_aligned(where: Callable[[Expr], list[Expr]], target: Buffer, width: int) -> Callable[[Expr], list[Expr]]:
-    """Return positions as multiples of ``width`` (elements), in a form that TVM can prove."""
+    """Return ``where`` with positions that TVM can prove to be multiples of ``width`` (elements)."""
     # The alignment follows from remainders of row starts, which TVM's analysis of divisors does not track; where TVM
     # cannot prove alignment, it gathers the elements.
     steps = pitches([int(n) for n in target.shape])

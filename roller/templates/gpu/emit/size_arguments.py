@@ -1,10 +1,9 @@
 """One kernel for the sizes of many calls: numbers that differ between sizes become arguments.
 
 A template writes kernels for given numbers. For several shapes with the same tiles, the texts differ only in numbers
-(:mod:`roller.templates.emit.tir_numbers`); the differing numbers become ``int`` arguments of the kernels, which gives
-their
-least general generalization. The arguments of a call are read from the program's own code for its sizes, so that the
-kernel then equals that code, number for number.
+(:mod:`roller.templates.emit.tir_numbers`); the differing numbers become ``int`` arguments of the kernels. The result is
+the least general generalization of the texts. The arguments of a call are read from the code that the templates write
+for its sizes, so that the kernel equals that code number for number.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from roller.te.compat import tirx
 from roller.templates.emit.tir_numbers import TirText, numbers_by_place, separate_numbers, substitute_formulas
 from roller.templates.gpu.emit.cuda import TirKernels, thread_extents
 
-#: Upper limit (exclusive) on a passed number.
+#: Exclusive upper limit of a passed number.
 _LIMIT = 1 << 31
 #: Maximum number of numbers passed to a kernel: 2 KiB at 4 bytes each. With 8 bytes for every array, they stay within
 #: the 4096 bytes that parameters of a kernel may take (CUDA before 12.1, and GPUs before Volta; 32,764 bytes since:
 #: CUDA C++ Programming Guide, "Function Parameters").
 _MOST = 512
-#: Largest unit of a passed number that TVM needs to see: at least the elements of the widest vector.
+#: Largest divisor of a passed number that TVM needs to know: at least the number of elements in the widest vector.
 _UNIT = 64
-#: Divisions that round down, and truncating divisions, which are equal for non-negative numbers and one instruction
-#: shorter.
+#: For each division that rounds down, the truncating division, which is equal for non-negative numbers and takes one
+#: instruction less.
 _ROUNDED = {"prim.FloorDiv": "prim.Div", "prim.FloorMod": "prim.Mod"}
 #: Operations on non-negative numbers whose result is non-negative.
 _KEEP_SIGN = ("prim.Add", "prim.Mul", "prim.FloorDiv", "prim.FloorMod", "prim.Min", "prim.Max", "prim.Div", "prim.Mod")
@@ -51,7 +50,7 @@ class CodeForSizes:
 
     @cached_property
     def digest(self) -> str:
-        """Hash that is equal for codes that differ only in numbers."""
+        """Hash that is the same for code that differs only in numbers."""
         c = self.code
         kinds = [[a.name, a.role, len(a.shape), a.dtype] for a in c.arguments]
         rest = json.dumps([kinds, dict(c.names), c.entry, c.prepares, c.own_barriers])
@@ -64,7 +63,7 @@ class CodeForSizes:
 
     @cached_property
     def grids(self) -> tuple[tuple[int, int, int], ...]:
-        """Blocks of every kernel, in order."""
+        """Grid of every kernel, in order: numbers of blocks along x, y and z."""
         body = self.code.body
         several = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
         extents = [thread_extents(kernel) for kernel in several]
@@ -83,7 +82,7 @@ class CodeNumbers:
     passed
         Index of the argument by position; ``-1`` for a constant.
     units
-        Divisor of every argument: vectors begin at multiples of their elements, which TVM must see.
+        Divisor of every argument: TVM must know that vectors start at multiples of their number of elements.
     names
         Names of the arguments.
     """
@@ -95,7 +94,7 @@ class CodeNumbers:
 
     @classmethod
     def of(cls, several: Sequence[CodeForSizes]) -> CodeNumbers:
-        """Return the split for codes of equal text: differing numbers are passed, and equal columns only once."""
+        """Return the split for code of equal text: numbers that differ are passed, equal columns of them only once."""
         text = several[0].text
         columns, blocks = numbers_by_place([c.text for c in several]), _block_count_positions(text.nodes)
         found: dict[tuple[bool, tuple[int, ...]], int] = {}
@@ -113,7 +112,7 @@ class CodeNumbers:
         )  # fmt: skip
 
     def read(self, numbers: Sequence[int]) -> dict[str, int] | None:
-        """Return the arguments for code with these numbers, or ``None`` if another kernel computes it."""
+        """Return the arguments for code with these numbers, or ``None`` if this kernel does not cover it."""
         values: dict[int, int] = {}
         for number, constant, at in zip(numbers, self.constants, self.passed, strict=True):
             if at < 0:
@@ -125,14 +124,14 @@ class CodeNumbers:
 
 
 def _block_count_positions(nodes: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Return the positions of block counts, which the launch contains."""
+    """Return the positions of numbers of blocks, which the launch contains."""
     data: list[Any] = [n["data"] for n in nodes if n["type"] == "tirx.IterVar"]
     doms: list[Any] = [nodes[d["dom"]]["data"] for d in data]
     return {d["extent"] for d in doms}
 
 
 def generalise_code(several: Sequence[CodeForSizes]) -> tuple[TirKernels, CodeNumbers]:
-    """Return the code of all sizes, and the numbers passed to it."""
+    """Return one code for all sizes, and the split of its numbers into constants and arguments."""
     first = several[0]
     if any(c.digest != first.digest for c in several):
         raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")

@@ -46,7 +46,7 @@ _IN_FLIGHT = 16
 
 @dataclass(frozen=True)
 class TileDomain:
-    """Extents of a stage's axes (elements): real, and per tile; the extents of ``open_axes`` differ between calls."""
+    """Extents of a stage's axes, in elements: real, and per tile; the extents of ``open_axes`` differ between calls."""
 
     real: Mapping[str, int]
     tile: Mapping[str, int]
@@ -179,7 +179,7 @@ def place_in_scratchpad(tiles: Mapping[Load, StagedTile]) -> dict[Load, StagedTi
 
 @dataclass(frozen=True)
 class CopyChunk:
-    """Copy of ``width`` elements by one thread in round ``number``, from tensor ``index`` to ``offset`` of a slot."""
+    """Copy of ``width`` elements by one thread in round ``number``: tensor ``index`` to slot ``offset``."""
 
     number: Expr
     conditions: list[Expr]
@@ -195,7 +195,7 @@ class CopyRounds:
     Parameters
     ----------
     counts, lead
-        Vectors per dimension of the tile, and number of leading dimensions that the rounds step over.
+        Number of vectors per dimension of the tile, and of leading dimensions that the rounds step over.
     count
         Number of rounds; values that depend only on the thread are equal in all rounds.
     """
@@ -217,17 +217,17 @@ class CopyRounds:
 
     @property
     def rows(self) -> int:
-        """Rows, each copied by neighbouring threads."""
+        """Number of rows, each of which neighbouring threads copy."""
         return math.prod(self.counts[: self.lead])
 
     @property
     def columns(self) -> int:
-        """Vectors of a row."""
+        """Number of vectors per row."""
         return math.prod(self.counts[self.lead :])
 
     @property
     def together(self) -> int:
-        """Rows copied in one round."""
+        """Number of rows copied in one round."""
         return self.threads // self.columns
 
     def statement(
@@ -292,7 +292,7 @@ def _source_conditions_and_index(
 
 
 def chunk_element(ctx: KernelContext, t: StagedTile, chunk: CopyChunk) -> Expr:
-    """Return the one element of a chunk, or the fill value."""
+    """Return the element of a chunk of width 1, or the fill value."""
     dtype = dtype_name(t.target)
     if ctx.in_memory(t.load.tensor):
         value = load(ctx.buffers[t.load.tensor], *chunk.index)

@@ -18,7 +18,7 @@ Buffer: TypeAlias = Any
 
 #: Maximum number of body instances in one unrolled nest; with more (512, 1024), nvcc prefetches until it spills.
 UNROLL_BUDGET = 256
-#: Number of threads that shuffle with each other, even on devices whose TEUs are wider; see
+#: Number of threads that shuffle with each other, also on devices with wider TEUs; see
 #: :mod:`roller.templates.gpu.emit.hip`.
 WARP = 32
 
@@ -157,7 +157,7 @@ def kernel(axes: Sequence[Any], body: Stmt) -> Stmt:
 
 
 def shuffle_xor(value: Expr, distance: int) -> Expr:
-    """Return ``value`` from the lane whose number differs in the bit ``distance``; all lanes must take part."""
+    """Return ``value`` from the lane whose index differs in the bit ``distance``; all lanes must take part."""
     mask = tirx.const(0xFFFFFFFF, "uint32")
     return tirx.call_intrin(
         dtype_of(value),

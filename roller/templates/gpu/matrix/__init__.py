@@ -1,1 +1,1 @@
-"""Products by fragments of a matrix unit that a warp computes."""
+"""Products of fragments that a warp computes on a matrix unit."""

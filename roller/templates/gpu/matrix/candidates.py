@@ -1,4 +1,4 @@
-"""Candidate programs for a matrix unit: aligned with its fragments, grown by data reuse, and pipelined by price.
+"""Candidate programs for a matrix unit: aligned with its fragments, grown by data reuse, with stages chosen by price.
 
 The anchor must sum products of two tensors in a fragment's operand dtype, with the fragment's accumulator: matrix
 products of all layouts, batched or not, and convolutions as implicit GEMM.
@@ -35,7 +35,7 @@ from roller.tile.warp_groups import CHUNK_BYTES
 
 #: Numbers of fragments along m and n in one group's tile.
 _ACROSS = (1, 2, 3, 4, 6, 8)
-#: Fragments that a group's tiles may take, relative to the fragments of the axis.
+#: Maximum number of fragments that a group's tiles take along an axis, relative to the number that the axis needs.
 _OVERHANG = 1.1
 #: Maximum number of thread groups per block; more would only share loads that the shared cache serves anyway.
 _GROUPS = 16
@@ -43,20 +43,20 @@ _GROUPS = 16
 _STEPS = (1, 2, 4, 8)
 #: Numbers of copies of staged tiles to consider if copying overlaps the arithmetic, and if it goes through registers.
 STAGES, REGISTER_STAGES = (1, 2, 3, 4, 5), (1, 2)
-#: Maximum share of neighbours along an axis that are not contiguous in memory, if rows count as running along it.
+#: Maximum share of neighbours along an axis that are not contiguous in memory for rows to count as running along it.
 _BROKEN = 0.5
 #: Maximum waste of a choice of axes to follow, relative to the best choice.
 _WORSE = 1.5
 #: Maximum time of a choice of axes whose programs are varied, relative to the best choice.
 _SLOWER = 1.3
-#: Choices of fragment and axes to follow, programs of each to price, and programs for which to choose stages and
-#: raster.
+#: Number of choices of fragment and axes to follow, of programs of each to price, and of programs for which to choose
+#: stages and raster.
 _FORMS, _PRICED, _VARIED = 3, 96, 12
 #: Number of the fastest stage counts with which each program is kept.
 _PLACES = 2
 #: Dtypes of operands rounded for multiplication: none.
 _AS_THEY_ARE: Mapping[str, str] = {}
-#: Choices to follow for instructions that read scratchpad themselves: they differ only in n.
+#: Number of choices to follow for instructions that read the scratchpad themselves; these differ only in n.
 _GROUP_FORMS = 2
 
 
@@ -73,7 +73,7 @@ class MatrixForm:
         return self.fragment.m, self.fragment.n, self.fragment.k
 
     def waste_factor(self, geometry: Geometry) -> float:
-        """Return the ratio of computed to useful products, as fragments overhang short axes."""
+        """Return the ratio of computed to useful products; it exceeds 1 if fragments overhang axes."""
         total = 1.0
         for a, s in zip(self.axes, self.sizes, strict=True):
             extent = int(geometry.extents[a])
@@ -83,8 +83,8 @@ class MatrixForm:
     def sort_key(self, geometry: Geometry) -> tuple[Any, ...]:
         """Return the key that sorts forms, the most promising first."""
         # Forms with little waste come first; an operand whose memory runs along neither m (n) nor k counts like twice
-        # the products; then results of a thread that are neighbours in the output; then larger fragments, which reread
-        # operands less often.
+        # the products. Then come forms in which a thread's results are neighbours in the output, and then larger
+        # fragments, which reread operands less often.
         apart = 0
         for access in geometry.loads:
             own = [(geometry.names[a], int(geometry.extents[a])) for a in self.axes if access.uses[a]]
@@ -116,7 +116,7 @@ def matrix_forms(
 
 def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
     """Return the two loads whose products the anchor sums, or ``None`` for other expressions."""
-    # Padding must be zero, otherwise a fragment's values beyond the tensors would be added.
+    # Padding must be zero; otherwise, a fragment's values beyond the tensors would be added.
     anchor = expr.anchor
     if anchor.combiner != "sum" or not isinstance(anchor.body, Call) or anchor.body.fn != "mul":
         return None
@@ -129,7 +129,7 @@ def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
 
 
 def _axis_choices(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, int]]:
-    """Return the choices of m, n and k axes: m moves one operand, n the other, and k both, in both assignments."""
+    """Return the choices of axes: m belongs to one operand, n to the other, and k to both, in both assignments."""
     uses = [next(a.uses for a in geometry.loads if a.tensor.name == x.tensor) for x in loads]
     reduced = np.flatnonzero(~geometry.spatial & uses[0] & uses[1])
     found = []
@@ -182,7 +182,7 @@ def _promising_blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, op
     block = register * np.repeat(states[:, a:], len(steps), axis=0)
     block[:, k] = np.tile(steps, len(states)) * fragment_k
     batch = _batch_of_tiles(geometry, form, register, block)
-    if len(batch) and form.fragment.reads_scratchpad:  # swizzled tiles are copied by whole chunks, or by elements
+    if len(batch) and form.fragment.reads_scratchpad:  # swizzled tiles are copied in whole chunks or by elements
         batch = batch.take(np.logical_and.reduce([c.nbytes == CHUNK_BYTES for c in operand_copies(batch)]))
         register, block = batch.register, batch.block
     keep = (scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes) & allowed_padding_mask(
@@ -211,7 +211,7 @@ def _batch_of_tiles(geometry: Geometry, form: MatrixForm, register: Ints, block:
 
 
 def _group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
-    """Return the tiles of one group of threads, ``(N, axes)``: whole fragments along m and n, and one along k."""
+    """Return the tiles of one group of threads, shape ``(N, axes)``: whole fragments along m and n, and one along k."""
     m, n, k = form.axes
     counts = [-(-int(geometry.extents[a]) // s) for a, s in zip(form.axes, form.sizes, strict=True)]
     choices = [[c for c in _ACROSS if c <= count and -(-count // c) * c <= _OVERHANG * count] for count in counts[:2]]
@@ -265,7 +265,7 @@ def _stage_choices(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions
 
 
 def _fastest_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[float, TileBatch]:
-    """Return the fastest time and rows at a medium number of stages, including split reductions."""
+    """Return the smallest time with a medium number of stages, and the fastest programs, including split reductions."""
     ring = _stage_choices(batch, spec, options)
     parts = [batch, *(with_split_reductions(batch, spec) if options.split_k else [])]
     whole = replace(
@@ -279,7 +279,7 @@ def _fastest_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions)
 
 
 def _pipelined_variants(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return variants of rows with stages, then raster, keeping each where it is fastest."""
+    """Return each program with its fastest numbers of stages and, for each of them, the faster order of blocks."""
     ring = _stage_choices(batch, spec, options)
     tried = [replace(batch, stages=1), *([batch.with_stages_and_rasters(ring[1:])] if len(ring) > 1 else [])]
     terms = [PHASES.price(b, spec) for b in tried]
@@ -305,7 +305,7 @@ def _pipelined_variants(batch: TileBatch, spec: DeviceSpec, options: ConstructOp
 def _faster_block_orders(
     batch: TileBatch, ring: Sequence[int], kept: np.ndarray, plain: tuple[Floats, Floats], spec: DeviceSpec
 ) -> tuple[Ints, Floats]:
-    """Return the faster order of blocks per stages and program, or the plain order if equal, and its time."""
+    """Return the faster order of blocks per number of stages and program (the plain one if equal), and its time."""
     seconds, per_unit = (x.copy() for x in plain)
     raster = np.ones(seconds.shape, np.int64)
     # Blocks that together cover a square piece of the output load the least; only powers of two are tried.

@@ -1,4 +1,4 @@
-"""Template for reductions on matrix units: scratchpad tiles in a ring, register fragments, epilogue on accumulators.
+"""Template for reductions on matrix units: a ring of scratchpad tiles, register fragments, an epilogue on accumulators.
 
 In every reduction step, the tiles of a later step are copied into the ring while groups of threads load and
 multiply fragments of this step's tiles. Reduction axes other than the axis along k (a convolution's window) are stepped
@@ -92,7 +92,7 @@ class MatrixKernel:
         self.group: Mapping[str, Expr] = {m.name: g * m.registers for m, g in zip(self.maps, places, strict=True)}
 
     def _check(self) -> None:
-        """Refuse programs that the template would compute wrongly."""
+        """Raise an error for programs that the template would compute wrongly."""
         f, where = self.fragment, self.ctx.expr.name
         multiples = {self.m_axis: f.m, self.n_axis: f.n, self.k_axis: f.k}
         for a in self.stage.axes:
@@ -141,7 +141,7 @@ class MatrixKernel:
     # ---- the reduction
 
     def accumulate(self) -> Stmt:
-        """Return statements that clear the accumulators, then all steps of this block's share of the reduction."""
+        """Return the statements that clear the accumulators and run all of this block's reduction steps."""
         count, base = self._steps()
         ring = self._steps_without_ring(count, base) if self.program.stages == 1 else self._steps_with_ring(count, base)
         return sequence_of([self.unit.clear(), ring])
@@ -164,7 +164,7 @@ class MatrixKernel:
         return tirx.max(tirx.min(int32_literal(share), int32_literal(total) - first), int32_literal(0)), base
 
     def _steps_without_ring(self, count: Expr | int, base: Callable[[Expr], Mapping[str, Expr]]) -> Stmt:
-        """Return steps with one tile at a time: copy, barrier, compute, barrier."""
+        """Return the loop over steps with one tile at a time: copy, barrier, compute, barrier."""
 
         def step(s: Expr) -> Stmt:
             at = base(s)
@@ -184,7 +184,7 @@ class MatrixKernel:
         return loop("step", count, step)
 
     def _steps_with_ring(self, count: Expr | int, base: Callable[[Expr], Mapping[str, Expr]]) -> Stmt:
-        """Return steps that copy ``stages - 1`` steps ahead of the arithmetic."""
+        """Return the loop over steps whose copies are ``stages - 1`` steps ahead of the arithmetic."""
         ahead = self.program.stages - 1
 
         def fill(s: int) -> Stmt:

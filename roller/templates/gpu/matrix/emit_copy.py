@@ -23,7 +23,7 @@ Moved = Callable[[Expr], Expr]
 
 
 def swizzle_map(operand: Operand, fragment: Fragment, padding: int) -> Moved:
-    """Return the map from offsets to places in the staged tile: see :class:`roller.tile.fragments.Swizzle`."""
+    """Return the map from offsets to positions in the staged tile; see :class:`roller.tile.fragments.Swizzle`."""
     found = swizzle(operand, fragment, padding)
     if found is None:
         return lambda offset: offset
@@ -41,7 +41,7 @@ class OperandCopy:
     Parameters
     ----------
     layout
-        Storage padding, and the map from an offset to the place of its element.
+        Storage padding, and the map from an offset to the position of its element.
     pool
         Elements of all tiles, as plain integers of the element size.
     threads
@@ -106,11 +106,11 @@ class OperandCopy:
         return self._all(base, one)
 
     def now(self, base: Mapping[str, Expr], start: Expr) -> list[Stmt]:
-        """Return a copy without look-ahead."""
+        """Return the statements that fetch and store the tile without look-ahead."""
         return [self.fetch(base), self.put(base, start)]
 
     def _place(self, c: CopyChunk) -> Expr:
-        """Return the place of a chunk in the tile."""
+        """Return the position of a chunk in the tile."""
         # Rounds that are whole periods of a swizzle apart differ by a constant, so only the rounds of one period need
         # separate addresses. With more addresses, the compiler keeps the address of every round in registers.
         r = self.rounds

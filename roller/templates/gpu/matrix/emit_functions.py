@@ -8,7 +8,7 @@ from __future__ import annotations
 
 #: PTX type, 32-bit registers per lane for a 16 x 8 accumulator, C type and constraint, by accumulator dtype.
 _MMA_SUMS = {"f32": (4, "float", "f"), "f16": (2, "unsigned", "r"), "s32": (4, "int", "r")}
-#: ``(shape, operand, accumulator)`` with the operands' PTX type.
+#: ``(shape, operand, accumulator)``, with PTX types.
 _MMA = (
     ("m16n8k16", "f16", "f32"),
     ("m16n8k16", "f16", "f16"),

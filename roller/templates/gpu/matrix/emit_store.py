@@ -48,14 +48,14 @@ from roller.tile.vectors import vectorizable
 
 
 class SumKernel(Protocol):
-    """Attributes of a kernel needed to finish a sum."""
+    """Attributes of a kernel that are needed to finish a sum."""
 
     ctx: KernelContext
     stage: Stage
 
 
 class Accumulators(SumKernel, Protocol):
-    """Attributes of a kernel needed to store all sums of a block: their owners and positions."""
+    """Attributes of a kernel that are needed to store all sums of a block: their owners and positions."""
 
     fragment: Fragment
     unit: MatrixUnit
@@ -81,7 +81,7 @@ class ResultWriter:
         self.itemsize = DTYPE_BYTES[dtype_name(target)]
 
     def width(self, axis: str, most: int) -> int:
-        """Return the number of neighbours along ``axis``, up to ``most``, that always form an aligned vector."""
+        """Return the largest number of neighbours along ``axis``, up to ``most``, that form an aligned vector."""
         return StoredResults.of(self.result).widest_aligned_vector(axis, self.stage.extents[axis], most)
 
     def way(self, fragment: Fragment, axis: str, columns: int) -> MatrixStore:

@@ -1,7 +1,7 @@
 """Matrix units: a thread group's share of a tile, its fragment loads and their products.
 
-One class per instruction family: clear the accumulators, load and multiply the fragments of one k step, and write rows
-of accumulators to a scratchpad tile with a plain layout.
+There is one class per instruction family. It clears the accumulators, loads and multiplies the fragments of one k step,
+and writes rows of accumulators to a scratchpad tile with a plain layout.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class OperandPlace:
     Parameters
     ----------
     address
-        Address of an element, given the offset along the tile's rows that all lanes share, and the lane's own distances
-        from that offset along m (n) and along k.
+        Returns the address of an element, given the offset along the tile's rows that all lanes share, and the lane's
+        own distances from that offset along m (n) and along k.
     across_bytes
         Distance in bytes between rows.
     swizzled
-        Whether chunks are permuted within rows, so that places along a row are not a constant distance apart.
+        Whether chunks are permuted within rows, so that neighbours along a row are not a constant distance apart.
     """
 
     operand: Operand
@@ -59,7 +59,7 @@ class OperandPlace:
         return 0, across * self.across_bytes + along * self.operand.tensor.itemsize_bytes
 
 
-#: Address of an accumulator written to scratchpad, by row and column.
+#: Returns the scratchpad address to which an accumulator is written, by row and column.
 Spread = Callable[[Expr, Expr], Expr]
 
 
@@ -83,7 +83,7 @@ class MatrixUnit(Protocol):
         """Multiply the fragments of the ``k``-th step into the accumulators."""
 
     def spread(self, i: Expr, place: Spread, pitch: int) -> Stmt:
-        """Store accumulators of the ``i``-th row of fragments at ``place(row, column)``, ``pitch`` apart."""
+        """Store the ``i``-th row of fragments at ``place(row, column)``, with rows ``pitch`` apart."""
 
 
 class Mma:
@@ -109,7 +109,7 @@ class Mma:
 
     def load(self, a: OperandPlace, b: OperandPlace, k: int) -> Stmt:
         """Load all fragments of one k step; see :class:`MatrixUnit`."""
-        # A lane addresses one row of matrix lane / 8: bit 0 and bit 1 of that number.
+        # A lane addresses one row of matrix ``lane / 8``; ``second`` and ``third`` are bits 0 and 1 of this index.
         second = tirx.floormod(tirx.floordiv(self.lane, PHASE_ROWS), 2)
         third = tirx.floordiv(self.lane, 2 * PHASE_ROWS)
         # Matrices of A: m halves first, then k halves; of B: k halves first, then the next fragment along n.

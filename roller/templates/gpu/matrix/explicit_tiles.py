@@ -1,4 +1,4 @@
-"""The matrix program for explicitly named tiles and fragment, which ``predict(fragment=...)`` prices."""
+"""The matrix program for an explicitly given fragment and tiles, which ``predict(fragment=...)`` prices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def matrix_batch(
     fragment: Fragment,
     along: tuple[str, ...] | None,
 ) -> TileBatch:
-    """Return the single program for a group's and a block's tile, with one stage, and its chosen axes."""
+    """Return the program with the given tiles of a group and a block, with one stage, as a batch."""
     known = matrix_forms(geometry, replace(spec, fragments=(fragment,)))
     forms = [f for f in known if along in (None, tuple(geometry.names[a] for a in f.axes))]
     if not forms:

@@ -19,7 +19,7 @@ def matrix_neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
 
 
 def stage_and_order_neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
-    """Yield the matrix-unit program with one stage more or less, and with other orders of blocks."""
+    """Yield the matrix-unit program with one more or one fewer stage, and with other orders of blocks."""
     most = max(STAGES if copies_both_operands_asynchronously(place.batch, place.spec).all() else REGISTER_STAGES)
     for stages in {max(1, place.stages - 1), min(place.stages + 1, most)} - {place.stages}:
         yield replace(place.batch, stages=stages)

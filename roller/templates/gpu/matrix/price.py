@@ -1,10 +1,10 @@
 """Cycles of a block whose arithmetic runs on a matrix unit: instructions, operand reads, and latencies of a step.
 
-Per step of the fragment's k, a group of threads reads both operands' rows from scratchpad once and issues one
+Per step of the fragment's k, a group of threads reads both operands' rows from the scratchpad once and issues one
 instruction per output fragment. The matrix unit overlaps all other pipes; it waits for the scratchpad's bandwidth
 (reads and copies), for issue slots and, once per reduction step, for the barrier and the latency of the first operand.
-Warp-group instructions read both operands from scratchpad for every product and, with enough stages, start before the
-products of the last step are done.
+Warp-group instructions read both operands from the scratchpad for every product and, with enough stages, start before
+the products of the previous step are done.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from roller.templates.gpu.common.stores import StoredResults
 from roller.templates.gpu.matrix.stores import MatrixStore
 from roller.tile.geometry import Floats, Ints
 
-#: Bytes that a lane reads from scratchpad with one instruction (``ldmatrix.x4``, ``ds_read_b128``).
+#: Bytes that a lane reads from the scratchpad with one instruction (``ldmatrix.x4``, ``ds_read_b128``).
 READ_BYTES = 16.0
 #: Instructions of the loop over fragments, per step of the fragment's k, for addresses that no offset folds.
 LOOP_INSTRUCTIONS = 4.0
@@ -39,17 +39,17 @@ GROUP_STEP_INSTRUCTIONS = 32.0
 #: conditionally copied vector, without the copy itself; from machine code of products and convolutions (sm_80, NVRTC
 #: 12.9).
 STEP_INSTRUCTIONS, GUARDED_INSTRUCTIONS = 26.0, 2.5
-#: Barriers of a reduction step: after all threads have read the last tiles, and after all have written the new ones; a
-#: ring of stages needs only one.
+#: Number of barriers per reduction step: one after all threads have read the previous tiles, and one after all have
+#: written the new tiles; a ring of stages needs only one.
 BARRIERS, RING_BARRIERS = 2, 1
 #: Instructions per result that lanes of a warp group exchange.
 EXCHANGE_INSTRUCTIONS = 3.0
-#: Instructions per result written to scratchpad, and per vector read back from there.
+#: Instructions per result written to the scratchpad, and per vector read back from there.
 SPREAD_INSTRUCTIONS, READ_INSTRUCTIONS = 0.5, 2.0
 
 
 def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return products and sums per cycle and unit for the batch's fragment."""
+    """Return the number of multiply-adds per cycle and unit with the batch's fragment."""
     f = batch.fragment
     assert f is not None
     rate = spec.compute.ops_per_cycle_per_unit.get(f"{f.rate}.{f.operand}")
@@ -62,7 +62,7 @@ def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
 def matrix_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> BlockWork:
-    """Return the work of every block of ``"matrix"`` programs; ``common/compute.py`` does so for threads."""
+    """Return the work of every block of ``"matrix"`` programs; ``common/compute.py`` does so for SIMT kernels."""
     f, g, ex = batch.fragment, batch.geometry, spec.execution
     assert f is not None
     per_unit, lanes, schedulers = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, spec.teu.schedulers_per_unit
@@ -109,7 +109,7 @@ def matrix_work(
 
 
 def _finish_instructions(batch: TileBatch) -> Floats:
-    """Return a thread's instructions outside the reduction: position, epilogue, conversion and stores."""
+    """Return the number of a thread's instructions outside the reduction: position, epilogue, conversion, stores."""
     f, g = batch.fragment, batch.geometry
     assert f is not None
     epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
@@ -125,7 +125,7 @@ def _finish_instructions(batch: TileBatch) -> Floats:
 
 
 def _groups_stored_alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
-    """Yield groups of programs that store results alike: whether they store parts, columns per group, and mask."""
+    """Yield sets of programs that store results alike: whether they store parts, columns per group, and a mask."""
     columns = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
     for split in (False, True):
         for n in sorted(set(columns[(batch.split_k > 1) == split].tolist())):
@@ -142,7 +142,7 @@ def matrix_store(batch: TileBatch, *, split: bool, columns: int) -> MatrixStore:
 
 def _lone_block_cycles(work: BlockWork, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
     """Return the cycles of work for one block that has its unit to itself."""
-    # Products that still run when the next step starts leave its copies to the threads; only the results wait for them.
+    # Products that still run when the next step starts overlap its copies; only the stores wait for the products.
     arithmetic, copying = work.arithmetic(1.0, schedulers), work.copy_cycles(1.0, schedulers)
     stored = np.maximum(arithmetic + work.store_cycles(1.0, schedulers), copying)
     parts["beside"] = beside = np.asarray(batch.running_steps) > 0
@@ -150,21 +150,21 @@ def _lone_block_cycles(work: BlockWork, batch: TileBatch, schedulers: int, parts
 
 
 def _block_latency_chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
-    """Return the seconds of one block that has its unit to itself; its arithmetic includes its barriers."""
+    """Return the seconds that one block takes if it has its unit to itself; its arithmetic includes its barriers."""
     return block_latency_chain_s(batch, spec, alone, parts, barriers=0)
 
 
 def _overlap_of_phases(
     memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
 ) -> tuple[Floats | Ints, Floats]:
-    """Return the customers (one per stage of a block), and the time in which they pass through their phases."""
+    """Return the number of customers (one per stage of a block), and the seconds that their phases take."""
     del parts
     customers = customers * np.minimum(batch.steps_ahead + 1, batch.steps)
     return customers, alternate_phases((memory, *pipes), customers)
 
 
 def _fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
-    """Return the seconds that a matrix unit waits for a block's first tile while the unit's other blocks compute."""
+    """Return the seconds for which a matrix unit waits for a block's first tile while other blocks compute."""
     del batch
     customers = np.minimum(per_unit, spec.execution.overlap_blocks or float("inf"))
     return np.asarray((spec.layer("global").latency_s or 0.0) / np.maximum(customers, 1))

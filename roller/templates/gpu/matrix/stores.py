@@ -20,7 +20,7 @@ QUAD, COLUMNS = 4, 8
 
 @dataclass(frozen=True)
 class MatrixStore:
-    """Results stored ``width`` at once: ``direct`` from accumulators, ``exchanged`` by lanes, or via scratchpad."""
+    """How results are stored, ``width`` at once: ``direct`` from accumulators, ``exchanged`` by lanes, or staged."""
 
     width: int
     direct: bool = False

@@ -1,4 +1,4 @@
-"""Work of row programs: loads and stores, shuffles, exchanges in scratchpad, and the latency chain of a block.
+"""Work of row programs: loads and stores, shuffles, exchanges in the scratchpad, and the latency chain of a block.
 
 Instruction counts are from PTX and machine code (NVRTC 12.9) of softmax, norms and sums.
 """
@@ -39,7 +39,7 @@ from roller.tile.transactions import tile_transaction_bytes
 HALF_INSTRUCTIONS = 1.0
 #: FMA-pipe instructions for a special function (exponential: argument reduction; division: Newton steps).
 SPECIAL_INSTRUCTIONS = 7.0
-#: A shuffle, and the operation that combines its result.
+#: Instructions for a shuffle and the operation that combines its result.
 SHUFFLE_INSTRUCTIONS = 2.0
 
 
@@ -73,7 +73,7 @@ def row_work(
 
 
 def row_load_and_store_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
-    """Return a thread's load and store instructions over the whole launch of its block."""
+    """Return the numbers of load and store instructions that a thread executes in the whole kernel."""
     shape = RowShape.of(batch.geometry)
     loads, stores = edge_instructions(batch), np.zeros(len(batch))
     steps = batch.steps
@@ -120,7 +120,7 @@ def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: float) -> tuple[Floats, Floats]:
-    """Return a scheduler's cycles for the arithmetic of all stages, and its instructions, per block."""
+    """Return a scheduler's cycles for one TEU's arithmetic of all stages, and the number of its instructions."""
     # ``rates``: operations per cycle and unit; ``lanes_cycles``: lanes times schedulers, so that one instruction of a
     # TEU takes ``lanes_cycles / rate`` cycles.
     points = (batch.register_points * batch.steps * batch.register_outputs).astype(np.float64)
@@ -141,7 +141,7 @@ def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: f
 
 
 def lane_exchange_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the cycles of all exchanges between lanes of a block alone, and a thread's instructions for them."""
+    """Return the cycles of all exchanges between a lone block's lanes, and a thread's number of instructions."""
     cycles = instructions = np.zeros(len(batch))
     for r, times in Counter(RowShape.of(batch.geometry).reductions).items():
         way = r.meeting(batch)
@@ -159,7 +159,7 @@ def lane_exchange_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Fl
 
 
 def _shuffle_cycles(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tuple[Floats, Floats]:
-    """Return cycles and instructions for shuffles, and for one exchange between warps in the scratchpad."""
+    """Return the cycles and instructions for shuffles and for one exchange between warps in the scratchpad."""
     del reduction
     (lanes, _), held = lane_counts(batch), batch.register_outputs.astype(np.float64)
     latency, barrier = _step_and_barrier_cycles(spec)
@@ -171,7 +171,7 @@ def _shuffle_cycles(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction)
 
 
 def _scratchpad_sum_cycles(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tuple[Floats, Floats]:
-    """Return cycles and instructions for the first lane to add the others' accumulators and share the result."""
+    """Return the cycles and instructions with which the first lane adds all accumulators and shares the result."""
     (lanes, _), held = lane_counts(batch), batch.register_outputs.astype(np.float64)
     latency, barrier = _step_and_barrier_cycles(spec)
     vector = accumulators_per_access(batch.register_outputs, reduction.itemsize_bytes)
@@ -183,12 +183,12 @@ def _scratchpad_sum_cycles(batch: TileBatch, spec: DeviceSpec, reduction: RowRed
 
 
 def _step_and_barrier_cycles(spec: DeviceSpec) -> tuple[float, float]:
-    """Return the latency of a step and of a barrier."""
+    """Return the latencies of a step and of a barrier, in cycles."""
     return spec.execution.step_latency_s * spec.clock_hz, spec.execution.barrier_s * spec.clock_hz
 
 
 def row_memory_waits_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the memory latencies for which one block alone waits, one after the other."""
+    """Return the seconds of the memory latencies for which a lone block waits one after the other."""
     shape = RowShape.of(batch.geometry)
     # A kept row is loaded once; a step waits for its loads before the next one issues its own.
     far, near = spec.layer("global").latency_s or 0.0, spec.layer("l2").latency_s or 0.0

@@ -1,8 +1,8 @@
 """Candidate GPU programs for row reductions.
 
-A row program has threads along a row (lanes), threads along rows, and a register tile per thread. If the register tile
-holds all columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); smaller tiles walk the
-row in steps and read it again. Both kinds are candidates.
+A row program has threads along a row (lanes), threads across rows, and a register tile per thread. If the register tile
+holds all columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); with smaller tiles, a
+thread processes the row in steps and reads it again. Both kinds are candidates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from roller.tile.structures import ROWS, structure_of
 _VECTORS, _OTHERS = (1, 2, 4, 8), (1, 2, 4, 8, 16)
 #: Numbers of rows per thread if columns are contiguous.
 _THREAD_ROWS = (1, 2, 4)
-#: Threads per block if the reduction is split over blocks.
+#: Numbers of threads per block if the reduction is split over blocks.
 _SPLIT_THREADS = (64, 128, 256, 512)
 #: Maximum number of blocks per unit for which a reduction is split.
 _SPLIT_BLOCKS = 8
@@ -52,7 +52,7 @@ def row_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptio
 
 
 def row_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return tiles for row reductions: threads along the row, along rows, or both, and register tiles."""
+    """Return tiles for row reductions: threads along the row, across rows, or both, and register tiles."""
     column, row = _lane_and_row_axes(geometry)
     rank, limit = len(geometry.names), spec.limits.threads_per_block or spec.teu.lanes
     extent = int(geometry.extents[column])
@@ -138,7 +138,7 @@ def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOption
 
 
 def programs_with_staged_rows(batch: TileBatch, spec: DeviceSpec) -> TileBatch | None:
-    """Return the programs that walk a row held in the scratchpad in steps, or ``None`` if none can."""
+    """Return the programs with several steps that hold their rows in the scratchpad, or ``None`` if there are none."""
     shape = RowShape.of(batch.geometry)
     names = tuple(dict.fromkeys(r.access.tensor.name for r in shape.reads if r.keepable and r.passes > 1))
     if not names:

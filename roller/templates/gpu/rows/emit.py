@@ -111,8 +111,6 @@ class RowKernel:
         self.threads = [lane_axis, row_axis]
         return RowLanes(lane_axis, lanes, row_axis.var, rows, along)
 
-    # ---- coordinates
-
     def _start(self, m: AxisMap, at: RegisterPoint) -> Expr:
         return self.base[m.name] + m.local(self.row_lane[m.name], at.chunk[m.name])
 
@@ -170,14 +168,11 @@ class RowKernel:
     def _columns(
         self, maps: Sequence[AxisMap], start: Callable[[str, Expr], Expr], at: RegisterPoint, rows: dict[str, Expr]
     ) -> dict[str, Expr]:
-        """Return the columns at a register point."""
         found = {m.name: start(m.name, at.chunk[m.name]) + at.offset[m.name] for m in maps}
         return self.shifted.columns(found, maps, rows) if self.shifted else found
 
     def _conditions_in_row(self, at: RegisterPoint, env: dict[str, Expr]) -> list[Expr]:
         return self.shifted.inside(at, env) if self.shifted else []
-
-    # ---- stages
 
     def write(self, stages: Sequence[Stage] | None = None) -> Stmt:
         """Return the kernel that runs the whole expression, or only ``stages``, in order."""
@@ -199,7 +194,7 @@ class RowKernel:
         return kernel([self.block, *self.threads], with_buffers(buffers, sequence_of(body)))
 
     def write_partial(self, s: Stage, target: Buffer) -> Stmt:
-        """Return the kernel that writes every part's result of a reduction to ``target[part, ...]``."""
+        """Return the kernel that writes the result of every part of a reduction to ``target[part, ...]``."""
         self.partial = target
         return self.write([s])
 
@@ -215,7 +210,6 @@ class RowKernel:
         return found
 
     def _whole_tile(self) -> RowTile:
-        """Return the tile that covers every reduction axis."""
         padded, slack = (m.name for m in self.columns if m.padded), (m.name for m in self.columns if m.slack)
         return RowTile({m.name: int32_literal(0) for m in self.columns}, frozenset(padded), frozenset(slack))
 
@@ -256,7 +250,7 @@ class RowKernel:
         return sequence_of([one(f) for f in found])
 
     def _unkept_fragments(self, s: Stage, maps: Sequence[AxisMap]) -> list[RegisterTile]:
-        """Return registers for a stage's unkept loads that move with its columns."""
+        """Return registers for those of a stage's unkept loads that depend on its columns."""
         names = {m.name for m in maps}
         wanted = [
             ld for ld in s.loads
@@ -279,7 +273,7 @@ class RowKernel:
         return replace_loads_by_names(body, {f.load: f.name for f in every}), self.ctx.readers(readers)
 
     def _compute_row_values(self, values: Sequence[Scalar]) -> list[Stmt]:
-        """Compute values that do not depend on any column once per row, before walking the columns."""
+        """Compute values that do not depend on any column once per row, before the loops over columns."""
         todo = self.once.new(values)
 
         def point(at: RegisterPoint) -> Stmt:
@@ -294,7 +288,6 @@ class RowKernel:
         return emit_scalar(scalar, env, readers)
 
     def _compute_row_stage(self, s: RowStage, shared: bool) -> Stmt:
-        """Compute a stage with one result per row, kept in registers and written if it is an output."""
         stage = s.stage
         dtype = stage.acc_dtype if stage.combiner is not None else compute_dtype(stage.output.dtype)
         result = buffer(f"row_{len(self.results)}", (register_count(self.rows),), dtype, "local")
@@ -363,7 +356,6 @@ class RowKernel:
         return with_buffers([f.buffer for f in found], sequence_of(body))
 
     def _compute_wide_stage(self, s: RowStage) -> Stmt:
-        """Compute and store a result that is wider than a row."""
         stage, maps = s.stage, self._column_maps(s)
         target = self.ctx.buffers[stage.name]
         found = self._unkept_fragments(stage, maps)

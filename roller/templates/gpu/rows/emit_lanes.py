@@ -1,7 +1,7 @@
 """Combine the accumulators of the threads (lanes) that share a row.
 
 Neighbouring lanes of a warp exchange by butterfly shuffles, after which all hold the same bits; several warps of one
-row exchange once in the scratchpad. Other lanes leave their accumulators there, and the first lane adds them in order.
+row exchange once in the scratchpad. Other lanes store their accumulators there, and the first lane adds them in order.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class RowLanes:
 
     @property
     def lane(self) -> Expr:
-        """Number of this thread among the threads of its row."""
+        """Index of this thread among the threads of its row."""
         return self.axis.var if self.axis is not None else int32_literal(0)
 
     def combine(self, result: Buffer, size: int, function: Combine, *, everyone: bool) -> Stmt:
-        """Combine ``result[0:size]`` of all lanes of a row, only in the first lane unless ``everyone``."""
+        """Combine ``result[0:size]`` over the lanes of a row, at least in the first lane (``everyone``: in all)."""
         way = int(meeting(self.count, self.rows, DTYPE_BYTES[dtype_name(result)], along=self.neighbours))
         if way == LaneExchange.ALONE:
             return sequence_of([])
@@ -73,7 +73,7 @@ class RowLanes:
         return self._combine_in_scratchpad(result, size, function, everyone)
 
     def _combine_by_shuffles(self, result: Buffer, size: int, function: Combine, lanes: int) -> Stmt:
-        """Exchange within groups of ``lanes`` neighbours of a warp."""
+        """Combine ``result`` within groups of ``lanes`` neighbours in a warp."""
 
         def one(i: Expr) -> Stmt:
             found, distance = [], lanes // 2

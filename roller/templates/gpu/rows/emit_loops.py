@@ -25,7 +25,7 @@ from roller.templates.gpu.emit.tir_statements import (
 
 @dataclass(frozen=True)
 class RowTile:
-    """One tile of every axis: its start, the axes that end in it (``tails``), and the axes that start with slack."""
+    """One tile along every axis: its start, the axes that end in it, and those that start with slack."""
 
     base: dict[str, Expr]
     tails: frozenset[str]
@@ -41,7 +41,7 @@ class BlockShare:
 
 
 def tile_loops(maps: Sequence[AxisMap], body: Callable[[RowTile], Stmt], part: BlockShare | None = None) -> Stmt:
-    """Return loops over all tiles of ``maps``; ``part`` restricts the axis of most steps to a block's share."""
+    """Return loops over all tiles of ``maps``; ``part`` restricts the axis with the most steps to a block's share."""
     shared = max(maps, key=lambda m: m.steps).name if part is not None else None
 
     def at(depth: int, tile: RowTile) -> Stmt:

@@ -1,4 +1,4 @@
-"""Rows walked in positions that are aligned whatever their pitch (:mod:`roller.tile.row_shift`).
+"""Rows processed by positions that are aligned whatever the rows' pitch (:mod:`roller.tile.row_shift`).
 
 The columns are mapped by position, and there are more positions than elements. Chunks at the edges of a row are guarded
 element by element unless they lie inside; all other chunks are vectors without a predicate.
@@ -26,7 +26,7 @@ class ShiftedColumns:
 
     @classmethod
     def of(cls, anchor: Stage, tensors: Mapping[str, Tensor], columns: Sequence[AxisMap]) -> ShiftedColumns | None:
-        """Return the columns as positions, or ``None`` if vectors are aligned already or would need another step."""
+        """Return the columns as positions, or ``None`` if vectors are already aligned or would need a further step."""
         m = columns[0] if len(columns) == 1 else None
         found = row_shift(anchor, tensors, m.vector) if m is not None and m.interleaved else None
         if m is None or found is None or found.axis != m.name:
@@ -60,7 +60,7 @@ class ShiftedColumns:
         return [column >= 0, column < self.elements]
 
     def chunk(self, at: RegisterPoint, env: Mapping[str, Expr], whole: Stmt, element: Callable[[Expr], Stmt]) -> Stmt:
-        """Return ``whole`` for a chunk, or ``element`` by element at an edge; ``env`` has its first column."""
+        """Return ``whole`` for a chunk, or ``element`` by element at an edge; ``env`` holds its first column."""
         if not self.at_edge(at):
             return whole
         first, width = env[self.map.name], self.map.vector

@@ -24,7 +24,7 @@ _EXCHANGE_BYTES = 8192
 
 @dataclass
 class StagedRows:
-    """The inputs ``staged``, as the threads ``lanes`` of a block hold them, by load."""
+    """Scratchpad buffers, by load, in which the threads ``lanes`` of a block hold the inputs ``staged``."""
 
     ctx: KernelContext
     staged: tuple[str, ...]
@@ -50,7 +50,7 @@ class StagedRows:
         return frozenset(new)
 
     def move(self, f: RegisterTile, maps: Sequence[AxisMap], tile: RowTile, at: RegisterPoint, *, leave: bool) -> Stmt:
-        """Return the copy of one element or chunk to the scratchpad (``leave``) or from there."""
+        """Return the copy of one element or chunk to the scratchpad if ``leave`` is set, otherwise from there."""
         return f.move(at, self.buffers[f.load], self._place(f, maps, tile, at), leave=leave)
 
     def _place(self, f: RegisterTile, maps: Sequence[AxisMap], tile: RowTile, at: RegisterPoint) -> Expr:

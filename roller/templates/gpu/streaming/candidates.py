@@ -21,7 +21,7 @@ _MOST_THREADS = 512
 
 
 def stream_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs for a stream, including programs that transpose tiles if an input has another order."""
+    """Return the programs for a stream, including programs that transpose tiles if an input has a different order."""
     if structure_of(geometry).reduces:
         return []
     register, block = stream_tiles(geometry, spec)
@@ -37,7 +37,7 @@ def stream_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOp
 
 
 def stream_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return tiles for streams: threads fill axes from the last one on, and a thread holds several vectors of it."""
+    """Return tiles for streams: threads fill axes from the last one on, and each holds several vectors along it."""
     rank = len(geometry.names)
     registers, blocks = [], []
     limit = spec.limits.threads_per_block or spec.teu.lanes
@@ -65,8 +65,8 @@ def stream_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
 
 
 def transposing_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return tiles for streams that transpose inputs contiguous along a different axis from the result."""
-    # Threads copy along the input's rows into the scratchpad, and store along the result's.
+    """Return tiles for streams that transpose inputs whose contiguous axis differs from the result's."""
+    # Threads copy along the input's rows into the scratchpad and store along the result's rows.
     rank = len(geometry.names)
     none = np.ones((0, rank), np.int64)
     if len(geometry.expr.stages) > 1 or not geometry.order:

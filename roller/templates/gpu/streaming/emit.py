@@ -39,7 +39,7 @@ from roller.templates.gpu.emit.tir_statements import (
 from roller.tile import RProgram
 from roller.tile.layout import has_tile
 
-#: Threads per block if the program has no tile for a stage (the smaller stages of a fallback).
+#: Number of threads per block if the program has no tile for a stage (the smaller stages of a fallback).
 _THREADS = 256
 
 
@@ -74,7 +74,7 @@ class _StreamKernel:
         self.found = register_tiles_of_loads(ctx, wanted, maps, "vec")
 
     def kernel(self) -> Stmt:
-        """Return the kernel: tiles are copied, all vectors fetched, then results stored."""
+        """Return the kernel, which copies tiles, fetches all vectors, and then stores results."""
         threads = math.prod(m.threads for m in self.maps)
         copies = [copy_tile(self.ctx, t, self.domain, self.base, self.thread.var, threads) for t in self.tiles]
         ready = [*copies, block_barrier()] if copies else []
@@ -88,7 +88,7 @@ class _StreamKernel:
 
     @cached_property
     def _body(self) -> Scalar:
-        """Body of the stage, with named loads if they are fetched or staged."""
+        """Body of the stage, with names in place of the loads that are fetched or staged."""
         return replace_loads_by_names(self.stage.body, {**self.apart, **{f.load: f.name for f in self.found}})
 
     def _place(self, at: RegisterPoint, only: Sequence[AxisMap]) -> tuple[dict[str, Expr], list[Expr]]:
@@ -134,7 +134,7 @@ class _StreamKernel:
 
 
 def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt]:
-    """Return a kernel per output."""
+    """Return one kernel per output."""
     return [stream_kernel_of_stage(ctx, s, program) for s in stages if s.name in ctx.expr.outputs]
 
 

@@ -14,9 +14,9 @@ from roller.tile.transactions import tile_transaction_bytes
 
 
 def scattered_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return a block's seconds in the unit's load and store pipe beyond the seconds for whole lines."""
-    # Neighbouring threads own neighbouring elements of the result; in an input with another order, each thread touches
-    # a separate line.
+    """Return the seconds that a block needs in the load and store pipe in addition to those for whole lines."""
+    # Neighbouring threads own neighbouring elements of the result; in an input with a different order, each thread
+    # touches a separate line.
     g, line = batch.geometry, line_bytes(spec)
     total = np.zeros(len(batch))
     if batch.staged or not g.order:

@@ -1,1 +1,1 @@
-"""Tiled reductions on threads, with tiles in the scratchpad and register tiles."""
+"""SIMT kernels for tiled reductions, with tiles in the scratchpad and register tiles."""

@@ -26,21 +26,22 @@ from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.geometry import Geometry, Ints, product
 from roller.tile.structures import TILED, structure_of
 
-#: Number of reduction steps to branch over per block tile.
+#: Maximum number of reduction steps tried per block tile.
 _STEPS = 8
 
 
-#: Parts into which a reduction is split if there are few blocks; maximum blocks per unit; minimum steps per part.
+#: Numbers of parts into which a reduction is split if there are few blocks; maximum number of blocks per unit; minimum
+#: number of steps per part.
 SPLITS, _FULL, _LEAST_STEPS = (2, 4, 8, 16), 4, 2
 
-#: Minimum number of register tiles per doubling of their outputs.
+#: Number of register tiles kept per size (power of two of their outputs); more if the form has few axes.
 _KERNELS = 4
-#: Number of block tiles grown side by side per step, and ways followed from each.
+#: Maximum number of block tiles grown together per step, and number of ways in which each grows.
 _STATES, _BRANCH = 256, 2
 
 
 def plain_tiled_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the batch of programs without a pipeline, at most ``options.pool`` before splits of reductions."""
+    """Return the batch of programs without a pipeline, at most ``options.pool`` before reductions are split."""
     return [_unpipelined_batch(geometry, spec, options)] if structure_of(geometry).reuses else []
 
 
@@ -73,7 +74,7 @@ def blocks(
 
 
 def reduction_steps_by_register_tile(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], Ints]:
-    """Return the reduction steps to branch over, per reduction extents of the register tiles."""
+    """Return the reduction steps to try, by the register tiles' extents along the reduction axes."""
     return {
         key: reduction_steps(geometry, np.array(key), limit=_STEPS)
         for key in sorted({tuple(int(x) for x in np.where(geometry.spatial, 1, r)) for r in registers})
@@ -81,7 +82,7 @@ def reduction_steps_by_register_tile(geometry: Geometry, registers: Ints) -> dic
 
 
 def grow_register_tiles(geometry: Geometry, spec: DeviceSpec, seen: GrowthTrace | None = None) -> Ints:
-    """Return the register tiles from which blocks are grown, ``(N, axes)``; ``seen`` records their growth."""
+    """Return the register tiles from which blocks are grown, shape ``(N, axes)``; ``seen`` records their growth."""
     one, usable = np.ones(1, np.int64), spec.limits.usable_registers_per_thread or 0
 
     def fits(tiles: Ints) -> np.ndarray:
@@ -125,7 +126,7 @@ def _even_sample(rows: Ints, count: int) -> Ints:
 def _finish_batch(
     geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions
 ) -> TileBatch:
-    """Keep tiles that fit the scratchpad and the allowed padding; add split-K variants if there are few blocks."""
+    """Keep tiles that fit in the scratchpad and have allowed padding; add split-K variants if there are few blocks."""
     batch = TileBatch(geometry, TILED.name, register, block, np.ones(len(block), np.int64), geometry.load_names)
     keep = scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes
     keep &= allowed_padding_mask(geometry, block, options)
@@ -167,7 +168,7 @@ def is_split_useful(blocks: Ints, steps: Ints, parts: Ints | int, spec: DeviceSp
 
 
 def split_counts(spec: DeviceSpec) -> tuple[int, ...]:
-    """Return the part counts for splitting a reduction: at most those that give a few blocks per unit for one tile."""
+    """Return the numbers of parts to try for a reduction, up to a few blocks per unit for a single tile."""
     return (*SPLITS, *(1 << n for n in range(max(SPLITS).bit_length(), (_FULL * spec.units).bit_length())))
 
 
@@ -180,7 +181,7 @@ def _grow_threads(
     limit = spec.limits.threads_per_block or 0
     spatial_axes = np.flatnonzero(geometry.spatial)
     jumps = [_next_dividing_threads(int(geometry.extents[x]), states[:, x], limit) for x in spatial_axes]
-    for _ in range(5):  # the threads double, finish their axis, or advance to the next number that divides it
+    for _ in range(5):  # the threads double, cover their axis, or advance to the next number that divides it
         register, threads = states[:, :a], states[:, a:]
         useful = -(-geometry.extents // register)
         table = np.repeat(states[None], 2 * len(spatial_axes), axis=0)
@@ -226,7 +227,7 @@ def _next_dividing_threads(extent: int, registers: Ints, limit: int) -> Ints:
 
 
 def _traffic_and_footprint_per_point(geometry: Geometry, block: Ints) -> tuple[np.ndarray, np.ndarray]:
-    """Return traffic and footprint (bytes) of one reduction point per block, which axes' scores compare."""
+    """Return the traffic and footprint, in bytes, of one reduction point per block, from which scores are computed."""
     outputs = geometry.blocks(block).astype(np.float64)
     loads = sum((a.elements(block) * float(a.tensor.itemsize_bytes) for a in geometry.loads), np.zeros(len(block)))
     return loads * outputs, loads

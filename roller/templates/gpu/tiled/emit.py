@@ -1,6 +1,6 @@
 """Template for the tiled reduction: scratchpad tiles, register tiles, a fused epilogue, and split reductions.
 
-In every step of the reduction, all threads of a block copy the staged tiles, then each thread multiplies register
+In every step of the reduction, all threads of a block copy the staged tiles, and then each thread multiplies register
 fragments into its accumulators; the epilogue runs on the accumulators.
 """
 
@@ -68,13 +68,13 @@ from roller.templates.gpu.tiled.emit_pipeline import ReductionPipeline
 from roller.tile import RProgram
 from roller.tile.layout import has_tile
 
-#: Words per widest scratchpad read.
+#: Number of words in the widest scratchpad read.
 _VECTOR_WORDS = 4
 
 
 @dataclass(frozen=True)
 class TileView:
-    """Place of a staged tile's elements: ``source`` from ``offset`` on, relative to the thread's position ``lane``."""
+    """Location of a staged tile: ``source`` from ``offset`` on, relative to the thread's position ``lane``."""
 
     source: Buffer
     offset: Expr
@@ -83,7 +83,7 @@ class TileView:
 
 @dataclass(frozen=True)
 class ReductionPoint:
-    """One reduction point: start of the current tile and position in it along every axis; views of the slots."""
+    """A reduction point: the current tile's start, the position in it along every axis, and views of the slots."""
 
     base: Mapping[str, Expr]
     inner: Mapping[str, Expr]
@@ -130,7 +130,7 @@ class TiledKernel:
         return place_in_scratchpad(out)
 
     def _operand_fragment(self, n: int, ld: Load) -> OperandFragment:
-        """Return the registers of one load: one element per register point of the axes with which it moves."""
+        """Return the registers of one load: one element per register point of the axes on which it depends."""
         moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
         maps = tuple(m for m in self.maps if m.name in moving)
         dtype = compute_dtype(self.ctx.expr.tensors[ld.tensor].dtype)
@@ -150,7 +150,7 @@ class TiledKernel:
             if not self.domain.overhangs(a.name):
                 continue
             fixed = {ld: t.fill for ld, t in self.tiles.items() if t.masked(a.name, self.domain)}
-            # An unstaged load is guarded against every padded axis it moves with.
+            # An unstaged load is guarded against every padded axis on which it depends.
             fixed.update({ld: 0.0 for ld in self.stage.loads if ld not in self.tiles and ld.outside == 0.0})
             if not padding_is_neutral(self.stage, a.name, fixed, neutral):
                 out.append(a.name)
@@ -163,7 +163,7 @@ class TiledKernel:
     # ---- the reduction
 
     def accumulate(self) -> Stmt:
-        """Return statements that initialize the accumulators, then all steps of this block's share of the reduction."""
+        """Return the statements that initialize the accumulators and run all of this block's reduction steps."""
         neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
         init = register_tile_loops(self.maps, lambda at: store(self.acc, neutral, register_index(self.maps, at)))
         body = self._reduction_loops()
@@ -274,7 +274,7 @@ class TiledKernel:
         return with_buffers([f.target for f in deep], sequence_of([*fills, body]))
 
     def _multiply(self, p: ReductionPoint, ahead: Expr) -> Stmt:
-        """Combine one reduction point into the accumulators; ``ahead`` is its index in deep fragments."""
+        """Combine one reduction point into the accumulators; ``ahead`` is its index in fragments of several points."""
         single = [f for f in self.fragments if f.depth == 1]
         fills = [self._load_fragment(f, p) for f in single]
         body = replace_loads_by_names(self.stage.body, {f.load: f.name for f in self.fragments})

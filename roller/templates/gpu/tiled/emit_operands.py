@@ -46,7 +46,7 @@ class OperandFragment:
 
 
 def vector_axis_of_tile(tile: StagedTile, maps: tuple[AxisMap, ...], domain: TileDomain) -> AxisMap | None:
-    """Return the axis along which a thread's chunks are aligned vectors of the scratchpad tile, if any."""
+    """Return the axis along which a thread's chunks are aligned vectors of the scratchpad tile, or ``None``."""
     for m in maps:
         if (
             m.vector > 1
@@ -80,7 +80,7 @@ def _is_aligned_run(tile: StagedTile, axis: str, width: int, domain: TileDomain)
 
 
 def read_vector(width: int, element: Callable[[Expr], Expr], dtype: str, put: Callable[[Expr, Expr], Stmt]) -> Stmt:
-    """Read ``width`` neighbours of the scratchpad at once and ``put(v, value)`` them into registers."""
+    """Read ``width`` neighbours from the scratchpad at once and store each in registers with ``put(v, value)``."""
     if compute_dtype(dtype) == dtype:
         return vector_loop(width, lambda v: put(v, element(v)))
     # Half types are converted after the read: a conversion within the read would cause ``width`` reads of two bytes.

@@ -43,9 +43,9 @@ class ReductionPipeline:
     Parameters
     ----------
     base
-        Start of the tile along every axis at a step.
+        Returns the start of a step's tile along every axis.
     multiply
-        Arithmetic of a step on its slot.
+        Returns the arithmetic of a step on its slot.
     """
 
     ctx: KernelContext
@@ -87,7 +87,7 @@ class ReductionPipeline:
         ahead = self.stages - 1
 
         def fill(step: Expr) -> Stmt:
-            # Groups of nonexistent steps count too: the wait of step n is for group n.
+            # Steps that do not exist commit empty groups, because step n waits for group n.
             return sequence_of(
                 [if_all(self._loop_step_exists(step, ahead), self._copy_tiles(step, step)), device.copy_commit()]
             )
@@ -111,7 +111,7 @@ class ReductionPipeline:
         return [] if is_fixed_count(self.count) and extent <= self.count else self._inside(step)
 
     def _copy_tiles(self, step: Expr, slot: Expr) -> Stmt:
-        """Return the copies of all tiles of a step into a slot."""
+        """Return the statements that copy all tiles of a step into a slot."""
         base = self.base(step)
         return sequence_of([self._copy_tile(t, base, t.slot(slot)) for t in self.tiles])
 
@@ -119,7 +119,7 @@ class ReductionPipeline:
         rounds = CopyRounds.of(self.ctx, t, self.domain, self.threads)
         nbytes = rounds.width * DTYPE_BYTES[dtype_name(t.target)]
         if not is_asynchronous(nbytes) or not self.ctx.in_memory(t.load.tensor):
-            each = lambda c: copy_chunk(self.ctx, t, c, slot)  # noqa: E731  # computed, or too narrow: through registers
+            each = lambda c: copy_chunk(self.ctx, t, c, slot)  # noqa: E731  # computed or too narrow: through registers
             return rounds.statement(self.domain, base, self.thread, each, whole=False)
         source = self.ctx.buffers[t.load.tensor]
 

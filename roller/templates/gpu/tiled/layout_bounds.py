@@ -31,7 +31,7 @@ from roller.tile.layout import PADDING_STEPS
 
 
 class LayoutBounds:
-    """Times that no layout of a tiled program beats."""
+    """Lower bounds on the times of tiled programs over all layouts."""
 
     def __init__(self, batch: TileBatch, spec: DeviceSpec) -> None:
         self._batch, self._spec = batch, spec
@@ -39,14 +39,14 @@ class LayoutBounds:
         self._copies = _least_copy_instructions(batch, spec)
 
     def bounds_without_padding_s(self) -> Floats:
-        """Return bounds on layouts that keep the blocks per unit, ``(N,)``; infinite if none fits the device."""
+        """Return bounds for layouts with the most blocks per unit, shape ``(N,)``; infinite if no block fits."""
         resident = np.maximum(self._most, 1)
         # The result covers the whole batch, whose memo its parts share.
         every = least_s_with_resident_blocks(self._batch, self._spec, resident, self._copies, PHASES)
         return np.where(self._most > 0, every, np.inf)
 
     def least_s(self, likely: Floats, limit_s: float) -> Floats:
-        """Return bounds on all layouts, ``(N,)``; a value above ``limit_s`` only means that the bound exceeds it."""
+        """Return bounds over all layouts, shape ``(N,)``; they are exact only up to ``limit_s``."""
         found = np.full(len(self._batch), np.inf)
         rows = np.flatnonzero((likely > limit_s) & (self._fewest < self._most))
         fewer = rows[self._of(rows, self._most, most=True)[rows] <= limit_s]
@@ -99,11 +99,11 @@ def _largest_padding(itemsize_bytes: int) -> int:
 
 
 def _least_copy_instructions(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the minimum copy and address instructions per block and step, over all paddings."""
+    """Return the minimum numbers of copy and address instructions per block and step over all paddings."""
     every, addresses = all_unstaged_load_instructions(batch), np.zeros(len(batch))
     for a in batch.staged_loads:
         axes, widths, counted = staged_tile_axes(a, batch), list[Ints](), []
-        padding = 0  # whole vectors, then ever narrower ones
+        padding = 0  # whole vectors, then narrower and narrower ones
         while padding < max(1, VECTOR_BYTES // a.tensor.itemsize_bytes):
             width = copy_widths(a, batch, axes, padding)
             if not any(np.array_equal(width, x) for x in widths):

@@ -1,4 +1,4 @@
-"""Price of tiled programs: the default phases of threads."""
+"""Price of tiled programs: the default phases of SIMT kernels."""
 
 from __future__ import annotations
 

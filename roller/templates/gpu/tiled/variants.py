@@ -20,7 +20,7 @@ from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.geometry import Ints
 from roller.tile.program import RProgram
 
-#: Number of programs considered, by the bound of a plain program and then by the bound of a pipeline.
+#: Maximum number of programs selected by the bound of the plain program, and then by the bound of a pipeline.
 _PLAIN, _PIPELINED = 1024, 160
 #: Number of programs priced with other orders of blocks.
 _RASTERED = 32
@@ -31,7 +31,7 @@ _SPLIT_TILES, _PARTS, _FEW_WAVES, _MOST_WAVES = 40, (2, 3, 4, 5, 6, 8, 10, 12, 1
 _FULL_WAVES = (1, 2, 4, 8)
 #: Numbers of copies of a tile, without and with asynchronous copying.
 STAGES_THROUGH_REGISTERS, STAGES = (2,), (2, 3, 4)
-#: Numbers of tiles along the slower axis that blocks cover before the faster axis advances.
+#: Numbers of tiles along the slower axis that blocks cover before they advance along the faster axis.
 RASTERS = (4, 8, 16)
 
 
@@ -41,7 +41,7 @@ def stage_choices(spec: DeviceSpec) -> tuple[int, ...]:
 
 
 def tiled_variants(batch: TileBatch, spec: DeviceSpec, splits: bool = False) -> list[TileBatch]:
-    """Return the tiled programs that a pipeline or another order of blocks makes faster."""
+    """Return the tiled programs that a pipeline or a different order of blocks makes faster."""
     if not batch.traits.reuses or batch.fragment is not None or not batch.staged_loads or not len(batch):
         return []
     bounds = _VariantBounds(batch, spec)
@@ -81,7 +81,7 @@ def _join_batches(one: TileBatch, other: TileBatch) -> TileBatch:
 
 
 def _times_of_block_orders(batch: TileBatch, stages: Ints, first: np.ndarray, spec: DeviceSpec) -> np.ndarray:
-    """Return the times of some programs with every order of blocks, infinite for other programs, ``(orders, N)``."""
+    """Return the seconds of the programs ``first`` with each order of blocks, shape ``(orders, N)``; inf for others."""
     seconds = np.full((len(RASTERS), len(batch)), np.inf)
     for rows in (first[stages[first] == 1], first[stages[first] > 1]):
         n = 1 if (stages[rows] == 1).all() else np.tile(stages[rows], len(RASTERS))
@@ -91,7 +91,7 @@ def _times_of_block_orders(batch: TileBatch, stages: Ints, first: np.ndarray, sp
 
 
 def pipeline_variants_of_program(program: RProgram, spec: DeviceSpec) -> list[RProgram]:
-    """Return a plain tiled program with every choice."""
+    """Return a plain tiled program with every other choice of stages and raster; empty for other programs."""
     plain = program.traits.reuses and program.fragment is None and (program.stages, program.raster) == (1, 1)
     if not plain or not program.staged:
         return []
@@ -107,14 +107,14 @@ class _VariantBounds:
         self._two = np.full(len(batch), np.nan)
 
     def bounds_of_pipelines(self, rows: np.ndarray) -> np.ndarray:
-        """Return the bounds on programs with two stages, ``(N,)``."""
+        """Return the bounds of ``rows`` as programs with two stages, shape ``(N,)``."""
         new = rows[np.isnan(self._two[rows])]
         if len(new):
             self._two[new] = PHASES.bound(self._batch.chosen(new, 2, 1), self._spec)
         return np.asarray(self._two[rows])
 
     def promising_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the ``rows`` that may become the fastest programs as pipelines."""
+        """Return those of ``rows`` that are most likely to become the fastest programs as pipelines."""
         if len(rows) > _PLAIN:
             rows = rows[smallest_positions(PHASES.bound(self._batch, self._spec)[rows], _PLAIN)]
         if len(rows) > _PIPELINED:
@@ -127,7 +127,7 @@ def _predicted_seconds(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 
 def operands_exceed_shared_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
-    """Return whether an operand exceeds the shared cache, so that the order of blocks matters."""
+    """Return whether an operand exceeds the shared cache; if so, the order of blocks matters."""
     capacity = spec.layer("l2").kept_bytes
     return any(a.tensor.nbytes > capacity for a in batch.geometry.reads)
 
@@ -156,7 +156,7 @@ def promising_other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _VariantB
 
 
 def _part_counts_to_try(blocks: Ints, spec: DeviceSpec) -> Ints:
-    """Return the part counts to try for each tile of ``blocks`` blocks, ``(parts, N)``: fixed steps, and full waves."""
+    """Return the part counts to try for tiles with ``blocks`` blocks, shape ``(parts, N)``: fixed and full waves."""
     steps = [n for k in range(max(_PARTS).bit_length(), 31) for n in (3 << k - 2, 1 << k)]
     many = np.array([n for n in steps if n <= _MOST_WAVES * spec.units], np.int64)
     full = spec.units * np.array(_FULL_WAVES)[:, None] // blocks

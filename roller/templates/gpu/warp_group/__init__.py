@@ -1,1 +1,1 @@
-"""Products on matrix units that a group of four warps starts together (wgmma)."""
+"""Products on matrix units that a group of four warps issues together (wgmma)."""

@@ -1,8 +1,9 @@
-"""Template for reductions by warp groups: wgmma reads both operands from scratchpad, and sums stay in registers.
+"""Template for reductions by warp groups: wgmma reads both operands from the scratchpad, and sums stay in registers.
 
-In every step, the copies of the step are published to the matrix unit; after a barrier, every warp group starts its
-products, and meanwhile copies a later step. With three stages or more, the products of one step still run when the next
-products start; their stage is refilled only after the next barrier, which all threads reach after waiting for them.
+In every step, the copies of the step are published to the matrix unit; after a barrier, every warp group issues its
+products and meanwhile copies a later step. With three stages or more, the products of one step are still running when
+the next products are issued; their stage is refilled only after the next barrier, which all threads reach after waiting
+for these products.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _WARP_ROWS = 16
 
 @dataclass
 class WarpGroupKernel(MatrixKernel):
-    """State of one kernel by warp groups while it is written."""
+    """State of one warp-group kernel while it is written."""
 
     def __post_init__(self) -> None:
         """Lay out the ring of tiles, and the sums of one thread."""
@@ -77,7 +78,7 @@ class WarpGroupKernel(MatrixKernel):
     # ---- the reduction
 
     def accumulate(self) -> Stmt:
-        """Return statements that clear the sums, then all steps of this block's share of the reduction."""
+        """Return the statements that clear the sums and run all of this block's reduction steps."""
         self.ctx.own_barriers = True
         extent = int(self.sums.shape[0])
         zero = tirx.const(0.0, self.fragment.accumulator)
@@ -92,7 +93,7 @@ class WarpGroupKernel(MatrixKernel):
         ahead = self.program.stages - 1 - running
 
         def fill(step: Expr) -> Stmt:
-            # Groups of nonexistent steps count too: the wait of step n is for group n.
+            # Steps that do not exist commit empty groups, because step n waits for group n.
             return sequence_of([if_all([step < count], self._copies(base(step), step)), device.copy_commit()])
 
         def one(step: Expr) -> Stmt:
@@ -111,7 +112,7 @@ class WarpGroupKernel(MatrixKernel):
         return sequence_of([*first, loop("step", count, one), *rest])
 
     def _copies(self, base: Mapping[str, Expr], step: Expr) -> Stmt:
-        """Return the copies of both operands' tiles of a step."""
+        """Return the statements that copy both operands' tiles for one step."""
         threads, slot = self.program.threads_per_block, self._slot(step) * self.slot_elements
         return sequence_of(
             [
@@ -132,7 +133,7 @@ class WarpGroupKernel(MatrixKernel):
         return sequence_of(found)
 
     def _start_products(self, step: Expr) -> Stmt:
-        """Start the products of a step on this warp group's part of the tiles."""
+        """Return the statements that issue a step's products on this warp group's part of the tiles."""
         f, (a, b) = self.fragment, self.group_tiles
         name = group_functions.define_product_function(f, not a.k_major, not b.k_major)
         calls = []
@@ -150,7 +151,7 @@ class WarpGroupKernel(MatrixKernel):
         )
 
     def _operand_descriptor(self, n: int, step: Expr, row: int, k: int) -> Expr:
-        """Return the descriptor of a product's operand: the group's descriptor for the first slot, advanced."""
+        """Return the descriptor of a product's operand, computed from the group's descriptor for the first slot."""
         t = self.group_tiles[n]
         moved = self._slot(step) * (self.slot_elements // t.chunk) + t.start(row, k) // t.chunk
         return load(self.starts, int32_literal(n)) + tirx.Cast("uint64", moved)

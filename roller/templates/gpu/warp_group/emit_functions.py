@@ -8,7 +8,7 @@ from roller.templates.gpu.emit.device_functions import FUNCTIONS, register_funct
 
 #: Operand dtypes as PTX spells them.
 _KINDS = {"float16": "f16", "bfloat16": "bf16"}
-#: Operands of an assembly statement on one line of the source.
+#: Number of operands of an assembly statement per source line.
 _PER_LINE = 8
 
 # Data written by generic instructions and cp.async is visible to wgmma only after this fence of the writing thread.

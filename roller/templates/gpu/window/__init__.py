@@ -1,1 +1,1 @@
-"""Reductions over windows that a thread walks completely, in straight-line code."""
+"""Reductions over windows, each of which one thread processes completely in straight-line code."""

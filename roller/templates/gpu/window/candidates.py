@@ -1,4 +1,4 @@
-"""Candidate programs with structure ``window``: strips of outputs that threads walk, read in place or staged."""
+"""Candidate ``window`` programs: each thread computes a strip of outputs from rows that are read in place or staged."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from roller.tile.geometry import Geometry, Ints, product
 from roller.tile.structures import WINDOW, structure_of
 from roller.tile.windows import Slide, slide_of
 
-#: Maximum strip length (outputs), and maximum outputs of a thread along any other axis.
+#: Maximum number of outputs of a thread along its strip, and along any other axis.
 _STRIP, _ACROSS = 32, 8
-#: Maximum products per thread: its walk is straight-line code of about two instructions each, which the smallest
-#: instruction cache of all devices should hold (46 KiB of 16-byte instructions on sm_75; Jia et al. 2019).
+#: Maximum number of products per thread: its straight-line code has about two instructions per product and should fit
+#: in the smallest instruction cache of all devices (46 KiB of 16-byte instructions on sm_75; Jia et al. 2019).
 _PRODUCTS = 1024
-#: Numbers of even pieces of an axis, further threads along the contiguous axis, and target threads per block.
+#: Numbers of even pieces of an axis, further numbers of threads along the contiguous axis, and target numbers of
+#: threads per block.
 _PIECES, _RUNS, _THREADS = (1, 2, 3, 4), (16, 32, 64), (64, 128, 256)
-#: Minimum share of a block's TEUs that its threads fill: partly filled TEUs are priced, hardly filled TEUs never win.
+#: Minimum share of a block's TEUs that its threads fill: partly filled TEUs are priced, but nearly empty ones never
+#: win.
 _FILLED = 0.7
 
 
 def window_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs that walk windows, read in place and staged, or none for other reductions."""
+    """Return the window programs that read rows in place and those that stage them, or none for other reductions."""
     expr = geometry.expr
     slide = slide_of(expr.anchor) if options.windows and structure_of(geometry).reuses else None
     if slide is None or not fits_one_kernel(expr):
@@ -47,13 +49,13 @@ def window_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOp
 
 
 def window_candidate_mask(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Return the mask of programs within the limits; their last TEU may be partly filled, and their walks are short."""
+    """Return the mask of programs within the limits whose TEUs are filled well enough and whose code is short."""
     whole = fills_teus(batch.threads_per_block, spec.teu.lanes) & is_short_walk(batch.register)
     return np.asarray(within_thread_and_register_limits(batch, spec) & whole)
 
 
 def _register_and_block_tiles(geometry: Geometry, slide: Slide, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return register and block tiles, ``(N, axes)`` each."""
+    """Return register and block tiles, each of shape ``(N, axes)``."""
     register = _register_tiles(geometry, slide)
     one = np.ones(len(register), np.int64)
     words = operand_registers(TileBatch(geometry, WINDOW.name, register, register, one, ()))
@@ -76,7 +78,7 @@ def fills_teus(threads: Ints, lanes: int) -> np.ndarray:
 
 
 def is_short_walk(register: Ints) -> np.ndarray:
-    """Return the mask of register tiles whose walks suit straight-line code; the shortest walks always do."""
+    """Return the mask of register tiles that are small enough for straight-line code; the smallest always are."""
     products = register.prod(axis=1)
     return np.asarray(products <= max(_PRODUCTS, int(products.min(initial=_PRODUCTS))))
 
@@ -89,7 +91,7 @@ def _axes_under_windows(geometry: Geometry, slide: Slide) -> list[int]:
 
 
 def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
-    """Return strips along the slide times outputs along other windows and vectors of the contiguous axis."""
+    """Return register tiles: strips along the slide times outputs along other windows times vectors."""
     sizes: list[Iterable[int]] = [[1] for _ in geometry.names]
     fast = geometry.order[-1]
     widest = max(1, VECTOR_BYTES // geometry.store.tensor.itemsize_bytes)
@@ -106,7 +108,7 @@ def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
 
 
 def _threads_per_axis(geometry: Geometry, slide: Slide, register: Ints, limit: int) -> Ints:
-    """Return threads per axis: even pieces of windows and of the contiguous axis; other axes fill the block."""
+    """Return the threads per axis: even pieces of windows and of the contiguous axis; other axes fill the block."""
     useful, fast = -(-geometry.extents // register), geometry.order[-1]
     windows = [a for a in _axes_under_windows(geometry, slide) if a != fast]
     fixed, few = [fast, *windows], len(windows) > 1  # few pieces each for two slow windows: the numbers multiply

@@ -1,6 +1,6 @@
-"""Template for reductions over sliding windows (depthwise convolution, pooling): threads walk input rows.
+"""Template for reductions over sliding windows (depthwise convolution, pooling): threads process input rows one by one.
 
-A thread sums a strip of outputs along the slide: it loads every input row below the strip once, adds it to the outputs
+A thread sums a strip of outputs along the slide: it loads every input row under the strip once, adds it to the outputs
 whose windows contain it, and writes an output after its last row. Registers hold one row, the outputs in flight and the
 weights (:mod:`roller.tile.windows`).
 """
@@ -74,7 +74,7 @@ class WindowKernel:
         blocks = unravel_index(self.block.var, [m.steps for m in self.maps])
         lanes = unravel_index(self.thread.var, [m.threads for m in self.maps])
         self.base = {m.name: b * m.tile for m, b in zip(self.maps, blocks, strict=True)}
-        #: Where a thread's outputs start within the block's, and in the tensor.
+        #: Start of a thread's outputs within those of the block; ``start`` is their start in the tensor.
         self.lane = {m.name: t * m.registers for m, t in zip(self.maps, lanes, strict=True)}
         self.start = {m.name: self.base[m.name] + self.lane[m.name] for m in self.maps}
         self.domain = TileDomain.of(stage, program)
@@ -119,7 +119,7 @@ class WindowKernel:
         return 0, 1, extent
 
     def _weight_buffer(self, n: int, ld: Load) -> tuple[Buffer, tuple[tuple[str, int], ...]]:
-        """Return the registers for an operand that a thread keeps, and the axes with which it moves in them."""
+        """Return the registers for an operand that a thread keeps, and the axes by which they are indexed."""
         moving = dict.fromkeys(a for i in ld.index for a in i.axes)  # in the tensor's order, which allows vectors
         axes = tuple((a, self.register[a]) for a in moving)
         size = math.prod(e for _, e in axes)
@@ -211,7 +211,7 @@ class WindowKernel:
     # ---- arithmetic
 
     def _add_row_to_output(self, output: int, tap: int) -> Stmt:
-        """Add the row to one output of the strip, with weights of one tap of the slide's window."""
+        """Add the row to one output of the strip, with the weights of one tap of the slide's window."""
         taps = [(a.name, a.extent) for a in self.stage.reduction_axes if a.name != self.slide.window]
         names: dict[Load, str] = {self.slide.source: "row", **{ld: b.name for ld, (b, _) in self.weights.items()}}
         body = replace_loads_by_names(self.stage.body, names)
@@ -248,7 +248,7 @@ class WindowKernel:
     # ---- the result
 
     def kernel(self, result: Stage, target: Buffer) -> Stmt:
-        """Return the whole kernel: copy, weights, then row by row."""
+        """Return the whole kernel, which copies the tile, loads the weights, and then processes row by row."""
         walk = [self._load_weights(ld) for ld in self.slide.others]
         for offset, adds in self.slide.rows(self.register[self.slide.axis]):
             walk.append(self._load_row(offset))
@@ -268,7 +268,7 @@ class WindowKernel:
         return {**{a.name: int32_literal(0) for a in self.stage.reduction_axes}, **self.base}
 
     def _write(self, result: Stage, target: Buffer, output: int) -> Stmt:
-        """Write one output of the strip, for all its points: the stage itself or its epilogue."""
+        """Write one output of the strip at all its points: the stage's result or, if there is one, the epilogue's."""
         fast = self.maps[-1]
         width = (
             1 if fast.name == self.slide.axis else StoredResults.of(result).vector(fast.name, fast.extent, fast.vector)

@@ -1,7 +1,7 @@
-"""Cycles of a block that slides windows: every row of the walk is loaded once, in place or from scratchpad.
+"""Cycles of a block of a window program: a thread loads every row once, in place or from the scratchpad.
 
-Counts are from machine code (NVRTC 12.9, sm_80) of depthwise convolutions and poolings with 3x3 to 7x7 windows:
-a guarded load in place takes one to two instructions for bounds and selection, a load from scratchpad takes none.
+Counts are from machine code (NVRTC 12.9, sm_80) of depthwise convolutions and poolings with 3x3 to 7x7 windows: a
+guarded load in place takes one to two instructions for bounds and selection, and a load from the scratchpad takes none.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.window_walks import batch_slide, memory_waits_along_walk, window_walk
 from roller.tile.geometry import Floats
 
-#: Instructions in addition to a load in place, guarded or not, and to a load from scratchpad.
+#: Number of instructions in addition to a guarded load in place, an unguarded load in place, and a load from the
+#: scratchpad.
 GUARD_INSTRUCTIONS, PLAIN_INSTRUCTIONS, STAGED_INSTRUCTIONS = 1.5, 0.3, 0.1
-#: Bytes of a run of lanes beyond the start of its last lane.
+#: Bytes of a run of lanes from the start of its last lane on.
 VECTOR_START = 4.0
 
 
@@ -40,7 +41,7 @@ def window_work(
     wavefronts = loads * (
         np.maximum(1.0, w.width * size / 4) * conflicts if batch.staged else _cache_lines_per_load(batch, spec)
     )
-    # Without integer pipes of their own, bounds take the slots of additions in the FMA pipes.
+    # If integer instructions have no pipes of their own, bounds take the slots of additions in the FMA pipes.
     slot = 0.0 if "integer" in per_unit else spec.teu.lanes * spec.teu.schedulers_per_unit / per_unit["add"]
     return replace(
         base,
@@ -63,7 +64,7 @@ def _cache_lines_per_load(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _block_latency_chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
-    """Return the seconds of one block that has its unit to itself; in place, it waits along the walk."""
+    """Return the seconds that one block takes if it has its unit to itself; in place, it waits for rows in turn."""
     return block_latency_chain_s(
         batch, spec, alone, parts, hops=None if batch.staged else memory_waits_along_walk(batch)
     )

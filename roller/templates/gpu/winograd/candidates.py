@@ -25,7 +25,7 @@ from roller.tile.winograd_products import ELEMENT, batched_product
 
 #: Numbers of tilings of a product to price, to try as pipelines and in other orders, and to keep.
 _PRICED, _VARIED, _KEPT = 1024, 128, 64
-#: Maximum time of a tile size tried as a pipeline, relative to the other size: no pipeline gains more.
+#: Maximum time of a tile size that is tried as a pipeline, relative to the other size; no pipeline gains more.
 _FAR_BEHIND = 1.3
 
 

@@ -1,10 +1,10 @@
-"""Kernels for 3x3 windows by Winograd's algorithm (:mod:`roller.tile.winograd`): transforms, product, back transform.
+"""Kernels for 3x3 windows by Winograd's algorithm (:mod:`roller.tile.winograd`): transforms and product.
 
-Workspaces are ``U[e][c][f]``, ``V[e][c][t]`` and ``M[e][f][t]``, where ``e`` is the element of the transformed tile and
-``t`` the number of an output tile; channels or filters that are contiguous in the image or output are also contiguous
-in ``V`` or ``M``. One kernel transforms both operands, each block either filters or images; constant filters are
-transformed before all calls. A thread transforms one tile of one channel or filter. The tiled template computes the
-product.
+Workspaces are ``U[e][c][f]``, ``V[e][c][t]`` and ``M[e][f][t]``, where ``e`` is the index of an element of the
+transformed tile and ``t`` the index of an output tile; channels or filters that are contiguous in the image or output
+are also contiguous in ``V`` or ``M``. One kernel transforms both operands, and each of its blocks transforms either
+filters or images; constant filters are transformed before all calls. A thread transforms one tile of one channel or
+filter. The tiled template computes the product.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from roller.tile.vectors import vectorizable
 from roller.tile.winograd import WINDOW, Matrix, matrices
 from roller.tile.winograd_products import CHANNEL, FILTER, THREADS, TILE, Products, batched_product
 
-#: Extents of a part of a kernel, the last extent fastest, and the statement of one point's thread.
+#: Extents of a part of a kernel, of which the last varies fastest, and the function that returns the statement of one
+#: point's thread.
 TransformPart: TypeAlias = tuple[tuple[int, int], Callable[[Expr, Expr], Stmt]]
 
 _DTYPE = "float32"
@@ -85,7 +86,7 @@ class _WinogradKernels:
         )
 
     def _declare_transformed(self, name: str, constant: bool = False) -> Buffer:
-        """Declare the transformed tensor with a name: a workspace, or a panel if it never changes."""
+        """Declare the transformed tensor of ``name``: a workspace, or a panel if it never changes."""
         tensor = self.found.expr.tensors[name]
         fresh = f"{name}_transformed"
         while fresh in self.ctx.buffers or fresh in self.ctx.expr.tensors:
@@ -228,7 +229,7 @@ class _WinogradKernels:
         return (filters, found.tiles), back
 
     def _store(self, result: Buffer, units: dict[str, Expr]) -> Stmt:
-        """Store a thread's tile, clipped at the ends of rows and columns; aligned rows as vectors."""
+        """Store a thread's tile, clipped at the ends of rows and columns; aligned rows are stored as vectors."""
         extents, last, m = self.program.expr.anchor.extents, self.last, self.m
         (rows, _, _), (columns, _, _) = self.form.slides
         target = self.ctx.buffers[last.name]
@@ -271,12 +272,12 @@ def _store_row(target: Buffer, vector: Buffer, width: int, where: Sequence[Expr]
 
 
 def _clamped_below(value: Expr, count: int, padded: int) -> Expr:
-    """Return ``value``, clamped to the last of ``count`` if the padded extent is larger."""
+    """Return ``value``, clamped to ``count - 1`` if the padded extent is larger than ``count``."""
     return value if count == padded else tirx.min(value, int32_literal(count - 1))
 
 
 def _kernel_of_parts(parts: Sequence[TransformPart]) -> Stmt:
-    """Return a kernel with a thread per point of every part, with the parts' blocks one after another."""
+    """Return a kernel with one thread per point of every part; the blocks of the parts follow one another."""
     counts = [-(-math.prod(extents) // THREADS) for extents, _ in parts]
     block, thread = thread_axis("blockIdx.x", sum(counts)), thread_axis("threadIdx.x", THREADS)
     out: Stmt | None = None

@@ -1,8 +1,8 @@
-"""Price of Winograd programs on a GPU: a tiled product, and transforms as streams, with one launch each.
+"""Price of Winograd programs on a GPU: a tiled product and transforms as streams, with one launch each.
 
-A transform moves its tensors and workspaces once, through L2 and (workspaces only if all three together do not stay in
-L2) through DRAM, and issues its instructions; the slowest of these determines its time. If the workspaces stay in L2,
-the product finds its operands there.
+A transform moves its tensors and workspaces through L2 once. It also moves them through DRAM once, except for the
+workspaces if all three of them together stay in L2. The slowest of these transfers and the issue of the instructions
+determine its time. If the workspaces stay in L2, the product finds its operands there.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from roller.tile.geometry import Geometry
 from roller.tile.winograd import WINDOW, Matrix, matrices, operations
 from roller.tile.winograd_products import THREADS, Products
 
-#: Instructions of a thread that compute its tile's position, instructions per load or store with its address, and per
-#: image tile for guards. In machine code (sm_80), 528 and 264 instructions transform an image tile, 232 and 112 an
-#: output tile, and 152 and 80 a filter.
+#: Number of instructions with which a thread computes its tile's position, number per load or store including its
+#: address, and number per image tile for guards. In machine code (sm_80), 528 and 264 instructions transform an image
+#: tile, 232 and 112 an output tile, and 152 and 80 a filter.
 PLACE_INSTRUCTIONS, ACCESS_INSTRUCTIONS, GUARD_INSTRUCTIONS = 30.0, 2.0, 120.0
-#: Registers of a thread that transforms.
+#: Number of registers per thread of a transform.
 _REGISTERS = 48
 
 
@@ -49,7 +49,7 @@ class _TransformStream:
         return _TransformStream(threads, instructions, *moved, self.workspace_bytes + other.workspace_bytes)
 
     def terms(self, spec: DeviceSpec, cached: bool) -> dict[str, float]:
-        """Return ``seconds`` and its terms; ``cached``: workspaces stay in L2."""
+        """Return ``seconds`` and its terms; ``cached``: whether workspaces stay in L2."""
         lim, lanes = spec.limits, spec.teu.lanes
         assert lim.threads_per_unit and lim.registers_per_unit
         most = min(lim.threads_per_unit, lim.registers_per_unit // _REGISTERS // THREADS * THREADS) * spec.units
@@ -71,9 +71,9 @@ class _TransformStream:
 def price(
     batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, told: list[Parts] | None = None
 ) -> Terms:
-    """Price a batch of Winograd programs: the terms of a tiled batch over all the kernels."""
+    """Price a batch of Winograd programs: the terms of a tiled batch, summed over all kernels."""
     # ``transform_s``: seconds of the transforms; ``laid`` is the layout of the product's programs; ``told`` collects
-    # the numbers of the product, then those of the transforms.
+    # the values of the product, then those of the transforms.
     found = matrix_product_of_batch(batch)
     assert found is not None  # the pool offers these structures only for window products
     workspaces = sum(t.nbytes for t in found.expr.tensors.values())
@@ -96,7 +96,7 @@ def price(
 
 
 def _device_served_by_l2(spec: DeviceSpec) -> DeviceSpec:
-    """Return the device with L2 serving everything that the product moves."""
+    """Return the device as if L2 served all traffic of the product."""
     l2 = spec.layer("l2")
 
     held = replace(
@@ -111,7 +111,7 @@ def _device_served_by_l2(spec: DeviceSpec) -> DeviceSpec:
 
 
 def _transform_streams(found: Products, geometry: Geometry, constant: bool) -> tuple[_TransformStream, ...]:
-    """Return the launched transforms of a call: images (with filters that are not constant), and outputs."""
+    """Return the transforms that a call launches: of images (and filters unless constant), and of outputs."""
     expr, form, m = geometry.expr, found.form, found.m
     inverse, filters, image = matrices(m)
     extents, side = expr.anchor.extents, m + WINDOW - 1
@@ -124,7 +124,7 @@ def _transform_streams(found: Products, geometry: Geometry, constant: bool) -> t
     extras = extras if last is not expr.anchor else 0
     epilogue = sum(instruction_mix(last.body, None).values()) if last is not expr.anchor else 0.0
     back = _transform_instructions(inverse, side, m) + m * m * epilogue
-    # A warp reads every row of its tiles once; rows that tiles share with the next row of tiles may come again.
+    # A warp reads every row of its tiles once; rows that tiles share with the next row of tiles may be loaded again.
     halo = source * (side / m - 1.0)
     threads = (sizes["c"] * sizes["f"], sizes["c"] * sizes["t"], extents[form.filter] * found.tiles)
     of_filters = _TransformStream(threads[0], _transform_instructions(filters, WINDOW, side), weights, 0.0, u)
