@@ -40,7 +40,7 @@ def _read_tvm_expression(expr: Any) -> TensorExpr:
 
 
 def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) -> tuple[DeviceSpec, DeviceHandle | None]:
-    """Return the specification to construct for and the local device to run on, ``None`` if ``device`` names none."""
+    """Return the specification to construct for, and the local device to run on (``None`` if ``device`` names none)."""
     from roller.backends.devices import is_reachable
 
     if not (isinstance(device, str) and is_reachable(device)):
@@ -84,7 +84,7 @@ def resolve_options(options: ConstructOptions | None, top_k: int | Literal["auto
 def check_constants(
     constants: Mapping[str, Any] | None, expression: TensorExpr, options: ConstructOptions
 ) -> tuple[ConstructOptions, tuple[Constant, ...]]:
-    """Return the options with the constants' names filled in, and a copy of each constant with its input position."""
+    """Return the options with the constants' names filled in, and copies of the constants with input positions."""
     from roller.artifact import Constant  # not needed by construction and prediction
 
     if constants is not None and not isinstance(constants, Mapping):

@@ -115,7 +115,7 @@ class KernelArtifact:
     estimate
         The prediction as plain data (seconds, bottleneck, terms).
     binary
-        Built image (CPU shared library, cubin or AMD code object), or ``None``.
+        Built image (CPU shared library, cubin or AMD code object), or ``None`` before the build.
     build
         Results of the build: number of registers, spilled bytes, static scratchpad bytes, build time in seconds.
     measured_s
@@ -309,7 +309,7 @@ def _alignment_padding(size: int) -> bytes:
 
 
 def _read_constants(data: memoryview, position: int, rows: Sequence[Any]) -> Iterator[bytes | None]:
-    """Yield each constant stored from ``position`` on, verified by its checksum; ``None`` for one without values."""
+    """Yield each constant stored from ``position`` on, verified by checksum, or ``None`` for one without values."""
     for row in rows:
         if row is None:
             yield None

@@ -1,1 +1,1 @@
-"""Backends: build and launch the artifacts of each kernel language."""
+"""Backends, which build and launch the artifacts of each kernel language."""

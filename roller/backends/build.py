@@ -1,4 +1,4 @@
-"""Build kernels with the toolchain of their language."""
+"""Builds kernels with the toolchain of their language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the options of a kernel call; all launchers share the error message."""
+"""Checks the options of a kernel call; all launchers share the error message."""
 
 from __future__ import annotations
 

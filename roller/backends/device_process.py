@@ -71,7 +71,7 @@ class DeviceProcess:
     def request(
         self, header: dict[str, Any], arrays: Sequence[np.ndarray] = (), *, timeout_s: float
     ) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Send one request and wait for its answer."""
+        """Send one request and return the response."""
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         descriptions, blobs = pack(arrays)

@@ -1,4 +1,4 @@
-"""Parse names of reachable devices (``cuda:0``, ``rocm:1``, ``null:v100``) and match devices to specifications.
+"""Parses names of reachable devices (``cuda:0``, ``rocm:1``, ``null:v100``) and matches devices to specifications.
 
 A device gets the specification with the same architecture and the closest number of units and memory size.
 Specifications are passed in, so that a bare machine needs none.

@@ -66,7 +66,7 @@ def _read(fd: int, size: int, deadline: float | None) -> bytes:
 
 
 def pack(arrays: Sequence[np.ndarray]) -> tuple[list[list[Any]], list[bytes]]:
-    """Return descriptions and blobs of arrays, from which :func:`unpack` restores them."""
+    """Return descriptions and blobs, from which :func:`unpack` restores the arrays."""
     return [[a.dtype.str, list(a.shape)] for a in arrays], [np.ascontiguousarray(a).tobytes() for a in arrays]
 
 

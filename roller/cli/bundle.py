@@ -73,7 +73,7 @@ ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="JSON o
 
 @dataclass(frozen=True)
 class _OperatorJob:
-    """Operator to construct, lower and build."""
+    """An operator to construct, lower and build."""
 
     row: Mapping[str, Any]
     spec: DeviceSpec
@@ -272,7 +272,7 @@ def _print_created_bundle(done: CreatedBundle, out: Path, as_json: bool) -> None
 
 
 def _group_candidates_by_proof(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Group candidates (``"operator #rank"``) by proof status, and operators with wrong candidates by reason."""
+    """Group candidates (``"operator #rank"``) by the proof's status, and operators with wrong candidates by reason."""
     found: dict[str, list[str]] = {}
     for row in rows:
         for rank, known in enumerate(row.get("proved", ()), 1):

@@ -109,7 +109,7 @@ def parse_overrides(settings: Sequence[str] | None) -> dict[str, float]:
 
 
 def load_device_spec(name: str, settings: Sequence[str] | None, *, tells: bool = True) -> DeviceSpec:
-    """Load a device spec with overrides; if ``tells``, warn about suspicious values in the user's own YAML file."""
+    """Load a device spec with overrides; if ``tells``, warn about suspicious values in a YAML file of the user's."""
     overrides = parse_overrides(settings)
     if is_reachable(name):
         from roller.arguments import target_of  # reaches drivers
@@ -271,7 +271,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
 
 
 def status_legend(candidates: Sequence[Any]) -> list[str]:
-    """Return one line that explains the candidates' statuses; an empty list if none needs explaining."""
+    """Return a list with one line that explains the candidates' statuses; an empty list if none needs explaining."""
     meanings = {"constructed": "not built", **STATUSES}
     found = {c.status for c in candidates}
     said = [f"{name} = {text}" for name, text in meanings.items() if name in found]
@@ -285,7 +285,7 @@ def status_legend(candidates: Sequence[Any]) -> list[str]:
 
 
 def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
-    """Return notes on limits that prevent an expression's programs from running, although they can be priced."""
+    """Return notes on limits that prevent an expression's programs from running, although these can be priced."""
     notes = [
         f"'{t.name}' has {t.elements:,} elements: offsets in kernels are 32 bits wide, so compile refuses "
         f"{OFFSET_ELEMENTS:,} and more. Split the operator."
@@ -302,7 +302,7 @@ def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
 
 
 def accuracy_notes(programs: Iterable[RProgram]) -> list[str]:
-    """Return a note on structures whose results differ from a direct sum (such as Winograd), or an empty list."""
+    """Return a note on structures whose results differ from a direct sum's (Winograd); otherwise an empty list."""
     found = sorted({p.structure for p in programs if p.traits.output_side})
     return [f"{', '.join(found)}: {ACCURACY}"] if found else []
 

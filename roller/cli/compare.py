@@ -91,7 +91,7 @@ def compare_command(
 
 
 def _table(found: Comparison) -> Table:
-    """Return a table with a row per operator and, per device, a column for the time and one for the cost if known."""
+    """Return a table with a row per operator; each device has a column for the time and, if known, one for the cost."""
     table = Table(box=box.SIMPLE)
     table.add_column("operator")
     for device in found.devices:

@@ -201,7 +201,7 @@ def _read_graph(
 
 
 def _expected_results(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
-    """Return ONNX Runtime's results for checking a GPU bundle; if it has none, print why and return ``()``."""
+    """Return ONNX Runtime's results for checking a GPU bundle; if there are none, print why and return ``()``."""
     from roller.models.reference_outputs import expected_of
 
     try:

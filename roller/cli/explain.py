@@ -68,7 +68,7 @@ def explain_command(
 
 
 def _explain_why_not(expr: roller.TensorExpr, spec: DeviceSpec, text: str) -> WhyNot:
-    """Explain why the program with a given name or given tiles was not chosen."""
+    """Explain why the program with the given name or tiles was not chosen."""
     words = text.split()
     if "/" in words[0] if words else True:
         return roller.why_not(expr, spec, text)

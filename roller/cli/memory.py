@@ -121,7 +121,7 @@ def memory_command(
 
 
 class MemoryRow:
-    """Memory of a step on one device, with one batch size, precision and checkpointing option."""
+    """Memory of a step on one device, for one batch size, precision and checkpointing option."""
 
     def __init__(
         self, spec: DeviceSpec, batch: int, amp: str, checkpoint: bool, memory: Memory | None, said: str = "",
@@ -161,7 +161,7 @@ class MemoryRow:
         )
 
     def advice(self, step: TracedStep, conf: AllocatorSettings | None) -> list[str]:
-        """Return what the user should know: why the step does not fit, and changes that were tried by simulation."""
+        """Return notes and, if the step does not fit, the reason and the effects of simulated changes, as lines."""
         near = [self.near] if self.near else []
         if self.memory is None or self.memory.fits:
             return [*near, *([f"{self.device}: {self.said}."] if self.said else [])]
@@ -190,7 +190,7 @@ class MemoryRow:
         return lines
 
     def split_monitor_error(self) -> list[str]:
-        """Return at most one line, which splits the monitor figure's error into the model's and the environment's."""
+        """Return at most one line; it splits the monitor figure's error into the model's and the environment's."""
         memory = self.memory
         if memory is None or not memory.fits or not memory.context_most_bytes:
             return []

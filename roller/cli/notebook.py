@@ -142,7 +142,7 @@ def _cell_name_of_file(shell: Any, file: str) -> str:
 
 
 def _running_cell(shell: Any) -> str:
-    """Return the name of the running cell, from its frame: some IPython releases have already increased the counter."""
+    """Return the running cell's name, from its frame: some IPython releases have already increased the counter."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if name := _cell_name_of_file(shell, frame.f_code.co_filename):

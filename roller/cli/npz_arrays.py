@@ -1,4 +1,4 @@
-"""Read named arrays from a NumPy file; check their sizes before allocating memory for them."""
+"""Reads named arrays from a NumPy file; checks their sizes before it allocates memory for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAGIC_BYTES = len(np.lib.format.MAGIC_PREFIX) + 2
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return all arrays in an ``.npz`` file by name; those that are not in ``names`` are not read and are empty."""
+    """Return all arrays in an ``.npz`` file by name; arrays that are not in ``names`` are not read and are empty."""
     try:
         with open_regular_file(path) as raw:
             if raw.read(_MAGIC_BYTES)[:-2] == np.lib.format.MAGIC_PREFIX:

@@ -1,4 +1,4 @@
-"""Check a command's output files before any work is done."""
+"""Checks a command's output files before any work is done."""
 
 from __future__ import annotations
 

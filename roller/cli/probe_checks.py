@@ -56,7 +56,7 @@ def _check_device(device: str | None) -> None:
 
 
 def _check_nearest(device: str | None, nearest: str | None) -> None:
-    """Raise an error unless a bundle's nearest specification is of a GPU and has the device's kernel language."""
+    """Raise an error unless a bundle's nearest specification is a GPU's and has the device's kernel language."""
     if nearest is None or is_reachable(nearest):
         return  # the device determines the specification, or the bundle's own check reports the error
     spec = load_spec(nearest)

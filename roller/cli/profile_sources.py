@@ -1,4 +1,4 @@
-"""Make the profiles for ``roller profile`` from all supported kinds of files, and the baselines for comparison."""
+"""Makes the profiles for ``roller profile`` from all supported kinds of files, and the baselines for comparison."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def make_profiles(file: Path, asked: ProfileOptionsGiven, devices: str) -> list[
 def make_baseline_profile(
     file: Path, against: str, asked: ProfileOptionsGiven, devices: str
 ) -> tuple[StepProfile, Mapping[str, str]]:
-    """Return the baseline profile, made with the same options, and a map of lines that have moved since."""
+    """Return the baseline profile, made with the same options, and a map of the lines that have moved since then."""
     alone = replace(asked, curve=False, trace=None, snapshot=None)
     if against.startswith(_REVISION):  # the script of that revision is another program and needs its own permission
         return _profile_at_revision(file, against.removeprefix(_REVISION), alone)
@@ -118,7 +118,7 @@ def _profile_of_baseline_file(path: Path, asked: ProfileOptionsGiven, devices: s
 
 
 def _profile_untraced_file(file: Path, kind: str, asked: ProfileOptionsGiven, devices: str) -> list[StepProfile]:
-    """Return the profiles of a file that is not traced; recordings, profiles and measured runs name their device."""
+    """Return the profiles of a file that is not traced; recordings, profiles and measured runs name a device."""
     from roller.insight.step_profile.profiling import profile
     from roller.insight.trace.progress import listening
 

@@ -56,7 +56,7 @@ def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, or
 
 
 class _TreeRow(NamedTuple):
-    """Tree row for one node or several similar ones; ``modules`` are the names of the modules that contain them."""
+    """A tree row for one node or several similar ones; ``modules`` names the modules that contain the nodes."""
 
     nodes: Sequence[Node]
     modules: Sequence[str]
@@ -129,7 +129,7 @@ def _time(seconds: float, longest_s: float) -> str:
 
 
 def _visible_tree_rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_TreeRow]:
-    """Yield rows in preorder; small siblings share one row, and so do sibling modules with almost equal times."""
+    """Yield rows in preorder; small siblings share a row, and so do sibling modules with almost equal times."""
 
     def share(nodes: Sequence[Node]) -> float:
         wall = sum(n.wall_s for n in nodes) / (profile.iteration_s or 1.0)

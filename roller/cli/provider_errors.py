@@ -1,4 +1,4 @@
-"""Report errors in an entry file's providers, each as ``file:line: text``, or as JSON with ``--json``."""
+"""Reports errors in an entry file's providers, each as ``file:line: text``, or as JSON with ``--json``."""
 
 from __future__ import annotations
 

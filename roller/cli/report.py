@@ -129,7 +129,7 @@ def report_command(
 def _baseline_profile(
     path: Path, against: str, spec: DeviceSpec | None, batch: int | None, measure: bool, script: ScriptRun
 ) -> tuple[StepProfile, Mapping[str, str]]:
-    """Return the baseline profile, made with the same options, and a map of lines that have moved since."""
+    """Return the baseline profile, made with the same options, and a map of the lines that have moved since then."""
     made_on = [(spec or load_device_spec(_DEVICE, None), 1)]
     asked = ProfileOptionsGiven(
         made_on, [batch], amp="fp32", checkpoint=False, calls=None, curve=False, measure=measure, budget_s=MEASURE_S,

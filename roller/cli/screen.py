@@ -1,4 +1,4 @@
-"""Console for standard output that fits tables to its width."""
+"""A console for standard output that fits tables to its width."""
 
 from __future__ import annotations
 

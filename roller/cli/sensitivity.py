@@ -160,7 +160,7 @@ def _show(found: Sensitivity, what: str, spec: DeviceSpec, notes: Sequence[str],
 
 
 def _advice_lines(effect: Effect, shown: str) -> tuple[str, ...]:
-    """Return lines with the value to change first, the time that this saves, and a command that shows the effect."""
+    """Return lines with the value to change first, the time that this change saves, and a command that shows it."""
     best = effect.best
     assert best is not None  # it would not be recommended
     verb = "shorten" if effect.unit == "s" else "enlarge"

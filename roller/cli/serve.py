@@ -135,7 +135,7 @@ def serve_command(
 
 
 def _offered_devices(chosen: Sequence[DeviceSpec]) -> list[DeviceSpec]:
-    """Return the devices to offer on the page: those on which a step can be profiled, and the chosen ones."""
+    """Return the devices to offer on the page: the chosen ones, and those on which a step can be profiled."""
     from roller.hardware import list_specs, load_spec
 
     known = [load_spec(name) for name in list_specs()]

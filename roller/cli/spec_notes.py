@@ -39,7 +39,7 @@ def warn_of_suspicious_spec(name: str) -> None:
 
 
 def unprobed_note(spec: DeviceSpec) -> str:
-    """Return a note on this processor's possible prediction error and the remedy; ``""`` if it has been probed."""
+    """Return a note on the possible prediction error for this processor, with the remedy; ``""`` if it was probed."""
     if not spec.machine or is_probed(spec):
         return ""
     factor = math.exp(spec.accuracy.prediction_error or 0.0)

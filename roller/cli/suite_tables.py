@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 def throughput_table(rows: Sequence[Row]) -> Table:
-    """Return a table of throughputs; omit a row's throughput if its model does not fit or is unstable."""
+    """Return a table of throughputs; rows of models that do not fit, or without a stable throughput, say so instead."""
     table = Table(
         "model", "device", "batch", "throughput", "between", "unit", "active", "of peak", "CPU", "bound", "",
         box=None,
@@ -47,7 +47,7 @@ def memory_table(rows: Sequence[Row]) -> Table:
 
 
 def kernels_table(rows: Sequence[Row]) -> Table:
-    """Return a table of each row's longest operators among those that use less of the peak than the step does."""
+    """Return a table of each row's longest operators that use a smaller share of the peak than the step does."""
     table = Table("model", "device", "operator", "calls", "share of time", "of peak", box=None)
     for row in rows:
         for use in row["kernels"]:

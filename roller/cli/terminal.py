@@ -1,4 +1,4 @@
-"""Escape control characters in all command-line output, except those of Rich's colours and progress bars.
+"""Escapes control characters in all command-line output, except those of Rich's colours and progress bars.
 
 Names of files, models, nodes, kernels and profiles are untrusted.
 """

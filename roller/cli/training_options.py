@@ -123,7 +123,7 @@ def trace_step_of_file(
     file: Path, calls: int | None = None, script: ScriptRun | None = None, *, batch: int | None = None,
     device: DeviceSpec | None = None, torch_release: str = "", tf32: bool | None = None,
 ) -> TracedStep:  # fmt: skip
-    """Trace the step of an entry file or a training script; callers then apply the options of each table row to it."""
+    """Trace the step of an entry file or training script; callers then apply each table row's options to the trace."""
     from roller.insight.capture.script_tracer import trace_script
     from roller.insight.trace.providers import is_script
     from roller.insight.tracing import require_torch, trace_entry
@@ -141,7 +141,7 @@ def trace_step_of_file(
 
 
 def training_combinations(amps: Sequence[str], checkpoints: Sequence[bool]) -> Iterator[tuple[str, bool]]:
-    """Return an iterator over all combinations of precisions and checkpointing options."""
+    """Return an iterator over all pairs of a precision and a checkpointing option."""
     return ((amp, checkpoint) for amp in amps for checkpoint in checkpoints)
 
 

@@ -6,4 +6,4 @@ from roller.errors import RollerError
 
 
 class UsageError(RollerError, ValueError):
-    """An option or argument has a wrong form, or a value that the command does not accept."""
+    """Raised if an option or argument has a wrong form, or a value that the command does not accept."""

@@ -85,7 +85,7 @@ class Verbs(TyperGroup):
         self.commands = LazyCommands(VERBS)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands' names without building the commands, as Typer's own method would."""
+        """Return the names of the commands; unlike Typer's own method, this does not build the commands."""
         return list(self.commands)
 
     def invoke(self, ctx: Any) -> Any:

@@ -108,7 +108,7 @@ def whatif_command(
 
 
 def _graph_and_memory(files: list[Path], device: str | None, tf32: bool | None) -> tuple[StepGraph, MemoryOf | None]:
-    """Return the graph of profiles or of an entry file's step, and a memory function (``None`` for profiles)."""
+    """Return the graph of profiles or of an entry file's step, and the memory function (``None`` for profiles)."""
     from roller.insight.step.replay import from_kineto
 
     if len(files) == 1 and files[0].suffix == ".py":

@@ -138,7 +138,7 @@ class CompiledKernel:
         ----------
         device
             The specification for the explanation: a name, a path or a DeviceSpec; by default the specification that the
-            kernel was compiled for, by name.
+            kernel was compiled for, found by its name.
         options
             The options for its construction, if they are not the defaults.
 

@@ -347,7 +347,7 @@ def _compile_uncached(
     how: Selection | None = None,
     prove_s: float = 0.0,
 ) -> CompiledKernel:
-    """Construct candidates; choose on a local device, or lower the best and prove it for up to ``prove_s`` seconds."""
+    """Construct candidates; choose on a local device, or lower the best and try to prove it for ``prove_s`` s."""
     from roller.compiler.autotune import Selection, choose_first_lowered, proving
     from roller.compiler.autotune.unemitted_instructions import spec_with_emitted_instructions
     from roller.construction.constructor import construct_candidates, share_of_device

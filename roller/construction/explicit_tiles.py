@@ -117,7 +117,7 @@ def _check_intermediate_tiles(program: RProgram, named: ExplicitTiles, tiles: Ma
 
 
 def _parse_fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | None]:
-    """Return the fragment that ``text`` names, and the axes that it lists after a colon, or ``None`` without them."""
+    """Return the fragment that ``text`` names, and the axes listed after a colon (``None`` without a colon)."""
     names = [f.name for f in spec.fragments]
     name, _, axes = text.partition(":") if isinstance(text, str) else (None, "", "")
     if name not in names:

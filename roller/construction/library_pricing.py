@@ -140,7 +140,7 @@ def _better_of_two(one: _Best | None, other: _Best) -> _Best:
 def _best_layout(
     n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None
 ) -> _Best | None:
-    """Return the better of ``best`` and the best layout of the given rows of the ``n``-th batch."""
+    """Return the better of ``best`` and the best layout of the ``n``-th batch's given rows; ``None`` without either."""
     placed = [
         ((n, row, which), program)
         for row in sorted(rows.tolist())

@@ -27,7 +27,7 @@ def fits_form(tile: Mapping[str, int] | Sequence[int], geometry: Geometry, faste
 
 
 def find_axis(given: object, names: Sequence[str]) -> str | None:
-    """Return the axis that ``given`` names (with the parts of a group in any order), or ``None``."""
+    """Return the axis that ``given`` names (with the parts of a group in any order), or ``None`` if there is none."""
     if not isinstance(given, str):
         return None
     parts = sorted(given.replace(" ", "").split("*"))

@@ -106,7 +106,7 @@ def _check_layers(said: ProgramName, spec: DeviceSpec) -> None:
 
 
 def _find_fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragment | None:
-    """Return the named matrix instruction, if any; raise an error if it cannot compute along the named axes."""
+    """Return the matrix instruction that a name contains, or ``None``; raise an error if it cannot use the axes."""
     if (said.fragment is None) == structure_named(said.structure).on_matrix_unit:
         raise TileError(
             f"program: expected 'fragment=NAME:M,N,K' of a 'matrix' program, and of no other, got '{said.structure}' "

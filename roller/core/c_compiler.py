@@ -1,4 +1,4 @@
-"""Find the C compiler, which links CPU kernels and compiles the code that runs whole models."""
+"""Finds the C compiler, which links CPU kernels and compiles the code that runs whole models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read regular files only, and write files atomically."""
+"""Reads regular files only, and writes files atomically."""
 
 from __future__ import annotations
 

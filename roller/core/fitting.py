@@ -1,4 +1,4 @@
-"""Find formulas that reproduce numbers known for some sizes."""
+"""Finds formulas that reproduce numbers known for some sizes."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class Fitter:
         )
 
     def _box(self, values: tuple[int, ...]) -> Formula | None:
-        """Return ``z * (a * x + b) * (c * y + d)``, such as the number of points in ``z`` images with borders."""
+        """Return ``z * (a * x + b) * (c * y + d)``, such as the points of ``z`` images with borders, or ``None``."""
         # A polynomial of three sizes has twice as many unknowns and may need more points than there are.
         if len(self.points) < _BOX_POINTS:
             return None
@@ -272,7 +272,7 @@ class Fitter:
         return found[0] if found else None
 
     def _fit_polynomial(self, values: tuple[int, ...]) -> Formula | None:
-        """Return a sum of many monomials, as needed for ``(2h - 1) * (2w - 1)``."""
+        """Return a sum of many monomials, as needed for ``(2h - 1) * (2w - 1)``, or ``None`` if there is none."""
         return self._sum(values, self._low_monomials)
 
     def _sum(self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]]) -> Formula | None:
@@ -288,7 +288,7 @@ class Fitter:
         return made if all(made.at(p) == v for p, v in zip(self.points, values, strict=True)) else None
 
     def _boxes(self, values: tuple[int, ...]) -> Formula | None:
-        """Return a product of two sums, each of a constant and a size or quotient, as in ``(4 * c + 2) * (w + 2)``."""
+        """Return a product of two sums of a constant and a size or quotient: ``(4 * c + 2) * (w + 2)``; or ``None``."""
         counts = [a for a in self._space.monomials_and_quotients.atoms if a.how in ("*", "ceil") and a.factor == 1]
         lone = [a for a in counts if len(a.sizes) == 1]
         pairs = [(a, b) for a, b in itertools.combinations(lone, 2) if a.sizes != b.sizes]

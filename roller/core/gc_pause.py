@@ -1,4 +1,4 @@
-"""Pause the cyclic garbage collector while one large object is built from many small ones."""
+"""Pauses the cyclic garbage collector while one large object is built from many small ones."""
 
 from __future__ import annotations
 

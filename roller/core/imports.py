@@ -20,7 +20,7 @@ class _PackageHider(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raise an error for the hidden package, and defer to other finders for the rest."""
+        """Raise an error for the hidden package; for any other package, return ``None`` to defer to other finders."""
         if fullname == self._package and threading.get_ident() == self._thread:
             raise ModuleNotFoundError(f"{fullname} is left out of this import", name=fullname)
         return None

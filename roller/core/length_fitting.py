@@ -1,4 +1,4 @@
-"""Fit the output lengths of strided, padded or scaled axes."""
+"""Fits the output lengths of strided, padded or scaled axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locate the package's data folders, and make the environment for subprocesses that import it."""
+"""Locates the package's data folders, and makes the environment for subprocesses that import the package."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class _Finder(MetaPathFinder, Loader):
         module.__getattr__ = getattr_for_moved_names(module.__name__, homes)  # type: ignore[method-assign]
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return code that runs the new module when ``python -m`` is given the former one."""
+        """Return code that runs the new module when ``python -m`` is given the former module."""
         (home,) = MODULES[fullname]
         return compile(f"from runpy import run_module\nrun_module({home!r}, run_name='__main__')", fullname, "exec")
 

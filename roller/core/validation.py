@@ -1,4 +1,4 @@
-"""Check the arguments of public functions and convert them to plain Python values."""
+"""Checks the arguments of public functions and converts them to plain Python values."""
 
 from __future__ import annotations
 

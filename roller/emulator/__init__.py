@@ -1,4 +1,4 @@
-"""Run emitted CUDA C on the CPU to prove a kernel correct without a GPU.
+"""Runs emitted CUDA C on the CPU to prove a kernel correct without a GPU.
 
 ``translate`` rewrites the source as C++, ``build_library`` builds it with g++ and caches it by content, and ``cxx/`` is
 the runtime: threads as fibers in a chosen order, checked pointers, warps, half precision, and matrix units.

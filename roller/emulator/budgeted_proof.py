@@ -1,4 +1,4 @@
-"""Prove a kernel within a time budget: the whole kernel if it fits, otherwise selected blocks of it.
+"""Proves a kernel correct within a time budget: all blocks if they fit, otherwise selected blocks.
 
 Running some blocks of the actual kernel proves more than running a whole kernel for smaller shapes, because all
 constants are the real ones. The time of a first block determines how many fit. A kernel with several launches runs
@@ -48,14 +48,15 @@ def within_budget(
     workers: int | None,
     cache_dir: str | os.PathLike[str] | None,
 ) -> Proof:
-    """Prove as much of a kernel as the budget allows; see :func:`roller.emulator.prove`."""
+    """Prove as much of a kernel correct as the budget allows; see :func:`roller.emulator.prove`."""
     start = time.monotonic()
     blocks = sum(_blocks(x.grid) for x in artifact.launches)
     needed = sum(element_bytes(a) for a in artifact.arguments)
     if needed > MOST_BYTES:
         note = f"its arrays take {needed / 1e9:.2f} GB, an emulated kernel may have {MOST_BYTES / 1e9:.2f} GB"
         return Proof(True, (), NOTHING, blocks=blocks, note=note)
-    # A proved kernel is not proved again, so its library is cached only in a folder that the caller names.
+    # A kernel that was proven correct is not proven again, so its library is cached only in a folder that the caller
+    # names.
     emulated = Emulated(artifact, check=check, cache_dir=cache_dir, keep=cache_dir is not None)
     proof = _BudgetedProof(emulated, arrays, budget_s, compare, orders, seed, workers).prove()
     return replace(proof, seconds=time.monotonic() - start)
@@ -150,7 +151,7 @@ class _BudgetedProof:
             self._verify()
 
     def _time_single_blocks(self) -> list[float] | None:
-        """Run a few blocks of every launch; return the seconds per block, or ``None`` if one is too slow or fails."""
+        """Run a few blocks of each launch; return the times per block (s), or ``None`` if one is too slow or fails."""
         seconds: list[float] = []
         self._clean(_POISONS[0])
         for n, count in enumerate(self.grids):
@@ -235,7 +236,7 @@ class _BudgetedProof:
     def _check_written_blocks(
         self, chosen: Sequence[int], order: str
     ) -> tuple[tuple[np.ndarray, ...], list[np.ndarray]]:
-        """Return the outputs and the positions that blocks wrote; record a failure for positions that they left out."""
+        """Return the outputs and, for each, the written positions; record a failure if blocks left out positions."""
         written: list[np.ndarray] = []
         for name, stage in zip(self.names, self.stages, strict=True):
             found = self.buffers[name].changed(_POISONS[0])
@@ -259,7 +260,7 @@ class _BudgetedProof:
                 self.failures.append((order, text))
 
     def _compare(self, found: _CompletedRuns) -> int:
-        """Compare as many outputs with the reference as the budget allows; return their number."""
+        """Compare as many elements with the reference as the budget allows; return the number of compared elements."""
         terms = sum(int(np.prod([a.extent for a in s.reduction_axes], dtype=np.int64)) for s in self.expression.stages)
         most = max(64, int(_TERMS_PER_S * self.budget_s) // max(1, terms) // len(self.names))
         points, values = [], []

@@ -1,4 +1,4 @@
-"""Build translated kernels with g++ and load them; builds are cached by content.
+"""Builds translated kernels with g++ and loads them; builds are cached by content.
 
 This is safe for concurrent processes: files are written atomically and named by a hash of all their inputs.
 """
@@ -139,7 +139,7 @@ def _headers() -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def compiler(name: str) -> tuple[str, str]:
-    """Return a C++ compiler's path, and its version with its target machine."""
+    """Return the path of a C++ compiler, and a text with the compiler's version and target machine."""
     path = shutil.which(name)
     if path is None:
         raise EmulationError(

@@ -1,4 +1,4 @@
-"""Run codelets and their schedule on the CPU: every unit has its own memory, and exchanges are copies.
+"""Runs codelets and their schedule on the CPU: every unit has its own memory, and exchanges are copies.
 
 In a superstep, all units first receive their slices, and then all compute. A unit's memory tracks which elements are
 initialized, so that reads of missing data fail and exchanges send only written data. ``cxx/poplar`` replaces Poplar's
@@ -156,7 +156,7 @@ class EmulatedSteps:
         yield from ((unit, own) for unit in turns if unit.task % s.split == 0)
 
     def _meet(self, wave: Sequence[_EmulatedUnit], how: tuple[str, int]) -> None:
-        """Combine the parts of every split reduction in the unit that has the first part."""
+        """Combine the parts of each split reduction in the unit that has the first part."""
         s = self.schedule
         assert s.combine is not None and s.finish is not None
         for at in range(0, len(wave), s.split):
@@ -259,7 +259,7 @@ class _EmulatedUnit:
         self.device.run(plan.entry, [*fields, place], how)
 
     def _number(self, name: str, plan: StagePlan, ranges: Ranges, step: int) -> int:
-        """Return the number ``name`` of a codelet's ``place``."""
+        """Return the value of the entry ``name`` in ``place``, which describes a unit's task and step to a codelet."""
         s = self.device.schedule
         if name in ("first", "last"):
             return int(step == (0 if name == "first" else s.steps - 1))

@@ -1,4 +1,4 @@
-"""Run all launches of a CUDA or HIP artifact on NumPy arrays, on the CPU.
+"""Runs all launches of a CUDA or HIP artifact on NumPy arrays, on the CPU.
 
 Outputs and workspaces start as NaN, buffers have guard bytes, and inputs are compared with their original contents
 afterwards, so that missing, out-of-bounds and forbidden writes are detected even if accesses are not checked.
@@ -117,7 +117,7 @@ class Emulated:
         return self.outputs(buffers)
 
     def buffers(self, arrays: Sequence[np.ndarray]) -> dict[str, Buffer]:
-        """Allocate memory for every argument: inputs and numbers are filled, and all others are poisoned."""
+        """Allocate memory for each argument: inputs and numbers are filled, and all others are poisoned."""
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
             raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")

@@ -82,7 +82,7 @@ def sample_positions(parts: Sequence[np.ndarray], most: int, rng: np.random.Gene
 
 
 def choose_blocks(program: RProgram, blocks: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Return the indices of the blocks to run if not all can: first, last, their neighbours, corners, random ones."""
+    """Return the indices of the blocks to run if not all can: both ends, their neighbours, corners, random blocks."""
     numbers = [0, blocks - 1, min(1, blocks - 1), max(0, blocks - 2)]  # neighbours do not write the same tile
     grid = list(program.grid.values())
     if int(np.prod(grid, dtype=np.int64)) == blocks:

@@ -1,4 +1,4 @@
-"""Result of a proof, and functions that compare outputs with the expression's reference."""
+"""The result of a proof, and functions that compare outputs with the expression's reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prove a kernel without a GPU: run it in every order and compare with the expression's reference."""
+"""Proves a kernel correct without a GPU: runs it in every order and compares its results with the reference."""
 
 from __future__ import annotations
 

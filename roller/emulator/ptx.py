@@ -1,4 +1,4 @@
-"""Translate inline PTX to calls to functions in ``cxx/ptx.h``, using a table of instruction patterns.
+"""Translates inline PTX to calls to functions in ``cxx/ptx.h``, using a table of instruction patterns.
 
 To add an instruction, implement its effect on a lane in ``cxx/ptx.h`` and add a row to ``INSTRUCTIONS`` here.
 """

@@ -1,4 +1,4 @@
-"""Translate CUDA C to C++ for the emulator's headers, keeping line numbers.
+"""Translates CUDA C to C++ for the emulator's headers, keeping line numbers.
 
 Only constructs that macros cannot express are rewritten: pointers become checked, shared arrays belong to the block,
 inline PTX becomes calls, and every kernel keeps its indices in local variables.
@@ -75,7 +75,7 @@ class TranslatedKernel:
 
 
 def translate(source: str, architecture: int = 800) -> tuple[str, tuple[TranslatedKernel, ...]]:
-    """Translate a CUDA source and describe its kernels.
+    """Translate a CUDA source; return the C++ source and descriptions of its kernels.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Name the capacity that a program exceeds."""
+"""Names the capacity that a program exceeds."""
 
 from __future__ import annotations
 

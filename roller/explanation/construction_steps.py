@@ -1,4 +1,4 @@
-"""Reconstruct the growth steps that led to a program, and the choices made by predicted time."""
+"""Reconstructs the growth steps that led to a program, and the choices made by predicted time."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _tiled_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions, 
 def _state_before_rounding(
     growth: GrowthTrace, register: np.ndarray, threads: np.ndarray
 ) -> tuple[tuple[int, ...], tuple[GrowthStep, ...]] | None:
-    """Return the state before threads were rounded up to whole TEUs and the steps to it, or ``None`` if unknown."""
+    """Return the state before rounding threads up to whole TEUs, and the steps that led to it; ``None`` if unknown."""
     rows = np.unique(np.concatenate([np.concatenate([r.states, r.table.reshape(-1, r.states.shape[1])])
                                      for r in growth.rounds]), axis=0)  # fmt: skip
     a = len(register)

@@ -1,4 +1,4 @@
-"""Build the explanation of a program from its construction, predicted time, limits and rivals."""
+"""Builds the explanation of a program from its construction, predicted time, limits and rivals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build the sections of an explanation."""
+"""Builds the sections of an explanation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def time_section(time: Term) -> Section:
 
 
 def _append_term_rows(term: Term, whole: float, depth: int, rows: list[tuple[str, ...]]) -> None:
-    """Append rows for a term and its significant parts; a part with one decisive part is replaced by the latter."""
+    """Append rows for a term and its significant parts; replace a part that has one decisive part with that part."""
     parts = [p for p in term.parts if p.unit != "s" or abs(p.value) >= _SMALL * whole]
     rule = "" if term.rule == "given" else term.rule
     rows.append(("  " * depth + term.name, format_quantity(term.value, term.unit), rule))

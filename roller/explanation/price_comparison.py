@@ -1,4 +1,4 @@
-"""Compare two predicted times term by term, and find the terms that dominate one."""
+"""Compares two predicted times term by term and finds the terms that dominate one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Render sections of sentences and tables as text and as HTML."""
+"""Renders sections of sentences and tables as text and as HTML."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Sensitivity:
     device: str  #: Name of the spec
     operators: tuple[str, ...]  #: Names of the expressions, in the given order
     seconds: tuple[float, ...]  #: Predicted time of each expression in seconds
-    reconstructed: bool  #: Whether programs were reconstructed for every changed device
+    reconstructed: bool  #: Whether programs were reconstructed for each changed device
     effects: tuple[Effect, ...]  #: Effects of fields that have one, strongest first, with the times for other values
     #: Field whose enlargement (for a time, reduction) saves most relative to its size (:attr:`Effect.best`), or
     #: ``None``.
@@ -101,7 +101,7 @@ def sensitivity(
     device
         See :func:`roller.construct`.
     reconstruct
-        Whether to reconstruct programs for every changed device, as :func:`roller.construct` would. If not, the best
+        Whether to reconstruct programs for each changed device, as :func:`roller.construct` would. If not, the best
         program is priced unchanged, as :func:`roller.predict` prices a program given by its name. The default is True
         for one expression, which takes seconds, and False for several.
     options

@@ -28,7 +28,7 @@ _THROUGHPUT = ("bytes/s", "operations/cycle/unit", "Hz", "units")
 _CAPACITY = ("bytes", "registers", "threads", "blocks", "banks", "pages", "misses")
 _GRAINS = ("transaction_bytes", "fetch_bytes", "line_bytes", "page_bytes", "bank_width_bytes", "allocation_unit")
 
-#: Function that returns the predicted seconds of every operator on a device; infinite if no program fits.
+#: Function that returns the predicted time, in seconds, of each operator on a device; infinite if no program fits.
 Pricer = Callable[[DeviceSpec], tuple[float, ...]]
 
 
@@ -87,7 +87,7 @@ class Effect:
         return max(gaining, key=self.rate, default=None)
 
     def beside(self, larger: bool) -> Change | None:
-        """Return the change to show on one side: :attr:`best`, else the nearest with an effect, else the nearest."""
+        """Return a side's change to show: :attr:`best`, else the nearest with an effect, the nearest, or ``None``."""
         side = [c for c in self.changes if (c.value > self.value) == larger]
         if self.best in side:  # show the recommended change
             return self.best
@@ -100,7 +100,7 @@ class Effect:
 
 
 def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None) -> Iterator[Effect]:
-    """Yield the effect of every numeric field (or of ``fields``) that the model may read, in the order of the YAML."""
+    """Yield the effect of each numeric field (or of ``fields``) that the model may read, in the order of the YAML."""
     seconds = price(spec)
     for step in field_steps(spec, changed_values):
         if fields is None or step.field in fields:

@@ -152,7 +152,7 @@ def _price_named_program(
     fragment: str | None,
     how: Mechanisms,
 ) -> tuple[Estimate, RProgram, Term]:
-    """Return the estimate, the program and the terms of a named program or tiles."""
+    """Return the estimate, the program and the terms for a program's name or for tiles."""
     if isinstance(tiles, (str, RProgram)):
         program = program_from_name(expr, spec, str(tiles))
         estimate, block = estimate_named_program(program, spec), None

@@ -1,4 +1,4 @@
-"""Why no tile is larger: enlarge each axis of each layer by one step; name the capacity exceeded or the slower term."""
+"""Why no tile is larger: enlarges each axis of each layer by one step and names the capacity or term against it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _enlargements(program: RProgram, spec: DeviceSpec) -> Iterator[_Enlargement]
 def _register_step(
     batch: TileBatch, a: int, axis: str, layer: str, spec: DeviceSpec, product: Products | None
 ) -> Iterator[_Enlargement]:
-    """Yield the program with an axis of the register tile doubled and as many register tiles per block."""
+    """Yield the program with an axis of the register tile doubled and the same number of register tiles per block."""
     g, register, block = batch.geometry, batch.register[0], batch.block[0]
     moves = g.spatial[a] or batch.traits.spreads_reductions or a == batch.vector_axis
     if not moves or batch.traits.slides_windows or (batch.fragment is not None and axis not in batch.matrix_axes[:2]):

@@ -1,4 +1,4 @@
-"""Check that arithmetic is defined on the dtypes of its operands, before anything is constructed."""
+"""Checks that arithmetic is defined on the dtypes of its operands, before anything is constructed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _check_combiner(stage: Stage, where: str) -> None:
 
 
 def _kind(node: Scalar, dtypes: dict[str, str], where: str, known: dict[int, int]) -> int:
-    """Return the dtype kind of a scalar and check every call below it once."""
+    """Return the dtype kind of a scalar and check each call below it once."""
     found = known.get(id(node))
     if found is None:
         found = known[id(node)] = _kind_of_call(node, dtypes, where, known) if isinstance(node, Call) else (

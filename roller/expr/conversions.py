@@ -63,7 +63,7 @@ def stored_conversion(stage: Stage) -> tuple[str, str] | None:
 
 
 def dtypes_of(expr: TensorExpr) -> dict[str, str]:
-    """Return the dtype of every tensor by name."""
+    """Return the dtype of each tensor, keyed by tensor name."""
     if "dtypes" not in expr._memo:
         expr._memo["dtypes"] = {name: t.dtype for name, t in expr.tensors.items()}
     found: dict[str, str] = expr._memo["dtypes"]

@@ -47,7 +47,7 @@ class Enclosure:
     Parameters
     ----------
     values
-        Inputs by name: arrays, or objects that can be indexed by index arrays in the same way.
+        Inputs, keyed by name: arrays, or objects that can be indexed by index arrays in the same way.
     reordered
         Whether kernels only reorder the terms of a sum. Winograd's algorithm, in contrast, adds different terms.
 

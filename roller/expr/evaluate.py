@@ -73,7 +73,7 @@ class _Evaluation:
         self.tensors = expr.tensors
 
     def whole(self, s: Stage) -> np.ndarray:
-        """Return every element of the stage's output."""
+        """Return all elements of the stage's output."""
         shape = s.output.shape
         grid = np.indices(shape, dtype=np.int64).reshape(len(shape), -1).T if shape else np.zeros((1, 0), np.int64)
         return self._stage_at(s, grid).reshape(shape)
@@ -200,7 +200,7 @@ def convert_values(value: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _convert_and_round(value: np.ndarray, dtype: str) -> Any:
-    """Convert values to ``dtype``: integers wrap, and floats are rounded, because later nodes may depend on it."""
+    """Convert values to ``dtype``: integers wrap, and floats are rounded, as later nodes may depend on rounding."""
     made = convert_values(value, dtype)
     return round_to_dtype(made, dtype) if is_float(dtype) else made
 

@@ -133,7 +133,7 @@ def _choose_inputs_of_sums(expr: TensorExpr) -> dict[str, FewDigits]:
 
 
 def _pick_sparser(one: FewDigits, other: FewDigits) -> FewDigits:
-    """Return the choice that is exact in the sums of both."""
+    """Return the sparser of two choices, which is exact in the sums of both."""
     return max(one, other, key=lambda d: (d.ones, -d.density))
 
 
@@ -209,7 +209,7 @@ class _ExactSum:
         return bool(max(4 * EPS[self.stage.acc_dtype] * self.terms**1.5, each * self.terms) >= _HIDING)
 
     def digits(self) -> dict[str, FewDigits]:
-        """Return the choice of values for each input, by name."""
+        """Return each input's choice of values, keyed by the input's name."""
         names = {x.load.tensor for x in self.leaves}
         unit = 4.0 ** self._multiplied_input_count(self.stage.body)
         mean, rms = (unit * self._size(self.stage.body, x) for x in (_COARSE_MEAN, _COARSE_RMS))

@@ -35,7 +35,7 @@ def steps_per_one(values: np.ndarray) -> float:
 
 
 def count_equal_pairs(values: np.ndarray) -> np.ndarray:
-    """Count each row's ordered pairs of equal elements, minus those of opposite ones; zeros if a sample has few pairs.
+    """Count each row's ordered pairs of equal elements, minus pairs of opposite ones; zeros if a sample has few pairs.
 
     Examples
     --------

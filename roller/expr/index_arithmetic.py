@@ -53,7 +53,7 @@ def _extract_digit(index: Index, div: int, mod: int, extents: Mapping[str, int])
 
 
 def term_of_merged_axis(part: Term, t: Term) -> Term | None:
-    """Return term ``t`` of an axis, which is ``part`` of a merged axis, as a term of the latter, else ``None``.
+    """Return term ``t`` of an axis, itself ``part`` of a merged axis, as a term of the merged axis, or ``None``.
 
     Examples
     --------

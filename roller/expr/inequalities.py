@@ -1,7 +1,7 @@
 """Proofs, by Fourier-Motzkin elimination over integers, that known bounds keep an index inside its tensor.
 
 A quotient ``q = i // d`` is an unknown with ``0 <= i - d q < d``, and ``i % m = i - m (i // m)``, so every index is
-linear in bounded unknowns. A bound is proved if its negation has no solution; expensive proofs are abandoned.
+linear in bounded unknowns. A bound holds if its negation has no solution; expensive proofs are abandoned.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def add_provable_guards(
 
 
 def never_leaves(index: Index, size: int, facts: Iterable[HalfBound], extents: Mapping[str, int]) -> bool:
-    """Return whether ``0 <= index < size`` is proved wherever all facts hold.
+    """Return whether ``0 <= index < size`` provably holds wherever all facts hold.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def _may_be_satisfiable(facts: Sequence[HalfBound], extents: Mapping[str, int]) 
 
 
 def _linear_form(index: Index) -> tuple[dict[_Unknown, int], int]:
-    """Return the coefficients of the unknowns of an index, and its constant."""
+    """Return the coefficients of an index's unknowns, and the index's constant term."""
     out: dict[_Unknown, int] = {}
     for t in index.terms:
         out[t.axis, t.div] = out.get((t.axis, t.div), 0) + t.coef

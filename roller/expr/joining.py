@@ -1,4 +1,4 @@
-"""Join two axes that are digits of one dimension (channels in blocks), the inverse of splitting.
+"""Joins two axes that are digits of one dimension (channels in blocks); the inverse of splitting.
 
 Weights ``W[f, fi, c, ci, kh, kw]`` hold all channels in order, but blocked images hold them in two separate dimensions.
 Algorithms over channels need the whole axis: ``W[f, c, kh, kw]``, and images read at ``c // 16`` and ``c % 16``.

@@ -114,7 +114,7 @@ class Odd:
 
 
 def choose_product_inputs(expr: TensorExpr) -> dict[str, Drawing]:
-    """Choose the elements of inputs with whose usual values a product would leave its range.
+    """Choose distributions for the inputs whose usual values would take a product out of its dtype's range.
 
     Examples
     --------
@@ -250,7 +250,7 @@ class _Leaves:
 
 
 def _share(room: float, distinct: int, sides: int) -> float:
-    """Return the share of factors that differ from one, such that those on each side of one take ``room`` steps.
+    """Return the share of factors that differ from one such that the product on each side stays within ``room``.
 
     Examples
     --------

@@ -27,11 +27,11 @@ class Size:
     extent
         Current size (elements).
     axes
-        Stage and axis of every loop over it.
+        Stage and axis of each loop over the size.
     dims
-        Tensor and position of every dimension of this size.
+        Tensor and position of each dimension of this size.
     reduced
-        Whether a stage sums over it.
+        Whether a stage sums over the size.
     """
 
     extent: int
@@ -41,7 +41,7 @@ class Size:
 
     @property
     def name(self) -> str:
-        """Name of its axis in the first stage that loops over it."""
+        """Name of the size's axis in the first stage that loops over the size."""
         return self.axes[0][1]
 
 

@@ -261,7 +261,7 @@ def loads(node: Scalar) -> tuple[Load, ...]:
 
 
 def transform(node: Scalar, fn: Callable[[Scalar], Scalar]) -> Scalar:
-    """Rebuild the tree bottom-up, replacing every node by ``fn(node)``."""
+    """Rebuild the tree bottom-up, replacing each node by ``fn(node)``."""
     if isinstance(node, Call):
         node = Call(node.fn, tuple(transform(a, fn) for a in node.args))
     elif isinstance(node, Cast):
@@ -270,7 +270,7 @@ def transform(node: Scalar, fn: Callable[[Scalar], Scalar]) -> Scalar:
 
 
 def map_indices(node: Scalar, fn: Callable[[Index], Index]) -> Scalar:
-    """Rebuild the tree with every index (of loads, guards and index values) replaced by ``fn(index)``."""
+    """Rebuild the tree with each index (of loads, guards and index values) replaced by ``fn(index)``."""
 
     def leaf(n: Scalar) -> Scalar:
         if isinstance(n, Load):

@@ -20,7 +20,7 @@ _Dimensions = Mapping[tuple[str, int], tuple[int, ...]]
 
 
 def split_axes(expr: TensorExpr) -> TensorExpr:
-    """Return ``expr`` with every axis ``f`` that is read only as ``f`` or ``f // d`` split into ``f/d`` and ``f%d``.
+    """Return ``expr`` with each axis ``f`` that is read only as ``f`` or ``f // d`` split into ``f/d`` and ``f%d``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Change the extents of an expression's axes, and all axes, dimensions and guards that depend on them.
+"""Changes the extents of an expression's axes, and all axes, dimensions and guards that depend on them.
 
 The extent of a convolution's output axis determines the size of the image: ``2 * y + k - 1`` reaches two elements
 further per output element. An axis is rejected if its extent does not determine every extent that depends on it.
@@ -100,7 +100,7 @@ def apply_stretches(
 
 
 def _move_guard_ends(load: Load, expr: TensorExpr, more: Mapping[_Node, int]) -> Load:
-    """Return ``load`` with the end of each guard moved with the end of the dimension at which it was."""
+    """Return ``load`` with each guard that ended with a dimension changed to end with the dimension's new extent."""
 
     def bound(b: Bound) -> Bound:
         d = _dimension(b, load, expr)
@@ -110,14 +110,14 @@ def _move_guard_ends(load: Load, expr: TensorExpr, more: Mapping[_Node, int]) ->
 
 
 def _dimension(bound: Bound, load: Load, expr: TensorExpr) -> int | None:
-    """Return the dimension at whose end a guard ends, or ``None`` if there is none."""
+    """Return the dimension whose extent is the guard's upper bound, or ``None`` if there is none."""
     shape = expr.tensors[load.tensor].shape
     same = (d for d, i in enumerate(load.index) if i == bound.index and shape[d] == bound.high)
     return next(same, None)
 
 
 def _accesses(expr: TensorExpr) -> Iterator[tuple[Stage, str, int, Index]]:
-    """Yield every index that is read or written: stage, tensor, dimension and index."""
+    """Yield each index that is read or written: stage, tensor, dimension and index."""
     for s in expr.stages:
         for load in s.loads:
             yield from ((s, load.tensor, n, i) for n, i in enumerate(load.index))

@@ -123,7 +123,7 @@ class Stage:
 
     @cached_property
     def extents(self) -> dict[str, int]:
-        """Extent of every axis by name."""
+        """Extent of each axis, keyed by axis name."""
         return {a.name: a.extent for a in self.axes}
 
     @cached_property
@@ -232,7 +232,7 @@ class TensorExpr:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name: inputs, intermediates and outputs."""
+        """All tensors, keyed by name: inputs, intermediates and outputs."""
         return {t.name: t for t in (*self.inputs, *(s.output for s in self.stages))}
 
     @cached_property

@@ -73,7 +73,7 @@ def scalar_text(node: Scalar) -> str:
 
 
 def _text(node: Scalar) -> tuple[str, int]:
-    """Return the text and the precedence of its outermost function."""
+    """Return a tree as text, and the precedence of the tree's outermost function."""
     if isinstance(node, Cast):
         return _text(node.arg)
     if isinstance(node, Load):

@@ -90,7 +90,7 @@ def _points_within_bound(b: Bound, axis: Axis, extents: Mapping[str, int]) -> tu
 
 
 def _index_range(index: Index, extents: Mapping[str, int]) -> tuple[int, int]:
-    """Return bounds on the smallest and the largest value of an index."""
+    """Return a lower and an upper bound on the values of an index."""
     ends = [_ends(t, extents[t.axis]) for t in index.terms]
     return index.const + sum(low for low, _ in ends), index.const + sum(high for _, high in ends)
 

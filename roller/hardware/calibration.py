@@ -1,4 +1,4 @@
-"""Decide whether a specification was measured on the device itself, so that predictions count as calibrated."""
+"""Decides whether a specification was measured on the device itself, so that predictions count as calibrated."""
 
 from __future__ import annotations
 

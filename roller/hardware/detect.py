@@ -1,4 +1,4 @@
-"""Detect this machine as a DeviceSpec: a CPU profile, overlaid first with detected and then with probed values."""
+"""Detects this machine as a DeviceSpec: a CPU profile, overlaid first with detected and then with probed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the ``fragments`` in a specification: the instructions of its matrix unit."""
+"""Reads the ``fragments`` in a specification: the instructions of its matrix unit."""
 
 from __future__ import annotations
 

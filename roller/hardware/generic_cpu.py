@@ -27,7 +27,7 @@ _SETS = {
 }
 #: Clock that turns assumed cycles into seconds until a clock is detected or measured; totals are for one core.
 _CLOCK_HZ = 3.0e9
-#: Number of registers reserved for operands of a micro-kernel, by the number of all; LLVM spills with fewer.
+#: Maps the number of vector registers to the number reserved for a micro-kernel's operands; LLVM spills with fewer.
 _OPERAND_REGISTERS = {16: 3, 32: 8}
 
 _TEXT = """

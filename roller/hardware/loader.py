@@ -1,4 +1,4 @@
-"""Load device specifications by shipped name, YAML path, or ``cpu`` for this machine."""
+"""Loads device specifications by shipped name, YAML path, or ``cpu`` for this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load_spec(name_or_path: str | os.PathLike[str], overrides: Mapping[str, floa
     name_or_path
         A shipped name (``"v100"``), ``"cpu"`` for this machine, or the path of a YAML file.
     overrides
-        Replacement values, by dotted path.
+        Replacement values, keyed by dotted path.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Replace values of a device by dotted path, reversibly: setting them back restores the device."""
+"""Replaces values of a device by dotted path, reversibly: setting them back restores the device."""
 
 from __future__ import annotations
 

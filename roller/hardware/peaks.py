@@ -11,7 +11,7 @@ _PIPES = ("group_matrix", "matrix", "dot", "fma")
 
 
 def peak_flops_per_s(spec: DeviceSpec, dtype: str) -> tuple[float, str] | None:
-    """Return the peak multiply-add rate (FLOP/s) of a dtype and its instruction class, or ``None`` without a rate.
+    """Return a dtype's peak multiply-add rate (FLOP/s) and the rate's instruction class, or ``None`` without a rate.
 
     >>> from roller.hardware import load_spec
     >>> peak, pipe = peak_flops_per_s(load_spec("h200"), "float16")

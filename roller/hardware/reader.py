@@ -1,4 +1,4 @@
-"""Find, parse and check the YAML files of device specifications in ``hardware_specs/``."""
+"""Finds, parses and checks the YAML files of device specifications in ``hardware_specs/``."""
 
 from __future__ import annotations
 

@@ -187,14 +187,14 @@ class MemoryLayer(Section):
     #: writes as reads).
     bandwidth_bytes_per_s: float = numeric_field("bytes/s", 1e8, 1e17)
     transaction_bytes: int = numeric_field("bytes", 1, 1 << 16, integer=True)
-    #: GPU DRAM: total for read-only traffic, and for two reads per write; ``None``: the same for all traffic.
+    #: GPU DRAM: total bandwidth for read-only traffic, and for two reads per write; ``None``: the same for all traffic.
     read_bandwidth_bytes_per_s: float | None = numeric_field("bytes/s", 1e8, 1e17, required=False)
     triad_bandwidth_bytes_per_s: float | None = numeric_field("bytes/s", 1e8, 1e17, required=False)
     #: GPU device memory: smallest and largest size, over drivers, that programs see (``total_memory`` in PyTorch).
     reported_bytes: int | None = numeric_field("bytes", 64, 1 << 50, integer=True, required=False)
     reported_most_bytes: int | None = numeric_field("bytes", 64, 1 << 50, integer=True, required=False)
-    #: CPU: page size, first-level TLB entries, time of a miss that the next level answers. GPU: page size and
-    #: last-level TLB entries.
+    #: CPU: page size, first-level TLB entries, time of a first-level miss that hits in the next level. GPU: page size
+    #: and last-level TLB entries.
     page_bytes: int | None = numeric_field("bytes", 256, 1 << 30, integer=True, required=False)
     tlb_entries: int | None = numeric_field("pages", 1, 1 << 20, integer=True, required=False)
     tlb_miss_s: float | None = numeric_field("s", 1e-11, 1e-4, required=False)
@@ -253,6 +253,6 @@ def numeric_fields(section: type) -> dict[str, Quantity]:
 
 
 def present_numbers(section: object) -> dict[str, float]:
-    """Return the values present in a section, by field name."""
+    """Return the values present in a section, keyed by field name."""
     found = {name: getattr(section, name) for name in numeric_fields(type(section))}
     return {k: v for k, v in found.items() if v is not None}

@@ -82,7 +82,7 @@ class DeviceSpec:
     fragments
         Instructions of the matrix unit, in no particular order; empty without a matrix unit.
     source_items
-        ``(path, source)`` for every number; read it through :attr:`sources`.
+        ``(path, source)`` for each number; read it through :attr:`sources`.
     written
         Every number as its file states it, with all sources and notes.
     doubt
@@ -161,7 +161,7 @@ class DeviceSpec:
 
     @property
     def modified(self) -> dict[str, float]:
-        """Values set by hand, by dotted path, except for prediction errors."""
+        """Values set by hand, keyed by dotted path, except for prediction errors."""
         values = self.values()
         return {p: values[p] for p, s in self.source_items if s == "override" and not p.startswith("accuracy.")}
 
@@ -230,8 +230,8 @@ class DeviceSpec:
     def with_overrides(self, overrides: Mapping[str, float], source: str = "override") -> DeviceSpec:
         """Return a copy with some values replaced.
 
-        With the source ``"override"``, a value that returns to the one in :attr:`base` no longer counts as set by hand;
-        the prediction errors are valid again once all values have returned to theirs.
+        With the source ``"override"``, a value that is set back to that in :attr:`base` no longer counts as set by
+        hand; the prediction errors are valid again once every value has been set back.
 
         Parameters
         ----------
@@ -258,8 +258,8 @@ class DeviceSpec:
     def share(self, units: int) -> DeviceSpec:
         """Return the device as it appears to a program that uses at most ``units`` of its units.
 
-        Per-unit resources scale with the number of units. A device-wide layer gives the units as much bandwidth as they
-        can draw, which is known if the ``bandwidth_per_teu_bytes_per_s`` of a core is known.
+        Per-unit resources scale with the number of units. A device-wide layer keeps its bandwidth; on a CPU, the
+        bandwidth is limited to what the units can draw if the layer's ``bandwidth_per_teu_bytes_per_s`` is known.
 
         Examples
         --------
@@ -291,7 +291,7 @@ class DeviceSpec:
 
     @cached_property
     def sustained(self) -> DeviceSpec:
-        """The device at its sustained clock, as it is for a whole model; the same object if that is the boost clock.
+        """The device at its sustained clock, as for a whole model; the same object if that equals the boost clock.
 
         Times that are given in cycles grow: those of steps, barriers and the scratchpad. Device memory has its own
         clock.
@@ -312,7 +312,7 @@ class DeviceSpec:
                        execution=replace(ex, **cycles))  # fmt: skip
 
     def values(self) -> dict[str, float]:
-        """Return every value present, by dotted path, in the order of the YAML file."""
+        """Return every value present, keyed by dotted path, in the order of the YAML file."""
         out: dict[str, float] = present_numbers(self)
         for section in ("teu", "execution", "limits"):
             out |= {f"{section}.{k}": v for k, v in present_numbers(getattr(self, section)).items()}
@@ -323,7 +323,7 @@ class DeviceSpec:
         return out
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data with the source of every number."""
+        """Return JSON-ready data with the source of each number."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -377,7 +377,7 @@ _SECTIONS: dict[str, type] = {"teu": Teu, "execution": Execution, "limits": Limi
 
 
 def settable_fields(spec: DeviceSpec) -> dict[str, Quantity]:
-    """Return the unit and range of every numeric path of a device, present or not."""
+    """Return the unit and range of each numeric path of a device, present or not."""
     out = dict(numeric_fields(DeviceSpec))
     for name, section in _SECTIONS.items():
         out |= {

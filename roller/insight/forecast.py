@@ -151,17 +151,17 @@ class Forecast:
         return breakdown(self.graph, self.timeline, key)
 
     def by_operator(self) -> list[BreakdownRow]:
-        """Return one row per operator name, by descending compute time."""
+        """Return one row per operator name, in descending order of compute time."""
         return self._rows_by_compute_time("operator")
 
     def by_module(self, depth: int | None = None) -> list[BreakdownRow]:
-        """Return one row per module, by descending compute time; module paths are cut after ``depth`` names."""
+        """Return one row per module, longest compute time first; module paths are cut after ``depth`` names."""
         return self._rows_by_compute_time(
             lambda task: ".".join(task.context.module.split(".")[:depth]) or "(top level)"
         )
 
     def by_phase(self) -> list[BreakdownRow]:
-        """Return one row per phase (forward, backward, optimizer), by descending compute time."""
+        """Return one row per phase (forward, backward, optimizer), in descending order of compute time."""
         return self._rows_by_compute_time("phase")
 
     def _rows_by_compute_time(self, key: Key | Callable[[Task], str]) -> list[BreakdownRow]:

@@ -207,7 +207,7 @@ def lint(
 
 
 def _model_source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
-    """Return a model as an argument for :func:`read_folded_graph`, and a name if it has none of its own."""
+    """Return a model in a form that :func:`read_folded_graph` takes, and its file's or class's name, else ``""``."""
     if not hasattr(model, "parameters") or isinstance(model, type):
         if examples:
             raise RollerError(f"lint: expected no examples beside an ONNX model, got {len(examples)}. Leave them out.")

@@ -61,7 +61,7 @@ class ProjectTracer:
     def __init__(self, entry: str | Path, *, calls: int | None = None, python: str = sys.executable) -> None:
         self.entry, self._calls, self._python = Path(entry), calls, python
         self._folder = Path.cwd()  # of this process, which may change it before it starts another one
-        self._lock = threading.RLock()  # one request at a time: answers come in order
+        self._lock = threading.RLock()  # one request at a time: responses come in order
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
         self._files: Mapping[str, tuple[int, int]] = {}
@@ -142,7 +142,7 @@ class ProjectTracer:
         }  # fmt: skip
 
     def _send_request(self, request: dict[str, Any], wanted: str) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the answer to a request; ``wanted`` describes the expected step in the error message."""
+        """Return the response to a request; ``wanted`` describes the expected step in the error message."""
         process = self._ensure_process()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -151,7 +151,7 @@ class ProjectTracer:
         except ChannelClosed:
             raise self._process_ended_error() from None
         except BaseException:
-            self.close()  # cancelled or interrupted: a later answer would not belong to any request
+            self.close()  # cancelled or interrupted: a later response would not belong to any request
             raise
         if reply.get("problems"):
             raise ProviderErrors.of_rows(reply["problems"])
@@ -167,7 +167,7 @@ class ProjectTracer:
         return {}
 
     def _receive_reply(self, fd: int) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the answer; until it arrives, report progress to the listeners, which may cancel the request."""
+        """Return the response; until it arrives, report progress to the listeners, which may cancel the request."""
         last: tuple[str, int, int] = ("trace", 0, 0)
         while True:
             if not select.select([fd], [], [], _POLL_S)[0]:

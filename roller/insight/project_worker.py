@@ -1,6 +1,6 @@
 """``python -m roller.insight.project_worker ENTRY``: traces or measures an entry file for ``project_tracer``.
 
-Requests arrive on standard input, and answers go to the original standard output. The user's code gets no input, and
+Requests arrive on standard input, and responses go to the original standard output. The user's code gets no input, and
 its output goes to standard error.
 """
 
@@ -31,7 +31,7 @@ _EVERY_S = 0.05
 
 
 def main(entry: str) -> None:
-    """Answer requests until the other end of the pipe closes."""
+    """Handle requests until the other end of the pipe closes."""
     again: Retracer[Trace] | None = None
 
     def answer_request(request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
@@ -46,7 +46,7 @@ def main(entry: str) -> None:
 
 
 def answer_requests(answer_request: Callable[[dict[str, Any]], tuple[dict[str, Any], Trace]]) -> None:
-    """Answer each request with data and a trace, or with an error, until the other end of the pipe closes."""
+    """Respond to each request with data and a trace, or with an error, until the other end of the pipe closes."""
     requests, answers = take_pipes()
     own = os.getpid()
     with contextlib.suppress(ChannelClosed):
@@ -68,7 +68,7 @@ def answer_requests(answer_request: Callable[[dict[str, Any]], tuple[dict[str, A
 
 
 def take_pipes() -> tuple[int, int]:
-    """Return the pipe ends for requests and answers; this process ends when the other end of the request pipe closes.
+    """Return the pipe ends for requests and responses; this process ends when the request pipe's other end closes.
 
     From now on, standard input is empty, and standard output goes to standard error.
     """
@@ -76,7 +76,7 @@ def take_pipes() -> tuple[int, int]:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    # A process that the user's code forks answers nothing, and must not keep a pipe open after this process ends.
+    # A process that the user's code forks sends no responses, and must not keep a pipe open after this process ends.
     for pipe in (requests, answers):
         os.register_at_fork(after_in_child=partial(os.close, pipe))
     threading.Thread(target=_exit_when_pipe_closes, args=(requests,), daemon=True).start()

@@ -130,7 +130,7 @@ def compile_model(
     prove
         Whether to run kernels for an absent GPU on the emulator (which needs g++) during compilation, those with the
         largest share of predicted time first. A wrong candidate is replaced; each artifact records which parts were not
-        proved. By default, kernels are proved when the model is saved.
+        proven correct. By default, these proofs run when the model is saved.
     prove_s
         Time limit, in seconds, for proving all kernels together during compilation; by default 120 if ``prove`` is set.
         0 disables proofs, also when the model is saved.

@@ -1,4 +1,4 @@
-"""The result of compiling a model: its plan, its kernels by key, and a record of how each kernel was obtained."""
+"""The result of compiling a model: a plan, kernels by key, and a record of how each kernel was obtained."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class CompiledModel(Unpicklable):
     launches
         Kernel launches in a call on a GPU, with the call's predicted time; ``None`` for other devices.
     unproved_s
-        Maximum time, in seconds, that saving spends on proving kernels for an absent GPU; 0 if compilation proved them
-        or proofs are disabled.
+        Maximum time, in seconds, that saving spends on proofs of kernels for an absent GPU; 0 if these ran during
+        compilation or are disabled.
     again
         Function that compiles the model again with a given time limit for proofs, in seconds; ``None`` if kernels are
         checked on their device.
@@ -137,7 +137,7 @@ class CompiledModel(Unpicklable):
         return self.session().run(*arguments, **options)
 
     def proved(self, seconds: float) -> CompiledModel:
-        """Return the model with its kernels proved within a time limit and wrong kernels replaced.
+        """Prove the kernels correct, within a time limit; return the model with wrong kernels replaced.
 
         Only replacements for wrong kernels are lowered.
 
@@ -236,5 +236,5 @@ class CompiledModel(Unpicklable):
 
 
 def count_kernel_runs(steps: Iterable[Step]) -> Counter[str]:
-    """Return the number of times that each kernel runs in a call."""
+    """Return how many times each kernel runs in a call, by key."""
     return Counter(run.kernel for run in iterate_kernel_runs(steps))

@@ -1,4 +1,4 @@
-"""Decides whether roller or ONNX Runtime is right where they differ, using ONNX's reference evaluator."""
+"""Decides by ONNX's reference evaluator whether roller or ONNX Runtime is right where they differ."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReferenceOutputs:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which side is right, ``"roller"`` or ``"onnxruntime"`` (``None`` if undecided), and the reason as text."""
+    """The side that is right, ``"roller"`` or ``"onnxruntime"`` (``None`` if undecided), and the reason as text."""
 
     right: str | None
     why: str

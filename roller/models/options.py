@@ -44,7 +44,7 @@ class ModelOptions:
 
     @property
     def prove_saved_s(self) -> float:
-        """Time limit, in seconds, for proofs when the model is saved; 0 if ``prove`` or ``prove_s`` is set."""
+        """Time limit, in seconds, for proofs when the model is saved; 0 if ``prove`` or ``prove_s`` is given."""
         return PROVE_ALL_S if self.prove_s is None and not self.prove else 0.0
 
     def settings(self) -> Settings:

@@ -98,7 +98,7 @@ def parse_ranges(
 
 
 def _parse_dimension(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
-    """Return a dimension as a number or the name of a size; the range of a size is stored in ``ends``."""
+    """Return a dimension as a number or the name of a size; store the range of a size in ``ends``."""
     if is_integer(dim) and dim >= 0:
         return int(dim)
     if isinstance(dim, str) and dim in ends:
@@ -211,7 +211,7 @@ def _output_dimensions(found: SampledModel) -> dict[str, tuple[int | str | None,
 
 
 def _timing_disturbance(kernels: Mapping[str, SymbolicKernels]) -> str:
-    """Return the first disturbance of a timing and the number of affected kernels; empty if there was none."""
+    """Return the first disturbance of a timing and the number of affected kernels as text, empty if there was none."""
     several = [k.doubt for k in kernels.values() if k.doubt]
     return f"{several[0]} ({len(several)} of {counted(len(kernels), 'kernel')})" if several else ""
 
@@ -229,7 +229,7 @@ def _choose_layouts(program: Program, spec: DeviceSpec, settings: Settings) -> C
 def _symbolic_expressions(
     programs: Sequence[Program], points: Sequence[Sizes], options: ConstructOptions
 ) -> dict[str, tuple[SymbolicExpr, tuple[str, ...]]]:
-    """Return each kernel's symbolic expression and the names of its constants whose shapes do not depend on sizes."""
+    """Return each kernel's symbolic expression, and the names of its constants of fixed shape."""
     found = {}
     if any(set(p.kernels) != set(programs[0].kernels) for p in programs):
         raise MismatchError("kernels differ")

@@ -113,7 +113,7 @@ def _rows_of_last_dimension(
 
 
 def mean_and_variance_stages(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
-    """Return the stages that compute the mean and the (population) variance of each row, and both values."""
+    """Return the stages for the mean and the (population) variance of each row, and both values at a point."""
     # Two passes: summing the squares of centred values avoids cancellation.
     share = rows.t.const(1 / rows.count)
     total = rows.reduction("sum", rows.element)
@@ -124,7 +124,7 @@ def mean_and_variance_stages(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, S
 
 
 def standardise_rows(rows: Rows, epsilon: float) -> tuple[tuple[Stage, ...], Scalar, Scalar, Scalar]:
-    """Return the stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the row's scale factor."""
+    """Return the stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, and the mean and scale factor of a row."""
     stages, mean, variance = mean_and_variance_stages(rows)
     factor = Call("rsqrt", (Call("add", (variance, rows.t.const(epsilon))),))
     return stages, Call("mul", (Call("sub", (rows.here, mean)), factor)), mean, factor

@@ -1,4 +1,4 @@
-"""Parse operators from text such as ``conv2d(n=8, c=64, ...)``; bare names are read as strings, and no code is run."""
+"""Parses operators from text such as ``conv2d(n=8, c=64, ...)``; bare names are read as strings, and no code is run."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def reduce(
 
 
 def summand_and_ending(kind: str, element: Scalar, count: int, t: OperatorDtypes) -> tuple[Scalar, Ending | None]:
-    """Return a reduction's summand and the function of its total, also for l1, l2, sum_square and log_sum."""
+    """Return a reduction's summand and the function to apply to its total (or ``None``), including for l1 and l2."""
     if kind in ("l1", "l2"):
         return p_norm_summand_and_ending(t, int(kind[1]), element)
     if kind == "sum_square":
@@ -114,7 +114,7 @@ def summand_and_ending(kind: str, element: Scalar, count: int, t: OperatorDtypes
 
 
 def p_norm_summand_and_ending(t: OperatorDtypes, p: float, element: Scalar) -> tuple[Scalar, Ending | None]:
-    """Return the summand of a p-norm and the function that maps its sum to the norm."""
+    """Return the summand of a p-norm, and the function that maps the sum to the norm (or ``None``)."""
     if p == 1:
         return Call("abs", (element,)), None
     if p == 2:
@@ -149,7 +149,7 @@ def _check_positions(where: str, dtype: str, count: int) -> None:
 def extreme_and_position_stages(
     rows: Rows, y: Tensor, *, largest: bool = True, last: bool = False, part: str = "extreme"
 ) -> tuple[Stage, Stage]:
-    """Return two reductions: the extremum of each row, and its first (or ``last``) position."""
+    """Return two reductions: the extremum of each row, and the extremum's first (or ``last``) position."""
     # Two plain reductions need no tuple combiner; eq is exact, because both sides are the same stored element. A NaN is
     # the extremum, as in NumPy, but equals nothing, so isnan finds its position.
     extreme = rows.reduction(part, rows.element, "max" if largest else "min")

@@ -1,4 +1,4 @@
-"""Build operators from benchmark rows (benchmarks/operators.yaml)."""
+"""Builds operators from benchmark rows (benchmarks/operators.yaml)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Bars and curves in SVG, drawn at the width they have.
+// Bars and curves in SVG, drawn at their actual width.
 
 const PALETTE = 11; // colours --c0 ... --c10
 
@@ -132,7 +132,7 @@ function memoryCurve(curve, label, capacity, names) {
   onWidth(holder, (width) => {
     frame = axes(width, 240, { from: curve.at[0], to: curve.at[count - 1], title: curve.unit === "s" ? "time" : "operator of the step", unit: curve.unit === "s" ? "s" : "" }, { to: shown * 1.04, unit: "bytes" });
     const x = (n) => frame.x(curve.at[n]).toFixed(1), y = (value) => frame.y(value).toFixed(1);
-    // A value holds until the next one: the curve has steps.
+    // Each value holds until the next one, so the curve has steps.
     const line = (column) => Array.from(column, (value, n) => (n ? `H${x(n)}V${y(value)}` : `M${x(n)} ${y(value)}`)).join("");
     const backward = (column) => Array.from(column, (_, place) => count - 1 - place).map((n) => (n === count - 1 ? `V${y(column[n])}` : `V${y(column[n])}H${x(n)}`)).join("");
     let below = new Float64Array(count);

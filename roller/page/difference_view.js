@@ -1,4 +1,4 @@
-// The difference to another profile: both steps, and the lines that differ.
+// The difference from another profile: both steps, and the lines that differ.
 
 const MOST_DIFFERING = 60;
 const LEAST_S = 5e-10; // smaller differences are those of sums in another order

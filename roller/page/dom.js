@@ -1,4 +1,4 @@
-// Elements, numbers and units. Strings of a report only ever become text nodes and attributes, never HTML.
+// Elements, numbers and units. A report's strings become only text nodes and attributes, never HTML.
 
 /** Make an element: el("p.note", {title: "..."}, child, "text", ...). */
 function el(what, attributes, ...children) {

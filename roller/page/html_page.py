@@ -1,4 +1,4 @@
-"""Build one self-contained HTML file for a report: inline script and style, compressed columns, no requests."""
+"""Builds one self-contained HTML file for a report: inline script and style, compressed columns, no requests."""
 
 from __future__ import annotations
 

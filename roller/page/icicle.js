@@ -1,4 +1,4 @@
-// The tree of a profile as an icicle: a row per level, widths by time or bytes. Click or Enter goes into a node.
+// The tree of a profile as an icicle: with one row per level and widths in proportion to time or bytes. Click or Enter opens a node.
 
 const ROW = 26; // pixels of a level
 const LEAST = 3; // pixels below which a node is not drawn
@@ -108,7 +108,7 @@ function icicle(options) {
       style: placed(level, from, share),
     });
     const value = options.number(node);
-    // Narrow boxes keep name and number for those who do not look at them.
+    // Narrow boxes keep name and number for screen readers.
     value.classList.toggle("sr", wide < 150);
     made.append(el(wide > 40 ? "span.name" : "span.sr", {}, options.name(node)), " ", value);
     state.boxes.set(node, made);

@@ -1,4 +1,4 @@
-// The view of a kernel: tiles, price term by term, why this program and not the next, candidates, source.
+// The view of a kernel: tiles, terms of the price, comparison with the next program, candidates, and source.
 
 function showKernel(main, data) {
   main.append(el("h1", {}, data.name, " ", el("span.on", {}, `on ${data.device}`)), ...kernelSections(data));
@@ -36,7 +36,7 @@ function termTree(term, whole, rules) {
   if (!term.parts || !term.parts.length) return el("div.leaf.term-row", {}, head);
   const made = el("details.terms", { open: term.unit === "s" && term.value >= 0.3 * whole && term.name === "predicted time" }, el("summary", {}, el("span.term-row", {}, head)), el("p.hint", {}, rules[term.rule] || term.rule));
   made.addEventListener("toggle", () => {
-    // Parts are made when they are first looked at: a price may have hundreds of terms.
+    // Parts are created when they are first shown, since a price may have hundreds of terms.
     if (made.open && !made.dataset.made) (made.dataset.made = "1"), made.append(...ordered(term.parts.map((_, at) => at), (at) => (term.parts[at].unit === "s" ? term.parts[at].value : -1)).map((at) => termTree(term.parts[at], whole, rules)));
   });
   return made;

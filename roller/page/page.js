@@ -1,4 +1,4 @@
-// Starts the page: reads the data, and shows the view that they name.
+// Starts the page: reads the data and shows the view that the data name.
 
 const VIEWS = { profile: showProfile, kernel: showKernel, model: showModel, benchmark: showBenchmark };
 

@@ -1,4 +1,4 @@
-"""Replace file names and paths in a report's texts."""
+"""Replaces file names and paths in a report's texts."""
 
 from __future__ import annotations
 

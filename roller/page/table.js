@@ -1,4 +1,4 @@
-// A table of any length: only the rows in sight are in the page. Sorts, searches, and moves by keys.
+// A table of any length: the page contains only the visible rows. The table can be sorted, searched and navigated with keys.
 
 const LINE = 28; // pixels of a row
 const TALLEST = 8e6; // pixels of an element that every browser can have; longer tables are scaled when scrolled
@@ -14,7 +14,7 @@ function table(columns, options) {
   const state = { order: all, sorted: -1, down: true, active: -1, found: "" };
   const id = `t${(table.made = (table.made || 0) + 1)}`;
   const tracks = (wide) => columns.filter((column) => wide || !column.wide).map((column) => column.width).join(" ");
-  // Fixed and least widths together, in rem, so that many columns scroll sideways.
+  // Sum of fixed and minimum widths, in rem, so that many columns scroll sideways.
   const least = (wide) => columns.filter((column) => wide || !column.wide).reduce((sum, column) => sum + Number(/([\d.]+)rem/.exec(column.width)[1]) + 0.5, 0.5);
   const status = el("span.count", { role: "status" });
   const search = el("input", { type: "search", placeholder: "Search", "aria-label": `Search ${options.label}` });

@@ -1,4 +1,4 @@
-// The tile pyramid: every level drawn to scale within the one around it, over the two largest axes that are not summed.
+// The tile pyramid: each level is drawn to scale inside the enclosing one, over the two largest axes without a sum.
 
 const TILE_SIDE = 190; // pixels of the longer side of a level
 const MOST_LINES = 64; // grid lines that are drawn at most
@@ -29,7 +29,7 @@ function extentOf(level, axis) {
 
 function levelPicture(level, inner, rowAxis, columnAxis) {
   const rows = extentOf(level, rowAxis), columns = extentOf(level, columnAxis);
-  // To scale, but never thinner than can be seen.
+  // To scale, but never too thin to be visible.
   const unit = TILE_SIDE / Math.max(rows, columns);
   const width = Math.max(6, columns * unit), height = Math.max(6, rows * unit);
   const said = `${level.name}: ${rowAxis ? `${rows} of ${rowAxis} by ` : ""}${columns} of ${columnAxis}`;

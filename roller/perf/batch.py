@@ -104,7 +104,7 @@ class TileBatch:
         return found
 
     def _kept(self, spec: DeviceSpec, key: Any) -> tuple[NDArray[Any], ...] | None:
-        """Return the arrays computed for these programs or for the batch they were taken from, or ``None``."""
+        """Return the arrays if known for these programs or for the batch they were taken from; otherwise ``None``."""
         own: tuple[DeviceSpec, tuple[NDArray[Any], ...]] | None = self._memo.get(key)
         if own is not None and own[0] is spec:
             return own[1]

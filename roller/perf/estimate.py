@@ -47,12 +47,12 @@ class Estimate:
 
     @cached_property
     def terms(self) -> dict[str, float]:
-        """Every term by name."""
+        """All terms, keyed by name."""
         return dict(self.term_items)
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """Times (seconds) one expected error below and above ``seconds``; both equal ``seconds`` without an error."""
+        """Times (seconds) one expected error below and above ``seconds``; both are ``seconds`` if it is unknown."""
         factor = math.exp(self.expected_error or 0.0)
         return self.seconds / factor, self.seconds * factor
 
@@ -87,7 +87,7 @@ class Estimate:
         return one_line_repr("Estimate", str(self))
 
     def _repr_html_(self) -> str:
-        """Return every term as a table, for a notebook."""
+        """Return all terms as a table, for a notebook."""
         return html_table(str(self), ("term", "value"), ((n, f"{v:.6g}") for n, v in self.term_items))
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ from roller.tile.geometry import Floats, Ints
 
 
 def overlap_two_phases(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats | float) -> Floats:
-    """Return the time of two phases between which ``blocks`` co-resident blocks alternate; each serves one at a time.
+    """Return the time of two phases between which ``blocks`` co-resident blocks alternate; each takes one at a time.
 
     Examples
     --------
@@ -25,7 +25,7 @@ def overlap_two_phases(memory_s: Floats, compute_s: Floats, blocks: Ints | Float
 
 
 def alternate_phases(phases_s: Sequence[Floats], customers: Floats | Ints) -> Floats:
-    """Return the time in which all customers pass once through all phases, each of which serves one at a time.
+    """Return the time that all customers take to pass once through all phases, which each serve one at a time.
 
     Examples
     --------

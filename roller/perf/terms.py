@@ -63,7 +63,7 @@ class Term:
             yield from part.walk(depth + 1)
 
     def find(self, name: str) -> Term | None:
-        """Return the first term with this name, parents first, or ``None``."""
+        """Return the first term with this name, parents first, or ``None`` if there is none."""
         return next((t for _, t in self.walk() if t.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:

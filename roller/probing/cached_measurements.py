@@ -1,4 +1,4 @@
-"""Read the programs measured on a device from the kernel cache."""
+"""Reads the programs measured on a device from the kernel cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the field of a device's spec that best explains the errors of predictions.
+"""Finds the field of a device's spec that best explains the errors of predictions.
 
 A field with a wrong value leaves residuals proportional to the predictions' elasticity with respect to it. The field
 that best explains operators left out of the fit is named; if no field explains them, or several do equally well, the

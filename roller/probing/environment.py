@@ -1,4 +1,4 @@
-"""Collect a machine's versions, compilers, devices and cache for bug reports, without personal data."""
+"""Collects a machine's versions, compilers, devices and cache for bug reports, without personal data."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Statement:
 
     measures: str  #: The quantity and its meaning in the model
     spoiled_by: str  #: Sources of error, and the probe's countermeasures
-    proof: str  #: How the probe shows that this quantity alone bounds its time
+    proof: str  #: How the probe shows that this quantity alone bounds the probe's time
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Run the probes of a device in rounds and decide which values may be written."""
+"""Runs the probes of a device in rounds and decides which values may be written."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def _describe_disturbance(before: Load | None, load: Callable[[], Load] | None) 
 class Report:
     """Result of a run of all probes."""
 
-    values: dict[str, Measured]  #: Values that may be written, by dotted path
+    values: dict[str, Measured]  #: Values that may be written, keyed by dotted path
     beside: dict[str, Measured]  #: Values outside the schema
-    refused: dict[str, str]  #: Reasons why values must not be written, by path
-    failed: dict[str, str] = field(default_factory=dict)  #: Reasons why probes could not run, by probe
+    refused: dict[str, str]  #: Maps paths to the reasons why their values must not be written
+    failed: dict[str, str] = field(default_factory=dict)  #: Maps probes to the reasons why they could not run
     remarks: tuple[str, ...] = ()  #: Remarks of the probes in the last round
     wall_s: float = 0.0
 

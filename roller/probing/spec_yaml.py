@@ -1,4 +1,4 @@
-"""Write measured values into a specification's YAML without changing other values."""
+"""Writes measured values into a specification's YAML without changing other values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build many candidates in parallel in forked processes.
+"""Builds many candidates in parallel in forked processes.
 
 The children inherit what the parent imported (TVM takes seconds), and a crash of LLVM or an endless compilation ends
 only its own candidate. Results are returned by id.
@@ -52,7 +52,7 @@ class BuildResult(Generic[R]):
 
 @dataclass
 class _Worker:
-    """Child process, its current job (``None`` if idle) and the start time of that job."""
+    """A child process, its current job (``None`` if idle) and that job's start time."""
 
     process: Any
     connection: Any
@@ -176,7 +176,7 @@ def _idle_or_new_worker(crew: list[_Worker], limit: int, start: Callable[[], _Wo
 
 
 def _send_job(worker: _Worker, name: str) -> None:
-    """Send a worker its next job; a worker's death is noticed when its result is collected."""
+    """Send a worker its next job; if the worker is dead, this is noticed when its result is collected."""
     worker.name, worker.start = name, time.perf_counter()
     with contextlib.suppress(OSError):
         worker.connection.send(name)
@@ -212,7 +212,7 @@ def _start(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Work
 def _run_child_jobs(
     build: Callable[[Any], Any], jobs: Mapping[str, Any], connection: Any, folder: str, parent: int
 ) -> None:
-    """Run, in the child, the jobs that the parent names; send ``(error, value, seconds)`` for each."""
+    """Run, in the child, the jobs that the parent names; send ``(error, value, seconds)`` for each job."""
     _die_with_parent(parent)
     os.setsid()  # own process group, so that stopping the build also stops its linker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
@@ -249,7 +249,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _collect_result(worker: _Worker, timeout_s: float) -> BuildResult[Any] | None:
-    """Return the result of a finished job, or ``None`` while it runs; a crashed worker then has no process."""
+    """Return the result of a finished job, or ``None`` while it runs; after a crash, the worker has no process."""
     assert worker.name is not None
     if worker.connection.poll():
         try:

@@ -36,7 +36,7 @@ def verify(folder: Path, bundle: Verifiable) -> int:
 def make_bundle_parser(
     prog: str, doc: str | None, device: str
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of a command that runs and verifies a folder, and its ``run`` parser, to be extended."""
+    """Return the parser of a command that runs and verifies a folder, and the ``run`` parser, which callers extend."""
     parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=(doc or "").split("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="check and time everything; run again to continue after a kill")

@@ -35,7 +35,7 @@ class OperatorEntry:
     Parameters
     ----------
     file, sha256, size_bytes
-        Path, relative to the bundle, of the file with the operator's candidates; digest and size of this file.
+        Path (relative to the bundle), digest and size of the file with the operator's candidates.
     candidates, predicted_s
         Ids and predicted seconds of the candidates, best estimate first.
     binaries
@@ -45,7 +45,7 @@ class OperatorEntry:
     flops
         Number of floating-point operations per call; ``None`` if unknown.
     proved
-        Result of each candidate's proof (``"emulated"``, ``"not proved (reason)"``); empty if no proof was requested.
+        Result of each candidate's proof (``"emulated"``, ``"not proved (reason)"``); empty if no proofs were requested.
     """
 
     id: str

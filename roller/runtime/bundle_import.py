@@ -1,4 +1,4 @@
-"""Import the results of a bundle's run into the local cache: winners and all measured times."""
+"""Imports the results of a bundle's run into the local cache: winners and all measured times."""
 
 from __future__ import annotations
 

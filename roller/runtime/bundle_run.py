@@ -72,7 +72,7 @@ def _add_record(records: Records, row: dict[str, Any]) -> None:
 
 
 def _journal_rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the journal rows of earlier results, without the fields that results add."""
+    """Yield earlier results as journal rows, without the fields that only results have."""
     names = {f.name for f in fields(Record)}
     for operator in results["operators"]:
         for row in operator["records"]:
@@ -89,7 +89,7 @@ def open_device_for_bundle(session: ProfilerSession, bundle: Bundle) -> DevicePr
 
 
 class OperatorRun:
-    """Queue of the remaining operators, served by one thread per device.
+    """Queue of the remaining operators, from which one thread per device takes work.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def bundle_results(
     bundle: Bundle, entries: Sequence[OperatorEntry], records: Mapping[str, Mapping[str, Record]],
     properties: DeviceProperties, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the results of a run: all records and programs, and complete artifacts of the winners."""
+    """Return the results of a run: all records and programs, and the winners' complete artifacts."""
     manifest = bundle.manifest
     operators = [_operator(bundle, e, records.get(e.id, {})) for e in entries]
     return {
@@ -247,7 +247,7 @@ def bundle_results(
 
 
 def _operator(bundle: Bundle, entry: OperatorEntry, records: Mapping[str, Record]) -> dict[str, Any]:
-    """Return the results of one operator: all records and programs, and the complete winner."""
+    """Return the results of one operator: all records and programs, and the winner's complete artifact."""
     ordered = [records[c] for c in entry.candidates if c in records]
     timed = [r for r in ordered if r.status == "measured" and r.measured_s is not None]
     best = min(timed, key=lambda r: (r.measured_s, r.candidate_id)) if timed else None

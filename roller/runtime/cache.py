@@ -71,7 +71,7 @@ class KernelCache:
     def load(
         self, key: CacheKey, *, measured: bool = False, since: float = math.inf, anew: bool = False
     ) -> CacheEntry | None:
-        """Return the verified entry for a key, or ``None``."""
+        """Return the verified entry for a key; ``None`` if there is none."""
         # measured: accept only kernels chosen by measurement, or stored since this time (s since the epoch); anew:
         # accept only kernels stored since then. A damaged entry is reported once (a RollerWarning) and dropped. A cache
         # or an entry that cannot be read is reported once, treated as empty, and kept for processes that can read it.
@@ -117,7 +117,7 @@ class KernelCache:
 
     @contextlib.contextmanager
     def machine(self, *, alone: bool) -> Iterator[None]:
-        """Lock this machine: exclusively (``alone``) to time kernels, shared to build; wait for conflicting holders."""
+        """Lock this machine, exclusively (``alone``) to time kernels or shared to build; wait for conflicting locks."""
         # Several machines may share the folder, so each has its own lock.
         with contextlib.ExitStack() as stack:
             try:
@@ -167,7 +167,7 @@ class KernelCache:
             return found
 
     def trim(self, limit_bytes: float | None = None, keep: Sequence[str] = ()) -> tuple[int, int]:
-        """Remove the least recently used files until the rest fits the limit; return the numbers of files and bytes."""
+        """Remove the least recently used files until the rest fits; return how many files and bytes are gone."""
         if not self.folder.exists():
             return 0, 0
         most = read_limit(self.folder)[0] if limit_bytes is None else limit_bytes
@@ -258,7 +258,7 @@ class KernelCache:
         return Row(key.digest, key.text, digest, len(data), text, int(entry.measured), name, device, at)
 
     def _entry(self, row: Row) -> CacheEntry:
-        """Load the entry of a row; raise as :meth:`_artifact` does, also for damaged candidates."""
+        """Load the entry of a row; raise the errors of :meth:`_artifact`, also for damaged candidates."""
         artifact = self._artifact(row)
         return CacheEntry(
             artifact, parse_candidates(row.candidates, str(self.files.path(row.artifact))), row.created_at

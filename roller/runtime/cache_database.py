@@ -69,7 +69,7 @@ class Database:
         self._lock = folder / "locks" / "database.lock"
 
     def row(self, key: str) -> Row | None:
-        """Return the row for a key, or ``None``."""
+        """Return the row for a key; ``None`` if there is none."""
         with self._reading() as db:
             found = db.execute(f"SELECT {_COLUMNS} FROM entries WHERE key = ?", (key,)).fetchone() if db else None
         return Row(*found) if found else None
@@ -154,7 +154,7 @@ class Database:
         return total
 
     def set_aside(self) -> Path | None:
-        """Rename a damaged file and its log; return the new path, or ``None`` if the file is intact."""
+        """Rename a damaged file and its log; return the file's new path, or ``None`` if the file is intact."""
         with file_lock(self._lock):
             if self._healthy():
                 return None

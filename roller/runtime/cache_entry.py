@@ -64,7 +64,7 @@ class Measurement:
     spec_key, device
         Content key and name of the device spec that the program was constructed for.
     measured_s, predicted_s
-        Median measured seconds and predicted seconds per call.
+        Measured (median) and predicted time per call, in seconds.
     status
         ``"measured"``, or ``"slower"`` for a single run.
     measured_at
@@ -101,7 +101,7 @@ def serialise_artifact(artifact: KernelArtifact) -> bytes:
 
 
 def parse_artifact(data: bytes, where: str) -> KernelArtifact:
-    """Read an artifact from its serialized bytes."""
+    """Read an artifact from the bytes of :func:`serialise_artifact`."""
     try:
         return KernelArtifact.from_dict(json.loads(data), where)
     except (UnicodeDecodeError, json.JSONDecodeError) as err:
@@ -158,5 +158,5 @@ def measurements_of(spec_key: str, entry: CacheEntry) -> tuple[Measurement, ...]
 
 
 def with_expression(entry: CacheEntry, expression: Any) -> CacheEntry:
-    """Return the entry with the caller's expression; error messages use its names, but the key does not."""
+    """Return the entry with the caller's expression, because error messages use its names but the key does not."""
     return replace(entry, artifact=replace(entry.artifact, expression=expression))

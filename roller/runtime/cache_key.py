@@ -1,4 +1,4 @@
-"""Key of a cached kernel: everything that determines the result, and nothing else."""
+"""Key of a cached kernel: everything that determines the kernel, and nothing else."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class CacheKey:
 
 @cache
 def code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
-    """Return a digest of roller's own sources: by default those that determine a kernel; all for ``(".",)``."""
+    """Return a digest of roller's own sources: by default, those that determine a kernel; for ``(".",)``, all."""
     # An edited template or model never serves an old kernel, and a release keeps its kernels; TEMPLATE_VERSION alone
     # would depend on editors who remember to change it. It takes some milliseconds, once per process.
     package = Path(__file__).resolve().parent.parent

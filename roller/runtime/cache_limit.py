@@ -1,8 +1,8 @@
 """Size limit of the cache: the least recently used kernels are removed first.
 
 The modification time of an artifact file is the time of its last read, so that reading an artifact does not write to
-the index. Rows are removed before their files; if a process is killed in between, a file without a row remains, which
-is removed next time.
+the index. Rows are removed before their files; if a process is killed in between, a file without a row remains
+until the next removal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_trim_due(folder: Path, files: ObjectFiles, limit_bytes: float, stored_byt
 
 
 def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Iterable[str] = ()) -> tuple[int, int]:
-    """Remove the least recently used files and rows until the rest fits; return the numbers of files and bytes."""
+    """Remove the least recently used files and rows until the rest fits; return how many files and bytes are gone."""
     held = [(files.used_at(digest) or 0.0, digest, size) for digest, size in files.digests()]
     total = sum(size for _, _, size in held)
     if total <= limit_bytes:
@@ -65,7 +65,7 @@ def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Itera
 
 
 def read_limit(folder: Path) -> tuple[float, str]:
-    """Return the size limit of a cache folder in bytes (infinite if there is none) and its origin."""
+    """Return a cache folder's size limit in bytes (infinite if there is none), and the limit's origin."""
     # In this order: ROLLER_CACHE_SIZE, the limit set by `roller cache limit`, 4 GiB.
     text = os.environ.get(VARIABLE, "").strip()
     if text:

@@ -1,4 +1,4 @@
-"""List the kernels in the cache, drop a kernel, and remove a kernel that proved wrong."""
+"""Lists the kernels in the cache, drops a kernel, and removes kernels that turned out to be wrong."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CachedKernelInfo:
     measured_s
         Measured time of the chosen candidate, in seconds; ``None`` if it was not timed.
     stored_at, used_at
-        Times of storing and of last use, in seconds since the epoch; ``used_at`` is ``None`` if the file is missing.
+        Times of storage and of last use, in seconds since the epoch; ``used_at`` is ``None`` if the file is missing.
     size_bytes
         Size of the artifact file.
     """
@@ -72,7 +72,7 @@ def describe_row(row: Row, files: ObjectFiles) -> CachedKernelInfo:
 
 
 def _status(row: Row) -> tuple[str, float | None]:
-    """Return the status and the measured seconds of a row's kernel, which is its fastest candidate."""
+    """Return the status and the measured time, in seconds, of a row's kernel, that is, of its fastest candidate."""
     times: dict[str, list[float]] = {"measured": [], "doubtful": []}
     checked = False
     for _, _, _, status, measured_s, *_ in json.loads(row.candidates)["candidates"]:
@@ -101,7 +101,7 @@ def _arguments(parts: dict[str, Any]) -> str:
 
 
 def find_row_by_key_prefix(rows: Sequence[Row], name: str) -> Row:
-    """Return the only row whose key begins with ``name``; raise an error if there are none or several."""
+    """Return the only row whose key begins with ``name``; raise an error if there is no such row or several."""
     found = [r for r in rows if name and r.key.startswith(name.lower())]
     if len(found) == 1:
         return found[0]
@@ -147,7 +147,7 @@ def remove_if_wrong(cache: KernelCache, key: CacheKey, wrong: Callable[[KernelAr
 
 @contextlib.contextmanager
 def remove_wrong_kernel_on_failure(cache: KernelCache, key: CacheKey) -> Iterator[None]:
-    """Run a block that checks a key's kernels; if all fail, remove the cached kernel if it is among the wrong ones."""
+    """Run a block that checks a key's kernels; if all fail and the cached kernel is among the wrong ones, remove it."""
     try:
         yield
     except NoCandidateError as err:
@@ -157,7 +157,7 @@ def remove_wrong_kernel_on_failure(cache: KernelCache, key: CacheKey) -> Iterato
 
 
 def _remove(cache: KernelCache, row: Row) -> bool:
-    """Remove a row if it is unchanged, and its file unless another row refers to it; return whether it was removed."""
+    """Remove a row if it is unchanged, and its file unless another row uses it; return whether the row was removed."""
     with cache.writing(alone=True):
         removed = cache.database.remove(row.key, row.checksum)
         if row.artifact not in {r.artifact for r in cache.rows()}:

@@ -6,7 +6,6 @@ part of it is stored.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import lzma
@@ -42,7 +41,7 @@ Made = TypeVar("Made")
 
 
 def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
-    """Write all undamaged kernels and measurements to a tar file, atomically; compressed if its name ends in ``gz``."""
+    """Write all intact kernels and measurements to a tar file, atomically; compress it if the name ends in ``gz``."""
     try:
         rows = [r for r in cache.rows() if r.sum() == r.checksum and cache.files.whole(r.artifact)]
     except OSError as err:
@@ -161,7 +160,7 @@ def _first_line(err: BaseException) -> str:
 
 
 def _artifacts(path: Path, rows: Sequence[Row]) -> Iterator[tuple[str, bytes]]:
-    """Yield the digest and the bytes of every artifact; raise an error for any other member except the manifest."""
+    """Yield each artifact's digest and bytes; raise an error for any other member except the manifest."""
     sizes = {r.artifact: r.artifact_bytes for r in rows}
     for name, member, tar in _members(path):
         match = _MEMBER.fullmatch(name)
@@ -204,10 +203,6 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(data)
     tar.addfile(member, io.BytesIO(data))
-
-
-def _sum(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _import_error(where: str, what: str) -> ArtifactError:

@@ -1,4 +1,4 @@
-"""Check a kernel's result against the float64 reference and its bounds on rounding errors.
+"""Checks a kernel's result against the float64 reference, within bounds on rounding errors.
 
 For one sum over ``K`` terms, the bound is ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|``
 (docs/design/check.md). For other expressions, it comes from running error analysis (:mod:`roller.expr.error_bounds`).
@@ -140,7 +140,7 @@ class Oracle:
             return [_ExpectedOutput(name, tensors[name].dtype, p, run.at(name, p)) for name, p in points.items()]
 
     def cover(self, programs: Iterable[RProgram], arrays: Sequence[np.ndarray | PeriodicInput]) -> None:
-        """From now on, also compare at the tile boundaries of ``programs``, on the same ``arrays``."""
+        """Compare also at the tile boundaries of ``programs`` from now on; ``arrays`` are the same inputs as before."""
         if self._whole:
             return
         new_ones = {p.digest: p for p in programs if p.digest not in self._covered}

@@ -38,9 +38,9 @@ class ClockSample:
     Parameters
     ----------
     lost_s
-        Seconds lost by the thread that lost most: simultaneous waits delay a kernel only once.
+        Time lost, in seconds, by the thread that lost most: simultaneous waits delay a kernel only once.
     together_s
-        Total of the seconds lost by all threads: consecutive waits add up. The kernel's own loss lies between
+        Total time lost by all threads, in seconds: consecutive waits add up. The kernel's own loss lies between
         ``lost_s`` and ``together_s``.
     """
 
@@ -55,7 +55,7 @@ class ClockSample:
 
     @property
     def least_s(self) -> float:
-        """Lower bound on the time without any loss, in seconds."""
+        """Lower bound, in seconds, on the time that the window would take without any loss."""
         return self.wall_s - min(self.wall_s, max(self.lost_s, self.together_s))
 
 
@@ -68,9 +68,9 @@ class Load:
     wall_s
         Time of the reading, in seconds.
     own_s, busy_s
-        Processor seconds used by this process and its reaped children, and by all processes.
+        Processor time, in seconds, of this process and its reaped children, and of all processes.
     stolen_s
-        Seconds that the hypervisor gave to other machines.
+        Time, in seconds, that the hypervisor gave to other machines.
     throttled
         Number of times that the control group was throttled after using up its quota.
     shared_cores
@@ -191,7 +191,7 @@ class SystemClock:
         return Load(at, own_s, *found, throttled, count, may_share_cores(threads.processors(), self._root), True)
 
     def _waited_ns(self) -> dict[int, int]:
-        """Return the number of nanoseconds for which each thread was ready but not running, by thread id."""
+        """Return the time, in nanoseconds, during which each thread was ready but not running, by thread id."""
         found = {}
         for thread, file in list(self._stats.items()):
             try:

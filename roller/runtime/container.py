@@ -144,7 +144,7 @@ KINDS = (BUNDLE, PROBES, MODEL_BUNDLE, SAVED)
 
 
 class Container:
-    """An open folder: its manifest is verified at once, and each file when it is read.
+    """An open folder; its manifest is verified at once, each other file when it is read.
 
     Raises
     ------

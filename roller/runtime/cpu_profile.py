@@ -1,4 +1,4 @@
-"""Check and time built CPU kernels on this machine, one after another."""
+"""Checks and times built CPU kernels on this machine, one after another."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class CpuBench:
         Reference for these inputs, if it was computed elsewhere.
     rotating_bytes
         Total size, in bytes, of the copies of the constants that calls use in turn. The constants then come from beyond
-        a cache of this size, as they do between other kernels of a model, while inputs and outputs stay in the cache. 0
-        for one copy.
+        a cache of this size, as in a model with other kernels in between, while inputs and outputs stay in the cache.
+        0 for one copy.
     patience_s
         See :func:`roller.runtime.timing.time_candidates`; ``PATIENCE_S`` by default.
     fenced

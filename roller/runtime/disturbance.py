@@ -1,4 +1,4 @@
-"""Describe what disturbed a measurement, based on counters of the operating system."""
+"""Describes what disturbed a measurement, based on counters of the operating system."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ class Disturbance:
 
 
 def observe_machine(clock: Clock, seconds: float = _LOOK_S) -> Disturbance:
-    """Observe other programs on this machine for ``seconds`` seconds while idle."""
+    """Stay idle for ``seconds`` seconds and return the disturbance by other programs on this machine."""
     before = clock.load()
     clock.rest(seconds)
     return Disturbance.between(before, clock.load())
 
 
 def count_alike_texts(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Group texts that differ only in numbers; return the first of each group with its count, most frequent first.
+    """Group texts that differ only in numbers; return each group's first text and count, most frequent first.
 
     Examples
     --------

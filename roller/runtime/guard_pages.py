@@ -1,7 +1,8 @@
 """Arrays between protected pages, so that an access outside an array faults at once.
 
 A comparison of values cannot detect a read beyond an array: the memory there is usually mapped, and the value is often
-discarded. Candidates run in a forked child; if the child dies of a fault, the candidate fails for this reason.
+discarded. Candidates run in a forked child; if the child dies of a fault, this is the reason why the
+candidate fails.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def _run_child(runs: Sequence[tuple[CpuKernel, ArgumentAllocator]]) -> None:
 
 
 def _wait_for_fault(child: int, patient_s: float) -> str | None:
-    """Wait for a child; return the signal of a fault. Any other exit or a timeout is not evidence of a fault."""
+    """Wait for a child; return the signal of a fault, or ``None`` for other exits and timeouts, which prove nothing."""
     give_up, pause_s = time.monotonic() + patient_s, _POLL_S
     _wait(child, patient_s)
     # The child is not reaped here: until _kill_and_reap does so, its process id cannot be reused.

@@ -1,4 +1,4 @@
-"""Choose operators by id, with the patterns given by ``--filter``."""
+"""Chooses operators whose ids match the patterns given by ``--filter``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 5
 
 
 def filter_ids(ids: Sequence[str], pattern: str, where: str, error: type[RollerError]) -> list[str]:
-    """Return the ids that match any of the comma-separated patterns, in their order; empty patterns are ignored.
+    """Return the ids that match any of the comma-separated patterns, in the order of the ids; ignore empty patterns.
 
     Examples
     --------

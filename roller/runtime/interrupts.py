@@ -1,4 +1,4 @@
-"""Defer interrupts (Ctrl-C) that Python would lose during a fork."""
+"""Defers interrupts (Ctrl-C) that Python would lose during a fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle of probes for a different machine: plans, sources and images; runs can be resumed.
+"""A bundle of probes for a different machine: plans, sources and images. Runs can be resumed.
 
 The folder contains ``manifest.json``; for each probe, ``plans/NAME.json``, ``sources/NAME.cu`` and, if it could be
 built, ``images/NAME.bin``; and, in ``roller/``, the code for ``python -m roller.runtime.bundle run . --json FILE``.
@@ -127,7 +127,7 @@ def run_plans(
     bundle: ProbeBundle, names: Sequence[str], runner: PlanRunner, known: Results,
     keep: Callable[[str, str, Result], None], say: Callable[[str], None], late: Callable[[], bool],
 ) -> None:  # fmt: skip
-    """Run the cases of some plans whose results are unknown until ``late``; pass each result to ``keep``."""
+    """Until ``late``, run the cases of some plans whose results are unknown; pass each result to ``keep``."""
     for name in names:
         plan = bundle.plan(name)
         if late():

@@ -100,7 +100,7 @@ class Case:
     input
         Index of the input buffer.
     advance
-        ``(index in p, words per step, modulo)``: moves the start of the next run so that it reads no cached data.
+        ``(index in p, words per step, modulo)``: moves the start of the next run, so that the run reads no cached data.
     launches
         Whether each step is a separate launch.
     cycles_word

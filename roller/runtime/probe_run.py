@@ -1,4 +1,4 @@
-"""Run the plans of probes on a device, case by case, in a process whose death loses only one case."""
+"""Runs the plans of probes on a device, case by case, in a process whose death loses only one case."""
 
 from __future__ import annotations
 

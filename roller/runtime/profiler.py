@@ -1,4 +1,4 @@
-"""Check and time candidates on devices that can fail, each device in its own process; failures become records.
+"""Checks and times candidates on devices that can fail, each in its own process; failures become records.
 
 Every candidate is compared with the float64 reference before it is timed. If one hangs, crashes, writes out of bounds
 or is wrong, its record states the reason, and a new process continues with the others.
@@ -43,7 +43,8 @@ class ProfileOptions:
     seed
         Seed for the inputs and for the compared points.
     timeout_s
-        Time limit, in seconds, for one candidate's check, and again for its timing, after which its process is stopped.
+        Time limit, in seconds, for a candidate's check and, separately, for its timing; a process that exceeds it is
+        stopped.
     time_s
         Time spent on timing each candidate, in seconds.
     budget_s
@@ -176,7 +177,7 @@ class DeviceBench:
         self._judged = 0
 
     def profile(self, artifacts: Mapping[str, KernelArtifact], timed: bool = True) -> dict[str, Record]:
-        """Check candidates and, if ``timed``, time the correct ones; return a record per id, in their order."""
+        """Check candidates; if ``timed``, time the correct ones. Return a record per id, in ``artifacts``' order."""
         if artifacts and not self._judged:
             self._session.process.properties()
         self._subject.cover(artifacts)

@@ -1,4 +1,4 @@
-"""Decide whether noisy times are far enough apart to rank kernels."""
+"""Decides whether noisy times are far enough apart to rank kernels."""
 
 from __future__ import annotations
 

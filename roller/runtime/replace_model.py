@@ -1,4 +1,4 @@
-"""Replace a model saved by roller with a new one, and nothing else.
+"""Replaces a model saved by roller with a new one, and nothing else.
 
 The two folders are exchanged atomically if the system supports that (``renameat2``). Otherwise, the old one is first
 renamed to a name that a later run finds, so that nothing is lost if the process is killed in between.

@@ -34,7 +34,7 @@ def _checked_rows(path: Path) -> Iterator[Path]:
 
 
 class ResumedRun:
-    """A run over a container's items, which can be killed and resumed without loss or repetition.
+    """A run over a container's items; it can be killed and resumed without loss or repetition.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Choose the output elements to compare: all elements of a small output, or those at boundaries of a large one.
+"""Chooses the output elements to compare: all elements of a small output, those at boundaries of a large one.
 
 Errors in a kernel come in pieces (a tile, a vector's tail, an index range), so the elements on both sides of every
 boundary are taken: boundaries of quotients, remainders and guards in the expression's indices, and of tiles and tasks
@@ -45,7 +45,7 @@ def all_coordinates(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def sample_output_points(expr: TensorExpr, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return distinct coordinates per output, shape ``(P, rank)``: at boundaries of its indices, and random ones."""
+    """Return distinct coordinates per output, shape ``(P, rank)``: at boundaries of the indices, and random ones."""
     found = index_boundaries(expr, rng)
     out = {}
     for s in (s for s in expr.stages if s.name in expr.outputs):
@@ -80,7 +80,7 @@ def sample_tile_boundaries(
 
 
 def index_boundaries(expr: TensorExpr, rng: np.random.Generator) -> dict[str, Positions]:
-    """Return the positions per stage and axis at which pieces of its indices and of its producers' indices begin."""
+    """Return, for each stage and axis, the positions at which pieces of the stage's or its producers' indices begin."""
     found: dict[str, Positions] = {}
     for s in expr.stages:
         mine = found[s.name] = {a.name: set() for a in s.axes}
@@ -110,7 +110,7 @@ def _add_producer_boundaries(
 
 
 def _add_crossings(index: Index, edge: int, extents: Mapping[str, int], mine: Positions) -> None:
-    """Add the positions of each axis at which ``index`` passes ``edge``, with the other axes at either end."""
+    """Add the positions of each axis at which ``index`` passes ``edge`` while the other axes are at either end."""
     for t in index.terms:
         rest = Index(tuple(u for u in index.terms if u is not t), index.const).range(extents)
         for other in set(rest):
@@ -135,7 +135,7 @@ def _sample_multiples(period: int, extent: int, rng: np.random.Generator) -> set
 
 
 def _tile_boundaries(sizes: Iterable[int], extent: int, rng: np.random.Generator) -> set[int]:
-    """Return boundaries of tiles of ``sizes``: the first, the last, a random one, and that of a shifted last tile."""
+    """Return tile boundaries for ``sizes``: the first, the last, a random one, and the one of a shifted last tile."""
     # Templates shrink tiles to nearly equal sizes in whole vectors: 56 by 48 becomes two tiles of 32.
     out: set[int] = set()
     for size in {min(s, extent) for s in sizes} - {extent}:

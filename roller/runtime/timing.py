@@ -106,7 +106,7 @@ def time_candidates(
     patience_s: float = PATIENCE_S,
     expected: int = 1,
 ) -> dict[str, Timing]:
-    """Time candidates one after another, then the best few in turn."""
+    """Time candidates one after another, then time the best few in turn."""
     # A candidate whose first run (or warm run, if it is short) exceeds drop_factor times the best median keeps that
     # single time and is dropped. The finalists run in turn, so that a disturbance of one does not decide.
     if clock is None:
@@ -188,7 +188,7 @@ def _fastest_first_run(c: Contender, best: float, drop_factor: float, clock: Clo
 def _time_finalists(
     ahead: Sequence[Contender], known_s: Sequence[float], budget_s: float, clock: Clock, patience: ExtraTime
 ) -> dict[str, Timing]:
-    """Time the contenders in turn for as many rounds as the budget allows, and for more after disturbances."""
+    """Time the contenders in turn for as many rounds as the budget allows, and for more rounds after disturbances."""
     series = {}
     for c, seconds in zip(ahead, known_s, strict=True):
         series[c.name] = Series(c.run, clock, calls_per_window(seconds, 2 * WINDOW_S))

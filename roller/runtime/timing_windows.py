@@ -73,7 +73,7 @@ class ExtraTime:
             self._left_s, self._later = self._left_s + self._share_s, self._later - 1
 
     def lasts(self) -> bool:
-        """Return whether time is left; from now on, time counts until :meth:`pause` is called."""
+        """Return whether time is left; time counts from now until :meth:`pause` is called."""
         if self._until is None:
             self._until = self._clock.now() + self._left_s
         return self._clock.now() < self._until
@@ -123,7 +123,7 @@ class Series:
 
     @property
     def quiet(self) -> list[float]:
-        """Seconds per call in the undisturbed windows, in order."""
+        """Times per call in the undisturbed windows, in seconds, in order."""
         return [w.wall_s / self.calls for w in self.windows if w.quiet]
 
     def settled(self) -> bool:

@@ -1,4 +1,4 @@
-"""Device process: opens one device, runs one candidate at a time, and answers on a pipe.
+"""Device process: opens one device, runs one candidate at a time, and responds on a pipe.
 
 It is started as ``python -m roller.runtime.worker NAME`` in a fresh interpreter, without TVM or a forked CUDA context.
 A device fault ends only this process; the profiler records the reason and starts another.
@@ -26,14 +26,14 @@ _ORPHAN_POLL_S = 0.5
 
 
 class Worker:
-    """An open device that answers requests."""
+    """An open device that executes requests."""
 
     def __init__(self, name: str) -> None:
         handle = parse(name)
         self._device: Any = handle.target.open_worker(handle.index, dict(handle.options))
 
     def usable(self) -> bool:
-        """Return whether the device still answers after a refused request."""
+        """Return whether the device still works after a refused request."""
         return bool(getattr(self._device, "usable", lambda: True)())
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -58,7 +58,7 @@ class Worker:
 
 
 def serve(name: str, source: int, sink: int) -> None:
-    """Answer requests until the pipe closes or a fault leaves the device in an unknown state."""
+    """Execute requests until the pipe closes or a fault leaves the device in an unknown state."""
     # A refusal (RollerError, or no memory) is an answer; after any other exception the process ends.
     worker: Worker | None = None
     while True:

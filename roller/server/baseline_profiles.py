@@ -1,4 +1,4 @@
-"""Profiles with which a live profile can be compared: those of earlier saves, and that of git's ``HEAD``."""
+"""Profiles with which a live profile can be compared: those of earlier saves, and the one of git's ``HEAD``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class ProfileSnapshot:
-    """Profile as JSON data, with the options that produced it and the texts of its files by name."""
+    """A profile as JSON data, with the options that produced it and the texts of the profiled files by name."""
 
     options: StepOptions
     profile: Mapping[str, Any]
@@ -51,13 +51,13 @@ class BaselineProfiles:
     def last_save(
         self, options: StepOptions, texts: Mapping[str, str]
     ) -> tuple[ProfileSnapshot | None, dict[str, str]]:
-        """Return the profile of the previous save with the same options, and the lines that have moved since."""
+        """Return the previous save's profile with the same options, and the lines that have moved since that save."""
         wanted = _profile_options(options)
         found = next((x for x in reversed(self._saves) if x.options == wanted and x.texts != texts), None)
         return found, {} if found is None else _moved_lines(found.texts, texts)
 
     async def head(self, options: StepOptions, texts: Mapping[str, str]) -> tuple[ProfileSnapshot, dict[str, str]]:
-        """Return the profile of git's ``HEAD`` with the same options, and the lines that have moved since."""
+        """Return the profile of git's ``HEAD`` with the same options, and the lines that have moved since ``HEAD``."""
         loop, wanted, entry = asyncio.get_running_loop(), _profile_options(options), self._project.entry
         key = (await loop.run_in_executor(None, commit_hash, entry.parent, "HEAD"), wanted)
         if key not in self._heads:
@@ -108,5 +108,5 @@ def _moved_lines(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, st
 
 
 def _profile_options(options: StepOptions) -> StepOptions:
-    """Return the options on which the profile depends, with all others at their defaults."""
+    """Return the options that affect the profile, with all others at their defaults."""
     return StepOptions(options.devices[:1], options.batch, options.amp, options.checkpoint)

@@ -1,4 +1,4 @@
-"""Find the literal batch size in an entry file: the default value of ``batch_size`` in its ``input_provider``."""
+"""Finds the literal batch size in an entry file: the default value of ``batch_size`` in its ``input_provider``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROVIDER, _PARAMETER = "input_provider", "batch_size"
 
 @dataclass(frozen=True)
 class BatchLiteral:
-    """Integer literal in a source text.
+    """An integer literal in a source text.
 
     Parameters
     ----------

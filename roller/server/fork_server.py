@@ -1,8 +1,8 @@
 """Process that imports PyTorch once and forks the profiling processes; it loads no project code.
 
 The server sends JSON lines: ``{"fork": n}`` with the descriptors of the new process's socket and output, and ``{"kill":
-pid}``. Answers are ``{"forked": n, "pid": pid}`` and ``{"ended": pid, "status": status}``. When the server exits, this
-process and all its children end.
+pid}``. Responses are ``{"forked": n, "pid": pid}`` and ``{"ended": pid, "status": status}``. When the server exits,
+this process and all its children end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _END_S = 5.0
 
 
 class ForkServer:
-    """Server that forks, kills and reaps profiling processes on request."""
+    """Forks, kills and reaps profiling processes on request."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
@@ -48,7 +48,7 @@ class ForkServer:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
-        """Answer requests until the server exits."""
+        """Execute requests until the server exits."""
         while True:
             ready = {*select.select([self._server.fileno(), self._wake], [], [])[0]}
             if self._wake in ready:

@@ -1,4 +1,4 @@
-"""Convert the changes in hints to options of ``roller whatif``."""
+"""Converts the changes in hints to options of ``roller whatif``."""
 
 from __future__ import annotations
 

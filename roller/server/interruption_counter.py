@@ -1,4 +1,4 @@
-"""Detect that files change during every profile, through frequent saves or a step that writes into its project."""
+"""Detects that files change during every profile, through frequent saves or a step that writes into its project."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InterruptionCounter:
         self._count, self._is_waiting, self._ended_s = 0, False, 0.0
 
     def note_change(self, is_running: bool) -> None:
-        """Count a file change during or just after a profile; any other, except during a wait, resets the count."""
+        """Count a file change during or just after a profile; other changes, except during a wait, reset the count."""
         if not self._is_waiting:
             is_cut = is_running or time.monotonic() - self._ended_s < _SOON_S
             self._count = self._count + 1 if is_cut else 0

@@ -1,4 +1,4 @@
-"""Find out why a step does not fit a device, and which changes make it fit, by simulating each change."""
+"""Finds out why a step does not fit a device and, by simulation, which changes make it fit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[s
 
 
 def _memory_remedies(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> Iterator[dict[str, Any]]:
-    """Yield each possible change other than of the batch size, with the memory that the changed step needs."""
+    """Yield each possible change except that of the batch size, with the memory that the changed step needs."""
     ways = (("checkpoint=yes", options.amp, True), ("amp=bf16", "bf16", options.checkpoint))
     for words, amp, checkpoint in ways:
         if (amp, checkpoint) == (options.amp, options.checkpoint):

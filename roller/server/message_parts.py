@@ -1,4 +1,4 @@
-"""Split long messages between server and process into short ones, so that none blocks the event loop for long."""
+"""Splits long messages between server and process into short ones, so that none blocks the event loop for long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PART_VALUES = 2000
 
 
 def split_message(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the long lists of a message in parts, and finally the message with empty lists in their place.
+    """Yield the long lists of a message in parts, and finally the message with an empty list in place of each.
 
     Examples
     --------

@@ -1,7 +1,8 @@
-"""Serve the page of a session: its files and a WebSocket for state and requests.
+"""Serves the page of a session: its files and a WebSocket for state and requests.
 
-By default, only this machine is served. Each request must carry the server's host name, as a protection against DNS
-rebinding; the socket also requires the page's origin and a token that only the page's address contains.
+By default, the server accepts connections only from this machine. Each request must carry the server's host name, as a
+protection against DNS rebinding; the socket also requires the page's origin and a token that only the page's address
+contains.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class PageServer:
         return {"file": found.name, "text": found.text, "digest": found.digest}
 
     def _answer(self, data: str | bytes) -> dict[str, Any] | None:
-        """Execute a client's request; return the answer for that client alone, or ``None`` if there is none."""
+        """Execute a client's request; return the response for that client alone, or ``None`` if there is none."""
         number: Any = None
         try:
             asked = protocol.parse_message(data)

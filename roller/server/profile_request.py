@@ -1,4 +1,4 @@
-"""Requests from the server to a profiling process."""
+"""Requests of the server to a profiling process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ProfileRequest:
     Parameters
     ----------
     id
-        Number that the answers repeat.
+        Number that the responses repeat.
     wanted
         Requested stages, a subset of :data:`STAGES`.
     before

@@ -1,4 +1,4 @@
-"""Compute the stages of an answer: a step's profile, comparisons, curve, memory remedies, hints and what-ifs."""
+"""Computes the stages of a response: a step's profile, comparisons, curve, memory remedies, hints and what-ifs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _StageComputer:
         self._request, self._options, self._kept = request, request.options, steps
 
     def _step(self) -> TracedStep:
-        """Return the step for the request's options; it is traced once for all requests."""
+        """Return the step for the request's options; the step is traced once for all requests."""
         found = self._kept.get("step")
         if found is None:
             require_torch("serve")
@@ -156,7 +156,7 @@ class _StageComputer:
         }  # fmt: skip
 
     def fit_data(self) -> dict[str, Any] | None:
-        """Return the reason why the step does not fit and what would make it fit; ``None`` if it fits."""
+        """Return the reason why the step does not fit, and what would make it fit; ``None`` if it fits."""
         return None if self._profile().fits else fit_data(self._step(), self._spec(), self._options)
 
     def hints_data(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Main loop of a forked process: load an entry file, profile its step and answer requests.
+"""Main loop of a forked process: loads an entry file, profiles its step and executes requests.
 
 Messages have the format of :mod:`roller.backends.message_channel`, without blobs, and the keys of
 :mod:`roller.server.profile_request`. A process serves one state of the project's files and is killed when they change.
-A newer request cancels an older one at the older one's next operator.
+A newer request cancels an older one when that reaches its next operator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STDERR = 2
 
 
 def serve(conversation: int) -> None:
-    """Answer requests until the server exits."""
+    """Execute requests until the server exits."""
     faulthandler.register(signal.SIGUSR1, file=_STDERR, all_threads=True)
     own = os.getpid()
     os.register_at_fork(after_in_child=lambda: os.close(conversation))  # children of the project must not answer

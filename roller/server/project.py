@@ -1,4 +1,4 @@
-"""Read and write the files of a project, which are below one folder and have relative names."""
+"""Reads and writes the files of a project; all are below one folder and have relative names."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LARGEST = 4 << 20
 
 
 class ProjectError(RollerError):
-    """A file of the project is missing, cannot be read or written, or has changed since it was read."""
+    """Raised if a file of the project is missing, cannot be read or written, or has changed since it was read."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """Source file: its project-relative name with ``/``, its text with its line ends, and its bytes' digest."""
+    """A source file: project-relative name with ``/``, text with the file's own line ends, and digest of its bytes."""
 
     name: str
     text: str

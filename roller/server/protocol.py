@@ -1,4 +1,4 @@
-"""Check messages from clients of the live page; the protocol is in docs/server-protocol.md."""
+"""Checks messages from clients of the live page; the protocol is in docs/server-protocol.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_CHANGES = 32
 
 
 class ProtocolError(RollerError):
-    """A message violates the protocol."""
+    """Raised if a message violates the protocol."""
 
 
 def parse_message(data: str | bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Serve the page of one entry file until the process is interrupted."""
+"""Serves the page of one entry file until the process is interrupted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def serve(
 
 
 def allowed_hosts(host: str, address: str, port: int) -> tuple[str, ...]:
-    """Return the host headers that a browser may send for the page; the first one is for the printed address.
+    """Return the host headers that a browser may send for the page; the first header is for the printed address.
 
     Examples
     --------

@@ -41,9 +41,9 @@ class SessionState:
     revision
         Number of changes to the project's files that have been detected so far.
     results
-        Data of the latest answer by stage.
+        Data of the latest response by stage.
     revisions, made
-        Revision and options of each stage's results, which are stale if older than ``revision``.
+        Revision and options of each stage's results; results are stale if their revision is older than ``revision``.
     error
         Error of the latest profile (``text``, ``problems``, ``output``), or ``None``.
     progress
@@ -282,7 +282,7 @@ class Session:
             self._processes.kill_soon(worker)
 
     async def _follow(self, worker: Worker, wanted: Sequence[str], revision: int) -> None:
-        """Request the stages and process the answers; the comparison with ``HEAD``, which is slower, comes last."""
+        """Request the stages and process the responses; the comparison with ``HEAD``, which is slower, comes last."""
         texts, options = await self._files.texts(), self.options
         now = [stage for stage in wanted if stage != "difference" or self.against == "last"]
         before, moved = self._earlier.last_save(options, texts)
@@ -303,7 +303,7 @@ class Session:
         self, worker: Worker, wanted: Sequence[str], before: ProfileSnapshot | None, moved: Mapping[str, str],
         texts: Mapping[str, str], revision: int,
     ) -> bool:  # fmt: skip
-        """Request stages and process the answers; return whether the request ended without an error."""
+        """Request stages and process the responses; return whether the request ended without an error."""
         number, began_ns, options = self._next(), time.time_ns(), self.options
         request = ProfileRequest(
             number, str(self.project.entry), str(self.project.folder), options, tuple(wanted),

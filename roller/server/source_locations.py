@@ -1,4 +1,4 @@
-"""Find lines of a project in messages and fault handler output."""
+"""Finds lines of a project in messages and fault handler output."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ _ANSWER_S = 0.5
 
 
 class WorkerEnded(Exception):
-    """A process ended; the text describes how it ended."""
+    """Raised if a process ended; the text describes how it ended."""
 
 
 class Worker:
-    """Connection to a profiling process."""
+    """A connection to a profiling process."""
 
     def __init__(
         self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, output: asyncio.StreamReader,
@@ -68,7 +68,7 @@ class Worker:
             raise WorkerEnded(await self.describe_end()) from None
 
     async def receive(self, change: Callable[[Any], Any] | None = None) -> dict[str, Any]:
-        """Return the next answer, with ``change`` applied to its data if it is given."""
+        """Return the next response; if ``change`` is given, it is applied to the response's data."""
         try:
             while True:
                 said = json.loads(await self._message())
@@ -113,7 +113,7 @@ class Worker:
         return how + (f" after it said: {last.strip()[:200]}" if last else "")
 
     async def stack_lines(self) -> tuple[str, ...]:
-        """Return the lines of the process's Python stack, innermost first, that its fault handler prints."""
+        """Return the lines of the process's Python stack, as its fault handler prints them, innermost first."""
         before = len(self._lines)
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)

@@ -74,12 +74,12 @@ class Measurement:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the iterations of every process were stable; if not, no time is reported."""
+        """Whether the iterations of all processes were stable; if not, no time is reported."""
         return all(sample.is_stable for sample in self.samples)
 
     @property
     def interval(self) -> MeanInterval | None:
-        """Mean time per iteration (s) with its 95 % confidence interval; with several processes, from their means."""
+        """Mean time per iteration (s) over the processes, and its 95 % confidence interval; ``None`` if unstable."""
         means = [sample.interval for sample in self.samples if sample.interval is not None]
         if not self.is_stable or not means:
             return None
@@ -196,7 +196,7 @@ def measure_model(
     rule
         Stop rule for the iterations; by default, the published rule.
     budget_s
-        Time for iterations, in seconds, excluding the first ones, whose operators are recorded.
+        Time for iterations, in seconds, excluding the first iterations, whose operators are recorded.
     seed
         Seed for weights and inputs.
     python

@@ -55,7 +55,7 @@ class Digest:
 
 
 def read_digests(path: Path) -> Mapping[str, Digest]:
-    """Return the digests, by model, in a file written by ``roller suite digest --out``."""
+    """Return the digests in a file written by ``roller suite digest --out``, keyed by model."""
     try:
         rows = json.loads(read_file(path))
         found = [

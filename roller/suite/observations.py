@@ -122,7 +122,7 @@ def _judge_observation(number: int, one: _Observation, studies: Studies) -> Verd
 
 
 def _sweeps_of_models(studies: Studies, least: int = 2) -> Iterator[tuple[str, str, list[Row]]]:
-    """Yield the model, the name and the rows of every sweep with at least ``least`` fitting batches."""
+    """Yield the model, the name and the rows of each sweep with at least ``least`` fitting batches."""
     for model in studies.models:
         for device in studies.devices:
             rows = studies.sweep_of(model, device)

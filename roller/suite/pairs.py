@@ -74,7 +74,7 @@ class Pair:
 def run_alternating_rounds(
     run: Sequence[Callable[[int], Block]], *, budget_s: float
 ) -> tuple[list[tuple[float, float]], int]:
-    """Run rounds of one block per process within a budget; return the undisturbed rounds and the number of others."""
+    """Run rounds of one block per process within a budget; return quiet rounds and the number of disturbed ones."""
     end_s, rounds, disturbed, calls = monotonic() + budget_s, list[tuple[float, float]](), 0, 1
     number = 0
     while monotonic() < end_s or number < WARM_UP + LEAST_ROUNDS:

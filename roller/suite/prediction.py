@@ -121,7 +121,7 @@ def predict(
     reduced: bool = False,
     done: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Prediction]:
-    """Yield a prediction for every model, batch and device, in that order; devices share traces if possible.
+    """Yield a prediction for each model, batch and device, in that order; devices share traces if possible.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ FORMAT, VERSION = "roller suite run", 1
 _PARTS = ("roller", "python", "system", "packages", "processor", "devices", "variables")
 #: Bounds on plausible times per iteration, in seconds.
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
-#: Keys of every row.
+#: Keys of each row.
 _KEYS = frozenset({"model", "device", "batch", "kind", "throughput_per_s"})
 
 

@@ -45,7 +45,7 @@ class TurnCoordinator:
         self._answer()
 
     def run(self, calls: int) -> Block:
-        """Let the other process call the step ``calls`` times; return the block of its times."""
+        """Let the other process call the step ``calls`` times; return the measured block."""
         send(self._turn, {"calls": calls})
         answer = self._answer()
         return Block(float(answer["iteration_s"]), bool(answer["is_quiet"]))

@@ -1,6 +1,6 @@
 """``python -m roller.suite.worker MODEL`` trains a suite model and measures its steps for ``measuring``."""
 
-# It reads requests from standard input and answers on the original standard output.
+# It reads requests from standard input and writes responses to the original standard output.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIMED_STEPS = 3
 
 
 def main(name: str) -> None:
-    """Answer requests until the other end closes."""
+    """Handle requests until the other end closes."""
     answer_requests(lambda request: _measure_request(name, request))
 
 

@@ -1,4 +1,4 @@
-"""The registry of targets, by kernel language and by device name.
+"""The registry of targets, indexed by kernel language and by device name.
 
 To add a target, write a module with a :class:`~roller.targets.target.Target` row and list it in :data:`TARGETS`;
 ``tests/targets`` runs the shared tests for it.

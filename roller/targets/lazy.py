@@ -1,4 +1,4 @@
-"""Import the modules that a target names on first use, so that its properties are available without them."""
+"""Imports the modules named by a target on first use, so that the target's properties are available without them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class AxisSpace:
         return self._index(self.simplify(expr, env))
 
     def _index(self, e: Any) -> Index:
-        """Return ``e`` as an index; raise an error if it leaves its dtype's range, in which integers wrap around."""
+        """Return ``e`` as an index; raise an error if it can leave its dtype's range, because integers would wrap."""
         index, dtype = self._of(e), dtype_of(e)
         if dtype in _RANGES:
             low, high = index.range(self.extents)
@@ -245,7 +245,7 @@ def attach_bounds(
 
 
 def _rebase_bound(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
-    """Rewrite a bound for a load index that is a multiple of the bounded index plus a constant, if there is one."""
+    """Return ``b`` as a bound on a load index (a multiple of the bounded index plus a constant) if there is one."""
     wanted = {(t.axis, t.div, t.mod): t.coef for t in b.index.terms}
     for index in load.index:
         have = {(t.axis, t.div, t.mod): t.coef for t in index.terms}

@@ -164,7 +164,7 @@ def _read(block: Any, where: str) -> Block:
 
 
 def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
-    """Recognize ``out = out (+ * max min) value`` and check its initial value."""
+    """Return the combiner and value of ``out = out (+ * max min) value``, after checking the initial value."""
 
     def is_self(e: Any) -> bool:
         return isinstance(e, TensorLoad) and e.source.same_as(store.buffer)

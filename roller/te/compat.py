@@ -30,7 +30,7 @@ __all__ = [
 
 
 def analyzer(extents: Sequence[tuple[Any, int]]) -> Any:
-    """Return an arithmetic analyzer with ``0 <= var < extent`` for every pair."""
+    """Return an arithmetic analyzer that knows ``0 <= var < extent`` for each pair."""
     known = sym.Analyzer()
     for var, extent in extents:
         known.bind(var, tvm.ir.Range(0, extent))

@@ -27,7 +27,7 @@ Expr: TypeAlias = Any
 
 
 def emit_index(index: Index, env: Mapping[str, Expr]) -> Expr:
-    """Return ``index`` with every axis replaced by ``env[axis]``.
+    """Return ``index`` with each axis replaced by ``env[axis]``.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def remove_opposite_remainders(index: Index) -> Index:
 
 
 def emit_bounds(guard: tuple[Bound, ...], env: Mapping[str, Expr]) -> list[Expr]:
-    """Return the conditions ``low <= index`` and ``index < high`` of every bound."""
+    """Return the conditions ``low <= index`` and ``index < high`` of each bound."""
     out = []
     for b in guard:
         i = emit_index(b.index, env)

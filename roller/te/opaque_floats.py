@@ -1,4 +1,4 @@
-"""Protect floating-point arithmetic from TVM's passes, which simplify it as if it were exact (``x + c - c`` to ``x``).
+"""Protects floating-point arithmetic from TVM's passes, which simplify it as if it were exact (``x + c - c`` to ``x``).
 
 :func:`hide_float_arithmetic` turns float nodes into calls to operators that no simplifier knows; integers and indices
 remain nodes. ``LowerIntrin``, the last pass of every pipeline, turns the calls back into nodes, as does

@@ -136,7 +136,7 @@ def _read_function(func: Any, name: str) -> TensorExpr:
 
 
 def _labels(buffers: list[Any]) -> dict[Any, str]:
-    """Return a unique name for every buffer; repeated names get a number."""
+    """Return a unique name for each buffer; repeated names get a number."""
     out: dict[Any, str] = {}
     for b in buffers:
         label, n = b.name, 1

@@ -1,4 +1,4 @@
-"""Prices batches and programs with the templates for the device's kind, which are loaded on first use."""
+"""Prices batches and programs with the templates for the device's kind; the templates are loaded on first use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PRICED_FIRST = 192
 
 
 def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
-    """Return ``seconds`` and every term of a batch by name, as arrays of shape ``(N,)``."""
+    """Return ``seconds`` and all terms of a batch, keyed by name, as arrays of shape ``(N,)``."""
     terms: Mapping[str, Floats] = spec.traits.module_for("templates").price(batch, spec)
     return terms
 
@@ -109,7 +109,7 @@ def estimate_with_terms(
 def estimate_with_block(
     program: RProgram, spec: DeviceSpec, block: Sequence[int], warm: tuple[str, ...] = ()
 ) -> Estimate:
-    """Return the estimate of a GPU program whose blocks advance by ``block``, at most what their threads cover."""
+    """Return the estimate of a GPU program whose blocks advance by ``block``, at most the extents that they cover."""
     batch = replace(batch_of([program]), block=np.array([block], np.int64), warm=warm)
     return _estimate(spec.traits.module_for("templates").price_programs(batch, [program], spec), 0, spec, batch)
 

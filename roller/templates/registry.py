@@ -1,4 +1,4 @@
-"""Templates for every kind of device: the entry point for callers that need programs or kernel emitters."""
+"""Templates for each kind of device: the entry point for callers that need programs or kernel emitters."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class Access:
         return total
 
     def runs(self, tiles: Ints) -> tuple[Ints, Ints]:
-        """Return the number of contiguous rows in a data tile, and the span (elements) of one of them."""
+        """Return the number of contiguous rows in a data tile, and the span (elements) of one row."""
         # A row's length is the product of the fully covered trailing dimensions and the next extent.
         if self.gather:
             run = np.minimum(self._mean_gathered_run(tiles), self.elements(tiles))

@@ -22,7 +22,7 @@ Rule: TypeAlias = "Callable[[RProgram, DeviceSpec, float], bool]"
 
 
 def fills_execution_units(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Check rule 1: threads of a block fill whole TEUs, a CPU's vectors fill lanes, and matrix tiles fill fragments."""
+    """Return whether rule 1 holds: blocks fill whole TEUs, a CPU's vectors fill lanes, and tiles fill fragments."""
     if program.fragment is not None:
         f, tile = program.fragment, program.tile("register")
         sizes = zip(program.matrix_axes, (f.m, f.n, f.k), strict=True)
@@ -36,7 +36,7 @@ def fills_execution_units(program: RProgram, spec: DeviceSpec, epsilon: float) -
 
 
 def fills_transactions(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Check rule 2: rows of loaded tiles start at transactions and consist of whole ones or span the dimension."""
+    """Return whether rule 2 holds: loaded rows start at transactions and fill them, or span the dimension."""
     block = tuple(program.block_tile.values())
     size = spec.home.transaction_bytes
     known = program.expr._memo.setdefault("transactions", {})
@@ -75,7 +75,7 @@ def whole_transactions_mask(geometry: Geometry, tiles: Ints, size: int) -> np.nd
 
 
 def avoids_bank_conflicts(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Check rule 3 by enumeration: no bank serves two words when one TEU reads a staged tile once."""
+    """Return whether rule 3 holds, by enumeration: no bank serves two words in one TEU's read of a staged tile."""
     if not spec.traits.scratchpad or not program.staged or program.traits.spreads_reductions:
         return True
     shared = spec.layer(spec.traits.scratchpad)
@@ -91,7 +91,7 @@ def avoids_bank_conflicts(program: RProgram, spec: DeviceSpec, epsilon: float) -
 
 
 def limits_padding_waste(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Check rule 4: for a tile S of an axis N, padded waste ``((S - N % S) % S) / N`` is at most ``epsilon``."""
+    """Return whether rule 4 holds: for tile S of axis N, waste ``((S - N % S) % S) / N`` is at most ``epsilon``."""
     return all(-a.extent % program.block_tile[a.name] / a.extent <= epsilon for a in program.axes)
 
 

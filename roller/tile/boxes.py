@@ -31,7 +31,7 @@ class Box:
     accesses
         All index tuples with which the tensor is accessed.
     extents
-        Extent of every axis of the stages.
+        Extent of each axis of the stages.
     """
 
     tensor: Tensor
@@ -92,7 +92,7 @@ def _span(index: Index, tile: Mapping[str, Ints | int], whole: Mapping[str, int]
 
 
 def _quotients(t: Term, extent: Ints, whole: int) -> Ints:
-    """Return the largest change in ``axis // div % mod`` over ``extent`` points from a multiple of ``extent`` on."""
+    """Return the largest change in ``axis // div % mod`` over ``extent`` points after a multiple of ``extent``."""
     if t.is_affine:
         return extent - 1
     aligned = (extent % t.div == 0) | (t.div % extent == 0)
@@ -117,7 +117,7 @@ def least_position(index: Index, ranges: Mapping[str, tuple[int, int]], whole: M
 
 
 def boxes_of(expr: TensorExpr) -> dict[str, Box]:
-    """Return the boxes of all tensors of an expression by name (memoized on the expression)."""
+    """Return the boxes of all tensors of an expression, keyed by tensor name (memoized on the expression)."""
     found: dict[str, Box] | None = expr._memo.get("bsp/boxes")
     if found is None:
         touched: dict[str, dict[tuple[Index, ...], None]] = {}
@@ -148,6 +148,6 @@ def whole_axes(expr: TensorExpr) -> frozenset[str]:
 
 
 def _axes_read_elsewhere(writer: Stage, index: tuple[Index, ...]) -> set[str]:
-    """Return the axes of dimensions that a load reads at positions other than those its tile wrote."""
+    """Return the axes of dimensions that a load reads at positions that the load's own tile did not write."""
     pairs = zip(writer.store, index, strict=True)
     return {a for store, load in pairs if store != load for a in (*store.axes, *load.axes)}

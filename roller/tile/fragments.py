@@ -1,4 +1,4 @@
-"""Operands of a matrix instruction: which load is A and which is B, their scratchpad layout and their bank conflicts.
+"""Operands of a matrix instruction: which load is A and which is B, and both scratchpad layouts and bank conflicts.
 
 The load that the m axis indexes is A, and the load that the n axis indexes is B; the k axis indexes both. A matrix unit
 reads rows of 16 bytes; a tile whose rows would not be aligned to 16 bytes (windows, strides) is staged by axes.
@@ -94,7 +94,7 @@ def operand_loads(stage: Stage, matrix_axes: tuple[str, ...]) -> tuple[Load, Loa
 def operands(
     stage: Stage, tensors: Mapping[str, Tensor], matrix_axes: tuple[str, ...], tile: Mapping[str, int]
 ) -> tuple[Operand, Operand]:
-    """Return A and B with the layouts of their tiles for a block with extents ``tile``."""
+    """Return A and B, each with the layout of its tile, for a block with extents ``tile``."""
     m, n, k = matrix_axes
     a, b = operand_loads(stage, matrix_axes)
     return (
@@ -125,7 +125,7 @@ def _operand(stage: Stage, load: Load, tensor: Tensor, axis: str, k: str, tile: 
 
 @lru_cache(maxsize=4096)
 def _contiguity_key(load: Load, tensor: Tensor, axis: str, extent: int) -> tuple[bool, float]:
-    """Return the key that sorts axes by contiguity: whether most neighbours are not adjacent, and their mean step."""
+    """Return the key that sorts axes by contiguity: whether most neighbours are apart, and their mean distance."""
     # A few long jumps (from image to image) cost less than a stride between all neighbours.
     return break_share(load.index, tensor.shape, axis, extent) > 0.5, mean_step(load.index, tensor.shape, axis, extent)
 

@@ -196,7 +196,7 @@ def thread_chunks(program: RProgram) -> dict[str, int]:
 
 
 def thread_read_ratio(program: RProgram) -> dict[str, float]:
-    """Return, per staged tensor, how many times as many elements a thread reads as it would from a contiguous tile."""
+    """Return, per staged tensor, the ratio of elements that a thread reads to those it would read contiguously."""
     # Windows of neighbouring outputs share elements; windows of interleaved chunks do not.
     register, chunks = tuple(program.tile("register").values()), tuple(thread_chunks(program).values())
     found: dict[str, float] = {}
@@ -301,7 +301,7 @@ PADDING_STEPS = 8
 
 @lru_cache(maxsize=4096)
 def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int, vectors: bool = True) -> tuple[int, int]:
-    """Return the smallest storage padding (elements) with the fewest conflicts, and the conflict degree."""
+    """Return the smallest storage padding (elements) with the fewest conflicts, and the remaining conflict degree."""
     # The paper's published pad is only a first guess; here every multiple of the copy vector up to eight is enumerated
     # over one TEU (rule 3 of alignment). Without ``vectors``, copies move single elements, and any padding is valid.
     vector = max(1, VECTOR_BYTES // reads.itemsize_bytes) if vectors else 1

@@ -14,7 +14,7 @@ _SAMPLE = 4096
 
 
 def pitches(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the distance (elements) between neighbours along every dimension of a row-major array.
+    """Return the distance (elements) between neighbours along each dimension of a row-major array.
 
     Examples
     --------
@@ -39,7 +39,7 @@ def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
 def tile_pieces(
     start: int, moves: Sequence[tuple[int, int, int]], lattice: int, size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each tile's first position along one dimension, and its number of positions, which are ``lattice`` apart.
+    """Return each tile's first position along one dimension, and the number of positions, which are ``lattice`` apart.
 
     Examples
     --------

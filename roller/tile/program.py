@@ -143,12 +143,12 @@ class RProgram:
         return names
 
     def reading(self, reads: Mapping[str, Any]) -> RProgram:
-        """Store the lanes' reads from staged tiles, which storage padding does not change, and return the program."""
+        """Store the lanes' reads from staged tiles (storage padding does not change them) and return the program."""
         self._memo["lane_reads"] = reads
         return self
 
     def tile(self, layer: str) -> dict[str, int]:
-        """Return the extents of a layer's tile by axis name."""
+        """Return the extents of a layer's tile, keyed by axis name."""
         for name, extents in self.tiles:
             if name == layer:
                 return dict(zip(self.axis_names, extents, strict=True))
@@ -277,7 +277,7 @@ class RProgram:
         return one_line_repr("RProgram", f"{self.expr.name}: {self}")
 
     def _repr_html_(self) -> str:
-        """Return the tiles by layer as a table, for a notebook."""
+        """Return the tiles of all layers as a table, for a notebook."""
         rows = [(layer, *extents) for layer, extents in self.tiles]
         how = ", ".join([f"{self.kind}/{self.structure}", *self.mechanisms])
         return html_table(f"{self.expr}: {how}", ("layer", *self.axis_names), rows)

@@ -37,9 +37,9 @@ class ProgramName:
     tiles
         ``((layer, ((axis, extent), ...)), ...)`` from fastest to slowest.
     vector
-        Axis and number of elements, or ``None``.
+        Axis and number of elements, or ``None`` for scalars.
     fragment
-        Name of the matrix instruction, or ``None``.
+        Name of the matrix instruction, or ``None`` if the program has none.
     """
 
     kind: str

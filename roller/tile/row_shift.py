@@ -95,7 +95,7 @@ def _row_start(index: Sequence[Index], tensor: Tensor, axis: str) -> Index | Non
 
 
 def _coefficients(index: Index) -> dict[Term | None, int]:
-    """Return the coefficient of every term and, under ``None``, the constant."""
+    """Return the coefficient of each term and, under ``None``, the constant."""
     found: dict[Term | None, int] = {None: index.const}
     for t in index.terms:
         unit = Term(t.axis, 1, t.div, t.mod)

@@ -115,7 +115,7 @@ def contiguous_axis(stage: Stage, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _inlined(body: Scalar, producers: Mapping[str, Stage]) -> Scalar:
-    """Replace loads of element-wise results by the arithmetic of these where it is a plain float computation."""
+    """Replace each load of an element-wise result by the result's arithmetic if that is a plain float computation."""
 
     def swap(n: Scalar) -> Scalar:
         s = producers.get(n.tensor) if isinstance(n, Load) and not n.guard else None

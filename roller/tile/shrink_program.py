@@ -1,4 +1,4 @@
-"""Shrinks a program to fewer tiles of the same kind, for example to emulate it.
+"""Shrinks a program to fewer tiles of the same kind, for example for emulation.
 
 Axes shrink by whole blocks, so the last tile, guards and vectors stay the same. All accesses must agree on the new
 tensor shapes, and no condition may name a position on the axis.

@@ -13,7 +13,7 @@ _WARP = 32
 
 
 def combining_lanes(parts: int, results: int) -> int:
-    """Return the number of threads that combine each of a block's ``results`` adjacent results.
+    """Return the number of threads that combine the parts of each of a block's ``results`` adjacent results.
 
     Examples
     --------

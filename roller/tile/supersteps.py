@@ -81,7 +81,7 @@ class Schedule:
     sums, sums_dtype
         Number of a unit's accumulators that outlive a superstep, and their dtype.
     combine, finish
-        Codelets that combine and convert the parts of a split reduction, or ``None``.
+        Codelets that combine and convert the parts of a split reduction, or ``None`` for an unsplit reduction.
     """
 
     units: int

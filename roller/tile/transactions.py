@@ -1,4 +1,4 @@
-"""Memory traffic in whole transactions, computed from the rows of a data tile, their pitch and their offsets.
+"""Memory traffic in whole transactions, computed from the number, pitch and offsets of a data tile's rows.
 
 A row of ``b`` bytes that starts at a multiple of ``g`` bytes (a power of two up to the transaction of ``L`` bytes)
 takes on average ``(ceil(b / g) + L / g - 1) / (L / g)`` transactions over the ``L / g`` possible offsets.
@@ -65,7 +65,7 @@ def transactions_per_row(row_bytes: Ints, alignment_bytes: Ints, transaction_byt
 
 
 def tile_transaction_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> tuple[Floats, Ints]:
-    """Return the number of bytes moved in whole transactions for one data tile, and the alignment of its rows."""
+    """Return the number of bytes moved in whole transactions per data tile, and the alignment of the tile's rows."""
     rows, run = access.runs(tiles)
     alignment = np.minimum(row_alignment_bytes(access, tiles, transaction_bytes), transaction_bytes)
     per_row = transactions_per_row(run * access.tensor.itemsize_bytes, alignment, transaction_bytes)
@@ -147,7 +147,7 @@ def _transactions_of_runs(
 
 
 def _distinct_tiles(tiles: Ints, axes: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Return tiles with distinct extents along ``axes``, and each tile's index among them, shape ``(N,)``."""
+    """Return tiles with distinct extents along ``axes``, and each given tile's index among them, shape ``(N,)``."""
     _, first, which = np.unique(tiles[:, list(axes)], axis=0, return_index=True, return_inverse=True)
     return tiles[first], which.reshape(-1)
 

@@ -65,7 +65,7 @@ def widest_vector(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: i
 
 
 def access_elements_of_chunk(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int, chunk: int) -> int:
-    """Return the number of elements per access that evenly divides every chunk of ``chunk`` elements along ``axis``."""
+    """Return the number of elements per access that divides each chunk of ``chunk`` elements along ``axis`` evenly."""
     return math.gcd(chunk, widest_vector(index, tensor, axis, extent))
 
 

@@ -1,4 +1,4 @@
-"""Winograd's minimal filtering for 3x3 windows: the expressions to which it applies, its matrices, its tiling on CPUs.
+"""Winograd's minimal filtering for 3x3 windows: expressions to which it applies, its matrices, and its tiling on CPUs.
 
 Source: A. Lavin, S. Gray: "Fast Algorithms for Convolutional Neural Networks", CVPR 2016.
 """
@@ -142,7 +142,7 @@ def _match(expr: TensorExpr) -> WindowProduct | None:
 
 
 def _operands(expr: TensorExpr, image: Load, filters: Load) -> WindowProduct | None:
-    """Return the window product of the two operands in this order, or ``None``."""
+    """Return the window product of the two operands in this order, or ``None`` if they form none."""
     extents = expr.anchor.extents
     spatial = {a.name for a in expr.anchor.spatial_axes}
     slides = [s for d, i in enumerate(image.index) if (s := _slide(i, d, spatial)) is not None]
@@ -358,6 +358,6 @@ def operations(matrix: Matrix) -> int:
 
 
 def _sum_operations(coefficients: Sequence[float]) -> int:
-    """Return the number of operations in a weighted sum: a product (unless by 1), then one multiply-add per term."""
+    """Return the operation count of a weighted sum: a product unless by 1, then a multiply-add per further term."""
     left = [c for c in coefficients if c]
     return len(left) - (left[0] == 1.0)

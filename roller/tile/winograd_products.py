@@ -110,7 +110,7 @@ class Products:
 
 
 def batched_product(expr: TensorExpr, structure: str) -> Products | None:
-    """Return the batched matrix product for an expression (memoized on it), or ``None`` if there is none.
+    """Return the batched matrix product for an expression (memoized on the expression), or ``None`` if there is none.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Arguments of a CPU kernel: check the caller's arrays and convert them to the kernel's form."""
+"""Checks a caller's arrays for a CPU kernel and converts them to the kernel's form."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
 
 
 def argument_slots(artifact: KernelArtifact) -> tuple[list[ArgumentSlot], list[ArgumentSlot]]:
-    """Return the slots for a call's inputs, except constants, and those for its outputs."""
+    """Return the slots for the inputs of a call (except constants), and the slots for its outputs."""
     constants = {c.position for c in artifact.constants}
     pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
     outputs = zip(artifact.expression.output_tensors, artifact.outputs, strict=True)

@@ -1,4 +1,4 @@
-"""Check that this processor can run a kernel."""
+"""Checks whether this processor can run a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a CPU kernel once on memory chosen by the caller, to detect accesses outside its arrays."""
+"""Runs a CPU kernel once on memory chosen by the caller, to detect accesses outside its arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ArgumentAllocator(Protocol):
 
 
 def run_on_allocated_memory(kernel: CpuKernel, place: ArgumentAllocator) -> None:
-    """Pack the constants and call the kernel once, with ``place`` as the allocator for every argument."""
+    """Pack the constants and call the kernel once, with ``place`` as the allocator for each argument."""
     artifact, views = kernel.artifact, {}
     for a in artifact.arguments:
         stored = storage_dtype(a.dtype)

@@ -1,4 +1,4 @@
-"""Run a CPU KernelArtifact on NumPy arrays or any DLPack arrays, without TVM's compiler.
+"""Runs a CPU KernelArtifact on NumPy arrays or any DLPack arrays, without TVM's compiler.
 
 The shared library needs TVM's small runtime (threads, workspaces), which is located in the installed package and loaded
 with global symbols. ``tvm`` itself is never imported, so the first result in a fresh process takes 0.2 s, and each call
@@ -152,7 +152,7 @@ class CpuKernel:
         return (runs[0] if len(runs) == 1 else _RotatingCalls(runs)), result
 
     def _copies(self, total_bytes: int) -> list[tuple[Any, ...]]:
-        """Return further copies of the constants and panels; with the first ones, they take about ``total_bytes``."""
+        """Return additional copies of constants and panels; with the originals, they occupy about ``total_bytes``."""
         own_bytes = sum(a.nbytes for a in self._held_arrays)
         count = max(1, min(_MOST_COPIES, math.ceil(total_bytes / own_bytes))) - 1 if own_bytes else 0
         copies = [map(self._view, _copy_aligned(a, count)) for a in self._held_arrays]  # views keep them alive
@@ -239,14 +239,14 @@ def _allocate_aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def _copy_aligned(array: np.ndarray, count: int) -> list[np.ndarray]:
-    """Return ``count`` copies, each of which starts at a cache-line boundary."""
+    """Return ``count`` copies of ``array``, each of which starts at a cache-line boundary."""
     rows = _allocate_aligned((count, -(-array.nbytes // LINE_BYTES) * LINE_BYTES), "uint8")
     rows[:, : array.nbytes] = array.reshape(-1).view(np.uint8)
     return [row[: array.nbytes].view(array.dtype).reshape(array.shape) for row in rows]
 
 
 def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
-    """Load a library from memory through a temporary file; return it and its function ``entry``."""
+    """Load a library from memory through a temporary file; return the library and its function ``entry``."""
     ffi = load_tvm_runtime()
     with scratch_folder() as folder:
         path = Path(folder, "kernel.so")
@@ -261,6 +261,6 @@ def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
 
 
 def thread_pool_runtime() -> tuple[ctypes.CDLL, Any]:
-    """Return TVM's runtime library and its function that sets the size of a pool, or ``None`` if it has none."""
+    """Return TVM's runtime library and the function that sets the size of a thread pool (``None`` if TVM lacks it)."""
     configure = load_tvm_runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
     return ctypes.CDLL(str(_find_runtime())), configure

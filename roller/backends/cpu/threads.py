@@ -78,7 +78,7 @@ _PROCESSORS = Path("/sys/devices/system/cpu")
 
 @functools.cache
 def core_of_processor(processor: int) -> str:
-    """Return an identifier of the core of ``processor``: its hardware threads, or ``processor`` if they are unknown."""
+    """Return an identifier of a processor's core: the core's hardware threads, or ``processor`` if they are unknown."""
     try:
         return (_PROCESSORS / f"cpu{processor}/topology/thread_siblings_list").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Flush a GPU's last-level cache by reading a large buffer: written lines would be written back during timing."""
+"""Flushes a GPU's last-level cache by reading a large buffer; written lines would be written back during timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CuPy for NVIDIA GPUs or ROCm: find it, select a device, query its properties, and time work."""
+"""Finds CuPy for NVIDIA GPUs or ROCm, selects a device, queries its properties, and times work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device side of profiling on a GPU: allocate inputs, check one run, then time it.
+"""Device side of profiling on a GPU: allocates inputs, checks one run, then times more.
 
 This module runs inside the device process (:mod:`roller.runtime.worker`). An exception other than a
 :class:`~roller.errors.RollerError` means that the device's state is unknown, and ends the process.
@@ -155,7 +155,7 @@ class CudaDevice:
         return "events" if self._flush is None or self._flush.reads else "events, the cache overwritten before"
 
     def usable(self) -> bool:
-        """Return whether the device still answers; after some faults, every further call fails."""
+        """Return whether the device still responds; after some faults, every further call fails."""
         try:
             self._cp.cuda.runtime.deviceSynchronize()
         except RuntimeError:  # CUDARuntimeError
@@ -201,7 +201,7 @@ class CudaDevice:
         return PTX
 
     def _graphs(self, first_s: float, budget_s: float) -> list[float]:
-        """Time graphs of many launches that rotate over the buffer sets; return each graph's seconds per launch."""
+        """Time graphs of many launches that rotate over the buffer sets; return each graph's time per launch (s)."""
         # CuPy captures no graphs on HIP: launches follow each other there, and their overhead shows below some 5 us.
         wanted = math.ceil(_GRAPH_S / max(first_s, 1e-6))
         sets = len(self._sets)

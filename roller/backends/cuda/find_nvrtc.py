@@ -1,4 +1,4 @@
-"""Find NVRTC and CUDA's headers in pip wheels of CUDA 12 or 13, or in a toolkit, without loading them."""
+"""Finds NVRTC and CUDA's headers in pip wheels of CUDA 12 or 13, or in a toolkit, without loading them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.errors import BuildError
 
 #: Supported CUDA releases, newest first, because the newest compiles best for the architectures it knows.
 MAJORS = (13, 12)
-#: Headers for half precision and for matrix units; some releases ship the latter separately.
+#: Headers for half precision and for matrix units; some releases ship the header for matrix units separately.
 HEADER, MATRIX_HEADER = "cuda_fp16.h", "crt/mma.h"
 #: Folders of the library and headers in wheels, relative to a folder of ``sys.path``.
 _WHEELS = {
@@ -56,7 +56,7 @@ def find_all_nvrtc() -> tuple[NvrtcInstallation, ...]:
 
 
 def _candidates() -> Iterator[tuple[Path, tuple[Path, ...], int]]:
-    """Yield ``(library, header folders, CUDA release)``, the preferred ones first."""
+    """Yield possible installations as ``(library, header folders, CUDA release)``, preferred ones first."""
     for major in MAJORS:
         library, includes = _WHEELS[major]
         for root in _import_folders():

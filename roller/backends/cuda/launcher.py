@@ -1,4 +1,4 @@
-"""Run built CUDA artifacts on CuPy, torch or other DLPack arrays, on the caller's stream and usually without copies.
+"""Runs built CUDA artifacts on CuPy, torch or other DLPack arrays, on the caller's stream and usually without copies.
 
 This module is written for the documented interfaces of CuPy 14; tests use a stand-in for CuPy.
 """

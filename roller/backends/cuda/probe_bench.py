@@ -1,4 +1,4 @@
-"""Time the cases of a probe on a GPU: ``n`` and ``2n`` steps of a kernel in turn.
+"""Times the cases of a probe on a GPU, running ``n`` and ``2n`` steps of a kernel in turn.
 
 This module needs neither a compiler nor an artifact, only an image, raw buffers and integers. It runs inside the device
 process.

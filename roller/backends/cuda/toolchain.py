@@ -1,4 +1,4 @@
-"""Build CUDA artifacts with NVRTC from pip wheels or a toolkit, without a device or TVM."""
+"""Builds CUDA artifacts with NVRTC from pip wheels or a toolkit, without a device or TVM."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def resources(log: str) -> dict[str, int]:
 
 
 def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
-    """Compile CUDA C to a cubin; return it with the compiler's log."""
+    """Compile CUDA C to a cubin; return the cubin and the compiler's log."""
     return _compile_with_nvrtc(source, arch, options, ("nvrtcGetCUBINSize", "nvrtcGetCUBIN"))
 
 
@@ -113,7 +113,7 @@ def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
 
 
 def _compile_with_nvrtc(source: str, arch: str, options: Sequence[str], get: tuple[str, str]) -> tuple[bytes, str]:
-    """Compile CUDA C; return the image, fetched with the two NVRTC functions ``get`` (size, contents), and the log."""
+    """Compile CUDA C; return the image, which the NVRTC functions ``get`` (size, contents) fetch, and the log."""
     chosen = _nvrtc_for_architecture(arch)
     lib, includes = chosen.lib, [f"-I{folder}" for folder in chosen.includes]
     flags = [f"--gpu-architecture={arch}", *includes, "-default-device", "-w", "--ptxas-options=-v", *options]

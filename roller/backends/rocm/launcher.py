@@ -1,4 +1,4 @@
-"""Run built HIP artifacts with CuPy's ROCm build.
+"""Runs built HIP artifacts with CuPy's ROCm build.
 
 This module is written for CuPy's documented interface and has **never run** on hardware. Tests cover everything up to
 the device: code objects, argument checks, and errors.

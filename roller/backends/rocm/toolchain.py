@@ -1,4 +1,4 @@
-"""Build HIP artifacts with hipcc, without a device or TVM."""
+"""Builds HIP artifacts with hipcc, without a device or TVM."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def resources(log: str) -> dict[str, int]:
 
 
 def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
-    """Compile HIP C++ to a code object; return it with the compiler's log."""
+    """Compile HIP C++ to a code object; return the code object and the compiler's log."""
     compiler = find_hipcc()
     with scratch_folder("hip-") as folder:
         path, target = Path(folder, "kernel.hip.cpp"), Path(folder, "kernel.co")

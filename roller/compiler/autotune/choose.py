@@ -1,4 +1,4 @@
-"""Selection strategies: the fastest candidate, the fastest worth timing, the first correct one, the first to lower."""
+"""Selection strategies: the fastest candidate, the fastest worth timing, the first correct, the first that lowers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proves kernels for absent devices by running them on the emulator."""
+"""Proves kernels for absent devices correct by running them on the emulator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEAST_S = 0.05
 
 @dataclass(frozen=True)
 class ProofVerdict:
-    """Result of proving a kernel."""
+    """Result of an attempt to prove a kernel correct."""
 
     proved: str  #: ``"emulated"``, with the part that ran if not all did, or ``"not proved (reason)"``
     wrong: str = ""  #: The error found; empty if none was found, also if time ran out
@@ -52,7 +52,7 @@ def processor_seconds() -> float:
 
 
 def missing_emulator_reason() -> str:
-    """Return the reason why this machine cannot prove kernels; empty if it can."""
+    """Return the reason why this machine cannot prove kernels correct; empty if it can."""
     from roller.emulator.build_library import compiler
 
     try:
@@ -70,7 +70,7 @@ def prove(
     seed: int = 0,
     workers: int | None = None,
 ) -> ProofVerdict:
-    """Prove a kernel on the emulator within a processor-time budget.
+    """Prove a kernel correct on the emulator within a processor-time budget.
 
     >>> import roller
     >>> kernel = roller.compile(roller.ops.matmul(64, 64, 64), device="v100", top_k=1, cache=False)
@@ -123,7 +123,7 @@ def _emulate_kernel(
 def _prove_scaled_kernel(
     artifact: KernelArtifact, lower: Lower, seconds: float, seed: int, workers: int | None
 ) -> tuple[ProofVerdict, float]:
-    """Prove a smaller kernel; an error in a kernel with a different structure proves nothing about the original."""
+    """Prove a smaller kernel correct; an error in one with a different structure says nothing about the original."""
     from roller.compiler.autotune.scaled_kernel import find_scaled_kernel
 
     found = find_scaled_kernel(artifact, lower)
@@ -155,13 +155,13 @@ def _proof_detail(proved: str) -> str:
 
 
 class ProofBudget:
-    """Proves kernels one after another within ``seconds`` of processor time in total, including g++."""
+    """Proves kernels correct, one after another, within ``seconds`` of processor time in total, including g++."""
 
     def __init__(self, seconds: float, lower: Lower | None = None) -> None:
         self.seconds, self._lower, self._spent_s = seconds, lower, 0.0
 
     def __call__(self, name: str, artifact: KernelArtifact) -> tuple[KernelArtifact, str]:
-        """Prove a kernel; return it with the result stored, and the error found (empty if none)."""
+        """Prove a kernel correct; return it with the result stored, and the error found (empty if none)."""
         del name
         left_s = min(self.seconds - self._spent_s, PROVE_S)
         if left_s < LEAST_S:
@@ -173,7 +173,7 @@ class ProofBudget:
 
 
 def is_proved(artifact: KernelArtifact, seconds: float) -> bool:
-    """Return whether a proof of ``seconds`` can add nothing: the kernel was timed, proved, or tried for as long."""
+    """Return whether ``seconds`` more add nothing: the kernel was timed, proven correct, or tried for as long."""
     if artifact.measured_s is not None:
         return True
     known = stored_proof(artifact)

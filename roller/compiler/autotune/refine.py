@@ -82,7 +82,7 @@ def _time_against_best(
     batch: list[Candidate],
     tried: dict[str, Candidate],
 ) -> tuple[Candidate, dict[str, KernelArtifact]]:
-    """Measure ``best`` and the batch together, record every result, and return the fastest with its artifact."""
+    """Measure ``best`` and the batch together, record all results, and return the fastest one with its artifact."""
     records, made = build_and_measure(shop, batch, known=artifacts)
     for c in (best, *batch):
         tried[c.id] = with_record(c, records[c.id])

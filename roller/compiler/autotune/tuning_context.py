@@ -47,7 +47,7 @@ def build_and_measure(
     timed: bool = True,
     known: Mapping[str, KernelArtifact] | None = None,
 ) -> tuple[dict[str, Record], dict[str, KernelArtifact]]:
-    """Build and measure candidates; return their records and artifacts, by id."""
+    """Build and measure candidates; return their records and their artifacts, both keyed by candidate id."""
     from roller.runtime.build_pool import build_all, build_in_process
 
     jobs = {c.id: c for c in candidates}

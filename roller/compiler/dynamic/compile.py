@@ -201,7 +201,7 @@ class _KernelTimes:
 def _check_and_time(
     variants: Sequence[Variant], varies: Range, places: Sequence[int], times: _KernelTimes, seed: int, timed: bool
 ) -> tuple[str, dict[int, str]]:
-    """Check kernels and time competitive ones; return the disturbance, if any, and reasons why kernels are wrong."""
+    """Check kernels and time competitive ones; return the disturbance (empty if none) and why kernels are wrong."""
     from roller.runtime.cpu_profile import CpuBench
 
     wrong: dict[int, str] = {}

@@ -38,7 +38,7 @@ class DynamicAxes:
         return {axis: min(found, key=lambda p: (-count[p[0]], p)) for axis, found in held.items() if found}
 
     def said(self, shapes: Mapping[int, Sequence[int]]) -> dict[str, int]:
-        """Return the sizes given by the shapes of inputs, which are keyed by position."""
+        """Return the sizes that the inputs' shapes (keyed by input position) determine."""
         found = {}
         for move in self.moves:
             position, dim = self.places[move.axis]

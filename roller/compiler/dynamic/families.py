@@ -1,4 +1,4 @@
-"""Program families for any extent of a size: the tiles stay fixed, and their number varies.
+"""Program families for any extent of a size: the tiles stay fixed, and the number of tiles varies.
 
 A family's kernel needs at least one register tile of rows; the last tile of a call is shifted back to end with the
 axis, so that no row is out of bounds.

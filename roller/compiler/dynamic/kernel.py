@@ -78,7 +78,7 @@ class VaryingKernel(CompiledKernel):
     variants
         The kernels.
     table
-        Index of the kernel for every extent, starting with the smallest.
+        Index of the kernel for each extent, starting with the smallest extent.
     regrets
         Predicted time divided by that of the best program, minus one, by priced extent.
     spec
@@ -151,7 +151,7 @@ class VaryingKernel(CompiledKernel):
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """Smallest and largest extents of the dynamic axis, by name."""
+        """Smallest and largest extents of the dynamic axis, keyed by its name."""
         return {self.varies.size.name: (self.varies.low, self.varies.high)}
 
     @property
@@ -189,7 +189,7 @@ class VaryingKernel(CompiledKernel):
         return self._prepared(self.varies.high)
 
     def _extent_of_arrays(self, arrays: Sequence[Any]) -> int:
-        """Return the extent of a call's arrays; the smallest if they are malformed, so that the kernel refuses them."""
+        """Return the extent of a call's arrays, or the smallest for malformed arrays, which the kernel then refuses."""
         if len(arrays) <= self._input:
             return self.varies.low
         array = arrays[self._input]

@@ -1,4 +1,4 @@
-"""Times of the kernels for a range, and the choice of the fastest kernel proven for a call."""
+"""Times of the kernels for a range, and the choice of the fastest kernel that is proven correct for a call."""
 
 from __future__ import annotations
 

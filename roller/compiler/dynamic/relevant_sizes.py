@@ -90,7 +90,7 @@ def _derivation_chain(name: str, box: Box) -> list[str]:
 
 
 def _root_sizes(used: set[str], box: Box) -> tuple[dict[str, tuple[int, int]], dict[str, Formula]]:
-    """Return the root sizes of an expression's lengths with their bounds, and the derived lengths."""
+    """Return the bounds of the root sizes of an expression's lengths, and the formulas of the derived lengths."""
     # A root with a single dependent length is replaced by that length.
     chains: dict[str, list[list[str]]] = {}
     for name in (*box.ends, *box.derived):

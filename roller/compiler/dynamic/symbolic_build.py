@@ -30,7 +30,7 @@ _POOL, _ROUNDS = 60, 8
 def build_symbolic_kernel(
     program: SymbolicProgram, expression: SymbolicExpr, box: Box, spec: DeviceSpec, asked: Sequence[Sizes] = ()
 ) -> SymbolicKernel:
-    """Generate code for several sizes, generalize and compile it, and prove it at the ``asked`` sizes."""
+    """Generate code for several sizes, generalize and compile it, and prove it correct at the ``asked`` sizes."""
     most = _most_frequent_code(program, box, spec)
     dividends = [e for e in program.extents if isinstance(e, Formula)]
     fitter = _distinguish_formulas(program, box, spec, most, dividends)
@@ -182,7 +182,7 @@ def _panel_arguments(arguments: Sequence[Argument]) -> list[Argument]:
 
 
 def _possible_divisors(program: RProgram) -> set[int]:
-    """Return the possible divisors of a program's extents: tiles, their ratios, and lanes."""
+    """Return the possible divisors of a program's extents: tile extents, their ratios, and lane counts."""
     tiles = [t for _, tile in program.tiles for t in tile]
     steps = [
         b // a

@@ -51,8 +51,8 @@ class SymbolicPiece:
 class SymbolicRange(CompiledKernel):
     """Kernels of one expression for all extents of several axes; its properties are those at the largest extents.
 
-    The first call with new sizes proves the kernel for these sizes, which takes some tens of milliseconds; nothing is
-    compiled.
+    The first call with new sizes proves the kernel correct for these sizes. The proof takes some tens of milliseconds;
+    nothing is compiled.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class SymbolicRange(CompiledKernel):
     judged
         The kernels and their times.
     best
-        Predicted seconds of the best program at every sample size.
+        Predicted seconds of the best program at each sample size.
     spec
         The device.
     doubt
@@ -175,7 +175,7 @@ class SymbolicRange(CompiledKernel):
 
     @property
     def pieces(self) -> tuple[SymbolicPiece, ...]:
-        """The kernels, the sample sizes for which each is chosen, and its predicted regret at these sizes."""
+        """Each kernel with the sample sizes for which it is chosen, and with its predicted regret at these sizes."""
         seconds = np.array([j.seconds_at_samples for j in self.judged])
         taken = seconds.argmin(axis=0)
         found = []
@@ -204,7 +204,7 @@ class SymbolicRange(CompiledKernel):
         return self._prepared(self.varies.box.high)
 
     def _sizes_of_arrays(self, arrays: Sequence[Any]) -> dict[str, int]:
-        """Return the sizes of a call's arrays; the smallest if they are malformed, so that the kernel refuses them."""
+        """Return the sizes of a call's arrays, or the smallest for malformed arrays, which the kernel then refuses."""
         shapes: dict[int, Sequence[int]] = {}
         for n, position in zip(self._asked, self._positions, strict=True):
             shape = _array_shape(arrays[n]) if n < len(arrays) else ()

@@ -1,4 +1,4 @@
-"""Proves a generalized kernel for the sizes of a call, once for each combination of sizes, before it runs.
+"""Proves a generalized kernel correct for a call's sizes before it runs, once for each combination of sizes.
 
 The program's own code is generated, but not compiled, for these sizes. If it equals the kernel with numbers in place of
 formulas, the two are the same code. Otherwise, the kernel runs between guard pages and is compared with the reference.

@@ -111,7 +111,7 @@ class Search:
 def search_all(
     questions: Mapping[str, SearchRequest], spec: DeviceSpec, options: ConstructOptions, effort: Effort
 ) -> dict[str, Search]:
-    """Construct programs for every expression at sample sizes; price each program at all sample sizes."""
+    """Construct programs for each expression at sample sizes; price each program at all sample sizes."""
     from roller.runtime.build_pool import build_all, build_in_process
 
     run = build_all if len(questions) > 1 else build_in_process
@@ -134,7 +134,7 @@ def search_all(
 def _construct_and_price(
     q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, effort: Effort
 ) -> tuple[Any, ...]:
-    """Return programs with the index of their form and their sizes, the best seconds per place, and those of all."""
+    """Return programs (each with its form's index and its sizes), the best seconds per place, and all seconds."""
     own, places = q.own, q.own.box.sample_sizes()
     looked_at = [*places, *(p for p in map(own.box.at_least_two, places) if p not in places)]
     if not effort.exact:
@@ -157,7 +157,7 @@ def construct_symbolic_programs(
     q: SearchRequest, looked_at: Sequence[Sizes], spec: DeviceSpec, options: ConstructOptions, each: int,
     offered: Callable[[RProgram, SymbolicExpr, Sizes], Sequence[SymbolicProgram]] = _offer_programs,
 ) -> tuple[list[SymbolicProgram], dict[tuple[int, ...], float]]:  # fmt: skip
-    """Construct programs at some sizes; return the programs for all sizes and the best predicted seconds by sizes."""
+    """Construct programs at some sizes; return the programs for all sizes and the best seconds, keyed by sizes."""
     families: dict[Any, SymbolicProgram] = {}
     best: dict[tuple[int, ...], float] = {}
     for sizes in looked_at:
@@ -192,7 +192,7 @@ def build_and_check(
 
 
 def _build_programs(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Effort, timed: bool) -> None:
-    """Build programs; the process that builds a kernel also proves it at the sizes at which it will be timed."""
+    """Build programs; the process that builds a kernel also proves it correct at the sizes of its timing."""
     from roller.runtime.build_pool import build_all
 
     _LOG.info("building %s for a range", counted(len(jobs), "kernel"))
@@ -236,7 +236,7 @@ def _check_kernels(s: Search, rows: Sequence[int], seed: int) -> None:
 
 
 def _time_kernels(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, dict[int, float]], str]:
-    """Time kernels; return undisturbed seconds by program and place, and the disturbance (empty if none)."""
+    """Time kernels; return undisturbed seconds, keyed by program and place, and the disturbance (empty if none)."""
     from roller.runtime.cpu_profile import CpuBench, has_guards
 
     measured: dict[int, dict[int, float]] = {}
@@ -291,7 +291,7 @@ def spread_positions(places: Sequence[Sizes], names: Sequence[str], most: int) -
 
 
 def chosen(s: Search, spec: DeviceSpec, effort: Effort, seed: int, timed: bool) -> tuple[list[PricedKernel], str]:
-    """Return the kernels that together are closest to the fastest at all places, and the reason for doubt, if any."""
+    """Return the kernels that together are closest to the fastest at all places, and the reason for doubt or ``""``."""
     measured, doubt = _time_kernels(s, effort, seed, spec.units) if timed else ({}, "")
     rows = list(s.built)
     measured = {r: t for r, t in measured.items() if r in s.built}

@@ -1,4 +1,4 @@
-"""Trace code that uses this process's objects, such as a notebook cell, in a fork of the process.
+"""Traces code that uses this process's objects, such as a notebook cell, in a fork of the process.
 
 Like the process that traces a script, the fork can neither change files nor use the network, and it ends once the steps
 repeat. This process's models, optimizers and data stay unchanged.

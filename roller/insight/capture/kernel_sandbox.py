@@ -22,7 +22,7 @@ _WRITE_FILE, _MAKE_AND_REMOVE, _REFER, _TRUNCATE = 1 << 1, 0b1_1111_1111_0000, 1
 _ALL = _WRITE_FILE | _MAKE_AND_REMOVE | _REFER | _TRUNCATE
 #: ``prctl``: no new privileges, which Landlock requires.
 _NO_NEW_PRIVILEGES = 38
-#: ``unshare``: a network namespace, and a user namespace, which lets anyone create the former.
+#: ``unshare``: a network namespace, and a user namespace, which lets anyone create a network namespace.
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
 #: Paths that may be written outside the folder, and how: locks of multiprocessing are in ``/dev/shm``.
 _OTHERS = (("/dev/shm", _ALL), ("/dev/null", _WRITE_FILE | _TRUNCATE))

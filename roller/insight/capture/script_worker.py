@@ -1,6 +1,6 @@
 """``python -m roller.insight.capture.script_worker SCRIPT``: traces a training script once, for ``script_tracer``.
 
-The request arrives on standard input, and the answer goes to the original standard output. The process then ends,
+The request arrives on standard input, and the response goes to the original standard output. The process then ends,
 inside the script if its steps have been traced.
 """
 
@@ -46,14 +46,14 @@ def blocked_operations_note(things: Sequence[str]) -> list[str]:
 
 
 class ScriptWorker:
-    """Answers one request to trace a script.
+    """Handles one request to trace a script.
 
     Parameters
     ----------
     script
         Path of the script.
     answers
-        Stream to which the answer is written.
+        Stream to which the response is written.
     request
         ``arguments``, ``batch``, ``device``, ``calls``, ``patience_s``.
     body
@@ -74,7 +74,7 @@ class ScriptWorker:
         self._sending = threading.Lock()
 
     def run(self) -> NoReturn:
-        """Trace the script, answer and end the process."""
+        """Trace the script, send the response and end the process."""
         try:
             require_torch("profile")
             tracer = self._tracer = self._make_tracer()
@@ -162,7 +162,7 @@ class ScriptWorker:
         self._answer({"kept_from": list(self._kept_from)}, [trace.to_json().encode()])
 
     def _answer(self, header: dict[str, Any], blobs: Any = ()) -> NoReturn:
-        with self._sending:  # the first answer of this process is its only one
+        with self._sending:  # the first response of this process is its only one
             if os.getpid() == self._own:
                 send(self._answers, header, blobs)
             os._exit(0)  # past every except, finally and atexit of the script
@@ -180,7 +180,7 @@ def _last_stderr_line() -> str:
 
 
 def main(script: str, body: Callable[[], Any] | None = None, cell_of: Callable[[str], str] | None = None) -> None:
-    """Answer one request; see :class:`ScriptWorker` for the arguments."""
+    """Handle one request; see :class:`ScriptWorker` for the arguments."""
     leave_network()
     requests, answers = take_pipes()
     request, _ = receive(requests)

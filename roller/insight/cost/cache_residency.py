@@ -146,7 +146,7 @@ class _LruStack:
 
 
 def _operator_traffic(operator: Operator) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the bytes that an operator reads and writes in each storage."""
+    """Return the bytes that an operator reads from each storage, and the bytes that it writes to each storage."""
     view = OperatorView(operator)
     if returns_only_views(view):
         return {}, {}

@@ -120,7 +120,7 @@ _MOST_KEPT = 100_000
 
 
 def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], bool]:
-    """Return an operator's launches and whether it has a mapping, from a cache shared by all devices."""
+    """Return, from a cache for all devices, an operator's launches and whether the operator has a mapping."""
     found = _LAUNCHES.get(key)
     if found is None:
         if len(_LAUNCHES) >= _MOST_KEPT:

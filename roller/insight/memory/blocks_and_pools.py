@@ -128,7 +128,7 @@ class AllocatorHeap:
         self.place = place or self._next_address
         self._top = _FIRST_ADDRESS
         self.small, self.large = Pool(is_small=True), Pool(is_small=False)
-        #: First block of every segment, by the segment's address.
+        #: Maps the address of each segment to the segment's first block.
         self.first_blocks: dict[int, Block] = {}
         self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
         self.peak = MemoryStats(0, 0, 0)

@@ -119,7 +119,7 @@ class GlibcHeap:
 
 
 def storage_placements(trace: Trace) -> dict[int, Placement]:
-    """Return the placement of every storage in a trace's last step once the heap is in a steady state.
+    """Return the placement of each storage in a trace's last step once the heap is in a steady state.
 
     Examples
     --------
@@ -178,7 +178,7 @@ def _apply_event(heap: GlibcHeap, event: AllocEvent | FreeEvent, names: Mapping[
 
 
 def _replaced_storages(trace: Trace, step: Sequence[AllocEvent | FreeEvent]) -> Mapping[int, int]:
-    """Map the previous step's storages that a step frees, e.g. gradients, to those it keeps for the next step."""
+    """Map each earlier storage that a step frees, e.g. a gradient, to the new storage that replaces it."""
     made = {e.storage: e.size_bytes for e in step if isinstance(e, AllocEvent)}
     freed = {e.storage for e in step if isinstance(e, FreeEvent)}
     before = sorted(freed - made.keys())

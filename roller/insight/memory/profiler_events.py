@@ -41,7 +41,7 @@ class MemoryEvent:
 
 @dataclass(frozen=True)
 class AddressCheck:
-    """Number of addresses in one pool that can be checked, and number of them that equal the recorded addresses."""
+    """Number of addresses in one pool that can be checked, and number of those that equal the recorded addresses."""
 
     known: int
     right: int
@@ -111,7 +111,7 @@ class _InitialState:
 
 
 def check_simulated_addresses(events: Sequence[MemoryEvent]) -> tuple[AddressCheck, AddressCheck]:
-    """Replay the events of one device and compare every address, in the small and in the large pool.
+    """Replay one device's events and compare all addresses; return the checks of the small and of the large pool.
 
     Examples
     --------

@@ -309,7 +309,7 @@ class _AllocatorRun:
         self.oom_operator: int | None = None
 
     def apply_events(self) -> None:
-        """Apply all events, or all events up to the first one that fails."""
+        """Apply all events, or stop at the first event that fails."""
         allocator = self.allocator
         for position, event in enumerate(self.events):
             if self._keeps:

@@ -235,7 +235,7 @@ def critical_path(graph: StepGraph, timeline: Timeline) -> list[tuple[int, float
 def _latest_wait(
     waits: Sequence[tuple[int, bool, float]], timeline: Timeline, later_than: float
 ) -> tuple[int, bool, float] | None:
-    """Return the latest of the awaited events; ``None`` if none is later than ``later_than``."""
+    """Return the wait whose event is the latest; ``None`` if no event is later than ``later_than``."""
 
     def event_time(wait: tuple[int, bool, float]) -> float:
         return (timeline.end_us if wait[1] else timeline.start_us)[wait[0]] + wait[2]

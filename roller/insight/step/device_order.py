@@ -146,7 +146,7 @@ class DeviceTaskOrder:
         self.dependencies.append(Dependency(source.id, of_end, target.id, False, lag, because))
 
     def _add_stream_and_launch(self, item: TaskDraft) -> tuple[float, bool]:
-        """Add the stream and launch dependencies; return when they were met, and whether the task started later."""
+        """Add stream and launch dependencies; return when both were met, and whether the task started after that."""
         gap, ready, due = self.lags.gap_us, float("-inf"), float("-inf")
         if item.previous is not None:
             self._add_dependency(item.previous, True, item, gap, "stream")

@@ -25,9 +25,9 @@ DependencyKind = Literal[
 ]
 #: Origin of a duration.
 Provenance = Literal["measured", "predicted", "assumed", "calibrated"]
-#: Kinds that run on a device.
+#: Kinds of tasks that run on a device.
 DEVICE_KINDS = frozenset({"kernel", "copy", "set", "collective"})
-#: Kinds that a network runs.
+#: Kinds of tasks that run on a network.
 NETWORK_KINDS = frozenset({"collective", "send", "receive"})
 
 
@@ -130,14 +130,14 @@ class StepGraph:
     name
         Name of the profile or trace, and of the changes.
     gradients
-        Gradients of every step, in the order in which they become ready; empty if the profile does not give their
+        Gradients of all steps, in the order in which they become ready; empty if the profile does not give their
         sizes.
     operators
         Operators of tasks by task id, for a traced step.
     device
         Device of the profile, if it was named; its model prices changed kernels.
     measured_kernels_us
-        Measured times of kernels in microseconds, by name, which take precedence over predictions.
+        Measured times of kernels in microseconds, keyed by kernel name; these times take precedence over predictions.
     assumptions
         Assumptions made by the changes, one sentence each.
     overhead_us

@@ -18,7 +18,7 @@ _UNSAID_BYTES = 4
 
 
 def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]]) -> tuple[Gradient, ...]:
-    """Return the gradients in the order in which they become ready; empty for a profile without shapes."""
+    """Return the gradients in the order in which they become ready; ``()`` for a profile without shapes."""
     found = []
     starts = {lane: [item.start for item in own] for lane, own in threads.items()}
     makers = {lane: list(_last_launched_tasks(own)) for lane, own in threads.items()}

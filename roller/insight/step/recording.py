@@ -1,7 +1,8 @@
 """Recording of a profile of a few training steps, with the marks that what-ifs need: steps, layers and shapes."""
 
-# The loop runs some steps to warm up, some that are only timed, and some under PyTorch's profiler. The difference
-# between the latter two is the recording overhead, which is stored in the profile so that it can be subtracted.
+# The loop runs some steps to warm up, some that are only timed, and some under PyTorch's profiler. The recorded steps
+# take longer than the timed ones by the recording overhead, which is stored in the profile so that it can be
+# subtracted.
 
 from __future__ import annotations
 

@@ -124,8 +124,8 @@ def from_kineto(
     device
         Device of the profile; its model prices new and changed kernels.
     measured_us
-        Times in microseconds of kernels that were measured elsewhere, by the names that what-ifs give them; these times
-        take precedence over predictions.
+        Times in microseconds of kernels that were measured elsewhere, keyed by the names that what-ifs give them; these
+        times take precedence over predictions.
     prices
         Former name of ``measured_us``.
 

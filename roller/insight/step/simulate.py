@@ -14,7 +14,7 @@ from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
 
 @dataclass(frozen=True)
 class Timeline:
-    """The simulated start and end of every task of a graph, by id."""
+    """The simulated start and end of each task of a graph, indexed by task id."""
 
     start_us: Sequence[float] = field(repr=False)
     end_us: Sequence[float] = field(repr=False)
@@ -27,7 +27,7 @@ class Timeline:
 
 @gc_paused()
 def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> Timeline:
-    """Return the simulated start and end of every task of a graph; equal inputs give equal times."""
+    """Return the simulated start and end of each task of a graph; equal inputs give equal times."""
     # Among tasks that could start on a lane at the same time, the one with the smallest ``policy`` value starts first;
     # ties go to the smallest id. Without ``policy``, the graph's own policy applies or, failing that, the tasks'
     # priority. A task whose end waits for a different task occupies its lane until then.

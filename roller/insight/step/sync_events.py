@@ -35,7 +35,7 @@ class SyncEvents:
         self.of_call = {e.correlation: e.arguments for e in self.waits if e.correlation is not None}
 
     def stream_waits(self) -> dict[int, list[TaskDraft]]:
-        """Map each waiting device task, by id, to the tasks on other streams for which it waits."""
+        """Map the id of each waiting device task to the tasks on other streams for which the task waits."""
         found: dict[int, list[TaskDraft]] = {}
         for event in sorted(self.waits, key=lambda e: (e.start_us, e.correlation or 0)):
             call = self.call_of.get(-1 if event.correlation is None else event.correlation)
@@ -69,7 +69,7 @@ class SyncEvents:
         return [task for task in last if task is not None and task.end <= until]
 
     def _last_task_before_record(self, said: Mapping[str, Any]) -> TaskDraft | None:
-        """Return the last task issued to a stream before an event was recorded on that stream."""
+        """Return the last task issued to a stream before an event was recorded on it; ``None`` if there is none."""
         record = self.call_of.get(_int_or_minus_1(said.get("wait_on_cuda_event_record_corr_id")))
         return (
             None if record is None else self._last_task_before(_stream_lane_name(said, "wait_on_stream"), record.start)

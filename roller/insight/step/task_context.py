@@ -53,7 +53,7 @@ def is_communication_mark(event: Event) -> bool:
 
 
 def contexts_of_calls(calls: Sequence[Event], events: Sequence[Event]) -> list[TaskContext]:
-    """Return the context of every call."""
+    """Return the context of each call."""
     return _ContextFinder(calls, [e for e in events if e.kind in ("mark", "operator")]).found
 
 

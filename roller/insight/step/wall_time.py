@@ -14,7 +14,7 @@ def wall_time_us(
     graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float], tasks: Sequence[Task] | None = None,
     within: Sequence[_Span] | None = None,
 ) -> tuple[dict[int, float], float]:  # fmt: skip
-    """Return the wall time of each task by id, and the remaining time, in which no task runs.
+    """Return the wall time of each task, keyed by id, and the remaining time, in which no task runs.
 
     Examples
     --------

@@ -71,7 +71,7 @@ class BatchLine(NamedTuple):
     holds: bool
 
     def iteration_s(self, batch: float) -> float:
-        """Return the seconds per step at a batch."""
+        """Return the time per step at a batch, in seconds."""
         return self.a * batch + self.b
 
     def throughput(self, batch: float) -> float:
@@ -367,7 +367,7 @@ def _line_error_text(by_line: float, computed: float) -> str:
 def _differing_property_text(
     words: str, name: str, off: Sequence[BatchPoint], line: BatchLine, points: Sequence[BatchPoint]
 ) -> str:
-    """Return how batches off the line differ from the line's own in a property; ``""`` if they do not."""
+    """Describe how batches off the line differ in a property from the line's own batches; ``""`` if they do not."""
     sampled = {getattr(p, name) for p in points if p.batch in line.batches}
     others = {getattr(p, name) for p in off} - sampled
     if not others:

@@ -206,7 +206,7 @@ def _check_same_step(profile: StepProfile, budget: Budget) -> None:
 
 
 def _describe_step(one: Mapping[str, object], *both: Mapping[str, object]) -> str:
-    """Describe a step by its device, its batch, and the other fields in which the two steps differ."""
+    """Describe one of two steps: device, batch, and the other fields in which the two steps, ``both``, differ."""
     differs = {name for name in both[0] if both[0][name] != both[1][name]}
     count = f"{one['devices']}x" if "devices" in differs or one.get("devices", 1) != 1 else ""
     parts = [f"{count}{one.get('device') or ('device' if count else '')}"]
@@ -232,7 +232,7 @@ def changed_versions(profile: StepProfile, budget: Budget) -> tuple[str, ...]:
 
 
 def _cost_of_limited_part(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
-    """Return the seconds, the bytes and the ``"file:line"`` of a limited part."""
+    """Return the time (s), the memory in bytes and the ``"file:line"`` of a limited part."""
     if limit.part == "line":
         line = profile.line(limit.name)
         # the bytes of a line that runs include the weights of the modules that it calls
@@ -244,7 +244,7 @@ def _cost_of_limited_part(profile: StepProfile, limit: Limit) -> tuple[float, in
 
 
 def _heaviest_line(profile: StepProfile, metric: str) -> str:
-    """Return the innermost line on the heaviest path; if it has none, the heaviest line, or line 1 of the file."""
+    """Return the innermost line on the heaviest path; if the path has none, the heaviest line or the file's line 1."""
     way = profile.heaviest("time" if metric == "time_ms" else "memory")
     lines = [node.name for node in way if node.kind == "line"]
     if lines:

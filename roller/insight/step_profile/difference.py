@@ -1,4 +1,4 @@
-"""The difference between two profiles, by tree node and by line. Deltas are the value after minus the value before."""
+"""Differences between two profiles, for each tree node and line. Deltas are the value after minus the value before."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class ProfileDifference:
     root
         Both trees, merged.
     lines
-        All lines in either profile: first those that register different weights, then the others, each group by the
-        size of the change. The changes of all lines add up to the step's change.
+        All lines in either profile: first those that register different weights, then the others, each group sorted by
+        the size of the change. The changes of all lines add up to the step's change.
     """
 
     before: StepProfile = field(repr=False)

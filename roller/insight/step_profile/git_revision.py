@@ -42,7 +42,7 @@ class Revision:
         self, options: TraceOptions, calls: int | None = None, arguments: Sequence[str] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Iterator[TracedStep]:  # fmt: skip
-        """Trace the step in a separate process, since modules in both revisions have the same names."""
+        """Yield the step, traced in a separate process, since modules in both revisions have the same names."""
         made = (
             ProjectTracer(self.entry, calls=calls)
             if arguments is None

@@ -1,4 +1,4 @@
-"""The profile of one inference of an ONNX model, by kernel."""
+"""The profile of one inference of an ONNX model, with one node per kernel."""
 
 from __future__ import annotations
 

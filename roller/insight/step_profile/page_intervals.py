@@ -49,7 +49,7 @@ def interval_columns(rows: Sequence[Node]) -> dict[str, Any] | None:
 
 
 def phase_interval_ends(row: Node) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Return the lower and upper ends of the wall time in each phase."""
+    """Return the lower ends and the upper ends of the wall time in each phase."""
     return _wall_s_by_phase(row.lower), _wall_s_by_phase(row.upper)
 
 

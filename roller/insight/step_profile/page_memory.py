@@ -32,7 +32,7 @@ def memory_columns(profile: _ProfileWithMemory, number_of: Callable[[str], int])
 
 
 def _holder_columns(points: Sequence[Any], number_of: Callable[[str], int]) -> dict[str, Any] | None:
-    """Return the holders at all points in one list, with the end index for each point; ``None`` if there are none."""
+    """Return one list of the holders at all points, and each point's end index in it; ``None`` without holders."""
     held = [pair for point in points for pair in point.holders.items()]
     if not held:
         return None

@@ -208,7 +208,7 @@ def _shared_columns(rows: Sequence[Node], names: _TextIndex) -> dict[str, Any]:
 
 
 def _sparse_columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Map each name to the indices of the rows that have it, and to their values."""
+    """Map each name to the indices of the rows that contain it and to the values in those rows."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for number, row in enumerate(rows):
         for name, value in row.items():

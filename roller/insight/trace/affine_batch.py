@@ -110,7 +110,7 @@ _PROOF = 3
 
 
 def _fit_affine_batch(traced: Mapping[int, Trace]) -> AffineBatch | None:
-    """Return the traces of the smallest and the largest batch if all others can be derived from them."""
+    """Return the traces of the smallest and largest batch if all others can be derived from them, else ``None``."""
     batches = sorted(traced)
     found = AffineBatch(traced[batches[0]], traced[batches[-1]])
     try:

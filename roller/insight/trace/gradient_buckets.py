@@ -24,7 +24,7 @@ class Gradient(NamedTuple):
     size_bytes
         Size of the whole gradient in bytes; 0 for a sparse gradient, whose rows a trace does not count.
     ready
-        Operator or task at whose end the gradient is complete.
+        Operator or task whose end completes the gradient.
     iteration
         Step in the profile; 0 for a trace.
     module
@@ -66,7 +66,7 @@ class Bucket(NamedTuple):
 
     @property
     def update(self) -> int | None:
-        """Operator or task that needs the bucket's gradients."""
+        """Operator or task that waits for the bucket's gradients; ``None`` as in :class:`Gradient`."""
         return self.gradients[-1].update
 
     @property

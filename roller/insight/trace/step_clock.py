@@ -31,7 +31,7 @@ _MOST, _WARM_SHARE = 100, 0.25
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds per step.
+    """Time per step, in seconds.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def time_steps(
     budget_s: float,
     between: Callable[[], object] = lambda: None,
 ) -> StepTiming:
-    """Return the seconds per step; ``between`` is called before each block and is not timed."""
+    """Return the time per step; ``between`` is called before each block and is not timed."""
     chosen = system_clock()
     calls = max(1, -(-BLOCK_STEPS // steps_per_call))
     start, blocks = chosen.now(), list[ClockSample]()

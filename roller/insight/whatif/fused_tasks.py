@@ -49,7 +49,7 @@ def _operator_seconds(operators: Sequence[Operator], pricer: Pricer) -> list[flo
 
 
 def _replacement_kernels(operators: Sequence[Operator], pricer: Pricer) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Yield the seconds of each generated kernel or partly replaced call, and the positions that it replaces."""
+    """Yield the time (s) and the replaced positions of each generated kernel and each partly replaced call."""
     found = compile_operators(operators)
     taken = {place for one in found if one.is_generated for place in one.of}
     for one, seconds in zip(found, _operator_seconds([one.operator for one in found], pricer), strict=True):

@@ -27,7 +27,7 @@ class MemoryEffect(NamedTuple):
 
     @property
     def in_short(self) -> str:
-        """Short text for an unknown change: ``"not modelled"``, or whether the step fits; otherwise ``""``."""
+        """Short text if the change is unknown: ``"not modelled"``, or whether the step fits; otherwise ``""``."""
         return NOT_MODELLED if self.reason.startswith(NOT_MODELLED) else self.reason.partition(",")[0]
 
     @property

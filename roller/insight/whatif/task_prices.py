@@ -87,11 +87,11 @@ class TaskPrices:
         )
 
     def operator_of_task(self, task: Task) -> Operator | None:
-        """Return the operator of a task: the traced operator, or a matrix product from the profile's shapes."""
+        """Return a task's operator: the traced one, else a matrix product from the profile's shapes, else ``None``."""
         return self.graph.operators.get(task.id) or matrix_product_of_task(task)
 
     def time_ratio(self, task: Task, device: DeviceSpec | None = None, dtype: str | None = None) -> PricedValue | None:
-        """Return the ratio of a task's time on another device or in another dtype to its own; ``None`` if unknown."""
+        """Return a task's time on another device or in another dtype, relative to its own; ``None`` if unknown."""
         operator, own = self.operator_of_task(task), self.graph.device
         if own is None or operator is None or not all(x.traits.blocks for x in (own, device or own)):
             return None  # on a CPU the price of an operator depends on the step around it
@@ -162,7 +162,7 @@ def uses_float32(task: Task) -> bool:
 
 
 def uses_16_bit_floats(task: Task) -> bool:
-    """Return whether a task computes on 16-bit floats, by its operator's dtypes if known, else by its kernel's name.
+    """Return whether a task computes on 16-bit floats, judged by its operator's dtypes if known, else by its name.
 
     Examples
     --------

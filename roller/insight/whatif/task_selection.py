@@ -97,7 +97,7 @@ def tasks_by_layer(graph: StepGraph, tasks: Iterable[int]) -> Mapping[str, tuple
 
 
 def neighbouring_kernels(graph: StepGraph) -> tuple[Mapping[int, Task], Mapping[int, Task]]:
-    """Return the previous and the next kernel on the stream for each kernel, by id."""
+    """Return two mappings from the id of each kernel: to the previous and to the next kernel on its stream."""
     lanes: dict[object, list[Task]] = defaultdict(list)
     for n in sort_by_start(graph, compute_tasks(graph)):
         lanes[graph.tasks[n].lane].append(graph.tasks[n])

@@ -100,7 +100,7 @@ class WhatIf(ABC):
     A custom what-if is a frozen dataclass with a method ``change``, or any function of a graph.
     """
 
-    #: Assumptions that an answer lists.
+    #: Assumptions that a prediction lists.
     assumptions: ClassVar[tuple[str, ...]] = ()
     #: Whether the change treats each task alone, and so applies to the joint graph of several ranks.
     of_several_ranks: ClassVar[bool] = False

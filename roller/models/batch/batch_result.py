@@ -14,7 +14,7 @@ from roller.runtime.records import Record, grouped_reasons
 
 @dataclass(frozen=True)
 class Batch:
-    """Artifacts, failure reasons and origins by kernel key, and the compile time of the batch in seconds.
+    """Artifacts, failure reasons and origins, each by kernel key; and the batch's compile time in seconds.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Batch:
 
     @property
     def grouped_failure_reasons(self) -> str:
-        """Failure reasons, grouped, without a remedy or a full stop."""
+        """Failure reasons, grouped, without a remedy or a final full stop."""
         reasons = {key: why.partition(" Try a larger top_k")[0].rstrip(".") for key, why in self.failures.items()}
         return grouped_reasons(Record(key, "failed", why) for key, why in reasons.items())
 

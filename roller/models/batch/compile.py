@@ -144,7 +144,7 @@ class _BatchRun:
         return budget_s is not None and time.monotonic() - self._start > budget_s
 
     def _look_up(self, jobs: Sequence[Job], how: Selection, origin: str) -> list[Job]:
-        """Take kernels from the cache; return the jobs whose kernels it lacks."""
+        """Take kernels from the cache; return the jobs whose kernels the cache lacks."""
         if not jobs or (self.cache is None and not self._given):
             return list(jobs)
         found, missing, unproved = self._find_compiled(jobs, how), list[Job](), list[Job]()
@@ -170,7 +170,7 @@ class _BatchRun:
         return given | {j.digest: found[d] for j in others if (d := j.key(how).digest) in found}
 
     def _prove_found(self, kept: list[tuple[Job, KernelArtifact]], how: Selection, origin: str) -> list[Job]:
-        """Prove existing kernels, those with the largest predicted share first; return the jobs of wrong kernels."""
+        """Run proofs of existing kernels, the largest predicted share first; return the jobs of wrong kernels."""
         if not kept:
             return []
         kept.sort(key=lambda pair: (-pair[0].uses * float(pair[1].estimate["seconds"]), pair[0].digest))
@@ -210,7 +210,7 @@ class _BatchRun:
             save_negligible(self.cache.folder, self.jobs)
 
     def _run_pass(self, jobs: Sequence[Job], how: Selection) -> None:
-        """Compile kernels in waves; kernels that another process holds come last."""
+        """Compile kernels in waves; kernels that another process has locked come last."""
         bounded = how != QUICK and self.settings.budget_s is not None
         theirs: list[Job] = []
         for part in self._kin.split_pilots(jobs) if self._uses_pilot_times(how) else (jobs,):
@@ -241,7 +241,7 @@ class _BatchRun:
             yield wave
 
     def _compile_wave(self, jobs: Sequence[Job], how: Selection, wait: bool = False) -> list[Job]:
-        """Compile the kernels of a wave that no other process holds; return the others."""
+        """Compile the kernels of a wave that no other process has locked; return the jobs of the others."""
         with contextlib.ExitStack() as claims:
             mine, theirs = list(jobs), list[Job]()
             if self.cache is not None:
@@ -272,7 +272,7 @@ class _BatchRun:
         self._run_tasks({name: task for name, task in tasks.items() if name not in self._made}, how)
 
     def _check_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
-        """Check the kernels for this processor that are not timed, in parallel."""
+        """Check, in parallel, the kernels for this processor that are not timed."""
         if not isinstance(self.crew, ForkedWorkers) or self.target.device or not self.target.judged:
             return
         tasks: dict[str, CheckAndTime] = {}

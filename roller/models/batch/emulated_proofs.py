@@ -1,4 +1,4 @@
-"""Proofs of kernels for an absent GPU: in parallel, by descending predicted share, within a time limit."""
+"""Proofs of kernels for an absent GPU: in parallel, the largest predicted share first, within a time limit."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Proofs:
     ----------
     seconds
         Time limit, in seconds, for all proofs together on an idle machine; 0 for no proofs. On a busy machine, the
-        wall-clock time may reach :data:`PATIENCE` times this limit, so that the set of proved kernels does not depend
-        on other load.
+        wall-clock time may reach :data:`PATIENCE` times this limit, so that other load does not affect which
+        kernels are proven correct.
     kernels, workers
-        Number of kernels that share the limit, and number of kernels proved at a time.
+        Number of kernels that share the limit, and number of proofs that run at a time.
     run
         Function that runs tasks in parallel.
     """
@@ -65,7 +65,7 @@ class Proofs:
         return not self or is_proved(artifact, self.each_s) or bool(self._missing and stored_proof(artifact))
 
     def prove_while_time_remains(self, artifacts: Iterable[KernelArtifact]) -> None:
-        """Prove kernels in the given order while time remains."""
+        """Run the proofs of kernels in the given order while time remains."""
         todo = [a for a in artifacts if _proof_subject(a) not in self._known]
         most = _WAVE * max(1, self._workers)
         for wave in (todo[n : n + most] for n in range(0, len(todo), most)):
@@ -91,7 +91,7 @@ class Proofs:
         return self.of(artifact)
 
     def of(self, artifact: KernelArtifact) -> tuple[KernelArtifact, ProofVerdict]:
-        """Prove a kernel if time remains; return it annotated with the verdict, and the verdict."""
+        """Prove a kernel correct if time remains; return the kernel, annotated with the verdict, and the verdict."""
         self.prove_while_time_remains([artifact])
         verdict = self._known.get(_proof_subject(artifact)) or ProofVerdict(
             f"not proved ({self._missing.rstrip('.') or USED_UP})"
@@ -101,7 +101,7 @@ class Proofs:
 
 
 def with_proof(entry: CacheEntry, artifact: KernelArtifact) -> CacheEntry:
-    """Return a cache entry with its kernel's new verdict."""
+    """Return a cache entry with the new verdict on its kernel."""
     chosen, known = artifact.program.digest, stored_proof(artifact)
     rows = tuple(replace(c, proved=known) if c.program.digest == chosen else c for c in entry.candidates)
     return replace(entry, artifact=artifact, candidates=rows)

@@ -48,7 +48,7 @@ class Workers(Protocol):
     workers
         Number of tasks that run at a time.
     benches
-        Number of kernels checked and timed at a time on other machines; 0 if this machine checks and times them, which
+        Number of kernels checked and timed at a time on other machines. 0 if this machine checks and times them; it
         must then be otherwise idle.
     """
 
@@ -59,7 +59,7 @@ class Workers(Protocol):
         """Load the code generator of a language before the first build."""
 
     def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
-        """Run all tasks and return a result per id; ``patient`` disables timeouts."""
+        """Run all tasks; return a result for each id. ``patient`` disables timeouts."""
 
     def judge(self, task: CheckAndTime) -> dict[str, Record]:
         """Check and time one kernel's candidates; return a record per candidate id."""
@@ -351,5 +351,5 @@ def _dask_workers(scheduler: Any, resource: str) -> ExecutorWorkers:
 
 
 def _worker_resources(dask_scheduler: Any) -> list[tuple[int, dict[str, float]]]:
-    """Return the number of threads and the resources of every worker; runs in the scheduler."""
+    """Return each worker's number of threads and its resources; this runs in the scheduler."""
     return [(w.nthreads, dict(w.resources)) for w in dask_scheduler.workers.values()]

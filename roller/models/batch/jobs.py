@@ -73,7 +73,7 @@ class Settings:
     deterministic
         Whether no kernel is timed.
     budget_s
-        Time, in seconds, after which kernels keep their best prediction; ``None`` for no limit.
+        Time, in seconds, after which each kernel keeps its best-predicted candidate; ``None`` for no limit.
     prove_s
         Time limit, in seconds, for all proofs of kernels for an absent GPU together; 0 for no proofs.
     remeasure
@@ -113,7 +113,7 @@ class Job:
     first
         Positions of the candidates worth timing.
     elders
-        Number of similar timed kernels whose errors restricted ``first``; 0 if it comes from predictions alone.
+        Number of similar timed kernels whose errors restricted ``first``; 0 if ``first`` comes from predictions alone.
     """
 
     expression: TensorExpr
@@ -141,7 +141,7 @@ class Job:
 
     @property
     def share_s(self) -> float:
-        """Predicted seconds that this kernel contributes to a call of the model."""
+        """Predicted time, in seconds, that this kernel contributes to a call of the model."""
         return self.uses * (self.candidates[0].estimate.seconds if self.candidates else 0.0)
 
     def key(self, how: Selection) -> CacheKey:
@@ -164,7 +164,7 @@ def make_jobs(
     uses: Mapping[str, int],
     passing: Mapping[str, int] | None = None,
 ) -> list[Job]:
-    """Return one job per distinct kernel; ``passing`` gives the number of bytes touched between two of its runs."""
+    """Return one job per distinct kernel; ``passing`` gives the number of bytes touched between a kernel's runs."""
     jobs: dict[str, Job] = {}
     for key, source in sources.items():
         units = source.units or settings.options.units
@@ -186,7 +186,7 @@ def make_jobs(
 
 
 def rotating_constant_bytes(spec: DeviceSpec, passing: int) -> int:
-    """Return the total size of rotating constants: above that of the largest cache that ``passing`` bytes exceed, or 0.
+    """Return the total size of rotating constants: more than the largest cache that ``passing`` bytes exceed, or 0.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Predictions for a model's kernels before compilation: constructed once in parallel and read from a note later.
+"""Predictions for a model's kernels before compilation: made once, in parallel, and later read from a note.
 
 Co-scheduling uses them; candidates constructed here are kept for the batch.
 """
@@ -70,7 +70,7 @@ class Predictions:
 
 
 def _parse_estimates(note: Mapping[str, Any]) -> dict[str, Estimate | None]:
-    """Return the estimates in a note; none if the note is malformed."""
+    """Return the estimates in a note; an empty dict if the note is malformed."""
     try:
         return {digest: None if e is None else Estimate.from_dict(e) for digest, e in note.items()}
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -12,7 +12,7 @@ from roller.models.graph.program_steps import Copy, ParallelGroup, Run, Step, it
 
 @dataclass(frozen=True)
 class LaunchForecast:
-    """Number of kernel launches in a call, and its predicted seconds; ``name`` is ``"streams"`` or ``"one by one"``."""
+    """Number of kernel launches in a call, and its predicted time; ``name``: ``"streams"`` or ``"one by one"``."""
 
     name: str
     launches: int
@@ -29,7 +29,7 @@ def forecast_launches(
 
 
 def _predicted_seconds(steps: Iterable[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec) -> float:
-    """Return the predicted time of a sequence of steps in seconds; a group takes as long as its longest lane."""
+    """Return the predicted time, in seconds, of a sequence of steps; a group takes as long as its longest lane."""
     launch_s, copied_bytes_per_s = spec.execution.launch_s, spec.memory_layers[-1].bandwidth_bytes_per_s / 2
 
     def step_seconds(step: Step) -> float:

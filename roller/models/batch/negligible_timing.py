@@ -60,7 +60,7 @@ class _TimedFamilies:
 
     @cached_property
     def _least_gain_and_position(self) -> tuple[float, int]:
-        """The smallest gain and the negated position of its family, never the first; of equal gains, the last."""
+        """The smallest gain and its family's negated position (never the first; of equal gains, the last)."""
         all_s = self._expected_s(self._kept)
         without = (self._expected_s([*self._kept[:n], *self._kept[n + 1 :]]) for n in range(1, len(self._kept)))
         return min((max(0.0, s - all_s), -n) for n, s in enumerate(without, 1))

@@ -104,7 +104,7 @@ def candidate_families(job: Job) -> dict[int, Hashable]:
 
 
 def candidate_forms(job: Job) -> dict[int, Hashable]:
-    """Return the form of each candidate worth timing, by position: candidates of a form share a misprediction."""
+    """Return the form of each candidate worth timing, by position; candidates of one form share a misprediction."""
     from roller.perf.accuracy import kernel_form
 
     return {n: kernel_form(_kernel_family(job.candidates[n])) for n in job.first}

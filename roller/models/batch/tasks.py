@@ -79,7 +79,7 @@ class Construct:
 
 @dataclass(frozen=True)
 class Build:
-    """Lower one program; build it if ``binary`` indicates that a toolchain for its language is installed."""
+    """Lower one program; build it if ``binary``, that is, if a toolchain for its language is installed."""
 
     runs_kernels: ClassVar[bool] = False
 

@@ -12,7 +12,7 @@ from roller.models.graph.program_steps import Copy, Join, ParallelGroup, Program
 
 @dataclass
 class Aliases:
-    """Values that lie inside other values; ``parents`` maps a value to the enclosing one and the byte offset in it."""
+    """Values that lie inside other values; ``parents`` maps each to the enclosing value and the byte offset in that."""
 
     values: dict[str, Value]
     parents: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class ResolvedProgram:
     ----------
     program
         Program without views and joins: those that move data have become copies. An output that cannot be written in
-        place has its own value, to which it is copied.
+        place is copied to a value of its own.
     outputs
         Value written into the caller's array, by output index.
     """

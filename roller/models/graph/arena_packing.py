@@ -1,4 +1,4 @@
-"""Places buffers in one arena, in which buffers that are never live at the same time may share bytes."""
+"""Places buffers in one arena; buffers that are never live at the same time may share bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FEW = 4000
 def pack_buffers(
     lives: Sequence[Lifetime], sizes: Sequence[int], align_bytes: int = ALIGN_BYTES
 ) -> tuple[list[int], int]:
-    """Return the offset of each buffer and the size of the arena, in bytes, for the best of several greedy orders."""
+    """Return each buffer's offset and the arena's size, both in bytes, for the best of several greedy orders."""
     # Greedy by size (Pisarchyk and Lee, 2020): in falling order of size, each buffer goes into the smallest gap that
     # holds it among the buffers live at the same time. Finding the smallest arena is NP-hard.
     rounded = [-(-size // align_bytes) * align_bytes for size in sizes]

@@ -63,7 +63,7 @@ class BlockedLayout:
         return math.prod(self.inner)
 
     def split(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
-        """Return ``shape`` split at the channel's digits, and the low digit's dimension; ``None`` if impossible."""
+        """Return ``shape`` split at the channel's digits, and the low digit's dimension; ``None`` if that fails."""
         edges = (self.positions, self.positions * self.block, self.positions * self.channels)
         out: list[int] = []
         pitch, place = 1, None
@@ -139,7 +139,7 @@ def _tensors_to_permute(part: Computed, layouts: Mapping[str, BlockedLayout]) ->
 
 
 def _permute_tensor(part: Computed, name: str, layout: BlockedLayout) -> Computed | None:
-    """Return a part with one tensor blocked: its channel is split into digits, and the low digit moves to the end."""
+    """Return a part with one tensor blocked (channel digits split, the low one last); ``None`` if that fails."""
     if math.prod(part.shapes[name]) != math.prod(layout.shape):
         return None
     found = layout.split(part.shapes[name])
@@ -184,7 +184,7 @@ def _order_loops_by_store(part: Computed) -> Computed:
 
 
 def conversion_kernel(layout: BlockedLayout, dtype: str, *, to_blocked: bool) -> BlockedKernel:
-    """Return the kernel that copies a plain value to a blocked one or, if not ``to_blocked``, back."""
+    """Return the kernel that copies a plain value to a blocked one or, if not ``to_blocked``, the other way."""
     sizes = (("n", layout.outer), ("c", layout.channels // layout.block), ("p", layout.positions), ("b", layout.block))
     extents = dict(sizes)
     plain, blocked = ("n", "c", "b", "p"), ("n", "c", "p", "b")

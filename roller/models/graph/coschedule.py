@@ -94,7 +94,7 @@ def coscheduling_costs(
 
 
 def _unit_cache_savings(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float]]:
-    """Return how many bytes of constants a unit caches, and the seconds saved per byte (whole device, lane)."""
+    """Return how many bytes of constants a unit caches, and the seconds saved per byte: on the device and in a lane."""
     own = [n for n, layer in enumerate(spec.memory_layers) if layer.scope == "unit"][-1]
     saved = []
     for part in (spec, spec.share(units)):
@@ -127,7 +127,7 @@ def concurrent_kernels(program: Program) -> set[str]:
 
 
 def _prefix_sums(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the prefix sums, over positions, of the number of steps that could run at each."""
+    """Return the prefix sums of the number of steps that could run at each position."""
     change = [0] * (length + 2)
     for first, last in places:
         change[first] += 1

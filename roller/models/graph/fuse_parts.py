@@ -92,7 +92,7 @@ class FusionState:
         return sorted(self.readers.get(part.outputs[0], ()))
 
     def joined(self, rule: Rule, part: NamedForm, reader: NamedForm) -> NamedForm | None:
-        """Return the part that a rule makes of two, or ``None``; if the rule refuses, record the reason."""
+        """Return the part that a rule makes of two; otherwise ``None``. Record the reason if the rule refuses."""
         found = self.forms.joined(rule, part, reader)
         edge = part.outputs[0], reader.outputs[0]
         if isinstance(found, str):
@@ -169,7 +169,7 @@ def _inline_movement(state: FusionState, rule: Rule, n: int, part: NamedForm) ->
 
 
 def _merge_with_reader(state: FusionState, n: int, part: NamedForm) -> bool:
-    """Merge one reader whose other inputs are computed earlier into a part; return whether there was one."""
+    """Merge into a part one reader whose other inputs are computed earlier; return whether there was such a reader."""
     for at in state.readers_of(part):
         reader = state.parts[at]
         if not isinstance(reader, NamedForm):

@@ -46,7 +46,7 @@ def count_scalar_nodes(body: Scalar) -> int:
 
 
 def assemble_part(reads: Sequence[Tensor], stages: Sequence[Stage], like: Computed, nodes: tuple[str, ...]) -> Computed:
-    """Return a part that consists of new stages, with the outputs of ``like`` and without unused reads."""
+    """Return a part of new stages with the outputs of ``like`` and without unused reads."""
     used = dict.fromkeys(ld.tensor for s in stages for ld in s.loads)
     own = {s.name for s in stages}
     known = {t.name: t for t in reads if t.name not in own}
@@ -59,7 +59,7 @@ def merge_node_names(first: Computed, second: Computed) -> tuple[str, ...]:
 
 
 def inlined(producer: Computed, reader: Computed) -> Computed | None:
-    """Return ``reader`` with every load of an element-wise part's result replaced by that part's arithmetic."""
+    """Return ``reader`` with an element-wise part's arithmetic in place of loads of its result, or ``None``."""
     made = only_elementwise_stage(producer)
     if made is None:
         return None
@@ -86,7 +86,7 @@ def inlined(producer: Computed, reader: Computed) -> Computed | None:
 
 
 def append_elementwise(anchor: Computed, reader: Computed) -> Computed | None:
-    """Return ``anchor`` followed by an element-wise part that reads its result point by point."""
+    """Return ``anchor`` followed by an element-wise part that reads its result point by point, or ``None``."""
     # The result is stored where the reader stores it: a reduction gets one more stage, which reads it in place, and an
     # element-wise last stage is extended.
     last, after = anchor.stages[-1], only_elementwise_stage(reader)
@@ -117,7 +117,7 @@ def append_elementwise(anchor: Computed, reader: Computed) -> Computed | None:
 
 
 def merge_elementwise(first: Computed, reader: Computed) -> Computed | None:
-    """Return one part with the results of two element-wise parts, the second of which reads the first in place."""
+    """Return one part for two element-wise parts if the second reads the first in place; otherwise ``None``."""
     one, two = only_elementwise_stage(first), only_elementwise_stage(reader)
     if one is None or two is None or may_wrap(one.body, one.output.dtype):
         return None
@@ -211,7 +211,7 @@ def merge_renamed_reads(part: Computed) -> Computed | None:
 
 
 def reshape_tensor(part: Computed, name: str, shape: Sequence[int]) -> Computed | None:
-    """Return a part that reads (or writes) a tensor in a different shape of as many elements, or ``None``."""
+    """Return a part that accesses a tensor in a different shape of as many elements; ``None`` if that is impossible."""
     old, possible = part.shapes[name], True
 
     def place(index: tuple[Index, ...], s: Stage) -> tuple[Index, ...]:
@@ -311,7 +311,7 @@ def _tensor_accesses(part: Computed, name: str) -> list[tuple[Stage, tuple[Index
 def _mixed_radix_extents(
     index: Index, guards: set[Index], extents: dict[str, int], size: int
 ) -> tuple[int, ...] | None:
-    """Return the extents of the axes that cover a dimension as digits, most significant first; ``None`` if none do."""
+    """Return the extents of the axes that are a dimension's digits, most significant first; ``None`` if no axes are."""
     if index.const or len(index.terms) < 2 or index in guards:
         return None
     reach, out = 1, []
@@ -342,7 +342,7 @@ def _may_simplify(index: Index, extents: dict[str, int]) -> bool:
 
 
 def substitute_input(part: Computed, name: str, source: str) -> Computed | None:
-    """Return a part that reads ``source``, in the shape of ``name``, instead of ``name`` (the same memory)."""
+    """Return a part that reads ``source`` as ``name`` (the same memory); ``None`` if shapes are incompatible."""
     if source in part.inputs and part.shapes[source] != part.shapes[name]:
         return merge_renamed_reads(_rename_tensors(part, {name: source + _OTHER}))
     out = _rename_tensors(part, {name: source})

@@ -59,12 +59,12 @@ def append_to_anchor(part: Computed, reader: Computed) -> RuleOutcome:
 
 
 def chain_unless_narrowing(part: Computed, reader: Computed) -> RuleOutcome:
-    """Apply :func:`chain_elementwise`, except to narrowing parts, which anchors may append to store fewer bytes."""
+    """Apply :func:`chain_elementwise` except to narrowing parts; their anchors may append them to store fewer bytes."""
     return None if _width_ratio(part) < 1 else chain_elementwise(part, reader)
 
 
 def append_unless_widening(part: Computed, reader: Computed) -> RuleOutcome:
-    """Apply :func:`append_to_anchor` except to widening parts, which their readers may inline to load fewer bytes."""
+    """Apply :func:`append_to_anchor` except to widening parts; their readers may inline them to load fewer bytes."""
     return (
         None if only_elementwise_stage(reader) is None or _width_ratio(reader) > 1 else append_to_anchor(part, reader)
     )
@@ -87,7 +87,7 @@ def _width_ratio(part: Computed) -> float:
 
 
 def append_split_to_anchor(part: Computed, reader: Computed) -> RuleOutcome:
-    """Append the element-wise part that reads an anchor's result, and split axes so that accesses are affine."""
+    """Append the element-wise part that reads an anchor's result; split axes so that accesses are affine."""
     if only_elementwise_stage(part) is not None or only_elementwise_stage(reader) is None:
         return None
     new = fusion_rewrites.append_elementwise(part, reader)
@@ -145,7 +145,7 @@ def fuse_shared_rows(part: Computed, reader: Computed) -> RuleOutcome:
 
 
 def merge_with_producer(part: Computed, reader: Computed) -> RuleOutcome:
-    """Merge element-wise arithmetic with its producer if the producer's result is stored anyway."""
+    """Merge an element-wise part with an element-wise producer whose result is stored anyway."""
     if only_elementwise_stage(part) is None or only_elementwise_stage(reader) is None or is_movement(part):
         return None
     new = fusion_rewrites.merge_elementwise(part, reader)
@@ -176,7 +176,7 @@ def final_form(part: Computed) -> Computed:
 
 
 def _inline_into_loads(part: Computed, reader: Computed) -> Computed | None:
-    """Return a reader with a part inlined; element-wise readers get their axes split as needed."""
+    """Return a reader with a part inlined (axes of element-wise readers split as needed); ``None`` if impossible."""
     new = fusion_rewrites.inlined(part, reader)
     return (
         new if new is None or only_elementwise_stage(new) is None else fusion_rewrites.split_axes_to_affine(new) or new
@@ -184,13 +184,13 @@ def _inline_into_loads(part: Computed, reader: Computed) -> Computed | None:
 
 
 def _count_functions(part: Computed) -> tuple[int, int]:
-    """Return the number of function calls per point, and how many of them are slow."""
+    """Return the number of function calls per point, and the number of slow ones among them."""
     calls = [n for s in part.stages for n in walk(s.body) if isinstance(n, Call)]
     return len(calls), sum(FUNCTIONS[c.fn].instruction_class == "special" for c in calls)
 
 
 def _accept_if_same_structure(part: Computed, reader: Computed, new: Computed | None, reason: str) -> Computed | str:
-    """Return the simplified fused part if it has its anchor's (or else its reader's) structure; otherwise a reason."""
+    """Return the simplified fused part if it has the anchor's (or else the reader's) structure; otherwise a reason."""
     if new is None:
         return reason
     if any(count_scalar_nodes(s.body) > _MOST_NODES for s in new.stages) or len(new.reads) > _MOST_TENSORS:

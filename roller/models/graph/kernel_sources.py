@@ -38,7 +38,7 @@ def make_kernel_call(part: Computed, constants: Container[str], label: str) -> K
 
 
 def make_kernel_source(form: Computed, fixed: tuple[int, ...], label: str) -> tuple[str, KernelSource]:
-    """Return the key and source of a numbered part's kernel; its inputs at positions ``fixed`` are constant."""
+    """Return the key and source of a numbered part's kernel, whose inputs at positions ``fixed`` are constant."""
     first = len(form.reads)
     names = {f"#{k}": f"x{k}" if k < first else f"t{k - first}" for k in range(first + len(form.stages))}
     names |= {n: f"y{k}" for k, n in enumerate(form.outputs)}
@@ -53,7 +53,7 @@ def make_kernel_source(form: Computed, fixed: tuple[int, ...], label: str) -> tu
 
 
 def number_names(part: Computed) -> tuple[Computed, tuple[str, ...]]:
-    """Return a part with tensors named ``#0``, ``#1`` ... (inputs first) and axes numbered, and the original names."""
+    """Return a part with numbered axes and tensors (``#0``, ``#1`` ..., inputs first), and the tensors' names."""
     names = (*part.inputs, *(s.name for s in part.stages))
     renamed = {n: f"#{k}" for k, n in enumerate(names)}
     axes: dict[str, str] = {}

@@ -112,7 +112,7 @@ class _LayoutProblem:
     block
         Number of channels per block.
     values
-        Layout of every value that may be blocked.
+        Layout of each value that may be blocked.
     able
         Blocked kernel (``None`` for a join) of each step that may run on blocked values, by position of the step.
     """
@@ -159,7 +159,7 @@ class _LayoutProblem:
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
-        """Positions of the steps that read each value."""
+        """Positions of the steps that read a value, by its name."""
         found: dict[str, list[int]] = {}
         for n, step in enumerate(self.program.steps):
             for name in values_read(step):
@@ -173,7 +173,7 @@ class _LayoutProblem:
 
     @cached_property
     def conversions(self) -> dict[tuple[str, bool], BlockedKernel]:
-        """Conversion kernels, by value name and whether they convert to blocks."""
+        """Conversion kernels, keyed by value name and by whether they convert to blocks."""
         known: dict[tuple[BlockedLayout, str, bool], BlockedKernel] = {}
         found = {}
         for name in self.writers:

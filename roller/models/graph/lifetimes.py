@@ -53,7 +53,7 @@ class _StepPosition:
 
 
 def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Lifetime]:
-    """Return the lifetime of every root that a step writes, except dynamic outputs, in order of first use."""
+    """Return the lifetime of each root that a step writes, except dynamic outputs, in order of first use."""
     touched: dict[str, list[_StepPosition]] = {}
     spans: dict[int, tuple[int, int]] = {}
     given = {*program.inputs, *program.constants}

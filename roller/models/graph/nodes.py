@@ -45,7 +45,7 @@ class FallbackRegion(Node):
     Parameters
     ----------
     members
-        The nodes; ``attributes["model"]`` contains them as ONNX bytes, with inputs and outputs in the region's order.
+        The nodes. ``attributes["model"]`` contains them as ONNX bytes; inputs and outputs have the region's order.
     reasons
         Reason why each node is in the region, by node name.
     """
@@ -69,8 +69,8 @@ class Graph:
     constants
         Arrays by name (bfloat16 by ``ml_dtypes``); external ones are memory-mapped.
     loose
-        Outputs whose shapes are known only at run time; they are absent from ``values``, and a :class:`FallbackRegion`
-        writes them.
+        Outputs whose shapes are known only at run time; a :class:`FallbackRegion` writes them, and they are absent from
+        ``values``.
     """
 
     name: str

@@ -78,7 +78,7 @@ class FormCache:
         return self._instantiate(found, piece.names, piece.nodes)
 
     def joined(self, rule: Rule, one: NamedForm, other: NamedForm) -> NamedForm | str | None:
-        """Return the result of applying ``rule`` to two pieces."""
+        """Return the result of ``rule`` for two pieces: a piece, a reason to refuse, or ``None``."""
         joint = {n: k for k, n in enumerate(dict.fromkeys((*one.names, *other.names)))}
         key = (rule, id(one.form), id(other.form), tuple(joint[n] for n in other.names))
         if key not in self._made:

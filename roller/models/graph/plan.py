@@ -37,7 +37,7 @@ class Plan:
     Parameters
     ----------
     program
-        The steps as they run: views and joins that cost nothing are gone, and the others have become copies.
+        The steps as they run, without views and joins: those that move data have become copies.
     arena_bytes
         Memory, in bytes, that one call needs in addition to its inputs and outputs.
     predicted_s

@@ -1,7 +1,7 @@
 """Lowered models: values, constants, and steps in a valid order.
 
-Both a graph's partition and the saved plan, which adds the locations of values (:mod:`roller.models.graph.plan`),
-consist of these steps. All classes are frozen, JSON-ready data except for constants.
+A graph's partition consists of these steps, and so does the saved plan, which adds the locations of values
+(:mod:`roller.models.graph.plan`). All classes are frozen, JSON-ready data except for constants.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Value:
 
 @dataclass(frozen=True)
 class DynamicOutput:
-    """An output whose shape is known only at run time: it has no planned memory, and a :class:`Foreign` step writes it.
+    """An output whose shape is known only at run time; it has no planned memory. A :class:`Foreign` step writes it.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Run:
 
 @dataclass(frozen=True)
 class View:
-    """``target`` is the memory of ``source`` from ``offset_bytes`` on: a free reshape or contiguous part."""
+    """``target`` is the memory of ``source`` from ``offset_bytes`` on: a reshape or contiguous part without a copy."""
 
     source: str
     target: str

@@ -19,7 +19,7 @@ _CHEAP = 4
 
 
 def fuse_rows(rows: Computed, reader: Computed) -> Computed | None:
-    """Return one part that computes ``rows`` and, row by row, its reader; ``None`` if rows do not match."""
+    """Return one part that computes ``rows`` and its reader row by row; ``None`` if rows do not match."""
     # Rows are the axes of the result that all loads of it index in the same way; the other axes are columns.
     marked = fusion_rewrites.rename_conflicting_reads(rows, reader)
     last = marked.stages[-1]
@@ -44,7 +44,7 @@ def fuse_rows(rows: Computed, reader: Computed) -> Computed | None:
 
 
 def _shared_rows(last: Stage, reader: Computed) -> dict[str, str]:
-    """Return the reader's name for each axis of a result that is a row axis of the reader."""
+    """Return, for each axis of a result that is a row axis of the reader, the reader's name for it."""
     found: dict[str, str] = {}
     uses = [(s, ld) for s in reader.stages for ld in s.loads if ld.tensor == last.name]
     for d, stored in enumerate(last.store):

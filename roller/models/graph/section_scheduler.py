@@ -54,8 +54,8 @@ class LaneCosts:
     units
         Number of units per lane.
     common_s
-        Time, in seconds, for which a kernel occupies resources shared by all lanes (memory, shared caches). These times
-        do not overlap.
+        Time, in seconds, during which a kernel occupies resources shared by all lanes (memory, shared caches). These
+        times do not overlap.
     bytes_per_s
         Bandwidth of copies.
     kept_bytes
@@ -65,9 +65,9 @@ class LaneCosts:
     least_gain
         Minimum predicted relative gain for a whole model: about the error of the ratio of two predictions.
     own_bytes
-        Number of bytes of constants that a core's own cache keeps, although predictions assume a shared cache.
+        Number of bytes of constants that a core's own cache keeps; predictions assume that they are in a shared cache.
     own_s_per_byte
-        Time saved, in seconds, per byte found in the core's own cache: for a step on the whole device and in a lane.
+        Time saved, in seconds, per byte found in the core's own cache: for a step on the whole device, and in a lane.
     """
 
     whole_s: Mapping[str, float]
@@ -96,7 +96,7 @@ class LaneCosts:
         return self._copy_s(step) if isinstance(step, (View, Copy)) else None
 
     def common(self, step: Step) -> float:
-        """Return the time, in seconds, for which a step occupies resources shared by all lanes."""
+        """Return the time, in seconds, during which a step occupies resources shared by all lanes."""
         return self.common_s.get(step.kernel, 0.0) if isinstance(step, Run) else self._copy_s(step)
 
     def _copy_s(self, step: Step) -> float:
@@ -112,7 +112,7 @@ class CoscheduleResult:
     program
         Program with sections; the same object as the input if no section was predicted to be faster.
     serial_s, together_s
-        Predicted time, in seconds, of all kernels in sequence, and of ``program``.
+        Predicted time, in seconds, of all kernels in sequence, and predicted time of ``program``.
     sections, runs
         Number of sections, and number of kernels that run in them.
     """
@@ -169,7 +169,7 @@ def live_bytes_limit(program: Program) -> float:
 
 
 def _weight_reading_s(program: Program, steps: Iterable[Step], costs: LaneCosts) -> float:
-    """Return the change in the time to read constants, in seconds, that the order of steps causes."""
+    """Return the change, in seconds, that the order of steps causes in the time to read constants."""
     order = list(steps)
     reload_s = reloaded_bytes(program, order, costs.kept_bytes) / costs.reload_bytes_per_s
     if not costs.own_bytes:
@@ -189,7 +189,7 @@ def _kernels_of_steps(program: Program, steps: Iterable[Step], costs: LaneCosts)
 
 
 class _SectionScheduler:
-    """Builds sections from ready steps, which it keeps both in program order and by the longest path to the end."""
+    """Builds sections from ready steps, kept both in program order and in order of the longest path to the end."""
 
     def __init__(self, program: Program, costs: LaneCosts, ahead: float) -> None:
         steps = self.steps = program.steps
@@ -313,7 +313,7 @@ class _Section:
         return heap[0] if heap else None
 
     def _take_next_step(self, lane: int) -> int | None:
-        """Take a lane's next step, if any; among equals, prefer one that only this lane may take."""
+        """Take a lane's next step, or return ``None``; of equal steps, prefer one that only this lane may take."""
         own, every = self._own[lane], self._first_common_step()
         if every is not None and -every[0] < self._least:
             every = None

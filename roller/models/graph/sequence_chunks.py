@@ -20,7 +20,7 @@ _PARTS = (4, 10)
 
 
 def chunked_variants(program: Program) -> list[Program]:
-    """Return variants of the program whose row-wise kernels over joined rows are cut; empty if there are none."""
+    """Return variants of the program whose row-wise kernels over joined rows are cut; an empty list if none are."""
     found = _find_chunkable_runs(program)
     lengths = {len(cut.join.sources) for cut in found}
     ways = {tuple(sorted((n, _nearest_divisor(n, count)) for n in lengths)) for count in _PARTS}
@@ -60,7 +60,7 @@ def _find_chunkable_runs(program: Program) -> list[_ChunkableRun]:
 
 
 def _is_chunkable(program: Program, cut: _ChunkableRun) -> bool:
-    """Return whether sources have equal sizes, the kernel computes row by row, and no view spans two sources."""
+    """Return whether the sources have equal sizes, the kernel computes row by row, and no view spans two sources."""
     values, expression = program.values, program.kernels[cut.run.kernel].expression
     count, target, out = len(cut.join.sources), values[cut.join.target], values[cut.run.outputs[0]]
     rows = expression.inputs[cut.position].shape[0] if expression.inputs[cut.position].shape else 0

@@ -37,7 +37,7 @@ class Dependencies:
 
 
 def peak_live_bytes(program: Program, steps: Sequence[Step]) -> int:
-    """Return the maximum number of bytes live at once in an order of steps, without inputs, outputs and constants."""
+    """Return the maximum number of bytes live at once in an order of steps, excluding inputs, outputs and constants."""
     resolved = resolve_aliases(replace(program, steps=tuple(steps)))
     aliases = resolved.aliases
     outside = {aliases.root(name)[0] for name in resolved.outputs.values()}

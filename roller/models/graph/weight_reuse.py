@@ -80,7 +80,7 @@ def reloaded_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -
 
 
 def core_cached_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, lanes: int) -> tuple[float, float]:
-    """Return how many bytes of constants steps outside and inside lanes find in the cores' own caches."""
+    """Return how many bytes of constants the steps outside lanes, and those inside, find in the cores' own caches."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
     # A step on all cores leaves a part of its weights in each cache; a step in a lane leaves all in its core's cache.
     cores, alone, inside = [_LruCache(kept_bytes) for _ in range(lanes)], 0.0, 0.0
@@ -97,7 +97,7 @@ def core_cached_bytes(program: Program, steps: Iterable[Step], kept_bytes: float
 
 
 def bytes_between_reads(program: Program) -> dict[str, int]:
-    """Return, for each kernel with constants, how many bytes calls touch between two reads of its largest constant."""
+    """Return, for each kernel with constants, how many bytes are touched between two reads of its largest constant."""
     # The result is the median over a kernel's runs. Each read and write of a value counts, but all values together
     # count at most the bytes that the largest step touches, because the memory of values is reused.
     sizes = {name: value.nbytes for name, value in program.values.items()} | dict.fromkeys(program.loose, 0)

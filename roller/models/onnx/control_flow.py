@@ -89,7 +89,7 @@ def _body_attribute(node: onnx.NodeProto, attribute: str) -> onnx.GraphProto:
 def _trace_if(
     tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str
 ) -> list[str]:
-    """Return the results of the branch that a constant condition takes; otherwise select between both at run time."""
+    """Return the results of the branch that a constant condition takes; for other conditions, select at run time."""
     condition = tracer.constants.get(inputs[0])
     if condition is not None:
         taken = "then" if bool(condition.reshape(-1)[0]) else "else"

@@ -1,4 +1,4 @@
-"""Values whose shape is known only at run time, and the regions of nodes that another runtime computes because of them.
+"""Values with shapes known only at run time, and regions of nodes that another runtime computes because of them.
 
 Nodes that exchange such values form a region together with all nodes on paths between them. The values therefore never
 pass between steps: they leave a region only as outputs of the model.
@@ -116,7 +116,7 @@ def _check_region_borders(graph: Graph, whole: Iterable[Node], loose: Mapping[st
 
 
 def _group_nodes(nodes: Sequence[Node], parts: DynamicNodes) -> list[int]:
-    """Return, for every node, the index of the node that represents its group."""
+    """Return, for each node, the index of the node that represents its group."""
     # Nodes joined by values of unknown shape are one group, including nodes on paths that leave and re-enter it.
     writer = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
     group = list(range(len(nodes)))
@@ -140,7 +140,7 @@ def _group_nodes(nodes: Sequence[Node], parts: DynamicNodes) -> list[int]:
 def _strongly_connected_components(
     roots: Sequence[int], readers: Mapping[int, set[int]], sources: Mapping[int, set[int]]
 ) -> dict[int, int]:
-    """Return the strongly connected component of every root (Kosaraju's algorithm)."""
+    """Return the strongly connected component of each root (Kosaraju's algorithm)."""
     order: list[int] = []
     seen: set[int] = set()
     for start in dict.fromkeys(roots):
@@ -167,7 +167,7 @@ def _strongly_connected_components(
 
 
 def _live_nodes(graph: Graph) -> list[Node]:
-    """Return the nodes that the outputs depend on; nodes left over from abandoned bodies are dropped."""
+    """Return the nodes that the outputs depend on; this drops nodes left over from abandoned bodies."""
     wanted, kept = set(graph.outputs), list[Node]()
     for node in reversed(graph.nodes):
         if wanted.intersection(node.outputs):

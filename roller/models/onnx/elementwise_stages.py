@@ -84,7 +84,7 @@ def operand_scalar(site: Site, position: int, axes: Sequence[Axis]) -> Scalar:
 
 
 def operand_scalars(site: Site) -> tuple[tuple[Axis, ...], tuple[Scalar, ...]]:
-    """Return the axes of the result and every input's element at a point of it."""
+    """Return the axes of the result, and each input's element at a point of the result."""
     axes = result_axes(site.output.shape)
     return axes, tuple(operand_scalar(site, i, axes) for i in range(len(site.inputs)))
 
@@ -103,7 +103,7 @@ def movement_stage(
     site: Site, index: Callable[[tuple[Axis, ...]], Sequence[Index]], *, guard: Sequence[Bound] = (),
     outside: float = 0.0,
 ) -> Compute:  # fmt: skip
-    """Return a stage that only moves input 0: one load at ``index(axes)``, where ``axes`` are the output's."""
+    """Return a stage that only moves input 0, by one load at ``index(axes)``; ``axes`` are the output's."""
     axes = result_axes(site.output.shape)
     read = checked_tensor(site.required(0))
     body = Load(read.name, tuple(index(axes)), tuple(guard), outside)

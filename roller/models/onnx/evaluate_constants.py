@@ -101,7 +101,7 @@ _SINCE = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
 
 
 def _try_evaluate(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray] | None:
-    """Return the function's result, or ``None`` if it raises an exception; the node is then left for run time."""
+    """Return the function's result; ``None`` if it raises an exception, so that the node is left for run time."""
     try:
         found: list[np.ndarray] | None = function(*arguments)
     except Exception:  # noqa: BLE001 - rules and the reference raise any exception for unsupported inputs

@@ -1,4 +1,4 @@
-"""Groups nodes without a lowering into large subgraphs, which another runtime computes, without creating cycles."""
+"""Groups nodes without a lowering into large acyclic subgraphs that another runtime computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.models.onnx.onnx_types import element_type, onnx_dtype
 
 
 def replace_refused_nodes(low: Lowering) -> list[Refused]:
-    """Replace refused nodes by ONNX Runtime subgraphs; if some cannot be replaced, replace none and return those."""
+    """Replace refused nodes by ONNX Runtime subgraphs; if some cannot be replaced, replace none and return them."""
     stuck = [why for p in low.refused if (why := _refusal_of_untyped_node(p, low)) is not None]
     if stuck or not low.refused:
         return stuck
@@ -45,7 +45,7 @@ def _refusal_of_untyped_node(part: Refused, low: Lowering) -> Refused | None:
 
 
 def _group_refused_parts(parts: Sequence[PartProtocol]) -> dict[int, int]:
-    """Return the group of every refused part; the keys are the parts' indices."""
+    """Return the group of each refused part, by the part's index."""
     # Levels never fall along an edge, and rise between a refused part and one of another kind. Adjacent refused parts
     # of equal level form a group: a path that left and re-entered it would rise twice. Where possible, refused parts
     # take the level of their readers, which gives fewer groups.

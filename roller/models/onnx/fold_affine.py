@@ -115,7 +115,7 @@ def _scale_and_shift(op: str, position: int, numbers: np.ndarray) -> tuple[np.nd
 
 
 def _numbers_along_one_axis(array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, int | None] | None:
-    """Return a constant's values and the one axis of ``shape`` that they vary along; ``None`` if there are several."""
+    """Return a constant's values and the one axis of ``shape`` along which they vary; ``None`` if there are more."""
     if array.ndim > len(shape) or array.size == 0:
         return None
     wide = (1,) * (len(shape) - array.ndim) + array.shape
@@ -145,7 +145,7 @@ def _match_batch_normalisation(draft: MutableGraph, node: Node) -> AffineMap | N
 def _fold_into_writer(
     draft: MutableGraph, before: Node | AffineMap, affine: AffineMap, users: dict[str, int]
 ) -> tuple[Node | AffineMap, ...] | None:
-    """Return what replaces ``before`` and ``affine``: one item, or one and a remaining shift; ``None`` if both stay."""
+    """Return what replaces ``before`` and ``affine``: one item, or one plus a shift; ``None`` if both stay."""
     if isinstance(before, AffineMap):
         return _compose_affine(before, affine)
     rule = None if before.domain else _LINEAR.get(before.op)
@@ -241,7 +241,7 @@ def _scale_weights(weights: np.ndarray, scale: np.ndarray | None, axis: int) -> 
 def _fold_into_convolution(
     draft: MutableGraph, node: Node, weights: np.ndarray, affine: AffineMap
 ) -> tuple[Node] | None:
-    """Fold into Conv weights, shape ``(out, in / group, ...)``, or ConvTranspose's, ``(in, out / group, ...)``."""
+    """Fold ``affine`` into the weights and bias of a Conv or a ConvTranspose; ``None`` if that is impossible."""
     channels = draft.shape(node.outputs[0])[1]
     bias = draft.constant_input(node, 2)
     if (
@@ -274,7 +274,7 @@ def _fold_into_convolution(
 def _fold_into_bias(
     bias: np.ndarray | None, affine: AffineMap, channels: int, dtype: np.dtype[np.generic], beta: float = 1.0
 ) -> np.ndarray | None:
-    """Return the new bias, computed in float64 and rounded once; ``None`` if there is neither a bias nor a shift."""
+    """Return the new bias, computed in float64 and rounded once; ``None`` without a bias and a shift."""
     if bias is None and affine.shift is None:
         return None
     total = np.zeros(channels) if bias is None else np.broadcast_to(bias.astype(np.float64).reshape(-1), (channels,))
@@ -294,7 +294,7 @@ def _with_weights_and_bias(
     draft: MutableGraph, node: Node, affine: AffineMap, before: np.ndarray, weights: np.ndarray, position: int,
     bias: np.ndarray | None,
 ) -> Node:  # fmt: skip
-    """Return ``node`` with new weights and a new bias; its output is the affine map's."""
+    """Return ``node`` with new weights and a new bias; it writes the affine map's output."""
     inputs = list(node.inputs)
     if weights is not before:
         inputs[1] = draft.constant(f"{inputs[1]}/folded", weights)
@@ -324,7 +324,7 @@ def _fold_into_gemm(draft: MutableGraph, node: Node, weights: np.ndarray, affine
 def _fold_into_matmul(
     draft: MutableGraph, node: Node, weights: np.ndarray, affine: AffineMap
 ) -> tuple[Node | AffineMap, ...] | None:
-    """Fold a scale into the second factor; a shift remains as an addition after the product."""
+    """Fold a scale into the second factor, or return ``None``; a shift remains as an addition after the product."""
     rank = len(draft.shape(node.outputs[0]))
     if weights.ndim != 2 or affine.axis not in (None, rank - 1) or affine.scale is None:
         return None

@@ -12,7 +12,7 @@ from roller.errors import ModelError
 
 
 def from_tensorflow(path: Path) -> onnx.ModelProto:
-    """Convert a frozen TensorFlow graph (``.pb``) to ONNX, from its placeholders to the nodes that no node reads."""
+    """Convert a frozen TensorFlow graph (``.pb``) to ONNX, from placeholders to the nodes that no other node reads."""
     try:
         import tensorflow as tf
         from tf2onnx import convert

@@ -60,7 +60,7 @@ class BatchCorrection:
     before: Mapping[str, Value]
 
     def corrected_reshape_target(self, shape: np.ndarray, source: Value, output: str) -> np.ndarray | None:
-        """Return the corrected target shape of a Reshape, or ``None`` if its own needs no correction."""
+        """Return the corrected target shape of a Reshape; ``None`` if the shape needs no correction."""
         # Applies only if source, result and target began with the old batch size and the source now has the new one.
         was, result = self.before.get(source.name), self.before.get(output)
         if was is None or result is None or not (was.shape and result.shape and source.shape) or shape.ndim != 1:
@@ -75,7 +75,7 @@ class BatchCorrection:
 def choose_input_types(
     loaded: LoadedModel, batch: int | None, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any]
 ) -> InputTypes:
-    """Choose the types of all inputs by their declarations and by the caller's batch size, shapes and values."""
+    """Choose the types of all inputs from their declarations and the caller's batch size, shapes and values."""
     declared: dict[str, tuple[str, Dims | None]] = {}
     for entry in loaded.graph.input:
         if entry.name in loaded.initialisers:
@@ -129,7 +129,7 @@ def _override_shape(model: str, name: str, dims: Dims | None, given: Sequence[in
 
 
 def _set_batch(chosen: dict[str, Dims | None], free: Mapping[str, Dims], batch: int) -> int | None:
-    """Set the batch size of inputs in place; return the size that it replaced (``None`` for a symbol or no change)."""
+    """Set the batch size of inputs in place; return the replaced size (``None`` for a symbol or without a change)."""
     symbolic = {n: d for n, d in free.items() if not isinstance(d[0], int)}
     if symbolic:
         bound = {d[0] for d in symbolic.values() if isinstance(d[0], str)}

@@ -35,12 +35,12 @@ class AxisSampling:
     roi: tuple[Fraction, Fraction] = (Fraction(0), Fraction(1))
 
     def coordinates(self) -> np.ndarray:
-        """Return the source position of every target element, float64, shape ``(target,)``."""
+        """Return the source position of each target element, float64, shape ``(target,)``."""
         places, unit = self.exact_positions()
         return np.asarray(places / unit, np.float64)
 
     def exact_positions(self) -> tuple[np.ndarray, int]:
-        """Return the exact source positions, shape ``(target,)``, as multiples of ``1 / unit``, and ``unit``."""
+        """Return the exact source positions in multiples of ``1 / unit``, shape ``(target,)``, and ``unit``."""
         # The last bit can decide which neighbour is nearest: ``4.5 * 20 / 6 - 0.5`` is 14.5, but 14.499999 with the
         # float32 nearest to ``6 / 20``.
         slope, first = self._step_and_first()
@@ -171,7 +171,7 @@ def _cubic_kernel(a: float) -> Callable[[np.ndarray], np.ndarray]:
 def interpolation_matrix(
     sampling: AxisSampling, kind: str, *, cubic_a: float = -0.75, antialias: bool = False, exclude_outside: bool = False
 ) -> np.ndarray:
-    """Return the weight of every source position for every target position, float64, shape ``(target, source)``."""
+    """Return the weight of each source position for each target position, float64, shape ``(target, source)``."""
     kernel, reach = (_linear_kernel, 1) if kind == "linear" else (_cubic_kernel(cubic_a), 2)
     stretch = min(1.0, float(sampling.scale)) if antialias else 1.0
     x = sampling.coordinates()
@@ -207,7 +207,7 @@ class WeightBand:
 
 
 def narrowest_band(table: np.ndarray) -> WeightBand | None:
-    """Return the narrowest band that contains all weights; ``None`` if none exist or it is wider than half the source.
+    """Return the narrowest band with all weights; ``None`` if there is none or it is wider than half the source.
 
     Examples
     --------

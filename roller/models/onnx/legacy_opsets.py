@@ -1,7 +1,7 @@
 """Converts nodes from operator sets before 7 to set 7 during tracing, when shapes are known.
 
-onnx's own converter (1.23) is not used: it supports ``axis`` only at the first or last dimensions and not for logical
-operators and comparisons, and it leaves PRelu slopes in a shape that set 7 aligns with the last axis.
+onnx's own converter (1.23) is not used: it supports ``axis`` only at the first or last dimensions, and not for logical
+operators and comparisons. It also leaves PRelu slopes in a shape that set 7 aligns with the last axis.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Rule: TypeAlias = Callable[[GraphTracer, onnx.NodeProto, Inputs], Inputs]
 def convert_to_opset_7(
     tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs
 ) -> tuple[onnx.NodeProto, Inputs] | str:
-    """Return a node of ONNX's own domain and its inputs, converted to set 7, or the reason why that is impossible."""
+    """Convert a node of ONNX's own domain to set 7; return it and its inputs, or the reason why that is impossible."""
     if tracer.loaded.written not in range(1, OLDEST):
         return node, inputs
     out = onnx.NodeProto()
@@ -98,7 +98,7 @@ def _reshape_value(tracer: GraphTracer, node: onnx.NodeProto, name: str, shape: 
 
 
 def _convert_broadcast_axis(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Reshape the second operand so that it aligns with the first at ``axis``."""
+    """Reshape the second operand so that it aligns with the first operand at ``axis``."""
     told, axis = bool(_attribute_value(node, "broadcast", 0)), _attribute_value(node, "axis")
     _drop_attributes(node, "broadcast", "axis")
     one, other = (tracer.values[n] for n in inputs)

@@ -40,7 +40,7 @@ class LoadedModel:
     graph
         Graph without initializers and without calls to local functions.
     opsets
-        Operator set versions by domain; ``""`` is ONNX's own domain, whose versions before 7 are given as 7.
+        Operator set versions by domain; ``""`` is ONNX's own domain, for which versions before 7 are given as 7.
     written
         Operator set version of ONNX's own domain that the file declares.
     array
@@ -73,7 +73,7 @@ def load_onnx(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path 
 
 
 def _read_message(path: Path) -> tuple[bytes, MappedWeights]:
-    """Return the message in a file and the locations of the weights left out of it."""
+    """Return the message in a file, and the locations of the weights that the message leaves out."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):

@@ -24,7 +24,7 @@ def accumulation_types(x: Value, y: Value) -> OperatorDtypes:
 
 
 def float_accumulation_types(x: Value, y: Value) -> OperatorDtypes:
-    """Return the same dtypes as :func:`accumulation_types`, but refuse integer arithmetic."""
+    """Return the dtypes of :func:`accumulation_types`; refuse integer arithmetic."""
     t = accumulation_types(x, y)
     if not t.is_float:
         raise Unsupported(f"it is defined here for floating-point tensors, not {x.dtype}")
@@ -54,7 +54,7 @@ def elementwise_stage(y: Value, value: Callable[[tuple[Index, ...]], Scalar], ac
 
 
 def rows_over(x: Value, y: Value, t: OperatorDtypes, reduced: Sequence[int], *, keepdims: bool = False) -> Rows:
-    """Return the rows of ``x`` along the ``reduced`` dimensions; names of intermediate tensors begin with ``y``'s."""
+    """Return the rows of ``x`` along ``reduced`` dimensions; names of intermediate tensors begin with ``y.name``."""
     return Rows(output_tensor(x), axes_of_shape(x.shape, reduced), t, f"{y.name}/", keepdims)
 
 

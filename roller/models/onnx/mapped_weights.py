@@ -1,7 +1,7 @@
 """Memory-mapped access to large weights inside a model file, while protobuf parses the rest.
 
-Parsing and extraction each copy every byte of the weights, which accounts for most of the time and memory that reading
-takes. Files of unusual layout are left to protobuf.
+Parsing and extraction each copy every byte of the weights; these copies take most of the time and memory of reading.
+Files of unusual layout are left to protobuf.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MappedWeights:
 
 
 def split_off_weights(path: Path) -> tuple[bytes, MappedWeights] | None:
-    """Return a file's message without large weights, and their locations; ``None`` if it has none or is unusual."""
+    """Return a file's message without large weights, and their locations; ``None`` without any or for unusual files."""
     size = path.stat().st_size
     if size < _LEAST_BYTES:
         return None
@@ -94,7 +94,7 @@ def _remove_large_weights(data: mmap.mmap, least: int) -> tuple[bytes, dict[int,
 
 
 def _split_off_raw_data(data: mmap.mmap, first: int, last: int, least: int) -> tuple[bytes, tuple[int, int]] | None:
-    """Return a tensor without its raw data, and their location; ``None`` if they are small or absent."""
+    """Return a tensor without its raw data, and the data's location; ``None`` if the data are small or absent."""
     if last - first < least:
         return None
     rest, found = list[bytes](), list[tuple[int, int]]()

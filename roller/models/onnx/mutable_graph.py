@@ -41,7 +41,7 @@ class MutableGraph:
         return Graph(self.name, self.inputs, self.outputs, tuple(self.nodes), values, constants, self.loose)
 
     def count_reads(self) -> Counter[str]:
-        """Return the number of reads of every value; an output of the graph counts as one read."""
+        """Return the number of reads of each value; an output of the graph counts as one read."""
         found: Counter[str] = Counter(n for node in self.nodes for n in node.inputs if n)
         found.update(self.outputs)
         return found

@@ -1,4 +1,4 @@
-"""Files of large weights that a cached program refers to, and the identity by which changes to them are detected.
+"""Files of large weights that a cached program refers to, and their identities, which reveal changes.
 
 A file whose :func:`file_identity` is unchanged is itself unchanged, because programs cannot set the change time.
 File clocks are coarse, so a recently written file is not settled, and no cached program refers to it.
@@ -23,7 +23,7 @@ SETTLED_S = 2.5
 
 
 def file_identity(path: Path) -> list[int] | None:
-    """Return a regular file's device, inode, size, modification time and change time (ns); otherwise ``None``."""
+    """Return a regular file's device, inode, size, modification time and change time (ns); ``None`` for other files."""
     try:
         found = path.stat()
     except (OSError, ValueError):

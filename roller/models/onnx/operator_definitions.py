@@ -51,7 +51,7 @@ def trace_definition(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, sc
 
 
 def _find_definition(tracer: GraphTracer, schema: Any, node: onnx.NodeProto, traced: Node) -> onnx.FunctionProto | None:
-    """Return the definition of an operator in the newest operator set that is not newer than the model's."""
+    """Return an operator's definition in the newest operator set not newer than the model's; ``None`` without any."""
     plain, by_context = schema.function_opset_versions, schema.context_dependent_function_opset_versions
     versions = [v for v in (*plain, *by_context) if v <= max(traced.version, schema.since_version)]
     if not versions:

@@ -105,7 +105,7 @@ class ProgramNote:
 
     @property
     def _external_folder(self) -> Path | None:
-        """The folder of external weights."""
+        """The folder of external weights; ``None`` if it is unknown."""
         if self.base_dir is not None:
             return Path(self.base_dir)
         return Path(self.model).parent if isinstance(self.model, (str, Path)) else None
@@ -156,7 +156,7 @@ class ProgramNote:
 
 
 def _model_bytes(model: Any) -> tuple[bytes, str] | None:
-    """Return a model's bytes without large weights, and the weights' locations; ``None`` if it cannot have a note."""
+    """Return a model's bytes without large weights, and their locations; ``None`` if the model cannot have a note."""
     if isinstance(model, (bytes, bytearray)):
         return (bytes(model), "") if len(model) <= MOST_BYTES else None
     if not isinstance(model, (str, Path)):

@@ -75,7 +75,7 @@ def read_at_sample_sizes(box: Box, read: Callable[[Sizes], Program]) -> SampledM
 
 
 def _end_combinations(box: Box) -> list[dict[str, int]]:
-    """Return combinations of smallest and largest sizes that cover all four pairs for any two sizes, smallest first.
+    """Return combinations of smallest and largest values that cover all four pairs of any two sizes, smallest first.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def _end_combinations(box: Box) -> list[dict[str, int]]:
 
 
 def _sizes_near_ends(box: Box) -> list[dict[str, int]]:
-    """Return sample sizes near the ends of the ranges, where it may change which of two lengths is larger."""
+    """Return sample sizes near the ends of the ranges; a different one of two lengths may be the larger one there."""
     # No size is 1 or the largest, at which steps may vanish, and no two sizes in a sample are equal.
     found: list[dict[str, int]] = []
     for end in _end_combinations(box):
@@ -134,7 +134,7 @@ def _inner_sample_sizes(box: Box) -> Iterator[dict[str, int]]:
 
 
 def _formulas_differ(sizes: Sizes, doubts: Sequence[tuple[Formula, Formula]]) -> bool:
-    """Return whether the two candidate formulas of any pair differ at ``sizes``."""
+    """Return whether the two formulas of any pair differ at ``sizes``."""
     return any(one.at(sizes) != other.at(sizes) for one, other in doubts)
 
 
@@ -181,7 +181,7 @@ def _varying_lengths(programs: Sequence[Program]) -> Iterator[tuple[int, ...]]:
 
 
 def _kernel_shapes(program: Program) -> list[tuple[int, ...]]:
-    """Return the output shape and the axis extents of every stage in the program's kernels."""
+    """Return, for each stage in the program's kernels, the output shape and the axis extents."""
     stages = [s for k in program.kernels.values() for s in k.expression.stages]
     return [shape for s in stages for shape in (s.output.shape, tuple(a.extent for a in s.axes))]
 

@@ -139,7 +139,7 @@ def _pad_rule(scene: RuleContext, node: Node) -> EqualTo | None:
 
 
 def _neutral_constant_rule(scene: RuleContext, node: Node) -> EqualTo | None:
-    """Drop x * 1, x / 1, x - 0, x + 0 for integers, and x + -0 for floats (because -0 + 0 is 0)."""
+    """Drop ``x * 1``, ``x / 1``, ``x - 0``, integer ``x + 0`` and float ``x + -0`` (not ``x + 0``: ``-0 + 0`` is 0)."""
     neutral = 1 if node.op in ("Mul", "Div") else 0
     for position in (1, 0) if node.op in ("Mul", "Add") else (1,):
         array, source = scene.draft.constant_input(node, position), node.inputs[1 - position]
@@ -157,7 +157,7 @@ def _neutral_constant_rule(scene: RuleContext, node: Node) -> EqualTo | None:
 
 
 def _keeps_zero_signs(op: str, neutral: np.ndarray) -> bool:
-    """Return whether an operator with neutral constants keeps the sign of -0; ``x + 0`` does not."""
+    """Return whether an operator with neutral constants keeps the sign of -0, as ``x + 0`` does not."""
     if op in ("Mul", "Div") or neutral.dtype.kind in "iu":
         return True
     negative = np.signbit(neutral.astype(np.float32, copy=False))
@@ -165,7 +165,7 @@ def _keeps_zero_signs(op: str, neutral: np.ndarray) -> bool:
 
 
 def _where_rule(scene: RuleContext, node: Node) -> EqualTo | None:
-    """Drop Where(c, x, x)."""
+    """Drop ``Where(c, x, x)``; return ``None`` for other choices."""
     alike = node.inputs[1] == node.inputs[2]
     return EqualTo(node.inputs[1]) if alike and _have_same_shape(scene, node.inputs[1], node.outputs[0]) else None
 
@@ -184,7 +184,7 @@ def _transpose_permutation(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def _transpose_rule(scene: RuleContext, node: Node) -> EqualTo | Node | None:
-    """Simplify a transpose that is the identity, follows another one, or moves only dimensions of one element."""
+    """Simplify a transpose that is the identity, follows another transpose, or moves only dimensions of one element."""
     shape = scene.draft.shape(node.inputs[0])
     order = _transpose_permutation(node, len(shape))
     if order == tuple(range(len(shape))):
@@ -198,7 +198,7 @@ def _transpose_rule(scene: RuleContext, node: Node) -> EqualTo | Node | None:
 
 
 def _reshape_rule(scene: RuleContext, node: Node) -> Node | None:
-    """Let a reshape of a reshape read the first one's input."""
+    """Let a reshape of another reshape's result read that reshape's input."""
     before = scene.producer(node.inputs[0], *RESHAPES)
     return None if before is None else _reshape_to_output(scene, node, before.inputs[0])
 

@@ -82,7 +82,7 @@ def _resize_shape(node: Node, inputs: Inputs, constants: Constants) -> tuple[int
 
 
 def _axes_of_node(node: Node, constants: Constants, rank: int) -> list[int] | None:
-    """Return the axes of a node, from an attribute or a constant, counted from the front."""
+    """Return a node's axes, from an attribute or a constant, counted from the front; ``None`` if unknown."""
     given = node.attributes.get("axes")
     if given is None and len(constants) > 1 and constants[1] is not None:
         given = constants[1].ravel().tolist()
@@ -109,7 +109,7 @@ def _squeeze_shape(node: Node, inputs: Inputs, constants: Constants) -> tuple[in
 
 
 def _first_input_shape(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the input's shape, for deprecated operators and those with a definition; onnx infers none for these."""
+    """Return the input's shape (``None`` if absent), for operators whose result shape onnx does not infer."""
     return None if inputs[0] is None else inputs[0].shape
 
 

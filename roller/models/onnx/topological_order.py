@@ -42,7 +42,7 @@ def names_read(node: onnx.NodeProto, where: str, depth: int = 0) -> set[str]:
 def sort_needed_nodes(
     nodes: Sequence[onnx.NodeProto], given: set[str], outside: Callable[[str], bool], wanted: set[str], where: str
 ) -> OrderedNodes:
-    """Return the nodes that ``wanted`` depends on, in topological order; a sorted model keeps its order."""
+    """Return the nodes that ``wanted`` depends on, in topological order; sorted nodes keep their order."""
     writer: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in node.output:

@@ -255,7 +255,7 @@ class Tracer:
     def _name_required_outputs(
         self, names: tuple[str, ...], traced: Node, types: Sequence[Value | None], scope: Scope
     ) -> tuple[str, ...]:
-        """Return the names of outputs, with new names for unread required outputs that precede a read output."""
+        """Return the names of outputs; unread required outputs before a read output get new names."""
         # Unread outputs determine which result a later output is (positions of a TopK) or where it starts (a Split).
         schema = self.inference.schema(traced)
         read = max((k for k, n in enumerate(names) if n), default=0)

@@ -56,7 +56,7 @@ class Inference:
         return self._schemas[key]
 
     def types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
-        """Return the types of a node's outputs (``None`` if unknown), or the reason why the node is refused."""
+        """Return the type of each of a node's outputs (``None`` if unknown), or the reason why the node is refused."""
         inputs = [self.values[i] if i else None for i in traced.inputs]
         found, constants = self._types(node, traced), [self.constants.get(i) for i in traced.inputs]
         found = correct_inferred_shape(found, traced, [self.declared.get(o) for o in node.output], inputs, constants)
@@ -151,7 +151,7 @@ class Inference:
         return tensor_type_proto(element_type(onnx_dtype(value.dtype)), value.shape)
 
     def _operator_sets_of(self, traced: Node) -> list[onnx.OperatorSetIdProto]:
-        """Return the operator sets of a node: those of the model, or that of the definition in which the node is."""
+        """Return a node's operator sets: those of the model, or that of the function definition with the node."""
         if self.loaded.opsets.get(traced.domain) == traced.version:
             return self._imports
         return [onnx.helper.make_opsetid(traced.domain, traced.version)]

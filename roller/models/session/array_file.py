@@ -36,7 +36,7 @@ class ArrayWriter:
         self._file.close()
 
     def add(self, array: np.ndarray) -> list[Any]:
-        """Append an array; return its offset, shape, dtype and CRC-32."""
+        """Append an array; return the array's offset, shape, dtype and CRC-32 as a list."""
         padding = -self._at % ALIGN_BYTES
         self._file.write(bytes(padding))
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -52,7 +52,7 @@ class ArrayWriter:
 
 
 class ArrayReader:
-    """Memory-mapped arrays of a file; raises :class:`ArtifactError` if the file is unreadable or not ``nbytes`` long.
+    """Memory-mapped arrays of a file; raises :class:`ArtifactError` unless the file is readable and ``nbytes`` long.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def gather(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tup
 
 
 def _element_coordinates(xp: Any, indices: Any, shape: Sequence[int], axis: int) -> tuple[Any, ...]:
-    """Return coordinates of single elements: ``indices`` along ``axis``, their own positions along other dimensions."""
+    """Return coordinates of elements: ``indices`` along ``axis``, and their own positions along other dimensions."""
     if not shape:  # a scalar has one element
         _wrap_negative_indices(xp, indices, 1)
         return (Ellipsis,)
@@ -58,7 +58,7 @@ def gather_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any
 
 
 def _tuple_coordinates(xp: Any, indices: Any, shape: Sequence[int], batch_dims: int = 0) -> tuple[Any, ...]:
-    """Return the coordinates of batch dimensions, followed by those from the tuples on the last axis of ``indices``."""
+    """Return coordinates: those of the batch dimensions, then those in the tuples on the last axis of ``indices``."""
     lead = xp.meshgrid(*(xp.arange(n) for n in indices.shape[:-1]), indexing="ij", sparse=True) if batch_dims else []
     named = (_wrap_negative_indices(xp, indices[..., i], shape[batch_dims + i]) for i in range(indices.shape[-1]))
     return (*lead[:batch_dims], *named)
@@ -84,7 +84,7 @@ def _scatter_updates(xp: Any, data: Any, where: tuple[Any, ...], updates: Any, r
 
 @library_function
 def scatter_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return ``inputs[0]`` with elements ``inputs[2]`` at the positions ``inputs[1]`` along ``axis``."""
+    """Return ``inputs[0]`` with the elements ``inputs[2]`` written at the positions ``inputs[1]`` along ``axis``."""
     data, indices, updates = inputs
     where = _element_coordinates(xp, indices, data.shape, attributes["axis"])
     return (_scatter_updates(xp, data, where, updates, attributes["reduction"]),)
@@ -92,7 +92,7 @@ def scatter_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, An
 
 @library_function
 def scatter_nd(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return ``inputs[0]`` with slices ``inputs[2]`` at the index tuples ``inputs[1]``."""
+    """Return ``inputs[0]`` with the slices ``inputs[2]`` written at the index tuples ``inputs[1]``."""
     data, indices, updates = inputs
     return (_scatter_updates(xp, data, _tuple_coordinates(xp, indices, data.shape), updates, attributes["reduction"]),)
 

@@ -76,7 +76,7 @@ class BoundCall:
 
 @dataclass(frozen=True)
 class BoundParallelGroup:
-    """Lanes; they may run on separate threads if ``apart``, which means that no step calls Python or starts threads."""
+    """Lanes; if ``apart``, no step calls Python or starts threads, and the lanes may run on separate threads."""
 
     lanes: tuple[tuple[Bound, ...], ...]
     apart: bool
@@ -109,7 +109,9 @@ class _Binder:
         if isinstance(step, (Call, Foreign)):
             inputs, outputs = ((self.operand(n) if n else None for n in names) for names in (step.inputs, step.outputs))
             return BoundCall(step, tuple(inputs), tuple(outputs))
-        raise ModelError(f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory.plan.")
+        raise ModelError(
+            f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory_plan.plan_memory."
+        )
 
     def operand(self, name: str) -> Operand:
         """Return the operand of a value as the device's array module sees it."""
@@ -118,10 +120,12 @@ class _Binder:
             return Operand((), numpy_dtype(program.loose[name].dtype), self.plan.places[name], loose=True)
         value, place = self.plan.program.values.get(name), self.plan.places.get(name)
         if value is None or place is None:
-            raise ModelError(f"a plan: value '{name}' has no place. Make the plan with memory.plan.")
+            raise ModelError(f"a plan: value '{name}' has no place. Make the plan with memory_plan.plan_memory.")
         dtype = numpy_dtype(value.dtype)
         if place.offset_bytes < 0 or place.offset_bytes + value.nbytes > self._space_bytes(place):
-            raise ModelError(f"a plan: value '{name}' lies outside its {place.space}. Make the plan with memory.plan.")
+            raise ModelError(
+                f"a plan: value '{name}' lies outside its {place.space}. Make the plan with memory_plan.plan_memory."
+            )
         if place.space != CONSTANT:
             return Operand(value.shape, dtype, place)
         flat = self.constants.arrays[place.name].reshape(-1).view(np.uint8)

@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 def run_bundle(
     folder: Path, out: Path, device: Device, *, samples: int = 50, say: Say = lambda line: None
 ) -> dict[str, Any]:
-    """Check a bundle's model on a device, then time it launched step by step, as a graph, and per step."""
+    """Check a bundle's model on a device; then time it launched step by step, launched as a graph, and per step."""
     bundle, properties = ModelBundle(folder), device.properties()
     bundle.check(properties)
     header = {"bundle": bundle.checksum, "device": properties["name"], "samples": samples}
@@ -66,7 +66,7 @@ def run_phases(
 
 
 class _PhaseRunner:
-    """A bundle's model on a device, with one method per phase."""
+    """Runs a bundle's model on a device, with one method per phase."""
 
     def __init__(self, bundle: ModelBundle, device: Device, samples: int) -> None:
         self.bundle, self._samples = bundle, samples
@@ -125,7 +125,7 @@ class _PhaseRunner:
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Return the largest difference over the largest magnitude; infinite if shapes or non-finite values differ.
+    """Return the largest difference divided by the largest magnitude; infinite if shapes or non-finite values differ.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def step_label(step: Step) -> str:
 
 
 def predicted_step_s(step: Step, plan: Plan) -> float | None:
-    """Return the predicted seconds that a step, or a group's longest lane, takes; ``None`` without a prediction."""
+    """Return the predicted time, in seconds, of a step or of a group's longest lane; ``None`` without a prediction."""
     if isinstance(step, ParallelGroup):
         lanes = [[predicted_step_s(s, plan) or 0.0 for s in lane] for lane in step.lanes]
         return max(map(sum, lanes), default=0.0)

@@ -58,7 +58,7 @@ class Frame:
         outputs: list[Any],
         seconds: dict[int, float] | None = None,
     ) -> None:
-        """Run all steps; ``seconds`` receives the time of each step by the ``id`` of its bound step."""
+        """Run all steps; ``seconds`` receives each step's time, keyed by the ``id`` of the bound step."""
         self.inputs, self.outputs = inputs, outputs
         try:
             self.execute(seconds)

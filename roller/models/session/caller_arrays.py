@@ -93,7 +93,7 @@ class Feeds:
         return [None if s is None else np.empty(s.shape, s.dtype) for s in self.outputs]
 
     def given(self, out: Any, inputs: Sequence[np.ndarray]) -> list[Any]:
-        """Return an array per output: that of ``out`` or a new one; ``None`` for shapes known only at run time."""
+        """Return an array for each output: that in ``out`` or a new one; ``None`` for shapes known only at run time."""
         found = self.numbered(out)
         taken = list(zip((s.name for s in self.inputs), inputs, strict=True))
         arrays: list[Any] = []

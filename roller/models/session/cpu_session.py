@@ -133,7 +133,7 @@ class Session(ModelCalls):
         return time_bound_steps(self.plan.program.steps, self.steps, lambda s: self.run_timed(feeds, s), count)
 
     def run_timed(self, feeds: Mapping[str, Any], seconds: dict[int, float]) -> dict[str, np.ndarray]:
-        """Run like :meth:`run`; store the time of every step in ``seconds``, by the ``id`` of its bound step."""
+        """Run like :meth:`run`; store each step's time in ``seconds``, keyed by the ``id`` of the bound step."""
         made = self._call(self._feeds.arrays_by_name(feeds), None, False, seconds)
         return dict(zip(self.plan.program.outputs, made, strict=True))
 

@@ -1,4 +1,4 @@
-"""Runs subgraphs in another runtime, which is loaded when the first one runs."""
+"""Runs subgraphs in another runtime, which is loaded when the first subgraph runs."""
 
 from __future__ import annotations
 

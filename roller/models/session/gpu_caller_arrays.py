@@ -30,7 +30,7 @@ class GpuFeeds(Feeds):
         return array
 
     def given(self, out: Any, inputs: Sequence[Any]) -> list[Any]:
-        """Return the array that ``out`` has for each output; ``None`` where it has none."""
+        """Return, for each output, the array in ``out``; ``None`` for outputs without one."""
         del inputs  # outputs may overlap inputs, which are copied before any write
         found = self.numbered(out)
         arrays: list[Any] = []

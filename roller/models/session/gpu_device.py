@@ -84,7 +84,7 @@ class Device(Protocol):
         """Return an array of :attr:`xp` in contiguous form: the array itself or a copy."""
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any]) -> Any:
-        """Return a new torch tensor if ``like`` contains one, else a new array of :attr:`xp` (bfloat16 as bits)."""
+        """Return a new array: a torch tensor if ``like`` contains one, otherwise of :attr:`xp` (bfloat16 as bits)."""
 
     def address(self, array: Any) -> int:
         """Return the device address of an array of :attr:`xp`."""

@@ -36,7 +36,7 @@ class LoadedModel:
     constants
         Memory of constants that calls read in unpacked form, by name.
     panels
-        Memory of packed constants by argument name, for each kernel and the constants that it packs.
+        Memory of packed constants by argument name, for each kernel and each set of constants that it packs.
     """
 
     plan: Plan
@@ -174,7 +174,7 @@ class Frame:
         return out
 
     def profile(self, count: int) -> dict[int, float]:
-        """Return the median time of every step, lanes included, in seconds by ``id``; steps are launched one by one."""
+        """Return each step's median time in seconds by ``id``, lanes included; steps are launched one by one."""
         seconds: dict[int, list[float]] = {}
         for _ in range(count):
             self._marks = {}
@@ -205,7 +205,7 @@ class Frame:
         """Return the address of a value and the memory that contains it."""
         place = self._loaded.plan.places.get(name)
         if place is None:
-            raise ModelError(f"a plan: value '{name}' has no place. Make the plan with memory.plan.")
+            raise ModelError(f"a plan: value '{name}' has no place. Make the plan with memory_plan.plan_memory.")
         memory = (
             self._arena if place.space == ARENA
             else self._loaded.constants[place.name] if place.space == CONSTANT
@@ -224,7 +224,9 @@ class Frame:
             return self._fallback_work(step)
         if isinstance(step, ParallelGroup):
             return self._parallel_work(step)
-        raise ModelError(f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory.plan.")
+        raise ModelError(
+            f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory_plan.plan_memory."
+        )
 
     def _run(self, step: Run, lane: int) -> Work:
         kernel, pointers = self._loaded.kernels[step.kernel], self._pointers(step, lane)
@@ -302,7 +304,7 @@ class Frame:
         return work
 
     def _parallel_work(self, step: ParallelGroup) -> Work:
-        """Return work that runs lanes on separate streams, synchronized with the first stream before and after."""
+        """Return work that runs lanes on separate streams and synchronizes these with the first, before and after."""
         device = self._device
         lanes = [[self._with_timing_events(s, self._of(s, n)) for s in lane] for n, lane in enumerate(step.lanes)]
         start, ends = device.event(), [device.event() for _ in lanes[1:]]

@@ -125,7 +125,7 @@ class GpuSession(ModelCalls):
         return made
 
     def _frame_with_inputs(self, inputs: Sequence[Any], caller: Stream) -> Frame:
-        """Copy the inputs into a free frame, ordered after the work on the caller's stream; return the frame."""
+        """Copy the inputs into a free frame, after all work on the caller's stream; return the frame."""
         device, slots = self._device, self.feeds.inputs
         given = [device.contiguous(device.viewed(a, f"{self.name}: argument '{s.name}'")) if device.holds(a) else a
                  for a, s in zip(inputs, slots, strict=True)]  # fmt: skip
@@ -152,7 +152,7 @@ class GpuSession(ModelCalls):
                 for key, a in self.artifacts.items()}  # fmt: skip
 
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
-        """Return the median time in seconds of every step, launched one by one; see :meth:`ModelCalls.time_steps`."""
+        """Return each step's median time in seconds, launched one by one; see :meth:`ModelCalls.time_steps`."""
         with self._device.entered() as caller:
             frame = self._frame_with_inputs(self.feeds.arrays_by_name(feeds), caller)
             found = frame.profile(count)
@@ -206,7 +206,7 @@ class GpuSession(ModelCalls):
         return {panel_key(r, artifacts[r.kernel]): r for r in reversed(self._runs) if artifacts[r.kernel].prepare}
 
     def _pack_panels(self, run: Run, loaded: LoadedModel, stream: Stream) -> dict[str, Memory]:
-        """Pack the constants of a run; originals that no step reads are on the device only temporarily."""
+        """Pack the constants of a run; originals that no step reads stay on the device only during packing."""
         artifact, kernel, constants = loaded.artifacts[run.kernel], loaded.kernels[run.kernel], loaded.constants
         own = (a for a in artifact.arguments if a.role == "panel")
         panels = {a.name: self._device.allocate(storage_bytes(a.shape, a.dtype)) for a in own}

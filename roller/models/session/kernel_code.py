@@ -69,7 +69,7 @@ class KernelCode:
     parallel
         Whether a call wakes other threads.
     tasks
-        Extent of every parallel loop of a call, in order of execution; empty if unknown.
+        Extents of a call's parallel loops, in order of execution; empty if unknown.
     features
         Processor features that the kernel requires; see :mod:`roller.core.processor`.
     seconds, bottleneck
@@ -181,7 +181,7 @@ class LoadedKernel:
     module
         TVM's module, which keeps the library loaded.
     call, pack
-        Functions that take arrays: the kernel, and the one that packs constants (``None`` if nothing is packed).
+        Functions that take arrays: the kernel, and the function that packs constants (``None`` if nothing is packed).
     address
         Address of the called function, for the native runner.
     library

@@ -90,7 +90,7 @@ class _TableWriter:
         return len(self.tensors) - 1
 
     def sequence(self, steps: Sequence[Bound]) -> list[Segment]:
-        """Add steps as contiguous rows, followed by the rows of their lanes; return the segments."""
+        """Add steps as contiguous rows, followed by the rows of the steps' lanes; return the segments."""
         segments: list[Segment] = []
         start, later = len(self.steps), list[tuple[int, BoundParallelGroup]]()
         for bound in _flatten_serial_lanes(steps):
@@ -156,7 +156,7 @@ def cut(extent: int, threads: int, seconds: float) -> int:
 
 
 def _flatten_serial_lanes(steps: Sequence[Bound]) -> list[Bound]:
-    """Return the steps with serial groups replaced by the steps of their lanes."""
+    """Return the steps, with each serial group replaced by the steps of its lanes."""
     found: list[Bound] = []
     for step in steps:
         if isinstance(step, BoundParallelGroup) and not step.apart:

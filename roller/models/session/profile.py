@@ -167,7 +167,7 @@ def profile_session(session: ProfilableSession, feeds: Mapping[str, Any] | None,
 def time_bound_steps(
     steps: Sequence[Step], bound: Sequence[Bound], run: Callable[[dict[int, float]], object], count: int
 ) -> dict[int, float]:
-    """Return the median time of every step, including steps in lanes, in seconds by ``id``."""
+    """Return each step's median time in seconds by ``id``, including steps in lanes."""
     taken, end = list[dict[int, float]](), time.perf_counter() + _TIMED_S
     while len(taken) < _WARMUPS + count or (len(taken) < _ENOUGH and time.perf_counter() < end):
         taken.append({})
@@ -192,7 +192,7 @@ def time_calls(session: ProfilableSession, feeds: Mapping[str, Any], repeats: in
 def _step_seconds(
     steps: Sequence[Step], bound: Sequence[Bound], medians: Mapping[int, float]
 ) -> Iterator[tuple[int, float]]:
-    """Yield the ``id`` and the time, in seconds, of every step, given the times of the bound steps."""
+    """Yield each step's ``id`` and its time in seconds, given the times of the bound steps."""
     for step, own in zip(steps, bound, strict=True):
         yield id(step), medians.get(id(own), 0.0)
         if isinstance(step, ParallelGroup) and isinstance(own, BoundParallelGroup):
@@ -201,7 +201,7 @@ def _step_seconds(
 
 
 def distinct_labels(runs: Iterable[Run]) -> dict[tuple[str, ...], str]:
-    """Return unique labels by the outputs of runs; a label shared by several runs is extended with the outputs.
+    """Return a unique label for each run by its outputs; a label shared by several runs is followed by the outputs.
 
     Examples
     --------

@@ -59,7 +59,7 @@ class RangePlan:
     largest
         The plan at the largest sizes, with all constants.
     ends
-        Smallest and largest values of every size.
+        Smallest and largest value of each size.
     derived
         Formulas for further sizes, in terms of those in ``ends`` and of earlier derived sizes.
     inputs, outputs
@@ -67,7 +67,7 @@ class RangePlan:
     kernels
         For each key, all kernels that can compute it.
     choose
-        Function that returns the position in ``kernels`` of the kernel for a key at the given sizes.
+        Function that returns, for a key and sizes, the position of the kernel to run among those in ``kernels``.
     predict
         Function that returns the predicted time, in seconds, of the kernel at a position for given sizes.
     """

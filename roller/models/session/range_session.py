@@ -34,7 +34,7 @@ _MOST_READY = 256
 
 
 def _first_with_same_layout(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
-    """Return a function that returns the index of the first kernel with a given kernel's layout of constants."""
+    """Return a function that maps a kernel to the index of the first kernel with the same layout of constants."""
     layouts = [k.layout for k in several]
     return lambda kernel: layouts.index(kernel.layout)
 
@@ -80,7 +80,7 @@ class RangeSession(Unpicklable):
         self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
 
     def _pack_all_layouts(self) -> Constants:
-        """Pack the constants once per layout in which a kernel reads them."""
+        """Pack the constants once for each layout that a kernel reads."""
         largest = self.plan.largest
         firsts = {k: list(dict.fromkeys(map(_first_with_same_layout(x), x))) for k, x in self.plan.kernels.items()}
         arrays, panels = dict[str, np.ndarray](), dict[PanelKey, tuple[np.ndarray, ...]]()
@@ -117,7 +117,7 @@ class RangeSession(Unpicklable):
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """Smallest and largest values of every size by name, in the order of :meth:`at`'s arguments."""
+        """Smallest and largest value of each size by name, in the order of :meth:`at`'s arguments."""
         return dict(self.plan.ends)
 
     @property
@@ -162,7 +162,7 @@ class RangeSession(Unpicklable):
     __call__ = run
 
     def _dynamic_shapes(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the shapes of a call's inputs with dynamic sizes; fail with any error if the arguments lack them."""
+        """Return the shapes of a call's inputs with dynamic sizes; raise any exception if the arguments lack them."""
         feeds = arguments[0]
         held = feeds if type(feeds) is dict else dict(zip(self.plan.inputs, arguments, strict=False))
         return tuple([held[name].shape for name in self._asked])
@@ -292,7 +292,7 @@ def _shape_of_array(array: Any) -> tuple[int, ...]:
 
 
 class _FixedSizeSession(Session):
-    """The session for fixed sizes, which shares arenas with those for all other sizes."""
+    """A session for fixed sizes; it shares arenas with the sessions for all other sizes."""
 
     _arenas: list[np.ndarray]
     _by_arena: dict[int, Frame]
@@ -300,7 +300,7 @@ class _FixedSizeSession(Session):
 
     @classmethod
     def of(cls, parts: SessionParts, arenas: list[np.ndarray], predict: Callable[[str], float]) -> _FixedSizeSession:
-        """Return a session that borrows memory from ``arenas``; ``predict`` gives predicted seconds by kernel key."""
+        """Return a session that borrows memory from ``arenas``; ``predict`` returns predicted seconds by kernel key."""
         session = cls.__new__(cls)
         session._arenas, session._by_arena, session._predict = arenas, {}, predict
         session._start(parts)

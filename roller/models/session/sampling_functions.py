@@ -72,7 +72,7 @@ def _reflect_positions(xp: Any, place: Any, low: float, high: float) -> Any:
 def _neighbours_and_weights(
     xp: Any, place: Any, mode: str, size: int, padding: str, bounds: tuple[float, float]
 ) -> list[tuple[Any, Any]]:
-    """Return the indices of each position's neighbours along one axis and their weights, with padding applied."""
+    """Return pairs of neighbour indices and weights for positions along one axis, with padding applied."""
     first = xp.floor(place)
     rest = place - first
     if mode == "nearest":
@@ -156,7 +156,7 @@ def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]
 
 
 def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Pool regions ``inputs[1]``, shape ``(regions, 4)``, of the images in ``inputs[0]`` with indices ``inputs[2]``.
+    """Pool regions ``inputs[1]``, shape ``(regions, 4)``; ``inputs[2]`` gives each region's image in ``inputs[0]``.
 
     Attributes: ``mode`` (avg, max), ``size`` (rows and columns of a result), ``samples`` (number per bin and side; 0
     for the bin's size, rounded up), ``scale``, ``shift`` (0.5 for half pixels). A bin without points is zero.
@@ -206,7 +206,7 @@ def _exact_ratio(value: float) -> Fraction:
 def _sample_positions(
     xp: Any, start: Fraction, bin_size: Fraction, bins: int, samples: int, size: int
 ) -> list[tuple[Any, Any]]:
-    """Return the lower and upper neighbours of samples along one side, shape ``(bins, samples)``, with weights."""
+    """Return the lower and upper neighbours of samples along one side, and their weights, shape ``(bins, samples)``."""
     count = samples or math.ceil(bin_size)
     if count <= 0:
         return []

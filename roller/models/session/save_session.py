@@ -1,4 +1,4 @@
-"""The parts of a processor session, and the folder that :meth:`SessionParts.save` writes for ``saved.py``.
+"""The parts of a CPU session, and the folder that :meth:`SessionParts.save` writes for ``saved.py``.
 
 ``model.json`` contains the plan, the kernels' interfaces and the offsets of arrays; ``kernels/`` contains the
 libraries, ``arrays.bin`` the constants as kernels read them, and ``runner.so`` the native runner.

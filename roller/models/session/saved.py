@@ -57,7 +57,7 @@ def load_model(
     Returns
     -------
     Session or GpuSession
-        The latter if the model was compiled for a GPU.
+        A :class:`GpuSession` if the model was compiled for a GPU.
 
     Raises
     ------

@@ -41,7 +41,7 @@ class ModelCalls(Unpicklable, ABC):
 
     @abstractmethod
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> Mapping[int, float]:
-        """Return the median time of every step over at least ``count`` calls, in seconds by ``id``, lanes included."""
+        """Return each step's median time over at least ``count`` calls, in seconds by ``id``, lanes included."""
 
     def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
         """Time whole calls and every step.
@@ -152,5 +152,5 @@ def describe_signature(session: ModelCalls) -> str:
 
 
 def _are_output_names(value: Any) -> bool:
-    """Return whether ``value`` is ``None`` or a list of output names, as ONNX Runtime's first argument."""
+    """Return whether ``value`` is ``None`` or a list of output names, like the first argument in ONNX Runtime."""
     return value is None or (isinstance(value, (list, tuple)) and all(isinstance(n, str) for n in value))

@@ -145,7 +145,7 @@ def _compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], options
 
 
 def _report_compiling(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, why: str = "") -> None:
-    """Log, or else print on standard error, that a graph is being compiled, which may take minutes within a call."""
+    """Log, or else print on standard error, that a graph is being compiled; this may take minutes within a call."""
     if progress is False or callable(progress):
         return
     varying = [v for n, v in zip(placeholders(graph), examples, strict=False) if not is_weight(n, v)]
@@ -192,7 +192,7 @@ def _warn_and_run_eager(graph: torch.fx.GraphModule, reason: str) -> Graph:
 
 
 def _root_cause_text(why: BaseException) -> str:
-    """Return the first line of the root cause; exporters wrap it in bug-reporting advice."""
+    """Return the first line of the root cause, without the bug-reporting advice in which exporters wrap it."""
     while why.__cause__ is not None:
         why = why.__cause__
     # A first line that ends in a colon introduces a list, of which the first entry is added.
@@ -235,7 +235,7 @@ class _CompiledPerShape:
 
 
 def _is_dynamic(example: Any) -> bool:
-    """Return whether an example is or has a dynamic size."""
+    """Return whether an example argument is or has a dynamic size."""
     import torch
 
     return isinstance(example, torch.SymInt) or any(isinstance(n, torch.SymInt) for n in getattr(example, "shape", ()))

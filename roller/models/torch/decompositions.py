@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return a function for each operator, which returns ``NotImplemented`` if the exporter is exact."""
+    """Return a function for each operator; the function returns ``NotImplemented`` if the exporter is exact."""
     import torch
 
     aten = torch.ops.aten
@@ -44,7 +44,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _float_operands(x: Any, y: Any) -> tuple[Any, Any] | None:
-    """Return operands in the dtype of their result, if that is a float; otherwise ``None``."""
+    """Return the operands in the dtype of the result if that is a float; otherwise ``None``."""
     import torch
 
     dtype = torch.result_type(x, y)

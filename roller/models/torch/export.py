@@ -1,4 +1,4 @@
-"""Exports a PyTorch graph to an ONNX model whose inputs are all tensors of a call, including weights."""
+"""Exports a PyTorch graph to an ONNX model that takes every tensor of a call as an input, including the weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
 @dataclass(frozen=True)
 class OwnedTensor:
-    """A tensor that a graph owns, in its module's dict under its name; every call looks it up because it may change."""
+    """A tensor that a graph owns, under its name in its module's dict; each call looks it up because it may change."""
 
     tensors: dict[str, torch.Tensor | None]
     name: str

@@ -47,7 +47,7 @@ class _PackedWeights:
 
 
 class FrozenGraph:
-    """A graph that packs every set of weights with which it is called.
+    """A graph that packs each set of weights that calls pass.
 
     A set is identified by its tensors; its packed form is valid while all of them keep their addresses and versions,
     and is dropped once one of them is garbage-collected.

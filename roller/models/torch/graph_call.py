@@ -1,4 +1,4 @@
-"""Calls to a compiled graph with PyTorch tensors, whose addresses are looked up in every call."""
+"""Calls to a compiled graph with PyTorch tensors; every call looks up the tensors' addresses."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class GraphCall:
             return results
 
     def run_compiled(self, *arguments: Any) -> tuple[Any, ...]:
-        """Run the compiled graph; raise :class:`LaunchError` if PyTorch would raise an error."""
+        """Run the compiled graph; raise :class:`LaunchError` for a zero divisor or an index or class out of bounds."""
         if self._held:
             arguments += tuple(h.tensors[h.name] for h in self._held)
         if self._places is None:
@@ -133,7 +133,7 @@ class GraphCall:
         return number, make, None if make(np.empty(0, slot.dtype)).dtype == dtype else dtype, stride
 
     def array(self, arguments: Sequence[Any], number: int) -> np.ndarray:
-        """Return an input of the session as an array; a copy if it is strided."""
+        """Return an input of the session as an array, copied if the input is strided."""
         tensor = arguments[self._positions[number]]
         feeds = self.session.feeds
         array: np.ndarray = feeds.taken(materialise(tensor).numpy(), feeds.inputs[number])

@@ -1,4 +1,4 @@
-"""Compares results with PyTorch's, beyond rounding errors; results computed in float64 are the reference."""
+"""Finds differences from PyTorch's results beyond rounding errors; results computed in float64 are the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS_OF_SUMS = 64
 
 
 class _Tolerances(NamedTuple):
-    """Tolerances of a dtype: ``factor`` multiplies PyTorch's error, and the others are in units in the last place."""
+    """Tolerances of a dtype: ``factor`` multiplies PyTorch's error; the others are in units in the last place."""
 
     noise: int
     factor: int

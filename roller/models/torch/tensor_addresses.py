@@ -65,14 +65,14 @@ class TensorAddresses:
         self._address = ctypes.addressof(self._library)
 
     def write_addresses(self, arguments: tuple[Any, ...], addresses: int, first: int = 0) -> int:
-        """Write the addresses of inputs from ``first`` on; return the first unsupported (strided) one, or ``ALL``."""
+        """Write the addresses of inputs from ``first`` on; return the index of the first strided input, or ``ALL``."""
         found: int = self._look(self._address, arguments, self._expected, first, self.count, addresses)
         return found
 
 
 @functools.cache
 def torch_library() -> _Library:
-    """Return PyTorch's functions, and the offsets of type and tensor in a Python object."""
+    """Return PyTorch's functions, and the offsets of the type and of the tensor in a Python object."""
     import torch
 
     # The offsets are undocumented: the tensor is expected after the object header, and verified by its address.

@@ -1,4 +1,4 @@
-"""Detects argument values for which PyTorch raises an error, by extra boolean results of a graph."""
+"""Detects, by extra boolean results of a graph, argument values for which PyTorch raises an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Rule = Callable[[Sequence[Any], Mapping[str, Any]], "torch.Tensor | None"]
 
 
 def with_value_checks(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
-    """Return a module with extra results that tell whether PyTorch raises an error, and their number, if any."""
+    """Return a module with extra results (true if PyTorch raises an error) and their number; ``None`` if none."""
     import torch
 
     # PyTorch raises for integer divisions by zero and for indices and classes out of bounds; kernels do not.
@@ -52,7 +52,7 @@ def _operator_name(target: Any) -> str:
 
 
 def _needs_check(node: torch.fx.Node) -> bool:
-    """Return whether an operator has values to check, according to the shapes and dtypes in the trace."""
+    """Return whether the shapes and dtypes in the trace show that an operator has values to check."""
     import torch
 
     rule = _RULES.get(_operator_name(node.target))

@@ -55,7 +55,7 @@ def _measure_layer_bandwidth(session: CpuSession, layer: str, kernel: str, cores
 
 
 def measure_bandwidth(session: CpuSession) -> Finding:
-    """Measure the bandwidth of every layer for one core and for all cores."""
+    """Measure the bandwidth of each layer for one core and for all cores."""
     values: dict[str, Measured] = {}
     for layer in ("l1", "l2", "l3", "dram"):
         path = f"memory_layers.{layer}"

@@ -46,7 +46,7 @@ def measure_element_copies(session: CpuSession) -> Finding:
 
 
 def measure_launch(session: CpuSession) -> Finding:
-    """Measure the time to call an empty kernel through roller's launcher, and a kernel that forks."""
+    """Measure the time to call an empty kernel through roller's launcher, and the additional time of a fork."""
     ffi = launcher.load_tvm_runtime()
     path = session.folder / "launch.so"
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Compile CPU probes, allocate their memory, and run their kernels on threads bound to cores."""
+"""Compiles CPU probes, allocates memory for them, and runs their kernels on threads bound to cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run GPU probes on a local device, or through a bundle that is copied to the device's machine."""
+"""Runs GPU probes on a local device, or through a bundle that is copied to the device's machine."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def read_device_properties(results: Mapping[str, Any]) -> DeviceProperties:
 
 
 def session_from_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
-    """Return a session that reads a bundle's results, and the results."""
+    """Return a session that reads a bundle's results, and the results themselves."""
     results = RESULTS.read(path)
     spec = parse_spec(results["yaml"], f"{path}: yaml")
     if spec.content_key != results["spec"]["content_key"]:

@@ -28,7 +28,7 @@ _BANKS = tuple((banks, width) for banks in (16, 32, 64) for width in (4, 8))
 #: Register tiles with the maximum number of threads of their kernels, and numbers of warps per unit.
 _TILES = {(1, 1): 1024, (2, 2): 1024, (4, 4): 1024, (8, 4): 512, (8, 8): 512}
 _WARPS = (1, 2, 4, 8, 16, 32)
-#: Instruction class, and number of operations per thread and step, by kernel.
+#: Maps each kernel to its instruction class and its number of operations per thread and step.
 _CLASSES = {"add": ("add", 64), "special": ("special", 64), "widen": ("convert.float16", 64),
             "convert": ("convert_to.float16", 64), "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64),
             "integer": ("integer", 128), "issue_integer": ("issue", 256), "issue_shared": ("issue", 48)}  # fmt: skip
@@ -219,7 +219,7 @@ def matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
 
 
 def measure_matrix(session: GpuSession) -> Finding:
-    """Measure multiply-adds per cycle and unit for the matrix unit, by dtype."""
+    """Measure the matrix unit's multiply-adds per cycle and unit for each dtype."""
     spec = session.spec
     asked = matrix_plan(spec)
     if asked is None:
@@ -252,7 +252,7 @@ def _specified_rates(spec: DeviceSpec) -> Mapping[str, float]:
 
 
 def measure_group_matrix(session: GpuSession) -> Finding:
-    """Measure multiply-adds per cycle and unit for instructions that read the scratchpad directly, by dtype."""
+    """Measure, for each dtype, multiply-adds per cycle and unit of instructions that read the scratchpad directly."""
     spec = session.spec
     asked = group_matrix_plan(spec)
     if asked is None:

@@ -1,4 +1,4 @@
-"""Compare the values that the driver reports with a specification."""
+"""Compares the values that the driver reports with a specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fit the model's constants to measured times, with the model's own formulas.
+"""Fits the model's constants to measured times, with the model's own formulas.
 
 Fits are least squares in logarithms, because errors are factors. The spread of a constant is the width of its 95 %
 confidence interval, computed from the residuals and the Jacobian; noisy times, or times that deviate from the formula,

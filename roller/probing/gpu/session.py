@@ -52,7 +52,7 @@ class GpuSession:
         self.remarks: list[str] = []
 
     def measure(self, plan: ProbePlan) -> dict[str, TimedCase]:
-        """Return the successful cases of a plan, by key; each failure becomes a remark."""
+        """Return the successful cases of a plan, indexed by key; each failure becomes a remark."""
         results = self._source(plan)
         good = {}
         for case in plan.cases:

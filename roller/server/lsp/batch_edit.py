@@ -1,4 +1,4 @@
-"""Edit that changes a document's batch size."""
+"""An edit that changes a document's batch size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.server.lsp.positions import Encoding, position_at
 
 
 class NoBatchError(RollerError):
-    """The source has no literal batch size; ``found`` lists the candidates."""
+    """Raised if the source has no literal batch size; ``found`` lists the candidates."""
 
     def __init__(self, text: str, found: NoBatchLiteral) -> None:
         super().__init__(text)
@@ -18,7 +18,7 @@ class NoBatchError(RollerError):
 
 
 def find_or_choose_batch_literal(name: str, text: str, constant: str = "") -> BatchLiteral:
-    """Return the literal batch size, else the candidate named ``constant``; raise an error if there is neither."""
+    """Return the literal batch size or else the candidate named ``constant``; raise an error if there is neither."""
     found = find_batch_literal(text)
     if isinstance(found, BatchLiteral):
         return found

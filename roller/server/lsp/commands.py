@@ -24,7 +24,7 @@ _LONGEST_PATH = 80
 
 
 class RefusedError(JsonRpcException):
-    """A request cannot be fulfilled; the text gives the reason and the remedy."""
+    """Raised if a request cannot be fulfilled; the text gives the reason and the remedy."""
 
     CODE = -32803  # RequestFailed
 
@@ -59,7 +59,7 @@ def text_parameter(params: Any, name: str) -> str:
 def _argument(
     where: str, arguments: tuple[Any, ...], number: int, kind: Any, words: str, default: Any = None
 ) -> Any:  # fmt: skip
-    """Return a command's argument or its default; raise an error that begins with ``where`` unless it is a ``kind``."""
+    """Return a command's argument or the default; if it is no ``kind``, raise an error that begins with ``where``."""
     value = arguments[number] if number < len(arguments) else None
     if value is None:
         value = default

@@ -20,7 +20,7 @@ _OUTPUT_LINES = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """Diagnostic before placement; ``file`` and ``line`` refer to the profiled text; ``data`` holds exact figures."""
+    """A diagnostic before placement: ``file`` and ``line`` refer to the profiled text; ``data`` has exact figures."""
 
     file: str
     line: int

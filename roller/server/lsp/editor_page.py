@@ -1,4 +1,4 @@
-"""Page of a session, served to a browser or an editor panel."""
+"""The page of a session in a browser or an editor panel."""
 
 from __future__ import annotations
 

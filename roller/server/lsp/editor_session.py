@@ -33,7 +33,7 @@ class DocumentLines:
     is_stale: bool
 
     def line_of_profile(self, line: int) -> tuple[int, bool] | None:
-        """Return the profile's line for a document's line, and whether it is stale; ``None`` if there is none."""
+        """Return the profile's line for a document's line, and whether the line is stale; ``None`` if there is none."""
         for before, placed in self.lines.items():
             if placed.line == line:
                 return before, self.is_stale or placed.is_changed
@@ -41,7 +41,7 @@ class DocumentLines:
 
 
 class EditorSession:
-    """Session of one entry file with the figures of its latest profile.
+    """A session of one entry file with the figures of its latest profile.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class EditorSession:
             self.error_texts = self._texts_of(message["error"])
 
     async def _take_profile(self, message: Mapping[str, Any], options: StepOptions) -> None:
-        """Compute the figures in another thread so that the loop can answer requests in the meantime."""
+        """Compute the figures in another thread so that the loop can handle requests in the meantime."""
         texts, name, loop = dict(self.session.state.texts), self.project.entry_name, asyncio.get_running_loop()
         figures, why = None, ""
         try:
@@ -172,5 +172,5 @@ class EditorSession:
 
 
 def _profile_options(options: StepOptions) -> tuple[Any, ...]:
-    """Return the options on which the profile depends."""
+    """Return the options that affect the profile."""
     return options.devices[:1], options.batch, options.amp, options.checkpoint

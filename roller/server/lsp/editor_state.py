@@ -160,7 +160,7 @@ class EditorState:
         return path
 
     def session_of(self, uri: str) -> EditorSession:
-        """Return the session of a file, or for ``""`` the most recently used one; raise an error if there is none."""
+        """Return a file's session or, for ``""``, the most recently used session; raise an error if there is none."""
         found = self.document(uri) if uri else None
         if found is not None:
             return found[0]
@@ -178,7 +178,7 @@ class EditorState:
         return {**shown.session.snapshot(), "entry": shown.project.entry_name, "stale": shown.is_stale}
 
     def saved(self, uri: str) -> None:
-        """Check all files now instead of at the next poll, and send the diagnostics of the saved file's session."""
+        """Check all files now instead of at the next poll; send the diagnostics of the saved file's session."""
         for one in self.sessions.values():
             one.session.look()
         self.publish(uri)

@@ -155,7 +155,7 @@ def line_data(figures: ProfileFigures, line: Line) -> dict[str, Any]:
 
 
 def profiled_line_at(shown: EditorSession, name: str, text: str, line: int) -> tuple[Line, bool] | None:
-    """Return the profile's line for a document's line (from 1), and whether it is stale; ``None`` if it has none."""
+    """Return the profile's line for a document's line (from 1), and whether it is stale; ``None`` if there is none."""
     placement, figures = shown.lines_in_document(name, text), shown.figures
     place = None if placement is None else placement.line_of_profile(line)
     if place is None or figures is None:

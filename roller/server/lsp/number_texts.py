@@ -1,4 +1,4 @@
-"""Format the figures of profiles as rounded text; exact values are sent as data."""
+"""Formats the figures of profiles as rounded text; exact values are sent as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shorten pauses in which Python answers no request: full garbage collections, and other threads' time slices."""
+"""Shortens pauses in which Python handles no request: full garbage collections, and other threads' time slices."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class PartFigures:
     name
         Path of a module, or name of a class.
     wall_s
-        Part of the step's time that it takes, in seconds.
+        Part of the step's time, in seconds, that the module or class takes.
     held_bytes
         Bytes held when total memory is at its peak.
     instances
@@ -54,7 +54,7 @@ class ProfileFigures:
     kernels
         For each line, the kernel that takes longest and its time in seconds.
     calls, classes
-        Modules called by a line, and instances of a class, by file and line.
+        Modules that a line calls, and instances of a class, each by file and line.
     steps
         Line of the step function by file.
     """
@@ -96,7 +96,7 @@ class ProfileFigures:
         return {name: tuple(nodes) for name, nodes in found.items()}
 
     def nodes_at(self, path: Sequence[str]) -> tuple[Node, ...]:
-        """Return the nodes at a path: the first name may be anywhere in the tree, and each further one is a child's."""
+        """Return the nodes at a path: the first name may be anywhere in the tree; each further name is a child's."""
         found = self.nodes.get(path[0], ()) if path else ()
         for name in path[1:]:
             found = tuple(child for node in found for child in node.children if child.name == name)
@@ -215,7 +215,7 @@ def _sum_by_class(
 def _innermost_class(
     name: str, classes: Mapping[str, list[tuple[int, int, str]]]
 ) -> tuple[tuple[str, int], str] | None:
-    """Return the file, first line and name of the innermost class around a line."""
+    """Return the innermost class around a line (file and first line, name); ``None`` outside of classes."""
     file, line = _split_file_and_line(name)
     around = [one for one in classes.get(file, ()) if one[0] <= line <= one[1]]
     if not around:
@@ -227,7 +227,7 @@ def _innermost_class(
 def _lines_with_owners(
     root: Node, classes: Mapping[str, list[tuple[int, int, str]]]
 ) -> Iterator[tuple[Node, Node, str, Counter[tuple[str, int]]]]:
-    """Yield each line, the module that runs it (or the line), the module's path, and counts of enclosing classes."""
+    """Yield each line; the module that runs it (or the line); the module's path; and counts of enclosing classes."""
     around: Counter[tuple[str, int]] = Counter()
     todo: list[tuple[Node | None, Node | None, str, tuple[str, int] | None]] = [(root, None, "", None)]
     while todo:

@@ -21,7 +21,7 @@ _COUNTED = {"trace": "operators", "price": "operators"}
 
 @dataclass
 class _OpenProgress:
-    """Progress of one profile: its token, whether the client shows it, and the next text."""
+    """Progress of one profile: token, whether the client shows the progress, and next text."""
 
     token: str
     has_begun: bool = False
@@ -39,7 +39,7 @@ class ProgressReports:
         self._open: dict[int, _OpenProgress] = {}
 
     def take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:
-        """Begin, update or end a session's progress report according to its message."""
+        """Begin, update or end a session's progress report, as the session's message requires."""
         window = self._server.client_capabilities.window
         if window is None or not window.work_done_progress:
             return

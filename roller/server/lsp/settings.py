@@ -23,7 +23,7 @@ _MOST_SAID, _LONGEST_NAME = 5, 40
 
 
 class SettingsError(RollerError):
-    """A setting has an invalid value."""
+    """Raised if a setting has an invalid value."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def sample_anchors(labels: torch.Tensor, count: int, most_matched: int) -> torch
 def suppress_overlapping_boxes(
     boxes: torch.Tensor, scores: torch.Tensor, most_overlap: float, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ranks and indices of the best ``count`` boxes that no better box overlaps above ``most_overlap``."""
+    """Return ranks and indices of the best boxes; ranks exceed 1 if no better box overlaps by over ``most_overlap``."""
     # all pairs at once, as in Fast NMS (Bolya et al., "YOLACT", 2019): a suppressed box still suppresses others
     stays = intersection_over_union(boxes, boxes).triu(1).amax(1) <= most_overlap
     ranks, numbers = (scores.sigmoid() + stays).topk(min(count, boxes.shape[1]), 1)
@@ -94,7 +94,7 @@ def gather_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def pack_levels(levels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pack levels, each half the size of the previous one, into one image; return it and each level's corner in it."""
+    """Pack levels, each half the size of the previous one, into an image; return the image and the levels' corners."""
     first, *others = levels
     corners, top = [(0, 0)], 0
     if not others:

@@ -54,7 +54,7 @@ class Proposer(nn.Module):
     def forward(
         self, levels: list[torch.Tensor], image: tuple[int, int], objects: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return boxes, shape ``(batch, count, 4)``, without gradients, and the loss over 256 anchors of each image."""
+        """Return boxes without gradients, shape ``(batch, count, 4)``, and the loss over 256 anchors of each image."""
         scores, deltas, anchors = [], [], []
         for level, stride, sizes in zip(levels, self.strides, self.sizes, strict=True):
             x = torch.relu(self.conv(level))
@@ -118,7 +118,7 @@ class Refiner(nn.Module):
 def sample_proposals(
     proposed: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ``count`` proposals or objects, at most a quarter of them matched, their object indices and classes."""
+    """Return ``count`` proposals and objects (at most a quarter matched), and their object indices and classes."""
     with torch.no_grad():
         everything = torch.cat([proposed, objects], 1)
         labels, number = ops.match_anchors(everything, objects, 0.5, 0.5)
@@ -129,7 +129,7 @@ def sample_proposals(
 
 
 class FasterRCNN(nn.Module):
-    """Faster R-CNN, which returns its loss on images; class 0 is background, and ``count`` boxes train the head."""
+    """Faster R-CNN, called on images and returning its loss; class 0 is background; ``count`` boxes train the head."""
 
     def __init__(self, width: int = 64, classes: int = 21, count: int = 64) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Pyramid(nn.Module):
 
 
 class MaskRCNN(nn.Module):
-    """Mask R-CNN, which returns its loss on images with masks; ``kept`` is the number of proposed boxes."""
+    """Mask R-CNN, called on images with masks and returning its loss; ``kept`` is the number of proposed boxes."""
 
     def __init__(
         self, width: int = 64, classes: int = 91, count: int = 512, channels: int = 256, units: int = 1024,

@@ -158,7 +158,7 @@ class Head(nn.Module):
         self.last = Separable(channels, outputs, normed=False)
 
     def forward(self, levels: list[torch.Tensor], each: int) -> torch.Tensor:
-        """Return ``each`` outputs for every anchor, shape ``(batch, anchors, each)``."""
+        """Return ``each`` outputs per anchor, shape ``(batch, anchors, each)``."""
         found = []
         for x, norms in zip(levels, self.norms, strict=True):
             for conv, norm in zip(self.convs, norms, strict=True):
@@ -168,7 +168,7 @@ class Head(nn.Module):
 
 
 class EfficientDet(nn.Module):
-    """EfficientDet, which returns its loss on images; ``divisor`` (at most 8) divides the backbone's channels."""
+    """EfficientDet, called on images and returning its loss; ``divisor`` (up to 8) divides backbone channel counts."""
 
     def __init__(self, divisor: int = 1, channels: int = CHANNELS, classes: int = CLASSES) -> None:
         super().__init__()

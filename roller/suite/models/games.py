@@ -99,7 +99,7 @@ class GoNetwork(nn.Module):
         )  # fmt: skip
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits, shape ``(batch, points + 1)``, the last one for passing, and values, shape ``(batch,)``."""
+        """Return move logits (the last one: passing), shape ``(batch, points + 1)``, and values, shape ``(batch,)``."""
         x = self.tower(self.stem(positions))
         return self.policy(x), self.value(x).squeeze(1)
 
@@ -110,7 +110,7 @@ def _go_loss(model: nn.Module, positions: torch.Tensor, moves: torch.Tensor, win
 
 
 def _random_positions(board: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return positions, shape ``(batch, 17, board, board)``, and the probabilities of moves and the winner for each."""
+    """Return positions, shape ``(batch, 17, board, board)``, and the move probabilities and winner of each position."""
     moves = torch.randn(batch, board * board + 1).softmax(-1)
     return torch.rand(batch, PLANES, board, board).round(), moves, torch.rand(batch).round() * 2 - 1
 

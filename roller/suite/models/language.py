@@ -18,7 +18,7 @@ from roller.suite.models.supervised_step import supervised_step_factory
 
 @dataclass(frozen=True)
 class Sizes:
-    """Decoder dimensions; ``groups`` is the number of key and value heads, ``length`` that of tokens per sequence."""
+    """Decoder dimensions; ``groups`` counts key and value heads, and ``length`` counts tokens per sequence."""
 
     layers: int
     width: int

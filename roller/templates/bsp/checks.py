@@ -56,7 +56,7 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
 def named_batches(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...]
 ) -> list[TileBatch]:
-    """Return explicitly given tiles as a batch of one program; these devices leave no other choices."""
+    """Return user-named tiles as a batch of one program; on these devices, tiles leave nothing else to choose."""
     del spec
     register, block = (np.array([r], np.int64) for r in (rows[0], rows[-1]))
     ones, axis = np.ones(1, np.int64), geometry.order[-1] if geometry.order else None

@@ -31,7 +31,7 @@ TEMPLATES = (
 
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
-    """Yield the batches of every template, in their order."""
+    """Yield the batches of each template, in the order of ``TEMPLATES``."""
     geometries = [Geometry.of(form) for form in canonical_forms(expr, options)]
     # Fused axes that an index splits again touch scattered positions: their boxes hold more than is read.
     plain = [g for g in geometries if not any(a.gather for a in g.loads)] or geometries

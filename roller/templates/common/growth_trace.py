@@ -64,7 +64,7 @@ class GrowthTrace:
     def _best_path(
         self, wanted: Ints, before: int, known: dict[tuple[bytes, int], _GrowthPath | None]
     ) -> _GrowthPath | None:
-        """Return the path, within ``before`` rounds, that passes over the fewest better choices, or ``None``."""
+        """Return the path, within ``before`` rounds, that passes over the fewest better choices, else ``None``."""
         key = wanted.tobytes(), before
         if key not in known:
             first = any((r.states == wanted).all(axis=1).any() for r in self.rounds[:1])
@@ -82,7 +82,7 @@ class GrowthTrace:
 
 
 def _growth_step(r: _GrowthRound, way: int, state: int) -> GrowthStep:
-    """Return the step in which ``state`` grew along ``way``, with its alternatives."""
+    """Return the step that grew ``state`` along ``way``, with the other ways in which it could have grown."""
     before = tuple(int(x) for x in r.states[state])
     found: dict[int, float] = {}
     for w in np.flatnonzero(r.grew[:, state]):

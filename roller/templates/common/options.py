@@ -53,7 +53,7 @@ class ConstructOptions:
         Maximum number of distinct programs to price per canonical form.
     winograd
         Consider Winograd's algorithm for 3x3 windows with stride 1. It needs fewer products, but the error of an output
-        is relative to the largest input of its tile, not of its own window.
+        is relative to the largest input of the whole tile, not of the output's own window.
     windows
         Consider kernels whose threads move along the rows of sliding windows (depthwise convolution, pooling; GPU).
     pipelining
@@ -124,7 +124,7 @@ class ConstructOptions:
         return asdict(self)
 
     def meant(self, expression: TensorExpr) -> TensorExpr:
-        """Return ``expression``, which propagates NaN only if it did so before and the options ask for it."""
+        """Return ``expression``, changed to ignore NaN unless the options ask for its propagation."""
         if self.propagate_nan or not expression.propagate_nan:
             return expression
         return replace(expression, propagate_nan=False)
@@ -145,7 +145,7 @@ class ConstructOptions:
         return tuple(sorted({names.index(n) for n in self.constants}))
 
     def identity(self, expression: TensorExpr) -> dict[str, Any]:
-        """Return the options as plain data that identifies a kernel of ``expression``, with constants by position."""
+        """Return plain data that identifies a kernel of ``expression``, with constants given by position."""
         return {**self.to_dict(), "constants": list(self.constants_of(expression))}
 
 

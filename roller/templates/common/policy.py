@@ -36,7 +36,7 @@ class LibraryPolicy:
     winograd
         Whether the kernels use Winograd's algorithm for windows that allow it.
     rounded
-        Pairs of a tensor's dtype and the operand dtype of the matrix unit to which it is rounded for multiplication.
+        Pairs of a tensor's dtype and the matrix unit's operand dtype to which elements are rounded for multiplication.
     """
 
     product_tiles: tuple[tuple[int, int, int], ...]
@@ -76,7 +76,7 @@ _LIBRARY = LibraryPolicy(
     call_s=1.5e-5,
 )
 _GRAPH = replace(_LIBRARY, call_s=0.0)
-#: Policies by name. ``None`` allows all kernels. ``library`` is for kernels that a framework calls one by one, and
+#: Named policies. ``None`` allows all kernels. ``library`` is for kernels that a framework calls one by one, and
 #: ``library-graph`` for kernels replayed from a graph, where a call adds only the time of its launches. The variants of
 #: ``library-graph`` use no matrix units, round float32 to TF32 for matrix units that support it, or use Winograd's
 #: algorithm.

@@ -1,4 +1,4 @@
-"""Scale-up: grow aligned tiles layer by layer along the axis with the best data reuse score.
+"""Scale-up: grows aligned tiles layer by layer along the axis with the best data reuse score.
 
 All tiles of a layer grow together: a state is one row of an array, each round enlarges every state along its best axes,
 and every visited state is a candidate.

@@ -71,9 +71,9 @@ class Template:
         Returns a lower bound, in seconds, on the time of each program in a batch; ``None`` if no bound is cheaper to
         compute than the price.
     arithmetic
-        Returns the seconds that each program's arithmetic alone takes, by which growing tiles are compared first.
+        Returns the time, in seconds, of each program's arithmetic alone, by which growing tiles are first compared.
     decide
-        Returns the decisions for every program of a batch, made once for both its price and its kernels.
+        Returns the decisions for the programs of a batch, which are made once for both the price and the kernels.
     limits
         Returns the mask of the programs in a batch that construction may offer, by limits that the price does not
         include.

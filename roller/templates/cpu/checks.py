@@ -53,7 +53,7 @@ def _cpu_axes(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> list[s
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
-    """Return every choice of the axes along an instruction's m, n and k, as positions."""
+    """Return all choices of the axes along an instruction's m, n and k, as positions."""
     return [
         tuple(geometry.names.index(n) for n in way) for way in byte_products.byte_product_axes(geometry, spec, fragment)
     ]

@@ -107,7 +107,7 @@ class Decisions:
 
     @cached_property
     def tasks(self) -> Ints:
-        """Number of tasks along every axis, excluding the parts of a split reduction."""
+        """Number of tasks along each axis, excluding the parts of a split reduction."""
         return -(-self.tiles // self.per_task)
 
     @cached_property
@@ -117,7 +117,7 @@ class Decisions:
 
     @cached_property
     def chunks(self) -> Ints:
-        """Number of chunks along every axis."""
+        """Number of chunks along each axis."""
         return -(-self.batch.geometry.extents // self.chunk)
 
     @cached_property
@@ -156,13 +156,13 @@ class Decisions:
 
     @cached_property
     def operand_vectors(self) -> Ints:
-        """Number of vector registers that keep a row of the vector operand during the other's rows, shape ``(N,)``."""
+        """Number of vector registers that hold a row of one operand while rows of the other pass, shape ``(N,)``."""
         v = self.batch.vector_axis
         return np.ones_like(self.lanes) if v is None else np.asarray(self.tile[:, v] // self.lanes)
 
     @cached_property
     def live(self) -> Floats:
-        """Average share of every axis's points that micro-kernels compute; the other points lie in the padding."""
+        """Average share of each axis's points that micro-kernels compute; the other points lie in the padding."""
         return computed_point_shares(self.batch.geometry, self.tile, self.chunk, self.segments)
 
     @cached_property
@@ -247,7 +247,7 @@ class Decisions:
         )
 
     def packers(self, access: Access) -> Ints:
-        """Return the number of tiles in which a panel is packed in parallel before tasks, else 1, shape ``(N,)``."""
+        """Return the number of tiles of a panel that are packed in parallel before the tasks, or 1, shape ``(N,)``."""
         return np.where(self.upfront(access), np.where(access.touched_axes, self.tiles, 1).prod(axis=1), 1)
 
     def packing_count(self, access: Access) -> Ints:
@@ -259,7 +259,7 @@ class Decisions:
         return np.asarray(np.where(access.touched_axes, 1, self.tasks).prod(axis=1))
 
     def panel_bytes(self, access: Access, tiles: Ints | None = None) -> Floats:
-        """Return the size (bytes) of a panel with ``tiles`` tiles (default: all) along every axis, shape ``(N,)``."""
+        """Return the size (bytes) of a panel with ``tiles`` tiles (default: all) along each axis, shape ``(N,)``."""
         g, size = self.batch.geometry, self.held_itemsize_bytes(access)
         elements = np.where(g.spatial, (self.tiles if tiles is None else tiles) * self.tile, g.extents)
         return np.asarray(np.where(access.touched_axes, elements, 1).astype(np.float64).prod(axis=1) * size)
@@ -283,7 +283,7 @@ class Decisions:
 
     @cached_property
     def _vector_axis(self) -> int | None:
-        """Axis along which vectors run, or ``None``."""
+        """Axis along which vectors run, or ``None`` without vectors."""
         return self.batch.vector_axis if (self.lanes > 1).any() else None
 
     @cached_property
@@ -329,13 +329,13 @@ def vector_copy_run(index: Sequence[Index], shape: Sequence[int], axis: str, ext
 
 
 def phases(access: Access, v: int) -> int:
-    """Return the stride of axis ``v`` in rows of a box, or 1 unless at most one axis of stride 1 also indexes them."""
+    """Return the stride of axis ``v`` in rows of a box if at most one other axis, of stride 1, indexes them; else 1."""
     row, others = access.coefficients[-1], np.delete(access.coefficients[-1], v)
     return int(row[v]) if row[v] > 1 and others.sum() <= 1 and (others >= 0).all() else 1
 
 
 def reads_past_the_end(batch: TileBatch) -> bool:
-    """Return whether lanes may exceed the vector axis, because all its operands are boxes of the task."""
+    """Return whether lanes may lie beyond the vector axis, because all operands along it are boxes of the task."""
     # A row of 11 is then one vector of 16, of which 11 elements are stored, instead of two overlapping vectors of 8.
     v, g = batch.vector_axis, batch.geometry
     if not batch.traits.reuses or v is None or not g.spatial[v]:

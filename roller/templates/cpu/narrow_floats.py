@@ -13,7 +13,7 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES, DTYPES
 from roller.tile.geometry import Access
 
-#: Size (bytes) of a constant from which on it leaves a core's caches between calls, and the maximum number of uses of
+#: Minimum size (bytes) of a constant that leaves a core's caches between calls, and the maximum number of uses of
 #: each element for which its bytes cost more than a conversion of every vector.
 _FAR_BYTES, _FEW_USES = 1 << 16, 8
 

@@ -15,7 +15,7 @@ _LAYERS = {"l2_s": ("l2", "L2"), "l3_s": ("l3", "L3"), "dram_s": ("dram", "DRAM"
 
 
 def explained(told: Sequence[Parts]) -> Term:
-    """Return the predicted seconds of a program as a term, from the parts that its price recorded in ``told``."""
+    """Return a program's predicted time, in seconds, as a term, from the parts that its price recorded in ``told``."""
     p = told[0]
     ways: dict[str, Callable[[Parts, TermBuilder], Term]] = {
         "tiled": _tiled_terms, "matrix": _tiled_terms, "dots": _dot_product_terms, "rows": _streamed_terms,

@@ -85,7 +85,7 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
 
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
-    """Yield the batches of every template in order; templates that need all forms at once come last."""
+    """Yield the batches of each template in order; templates that need all forms at once come last."""
     for form in canonical_forms(expr, options):
         yield from pool(Geometry.of(form), spec, options)
     for template in TEMPLATES:

@@ -42,7 +42,7 @@ class Slide:
         return -((self.step * last_output - self.low) // self.gap)
 
     def end(self, first_output: Any) -> Any:
-        """Return the end of the taps that are inside for at least one output from ``first_output`` on."""
+        """Return the end of the taps that are inside for at least one of the outputs that start at ``first_output``."""
         return (self.high - 1 - self.step * first_output) // self.gap + 1
 
 
@@ -102,12 +102,12 @@ def shortest(segments: Sequence[int]) -> int:
 
 
 def tiles_of(segments: Sequence[int], tile: int) -> tuple[int, ...]:
-    """Return the number of register tiles in every segment."""
+    """Return the number of register tiles in each segment."""
     return tuple(-(-(b - a) // tile) for a, b in itertools.pairwise(segments))
 
 
 def tile_starts(segments: Sequence[int], tile: int) -> Ints:
-    """Return the first output of every register tile; the last tile of a segment ends with it."""
+    """Return the first output of each register tile; the last tile of a segment ends with the segment."""
     parts = [
         np.minimum(a + np.arange(n) * tile, max(a, b - tile))
         for (a, b), n in zip(itertools.pairwise(segments), tiles_of(segments, tile), strict=True)
@@ -132,7 +132,7 @@ def end_tiles_at_segments(
 def computed_point_shares(
     geometry: Geometry, tile: Ints, chunk: Ints, segments: Mapping[int, tuple[int, ...]]
 ) -> Floats:
-    """Return the average share of every axis's points that micro-kernels compute, shape ``(N, axes)``."""
+    """Return the average share of each axis's points that micro-kernels compute, shape ``(N, axes)``."""
     shares = np.ones(tile.shape)
     for s in padded_slides(geometry):
         taps = int(geometry.extents[s.tap])

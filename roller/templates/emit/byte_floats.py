@@ -1,6 +1,6 @@
 """8-bit floats in generated code: stored as bytes, converted by integer arithmetic.
 
-Few processors and GPUs have instructions for such conversions, and those of GPUs saturate. Templates therefore write
+Few processors and GPUs have instructions for such conversions, and the GPUs' saturate. Templates therefore write
 these dtypes like any other, and :func:`replace_byte_floats_by_bytes` turns tensors into ``uint8`` and conversions into
 the device's arithmetic before TVM lowers anything.
 """

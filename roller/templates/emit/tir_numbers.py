@@ -1,4 +1,4 @@
-"""TIR statements as data with their numbers stored separately, so that formulas of sizes can replace the numbers."""
+"""TIR statements as data with separate numbers, so that the numbers can be replaced by formulas in the sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TirText:
     nodes
         Nodes of TVM's JSON; a node refers to earlier nodes by position.
     numbers
-        For every number, the position of its node in ``nodes``, and the number itself.
+        For each number, the position of its node in ``nodes``, and the number itself.
     shape
         Everything but the numbers, as text: equal for statements that differ only in numbers.
     """
@@ -47,7 +47,7 @@ class TirText:
 
 
 def separate_numbers(several: Sequence[Any], *, kept: bool = False) -> TirText:
-    """Return variables and a statement (last) as data; ``kept`` leaves numbers that code must know in the text."""
+    """Return variables, then a statement, as data; with ``kept``, numbers that code must know remain in the text."""
     data = json.loads(tvm.ir.save_json(tvm.runtime.convert(list(several))))
     nodes, new = list[dict[str, Any]](), dict[int, int]()
     numbers = []
@@ -109,12 +109,12 @@ def _renumber_node(node: dict[str, Any], new: Mapping[int, int], given: Sequence
 
 
 def numbers_by_place(texts: Sequence[TirText]) -> list[tuple[int, ...]]:
-    """Return, for each number's position in statements of equal shape, its values in all of them."""
+    """Return, for each position of a number in statements of equal shape, the values there in all of the statements."""
     return list(zip(*([number for _, number in t.numbers] for t in texts), strict=True))
 
 
 def substitute_formulas(text: TirText, formulas: Sequence[Formula], sizes: Sequence[str] | None = None) -> list[Any]:
-    """Return a text's variables and statement, with formulas in place of numbers, then the variables of ``sizes``."""
+    """Return a text's variables and statement with formulas for numbers, then the variables of ``sizes``."""
     writer = _NodeWriter([json.loads(json.dumps(n)) for n in text.nodes])
     for (at, _), formula in zip(text.numbers, formulas, strict=True):
         writer.put(at, formula)
@@ -147,7 +147,7 @@ class _NodeWriter:
 
     @property
     def place(self) -> dict[int, int]:
-        """New position of every node."""
+        """New position of each node."""
         if self._place is None:
             self._place = {}
             for n, node in enumerate(self.nodes):

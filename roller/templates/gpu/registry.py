@@ -104,7 +104,7 @@ def programs_of_form(geometry: Geometry, spec: DeviceSpec, options: ConstructOpt
 
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
-    """Yield the batches of every template, in template order; batches for all forms at once come last."""
+    """Yield the batches of each template, in template order; batches for all forms at once come last."""
     policy = POLICIES[options.policy]
     if policy is None:
         yield from _constructed_programs(expr, spec, options)
@@ -115,7 +115,7 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
 def _library_programs(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, policy: LibraryPolicy
 ) -> list[TileBatch]:
-    """Return the policy's programs: Winograd's algorithm, a matrix unit, SIMT or others, whichever exist first."""
+    """Return the policy's programs of the first kind that exists: Winograd's algorithm, matrix unit, SIMT, others."""
     found = _winograd_programs(expr, spec, options) or _matrix_programs(expr, spec, options)
     found = found or [
         b for f in canonical_forms(expr, options) for b in library_product_programs(Geometry.of(f), spec, policy)
@@ -153,6 +153,6 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds of each program's arithmetic alone, shape ``(N,)``; zero if they are unknown."""
+    """Return the time, in seconds, of each program's arithmetic alone, shape ``(N,)``; zero if it is unknown."""
     arithmetic = template_of(TEMPLATES, batch).arithmetic
     return np.zeros(len(batch)) if arithmetic is None else arithmetic(batch, spec)

@@ -68,7 +68,7 @@ class GpuProgram(SymbolicProgram):
 
     @property
     def with_scalar_variant(self) -> list[GpuProgram]:
-        """The program and, if it has rows of variable length, its variant without vector accesses along them."""
+        """The program and, if it has rows of variable length, a variant without vector accesses along these rows."""
         expr, varying = self.program.expr, set(self.open_axes)
         ends = [load.index[-1].axes for s in expr.stages for load in s.loads if load.index]
         ends += [s.store[-1].axes for s in expr.stages if s.store]

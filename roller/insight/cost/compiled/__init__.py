@@ -35,6 +35,6 @@ def apply_policy_to_trace(trace: Trace, policy: str = "library", *, on_gpu: bool
 
 
 def compile_operators(operators: Sequence[Operator]) -> list[CompiledOperator]:
-    """Return the operators that replace those of a forward and its backward pass, in unchanged memory formats."""
+    """Return the operators that replace those of a forward pass and its backward pass, in unchanged memory formats."""
     taken = max((t.storage for o in operators for t in (*o.inputs, *o.outputs)), default=0)
     return compile_graph(operators, NodeBuilder(1 + taken), lambda _: "")

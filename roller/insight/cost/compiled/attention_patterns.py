@@ -135,7 +135,7 @@ def _match_attention(graph: _StorageUsers, place: int, softmax: Operator) -> _At
 
 
 def _find_score_product(graph: _StorageUsers, place: int) -> tuple[int, TensorRecord | None, set[int]] | None:
-    """Return the query-key product before a softmax, the mask and the operators in between; ``None`` if unmatched."""
+    """Return the query-key product, the mask, and the operators from product to softmax; ``None`` if unmatched."""
     mask: TensorRecord | None = None
     between: set[int] = set()
     record = graph.operators[place].inputs[0]
@@ -161,7 +161,7 @@ def _find_score_product(graph: _StorageUsers, place: int) -> tuple[int, TensorRe
 
 
 def _find_value_product(graph: _StorageUsers, place: int) -> tuple[int, set[int]] | None:
-    """Return the product with the values after a softmax and the operators in between; ``None`` if unmatched."""
+    """Return the product with the values, and the operators from softmax to product; ``None`` if unmatched."""
     between: set[int] = set()
     record = graph.operators[place].outputs[0]
     while True:
@@ -180,7 +180,7 @@ def _find_value_product(graph: _StorageUsers, place: int) -> tuple[int, set[int]
 def _operand_in_four_dimensions(
     graph: _StorageUsers, record: TensorRecord, outer: Sequence[int], places: set[int]
 ) -> TensorRecord | None:
-    """Return a batched product's operand in four dimensions; a copy that only the product needs is skipped."""
+    """Return a batched product's operand in four dimensions, skipping a copy made only for it; else ``None``."""
     if record.shape[0] != outer[0] * outer[1]:
         return None
     at = graph.only_writer(record)

@@ -1,4 +1,4 @@
-"""Values that a compiled forward pass saves and values that its backward pass recomputes, by a minimum cut of bytes."""
+"""Chooses what a compiled forward pass saves and its backward pass recomputes, by a minimum cut of bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REDUCTION_RATIO = 4
 
 @dataclass(frozen=True)
 class Partition:
-    """Nodes of the forward and the backward pass in order; the latter has copies of the nodes that it recomputes."""
+    """Nodes of the forward and the backward pass in order; the backward pass has copies of nodes that it recomputes."""
 
     forward: list[LoopNode]
     backward: list[LoopNode]

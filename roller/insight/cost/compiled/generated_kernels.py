@@ -39,7 +39,7 @@ def compile_graph(
     operators: Sequence[Operator], builder: NodeBuilder, graph_of: Callable[[Operator], str | None],
     outliving: Callable[[Sequence[LoopNode]], set[StorageVersion]] = unread_values,
 ) -> list[CompiledOperator]:  # fmt: skip
-    """Return the operators that replace those of a forward and its backward pass, in order."""
+    """Return the operators that replace those of a forward pass and its backward pass, in order."""
     # Nodes of different graphs are not fused: each graph stores its results.
     start = len(builder.nodes)
     for place, operator in enumerate(operators):

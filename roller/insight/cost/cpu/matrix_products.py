@@ -20,8 +20,8 @@ _LOADS = 0.6
 _DEPTH = 384
 #: Vector length to which result columns and channels are padded.
 _LANES = 16
-#: Number of queries in an attention block, by the minimum total number of queries, and number of keys in a block
-#: (``sdp_utils_cpp``, ``FlashAttentionKernel.cpp``).
+#: Pairs of a minimum total number of queries and the number of queries in an attention block from there on, and number
+#: of keys in a block (``sdp_utils_cpp``, ``FlashAttentionKernel.cpp``).
 _QUERIES, _KEYS = ((768, 256), (192, 64), (0, 32)), 512
 #: Time of a depthwise convolution's multiply-adds relative to a product's; most of it is loads.
 _DEPTHWISE = 4.0

@@ -9,7 +9,7 @@ from roller.insight.cost.gpu.operator_view import OperatorView, element_count, t
 from roller.insight.cost.kernel_launches import Launch, MemoryKernel
 from roller.insight.trace.trace import GENERATED, Operator
 
-__all__ = ["returns_only_views", "launches_of"]
+__all__ = ["operator_launches", "returns_only_views"]
 
 #: Namespaces of PyTorch's own operators, whose results may alias inputs.
 _MAY_RETURN_VIEWS = ("aten.", "prims.")

@@ -35,7 +35,7 @@ _TILE_COLUMNS = 16
 
 
 def _runs_on_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Return whether PyTorch runs cuDNN's kernel, by the conditions for cuDNN 8.2 and later."""
+    """Return whether PyTorch runs cuDNN's kernel, according to the conditions for cuDNN 8.2 and later."""
     if x.dtype != "float16" or len(x.shape) not in (3, 4) or max(dilation) > 1:
         return False
     # PyTorch treats a one-dimensional image as an image of height 1.

@@ -84,7 +84,7 @@ def _kernel_by_capability(
 
 
 def _head_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
-    """Return the number of which the head size must be a multiple in the efficient kernel."""
+    """Return the number that must divide the head size in the efficient kernel."""
     if capability >= (8, 0):
         return 8 if dtype in _HALF else 4
     if capability >= (7, 0) and dtype in _HALF:
@@ -105,7 +105,7 @@ def _flash_attention(
 
 
 def _to_sample_major(tensor: torch.Tensor) -> torch.Tensor:
-    """Return queries, keys or values in (batch, length, heads, head) memory order; copy them if theirs differs."""
+    """Return queries, keys or values in (batch, length, heads, head) memory order; copy them if the order differs."""
     batch, heads, length, head = tensor.shape
     rows = tensor.transpose(1, 2).reshape(batch * length, heads, head)
     return rows.view(batch, length, heads, head).transpose(1, 2)
@@ -159,7 +159,7 @@ def _math_attention(
 
 
 def _softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Return a softmax in the dtype of its input, by an operator that autocast does not widen."""
+    """Return a softmax in the dtype of its input, computed by an operator that autocast does not widen."""
     weights: torch.Tensor = torch.ops.aten._softmax.default(scores, -1, False)
     return weights
 

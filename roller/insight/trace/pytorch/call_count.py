@@ -109,7 +109,7 @@ def final_cycle(calls: Sequence[Call], optimizers: frozenset[int]) -> Cycle:
 
 
 def step_ends(calls: Sequence[Call]) -> list[int]:
-    """Return the number of calls made by the end of each training step; the last step ends with the trace."""
+    """Return, for each training step, the number of calls up to the step's end; the last step ends with the trace."""
     ends = [n + 1 for n, call in enumerate(calls) if call.stepped]
     if not ends:
         return list(range(1, len(calls) + 1))

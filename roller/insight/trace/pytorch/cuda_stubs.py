@@ -81,7 +81,7 @@ class Scope(nullcontext[None]):
 def cuda_function_stubs(
     host: bool, capability: Callable[[], tuple[int, int]], note: Callable[[str], None]
 ) -> Mapping[str, Any]:
-    """Return the stub for each function of ``torch.cuda``, by the function's name."""
+    """Return the stub for each function of ``torch.cuda``, keyed by the function's name."""
 
     class Own(Stream):  # PyTorch's modules ask for classes of these names
         def __init__(self, *_: Any, **__: Any) -> None:
@@ -145,7 +145,7 @@ def cuda_function_stubs(
 
 
 def accelerator_stubs(host: bool) -> Mapping[str, Any]:
-    """Return the stub for each function of ``torch.accelerator``, by name; PyTorch's own calls bypass the stubs.
+    """Return the stub for each function of ``torch.accelerator``, keyed by name; PyTorch's own calls bypass the stubs.
 
     PyTorch also queries the accelerator in C++, which cannot be stubbed.
     """
@@ -172,7 +172,7 @@ def accelerator_stubs(host: bool) -> Mapping[str, Any]:
 
 
 def nvtx_stubs() -> Mapping[str, Any]:
-    """Return the stub for each function of ``torch.cuda.nvtx``, by the function's name."""
+    """Return the stub for each function of ``torch.cuda.nvtx``, keyed by the function's name."""
     return {
         "range_push": lambda *_, **__: 0, "range_pop": lambda *_, **__: 0, "mark": lambda *_, **__: None,
         "range": lambda *_, **__: nullcontext(),

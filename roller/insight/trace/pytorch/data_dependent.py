@@ -38,7 +38,7 @@ class MetaOperators:
         Function that returns the current location in the model, for warnings.
     rules
         Maps each operator whose result on the traced device differs from that on meta tensors to a function that
-        returns the former.
+        returns the traced device's result.
     hosted
         Whether the host differs from the traced device.
     """

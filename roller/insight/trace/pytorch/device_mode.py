@@ -47,7 +47,7 @@ class DeviceMode(TorchFunctionMode):
     target
         Properties that decide which kernels the device runs.
     origins
-        Tracker that stores the origin of every result in the autograd graph.
+        Tracker that stores the origin of each result in the autograd graph.
     values
         Provider of defaults for values that are read.
     """
@@ -161,7 +161,7 @@ class DeviceMode(TorchFunctionMode):
             kind, _, number = device.partition(":")
             device = torch.device(kind, int(number)) if number.isdigit() else torch.device(kind)
         if isinstance(device, torch.device):
-            if device.type == "cuda" and device is not self.name:  # traced tensors answer with ``self.name``
+            if device.type == "cuda" and device is not self.name:  # traced tensors report ``self.name``
                 self._count_gpu(device.index or 0)
             return device.type == "cuda" or (device.type == "cpu" and self.host)
         is_number = isinstance(device, int) and not isinstance(device, bool) and not self.host
@@ -192,7 +192,7 @@ def _make_tensor_with_known_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 @contextmanager
 def patch_device_functions(device: DeviceMode) -> Iterator[None]:
-    """Patch ``torch.cuda`` and other device functions of PyTorch to answer for the traced device."""
+    """Patch ``torch.cuda`` and other device functions of PyTorch to describe the traced device."""
     replies = cuda_stubs.cuda_function_stubs(device.host, lambda: device.target.capability, device.values.add_note)
     homes = [(torch.cuda, replies), (torch.cuda.nvtx, cuda_stubs.nvtx_stubs())]
     if hasattr(torch, "accelerator"):  # from PyTorch 2.6 on

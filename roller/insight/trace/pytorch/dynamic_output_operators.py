@@ -18,7 +18,7 @@ def is_data_dependent_error(error: Exception) -> bool:
 
 
 def largest_result(func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
-    """Return the largest result of an operator, which has as many rows as its first tensor, and the number of rows."""
+    """Return an operator's largest possible result, with as many rows as its first tensor, and the number of rows."""
     rows = next((t.shape[0] for t in iterate_tensors((*args, *kwargs.values())) if t.dim()), 1)
     mode = FakeTensorMode(shape_env=ShapeEnv())
 

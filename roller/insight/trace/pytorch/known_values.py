@@ -1,7 +1,7 @@
 """Known values of small device tensors: inputs, constants, and results computed from them.
 
 A step may branch on values: a mask of all ones is skipped, or lengths cut a batch. A meta storage has a twin storage on
-the host as long as its values are known; a view of the one corresponds to the same view of the other.
+the host as long as its values are known; a view of one storage corresponds to the same view of its twin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cache for the results of operators on meta tensors, by the layout of their arguments.
+"""Cache for the results of operators on meta tensors, keyed by the layouts of the operators' arguments.
 
 Many of PyTorch's meta kernels are written in Python and take most of a trace's time, while a step calls the same
 operators on the same shapes layer after layer. A result is cached only if it follows from layouts, as it does for ATen

@@ -50,7 +50,7 @@ def copy_to_device(model: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def without_lazy_parameters(model: torch.nn.Module) -> Iterator[None]:
-    """Remove a model's lazy parameters while it is moved, and replace them with ones on the device afterwards."""
+    """Remove a model's lazy parameters while the model is moved; then replace them with lazy ones on the device."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
         for held in (module._parameters, module._buffers):

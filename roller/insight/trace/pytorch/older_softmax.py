@@ -30,7 +30,7 @@ class _SavesInput(Function):
 
 
 def softmax_saving_input(name: str, tensor: torch.Tensor, axis: int, dtype: torch.dtype | None) -> Any:
-    """Return the softmax or log-softmax, by ``name``, in ``dtype``; float16 becomes float32 without a separate cast."""
+    """Return the softmax or log-softmax (``name``) in ``dtype``; float16 becomes float32 without a separate cast."""
     widens = dtype is torch.float32 and tensor.dtype == torch.float16
     if dtype is not None and not widens:
         tensor = tensor.to(dtype)

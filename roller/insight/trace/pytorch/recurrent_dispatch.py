@@ -26,7 +26,7 @@ def dispatch_rnn(name: str, target: Any, func: Any, args: Any, kwargs: Any) -> A
     projected = hx.shape[-1] if cx is not None and hx.shape[-1] != cx.shape[-1] else 0
     hidden = cx.shape[-1] if cx is not None else hx.shape[-1]
     each = len(weights) // (layers * (2 if both else 1))
-    # Modules of recurrent layers flatten their weights on the device; the buffer is on the device of the first one.
+    # Modules of recurrent layers flatten their weights on the device; the buffer is on the device of the first weight.
     buffer = weights[0].detach()
     output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn.default(
         inputs, list(weights), each, buffer, hx.contiguous(), None if cx is None else cx.contiguous(), MODES[name],

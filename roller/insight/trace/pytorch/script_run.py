@@ -242,7 +242,7 @@ class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]
 
 
 class _HostGenerator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc, valid-type]
-    """A random generator that is on the host whatever device is named, since this PyTorch may not know another."""
+    """A random generator on the host, whatever device is named, since this build of PyTorch may support no other."""
 
     def __new__(cls, device: Any = "cpu") -> _HostGenerator:
         return super().__new__(cls, "cpu")  # type: ignore[no-any-return]

@@ -37,7 +37,7 @@ _IDLE_CALLS = 256
 
 @dataclass(frozen=True)
 class StepPart:
-    """Operators from the first batch or network call after an update to the first one after the next update.
+    """A part of a step: operators from the first batch or network call after an update up to the next part's start.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Finds the project's frames around an operator, outermost first, and the lines that register parameters.
 
-``f_lineno`` of an outer frame is the line of its call, so following ``f_back`` gives the line of every call. Stacks
+``f_lineno`` of an outer frame is the line of its call, so following ``f_back`` gives the line of each call. Stacks
 are interned: operators of one line share one tuple. Files are classified once per code object. Code objects are
 distinguished by identity, since those of two files with the same text are equal.
 """

@@ -69,7 +69,7 @@ _SINGLE = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.co
 
 
 def _iterate_precisions(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the sections that have a precision, with their effective precision: a shared one if they set none."""
+    """Yield each section that has a precision, and its effective precision: a shared one if the section sets none."""
     for path in paths:
         precision = getattr(_backend_section(path), "fp32_precision", None)
         if precision is not None:

@@ -29,7 +29,7 @@ class RealOperators:
         self.seconds = 0.0
 
     def run_operator(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
-        """Run an operator, store the seconds that it took, and return its result."""
+        """Run an operator, store the time that it took, in seconds, and return its result."""
         start = perf_counter()
         result = func(*args, **kwargs)
         self.seconds = perf_counter() - start
@@ -41,7 +41,7 @@ class RealOperators:
 
 
 class TimedRecorder(OperatorRecorder):
-    """Records operators as in a trace, with the seconds that each operator takes.
+    """Records operators as in a trace, with the time, in seconds, that each operator takes.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class OperatorTimer(OperatorRecorder):
 
 
 class OriginMode(TorchFunctionMode):
-    """Stores the origin of every result in the autograd graph; calls reach PyTorch unchanged."""
+    """Stores the origin of each result in the autograd graph; calls reach PyTorch unchanged."""
 
     def __init__(self, origins: OriginTracker) -> None:
         super().__init__()

@@ -62,7 +62,7 @@ class Measurement:
 
     @property
     def operator_s(self) -> tuple[float, ...]:
-        """Median time of every operator, in seconds."""
+        """Median time of each operator, in seconds."""
         return tuple(operator.median_s for operator in self.operators)
 
 
@@ -212,7 +212,7 @@ def _time_step_and_operators(
 def _operator_seconds(
     trace: Trace, own_s: Sequence[float], recorded: Sequence[tuple[list[Call], list[float]]]
 ) -> tuple[tuple[TimedOperator, ...], tuple[str, ...]]:
-    """Return the time of each operator in the last step, over the timed steps that also run it, and notes."""
+    """Return the time of each operator in the last step (over the timed steps that also run it), and notes on it."""
     wanted: list[Call] = [(o.name, o.input_shapes) for o in trace.steady()]
     whole = [seconds for calls, seconds in recorded if calls == wanted]
     if len(whole) == len(recorded):

@@ -375,7 +375,7 @@ def _libraries_with_memory(target: Target, recorder: OperatorRecorder) -> list[s
 
 
 def _batch_size(request: Request) -> int | None:
-    """Return the batch size, taken from the first tensor that has the batch axis."""
+    """Return the batch size, taken from the first tensor that has the batch axis; ``None`` if no tensor has it."""
     sizes = (t.shape[request.batch_axis] for t in iterate_tensors(request.inputs) if t.dim() > request.batch_axis)
     return next(map(int, sizes), None)
 

@@ -29,7 +29,7 @@ class Gist(WhatIf):
     assumptions = ("A map is encoded and decoded in one pass each; memory it saves is not made use of.",)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with a kernel that encodes each map after its use and one that decodes it for reuse."""
+        """Return the graph with kernels that encode each feature map after its use and decode it for reuse."""
         prices, new = TaskPrices(graph), []
         for one in (one for maps in saved_feature_maps(graph, self.layers).values() for one in maps):
             short = one.size_bytes * self.bits / 32

@@ -37,7 +37,7 @@ _ANY = {"Neg": "neg", "Abs": "abs"}
 
 @lowers(*_REAL, *_ANY)
 def lower_unary(site: Site) -> Lowered:
-    """Lower a function of one tensor without parameters."""
+    """Lower an element-wise function of one tensor without parameters."""
     op = site.node.op
     require_dtype(site.output, FLOATS if op in _REAL else (*FLOATS, *INTEGERS), op)
     axes, (x,) = operand_scalars(site)
@@ -55,7 +55,7 @@ def _clip(x: Scalar, low: Scalar | None, high: Scalar | None) -> Scalar:
 
 @lowers("Clip")
 def lower_clip(site: Site) -> Lowered:
-    """Lower Clip, with bounds from attributes (before version 11) or scalar inputs, by default the dtype's limits."""
+    """Lower ``Clip``; its bounds are attributes (before version 11) or scalar inputs, by default the dtype's limits."""
     require_dtype(site.output, (*FLOATS, *INTEGERS), "Clip")
     axes, dtype = result_axes(site.output.shape), site.output.dtype
 
@@ -127,7 +127,7 @@ _WHOLE = ("Relu", "Sign")
 
 @lowers(*_PARAMETRIC)
 def lower_parametric_activation(site: Site) -> Lowered:
-    """Lower a function of one tensor with numeric attributes."""
+    """Lower an element-wise function of one tensor with numeric attributes."""
     op = site.node.op
     build, defaults = _PARAMETRIC[op]
     require_dtype(site.output, (*FLOATS, *INTEGERS) if op in _WHOLE else FLOATS, op)
@@ -139,7 +139,7 @@ def lower_parametric_activation(site: Site) -> Lowered:
 
 @lowers("PRelu")
 def lower_prelu(site: Site) -> Lowered:
-    """Lower a leaky rectifier whose slopes broadcast to its input."""
+    """Lower ``PRelu``: a leaky rectifier whose slopes broadcast to its input."""
     require_dtype(site.output, (*FLOATS, *INTEGERS), "PRelu")
     # Models converted from set 6 have slopes per channel, which do not broadcast.
     x_type, slopes = site.required(0), site.required(1)
@@ -157,7 +157,7 @@ def lower_prelu(site: Site) -> Lowered:
 
 @lowers("Gelu")
 def lower_gelu(site: Site) -> Lowered:
-    """Lower the Gaussian error linear unit, either exact or in its tanh approximation."""
+    """Lower ``Gelu``, either exact or in its tanh approximation."""
     name = {"none": "gelu", "tanh": "gelu_tanh"}.get(site.attribute("approximate", "none"))
     if name is None:
         raise Unsupported(f"Gelu approximate='{site.attribute('approximate')}' is neither none nor tanh")
@@ -169,7 +169,7 @@ def lower_gelu(site: Site) -> Lowered:
 
 @lowers("Dropout")
 def lower_dropout(site: Site) -> Lowered:
-    """Lower Dropout for inference: the result is the input itself, and the mask is true everywhere."""
+    """Lower ``Dropout`` for inference: the result is the input itself, and the mask is true everywhere."""
     training = site.known(2, "Dropout's training mode")
     ratio = site.known(1, "Dropout's ratio") if training is not None and bool(training) else None
     if training is not None and bool(training) and (ratio is None or float(ratio) != 0):

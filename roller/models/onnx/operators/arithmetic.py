@@ -34,7 +34,7 @@ _MOST_PRODUCTS = 8
 
 @lowers(*_BY_OP)
 def lower_variadic_arithmetic(site: Site) -> Lowered:
-    """Lower a binary or associative operation, which combines its inputs from left to right."""
+    """Lower an operation with two or more inputs, which it combines from left to right."""
     require_dtype(site.output, (*FLOATS, *INTEGERS), site.node.op)
     if len(site.inputs) > _MOST_OPERANDS:
         return _rewrite_in_groups(site, site.node.op)
@@ -44,7 +44,7 @@ def lower_variadic_arithmetic(site: Site) -> Lowered:
 
 @lowers("Mean")
 def lower_mean_of_tensors(site: Site) -> Lowered:
-    """Lower the mean of several tensors: their sum times a constant."""
+    """Lower ``Mean`` of several tensors: their sum times a constant."""
     require_dtype(site.output, FLOATS, "Mean")
     if len(site.inputs) > _MOST_OPERANDS:
         return _rewrite_in_groups(site, "Sum", 1 / len(site.inputs))
@@ -56,7 +56,7 @@ def lower_mean_of_tensors(site: Site) -> Lowered:
 
 
 def _rewrite_in_groups(site: Site, op: str, factor: float = 1.0) -> Lowered:
-    """Rewrite a node with many operands into a chain of nodes with few."""
+    """Rewrite a node with many operands into a chain of nodes with few operands each."""
     steps, y = NodeRewriter(site), site.output
     wide = computation_dtype(y.dtype)
     given = [steps.add("Cast", (v,), v.shape, wide, to=_element_type(wide)) if wide != y.dtype else v
@@ -77,7 +77,7 @@ def _element_type(dtype: str) -> int:
 
 @lowers("Div")
 def lower_div(site: Site) -> Lowered:
-    """Lower a division; integer division rounds towards zero."""
+    """Lower ``Div``; integer division rounds towards zero."""
     dtype = computation_dtype(site.output.dtype)
     axes, (a, b) = operand_scalars(site)
     if dtype in INTEGERS:
@@ -96,7 +96,7 @@ def _is_power_of_two(value: float) -> bool:
 
 @lowers("Mod")
 def lower_mod(site: Site) -> Lowered:
-    """Lower a remainder with the sign of the divisor or, with ``fmod``, of the dividend."""
+    """Lower ``Mod``: the remainder with the sign of the divisor or, with ``fmod``, of the dividend."""
     require_dtype(site.output, (*FLOATS, *INTEGERS), "Mod")
     dtype = computation_dtype(site.output.dtype)
     c_style = bool(site.attribute("fmod", 0))
@@ -115,7 +115,7 @@ def lower_mod(site: Site) -> Lowered:
 
 @lowers("Pow")
 def lower_pow(site: Site) -> Lowered:
-    """Lower a power; small constant integer exponents become products, and the result has the dtype of the base."""
+    """Lower ``Pow``: small constant integer exponents become products, and the result has the dtype of the base."""
     base, exponent = site.required(0), site.required(1)
     axes, (x, y) = operand_scalars(site)
     constant = scalar_constant(site, 1)

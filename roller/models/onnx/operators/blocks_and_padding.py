@@ -34,7 +34,7 @@ def _channel_order(site: Site, name: str, default: str) -> str:
 
 @lowers("DepthToSpace")
 def lower_depth_to_space(site: Site) -> Lowered:
-    """Lower DepthToSpace, which turns blocks of channels into blocks of pixels, in either channel order."""
+    """Lower ``DepthToSpace``, which turns blocks of channels into blocks of pixels, in either channel order."""
     b, c = int(site.attribute("blocksize")), site.output.shape[1]
     mode = _channel_order(site, "mode", "DCR")
 
@@ -49,7 +49,7 @@ def lower_depth_to_space(site: Site) -> Lowered:
 
 @lowers("SpaceToDepth")
 def lower_space_to_depth(site: Site) -> Lowered:
-    """Lower SpaceToDepth, which turns blocks of pixels into blocks of channels, in either channel order."""
+    """Lower ``SpaceToDepth``, which turns blocks of pixels into blocks of channels, in either channel order."""
     b, c = int(site.attribute("blocksize")), site.required(0).shape[1]
     mode = _channel_order(site, "mode", "DCR")
 
@@ -66,7 +66,7 @@ def lower_space_to_depth(site: Site) -> Lowered:
 
 @lowers("Pad")
 def lower_pad(site: Site) -> Lowered:
-    """Lower padding with a constant or with the tensor's own elements; negative widths crop."""
+    """Lower ``Pad`` with a constant or with the tensor's own elements; negative widths crop."""
     x, rank = site.required(0), len(site.required(0).shape)
     mode = site.attribute("mode", "constant")
     if isinstance(mode, bytes):
@@ -88,7 +88,7 @@ def lower_pad(site: Site) -> Lowered:
 
 
 def _pad_widths(site: Site, rank: int) -> tuple[list[int], list[int]]:
-    """Return the number of elements added before and after every dimension."""
+    """Return the number of elements added before, and the number added after, each dimension."""
     given = site.attribute("pads", site.attribute("paddings"))
     pads = site.known(1, "Pad's widths") if given is None else np.asarray(given)
     chosen = site.known(3, "Pad's axes")
@@ -105,7 +105,7 @@ def _pad_widths(site: Site, rank: int) -> tuple[list[int], list[int]]:
 
 
 def _constant_pad(site: Site, before: Sequence[int]) -> Lowered:
-    """Return a stage with one guarded load; a border value known only at run time is selected by position."""
+    """Return a stage with one guarded load; it selects a border value known only at run time by position."""
     x = site.required(0)
     axes = result_axes(site.output.shape)
     index = tuple(axis_index(a.name, 1, -lo) for a, lo in zip(axes, before, strict=True))
@@ -154,7 +154,7 @@ def gather_along_dimensions(site: Site, indices: dict[int, np.ndarray]) -> Simpl
 
 @lowers("Trilu")
 def lower_trilu(site: Site) -> Lowered:
-    """Lower Trilu, which keeps one triangle of each matrix and sets the other elements to zero."""
+    """Lower ``Trilu``, which keeps one triangle of each matrix and sets the other elements to zero."""
     x = site.required(0)
     axes = result_axes(site.output.shape)
     row, column = axes[-2].name, axes[-1].name

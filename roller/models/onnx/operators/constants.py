@@ -27,7 +27,7 @@ def _dtype_if_small(site: Site) -> np.dtype[np.generic]:
 
 @lowers("EyeLike")
 def lower_eye_like(site: Site) -> Lowered:
-    """Lower a matrix with ones along a diagonal."""
+    """Lower ``EyeLike``: a matrix with ones along a diagonal and zeros elsewhere."""
     dtype = _dtype_if_small(site)
     rows, columns = site.output.shape
     return as_constant(site, np.eye(rows, columns, int(site.attribute("k", 0)), dtype))
@@ -35,7 +35,7 @@ def lower_eye_like(site: Site) -> Lowered:
 
 @lowers("Shape")
 def lower_shape(site: Site) -> Lowered:
-    """Lower the shape of a tensor, or a part of that shape."""
+    """Lower ``Shape``: the shape of a tensor, or a part of that shape."""
     whole = site.required(0).shape
     start, end = site.attribute("start", 0), site.attribute("end")
     return as_constant(site, np.asarray(whole[slice(start, end)], np.int64))
@@ -43,13 +43,13 @@ def lower_shape(site: Site) -> Lowered:
 
 @lowers("Size")
 def lower_size(site: Site) -> Lowered:
-    """Lower the number of elements in a tensor."""
+    """Lower ``Size``: the number of elements in a tensor."""
     return as_constant(site, np.asarray(site.required(0).elements, np.int64))
 
 
 @lowers("ConstantOfShape")
 def lower_constant_of_shape(site: Site) -> Lowered:
-    """Lower a tensor of known shape that repeats one value."""
+    """Lower ``ConstantOfShape``: a tensor of known shape whose elements all have one value."""
     dtype = _dtype_if_small(site)
     value = site.attribute("value")
     return as_constant(site, np.full(site.output.shape, 0 if value is None else np.ravel(value)[0], dtype))
@@ -57,7 +57,7 @@ def lower_constant_of_shape(site: Site) -> Lowered:
 
 @lowers("Range")
 def lower_range(site: Site) -> Lowered:
-    """Lower an arithmetic sequence with constant bounds."""
+    """Lower ``Range``: an arithmetic sequence with constant bounds."""
     dtype = _dtype_if_small(site)
     bounds = [site.known(i, f"Range's {name}") for i, name in enumerate(("start", "limit", "delta"))]
     start, _, delta = (np.ravel(b)[0] for b in bounds if b is not None)

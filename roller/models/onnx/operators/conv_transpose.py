@@ -107,7 +107,7 @@ def conv_transpose_result_shape(site: Site) -> tuple[int, ...]:
 
 def _derive_sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...],
                                                     tuple[int, ...]]:  # fmt: skip
-    """Return groups, strides, dilations, the shape of the result, and the number of elements removed before it."""
+    """Return groups, strides, dilations, the result's shape, and the numbers of elements removed before the result."""
     rank = len(x.shape) - 2
     groups = int(site.attribute("group", 1))
     if rank < 1 or len(w.shape) != rank + 2 or w.shape[0] != x.shape[1] or groups < 1 or x.shape[1] % groups:
@@ -127,7 +127,7 @@ def _derive_sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...],
 def _result_size_and_offset(
     site: Site, full: Sequence[int], same: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the size of the result, and how many of the ``full`` elements that taps produce are removed before it."""
+    """Return the result's size, and how many of the ``full`` elements that taps produce are removed before it."""
     # An odd element is removed at the end for SAME_UPPER, otherwise at the beginning; without ``auto_pad``, versions
     # before 11, which reversed the equation, remove it at the end. Elements beyond ``full`` are added at the end, like
     # ``output_padding``.
@@ -167,14 +167,14 @@ def _filter_index_in_group(shape: _ConvTransposeSizes) -> Index:
 
 def _window_indices(outs: tuple[Axis, ...], taps: tuple[Axis, ...], size: tuple[int, ...], before: tuple[int, ...],
             dilations: tuple[int, ...]) -> tuple[tuple[Index, ...], tuple[Bound, ...]]:  # fmt: skip
-    """Return the positions of windows of stride 1 in an image padded by ``before`` elements, and their guards."""
+    """Return the positions of windows of stride 1 in an image padded by ``before`` elements, and the guards."""
     found = [place(o, k, n, 1, d, pad) for o, k, n, d, pad in zip(outs, taps, size, dilations, before, strict=True)]
     return tuple(at for at, _ in found), tuple(b for _, guard in found for b in guard)
 
 
 @lowers("Spread", domain="roller")
 def lower_spread(site: Site) -> Lowered:
-    """Lower the insertion of zeros between the points of an image."""
+    """Lower ``Spread``: an image with zeros inserted between its points."""
     x, y, strides = site.required(0), site.output, site.attribute("strides")
     axes = axes_of_shape(y.shape)
     steps = list(zip(axes[2:], strides, strict=True))
@@ -185,7 +185,7 @@ def lower_spread(site: Site) -> Lowered:
 
 @lowers("ReversedConv", domain="roller")
 def lower_reversed_conv(site: Site) -> Lowered:
-    """Lower a transposed convolution of stride 1: a convolution with reversed taps, to which a bias is added."""
+    """Lower ``ReversedConv``, a transposed convolution of stride 1: a convolution with reversed taps, plus a bias."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
     shape, t, names = (
         _ConvTransposeSizes(*site.attribute("sizes")),
@@ -207,7 +207,7 @@ def lower_reversed_conv(site: Site) -> Lowered:
 
 @lowers("ConvPhases", domain="roller")
 def lower_conv_phases(site: Site) -> Lowered:
-    """Lower the convolution with the taps of every phase, which has ``phases * filters`` filters."""
+    """Lower ``ConvPhases``: the convolution with the taps of all phases, that is, ``phases * filters`` filters."""
     x, table, y = site.required(0), site.required(1), site.output
     shape, t, names = (
         _ConvTransposeSizes(*site.attribute("sizes")),
@@ -228,7 +228,7 @@ def lower_conv_phases(site: Site) -> Lowered:
 
 @lowers("Interleave", domain="roller")
 def lower_interleave(site: Site) -> Lowered:
-    """Lower the interleaving of phases (channels ``phase * filters + f``) along the image dimensions."""
+    """Lower ``Interleave``: phases (channels ``phase * filters + f``) interleaved along the image dimensions."""
     x, y, strides = site.required(0), site.output, site.attribute("strides")
     axes = axes_of_shape(y.shape)
     channel, pitch = [Term("d1")], y.shape[1]
@@ -242,7 +242,7 @@ def lower_interleave(site: Site) -> Lowered:
 
 
 def _taps_by_phase(shape: _ConvTransposeSizes, weights: np.ndarray) -> np.ndarray:
-    """Return the taps of every phase, last tap first, shape ``(phases * filters, channels per group, ...)``."""
+    """Return each phase's taps, last tap first, shape ``(phases * filters, channels per group, ...)``."""
     # Phase ``r`` has tap ``k`` at position ``j`` where ``d * k == r + s * j``; other positions are zero.
     reach = [d * (k - 1) // s + 1 for d, k, s in zip(shape.dilations, shape.kernel, shape.strides, strict=True)]
     count, per_group = math.prod(shape.strides), shape.filters // shape.groups

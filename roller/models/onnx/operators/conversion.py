@@ -25,7 +25,7 @@ from roller.ops.build import identity_indices
 
 @lowers("Cast", "CastLike")
 def lower_cast(site: Site) -> Lowered:
-    """Lower a conversion: floats are truncated, non-zero values become true, overflow wraps or is undefined."""
+    """Lower ``Cast``: floats are truncated, non-zero values become true, and overflow wraps or is undefined."""
     x, y = site.required(0), site.output
     if x.dtype == y.dtype:
         return InputView()
@@ -65,7 +65,7 @@ def _load_scale_or_zero(site: Site, value: Value, axes: tuple[Axis, ...]) -> Loa
 
 @lowers("QuantizeLinear")
 def lower_quantize_linear(site: Site) -> Lowered:
-    """Lower ``round(x / scale) + zero``, which rounds ties to even and saturates."""
+    """Lower ``QuantizeLinear``: ``round(x / scale) + zero``, with ties rounded to even and the result saturated."""
     x, scale, zero = site.required(0), site.required(1), site.input(2)
     require_dtype(x, ("float32", "float16", "bfloat16", "int32"), "QuantizeLinear")
     require_dtype(site.output, ("int8", "uint8", "int16"), "QuantizeLinear to")
@@ -87,7 +87,7 @@ def lower_quantize_linear(site: Site) -> Lowered:
 
 @lowers("DequantizeLinear")
 def lower_dequantize_linear(site: Site) -> Lowered:
-    """Lower ``(x - zero) * scale``."""
+    """Lower ``DequantizeLinear``: ``(x - zero) * scale``."""
     x, scale, zero = site.required(0), site.required(1), site.input(2)
     require_dtype(x, ("int8", "uint8", "int16", "int32"), "DequantizeLinear")
     require_dtype(site.output, ("float32", "float16", "bfloat16"), "DequantizeLinear to")

@@ -31,7 +31,7 @@ from roller.ops.windows import Correlation, make_correlation
 
 @lowers("Conv")
 def lower_conv(site: Site) -> Lowered:
-    """Lower a convolution to the form of :func:`roller.ops.conv2d` or its depthwise variant, and add the bias."""
+    """Lower ``Conv`` to the form of :func:`roller.ops.conv2d` or of its depthwise variant, plus the bias."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
     t, form = accumulation_types(x, y), _convolution_indices(site, x, w, y)
     image, weight = t.load(x.name, form.image, form.guard), t.load(w.name, form.weight)
@@ -41,7 +41,7 @@ def lower_conv(site: Site) -> Lowered:
 @lowers("ConvInteger")
 @lowers("ConvInteger", domain="roller")
 def lower_conv_integer(site: Site) -> Lowered:
-    """Lower a 32-bit convolution of 8-bit integers minus zero points; the padding has the value of the zero point."""
+    """Lower ``ConvInteger``: 8-bit integers minus zero points, in 32 bits; the padding equals the zero point."""
     x, w, y = site.required(0), site.required(1), site.output
     known, minus, held = site.constant(2), site.input(3), site.constant(1)
     form = _convolution_indices(site, x, w, y)

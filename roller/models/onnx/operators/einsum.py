@@ -19,7 +19,7 @@ from roller.ops.build import OperatorDtypes, ensure_spatial_axis, identity_indic
 
 @lowers("Einsum")
 def lower_einsum(site: Site) -> Lowered:
-    """Lower a sum of products: the result's letters become spatial axes, and the other letters are reduced."""
+    """Lower ``Einsum``: the result's letters become spatial axes, and the other letters are reduced."""
     require_elements(site)
     operands = [site.required(i) for i in range(len(site.inputs))]
     y = site.output
@@ -41,7 +41,7 @@ def lower_einsum(site: Site) -> Lowered:
 
 
 def _parse_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Return the letters of each operand and of the result; digits stand for the dimensions of an ellipsis."""
+    """Return the letters of each operand, and those of the result; digits stand for the dimensions of an ellipsis."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):

@@ -34,7 +34,7 @@ def _fourier_table(bins: int, length: int, taken: int, parts: int, inverse: bool
 
 @lowers("DFT")
 def lower_dft(site: Site) -> Lowered:
-    """Lower a transform along one axis; the last dimension contains real and imaginary parts."""
+    """Lower ``DFT`` along one axis; the last dimension contains real and imaginary parts."""
     x, y = checked_tensor(site.required(0)), checked_tensor(site.output)
     require_dtype(site.output, FLOATS, "DFT")
     rank, inverse, onesided = len(x.shape), bool(site.attribute("inverse", 0)), bool(site.attribute("onesided", 0))
@@ -61,7 +61,7 @@ def lower_dft(site: Site) -> Lowered:
 
 @lowers("STFT")
 def lower_stft(site: Site) -> Lowered:
-    """Lower the transforms of windows that slide along a signal."""
+    """Lower ``STFT``: the transforms of windows that slide along a signal."""
     x, y = checked_tensor(site.required(0)), checked_tensor(site.output)
     require_dtype(site.output, FLOATS, "STFT")
     step, given = site.known(1, "STFT's step"), site.known(3, "STFT's length")

@@ -23,7 +23,7 @@ from roller.models.onnx.operators.movement import normalise_axis
 
 @lowers("Gather")
 def lower_gather(site: Site) -> Lowered:
-    """Lower Gather to an access map if the indices are constant and regular, otherwise to a library call."""
+    """Lower ``Gather`` to an access map if the indices are constant and regular, otherwise to a library call."""
     x, rank = site.required(0), len(site.required(0).shape)
     axis = normalise_axis(int(site.attribute("axis", 0)), rank)
     indices = site.constant(1)
@@ -41,7 +41,7 @@ def lower_gather(site: Site) -> Lowered:
 
 
 def _match_regular_indices(indices: np.ndarray, size: int) -> tuple[int, tuple[tuple[int, int, int], ...]] | None:
-    """Return the access map of regular indices (start; coefficient, divisor and modulus per dimension), or ``None``."""
+    """Return regular indices as start and, per dimension, coefficient, divisor and modulus; ``None`` if irregular."""
     values = np.where(indices < 0, indices + size, indices).astype(np.int64)
     if values.size == 0:
         return None
@@ -82,7 +82,7 @@ def _match_regular_sequence(line: np.ndarray) -> tuple[int, int, int] | None:
 
 @lowers("GatherElements")
 def lower_gather_elements(site: Site) -> Lowered:
-    """Lower the gathering of single elements along an axis."""
+    """Lower ``GatherElements``: single elements at indices along an axis."""
     return LibraryCall(
         "gather_elements", {"axis": normalise_axis(int(site.attribute("axis", 0)), len(site.required(0).shape))}
     )
@@ -90,20 +90,20 @@ def lower_gather_elements(site: Site) -> Lowered:
 
 @lowers("GatherND")
 def lower_gather_nd(site: Site) -> Lowered:
-    """Lower the gathering of slices by index tuples."""
+    """Lower ``GatherND``: slices at index tuples."""
     return LibraryCall("gather_nd", {"batch_dims": int(site.attribute("batch_dims", 0))})
 
 
 @lowers("ScatterElements", "Scatter")
 def lower_scatter_elements(site: Site) -> Lowered:
-    """Lower a copy in which single elements along an axis are replaced or combined."""
+    """Lower ``ScatterElements``: a copy in which single elements along an axis are replaced or combined."""
     axis = normalise_axis(int(site.attribute("axis", 0)), len(site.required(0).shape))
     return LibraryCall("scatter_elements", {"axis": axis, "reduction": _checked_reduction(site)})
 
 
 @lowers("ScatterND")
 def lower_scatter_nd(site: Site) -> Lowered:
-    """Lower a copy in which slices are replaced or combined."""
+    """Lower ``ScatterND``: a copy in which slices are replaced or combined."""
     return LibraryCall("scatter_nd", {"reduction": _checked_reduction(site)})
 
 
@@ -116,7 +116,7 @@ def _checked_reduction(site: Site) -> str:
 
 @lowers("TopK")
 def lower_top_k(site: Site) -> Lowered:
-    """Lower the largest or smallest elements along an axis and their positions; ties keep their order."""
+    """Lower ``TopK``: the largest or smallest elements along an axis, and their positions; ties keep their order."""
     x, y = site.required(0), site.output
     axis = normalise_axis(int(site.attribute("axis", -1)), len(x.shape))
     return LibraryCall(
@@ -126,7 +126,7 @@ def lower_top_k(site: Site) -> Lowered:
 
 @lowers("ReverseSequence")
 def lower_reverse_sequence(site: Site) -> Lowered:
-    """Lower the reversal of each sequence up to its own length."""
+    """Lower ``ReverseSequence``: each sequence reversed up to its own length."""
     return LibraryCall(
         "reverse_sequence",
         {"batch_axis": int(site.attribute("batch_axis", 1)), "time_axis": int(site.attribute("time_axis", 0))},
@@ -135,7 +135,7 @@ def lower_reverse_sequence(site: Site) -> Lowered:
 
 @lowers("CumSum", "CumProd")
 def lower_cumulative(site: Site) -> Lowered:
-    """Lower cumulative sums or products."""
+    """Lower ``CumSum`` and ``CumProd``: cumulative sums and products."""
     given = site.known(1, f"{site.node.op}'s axis")
     if given is None:
         raise Unsupported(f"{site.node.op} without an axis")
@@ -146,7 +146,7 @@ def lower_cumulative(site: Site) -> Lowered:
 
 @lowers("Compress")
 def lower_compress(site: Site) -> Lowered:
-    """Lower the selection of slices by a constant condition."""
+    """Lower ``Compress``: the slices that a constant condition selects."""
     condition = site.known(1, "Compress's condition")
     if condition is None:
         raise Unsupported("Compress without a condition")
@@ -162,7 +162,7 @@ def lower_compress(site: Site) -> Lowered:
 
 @lowers("OneHot")
 def lower_one_hot(site: Site) -> Lowered:
-    """Lower OneHot to a comparison of indices with positions along a new axis."""
+    """Lower ``OneHot`` to a comparison of indices with positions along a new axis."""
     indices, values = site.required(0), site.required(2)
     rank = len(indices.shape) + 1
     axis = normalise_axis(int(site.attribute("axis", -1)), rank)

@@ -27,7 +27,7 @@ def _storable_condition(condition: Scalar) -> Scalar:
 
 @lowers("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 def lower_comparison(site: Site) -> Lowered:
-    """Lower a comparison, which is false for NaN."""
+    """Lower ``Equal``, ``Less`` and the other comparisons, which are false for NaN."""
     op = site.node.op
     require_dtype(site.required(0), (*_NUMBERS, "bool") if op == "Equal" else _NUMBERS, op)
     axes, (a, b) = operand_scalars(site)
@@ -40,7 +40,7 @@ def lower_comparison(site: Site) -> Lowered:
 
 @lowers("And", "Or", "Xor")
 def lower_logical_connective(site: Site) -> Lowered:
-    """Lower a binary logical operation."""
+    """Lower ``And``, ``Or`` and ``Xor`` of two booleans."""
     axes, (a, b) = operand_scalars(site)
     body = {
         "And": scalar_call("select", a, b, FALSE),
@@ -52,21 +52,21 @@ def lower_logical_connective(site: Site) -> Lowered:
 
 @lowers("Not")
 def lower_not(site: Site) -> Lowered:
-    """Lower the negation of a condition."""
+    """Lower ``Not``: the negation of a boolean."""
     axes, (x,) = operand_scalars(site)
     return pointwise_stage(site, axes, negate_condition(x))
 
 
 @lowers("Where")
 def lower_where(site: Site) -> Lowered:
-    """Lower an element-wise choice between two tensors."""
+    """Lower ``Where``: for each element, a choice between two tensors by a condition."""
     axes, (condition, a, b) = operand_scalars(site)
     return pointwise_stage(site, axes, scalar_call("select", condition, a, b))
 
 
 @lowers("IsNaN")
 def lower_is_nan(site: Site) -> Lowered:
-    """Lower the test for NaN."""
+    """Lower ``IsNaN``: whether an element is NaN."""
     require_dtype(site.required(0), FLOATS, "IsNaN")
     axes, (x,) = operand_scalars(site)
     return pointwise_stage(site, axes, _storable_condition(scalar_call("isnan", x)))
@@ -74,7 +74,7 @@ def lower_is_nan(site: Site) -> Lowered:
 
 @lowers("IsInf")
 def lower_is_inf(site: Site) -> Lowered:
-    """Lower the test for both infinities or for one of them."""
+    """Lower ``IsInf``: whether an element is infinite, or one of the two infinities."""
     require_dtype(site.required(0), FLOATS, "IsInf")
     axes, (x,) = operand_scalars(site)
     high, low = bool(site.attribute("detect_positive", 1)), bool(site.attribute("detect_negative", 1))
@@ -88,7 +88,7 @@ def lower_is_inf(site: Site) -> Lowered:
 
 @lowers("BitwiseAnd", "BitwiseOr", "BitwiseXor")
 def lower_bitwise(site: Site) -> Lowered:
-    """Lower a bitwise operation on two integers."""
+    """Lower ``BitwiseAnd``, ``BitwiseOr`` and ``BitwiseXor`` of two integers."""
     require_dtype(site.output, INTEGERS, site.node.op)
     axes, (a, b) = operand_scalars(site)
     return pointwise_stage(site, axes, scalar_call(f"bit{site.node.op[len('Bitwise') :].lower()}", a, b))
@@ -96,7 +96,7 @@ def lower_bitwise(site: Site) -> Lowered:
 
 @lowers("BitwiseNot")
 def lower_bitwise_not(site: Site) -> Lowered:
-    """Lower the complement of every bit."""
+    """Lower ``BitwiseNot``: the complement of every bit."""
     dtype = site.output.dtype
     require_dtype(site.output, INTEGERS, "BitwiseNot")
     axes, (x,) = operand_scalars(site)
@@ -105,7 +105,7 @@ def lower_bitwise_not(site: Site) -> Lowered:
 
 @lowers("BitShift")
 def lower_bit_shift(site: Site) -> Lowered:
-    """Lower a shift of unsigned integers; a shift by at least their width gives 0."""
+    """Lower ``BitShift`` of unsigned integers; a shift by at least their width gives 0."""
     require_dtype(site.output, ("uint8",), "BitShift")
     direction = site.attribute("direction")
     if direction not in ("LEFT", "RIGHT"):

@@ -23,7 +23,7 @@ from roller.ops.build import identity_indices
 
 @lowers("NegativeLogLikelihoodLoss")
 def lower_negative_log_likelihood(site: Site) -> Lowered:
-    """Lower the loss to a comparison of labels with every class, which avoids data-dependent indices."""
+    """Lower ``NegativeLogLikelihoodLoss`` by comparing labels with every class, without data-dependent indices."""
     x, target = site.required(0), site.required(1)
     require_dtype(x, FLOATS, "NegativeLogLikelihoodLoss")
     reduction = _checked_reduction(site)
@@ -87,7 +87,7 @@ def _total_sum_stage(read: Tensor, out: Tensor, acc: str) -> Stage:
 
 @lowers("SoftmaxCrossEntropyLoss")
 def lower_softmax_cross_entropy(site: Site) -> Lowered:
-    """Lower the loss to a log-softmax over the classes and the negative log-likelihood."""
+    """Lower ``SoftmaxCrossEntropyLoss`` to a log-softmax over the classes and the negative log-likelihood."""
     x = site.required(0)
     if len(x.shape) < 2:
         raise Unsupported(f"SoftmaxCrossEntropyLoss of scores of shape {list(x.shape)}")

@@ -36,7 +36,7 @@ def _product_indices(a: Value, b: Value, y: Value) -> tuple[tuple[Axis, ...], tu
 
 @lowers("MatMul")
 def lower_matmul(site: Site) -> Lowered:
-    """Lower a product to the form of :func:`roller.ops.matmul`; broadcast batch dimensions are indexed by 0."""
+    """Lower ``MatMul`` to the form of :func:`roller.ops.matmul`; broadcast batch dimensions are indexed by 0."""
     a, b, y = site.required(0), site.required(1), site.output
     t = accumulation_types(a, y)
     if a.shape and a.shape[-1] == 0:  # an empty sum
@@ -50,7 +50,7 @@ def lower_matmul(site: Site) -> Lowered:
 @lowers("MatMulInteger")
 @lowers("MatMulInteger", domain="roller")
 def lower_matmul_integer(site: Site) -> Lowered:
-    """Lower a product of 8-bit integers minus zero points, in 32 bits."""
+    """Lower ``MatMulInteger``: a product of 8-bit integers minus zero points, in 32 bits."""
     require_elements(site)
     a, b, y = site.required(0), site.required(1), site.output
     axes, at_a, at_b = _product_indices(a, b, y)
@@ -79,7 +79,7 @@ def lower_matmul_integer(site: Site) -> Lowered:
 
 @lowers("Gemm")
 def lower_gemm(site: Site) -> Lowered:
-    """Lower ``alpha * A @ B + beta * C``: a product followed by scaling and addition."""
+    """Lower ``Gemm``: ``alpha * A @ B + beta * C``, a product followed by scaling and addition."""
     a, b, c, y = site.required(0), site.required(1), site.input(2), site.output
     t = accumulation_types(a, y)
     alpha, beta = float(site.attribute("alpha", 1.0)), float(site.attribute("beta", 1.0))

@@ -30,7 +30,7 @@ from roller.ops.build import identity_indices
 
 @lowers("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 def lower_reshape(site: Site) -> Lowered:
-    """Lower a change of shape; the output's shape is static."""
+    """Lower ``Reshape``, ``Squeeze`` and the like: the same elements in a different, static shape."""
     if site.required(0).elements != site.output.elements:
         raise Unsupported(f"shape {list(site.required(0).shape)} cannot become {list(site.output.shape)}")
     return InputView()
@@ -38,7 +38,7 @@ def lower_reshape(site: Site) -> Lowered:
 
 @lowers("Transpose")
 def lower_transpose(site: Site) -> Lowered:
-    """Lower a permutation of dimensions."""
+    """Lower ``Transpose``: a permutation of dimensions."""
     rank = len(site.required(0).shape)
     perm = tuple(site.attribute("perm", tuple(reversed(range(rank)))))
     shape = site.required(0).shape
@@ -50,7 +50,7 @@ def lower_transpose(site: Site) -> Lowered:
 
 @lowers("Expand")
 def lower_expand(site: Site) -> Lowered:
-    """Lower a broadcast."""
+    """Lower ``Expand``: a broadcast."""
     if site.required(0).elements == site.output.elements:
         return InputView()
     axes = result_axes(site.output.shape)
@@ -61,7 +61,7 @@ def lower_expand(site: Site) -> Lowered:
 
 @lowers("Tile")
 def lower_tile(site: Site) -> Lowered:
-    """Lower repetitions along every dimension."""
+    """Lower ``Tile``: repetitions along each dimension."""
     shape = site.required(0).shape
     if site.required(0).elements == site.output.elements:
         return InputView()
@@ -88,7 +88,7 @@ def normalise_axis(axis: int, rank: int) -> int:
 
 @lowers("Concat")
 def lower_concat(site: Site) -> Lowered:
-    """Lower a concatenation of tensors."""
+    """Lower ``Concat``: a concatenation of tensors along an axis."""
     axis = normalise_axis(int(site.attribute("axis", 1)), len(site.output.shape))
     if len(site.inputs) == 1:
         return InputView()
@@ -97,7 +97,7 @@ def lower_concat(site: Site) -> Lowered:
 
 @lowers("Split")
 def lower_split(site: Site) -> Lowered:
-    """Lower a split along an axis: one load per part, offset by the part's start."""
+    """Lower ``Split`` along an axis: one load per part, offset by the part's start."""
     x = site.required(0)
     axis = normalise_axis(int(site.attribute("axis", 0)), len(x.shape))
     if any(v is not None and not v.elements for v in site.outputs) and x.elements:
@@ -134,7 +134,7 @@ def _split_into_slices(site: Site, axis: int) -> SimplerNodes:
 
 @lowers("Slice")
 def lower_slice(site: Site) -> Lowered:
-    """Lower a slice with a step per axis; negative steps read backwards."""
+    """Lower ``Slice`` with a step per axis; negative steps read backwards."""
     x, y = site.required(0), site.output
     rank = len(x.shape)
     starts = _integers_of_attribute_or_input(site, 1, "starts")

@@ -39,7 +39,7 @@ def parameter_element(t: OperatorDtypes, value: Value, at: tuple[Index, ...]) ->
 
 @lowers("BatchNormalization")
 def lower_batch_normalisation(site: Site) -> Lowered:
-    """Lower the normalization by given statistics to a product and a sum per channel."""
+    """Lower ``BatchNormalization`` by given statistics: a product and a sum per channel."""
     if site.attribute("training_mode", 0) or any(o is not None for o in site.outputs[1:]):
         raise Unsupported("it computes statistics, which is training; export the model for inference")
     require_elements(site)
@@ -89,7 +89,7 @@ def _dimensions_from_axis(site: Site, x: Value, default: int = -1) -> tuple[int,
 
 @lowers("LayerNormalization")
 def lower_layer_normalisation(site: Site) -> Lowered:
-    """Lower the normalization over all dimensions starting at ``axis``."""
+    """Lower ``LayerNormalization`` over all dimensions starting at ``axis``."""
     require_elements(site)
     x, scale, shift, y = site.required(0), site.required(1), site.input(2), site.output
     t = float_accumulation_types(x, y)
@@ -108,7 +108,7 @@ def lower_layer_normalisation(site: Site) -> Lowered:
 
 @lowers("RMSNormalization", "SimplifiedLayerNormalization")
 def lower_rms_normalisation(site: Site) -> Lowered:
-    """Lower the normalization over all dimensions starting at ``axis`` to the form of :func:`roller.ops.rms_norm`."""
+    """Lower ``RMSNormalization`` over the dimensions from ``axis`` on to the form of :func:`roller.ops.rms_norm`."""
     require_elements(site)
     x, scale, y = site.required(0), site.required(1), site.output
     t = float_accumulation_types(x, y)
@@ -120,7 +120,7 @@ def lower_rms_normalisation(site: Site) -> Lowered:
 
 @lowers("InstanceNormalization")
 def lower_instance_normalisation(site: Site) -> Lowered:
-    """Lower the normalization of every channel in every image."""
+    """Lower ``InstanceNormalization``: each channel of each image is normalized separately."""
     require_elements(site)
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     t = float_accumulation_types(x, y)
@@ -136,7 +136,7 @@ def lower_instance_normalisation(site: Site) -> Lowered:
 
 @lowers("GroupNormalization")
 def lower_group_normalisation(site: Site) -> Lowered:
-    """Lower the normalization of channel groups to that of rows, shape ``(n, groups, channels per group * points)``."""
+    """Lower ``GroupNormalization`` as rows, shape ``(n, groups, channels per group * points)``."""
     require_elements(site)
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     groups = int(site.attribute("num_groups", 0))
@@ -154,7 +154,7 @@ def lower_group_normalisation(site: Site) -> Lowered:
 
 @lowers("GroupsAsRows", domain="roller")
 def lower_groups_as_rows(site: Site) -> Lowered:
-    """Lower the normalization of rows with one scale and shift per group, or per channel of ``points`` elements."""
+    """Lower ``GroupsAsRows``: normalized rows, scaled and shifted per group or per channel of ``points`` elements."""
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     t = float_accumulation_types(x, y)
     points = int(site.attribute("points"))
@@ -173,7 +173,7 @@ def lower_groups_as_rows(site: Site) -> Lowered:
 
 @lowers("MeanVarianceNormalization")
 def lower_mean_variance_normalisation(site: Site) -> Lowered:
-    """Lower ``(x - mean) / (std + 1e-9)`` over ``axes``."""
+    """Lower ``MeanVarianceNormalization``: ``(x - mean) / (std + 1e-9)`` over ``axes``."""
     require_elements(site)
     x, y = site.required(0), site.output
     t = float_accumulation_types(x, y)
@@ -188,7 +188,7 @@ def lower_mean_variance_normalisation(site: Site) -> Lowered:
 
 @lowers("LpNormalization")
 def lower_lp_normalisation(site: Site) -> Lowered:
-    """Lower the division by the p-norm along ``axis``; a row of zeros stays zero."""
+    """Lower ``LpNormalization``: the division by the p-norm along ``axis``; a row of zeros stays zero."""
     require_elements(site)
     x, y = site.required(0), site.output
     t = float_accumulation_types(x, y)
@@ -202,7 +202,7 @@ def lower_lp_normalisation(site: Site) -> Lowered:
 
 @lowers("LRN")
 def lower_lrn(site: Site) -> Lowered:
-    """Lower local response normalization: a sum of squares over neighbouring channels, and an ending."""
+    """Lower ``LRN``, local response normalization: a sum of squares over neighbouring channels, and an ending."""
     require_elements(site)
     x, y = site.required(0), site.output
     t = float_accumulation_types(x, y)

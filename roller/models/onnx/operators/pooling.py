@@ -27,7 +27,7 @@ from roller.ops.windows import Windows
 
 
 def _pooling_windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple[Index, ...]]:
-    """Return the input, the output, the windows, the axes of the result, and the index of a point in a window."""
+    """Return the input and output; the windows; and the result's axes and the input index of a point in a window."""
     require_elements(site)
     x, y = site.required(0), site.output
     kernel = tuple(int(k) for k in site.attribute("kernel_shape", ()))
@@ -41,7 +41,7 @@ def _pooling_windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...
 
 @lowers("MaxPool")
 def lower_max_pool(site: Site) -> Lowered:
-    """Lower a maximum over windows; the second output gives the first position at which it occurs."""
+    """Lower ``MaxPool``: maxima over windows; the second output gives the first position of each maximum."""
     x, y, windows, axes, at = _pooling_windows(site)
     t = accumulation_types(x, y)
     element = t.load(x.name, at, windows.guard, t.padding_value(-1))
@@ -113,7 +113,7 @@ def _flat_index(at: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
 
 @lowers("AveragePool")
 def lower_average_pool(site: Site) -> Lowered:
-    """Lower an average over windows: a sum times the reciprocal of the number of counted elements."""
+    """Lower ``AveragePool``: a sum over each window times the reciprocal of the number of counted elements."""
     x, y, windows, axes, at = _pooling_windows(site)
     t = float_accumulation_types(x, y)
     element = t.load(x.name, at, windows.guard)
@@ -141,7 +141,7 @@ def lower_average_pool(site: Site) -> Lowered:
 
 
 def _counted_points(windows: Windows, with_padding: bool) -> list[np.ndarray]:
-    """Return the number of points counted in each window along each dimension; none beyond the padding count."""
+    """Return, along each dimension, the number of points that count in each window; those beyond the padding do not."""
     out = []
     for n, kernel, axis, (before, after), stride, dilation in zip(
         windows.size, windows.kernels, windows.outs, windows.pads, windows.strides, windows.dilations, strict=True
@@ -155,7 +155,7 @@ def _counted_points(windows: Windows, with_padding: bool) -> list[np.ndarray]:
 
 @lowers("LpPool")
 def lower_lp_pool(site: Site) -> Lowered:
-    """Lower the p-norm over windows."""
+    """Lower ``LpPool``: p-norms over windows."""
     x, y, windows, axes, at = _pooling_windows(site)
     t = float_accumulation_types(x, y)
     p = float(site.attribute("p", 2))
@@ -165,7 +165,7 @@ def lower_lp_pool(site: Site) -> Lowered:
 
 @lowers("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def lower_global_pool(site: Site) -> Lowered:
-    """Lower a pooling over whole images to a reduction over their points."""
+    """Lower ``GlobalAveragePool`` and the like, which pool whole images, to a reduction over the images' points."""
     require_elements(site)
     x, y = site.required(0), site.output
     op = site.node.op

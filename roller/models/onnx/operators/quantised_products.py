@@ -12,7 +12,7 @@ from roller.models.onnx.node_rewriter import NodeRewriter
 
 @lowers("QLinearMatMul")
 def lower_qlinear_matmul(site: Site) -> Lowered:
-    """Rewrite into a product of integers, a scaling and one rounding."""
+    """Rewrite ``QLinearMatMul`` into a product of integers, a scaling and one rounding."""
     steps, y = NodeRewriter(site), site.output
     a, a_scale, a_zero, b, b_scale, b_zero = (site.required(i) for i in range(6))
     total = steps.add("MatMulInteger", (a, b, a_zero, b_zero), y.shape, "int32")
@@ -34,7 +34,7 @@ def _scale_shape(left: Value, right: Value) -> tuple[int, ...]:
 
 @lowers("QLinearConv")
 def lower_qlinear_conv(site: Site) -> Lowered:
-    """Rewrite into a convolution of integers, the addition of a bias, a scaling and one rounding."""
+    """Rewrite ``QLinearConv`` into a convolution of integers, the addition of a bias, a scaling and one rounding."""
     steps, y = NodeRewriter(site), site.output
     x, x_scale, x_zero, w, w_scale, w_zero = (site.required(i) for i in range(6))
     total = steps.add("ConvInteger", (x, w, x_zero, w_zero), y.shape, "int32", **dict(site.node.attributes))
@@ -50,7 +50,7 @@ def lower_qlinear_conv(site: Site) -> Lowered:
 
 
 def _scale_and_round(steps: NodeRewriter, site: Site, total: Value, scale: Value, position: int) -> Lowered:
-    """Append the scaling and rounding of a sum; the output's scale is input ``position``, its zero point the next."""
+    """Append the scaling and rounding of a sum; input ``position`` is the output's scale, the next its zero point."""
     y = site.output
     y_scale, y_zero = site.required(position), site.required(position + 1)
     real = steps.add("Cast", (total,), y.shape, "float32", to=TensorProto.FLOAT)

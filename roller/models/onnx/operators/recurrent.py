@@ -123,7 +123,7 @@ def _activation_attributes(site: Site, d: int) -> dict[str, Any]:
 def _append_direction(
     layer: _RecurrentLayer, rows: Value, d: int, order: range, shown: dict[tuple[int, int], Value]
 ) -> list[Value]:
-    """Append the steps of one direction and return its last states; store the output of each step in ``shown``."""
+    """Append the steps of one direction; store each step's output in ``shown`` and return the last states."""
     steps, site, h, g = layer.steps, layer.site, layer.hidden, layer.gates
     weights = layer.part_of_direction(1, d, (g * h, rows.shape[1]))
     recurrent_weights = layer.part_of_direction(2, d, (g * h, h))
@@ -222,7 +222,7 @@ def _append_gru_step(
 def _append_outputs(
     layer: _RecurrentLayer, shown: dict[tuple[int, int], Value], last: list[list[Value]], lead: bool
 ) -> None:
-    """Append the nodes that concatenate the outputs and the last states into the layer's results."""
+    """Append the nodes that concatenate the steps' outputs, and those that concatenate the last states."""
     steps, d, b, h = layer.steps, layer.directions, layer.batch, layer.hidden
     outputs = (*layer.site.outputs, None, None)
     if outputs[0] is not None:

@@ -127,7 +127,7 @@ def _multiply_scalars(a: Scalar, b: Scalar) -> Scalar:
 
 @lowers("LSTMCell", domain="roller")
 def lower_lstm_cell(site: Site) -> Lowered:
-    """Lower an LSTM's step from gates ``iofc``, cell, state, peepholes, lengths and step to ``h``, ``c`` and ``y``."""
+    """Lower ``LSTMCell``: ``h``, ``c`` and ``y`` from gates ``iofc``, cell, state, peepholes, lengths and step."""
     cell = CellBuilder.of(site)
     h, c, y = _padded_outputs(site, 3)
     assert h is not None and c is not None
@@ -151,7 +151,7 @@ def lower_lstm_cell(site: Site) -> Lowered:
 
 @lowers("RNNCell", domain="roller")
 def lower_rnn_cell(site: Site) -> Lowered:
-    """Lower a simple layer's step from sum, state, lengths and step to ``h`` and ``y``."""
+    """Lower ``RNNCell``, a step of a simple layer: ``h`` and ``y`` from sum, state, lengths and step."""
     cell = CellBuilder.of(site)
     h, y = _padded_outputs(site, 2)
     assert h is not None
@@ -160,7 +160,7 @@ def lower_rnn_cell(site: Site) -> Lowered:
 
 @lowers("GRUReset", domain="roller")
 def lower_gru_reset(site: Site) -> Lowered:
-    """Lower the state after a GRU's reset gate, computed from projections ``zrh``, product ``zr`` and state."""
+    """Lower ``GRUReset``: the state times the reset gate, from projections ``zrh``, product ``zr`` and state."""
     cell = CellBuilder.of(site)
     gate = cell.activate(0, _add_scalars(cell.gate(0, 1), cell.gate(1, 1)))
     return Compute((cell.stage(site.output, _multiply_scalars(gate, cell.state(2))),))
@@ -168,7 +168,7 @@ def lower_gru_reset(site: Site) -> Lowered:
 
 @lowers("GRUCell", domain="roller")
 def lower_gru_cell(site: Site) -> Lowered:
-    """Lower a step of a GRU, whose results are ``h`` and ``y``."""
+    """Lower ``GRUCell``, a step of a GRU with the results ``h`` and ``y``."""
     # Inputs: projections ``zrh``, product ``zr`` (``zrh`` with linear_before_reset), state, product ``h`` or absent,
     # the bias of that product, lengths, step.
     cell = CellBuilder.of(site)

@@ -55,7 +55,7 @@ def _rows_of_site(site: Site, reduced: tuple[int, ...], t: OperatorDtypes) -> Ro
 
 @lowers(*_KINDS, "ReduceLogSumExp")
 def lower_reduction(site: Site) -> Lowered:
-    """Lower a reduction over dimensions."""
+    """Lower ``ReduceSum`` and the other reductions over dimensions."""
     x, y, op = site.required(0), site.output, site.node.op
     named = reduced_axes(site)
     if named is None and site.attribute("noop_with_empty_axes", 0):
@@ -125,7 +125,7 @@ def _reduce_log_sum_exp(site: Site, reduced: tuple[int, ...], t: OperatorDtypes)
 
 @lowers("ArgMax", "ArgMin")
 def lower_arg_extreme(site: Site) -> Lowered:
-    """Lower the first or last position of an extreme: one stage finds the extreme, the next its position."""
+    """Lower ``ArgMax`` and ``ArgMin``: one stage finds the extreme, the next its first or last position."""
     x = site.required(0)
     (along,) = normalise_axes([site.attribute("axis", 0)], len(x.shape))
     if not x.elements:

@@ -41,7 +41,7 @@ def _text_attribute(site: Site, name: str, default: str) -> str:
 
 @lowers("Upsample")
 def lower_upsample(site: Site) -> Lowered:
-    """Lower Resize's predecessor, which takes the neighbour at the floor of ``x / scale`` or interpolates linearly."""
+    """Lower ``Upsample``, which takes the neighbour at ``floor(x / scale)`` or interpolates linearly."""
     given = site.attribute("scales")
     scales = site.known(1, "Upsample's scales") if given is None else np.asarray(given)
     return _lower_resampling(site, scales, None, "asymmetric", "simple")
@@ -49,7 +49,7 @@ def lower_upsample(site: Site) -> Lowered:
 
 @lowers("Resize")
 def lower_resize(site: Site) -> Lowered:
-    """Lower Resize with any of ONNX's coordinate transformations and kernels."""
+    """Lower ``Resize`` with any of ONNX's coordinate transformations and kernels."""
     if len(site.inputs) == 2:  # version 10: scales come second
         return _lower_resampling(site, site.known(1, "Resize's scales"), None, "asymmetric", "simple")
     scales, sizes = site.known(2, "Resize's scales"), site.known(3, "Resize's sizes")
@@ -91,7 +91,7 @@ def _lower_resampling(
 def _axis_samplings(
     site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, coordinates: str
 ) -> dict[int, AxisSampling]:
-    """Return the sampling for every resampled axis."""
+    """Return the sampling of each resampled axis."""
     x, y = site.required(0), site.output
     rank = len(x.shape)
     if (scales is None or not scales.size) == (sizes is None or not sizes.size):
@@ -118,7 +118,7 @@ def _axis_samplings(
 
 
 def _exact_scales(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, axes: list[int]) -> list[Fraction]:
-    """Return the exact scale of every axis in ``axes``."""
+    """Return the exact scale of each axis in ``axes``."""
     x = site.required(0)
     if scales is not None and scales.size:
         return [simplest_fraction(s) for s in np.ravel(scales)]
@@ -160,7 +160,7 @@ def _rewrite_as_weighted_sums(site: Site, tables: dict[int, np.ndarray], offset:
 
 
 def _band_or_matrix(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
-    """Return the weights for every target and the parameters of their band (none if the whole source is used)."""
+    """Return each target's weights, and the parameters of their band (empty if the whole source is used)."""
     narrow = narrowest_band(table)
     if narrow is None:
         return table, {}
@@ -169,7 +169,7 @@ def _band_or_matrix(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
 
 @lowers("Weighted", domain="roller")
 def lower_weighted_neighbours(site: Site) -> Lowered:
-    """Lower sums of a few neighbours along one axis, at positions ``step * (y // period) + offset + k``."""
+    """Lower ``Weighted``: weighted sums of neighbours along an axis, at ``step * (y // period) + offset + k``."""
     x, weight, y = checked_tensor(site.required(0)), checked_tensor(site.required(1)), checked_tensor(site.output)
     axes, d = result_axes(y.shape), int(site.attribute("axis"))
     k = Axis("k", weight.shape[1], REDUCTION)

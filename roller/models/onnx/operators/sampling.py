@@ -23,7 +23,7 @@ def _choice_attribute(site: Site, name: str, choices: dict[str, str], default: s
 
 @lowers("GridSample")
 def lower_grid_sample(site: Site) -> Lowered:
-    """Lower sampling at the positions of a grid."""
+    """Lower ``GridSample``: samples of an image at the positions in a grid."""
     require_dtype(site.required(0), FLOATS, "GridSample")
     modes = {"linear": "linear", "bilinear": "linear", "nearest": "nearest", "cubic": "cubic", "bicubic": "cubic"}
     paddings = {n: n for n in ("zeros", "border", "reflection")}
@@ -39,7 +39,7 @@ def lower_grid_sample(site: Site) -> Lowered:
 
 @lowers("Col2Im")
 def lower_col2im(site: Site) -> Lowered:
-    """Lower the sum of overlapping windows."""
+    """Lower ``Col2Im``: an image as the sum of overlapping windows."""
     image, block = site.known(1, "Col2Im's image shape"), site.known(2, "Col2Im's block shape")
     if image is None or block is None:
         raise Unsupported("Col2Im without the shapes of image and block")
@@ -62,7 +62,7 @@ def lower_col2im(site: Site) -> Lowered:
 
 @lowers("MaxUnpool")
 def lower_max_unpool(site: Site) -> Lowered:
-    """Lower the writing of values to the positions of their maxima."""
+    """Lower ``MaxUnpool``: values written to the positions of their maxima, zeros elsewhere."""
     x, y = site.required(0), site.output
     kernel = tuple(site.attribute("kernel_shape"))
     rank = len(kernel)
@@ -82,7 +82,7 @@ def lower_max_unpool(site: Site) -> Lowered:
 
 @lowers("TensorScatter")
 def lower_tensor_scatter(site: Site) -> Lowered:
-    """Lower the update of a cache of keys or values."""
+    """Lower ``TensorScatter``: a cache of keys or values with an update written into it."""
     x = site.required(0)
     axis = normalise_axis(int(site.attribute("axis", -2)), len(x.shape))
     if axis == 0:
@@ -93,14 +93,14 @@ def lower_tensor_scatter(site: Site) -> Lowered:
 
 @lowers("Det")
 def lower_det(site: Site) -> Lowered:
-    """Lower determinants of matrices."""
+    """Lower ``Det``: the determinants of matrices."""
     require_dtype(site.required(0), ("float32", "float64"), "Det")
     return LibraryCall("determinant")
 
 
 @lowers("BitCast")
 def lower_bit_cast(site: Site) -> Lowered:
-    """Lower the reinterpretation of bits as another dtype of the same width."""
+    """Lower ``BitCast``: the same bits read as a different dtype of the same width."""
     x, y = site.required(0), site.output
     if x.dtype == y.dtype:
         return InputView()
@@ -117,7 +117,7 @@ def _dtype_bytes(value: Value) -> int:
 
 @lowers("RoiAlign")
 def lower_roi_align(site: Site) -> Lowered:
-    """Lower the pooling of regions of interest."""
+    """Lower ``RoiAlign``: regions of interest, pooled to a fixed size."""
     require_dtype(site.required(0), FLOATS, "RoiAlign")
     halves = {"half_pixel": "half", "output_half_pixel": "whole"}
     # Before version 16, coordinates had no half-pixel offset.

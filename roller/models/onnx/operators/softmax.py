@@ -34,7 +34,7 @@ def _softmax_dimensions(site: Site, x: Value) -> tuple[int, ...]:
 
 @lowers("Softmax", "LogSoftmax")
 def lower_softmax(site: Site) -> Lowered:
-    """Lower Softmax to the stages of :func:`roller.ops.softmax`, and LogSoftmax to those of its logarithm."""
+    """Lower ``Softmax`` to the stages of :func:`roller.ops.softmax`, and ``LogSoftmax`` to those of its logarithm."""
     x, y = site.required(0), site.output
     rows = rows_over(x, y, float_accumulation_types(x, y), _softmax_dimensions(site, x))
     return Compute(softmax_stages(rows, output_tensor(y), logarithm=site.node.op == "LogSoftmax"))
@@ -42,7 +42,7 @@ def lower_softmax(site: Site) -> Lowered:
 
 @lowers("Hardmax")
 def lower_hardmax(site: Site) -> Lowered:
-    """Lower Hardmax: find the position of the first maximum, then write one there and zero elsewhere."""
+    """Lower ``Hardmax``: one at the position of the first maximum, which is found first, and zero elsewhere."""
     x, y = site.required(0), site.output
     t = float_accumulation_types(x, y)
     reduced = _softmax_dimensions(site, x)

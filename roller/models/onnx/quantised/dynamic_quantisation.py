@@ -2,7 +2,7 @@
 
 A ``MatMulInteger`` or ``ConvInteger`` with constant weights and a result that is cast to float32 becomes Roller's own
 float32 operator if its sums fit into 32 bits. Padding with a zero point that is computed at run time moves before the
-quantization, where the padding is 0. The factors of the tensor and of its columns are applied one after the other, so
+quantization, where the padding is 0. The scales of the tensor and of its columns are applied one after the other, so
 that no kernel computes their product.
 """
 
@@ -72,7 +72,7 @@ class _FloatSumRewriter:
         return readers[0] if len(readers) == 1 and name not in self.draft.outputs else None
 
     def _integer_sum(self, node: Node) -> tuple[list[Node], Node] | None:
-        """Return the nodes before a sum of plain products, and the sum; ``None`` for other sums."""
+        """Return the nodes before a sum of plain products, and the node of the sum; ``None`` for other nodes."""
         held, minus, axis = self.draft.constant_input(node, 1), self.draft.constant_input(node, 3), SUMS[node.op]
         if held is None or (minus is None and self.draft.has_input(node, 3)) or (axis == 1 and held.ndim != 2):
             return None
@@ -87,7 +87,7 @@ class _FloatSumRewriter:
         return self._pad_before_quantising(node, zero)
 
     def _pad_before_quantising(self, node: Node, zero: str) -> tuple[list[Node], Node] | None:
-        """Return nodes that pad the image before its quantization, and the convolution without padding, or ``None``."""
+        """Return nodes that pad the image before quantization, and the unpadded convolution; otherwise ``None``."""
         draft, told = self.draft, node.attributes
         pads = tuple(told.get("pads", ()) or ())
         if (told.get("auto_pad") or "NOTSET") not in ("NOTSET", "VALID"):

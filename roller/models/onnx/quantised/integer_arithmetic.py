@@ -132,7 +132,7 @@ def _record_integer_form(s: _IntegerRewriter, node: Node) -> bool:
 
 
 def _drop_repeated_quantisation(s: _IntegerRewriter, node: Node) -> bool:
-    """Drop a quantization of a value that already has its parameters."""
+    """Drop a quantization whose input is already stored with its parameters."""
     p, form = quantisation_parameters(s.draft, node), s.input_form(node, 0)
     if p is None:
         return False
@@ -177,7 +177,7 @@ def _max_pool_integers(s: _IntegerRewriter, node: Node) -> bool:
 
 
 def _concat_integers(s: _IntegerRewriter, node: Node) -> bool:
-    """Concatenate integers: directly if they share a scale, otherwise in the scale to which the result is quantized."""
+    """Concatenate integers: directly if they share a scale, otherwise in the scale of the result's quantization."""
     found = [s.forms.get(n) for n in node.inputs]
     name = node.outputs[0]
     first = next((f for f in found if f is not None), None)
@@ -214,7 +214,7 @@ def _requantise(s: _IntegerRewriter, name: str, form: IntegerForm | None, p: Qua
 
 @dataclass(frozen=True)
 class _IntegerOperands:
-    """Operands of an integer product: the input, the weights minus zero points, and the scale of each column."""
+    """Operands of an integer product: the input, the weights minus their zero points, and each column's scale."""
 
     x: IntegerForm
     weights: np.ndarray
@@ -222,7 +222,7 @@ class _IntegerOperands:
 
 
 def _integer_operands(s: _IntegerRewriter, node: Node, axis: int, rank: int = 0) -> _IntegerOperands | None:
-    """Return the operands of an integer product with constant weights (columns along ``axis``), or ``None``."""
+    """Return the operands of an integer product with constant weights (columns along ``axis``); otherwise ``None``."""
     x, w = s.input_form(node, 0), s.input_form(node, 1)
     held = None if w is None else s.draft.constants.get(w.stored)
     if x is None or w is None or held is None or x.parameters.axis is not None or (rank and held.ndim != rank):
@@ -238,7 +238,7 @@ def _integer_operands(s: _IntegerRewriter, node: Node, axis: int, rank: int = 0)
 def _append_integer_product(
     s: _IntegerRewriter, op: str, node: Node, o: _IntegerOperands, columns: tuple[int, ...], bias: str, axis: int
 ) -> bool:
-    """Append a product as an integer sum, including an exact bias, times a scale; return whether that is possible."""
+    """Append a product as a scaled integer sum that includes an exact bias; return whether that is possible."""
     name, draft = node.outputs[0], s.draft
     whole = s.forms.get(bias)
     held = None if whole is None else draft.constants.get(whole.stored)

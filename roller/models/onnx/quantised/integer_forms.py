@@ -34,7 +34,7 @@ class QuantisationParameters:
     axis: int | None = None
 
     def same(self, other: QuantisationParameters) -> bool:
-        """Return whether two sets of parameters are equal."""
+        """Return whether these parameters equal other ones."""
         return (
             self.axis == other.axis and self.zero.dtype == other.zero.dtype
             and np.array_equal(self.scale, other.scale) and np.array_equal(self.zero, other.zero)

@@ -59,7 +59,7 @@ def _score_terms(s: NodeRewrite, query: str, length: int, mask: str, bias: str) 
 
 @rewrites("Attention")
 def rewrite_attention(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite attention on one input: its projections, the split into heads, and the attention itself."""
+    """Rewrite attention on one input as projections, a split into heads, and the attention itself."""
     s.refuse_inputs(keys_of_earlier_steps=4, a_length_of_earlier_steps=6)
     if s.attribute("do_rotary", 0):
         raise Unsupported("Attention with rotary embeddings")
@@ -77,7 +77,7 @@ def rewrite_attention(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("MultiHeadAttention")
 def rewrite_multi_head_attention(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite attention on queries, keys and values: their split into heads, and the attention itself."""
+    """Rewrite attention on queries, keys and values as a split into heads and the attention itself."""
     s.refuse_inputs(keys_of_earlier_steps=6, values_of_earlier_steps=7, a_length_of_earlier_steps=8, a_cache=9)
     query, key, value = s.required(0), s.input(1), s.input(2)
     if not key or not value or any(len(s.shape(n)) != 3 for n in (query, key, value)):

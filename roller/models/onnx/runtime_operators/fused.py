@@ -27,7 +27,7 @@ def _apply_activation(s: NodeRewrite, x: str, parameters: Sequence[float]) -> st
 
 @rewrites("FusedConv")
 def rewrite_fused_conv(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite a convolution, the addition of the fourth input, and an activation."""
+    """Rewrite a fused convolution, addition of the fourth input, and activation."""
     attributes = attributes_without(s.node.attributes, "activation", "activation_params")
     y = s.add("Conv", *(n for n in s.node.inputs[:3] if n), **attributes)
     if s.input(3):
@@ -37,7 +37,7 @@ def rewrite_fused_conv(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("FusedGemm")
 def rewrite_fused_gemm(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite a Gemm and an activation."""
+    """Rewrite a Gemm fused with an activation."""
     told = ("activation", "activation_alpha", "activation_beta", "activation_gamma")
     y = s.add("Gemm", *s.node.inputs, **attributes_without(s.node.attributes, *told))
     given = [s.attribute(t) for t in told[1:]]
@@ -102,5 +102,5 @@ def rewrite_bias_softmax(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("Pad")
 def rewrite_pad(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite a Pad, which equals ONNX's Pad with the amounts as an input."""
+    """Rewrite a Pad to ONNX's Pad, which takes the amounts as an input."""
     return [s.add("Pad", *s.node.inputs, **s.node.attributes)]

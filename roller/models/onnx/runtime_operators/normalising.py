@@ -13,7 +13,7 @@ from roller.models.onnx.runtime_operators.rewrites import NodeRewrite, rewrites
 
 @rewrites("LayerNormalization", domain="")
 def rewrite_layer_normalisation(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite to the operator of the same name in set 17, which optimized models of older sets contain."""
+    """Rewrite to the operator of the same name in set 17; optimized models of older sets contain it."""
     return s.add_with_results(
         "LayerNormalization", s.node.inputs, max(len(s.node.outputs), 3), **_present_attributes(s, "axis", "epsilon")
     )

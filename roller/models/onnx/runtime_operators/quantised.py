@@ -1,4 +1,4 @@
-"""Rewrites operators on quantized tensors (to dequantization, computation, quantization) and integer products."""
+"""Rewrites integer products, and operators on quantized tensors (to dequantization, computation and quantization)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def rewrite_qlinear_reduce_mean(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("QLinearConcat")
 def rewrite_qlinear_concat(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite a concatenation of quantized tensors, which gives them one scale."""
+    """Rewrite a concatenation that requantizes its inputs to one scale."""
     given = s.node.inputs[2:]
     parts = [_dequantise(s, *given[n : n + 3]) for n in range(0, len(given), 3)]
     y = s.add("Concat", *parts, axis=int(s.attribute("axis", 0)))
@@ -125,7 +125,7 @@ def rewrite_qlinear_where(s: NodeRewrite) -> Sequence[str]:
 
 @rewrites("QuantizeLinear", "DequantizeLinear")
 def rewrite_quantise_dequantise(s: NodeRewrite) -> Sequence[str]:
-    """Rewrite to ONNX's operator of the same name and meaning."""
+    """Rewrite to ONNX's operator with the same name and meaning."""
     inputs = [s.required(0), *(_scalar_if_one_element(s, n) for n in s.node.inputs[1:] if n)]
     return [s.add(s.node.op, *inputs, axis=s.attribute("axis"), block_size=s.attribute("block_size"))]
 

@@ -39,7 +39,7 @@ def _unpack_bits(packed: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _block_zero_points(s: NodeRewrite, n: int, blocks: int, bits: int) -> np.ndarray:
-    """Return the zero point of every block: half the range by default."""
+    """Return the zero point of each block; by default, half the range."""
     if not s.input(3):
         return np.full((1, 1, 1), 1 << (bits - 1), np.float32)
     held = s.known(s.input(3), "its zero points are")

@@ -95,7 +95,7 @@ def axes_contiguous_last(stage: Stage) -> list[str]:
 
 
 def pieces_per_tile(stage: Stage, batch: TileBatch) -> Ints:
-    """Return the number of pieces of a stage's results in a unit's tile, shape ``(N,)``."""
+    """Return the number of pieces into which a unit divides its tile of a stage's results, shape ``(N,)``."""
     tile, order = unit_tile_extents(batch), axes_contiguous_last(stage)
     extents = {a.name: np.asarray(tile.get(a.name, a.extent)) for a in stage.axes}
     axis, total = batch.vector_axis, np.ones(len(batch), np.int64)
@@ -107,7 +107,7 @@ def pieces_per_tile(stage: Stage, batch: TileBatch) -> Ints:
 
 
 def unit_tile_extents(batch: TileBatch) -> dict[str, Ints]:
-    """Return the extents of a unit's tile by axis, each of shape ``(N,)``."""
+    """Return the extents of a unit's tile, keyed by axis, each of shape ``(N,)``."""
     return {n: batch.block[:, a] for a, n in enumerate(batch.geometry.names)}
 
 
@@ -117,7 +117,7 @@ def accumulates_across_supersteps(batch: TileBatch) -> Floats:
 
 
 def other_stage_phases(batch: TileBatch) -> int:
-    """Return the number of compute phases of a tile other than the anchor's steps: one per other stage."""
+    """Return the number of compute phases per tile besides the anchor's: one for each stage other than the anchor."""
     return len(batch.geometry.expr.stages) - 1
 
 

@@ -61,7 +61,7 @@ class ScalarPrinter:
         self.expr, self.place = expr, place
 
     def scalar(self, node: Scalar) -> tuple[str, str]:
-        """Return the C++ code of a tree, and its dtype."""
+        """Return a tree as C++ code, and the dtype of its value."""
         if isinstance(node, Const):
             return cpp_literal(node.value, node.dtype), node.dtype
         if isinstance(node, IndexValue):

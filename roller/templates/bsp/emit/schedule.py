@@ -1,4 +1,4 @@
-"""Build the schedule (:mod:`roller.tile.supersteps`) of a program from the counts that its price uses."""
+"""Builds the schedule (:mod:`roller.tile.supersteps`) of a program from the counts that its price uses."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _axis_extents(s: Stage) -> tuple[tuple[str, int], ...]:
 
 
 def _tile_place_entries(expr: TensorExpr, s: Stage, tensors: Sequence[str], keeps: bool) -> tuple[str, ...]:
-    """Return the names in ``place``: first (``f_``), count (``n_``), maximum (``m_``) per axis; box starts (``b_``)."""
+    """Return the names in ``place``: first (``f_``), count (``n_``), maximum (``m_``) per axis; then boxes (``b_``)."""
     numbers = [f"{word}_{a.name}" for a in s.axes for word in ("f", "n", "m")]
     numbers += [f"b_{t}_{d}" for t in tensors for d in range(len(expr.tensors[t].shape))]
     return (*numbers, *(("first", "last") if keeps else ()))

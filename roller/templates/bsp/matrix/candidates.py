@@ -16,7 +16,7 @@ from roller.tile.geometry import Geometry
 
 
 def matrix_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs of one form for every matrix instruction that can compute it."""
+    """Return the programs of one form for each matrix instruction that can compute it."""
     usable = spec.fragments if options.matrix_units and geometry.expr.allow_padding else ()
     grains = (grain for f in usable for grain in matrix_unit_grains(geometry, f))
     return [b for grain in grains for b in grow_programs(geometry, grain, spec, options)]

@@ -58,6 +58,6 @@ def dram_traffic_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
 
 
 def tensor_bytes(geometry: Geometry) -> tuple[int, int]:
-    """Return the number of bytes in the tensors that are read, each counted once, and in those that are written."""
+    """Return the number of bytes in all tensors that are read (each counted once) and in all that are written."""
     read = {a.tensor.name: a.tensor.nbytes for a in geometry.reads}
     return sum(read.values()), sum(t.nbytes for t in geometry.expr.output_tensors)

@@ -35,7 +35,7 @@ def kernel_conversion_cycles(access: Access, batch: TileBatch, spec: DeviceSpec)
 
 
 def stored_cycles(expr: TensorExpr, spec: DeviceSpec) -> float:
-    """Return how many cycles it takes to convert one vector of every result when it is stored."""
+    """Return how many cycles it takes to convert one vector of each result for storage."""
     narrow = (t.dtype for t in expr.output_tensors if DTYPES[t.dtype].is_narrow)
     return sum(spec.teu.lanes / ops_per_cycle(spec, "convert", dtype) for dtype in narrow)
 

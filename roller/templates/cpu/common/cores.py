@@ -19,7 +19,7 @@ from roller.templates.cpu.decisions import decisions_for_device
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
-#: Intermediate values of a price, by name.
+#: Intermediate values of a price, keyed by name.
 Parts = dict[str, Any]
 #: Terms among which the bottleneck is chosen.
 BOTTLENECKS = ("compute_s", "dram_s", "l2_s", "l3_s", "launch_s")
@@ -44,11 +44,11 @@ def _first_core_excess(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def combine_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds that one core takes to combine a split reduction's parts, each written and read once."""
+    """Return the time, in seconds, that one core takes to combine a reduction's parts, each written and read once."""
     results = decisions_for_device(batch, spec).parts * float(batch.geometry.store.tensor.elements) * ACCUMULATOR_BYTES
     return np.where(batch.split_k > 1, 2 * results * spec.units / holding_bandwidth(results, spec), 0.0)
 
 
 def start_s(tasks: Ints, loops: int | Ints, spec: DeviceSpec) -> Floats:
-    """Return the seconds it takes to call the kernel and to fork and join its parallel loops; one task forks none."""
+    """Return the time, in seconds, to call the kernel and to fork and join its parallel loops; one task forks none."""
     return spec.execution.launch_s + np.where(tasks > 1, loops, 0) * (spec.execution.fork_s or 0.0)

@@ -77,7 +77,7 @@ def _bytes_before_use(access: Access, batch: TileBatch, spec: DeviceSpec) -> Flo
 
 
 def _copy_cycles(spec: DeviceSpec) -> tuple[float, float]:
-    """Return the number of cycles per element copied in rows, and per gathered element."""
+    """Return the number of cycles per element that is copied in rows, and per element that is gathered."""
     ex = spec.execution
     return (ex.element_copy_s or 0.0) * spec.clock_hz, (ex.element_gather_s or 0.0) * spec.clock_hz
 

@@ -33,7 +33,7 @@ def vector_axes(geometry: Geometry, structure: Structure) -> list[int]:
 
 
 def vector_counts(geometry: Geometry, v: int, lanes: int) -> list[int]:
-    """Return candidate numbers of vectors per register tile along axis ``v``, up to the power of two that covers it."""
+    """Return the candidate numbers of vectors per register tile along axis ``v``: 1, 2 and 4, up to full coverage."""
     return [n for n in (1, 2, 4) if n == 1 or n * lanes < 2 * int(geometry.extents[v])]
 
 
@@ -58,7 +58,7 @@ def batch_of(
 
 
 def tile_counts(geometry: Geometry, register: Ints) -> Ints:
-    """Return the number of register tiles along every spatial axis, and 1 along the others."""
+    """Return the number of register tiles along each spatial axis, and 1 along the others."""
     return np.where(geometry.spatial, -(-geometry.extents // register), 1)
 
 
@@ -90,7 +90,7 @@ def task_sizes(geometry: Geometry, register: Ints, spec: DeviceSpec) -> list[int
 
 
 def grow_block(geometry: Geometry, register: Ints, block: Ints, order: Iterable[int], count: int) -> Ints:
-    """Return ``block`` grown to about ``count`` register tiles, axis by axis, with every axis split evenly."""
+    """Return ``block`` grown to about ``count`` register tiles, axis by axis, with each axis split evenly."""
     grown, left = block.copy(), count
     for a in order:
         tiles = -(-int(geometry.extents[a]) // int(register[a]))

@@ -17,7 +17,7 @@ ACCUMULATOR_BYTES = 4
 
 
 def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return bytes moved from L2 to L1 and from L3 to L2, and the part of the latter waited for, shape ``(N,)``."""
+    """Return the bytes moved from L2 to L1 and from L3 to L2, and the L3 bytes that are waited for, shape ``(N,)``."""
     # All are sums over all micro-kernels; a line that no prefetcher loads counts as many bytes as stream in the same
     # time. The register tiles of a task are a loop nest: an outer loop multiplies an operand's traffic, unless the
     # operand is the same in all iterations and one iteration's data fit the cache. Constants that L2 does not keep from
@@ -51,7 +51,7 @@ def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[
 
 
 def _reload_counts(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[list[Floats], list[Floats]]:
-    """Return how often a task loads each operand's panel into L1 and into L2, shape ``(N,)`` per operand."""
+    """Return, per operand, how often a task loads the panel into L1, and how often into L2, each of shape ``(N,)``."""
     g, tile = batch.geometry, kernel
     near = [np.ones(len(batch)) for _ in g.loads]
     far = [np.ones(len(batch)) for _ in g.loads]
@@ -131,7 +131,7 @@ def _usable_cache_share(access: Access, tile: Ints, batch: TileBatch, spec: Devi
 
 
 def _runs(access: Access, tile: Ints, batch: TileBatch) -> tuple[Ints, Ints]:
-    """Return the number and span of a data tile's rows (:meth:`~roller.tile.access.Access.runs`), cached per batch."""
+    """Return the number of rows in a data tile and the span of a row (see ``Access.runs``), cached per batch."""
     known = batch._memo.setdefault("runs", {})
     if (id(access), id(tile)) not in known:
         known[id(access), id(tile)] = access, tile, access.runs(tile)

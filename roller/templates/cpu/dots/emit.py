@@ -84,7 +84,7 @@ class DotProductNest(TiledNest):
         )
 
     def _resume_and_keep(self, env: Env, chunk: Env, begin: Stmt, end: Stmt) -> tuple[Stmt, Stmt]:
-        """Return a chunk's start and end, which resume from the previous chunk and keep results for the next one."""
+        """Return a chunk's start (``begin``, or resuming the last chunk) and its end (``end``, or keeping results)."""
         place = tuple(env[task_tile_counter_name(s.name)] for s in self.spatial)
         resume = self.each(lambda i: write(self.acc, read(self.partial, *place, *self._place(i)), *self._place(i)))
         keep = self.each(lambda i: write(self.partial, read(self.acc, *self._place(i)), *place, *self._place(i)))
@@ -117,7 +117,7 @@ class DotProductNest(TiledNest):
         )
 
     def _vectors(self, env: Env, at: Env, count: int | Expr, chains: int, first: Expr) -> Stmt | None:
-        """Emit ``count`` steps of ``chains`` vectors, with every output in each step."""
+        """Emit ``count`` steps of ``chains`` vectors, each for every output; return ``None`` if ``count`` is 0."""
         if isinstance(count, int) and count == 0:
             return None
 
@@ -170,7 +170,7 @@ class DotProductNest(TiledNest):
         return self.nest.loop(count, step, name="k")
 
     def _fold(self, inner: tuple[Expr, ...]) -> Stmt:
-        """Combine the chains of one output, then its lanes by halves, and add them to its result."""
+        """Combine the chains of one output, then the lanes by halves, and add the total to the output's result."""
         steps, place = [], self._place(inner)
         lanes = self.lanes
         index = [integer(0) if lanes == 1 else tirx.Ramp(integer(0), integer(1), lanes)]

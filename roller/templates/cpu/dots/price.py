@@ -81,7 +81,7 @@ def layer_traffic_bytes(batch: TileBatch, spec: DeviceSpec, layer: str) -> Float
 
 
 def _fetched_bytes(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
-    """Return how many bytes of an operand the ``outer`` loops fetch; they are axes of shape ``(loops, N)``."""
+    """Return how many bytes of an operand the loops over the axes ``outer``, shape ``(loops, N)``, fetch."""
     times, rows = np.ones(len(held)), np.arange(len(held))
     moved = np.zeros(len(held), bool)
     for a in outer[::-1]:

@@ -24,7 +24,7 @@ class ClippedWindow:
 
 
 def clipped_windows(program: RProgram, spatial: Sequence[SpatialPlan]) -> Mapping[str, ClippedWindow]:
-    """Return the windows that a program's micro-kernels compute only in part, by axis name."""
+    """Return the windows that a program's micro-kernels compute only in part, keyed by axis name."""
     d, names = program_decisions(program), program.axis_names
     passed, plans = partly_computed_axes(d.live[0]), {s.name: s for s in spatial}
     return {
@@ -35,7 +35,7 @@ def clipped_windows(program: RProgram, spatial: Sequence[SpatialPlan]) -> Mappin
 
 
 def live_tap_range(skipped: ClippedWindow, env: Mapping[str, Any]) -> tuple[Expr, Expr]:
-    """Return the first tap and the number of taps of the register tile that begins at ``env``."""
+    """Return the first tap, and the number of taps, that the register tile at ``env`` computes."""
     s, begin, taps = skipped.slide, env[skipped.output.name], integer(skipped.taps)
     last = begin + (skipped.output.tile - 1)
     first = tirx.min(tirx.max(-tirx.floordiv(s.step * last - s.low, integer(s.gap)), integer(0)), taps)

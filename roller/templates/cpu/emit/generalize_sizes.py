@@ -1,4 +1,4 @@
-"""Derives one function for all sizes from the functions for a few sizes: constants become formulas of the sizes.
+"""Derives one function for all sizes from the functions for a few sizes: constants become formulas in the sizes.
 
 Functions of one template with the same tiles differ only in constants. Their least general generalization (G. D.
 Plotkin, "A note on inductive generalization", Machine Intelligence 5, 1970) takes the sizes as arguments.
@@ -32,7 +32,7 @@ def module_as_data(module: Any, sizes: Mapping[str, int]) -> TirText:
 
 
 def generalize_modules(texts: Sequence[TirText], fitter: Fitter) -> Any:
-    """Return the module for all sizes: parameters of the texts, then one array per size, whose extent is the size."""
+    """Return the module for all sizes; its parameters are those of the texts, then an array of each size's extent."""
     first = texts[0]
     if any(t.shape != first.shape for t in texts):
         raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")

@@ -57,7 +57,7 @@ def mentions_variables(expr: Any, variables: set[Any]) -> bool:
 
 
 def nodes(root: Any, kind: type) -> Iterator[Any]:
-    """Return the nodes of a kind in an expression or a statement."""
+    """Yield the nodes of a kind in an expression or a statement."""
     found: list[Any] = []
     structural_walk(root, (kind, found.append))
     return iter(found)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 def lower_module(
     program: RProgram, cores: int = 1, varying: Size | None = None
 ) -> tuple[Any, tuple[Argument, ...], dict[str, tuple[str, ...]]]:
-    """Return the TIR module of a CPU program, its arguments, and the argument names of each function."""
+    """Return a CPU program's TIR module, the kernel's arguments, and the argument names of each function."""
     # A call takes the arguments that change from call to call, inputs before outputs, then constants and their panels.
     # The extent of a ``varying`` size comes from the arrays of the call and is at least its tile.
     CPU.check_kind(program.kind, "CPU code generation")

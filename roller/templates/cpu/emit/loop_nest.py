@@ -60,7 +60,7 @@ class EmittedNests:
     panels
         Buffers that ``main`` reads and ``pack`` fills once, from constants.
     pack
-        The loop nest that fills ``panels``, or ``None``.
+        The loop nest that fills ``panels``, or ``None`` if there are no panels.
     unread
         Constants that ``main`` reads only from their panels.
     """

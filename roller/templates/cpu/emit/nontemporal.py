@@ -93,7 +93,7 @@ def _width(element: str, lanes: int = 1) -> int:
 
 
 def _vector_store_llvm(name: str, element: str, lanes: int) -> str:
-    """Return the LLVM function for a vector store, which is non-temporal if its address is a multiple of its size."""
+    """Return the LLVM function for a vector store that is non-temporal if its address is a multiple of its size."""
     vector, size = f"<{lanes} x {_LLVM[element]}>", _width(element)
     aligned = min(LINE_BYTES, lanes * size)
     return f"""define void @{name}(ptr %p, {vector} %v) alwaysinline {{

@@ -22,7 +22,7 @@ def transposable(source: Buffer, panel: Buffer, lanes: int) -> bool:
 
 
 def transpose_vectors(nest: LoopBuilder, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
-    """Return statements that bind the transpose of as many vectors as they have lanes, and the resulting vectors."""
+    """Return the statements that transpose as many vectors as each of them has lanes, and the transposed vectors."""
     # For each bit of the row index, from the highest down, the rows without and with the bit exchange the lanes with
     # and without it.
     lanes = len(rows)

@@ -28,7 +28,7 @@ def byte_product(stage: Stage) -> tuple[Load, Load] | None:
 
 
 def _load_widened_to_int32(factor: Scalar) -> Load | None:
-    """Return the load that a factor is, directly or converted to int32, or ``None`` for other factors."""
+    """Return the load if a factor is a load, possibly converted to int32; otherwise return ``None``."""
     if isinstance(factor, Cast) and factor.dtype == "int32":
         factor = factor.arg
     return factor if isinstance(factor, Load) else None
@@ -95,7 +95,7 @@ def operands(batch: TileBatch) -> tuple[Access, Access]:
 
 
 def needs_sign_move(batch: TileBatch) -> bool:
-    """Return whether both operands have the same signedness but must differ, so that one is offset by 128."""
+    """Return whether one operand is offset by 128: both are signed or both unsigned, but one of each is needed."""
     a, b = operands(batch)
     return a.tensor.dtype == b.tensor.dtype and not (batch.fragment and batch.fragment.takes_any_signs)
 

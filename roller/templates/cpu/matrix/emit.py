@@ -40,7 +40,7 @@ _ADD_IR = """define <{n} x i32> @roller_add(<{n} x i32> %a, <{n} x i32> %b) {att
 """
 #: Attributes of a function without memory accesses, so that sums stay in registers.
 _PURE = "nounwind willreturn memory(none)"
-#: Mask whose exclusive or offsets every byte of a word by 128.
+#: Mask: an exclusive or with it offsets each byte of a word by 128.
 _SIGNS = -0x7F7F7F80
 #: Maximum number of dot products (vectors) for which the words of a reduction axis are unrolled into the micro-kernel.
 _UNROLL_LIMIT = 160

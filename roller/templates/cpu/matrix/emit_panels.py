@@ -50,7 +50,7 @@ class WordPanel:
     along, word
         Axis along which the elements of a word run, and the number of elements per word.
     extent
-        Extent of that axis (elements).
+        Extent of the axis ``along`` (elements).
     upfront
         See :class:`~roller.templates.cpu.tiled.emit_staging.PanelPlan`.
     """

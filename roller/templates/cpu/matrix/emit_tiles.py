@@ -166,7 +166,7 @@ class TileRegisterNest(ByteProductNest):
         return out
 
     def _step(self, env: Env, at: Env) -> Stmt:
-        """Multiply one step of every row fragment by one step of every fragment of packed words."""
+        """Multiply each row fragment by each fragment of packed words for one step."""
         assert self.vector is not None
         out = [self._load_packed_words(env, at, j) for j in range(self._vectors)]
         for i in range(len(self.row_counts)):

@@ -34,7 +34,7 @@ def tile_registers(rows: Any, columns: Any) -> Any:
 
 
 def _fragments(batch: TileBatch, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return the numbers of fragments in a register tile along m and along n, each of shape ``(N,)``."""
+    """Return the number of fragments in a register tile along m and the number along n, each of shape ``(N,)``."""
     f, d, at = batch.fragment, decisions_for_device(batch, spec), batch.geometry.names.index
     assert f is not None
     m, n = (at(x) for x in batch.matrix_axes[:2])
@@ -51,7 +51,7 @@ def _fits_vector_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
 
 
 def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the numbers of cycles per reduction point and for the write-back, with fragments in tile registers."""
+    """Return the cycles per reduction point, and the cycles of the write-back, with fragments in tile registers."""
     # A step loads every row of the fragments of both operands, and takes a cycle per row of every product. Results
     # reach the epilogue through memory.
     g, d, f = batch.geometry, decisions_for_device(batch, spec), batch.fragment
@@ -85,7 +85,7 @@ def packed_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def _word_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the numbers of cycles that one micro-kernel takes per reduction point and for its write-back."""
+    """Return the cycles of one micro-kernel per reduction point, and the cycles of its write-back."""
     # A step is one word of ``fragment.k`` elements: a load per vector of packed words, a broadcast per row, and a dot
     # product per vector of sums. If both operands have the same signedness, the row's word is also offset by 128, and
     # the packed words are summed.

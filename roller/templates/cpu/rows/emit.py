@@ -119,7 +119,7 @@ class _Rows:
         return task_loop(self.nest, plans, task, "parallel", group=_ROW_GROUP if alone else 1)
 
     def _row_plan(self, plan: SpatialPlan, lanes: int) -> SpatialPlan:
-        """Return the plan with one row (or one vector of rows) per step and as many rows per task as in the program."""
+        """Return the plan with one row (or vector of rows) per step and the program's number of rows per task."""
         tiles, per_task = (plan.extent + (lanes - 1)) // lanes, plan.per_task * plan.tile // lanes
         per_task = min(tiles, per_task) if isinstance(tiles, int) else per_task
         return SpatialPlan(plan.name, plan.extent, lanes, tiles, per_task, lanes)
@@ -231,25 +231,25 @@ class _Rows:
         return lanes * max(1, min(4, extent // lanes))
 
     def _vector_spatial_axis(self, s: Stage, inner: list[Axis]) -> Axis | None:
-        """Return the contiguous spatial axis to vectorize, or ``None`` if there is none or a reduction axis serves."""
+        """Return the contiguous spatial axis to vectorize; ``None`` without one, or if a reduction axis is suitable."""
         if self._contiguous_reduction_axis(s) is not None or self.lanes == 1:
             return None
         good = [a for a in inner if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
         return good[-1] if good else None
 
     def _contiguous_reduction_axis(self, s: Stage) -> Axis | None:
-        """Return the contiguous reduction axis to vectorize, or ``None``."""
+        """Return the contiguous reduction axis to vectorize, or ``None`` if there is none."""
         good = [a for a in s.reduction_axes if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
         return good[-1] if good and self.lanes > 1 else None
 
     def _span(self, axis: Axis | None) -> tuple[Any, Any] | None:
-        """Return the first element and the opaque length of an open axis, else ``None``."""
+        """Return the first element and the opaque length of an open axis, or ``None`` for any other axis."""
         return (0, integer(axis.extent)) if axis is not None and axis.name in self.program.open_axes else None
 
     # --- staged form ----------------------------------------------------------------------------
 
     def _staged(self) -> Stmt:
-        """Return a separate parallel nest for every stage."""
+        """Return a separate parallel nest for each stage."""
         whole = {s.name: declare_buffer(s.name, s.output.shape, s.output.dtype) for s in self.temporary}
         buffers = {**self.buffers, **whole}
         tensors = {n: reader(b) for n, b in buffers.items()}

@@ -1,7 +1,7 @@
 """Stages for the values that a row kernel computes once: values of a row, and values that two stages share.
 
 :mod:`roller.tile.row_values` finds them; their stages store them in small buffers of the task, so a softmax computes
-its exponential once per element instead of twice, and its reciprocal once per row.
+the exponential once per element instead of twice, and the reciprocal once per row.
 """
 
 from __future__ import annotations

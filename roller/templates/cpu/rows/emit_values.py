@@ -20,7 +20,7 @@ _VALUE = "@value"
 
 
 def stages_stored_by_reductions(stages: Sequence[Stage]) -> dict[str, Stage]:
-    """Map each reduction that reads every element of the previous stage once, where it is stored, to that stage.
+    """Return, keyed by reduction, each stage whose elements the next reduction reads only where they are stored.
 
     Examples
     --------

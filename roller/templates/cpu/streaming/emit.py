@@ -62,7 +62,7 @@ def _inline_stage(user: Stage, s: Stage) -> Stage:
 
 
 def _compose(index: Index, at: Mapping[str, Index]) -> Index:
-    """Return ``index`` with every axis replaced by its index in ``at``; raise an error if that is impossible."""
+    """Return ``index`` with each axis replaced by that axis's index in ``at``; raise an error if that is impossible."""
     found = compose_index(index, at)
     if found is None:
         raise BuildError(f"streaming: cannot compose {index} with {at}. Use structure 'rows'.")

@@ -26,7 +26,7 @@ def leaves_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
 
 
 def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
-    """Return the seconds that a pass over all tensors takes, by the layer it waits for, each of shape ``(N,)``."""
+    """Return the seconds of a pass over all tensors, keyed by the layer that it waits for, each of shape ``(N,)``."""
     # In every call, a core works on the same part of the tensors: data that fit in the L2 of the active cores come from
     # L2, data that fit in L3 from L3, and the rest from memory. Beyond L2, a store reads its line before it writes it
     # (write-allocate) and writes it back; non-temporal stores of whole lines only write.
@@ -94,7 +94,7 @@ def task_start_s(spec: DeviceSpec) -> float:
 
 
 def drained_s(spec: DeviceSpec) -> float:
-    """Return the time (seconds) in which the lines at both ends of a task's non-temporal stores drain."""
+    """Return the time (seconds) that the lines at both ends of a task's non-temporal stores take to drain."""
     return 2 * (spec.layer("dram").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
 
 

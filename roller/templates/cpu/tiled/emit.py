@@ -68,7 +68,7 @@ Env = dict[str, Any]
 
 @dataclass
 class TiledNest:
-    """One lowering of a tiled program: its plans, its buffers and the pieces of its loop nest."""
+    """One lowering of a tiled program: the plans, the buffers and the pieces of the loop nest."""
 
     program: RProgram
     buffers: dict[str, Buffer]
@@ -104,12 +104,12 @@ class TiledNest:
 
     @functools.cached_property
     def tensors(self) -> dict[str, Callable[..., Expr]]:
-        """Readers of the micro-kernel's loads by name: arguments, panels and boxes."""
+        """Readers of the micro-kernel's loads, keyed by name: arguments, panels and boxes."""
         staged = {n: b for n, (_, b) in (*self.panels.items(), *self.halos.items())}
         return {n: reader(b) for n, b in {**self.buffers, **staged}.items()}
 
     def _stage_loads(self) -> Scalar:
-        """Plan the packing of every staged load and return the body with these loads redirected."""
+        """Plan the packing of each staged load and return the body with these loads redirected."""
         redirected: dict[Load, Load] = {}
         decisions = program_decisions(self.program)
         vector = self.vector.name if self.vector else None
@@ -148,13 +148,13 @@ class TiledNest:
         return seq(*(allocate(b) for _, b in upfront), *pack, main)
 
     def _filled(self, panels: Sequence[tuple[PanelPlan, Buffer]]) -> list[Stmt]:
-        """Return the statements that fill panels for all tiles."""
+        """Return the statements that fill panels with all tiles."""
         zero = {s.name: integer(0) for s in self.spatial}
         every = {s.name: s.tiles for s in self.spatial}
         return [self._packed(p, b, zero, every) for p, b in panels]
 
     def _packed(self, panel: PanelPlan, buffer: Buffer, first: Env, count: Env) -> Stmt:
-        """Return the statement that fills a panel for ``count`` tiles from ``first`` on."""
+        """Return the statement that fills a panel with ``count`` tiles, starting at tile ``first``."""
         return pack_panel(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
 
     def nests(self) -> EmittedNests:
@@ -183,7 +183,7 @@ class TiledNest:
         return seq(*(allocate(b) for b in held), *pack, *halo, tiles)
 
     def _chunks(self, body: Callable[[Env], Stmt]) -> Stmt:
-        """Loop over the chunks of every reduction axis that has several."""
+        """Loop over the chunks of each reduction axis that has several."""
         chunked = [r for r in self.reduction if r.chunks > 1]
         return self.nest.grid(
             [r.chunks for r in chunked], lambda at: body({r.name: c for r, c in zip(chunked, at, strict=True)})

@@ -53,7 +53,7 @@ def pack_panel(
     first: Mapping[str, Expr],
     count: Mapping[str, Any],
 ) -> Stmt:
-    """Return the statement that fills ``panel`` for ``count`` tiles from ``first`` on."""
+    """Return the statement that fills ``panel`` with ``count`` tiles, starting at tile ``first``."""
     counts = [count[s.name] for s in plan.spatial]
 
     def one(tiles: tuple[Expr, ...]) -> Stmt:

@@ -101,7 +101,7 @@ class _RowStores:
         )
 
     def piece(self, first: Expr, length: Expr) -> Stmt:
-        """Store ``length`` elements of all rows from ``first`` on."""
+        """Store ``length`` elements of each row, starting at ``first``."""
         rows = [s.tile for s in self.tiled.order[:-1]]
 
         def row(inner: tuple[Expr, ...], base: Env) -> Stmt:

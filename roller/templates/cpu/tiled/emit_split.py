@@ -56,7 +56,7 @@ class _Split(TiledNest):
         self.part: Expr | None = None
 
     def function_body(self) -> Stmt:
-        """Return the nest for a call: the parts of all tasks in parallel, then their combination."""
+        """Return the nest for a call: the parts of all tasks in parallel, then the combination of the parts."""
         tasks = [self.parts, *(s.tasks for s in self.spatial)]
         main = self.nest.loop(math.prod(tasks), lambda t: self._task_of_part(unravel(t, tasks)), "parallel", "task")
         self.part, shape = None, tuple(s.tile for s in self.order) or (1,)

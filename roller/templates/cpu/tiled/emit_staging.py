@@ -83,8 +83,8 @@ class PanelPlan:
     Parameters
     ----------
     upfront
-        Whether the panel holds every tile and is packed once, in parallel, before the tasks (constants before the first
-        call); otherwise it holds one task's tiles.
+        Whether the panel holds every tile and is packed once, in parallel, before the tasks (for constants, before
+        the first call); otherwise, it holds one task's tiles.
     """
 
     load: Load
@@ -104,7 +104,7 @@ class PanelPlan:
 
     @property
     def blocked(self) -> ReductionPlan | None:
-        """The reduction axis that is divided into blocks, or ``None``."""
+        """The reduction axis that is divided into blocks, or ``None`` if none is."""
         # The block precedes the other reduction axes and the element in it follows them, so that the panel has the
         # order in which it is read.
         return self.reduction[-1] if self.reduction and self.reduction[-1].block else None

@@ -16,14 +16,14 @@ from roller.templates.cpu.tiled.split_candidates import split_batches
 
 
 def neighbouring_programs(place: NeighbourContext) -> Iterator[TileBatch]:
-    """Yield the program with other operands packed, with vectors along other axes, and with other reduction splits."""
+    """Yield variants of the program with other operands packed, vectors along other axes, or other reduction splits."""
     yield from _stagings(place)
     yield from _vectors(place)
     yield from _splits(place)
 
 
 def _stagings(place: NeighbourContext) -> Iterator[TileBatch]:
-    """Yield the program with other operands packed; dot products and split reductions pack no operands."""
+    """Yield variants of the program with other operands packed; dot products and split reductions pack no operands."""
     v = place.batch.vector_axis
     if v is None or not place.geometry.spatial[v] or place.batch.split_k[0] > 1:
         return
@@ -32,7 +32,7 @@ def _stagings(place: NeighbourContext) -> Iterator[TileBatch]:
 
 
 def _vectors(place: NeighbourContext) -> Iterator[TileBatch]:
-    """Yield the program with its vectors along a different axis, and the rows of that axis along the former one."""
+    """Yield the program vectorized along each other possible axis; the register tile's extents of both are swapped."""
     g, lanes, v = place.geometry, lane_count(place.spec, 4), place.batch.vector_axis
     if v is None or not g.spatial[v]:
         return

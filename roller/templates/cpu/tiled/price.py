@@ -30,7 +30,7 @@ KERNEL_CYCLES = 10.0
 
 
 def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the numbers of cycles that one micro-kernel takes per reduction point and for its write-back."""
+    """Return the cycles of one micro-kernel per reduction point, and the cycles of its write-back."""
     g, d = batch.geometry, decisions_for_device(batch, spec)
     rate, v, lanes = spec.compute.ops_per_cycle_per_unit, batch.vector_axis, vector_elements(batch, spec)
     register, vectors = d.tile, d.vectors.astype(np.float64)

@@ -36,6 +36,6 @@ def split_batches(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
 
 
 def split_batches_if_allowed(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return :func:`split_batches` if the options allow it and there is more than one output."""
+    """Return :func:`split_batches` if the options allow it and there are several outputs; otherwise return ``[]``."""
     g = batch.geometry
     return split_batches(batch, spec) if options.split_k and (g.extents[g.spatial] > 1).any() else []

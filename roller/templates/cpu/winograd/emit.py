@@ -158,7 +158,7 @@ class _Winograd:
         place: Callable[[Expr, Expr, Expr, Expr], Stmt],
         apply: Callable[[Matrix, Sequence[Expr]], list[Expr]],
     ) -> Stmt:
-        """Emit ``matrix @ values @ matrix^T``: columns from ``get`` to ``half``, then its rows to ``place``."""
+        """Emit ``matrix @ values @ matrix^T``: columns from ``get`` to ``half``, then rows to ``place``."""
         height, columns, lanes = sizes
 
         def column(j: Expr, x: Expr) -> Stmt:
@@ -189,7 +189,7 @@ class _Winograd:
         return seq(allocate(self.image), allocate(self.products), transform, multiply, back)
 
     def _image(self, starts: Coordinates, own: Units, batch: Coordinates, vector: Expr) -> Stmt:
-        """Copy one image's box of ``own`` tiles along each axis, for a vector of channels, and transform its tiles."""
+        """Copy one image's box of ``own`` tiles along each axis, for a vector of channels, and transform the tiles."""
         plan = self.plan
         channel = start_of(vector, plan.channel_lanes, plan.channels)
         at = {a.name: starts[n] + batch[n] for n, a in enumerate(plan.tiled[:-2])}
@@ -308,7 +308,7 @@ class _Winograd:
         )
 
     def _outputs(self, tile: Coordinates, starts: Coordinates) -> Stmt:
-        """Transform one tile of every panel back and store it."""
+        """Transform one tile of each panel back and store it."""
         plan = self.plan
         number = self._flat(tile)
 

@@ -1,4 +1,4 @@
-"""Starts of the tasks and micro-kernels of a Winograd program, and their numbers of units along each axis."""
+"""Starts of a Winograd program's tasks and micro-kernels, and the number of units of each along each axis."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Bank conflicts in the price of a GPU program: the wavefronts of a read relative to a conflict-free read.
 
-A scratchpad serves one word of every bank at a time. ``common/compute.py`` (SIMT kernels), ``window/price.py`` and
-``matrix/price.py`` multiply an operand's wavefronts by its conflict degree, which is this ratio.
+A scratchpad serves one word of each bank at a time. ``common/compute.py`` (SIMT kernels), ``window/price.py`` and
+``matrix/price.py`` multiply an operand's wavefronts by this ratio, the operand's conflict degree.
 :mod:`roller.tile.layout` (SIMT kernels) and :mod:`roller.tile.fragments` (matrix units) count the words per bank.
 """
 

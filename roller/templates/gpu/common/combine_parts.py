@@ -14,7 +14,7 @@ ADD_CYCLES = 4.0
 
 
 def combine_parts_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the latency chain, in seconds, of the kernel that adds the parts, shape ``(N,)``; zero without it."""
+    """Return the latency chain, in seconds, of the kernel that adds the parts, shape ``(N,)``; zero without one."""
     # A thread waits for memory once per group of parts and adds them one by one; threads that share a result exchange
     # their sums through the scratchpad, and one of them adds the sums. For rows, this is part of their own blocks'
     # chain.

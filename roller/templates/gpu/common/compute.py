@@ -30,7 +30,7 @@ MULTIPLY_SHARE = 0.38
 
 
 def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None) -> tuple[Floats, Floats]:
-    """Return the numbers of scratchpad wavefronts and load instructions that one warp needs for one register tile."""
+    """Return the number of scratchpad wavefronts, and of load instructions, that one warp needs for a register tile."""
     banks, width = scratchpad_banks(spec)
     words_per_wavefront = banks * width // 4
     warp = batch.register * batch.lanes(spec.teu.lanes)
@@ -100,7 +100,7 @@ class BlockWork:
         return self.told(blocks, schedulers)["cycles"]
 
     def told(self, blocks: Ints | float, schedulers: int) -> dict[str, Floats]:
-        """Return the ``cycles`` of :meth:`arithmetic` and the values from which they are computed, by name."""
+        """Return the ``cycles`` of :meth:`arithmetic` and the values from which they are computed, keyed by name."""
         teus = self.teus * blocks
         share = teus / schedulers
         whole = np.ceil(share)  # TEUs do not move between schedulers, and a block waits for its slowest TEU
@@ -136,7 +136,7 @@ class BlockWork:
 
 
 def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> tuple[Floats, Floats]:
-    """Return the pipe cycles for one register tile, and its number of instructions without loads and conversions."""
+    """Return the pipe cycles and the number of instructions (without loads and conversions) for one register tile."""
     # If ``fragments`` is set, operands are converted once per element of the tile's data; otherwise, they are converted
     # at every product.
     g, per_unit = batch.geometry, spec.compute.ops_per_cycle_per_unit
@@ -162,7 +162,7 @@ def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> 
 def block_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> BlockWork:
-    """Return the work of every block; ``copies`` holds the copy and address instructions per block and step."""
+    """Return the work of each block; ``copies`` holds the copy and address instructions per block and step."""
     ex = spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
     schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes

@@ -32,7 +32,7 @@ SPLIT_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0
 
 
 def load_instructions(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints]) -> tuple[Floats, Floats]:
-    """Return the number of copy instructions per block and step, and of the address instructions among them."""
+    """Return the number of copy instructions per block and step, and the number of address instructions among them."""
     g = batch.geometry
     copies = addresses = np.zeros(len(batch))
     for n, a in enumerate(g.reads):

@@ -177,7 +177,7 @@ def _row_extent(batch: TileBatch, access: Access) -> Ints:
 def blocks_per_unit_by_resource(
     batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, registers: Ints
 ) -> dict[str, Ints]:
-    """Return the number of blocks that each resource of a unit can hold, by resource, each of shape ``(N,)``."""
+    """Return the number of blocks that each resource of a unit can hold, keyed by resource, each of shape ``(N,)``."""
     lim, teus = spec.limits, -(-batch.threads_per_block // spec.teu.lanes)
     assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them for a GPU
     most = np.full(len(batch), lim.blocks_per_unit, np.int64)
@@ -194,7 +194,7 @@ def blocks_per_unit_by_resource(
 def occupancy(
     batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, padding: Mapping[str, Ints] = MappingProxyType({})
 ) -> tuple[Ints, Ints]:
-    """Return the numbers of co-resident blocks on one unit (0 if a block cannot run) and of registers per thread."""
+    """Return the number of co-resident blocks per unit (0 if none can run), and the number of registers per thread."""
     return blocks_per_unit_with_registers(batch, spec, scratchpad, allocated_registers(batch, spec, padding))
 
 

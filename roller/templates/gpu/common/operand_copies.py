@@ -110,7 +110,7 @@ def guarded_vectors_per_step(batch: TileBatch) -> Ints:
 
 
 def l2_bytes_with_cached_windows(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[int, Floats]:
-    """Return the L2 bytes of operands whose windows stay in a unit's first-level cache, by position in ``loads``."""
+    """Return the L2 bytes of operands whose windows stay in a unit's L1 cache, keyed by position in ``loads``."""
     # Steps over the reduction axes inside the k axis take one point at a time and read the same transactions again. A
     # tile over whole windows loads each transaction only once if the tiles of all resident blocks fit in this cache
     # next to the scratchpad. Copies that bypass registers also bypass the cache. An entry is infinite if nothing stays

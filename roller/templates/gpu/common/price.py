@@ -2,7 +2,7 @@
 
 Blocks of one unit hide each other's phases (memory, copies, arithmetic), like the customers of a closed queueing
 network whose stations are the phases. Blocks that start together stay in step, so only ``overlap_blocks`` groups of
-them alternate, and each group is a customer; in a pipeline (``stages`` > 1), every slot of a block's tiles is a
+them alternate, and each group is a customer; in a pipeline (``stages`` > 1), each slot of a block's tiles is a
 customer. A wave takes the time of this network, but at least the latency chain of one block and the issue time of its
 instructions. The tail wave takes the time of its own blocks. Sources: Roller (OSDI'22), sections 3.3 and 3.4, and
 Reiser's mean value analysis. The rate of a register tile follows the published V100 tables (``v100_sm_gflops.csv``): a
@@ -95,7 +95,7 @@ def block_latency_chain_s(
     barriers: int | None = None,
     hops: Ints | Floats | None = None,
 ) -> Floats:
-    """Return the seconds that one block takes if it has its unit to itself, so that nothing hides its latencies."""
+    """Return the time, in seconds, of one block that has its unit to itself, so that nothing hides its latencies."""
     # ``alone``: seconds of the block's work; ``barriers`` and ``hops`` replace the default numbers of barriers per step
     # and of waits for memory. In a pipeline, ``steps_ahead`` steps are in flight while the arithmetic runs; the block
     # waits for the first tile and the results.
@@ -116,7 +116,7 @@ def block_latency_chain_s(
 def overlap_of_thread_blocks(
     memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
 ) -> tuple[Floats | Ints, Floats]:
-    """Return the number of customers, and the seconds in which SIMT blocks pass through their phases."""
+    """Return the number of customers, and the time, in seconds, that SIMT blocks take to pass through their phases."""
     # The threads of a pipelined block issue copies and arithmetic one after the other while memory delivers later
     # tiles; a block waits for its first tile.
     plain = alternate_phases((memory, *pipes), customers)
@@ -147,22 +147,23 @@ class Phases:
     Parameters
     ----------
     work
-        Returns the work of every block, on its threads' own pipes, on a matrix unit, or along windows.
+        Returns the work of each block, on its threads' own pipes, on a matrix unit, or along windows.
     alone
         Returns the cycles of work for one block that has its unit to itself.
     chain
         Returns the seconds of such a block including its latencies, given the seconds of its work alone.
     overlap
-        Returns the number of customers of the queueing network, and the seconds in which a unit's blocks pass through
-        their phases.
+        Returns the number of customers of the queueing network, and the time, in seconds, that a unit's blocks take to
+        pass through their phases.
     fill
-        Returns the seconds for which a unit waits for a block's first tile while its other blocks compute.
+        Returns the time, in seconds, that a unit waits for a block's first tile while the unit's other blocks compute.
     access
-        Returns the seconds that a unit's load and store pipe needs for a block; ``None`` unless memory requests pass
-        through it one by one.
+        Returns the time, in seconds, that a unit's load and store pipe needs for a block; ``None`` unless memory
+        requests pass through the pipe one by one.
     stores
-        Returns the seconds of a wave in which its blocks store and none computes, given the seconds that memory takes
-        for its results; ``None`` if the other terms were fitted to whole kernels and include these seconds.
+        Returns the time, in seconds, during which a wave of blocks stores its results and none of them computes, given
+        the seconds that memory takes for the results; ``None`` if the other terms were fitted to whole kernels and
+        include this time.
     """
 
     work: Callable[[TileBatch, DeviceSpec, tuple[Floats, Floats], SharedMemoryLayout | None], BlockWork] = block_work
@@ -186,11 +187,11 @@ class Phases:
         return price(batch, spec, laid, told, self)
 
     def arithmetic(self, batch: TileBatch, spec: DeviceSpec) -> Floats:
-        """Return the seconds of every program's arithmetic alone; see :func:`arithmetic_bound_s`."""
+        """Return the time, in seconds, of each program's arithmetic alone; see :func:`arithmetic_bound_s`."""
         return arithmetic_bound_s(batch, spec, self)
 
     def bound(self, batch: TileBatch, spec: DeviceSpec) -> Floats:
-        """Return a lower bound on the seconds of every program; see :func:`lower_bound_s`."""
+        """Return a lower bound on each program's time, in seconds; see :func:`lower_bound_s`."""
         return lower_bound_s(batch, spec, self)
 
 
@@ -232,7 +233,7 @@ def _wave_s(
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
-    """Return the seconds of every program's arithmetic alone, without copies and memory, shape ``(N,)``."""
+    """Return the time, in seconds, of each program's arithmetic alone, without copies and memory, shape ``(N,)``."""
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     work = phases.work(batch, spec, (np.zeros(len(batch)),) * 2, None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
@@ -243,7 +244,7 @@ def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Fl
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
-    """Return a lower bound on the seconds of every program, shape ``(N,)``; computed once per batch and device."""
+    """Return a lower bound on each program's time, in seconds, shape ``(N,)``; computed once per batch and device."""
     known: tuple[DeviceSpec, Floats] | None = batch._memo.get("lower_bound")
     if known is None or known[0] is not spec:
         known = batch._memo["lower_bound"] = spec, _lower_bound_s(batch, spec, phases)
@@ -304,7 +305,7 @@ def price(
 ) -> Terms:
     """Price a batch on a GPU with the layouts of its programs or, before layout, with the expected layout.
 
-    Return arrays by name: ``seconds`` (infinite if a block cannot run) and its terms: ``compute_s``, ``copy_s``,
+    Return arrays keyed by name: ``seconds`` (infinite if a block cannot run) and its terms: ``compute_s``, ``copy_s``,
     ``dram_s``, ``l2_s``, ``latency_s``, ``launch_s``, ``clock_hz``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``,
     ``registers``, ``blocks_per_unit``, ``blocks`` (of all units), ``threads`` (of one), ``bank_conflicts`` (of the
     worst operand; 1: none), and ``waves``. ``told`` collects intermediate values for the explanation.

@@ -78,7 +78,7 @@ class RowShape:
     neighbours
         Whether lanes of a row are neighbouring threads, because the row's elements are contiguous in memory.
     vectors
-        How every access follows the program's vectors.
+        How each access follows the program's vectors.
     """
 
     reads: tuple[RowRead, ...]
@@ -193,7 +193,7 @@ def row_registers(batch: TileBatch) -> Ints:
 
 
 def lane_counts(batch: TileBatch) -> tuple[Ints, Ints]:
-    """Return, per block, the number of threads that share a row and the number of threads across rows."""
+    """Return, for each block, the number of threads that share a row and the number of threads across rows."""
     spatial = batch.geometry.spatial
     return product(batch.threads, np.flatnonzero(~spatial)), product(batch.threads, np.flatnonzero(spatial))
 

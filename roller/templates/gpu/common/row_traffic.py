@@ -1,4 +1,4 @@
-"""Bytes that row programs move through L2 and DRAM; they read inputs once, or once per stage."""
+"""Bytes that row programs move through L2 and DRAM; inputs are read once, or once per stage."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class SharedMemoryLayout:
     spread
         Per staged tensor, elements that a thread reads relative to the elements of a contiguous register tile.
     counted
-        Bytes that the launch moves through L2, by position in ``reads`` with stores last, for accesses whose rows are
-        counted one by one.
+        Bytes that the launch moves through L2, keyed by position in ``reads`` with stores last, for accesses whose rows
+        are counted one by one.
     padding
         Per staged tensor, elements appended to each row.
     """

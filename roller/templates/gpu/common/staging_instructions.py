@@ -46,7 +46,7 @@ def copies_asynchronously(batch: TileBatch, spec: DeviceSpec) -> bool:
 def staging_copy_instructions(
     access: Access, batch: TileBatch, copy: StagedCopy, spec: DeviceSpec
 ) -> tuple[Floats, Floats]:
-    """Return the numbers of all instructions and of address instructions that a block issues to stage a tile."""
+    """Return the number of instructions that a block issues to stage a tile, and how many of them compute addresses."""
     threads = batch.threads_per_block  # threads that are idle in a round still issue its instructions
     alone = copies_asynchronously(batch, spec) & is_asynchronous(copy.width * access.tensor.itemsize_bytes)
     unguarded = np.where(alone, ASYNC_INSTRUCTIONS, COPY_INSTRUCTIONS)

@@ -29,7 +29,7 @@ def rows_run_along_reduction(access: Access, batch: TileBatch) -> bool:
 
 
 def tlb_miss_traffic(batch: TileBatch, spec: DeviceSpec, waves: tuple[Ints, ...]) -> dict[int, tuple[Floats, Floats]]:
-    """Return, by read position, the share of an operand's tiles that is loaded again, and their bytes in bursts."""
+    """Return, by read position, the share of an operand's tiles that is loaded again, and all tiles' bytes."""
     # ``waves`` holds the tile that a wave covers for each order of blocks; the tile with fewer pages counts.
     far, g = spec.layer("global"), batch.geometry
     if not far.tlb_entries or not far.page_bytes or batch.traits.spreads_reductions:

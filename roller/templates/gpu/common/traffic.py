@@ -31,7 +31,7 @@ ROW_LOADS_IN_FLIGHT = 16.0
 
 
 def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
-    """Return the bytes through L2 over the launch for accesses that can be counted, by position; stores are last."""
+    """Return the launch's bytes through L2 for accesses that can be counted, keyed by position; stores are last."""
     g, transaction = batch.geometry, spec.layer("l2").transaction_bytes
     once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, not in every reduction step
     found = {}
@@ -123,7 +123,7 @@ def _counted_or_expected(
 def stored_traffic_shares(
     batch: TileBatch, spec: DeviceSpec, l2_bytes: Floats, dram_bytes: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the shares of the bytes through L2 and DRAM (:func:`global_traffic`) that tiled programs store."""
+    """Return the shares of stores in the L2 bytes and in the DRAM bytes (:func:`global_traffic`) of tiled programs."""
     transaction, store = spec.layer("l2").transaction_bytes, batch.geometry.written
     (stored,) = batch.cached_arrays(
         spec, ("stored", transaction), functools.partial(_store_transaction_bytes, store, batch.block, transaction)
@@ -163,7 +163,7 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
 
 
 def _used_load_bytes(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
-    """Return, for every read, the bytes that all tiles of a launch use, each of shape ``(N,)``."""
+    """Return, for each read, the bytes that all tiles of a launch use, shape ``(N,)``."""
     g = batch.geometry
     return batch.cached_arrays(
         spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
@@ -188,7 +188,7 @@ def _dram_load_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
 
 
 def _partial_result_bytes(batch: TileBatch) -> Floats:
-    """Return the bytes of a split reduction's partial results, which are written and read again, shape ``(N,)``."""
+    """Return the bytes of writing and rereading a split reduction's partial results, shape ``(N,)``."""
     g = batch.geometry
     each = g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]  # parts stay in the accumulator's type
     return np.asarray(np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * each)
@@ -284,7 +284,7 @@ def dram_time_s(
     batch: TileBatch, spec: DeviceSpec, wave_bytes: Floats, active: Ints, launch_bytes: Floats,
     told: dict[str, Any] | None = None,
 ) -> Floats:  # fmt: skip
-    """Return the seconds that DRAM needs for ``wave_bytes`` in a wave of ``active`` blocks, shape ``(2, N)``."""
+    """Return the time, in seconds, that DRAM needs for the ``wave_bytes`` of ``active`` blocks, shape ``(2, N)``."""
     # Few loads achieve little bandwidth, because the thread waits for each of them. The time is therefore limited to
     # one latency per round of loads plus the bytes at peak bandwidth; otherwise a launch would take longer the fewer
     # elements it loads.

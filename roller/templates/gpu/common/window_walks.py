@@ -67,7 +67,7 @@ def batch_slide(batch: TileBatch) -> Slide:
 
 
 def window_walk(batch: TileBatch) -> WindowWalk:
-    """Return the walk of every program, computed once per batch and per kind of program."""
+    """Return the walk of each program, computed once per batch and per kind of program."""
     if "walk" not in batch._memo:
         g, staged = batch.geometry, bool(batch.staged)
         columns = [g.names.index(a) for a in batch_slide(batch).source.index[-1].axes]
@@ -114,7 +114,7 @@ def _walk_numbers(batch: TileBatch, tile: dict[str, int], block: dict[str, int],
 
 
 def window_copy_instructions(access: Access, batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the number of copy instructions for one operand of a window program, and of those for addresses."""
+    """Return the number of copy instructions for a window program's operand, and the number of those for addresses."""
     if access.tensor.name not in batch.staged:
         return np.zeros(len(batch)), np.zeros(len(batch))
     extents = tile_extents(access, batch, ())

@@ -89,7 +89,7 @@ def axis_map(program: RProgram, axis: Axis, *, interleaved: bool | None = None) 
 
 
 def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
-    """Return a block's position among the block tiles along every axis, from its flat index in the launch."""
+    """Return a block's position among the block tiles along each axis, from the block's flat index in the launch."""
     wide = [n for n, e in enumerate(steps) if not is_always_one(e)][-2:]
     if raster == 1 or len(wide) < 2:
         return unravel_index(flat, steps)

@@ -1,4 +1,4 @@
-"""Lower an rProgram to self-contained CUDA C: context, kernels, TVM's lowering passes, and launches.
+"""Lowers an rProgram to self-contained CUDA C: context, kernels, TVM's lowering passes, and launches.
 
 The source needs no TVM, no device and no CUDA headers (except ``cuda_fp16.h`` for half precision).
 """
@@ -108,7 +108,7 @@ class TirKernels:
     body
         All kernels, one after another.
     arguments, names
-        Arguments, and names of arguments by name of their buffer.
+        Arguments, and a mapping from the names of buffers to the names of their arguments.
     entry
         Prefix of the kernels' names.
     prepares
@@ -116,7 +116,7 @@ class TirKernels:
     own_barriers
         Whether the templates placed all barriers, so that TVM must not add any.
     numbers
-        Values of the last :attr:`params` by name: numbers that depend on the sizes of a call.
+        Values of the last :attr:`params`, keyed by name: numbers that depend on the sizes of a call.
     """
 
     params: tuple[Any, ...]
@@ -136,7 +136,7 @@ def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) 
 
 
 def lowered_for(code: TirKernels, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Lower the kernels of :func:`unlowered_for`."""
+    """Lower the kernels of :func:`unlowered_for` with TVM."""
     return lower_tir_kernels(code, program, expression, spec.target["arch"], spec.name)
 
 

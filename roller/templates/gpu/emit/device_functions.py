@@ -16,7 +16,7 @@ from roller.templates.gpu.emit import byte_floats, extrema
 from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, dtype_name, load, sequence_of
 from roller.templates.gpu.matrix import emit_functions as matrix_functions
 
-#: Texts of functions by name, in source order: a function calls only earlier functions.
+#: Texts of functions, keyed by name, in source order: a function calls only earlier functions.
 FUNCTIONS: dict[str, str] = {}
 
 

@@ -25,7 +25,7 @@ _KNOWN = """  return b {other} a ? a : b;
 
 
 def nan_extrema_functions(arch: str) -> dict[str, str]:
-    """Return the functions for an architecture by name."""
+    """Return the functions for an architecture, keyed by name."""
     found = {}
     for node in EXTREMA:
         sign, other = ("><", "<>")[node == "Min"]

@@ -1,4 +1,4 @@
-"""Lower an rProgram to HIP C++: the text of the CUDA templates, adapted by a table of rewrites.
+"""Lowers an rProgram to HIP C++: the text of the CUDA templates, adapted by a table of rewrites.
 
 TVM prints the kernels; everything before the first kernel is replaced by a prelude with the HIP headers that the text
 needs.
@@ -117,7 +117,7 @@ def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) 
 
 
 def lowered_for(code: cuda.TirKernels, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Lower the kernels of :func:`unlowered_for`."""
+    """Lower the kernels of :func:`unlowered_for` with TVM."""
     return _adapt_artifact(
         cuda.lower_tir_kernels(code, program, expression, _TEMPLATE_ARCH, spec.name), spec.target["arch"]
     )

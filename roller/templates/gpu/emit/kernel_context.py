@@ -74,7 +74,7 @@ class KernelContext:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, workspaces included."""
+        """All tensors, including workspaces, keyed by name."""
         return {**self.expr.tensors, **{t.name: t for t in self.workspaces}}
 
     def panel(self, tensor: Tensor) -> Buffer:

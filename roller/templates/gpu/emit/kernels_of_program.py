@@ -1,4 +1,4 @@
-"""Choose the template of every stage, in the order in which the kernels run.
+"""Chooses the template of each stage, in the order in which the kernels run.
 
 Usually there is one kernel: a tiled reduction with its epilogue, all stages of a row expression, or one element-wise
 output. Other expressions run stage by stage, with reduction results in workspaces.

@@ -42,7 +42,7 @@ def check_offsets_fit_32_bits(program: RProgram) -> None:
 
 
 def _padded_extents(stage: Stage, program: RProgram) -> dict[str, int]:
-    """Return a stage's extents as its blocks cover them; each part of a split reduction covers whole steps."""
+    """Return a stage's extents, padded to what its blocks cover; each part of a split reduction covers whole steps."""
     out = {}
     for a in stage.axes:
         tile = program.block_tile.get(a.name, _DEFAULT_TILE)

@@ -118,7 +118,7 @@ def _combine_parts(
 
 
 def shared_sum_of_parts(ctx: KernelContext, s: Stage, partial: Tensor, order: Sequence[Axis]) -> RowKernel:
-    """Return the template for a kernel in which several threads share the parts of every result."""
+    """Return the template for a kernel in which several threads share the parts of each result."""
     part = Axis(unique_axis_name("part", {a.name for a in s.axes}), partial.shape[0], REDUCTION)
     load_part = Load(partial.name, (axis_index(part.name), *(axis_index(a.name) for a in order)))
     total = replace(s, axes=(*s.spatial_axes, part), body=load_part)

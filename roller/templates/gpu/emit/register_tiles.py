@@ -53,7 +53,7 @@ class RegisterTile:
         return register_index(self.maps, at)
 
     def move(self, at: RegisterPoint, held: Buffer, place: Expr, *, leave: bool) -> Stmt:
-        """Return the copy of one element or chunk to ``held`` at ``place`` if ``leave``, otherwise from there."""
+        """Return the copy of one element or chunk to ``held`` at ``place`` if ``leave`` is set, else from there."""
         chunk = 1 if self.vector_axis is None else self.maps[-1].vector
         index, width = self.index(at), min(self.width, chunk)
 
@@ -101,7 +101,7 @@ class RegisterTile:
 def register_tiles_of_loads(
     ctx: KernelContext, wanted: Sequence[Load], maps: Sequence[AxisMap], prefix: str, shift: RowShift | None = None
 ) -> list[RegisterTile]:
-    """Return registers for every load over the register tile of ``maps``, by position if rows have a ``shift``."""
+    """Return registers for each load over the register tile of ``maps``, by position if rows have a ``shift``."""
     found: list[RegisterTile] = []
     prefix = ctx.prefix(prefix)
     for n, ld in enumerate(wanted):
@@ -163,7 +163,7 @@ def store_in_vectors(
 
 
 def access_width(index: Sequence[Index], tensor: Tensor, m: AxisMap | None, shift: RowShift | None = None) -> int:
-    """Return the widest vector (elements) along an axis into which every chunk of an access divides."""
+    """Return the widest vector (elements) along an axis that divides all chunks of an access."""
     if m is None:
         return 1
     if m.slack and shift is not None:

@@ -24,14 +24,14 @@ from roller.templates.gpu.emit.cuda import TirKernels, thread_extents
 
 #: Exclusive upper limit of a passed number.
 _LIMIT = 1 << 31
-#: Maximum number of numbers passed to a kernel: 2 KiB at 4 bytes each. With 8 bytes for every array, they stay within
+#: Maximum number of numbers passed to a kernel: 2 KiB at 4 bytes each. With 8 bytes for each array, they stay within
 #: the 4096 bytes that parameters of a kernel may take (CUDA before 12.1, and GPUs before Volta; 32,764 bytes since:
 #: CUDA C++ Programming Guide, "Function Parameters").
 _MOST = 512
 #: Largest divisor of a passed number that TVM needs to know: at least the number of elements in the widest vector.
 _UNIT = 64
 #: For each division that rounds down, the truncating division, which is equal for non-negative numbers and takes one
-#: instruction less.
+#: instruction fewer.
 _ROUNDED = {"prim.FloorDiv": "prim.Div", "prim.FloorMod": "prim.Mod"}
 #: Operations on non-negative numbers whose result is non-negative.
 _KEEP_SIGN = ("prim.Add", "prim.Mul", "prim.FloorDiv", "prim.FloorMod", "prim.Min", "prim.Max", "prim.Div", "prim.Mod")
@@ -63,7 +63,7 @@ class CodeForSizes:
 
     @cached_property
     def grids(self) -> tuple[tuple[int, int, int], ...]:
-        """Grid of every kernel, in order: numbers of blocks along x, y and z."""
+        """Grid of each kernel, in order: numbers of blocks along x, y and z."""
         body = self.code.body
         several = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
         extents = [thread_extents(kernel) for kernel in several]
@@ -78,11 +78,11 @@ class CodeNumbers:
     Parameters
     ----------
     constants
-        Value by position; ``None`` for an argument.
+        Value of the number at each position; ``None`` for an argument.
     passed
-        Index of the argument by position; ``-1`` for a constant.
+        Index of the argument at each position; ``-1`` for a constant.
     units
-        Divisor of every argument: TVM must know that vectors start at multiples of their number of elements.
+        Divisor of each argument: TVM must know that vectors start at multiples of their number of elements.
     names
         Names of the arguments.
     """
@@ -131,7 +131,7 @@ def _block_count_positions(nodes: Sequence[Mapping[str, Any]]) -> set[int]:
 
 
 def generalise_code(several: Sequence[CodeForSizes]) -> tuple[TirKernels, CodeNumbers]:
-    """Return one code for all sizes, and the split of its numbers into constants and arguments."""
+    """Return one code for all sizes, and the split of the code's numbers into constants and arguments."""
     first = several[0]
     if any(c.digest != first.digest for c in several):
         raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")

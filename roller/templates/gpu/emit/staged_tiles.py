@@ -86,7 +86,7 @@ class StagedTile:
     fill
         Value outside the tensor.
     target
-        Buffer of one or more copies of the tile (*slots*), each of ``slot_elements``, from element ``first`` on.
+        Buffer of one or more copies of the tile (*slots*), each of ``slot_elements``, starting at element ``first``.
     """
 
     load: Load
@@ -105,7 +105,7 @@ class StagedTile:
 
     @property
     def pitch(self) -> tuple[int, ...]:
-        """Elements between neighbours along every tile dimension, storage padding included."""
+        """Elements between neighbours along each tile dimension, including storage padding."""
         return self.layout.pitches(self.padding)
 
     def offset(self, local: Mapping[str, Expr]) -> Expr:
@@ -272,7 +272,7 @@ def copy_tile(
 def _source_conditions_and_index(
     t: StagedTile, domain: TileDomain, base: Mapping[str, Expr], coords: Sequence[Expr]
 ) -> tuple[list[Expr], list[Expr]]:
-    """Return the conditions under which a tile element exists in the tensor, and its index there."""
+    """Return the conditions under which a tile element exists in the tensor, and the element's index in the tensor."""
     conditions: list[Expr] = []
     if t.by_axes:
         env = {**base, **{a: base[a] + c for a, c in zip(t.layout.axes, coords, strict=True)}}

@@ -68,7 +68,7 @@ def loop(name: str, extent: Any, body: Callable[[Expr], Stmt], *, unroll: bool =
 def nested_loops(
     names: Sequence[tuple[str, int]], body: Callable[[dict[str, Expr]], Stmt], *, unroll: bool = False
 ) -> Stmt:
-    """Return nested loops over ``(name, extent)``, outermost first; ``body`` gets the variables by name."""
+    """Return nested loops over ``(name, extent)``, outermost first; ``body`` gets the variables keyed by name."""
 
     def at(depth: int, env: dict[str, Expr]) -> Stmt:
         if depth == len(names):

@@ -305,7 +305,7 @@ def _pipelined_variants(batch: TileBatch, spec: DeviceSpec, options: ConstructOp
 def _faster_block_orders(
     batch: TileBatch, ring: Sequence[int], kept: np.ndarray, plain: tuple[Floats, Floats], spec: DeviceSpec
 ) -> tuple[Ints, Floats]:
-    """Return the faster order of blocks per number of stages and program (the plain one if equal), and its time."""
+    """Return, per number of stages and program, the faster order of blocks (the plain one if equal) and the time."""
     seconds, per_unit = (x.copy() for x in plain)
     raster = np.ones(seconds.shape, np.int64)
     # Blocks that together cover a square piece of the output load the least; only powers of two are tried.

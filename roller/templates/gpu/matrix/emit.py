@@ -289,5 +289,5 @@ class MatrixKernel:
 
 
 def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernels of a matrix unit; see :func:`stepped_kernels`."""
+    """Return the kernels of a matrix unit, or ``None``; see :func:`stepped_kernels`."""
     return stepped_kernels(ctx, program, stages, MatrixKernel)

@@ -45,7 +45,7 @@ class OperandCopy:
     pool
         Elements of all tiles, as plain integers of the element size.
     threads
-        This thread, and the number of threads.
+        Index of this thread, and number of threads.
     """
 
     def __init__(

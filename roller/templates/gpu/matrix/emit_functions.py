@@ -93,7 +93,7 @@ _HELD = """unsigned roller_held(const void* p) {
 
 
 def matrix_functions() -> list[str]:
-    """Return the text of every function, without its qualifiers."""
+    """Return the text of each function, without qualifiers."""
     found = [_HELD, *(_ldmatrix_text(count, trans) for count in (4, 2) for trans in ("", ".trans"))]
     found += [_mma_text(*form) for form in _MMA]
     found += [_wmma_load_text(operand, layout) for operand in "ab" for layout in ("row", "col")]

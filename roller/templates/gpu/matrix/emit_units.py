@@ -51,7 +51,7 @@ class OperandPlace:
     swizzled: bool
 
     def split(self, position: int, k: int) -> tuple[int, int]:
-        """Return the offset along the row that an address must include, and the constant byte distance from it."""
+        """Return the offset along the row that an address must include, and the constant byte distance from there."""
         # ``position`` is along m (n), a multiple of eight; ``k`` along k.
         along, across = (position, k) if self.operand.transposed else (k, position)
         if self.swizzled:
@@ -181,7 +181,7 @@ class Mma:
 
 
 class Wmma:
-    """``wmma``: fragments of 16 x 16 whose distribution over lanes is unspecified."""
+    """``wmma``: 16 x 16 fragments whose distribution over lanes is unspecified."""
 
     #: Number of 32-bit registers that hold an operand's fragment, and of accumulator elements per lane.
     _OPERAND = 8

@@ -45,7 +45,7 @@ def matrix_batch(
 def _batch_if_whole_fragments(
     geometry: Geometry, rows: tuple[tuple[int, ...], ...], form: MatrixForm
 ) -> TileBatch | None:
-    """Return the program if the tiles are whole fragments along the form's axes, and 1 along all others."""
+    """Return the program, or ``None`` unless tiles are whole fragments along the form's axes and 1 along the others."""
     register, block = (np.array([row], np.int64) for row in (rows[0], rows[-1]))
     k, sizes = form.axes[2], np.ones(len(geometry.names), np.int64)
     sizes[list(form.axes)] = form.sizes

@@ -62,7 +62,7 @@ def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
 def matrix_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> BlockWork:
-    """Return the work of every block of ``"matrix"`` programs; ``common/compute.py`` does so for SIMT kernels."""
+    """Return the work of each block of ``"matrix"`` programs; ``common/compute.py`` does so for SIMT kernels."""
     f, g, ex = batch.fragment, batch.geometry, spec.execution
     assert f is not None
     per_unit, lanes, schedulers = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, spec.teu.schedulers_per_unit
@@ -150,28 +150,28 @@ def _lone_block_cycles(work: BlockWork, batch: TileBatch, schedulers: int, parts
 
 
 def _block_latency_chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
-    """Return the seconds that one block takes if it has its unit to itself; its arithmetic includes its barriers."""
+    """Return the time, in seconds, of one block that has its unit to itself; its arithmetic includes barriers."""
     return block_latency_chain_s(batch, spec, alone, parts, barriers=0)
 
 
 def _overlap_of_phases(
     memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
 ) -> tuple[Floats | Ints, Floats]:
-    """Return the number of customers (one per stage of a block), and the seconds that their phases take."""
+    """Return the number of customers (one per stage of a block), and the time, in seconds, of their phases."""
     del parts
     customers = customers * np.minimum(batch.steps_ahead + 1, batch.steps)
     return customers, alternate_phases((memory, *pipes), customers)
 
 
 def _fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
-    """Return the seconds for which a matrix unit waits for a block's first tile while other blocks compute."""
+    """Return the time, in seconds, that a matrix unit waits for a block's first tile while other blocks compute."""
     del batch
     customers = np.minimum(per_unit, spec.execution.overlap_blocks or float("inf"))
     return np.asarray((spec.layer("global").latency_s or 0.0) / np.maximum(customers, 1))
 
 
 def _stores_s(batch: TileBatch, per_unit: Ints, stored_s: Floats) -> Floats:
-    """Return the seconds in which a wave of blocks stores its results and no block computes."""
+    """Return the time, in seconds, during which a wave of blocks stores its results and no block computes."""
     # Blocks of a wave start together and have equally many steps, so they also store together. Meanwhile, only products
     # that run independently of their threads continue: the products of the unit's other blocks.
     assert batch.fragment is not None

@@ -46,7 +46,7 @@ SHUFFLE_INSTRUCTIONS = 2.0
 def row_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> BlockWork:
-    """Return the work of every block of row programs, with all stages and steps combined."""
+    """Return the work of each block of row programs, with all stages and steps combined."""
     del copies, laid  # loads go to registers, and threads reread adjacent words of their own
     per_unit, schedulers, lanes = spec.compute.ops_per_cycle_per_unit, spec.teu.schedulers_per_unit, spec.teu.lanes
     rate = per_unit["issue"] / lanes / schedulers
@@ -94,7 +94,7 @@ def row_load_and_store_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
 
 
 def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds that a unit's load and store pipe needs for all accesses of one block."""
+    """Return the time, in seconds, that a unit's load and store pipe needs for all accesses of one block."""
     # An access takes a cycle per line that its lanes touch: neighbours share lines, but lanes with separate rows do
     # not.
     shape, line = RowShape.of(batch.geometry), line_bytes(spec)
@@ -120,7 +120,7 @@ def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: float) -> tuple[Floats, Floats]:
-    """Return a scheduler's cycles for one TEU's arithmetic of all stages, and the number of its instructions."""
+    """Return the number of a scheduler's cycles, and of instructions, for one TEU's arithmetic in all stages."""
     # ``rates``: operations per cycle and unit; ``lanes_cycles``: lanes times schedulers, so that one instruction of a
     # TEU takes ``lanes_cycles / rate`` cycles.
     points = (batch.register_points * batch.steps * batch.register_outputs).astype(np.float64)
@@ -141,7 +141,7 @@ def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: f
 
 
 def lane_exchange_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the cycles of all exchanges between a lone block's lanes, and a thread's number of instructions."""
+    """Return the cycles, and the number of instructions per thread, of all exchanges between a lone block's lanes."""
     cycles = instructions = np.zeros(len(batch))
     for r, times in Counter(RowShape.of(batch.geometry).reductions).items():
         way = r.meeting(batch)
@@ -188,7 +188,7 @@ def _step_and_barrier_cycles(spec: DeviceSpec) -> tuple[float, float]:
 
 
 def row_memory_waits_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds of the memory latencies for which a lone block waits one after the other."""
+    """Return the total time, in seconds, of the memory latencies for which a lone block waits one after the other."""
     shape = RowShape.of(batch.geometry)
     # A kept row is loaded once; a step waits for its loads before the next one issues its own.
     far, near = spec.layer("global").latency_s or 0.0, spec.layer("l2").latency_s or 0.0

@@ -52,7 +52,7 @@ def row_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptio
 
 
 def row_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return tiles for row reductions: threads along the row, across rows, or both, and register tiles."""
+    """Return register and block tiles for row reductions, with threads along the row, across rows, or both."""
     column, row = _lane_and_row_axes(geometry)
     rank, limit = len(geometry.names), spec.limits.threads_per_block or spec.teu.lanes
     extent = int(geometry.extents[column])
@@ -86,7 +86,7 @@ def row_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
 
 
 def _lane_and_row_axes(geometry: Geometry) -> tuple[int, int | None]:
-    """Return the reduction axis over which lanes are spread, and the spatial axis of the rows."""
+    """Return the reduction axis over which lanes are spread, and the spatial axis of the rows (or ``None``)."""
     fast = contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
     reductions, spatial = np.flatnonzero(~geometry.spatial), np.flatnonzero(geometry.spatial)
     position = geometry.names.index(fast)
@@ -96,7 +96,7 @@ def _lane_and_row_axes(geometry: Geometry) -> tuple[int, int | None]:
 
 
 def _with_other_reductions(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
-    """Return the tiles, then tiles that hold part of another reduction axis, then tiles that hold all others."""
+    """Return register and block tiles: those in ``both``, and variants with part or all of the other reductions."""
     rank = len(geometry.names)
     rest = [int(a) for a in np.flatnonzero(~geometry.spatial) if a != column]
     choices = [{rest[-1]: n} for n in _REST if rest and n < geometry.extents[rest[-1]]]

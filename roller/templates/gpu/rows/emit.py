@@ -194,7 +194,7 @@ class RowKernel:
         return kernel([self.block, *self.threads], with_buffers(buffers, sequence_of(body)))
 
     def write_partial(self, s: Stage, target: Buffer) -> Stmt:
-        """Return the kernel that writes the result of every part of a reduction to ``target[part, ...]``."""
+        """Return the kernel that writes the result of each part of a reduction to ``target[part, ...]``."""
         self.partial = target
         return self.write([s])
 
@@ -262,7 +262,7 @@ class RowKernel:
     def _body_and_readers(
         self, body: Scalar, found: Sequence[RegisterTile], at: RegisterPoint
     ) -> tuple[Scalar, dict[str, Reader]]:
-        """Return the arithmetic with its fragments and known values as scalars, and the readers of one point."""
+        """Return ``body`` with fragments and known values as scalars, and the readers of these scalars at one point."""
         index = register_index(self.rows, at)
         readers = {name: element_reader(b, index) for name, b in self.results.items()}
         for known in (self.again, self.once):

@@ -45,7 +45,7 @@ def row_kernel_of_stage(ctx: KernelContext, s: Stage, program: RProgram | None) 
 
 
 def split_row_kernels(ctx: KernelContext, program: RProgram) -> list[Stmt]:
-    """Return the two kernels of a row reduction split over blocks: the parts, and their sum in fixed order."""
+    """Return the two kernels of a row reduction split over blocks: for the parts, and for their sum in fixed order."""
     first, *rest = row_stages(ctx.expr)
     # A stage that reads the row again would have to wait for all blocks.
     if first.stage.combiner is None or any(s.columns for s in rest):

@@ -1,4 +1,4 @@
-"""Combine the accumulators of the threads (lanes) that share a row.
+"""Combines the accumulators of the threads (lanes) that share a row.
 
 Neighbouring lanes of a warp exchange by butterfly shuffles, after which all hold the same bits; several warps of one
 row exchange once in the scratchpad. Other lanes store their accumulators there, and the first lane adds them in order.

@@ -1,4 +1,4 @@
-"""Loops of a block's threads over whole steps without guards, and over the rest of an axis separately.
+"""Loops of a block's threads: without guards over the whole steps of an axis, and separately over the remainder.
 
 If the tile does not divide an axis, the last tile has a separate loop body, in which only one chunk per thread needs a
 guard; the steps before it have no predicate.
@@ -25,7 +25,7 @@ from roller.templates.gpu.emit.tir_statements import (
 
 @dataclass(frozen=True)
 class RowTile:
-    """One tile along every axis: its start, the axes that end in it, and those that start with slack."""
+    """One tile along each axis: its start, the axes that end in the tile, and the axes that start with slack."""
 
     base: dict[str, Expr]
     tails: frozenset[str]

@@ -24,7 +24,7 @@ _EXCHANGE_BYTES = 8192
 
 @dataclass
 class StagedRows:
-    """Scratchpad buffers, by load, in which the threads ``lanes`` of a block hold the inputs ``staged``."""
+    """Scratchpad buffers, keyed by load, in which the threads ``lanes`` of a block hold the inputs ``staged``."""
 
     ctx: KernelContext
     staged: tuple[str, ...]

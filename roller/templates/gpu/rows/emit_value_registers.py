@@ -38,7 +38,7 @@ class ValueRegisters:
         return store(self.buffers[value], computed, register_index(self.maps, at))
 
     def read(self, body: Scalar, at: RegisterPoint) -> tuple[Scalar, dict[str, Reader]]:
-        """Return ``body`` with ready values as scalars, and their readers at a register point."""
+        """Return ``body`` with ready values as scalars, and the values' readers at a register point."""
         body = replace_subtrees(body, {v: Load(b.name, ()) for v, b in self.buffers.items() if v in self.ready})
         used = {n.tensor for n in walk(body) if isinstance(n, Load)}
         found = [b for v, b in self.buffers.items() if v in self.ready and b.name in used]

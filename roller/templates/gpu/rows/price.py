@@ -12,7 +12,7 @@ from roller.tile.geometry import Floats
 
 
 def _block_latency_chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
-    """Return the seconds that one block takes if it has its unit to itself."""
+    """Return the time, in seconds, that one block takes if it has its unit to itself."""
     parts["waits"] = row_memory_waits_s(batch, spec)
     return np.asarray(alone + parts["waits"])
 

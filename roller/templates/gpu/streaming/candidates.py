@@ -37,7 +37,7 @@ def stream_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOp
 
 
 def stream_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return tiles for streams: threads fill axes from the last one on, and each holds several vectors along it."""
+    """Return register and block tiles for streams: threads fill the axes, last first, with several vectors each."""
     rank = len(geometry.names)
     registers, blocks = [], []
     limit = spec.limits.threads_per_block or spec.teu.lanes
@@ -65,7 +65,7 @@ def stream_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
 
 
 def transposing_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return tiles for streams that transpose inputs whose contiguous axis differs from the result's."""
+    """Return register and block tiles for streams that transpose inputs whose contiguous axis is not the result's."""
     # Threads copy along the input's rows into the scratchpad and store along the result's rows.
     rank = len(geometry.names)
     none = np.ones((0, rank), np.int64)

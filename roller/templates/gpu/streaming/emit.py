@@ -1,4 +1,4 @@
-"""Template for streaming kernels, which compute every output element once, without a reduction.
+"""Template for streaming kernels, which compute each output element once, without a reduction.
 
 A thread loads all vectors of its tile before it stores the first vector, so that as many bytes are in flight as the
 tile holds.
@@ -139,7 +139,7 @@ def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> l
 
 
 def stream_kernel_of_stage(ctx: KernelContext, s: Stage, program: RProgram) -> Stmt:
-    """Return the kernel of an element-wise stage, which follows the program if their axes agree."""
+    """Return an element-wise stage's kernel; it follows the program if an element-wise anchor has the same axes."""
     order = axes_in_store_order(s)
     anchor = ctx.expr.anchor
     if {a.name: a.extent for a in order} == {a.name: a.extent for a in anchor.spatial_axes} and anchor.combiner is None:

@@ -14,7 +14,7 @@ from roller.tile.transactions import tile_transaction_bytes
 
 
 def scattered_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds that a block needs in the load and store pipe in addition to those for whole lines."""
+    """Return the additional time, in seconds, that a block's scattered accesses need in the load and store pipe."""
     # Neighbouring threads own neighbouring elements of the result; in an input with a different order, each thread
     # touches a separate line.
     g, line = batch.geometry, line_bytes(spec)

@@ -137,7 +137,7 @@ def _finish_batch(
 
 
 def join_batches(parts: Sequence[TileBatch]) -> TileBatch:
-    """Return programs that differ only in tiles and splits as one batch, in their order."""
+    """Return the programs of batches that differ only in tiles and splits as one batch, in the given order."""
     if len(parts) == 1:
         return parts[0]
     return replace(

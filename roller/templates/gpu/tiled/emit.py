@@ -74,7 +74,7 @@ _VECTOR_WORDS = 4
 
 @dataclass(frozen=True)
 class TileView:
-    """Location of a staged tile: ``source`` from ``offset`` on, relative to the thread's position ``lane``."""
+    """Location of a staged tile: ``source``, starting at ``offset``, relative to the thread's position ``lane``."""
 
     source: Buffer
     offset: Expr
@@ -83,7 +83,7 @@ class TileView:
 
 @dataclass(frozen=True)
 class ReductionPoint:
-    """A reduction point: the current tile's start, the position in it along every axis, and views of the slots."""
+    """A reduction point: the current tile's start, the position in the tile along each axis, and views of the slots."""
 
     base: Mapping[str, Expr]
     inner: Mapping[str, Expr]
@@ -200,7 +200,7 @@ class TiledKernel:
         ).statement()  # fmt: skip
 
     def _start(self, outer: Mapping[str, Expr]) -> dict[str, Expr]:
-        """Return the start of the current tile along every axis."""
+        """Return the start of the current tile along each axis."""
         return {**self.base, **{a: o * self.domain.tile[a] for a, o in outer.items()}}
 
     def _copy_and_multiply_step(self, outer: Mapping[str, Expr]) -> Stmt:
@@ -379,5 +379,5 @@ def _element_reader(frag: Buffer, index: Expr) -> Reader:
 
 
 def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernels of a tiled program; see :func:`stepped_kernels`."""
+    """Return the kernels of a tiled program, or ``None``; see :func:`stepped_kernels`."""
     return stepped_kernels(ctx, program, stages, TiledKernel)

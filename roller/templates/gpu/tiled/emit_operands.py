@@ -1,4 +1,4 @@
-"""A thread's reads of the staged tiles into registers, and their widths.
+"""A thread's reads of the staged tiles into registers, and the widths of the reads.
 
 The template makes reads wide itself: the compiler finds neighbours only if it can prove an address's alignment, and
 storage padding or slots of a pipeline hide that.
@@ -46,7 +46,7 @@ class OperandFragment:
 
 
 def vector_axis_of_tile(tile: StagedTile, maps: tuple[AxisMap, ...], domain: TileDomain) -> AxisMap | None:
-    """Return the axis along which a thread's chunks are aligned vectors of the scratchpad tile, or ``None``."""
+    """Return the axis along which a thread's chunks are aligned vectors of the scratchpad tile, or ``None`` if none."""
     for m in maps:
         if (
             m.vector > 1

@@ -43,7 +43,7 @@ class ReductionPipeline:
     Parameters
     ----------
     base
-        Returns the start of a step's tile along every axis.
+        Returns the start of a step's tile along each axis.
     multiply
         Returns the arithmetic of a step on its slot.
     """

@@ -1,7 +1,7 @@
 """A lower bound over all layouts of tiled programs, tight enough to determine which programs are worth laying out.
 
 A layout chooses storage padding and vectors. Padding reduces the blocks per unit and may narrow copies, but the
-resulting waves may still fit better, so the bound is the minimum over every number of blocks that padding may leave.
+resulting waves may still fit better, so the bound is the minimum over all numbers of blocks that padding may leave.
 """
 
 from __future__ import annotations

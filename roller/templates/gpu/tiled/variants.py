@@ -81,7 +81,7 @@ def _join_batches(one: TileBatch, other: TileBatch) -> TileBatch:
 
 
 def _times_of_block_orders(batch: TileBatch, stages: Ints, first: np.ndarray, spec: DeviceSpec) -> np.ndarray:
-    """Return the seconds of the programs ``first`` with each order of blocks, shape ``(orders, N)``; inf for others."""
+    """Return the seconds of programs ``first`` with each order of blocks, shape ``(orders, N)``; inf for others."""
     seconds = np.full((len(RASTERS), len(batch)), np.inf)
     for rows in (first[stages[first] == 1], first[stages[first] > 1]):
         n = 1 if (stages[rows] == 1).all() else np.tile(stages[rows], len(RASTERS))
@@ -91,7 +91,7 @@ def _times_of_block_orders(batch: TileBatch, stages: Ints, first: np.ndarray, sp
 
 
 def pipeline_variants_of_program(program: RProgram, spec: DeviceSpec) -> list[RProgram]:
-    """Return a plain tiled program with every other choice of stages and raster; empty for other programs."""
+    """Return a plain tiled program's variants with all other choices of stages and raster; empty for other programs."""
     plain = program.traits.reuses and program.fragment is None and (program.stages, program.raster) == (1, 1)
     if not plain or not program.staged:
         return []

@@ -164,7 +164,7 @@ class WarpGroupKernel(MatrixKernel):
         return kernel((self.block, self.thread), with_buffers([self.ring, self.sums, self.starts], body))
 
     def _write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> Stmt:
-        """Store every sum of this thread, as many neighbours along n at once as the output allows."""
+        """Store all sums of this thread, as many neighbours along n at once as the output allows."""
         # Sum ``4 c + 2 h + e`` of a product of 64 rows lies at row ``16 warp + lane / 4 + 8 h`` and column
         # ``8 c + 2 (lane % 4) + e`` (PTX manual, wgmma: registers of D). If such pairs are narrow, the four lanes of a
         # row exchange the pairs of four neighbouring columns ``c``, so that each lane holds all eight results of one
@@ -206,5 +206,5 @@ class WarpGroupKernel(MatrixKernel):
 
 
 def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernels of warp groups; see :func:`stepped_kernels`."""
+    """Return the kernels of warp groups, or ``None``; see :func:`stepped_kernels`."""
     return stepped_kernels(ctx, program, stages, WarpGroupKernel)

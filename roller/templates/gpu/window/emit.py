@@ -106,7 +106,7 @@ class WindowKernel:
         return StagedTile(ld, tensor, layout, padding, value_outside_tensor(ld, self.stage), target, elements)
 
     def _row_vectors(self) -> tuple[int, int, int]:
-        """Return the number of elements before a row's fragment, and the width and number of its vectors."""
+        """Return the number of elements before a row's fragment, and the width and number of the fragment's vectors."""
         extent, ld = self.fragment.extents[-1], self.slide.source
         if self.tile is not None:
             rows = window_halo(self.program)
@@ -119,7 +119,7 @@ class WindowKernel:
         return 0, 1, extent
 
     def _weight_buffer(self, n: int, ld: Load) -> tuple[Buffer, tuple[tuple[str, int], ...]]:
-        """Return the registers for an operand that a thread keeps, and the axes by which they are indexed."""
+        """Return the registers for an operand that a thread keeps, and the axes that index the registers."""
         moving = dict.fromkeys(a for i in ld.index for a in i.axes)  # in the tensor's order, which allows vectors
         axes = tuple((a, self.register[a]) for a in moving)
         size = math.prod(e for _, e in axes)

@@ -28,7 +28,7 @@ VECTOR_START = 4.0
 def window_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> BlockWork:
-    """Return the work of every block of a batch of window programs; for the arguments, see :func:`block_work`."""
+    """Return the work of each block of a batch of window programs; for the arguments, see :func:`block_work`."""
     base = block_work(replace(batch, staged=()), spec, copies, None)
     cycles, instructions = register_arithmetic(batch, spec, True)
     w, s = window_walk(batch), batch_slide(batch)
@@ -64,7 +64,7 @@ def _cache_lines_per_load(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _block_latency_chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
-    """Return the seconds that one block takes if it has its unit to itself; in place, it waits for rows in turn."""
+    """Return the time, in seconds, of a block that has its unit to itself; in place, it waits for rows in turn."""
     return block_latency_chain_s(
         batch, spec, alone, parts, hops=None if batch.staged else memory_waits_along_walk(batch)
     )

@@ -49,7 +49,7 @@ def winograd_candidates(geometry: Geometry, spec: DeviceSpec, options: Construct
 def _unpipelined_tilings(
     geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, structure: str
 ) -> TileBatch | None:
-    """Return the best tilings of one product as programs without a pipeline, best first."""
+    """Return the best tilings of one product as programs without a pipeline, best first; ``None`` if there are none."""
     product = batched_product(geometry.expr, structure)
     assert product is not None
     if any(t.elements >= OFFSET_ELEMENTS for t in product.expr.tensors.values()):

@@ -267,7 +267,7 @@ class _WinogradKernels:
 
 
 def _store_row(target: Buffer, vector: Buffer, width: int, where: Sequence[Expr]) -> Stmt:
-    """Store ``width`` elements as one vector from ``where`` on."""
+    """Store ``width`` elements as one vector that starts at ``where``."""
     return vector_loop(width, lambda v: store(target, load(vector, v), *where[:-1], where[-1] + v))
 
 
@@ -277,7 +277,7 @@ def _clamped_below(value: Expr, count: int, padded: int) -> Expr:
 
 
 def _kernel_of_parts(parts: Sequence[TransformPart]) -> Stmt:
-    """Return a kernel with one thread per point of every part; the blocks of the parts follow one another."""
+    """Return a kernel with one thread per point of each part; the blocks of the parts follow one another."""
     counts = [-(-math.prod(extents) // THREADS) for extents, _ in parts]
     block, thread = thread_axis("blockIdx.x", sum(counts)), thread_axis("threadIdx.x", THREADS)
     out: Stmt | None = None

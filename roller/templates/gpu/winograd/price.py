@@ -96,7 +96,7 @@ def price(
 
 
 def _device_served_by_l2(spec: DeviceSpec) -> DeviceSpec:
-    """Return the device as if L2 served all traffic of the product."""
+    """Return the device as if L2 handled all traffic of the product."""
     l2 = spec.layer("l2")
 
     held = replace(
