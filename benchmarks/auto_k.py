@@ -24,9 +24,9 @@ from benchmarks.common import HERE, FilterOption, Row, check_outputs, markdown, 
 from roller.compiler.pipeline import lower
 from roller.construction.worth_timing import positions_worth_timing
 from roller.hardware import DeviceSpec, load_spec
-from roller.perf.accuracy import kernel_family, ranking_error
+from roller.perf.expected_errors import kernel_family_key, ranking_error
 from roller.runtime.build_pool import build_all
-from roller.runtime.cpu_profile import CpuBench
+from roller.runtime.cpu_kernel_profiling import CpuBench
 from roller.runtime.records import Record
 from roller.runtime.timing import Contender
 from roller.templates.cpu.emit import llvm  # noqa: F401 - before forking, so that the children inherit TVM
@@ -85,7 +85,7 @@ def measure(row: Row, spec: DeviceSpec, batch: int, rounds: int) -> Operator:
     artifacts = {i: r.value for i, r in built.items() if r.value is not None}
     refused: dict[str, Record] = {}
     times = in_turn(list(CpuBench(expr).correct(artifacts, refused)), rounds)
-    families = [kernel_family(c.program) for c in found]
+    families = [kernel_family_key(c.program) for c in found]
     timed = tuple(
         Timed(c.estimate.seconds, families.index(f), *times.get(c.id, (None, None)), c.program.structure)
         for c, f in zip(found, families, strict=True)

@@ -22,7 +22,7 @@ from benchmarks.models.feeds import random_feeds
 from benchmarks.models.lstm import Lstm, build
 from roller.models.compile import compile_for_device, partition_graph, read_folded_graph
 from roller.models.compiled_model import CompiledModel
-from roller.models.graph.plan import Plan
+from roller.models.graph.execution_plan import Plan
 from roller.models.graph.program_steps import ParallelGroup, Run, Step
 from roller.models.options import ModelOptions
 from roller.models.session.cpu_session import Session

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import roller
 from roller.runtime.check import check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.templates.cpu.emit import llvm  # noqa: F401 - TVM's own import is no part of a compilation
 
 #: Limits: speed against NumPy, top-1 compile median, top-10 wall time beyond 15 kernel times (seconds).

@@ -16,12 +16,17 @@ import typer
 import roller
 from benchmarks.common import FilterOption
 from benchmarks.varying import in_turns
-from roller.arguments import target_of
+from roller.compile_arguments import spec_and_local_device
 from roller.expr import TensorExpr
-from roller.expr.resizing import growing_sizes
+from roller.expr.growing_sizes import growing_sizes
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernel_prices import KernelPricer
-from roller.insight.cost.padding import LEAST_GAIN, enlarge_sizes, joint_paddings, padded_extents
+from roller.insight.cost.worthwhile_size_padding import (
+    LEAST_GAIN,
+    allowed_padded_extents,
+    enlarge_sizes,
+    paddings_to_common_multiples,
+)
 from roller.ops import parse
 
 #: Operators whose sizes are multiples of nothing: wide ones, then those of few columns, for which padding is advised
@@ -60,15 +65,17 @@ NOISE = 0.05
 
 def main(filter_: FilterOption = "*") -> None:
     """Print predicted and measured gains; exit with 1 where advice is wrong."""
-    spec = target_of("cpu")[0]
+    spec = spec_and_local_device("cpu")[0]
     prices = KernelPricer(spec.sustained, "roller")
     chosen = [o for o in OPERATORS if filter_ == "*" or filter_ in o]
     print("| operator | padded | predicted gain | measured gain | told | right |\n|---|---|---:|---:|---|---|")
     ratios, wrong = [], 0
     for operator in chosen:
         expr = parse(operator)
-        sizes = [s for s in growing_sizes(expr) if padded_extents(s.extent)]
-        best = min(joint_paddings(sizes), key=lambda c: prices.price_expression(enlarge_sizes(expr, c)).seconds)
+        sizes = [s for s in growing_sizes(expr) if allowed_padded_extents(s.extent)]
+        best = min(
+            paddings_to_common_multiples(sizes), key=lambda c: prices.price_expression(enlarge_sizes(expr, c)).seconds
+        )
         padded = enlarge_sizes(expr, best)
         predicted = prices.price_expression(expr).seconds / prices.price_expression(padded).seconds
         measured = gain(expr, padded, spec)

@@ -82,7 +82,7 @@ def made_of(artifact: KernelArtifact) -> dict[str, Any]:
     arch = str(artifact.target["arch"])
     built = toolchain.build(artifact)
     info = built.build
-    kernels = ptx.kernels(toolchain.to_ptx(built.source, arch))
+    kernels = ptx.kernels(toolchain.compile_to_ptx(built.source, arch))
     heaviest = max(kernels.values(), key=lambda k: sum(k.counts.get(c, 0) for c in ptx.ARITHMETIC))
     loop = heaviest.main_loop  # none where everything is unrolled
     counts = dict(loop.counts if loop else heaviest.counts)

@@ -20,8 +20,8 @@ from common import HERE, Row, check_outputs, markdown, operators, reference, scr
 import roller
 from roller.expr.canonical import fuse_axes
 from roller.hardware import DeviceSpec, load_spec
-from roller.perf.accuracy import prediction_error
-from roller.templates.gpu import compute_rate_per_unit, dram_bandwidth
+from roller.perf.expected_errors import prediction_error
+from roller.templates.gpu import dram_bandwidth, unit_flops_per_s
 from roller.tile.geometry import Geometry
 from roller.tile.transactions import touched_bytes
 
@@ -208,9 +208,9 @@ def window_checks(found: Sequence[Prediction]) -> Iterable[Check]:
 def term_checks(spec: DeviceSpec) -> Iterable[Check]:
     """Yield how near single terms come to their micro-benchmarks."""
     elements, warps, rates = _columns("v100_sm_gflops", ("reg_tile_elems", "warps_per_sm", "gflops_per_sm"))
-    yield _spread("compute term, SM table", compute_rate_per_unit(spec, elements, warps) / 1e9, rates)
+    yield _spread("compute term, SM table", unit_flops_per_s(spec, elements, warps) / 1e9, rates)
     y, x, rates = _columns("v100_warp_gflops", ("reg_y", "reg_x", "gflops_one_warp"))
-    yield _spread("compute term, one-warp table", compute_rate_per_unit(spec, y * x, np.ones_like(x)) / 1e9, rates)
+    yield _spread("compute term, one-warp table", unit_flops_per_s(spec, y * x, np.ones_like(x)) / 1e9, rates)
     total, rates = _columns("v100_glbmem_small", ("total_warps", "gb_s"))
     yield _spread("DRAM term, small launches", dram_bandwidth(spec, total) / 1e9, rates)
     tiles = {"shared": {"i": 128, "j": 64, "k": 32}, "register": {"i": 8, "j": 4}}

@@ -150,9 +150,9 @@ def reason_of(message: str) -> str:
 
 def warm(some: Sequence[Any]) -> int:
     """Compile the kernels of all tests together into the cache; return how many have no candidate that works."""
-    from roller.arguments import resolve_options
-    from roller.models.batch.compile import compile_kernels
-    from roller.models.batch.jobs import Settings
+    from roller.compile_arguments import resolve_options
+    from roller.models.batch.compile_kernels import compile_kernels
+    from roller.models.batch.kernel_jobs import BatchSettings
     from roller.models.compile import resolve_target_and_workers
     from roller.runtime.cache import KernelCache
 
@@ -163,7 +163,7 @@ def warm(some: Sequence[Any]) -> int:
             prepared = Prepared(case.model, True, {})
             for inputs, _ in case.data_sets:
                 sources.update(prepared.program(inputs).kernels)
-    settings = Settings(resolve_options(None, RollerBackend.OPTIONS["top_k"]))
+    settings = BatchSettings(resolve_options(None, RollerBackend.OPTIONS["top_k"]))
     target, crew = resolve_target_and_workers(RollerBackend.OPTIONS["device"])
     try:
         return len(compile_kernels(sources, target, settings, crew=crew, cache=KernelCache()).failures)

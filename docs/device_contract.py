@@ -18,13 +18,13 @@ from typing import Any
 
 import roller
 from roller.compiler.autotune.refine import untried_neighbours
-from roller.construction.worth_timing import worth_timing
+from roller.construction.worth_timing import positions_of_candidates_to_time
 from roller.hardware import Compute, DeviceSpec, load_spec
 from roller.hardware.checks import Quantity
 from roller.hardware.sections import NOT_OF_KERNELS, OPERATION_CLASSES, numeric_fields
 from roller.hardware.spec import settable_fields
-from roller.perf.accuracy import UNVALIDATED
-from roller.probing import microbench_folder, probes, read_statement
+from roller.perf.expected_errors import UNVALIDATED
+from roller.probing import microbench_folder, probes, read_probe_header
 
 PATH = Path(__file__).with_name("device-contract.md")
 #: Specifications that stand for their kind; both have every field the model may read.
@@ -172,7 +172,7 @@ def read_by_the_model(kind: str, spec: DeviceSpec | None = None) -> set[str]:
         found = roller.construct(expr, watched, top_k=3)
         for candidate in found:
             candidate.estimate.to_dict()
-        worth_timing(found, watched)  # top_k="auto"
+        positions_of_candidates_to_time(found, watched)  # top_k="auto"
         if tiles is not None:
             roller.predict(expr, watched, tiles=tiles)
             # What refining tries, which needs no machine; the rest of it measures.
@@ -243,7 +243,7 @@ def contract() -> str:
             lines += ["Measured but not read: " + ", ".join(f"`{p}`" for p in rest) + ".", ""]
         lines += [f"### Probes of a {title}", "", "| probe | source | measures |", "|---|---|---|"]
         for probe in probes(kind):  # type: ignore[arg-type]
-            said = read_statement(microbench_folder() / probe.source)
+            said = read_probe_header(microbench_folder() / probe.source)
             lines.append(f"| `{probe.name}` | `microbench/{probe.source}` | {said.measures.replace('|', '/')} |")
         lines.append("")
     return "\n".join(lines)

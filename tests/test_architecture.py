@@ -257,7 +257,13 @@ def test_running_a_kernel_needs_the_standard_library_and_numpy():
 
 
 #: What a package of its own, without a compiler, could hold; and what it must then do without.
-RUNS_MODELS = ("roller.expr", "roller.tile", "roller.artifact", "roller.models.session", "roller.runtime.container")
+RUNS_MODELS = (
+    "roller.expr",
+    "roller.tile",
+    "roller.artifact",
+    "roller.models.session",
+    "roller.runtime.verified_container",
+)
 COMPILES = (
     "arguments", "compiler", "construction", "explanation", "hardware", "ops", "perf", "probing", "te", "templates",
 )  # fmt: skip

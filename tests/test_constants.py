@@ -16,9 +16,9 @@ from roller import ConstructOptions, ops
 from roller.artifact import KernelArtifact
 from roller.compiler import pipeline
 from roller.errors import LaunchError, NoCandidateError, RollerError
-from roller.expr import Load, transform
+from roller.expr import Load, transform_scalar
 from roller.runtime.check import check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.templates import pricing
 from tests.offenders import every
 
@@ -115,7 +115,7 @@ def test_names_share_a_kernel_and_constants_follow_their_place(monkeypatch: pyte
         return replace(n, tensor=swapped[n.tensor]) if isinstance(n, Load) else n
 
     inputs = tuple(replace(t, name=swapped[t.name]) for t in MATMUL.inputs)
-    stages = tuple(replace(s, body=transform(s.body, renamed)) for s in MATMUL.stages)
+    stages = tuple(replace(s, body=transform_scalar(s.body, renamed)) for s in MATMUL.stages)
     other = replace(MATMUL, inputs=inputs, stages=stages)
     options = ConstructOptions(constants=("B",))
     assert options.identity(MATMUL)["constants"] == [1] and options.identity(other)["constants"] == [0]

@@ -6,9 +6,9 @@ import numpy as np
 
 import roller
 from roller.core.display import MOST_CHARACTERS, exact_repr, html_table
+from roller.expr.expression_text import scalar_text
 from roller.expr.scalar import Call, Const, Load
-from roller.expr.text import scalar_text
-from roller.models.graph.plan import Plan
+from roller.models.graph.execution_plan import Plan
 from roller.models.graph.program_steps import KernelSource, Program
 from roller.models.options import ModelOptions
 from roller.runtime.records import Record

@@ -13,7 +13,7 @@ from roller.cli.main import app
 from roller.compiler.autotune import Selection, choose_kernel
 from roller.compiler.autotune.tuning_context import TuningContext
 from roller.construction.constructor import construct_candidates
-from roller.runtime import cpu_profile
+from roller.runtime import cpu_kernel_profiling
 from roller.runtime.cache import KernelCache
 from roller.runtime.clock import ClockSample, SystemClock
 from roller.runtime.records import Record
@@ -33,10 +33,10 @@ class Busy(SystemClock):
 @pytest.fixture
 def busy(monkeypatch):
     """Return a switch: the machine is busy while it is on."""
-    monkeypatch.setattr(cpu_profile, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(cpu_kernel_profiling, "PATIENCE_S", 0.02)
     on = [True]
-    quiet = cpu_profile.system_clock
-    monkeypatch.setattr(cpu_profile, "system_clock", lambda: Busy() if on[0] else quiet())
+    quiet = cpu_kernel_profiling.system_or_trusting_clock
+    monkeypatch.setattr(cpu_kernel_profiling, "system_or_trusting_clock", lambda: Busy() if on[0] else quiet())
     return on
 
 

@@ -20,7 +20,7 @@ from roller.core.dtypes import (
     round_to_dtype,
 )
 from roller.expr import Tensor
-from roller.expr.rounding import Enclosed, convert_to_narrow_float, round_enclosure
+from roller.expr.rounded_enclosures import EnclosedValues, convert_to_narrow_float, round_enclosure
 from tests.offenders import every
 
 BYTES = np.arange(256, dtype=np.uint8)
@@ -82,8 +82,8 @@ def test_enclosures_hold_what_conversion_gives(dtype):
     values = values[np.isfinite(values)].astype(np.float64)
     got = round_to_dtype(values, dtype)
     for e in (
-        round_enclosure(Enclosed.point(values), dtype),
-        convert_to_narrow_float(Enclosed.point(values), "float32", dtype),
+        round_enclosure(EnclosedValues.point(values), dtype),
+        convert_to_narrow_float(EnclosedValues.point(values), "float32", dtype),
     ):
         sure = e.decides(dtype)
         assert sure.any()

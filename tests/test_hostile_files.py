@@ -17,13 +17,13 @@ import pytest
 from roller.cli.npz_arrays import read_arrays
 from roller.core.files import open_regular_file, read_file
 from roller.errors import ArtifactError
-from roller.insight.memory.profiler_events import read_memory_events
-from roller.insight.memory.snapshot import read_snapshot, snapshot_events
+from roller.insight.memory.recorded_memory_events import read_memory_events
+from roller.insight.memory.snapshot import memory_events_of_snapshot, read_snapshot
 from roller.insight.step.kineto_reader import read_events
-from roller.runtime.bundle_format import _entry_from_json, pack, unpack
+from roller.runtime.bundle_format import _entry_from_json, pack_candidates, unpack_candidates
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import import_cache
-from roller.runtime.container import BUNDLE
+from roller.runtime.verified_container import BUNDLE
 from tests.offenders import every
 
 #: Larger than any memory.
@@ -59,10 +59,10 @@ def test_a_manifest_of_a_cache(what, tmp_path):
 
 @every("rows", [{"entries": [{"key": 7}]}, {"entries": 7}, {"entries": [[]]}, {"entries": [], "measurements": [{}]}])
 def test_rows_of_a_cache(rows, tmp_path):
-    from roller.runtime.cache_transfer import _sum
+    from roller.runtime.verified_container import checksum
 
     body = {"format_version": 1, "entries": [], "measurements": [], **rows}
-    path = _tar(tmp_path / "x.tar", "manifest.json", json.dumps({**body, "checksum": _sum(body)}).encode())
+    path = _tar(tmp_path / "x.tar", "manifest.json", json.dumps({**body, "checksum": checksum(body)}).encode())
     with pytest.raises(ArtifactError, match="the manifest is malformed"):
         import_cache(KernelCache(tmp_path / "c"), path)
 
@@ -168,10 +168,10 @@ def test_snapshots_of_every_protocol_are_read(protocol, tmp_path):
 )
 def test_events_of_a_snapshot(read):
     if read.get("device_traces") == [[{"action": 7}]]:
-        assert snapshot_events(read) == []
+        assert memory_events_of_snapshot(read) == []
         return
     with pytest.raises(ArtifactError, match="expected the events of device 0"):
-        snapshot_events(read)
+        memory_events_of_snapshot(read)
 
 
 _PROFILES = {
@@ -193,9 +193,9 @@ def test_profiles(what, tmp_path):
 
 
 def test_a_trace_that_unpacks_to_more_than_any_trace(tmp_path, monkeypatch):
-    from roller.insight.memory import profiler_events
+    from roller.insight.memory import recorded_memory_events
 
-    monkeypatch.setattr(profiler_events, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(recorded_memory_events, "_MOST_BYTES", 1000)
     (tmp_path / "p.json.gz").write_bytes(gzip.compress(bytes(100_000)))
     with pytest.raises(ArtifactError, match="unpacks to more than 1000 bytes"):
         read_memory_events(tmp_path / "p.json.gz")
@@ -248,7 +248,7 @@ def test_operators_of_a_bundle(edit):
         _entry_from_json({**_ROW, **edit})
 
 
-@every("data", [b"", b"text", pack([])[:20]])
+@every("data", [b"", b"text", pack_candidates([])[:20]])
 def test_candidates_of_a_bundle(data):
     with pytest.raises(ArtifactError, match="the operator's file is damaged"):
-        unpack(data, "b")
+        unpack_candidates(data, "b")

@@ -11,7 +11,7 @@ import pytest
 
 from roller.core import library_cache
 from roller.core.library_cache import (
-    UntrustedError,
+    UntrustedFileError,
     check_folder_trusted,
     load_cached_library,
     make_trusted_folder,
@@ -20,9 +20,9 @@ from roller.core.library_cache import (
 )
 from roller.emulator import build_library
 from roller.errors import ArtifactError, EmulationError, RollerWarning
-from roller.models.session.native_runner import build_runner, load_runner
+from roller.models.session.native_runner import load_or_build_runner_image, load_runner
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_notes import read_note, write_note
+from roller.runtime.small_result_cache import read_small_result, write_small_result
 from tests.offenders import every
 
 _OTHER = 4321
@@ -30,7 +30,7 @@ _OTHER = 4321
 
 @pytest.fixture(autouse=True)
 def _say_again():
-    library_cache._warn_once.cache_clear()
+    library_cache._warn_once_per_text.cache_clear()
 
 
 def test_a_library_is_what_was_kept(tmp_path):
@@ -60,7 +60,7 @@ def test_a_damaged_one_is_said_once_and_built_again(tmp_path):
 
 def test_a_pipe_in_its_place_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.so")
-    with pytest.raises(UntrustedError, match="no file"):
+    with pytest.raises(UntrustedFileError, match="no file"):
         read_verified_library(tmp_path / "a.so")
 
 
@@ -69,7 +69,7 @@ def test_a_folder_that_others_write_is_refused(mode, tmp_path):
     folder = tmp_path / "cache"
     folder.mkdir()
     folder.chmod(mode)
-    with pytest.raises(UntrustedError, match="others can write"):
+    with pytest.raises(UntrustedFileError, match="others can write"):
         check_folder_trusted(folder)
 
 
@@ -77,7 +77,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: _OTHER)
     if tmp_path.stat().st_uid == 0:  # root may do anything anyway
         os.chown(tmp_path, _OTHER + 1, -1)
-    with pytest.raises(UntrustedError, match="of another user"):
+    with pytest.raises(UntrustedFileError, match="of another user"):
         check_folder_trusted(tmp_path)
 
 
@@ -92,21 +92,21 @@ def test_a_folder_is_made_for_this_user_alone(tmp_path):
 
 @pytest.mark.slow
 def test_the_runner_of_a_cache_that_others_write_is_not_loaded(cache_dir, monkeypatch):
-    image = build_runner()
+    image = load_or_build_runner_image()
     (kept_file,) = (cache_dir / "runner").glob("*.so")
     write_library_with_checksum(kept_file, b"code of somebody else")
     cache_dir.chmod(0o777)
     with pytest.warns(RollerWarning, match="only you can write"):
-        assert build_runner() == image
+        assert load_or_build_runner_image() == image
 
 
 @pytest.mark.slow
 def test_a_runner_that_was_cut_short_is_compiled_again(cache_dir):
-    image = build_runner()
+    image = load_or_build_runner_image()
     (kept_file,) = (cache_dir / "runner").glob("*.so")
     kept_file.write_bytes(kept_file.read_bytes()[: len(image) // 2])
     with pytest.warns(RollerWarning, match="was damaged"):
-        assert build_runner() == image
+        assert load_or_build_runner_image() == image
     assert read_verified_library(kept_file) == image
     assert load_runner(image).launch
 
@@ -136,9 +136,9 @@ def test_kernels_of_a_cache_that_others_write_are_not_loaded(cache_dir):
 
 
 def test_notes_of_a_folder_that_others_write_are_not_read(cache_dir):
-    assert write_note(cache_dir, "a", {"x": 1}) and read_note(cache_dir, "a") == {"x": 1}
+    assert write_small_result(cache_dir, "a", {"x": 1}) and read_small_result(cache_dir, "a") == {"x": 1}
     cache_dir.chmod(0o777)
-    assert read_note(cache_dir, "a") == {} and not write_note(cache_dir, "b", {})
+    assert read_small_result(cache_dir, "a") == {} and not write_small_result(cache_dir, "b", {})
 
 
 _SOURCE = 'extern "C" int answer() { return 42; }\n'
@@ -146,15 +146,15 @@ _SOURCE = 'extern "C" int answer() { return 42; }\n'
 
 @pytest.mark.slow
 def test_a_library_of_the_emulator_that_was_cut_short_is_built_again(tmp_path):
-    assert build_library.load(_SOURCE, False, tmp_path).answer() == 42
+    assert build_library.load_library(_SOURCE, False, tmp_path).answer() == 42
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    build_library._load_cached.cache_clear()
+    build_library._build_or_load_cached.cache_clear()
     with pytest.warns(RollerWarning, match="was damaged"):
-        assert build_library.load(_SOURCE, False, tmp_path).answer() == 42
+        assert build_library.load_library(_SOURCE, False, tmp_path).answer() == 42
     tmp_path.chmod(0o777)
     with pytest.raises(EmulationError, match="only you can write"):
-        build_library.load(_SOURCE, False, tmp_path)
+        build_library.load_library(_SOURCE, False, tmp_path)
 
 
 @pytest.mark.slow
@@ -172,8 +172,8 @@ assert loaded.answer() == 42
 
 def test_the_folder_of_the_emulator_is_that_of_the_cache(cache_dir, monkeypatch):
     monkeypatch.delenv("ROLLER_EMULATOR_DIR")
-    assert build_library.default_cache() == cache_dir / "emulator"
+    assert build_library.default_cache_folder() == cache_dir / "emulator"
     cache_dir.mkdir()
     cache_dir.chmod(0o777)
     with pytest.warns(RollerWarning, match="only you can write"):
-        assert build_library._build_folder(None) is None  # and what is built is not kept
+        assert build_library._cache_folder_or_none(None) is None  # and what is built is not kept

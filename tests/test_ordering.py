@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roller.core.ordering import smallest_positions
+from roller.core.smallest_positions import smallest_positions
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.integers(0, 45))

@@ -14,7 +14,7 @@ import roller
 from roller.compiler import pipeline
 from roller.errors import BuildError, ExprError, LaunchError, NoCandidateError, RollerError, SpecError, TileError
 from roller.runtime.check import check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from tests.offenders import every
 
 

@@ -28,7 +28,7 @@ from roller.errors import RollerError
 from roller.expr import Axis, Call, Cast, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.hardware import load_spec
 from roller.runtime.check import Oracle
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.templates.cpu.emit import llvm
 from roller.templates.cpu.emit.build_library import ENTRY, build_library
 

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.check_quality.expressions import random_expression
 from benchmarks.check_quality.interpreter import Interpreter
 from roller.runtime.check import Oracle
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 
 
 def interpreted(first: int, count: int) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from benchmarks.cpu.environment import foreign_s, load_average
 from benchmarks.cpu.peers import Peer, Prepared, Skipped
 from benchmarks.cpu.race import Pace, Race, race, settle, warm_s
 from roller.compiler import pipeline
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 
 ROLLER = "roller"
 #: Seed of the inputs of the race; candidates were checked with another.

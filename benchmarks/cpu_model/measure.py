@@ -19,7 +19,7 @@ from roller.errors import BuildError, LaunchError
 from roller.hardware import DeviceSpec
 from roller.runtime.build_pool import build_all
 from roller.runtime.check import Oracle
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.tile.program import RProgram
 
 #: Two operators or more of every class, with the batch that makes the fastest program take milliseconds.

@@ -11,14 +11,14 @@ import numpy as np
 from roller.construction.constructor import program_from_row
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.perf.tile_batch import TileBatch
 from roller.templates import pricing
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu import lane_count
-from roller.templates.cpu.common.tasks import vector_axes
-from roller.templates.cpu.dots.candidates import dot_axes
+from roller.templates.cpu.common.candidate_tasks import candidate_vector_axes
+from roller.templates.cpu.dots.candidates import dot_product_axes
 from roller.templates.cpu.tiled.candidates import packed_input_choices
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
@@ -74,8 +74,8 @@ def _batches(
 def _random_batch(g: Geometry, spec: DeviceSpec, rng: np.random.Generator, aligned: bool) -> TileBatch:
     """Return one random program as a batch of one."""
     structure = structure_of(g)
-    v = int(rng.choice(vector_axes(g, structure)))
-    dots = dot_axes(g, spec) if structure.reuses else []
+    v = int(rng.choice(candidate_vector_axes(g, structure)))
+    dots = dot_product_axes(g, spec) if structure.reuses else []
     if dots and rng.random() < _DOTS:
         v = int(rng.choice(dots))
     register = _register(g, spec, rng, v, aligned, structure)

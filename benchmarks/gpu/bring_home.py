@@ -14,15 +14,15 @@ from benchmarks.gpu.journal import FILE, Results, read, write_whole
 from benchmarks.gpu.plan import OPERATORS, PROBES, VARIANTS, Pack, read_pack
 from benchmarks.gpu.ranking import winners
 from benchmarks.gpu.report import render, table
-from roller.backends.devices import properties_of
+from roller.backends.devices import properties_from_data
 from roller.cli.probe_gpu import base_spec_yaml
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec, parse_spec
-from roller.probing import insert_measured_values, probes, save_spec
-from roller.probing.diagnosis import Observation, diagnose
+from roller.probing import check_and_write_spec, insert_measured_values, probes
+from roller.probing.diagnosis import MeasuredProgram, diagnose
 from roller.probing.gpu.bundle import read_device_properties, session_from_results
-from roller.probing.gpu.driver_numbers import with_driver_numbers
-from roller.probing.run import Report, run_probes
+from roller.probing.gpu.driver_numbers import correct_by_driver_numbers
+from roller.probing.run_probes import ProbeReport, run_probes
 from roller.runtime.bundle_run import RESULTS as KERNEL_RESULTS
 from roller.runtime.bundle_run import bundle_results
 from roller.runtime.probe_bundle import RESULTS as PROBE_RESULTS
@@ -111,14 +111,14 @@ def _head(run: FinishedRun) -> list[str]:
     return out + data.remarks + [f"{phase}: {reason}" for phase, reason in data.skipped.items()]
 
 
-def _specification(run: FinishedRun, out: Path, name: str) -> tuple[DeviceSpec, Report | None, list[str]]:
+def _specification(run: FinishedRun, out: Path, name: str) -> tuple[DeviceSpec, ProbeReport | None, list[str]]:
     """Return the specification to judge by, what the probes found, and what was written; the probed one where it is."""
     spec, folder = load_spec(run.pack.device), run.part(PROBES)
     if folder is None or not run.data.cases:
         return spec, None, []
     bundle = ProbeBundle(folder)
     header = {"bundle": bundle.checksum, "device": run.header["device"], "kind": run.header["kind"]}
-    properties = properties_of(run.data.properties)
+    properties = properties_from_data(run.data.properties)
     body = probe_results_of(bundle, bundle.names, run.data.cases, properties, run.data.spent_s[PROBES])
     PROBE_RESULTS.write(out / TIMES, {**header, **body})
     session, results = session_from_results(out / TIMES)
@@ -127,11 +127,13 @@ def _specification(run: FinishedRun, out: Path, name: str) -> tuple[DeviceSpec, 
         return spec, report, []
     path = out / f"{name}.yaml"
     path.unlink(missing_ok=True)
-    stated = with_driver_numbers(session.spec, read_device_properties(results))
+    stated = correct_by_driver_numbers(session.spec, read_device_properties(results))
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     stamp = f"probed {today} by roller probe on {results['device']}"
     try:
-        save_spec(path, insert_measured_values(base_spec_yaml(stated, path), report.values, stamp, str(path)))
+        check_and_write_spec(
+            path, insert_measured_values(base_spec_yaml(stated, path), report.values, stamp, str(path))
+        )
     except RollerError as err:
         return spec, report, [f"no specification was written: {err}"]
     return parse_spec(path.read_text(encoding="utf-8"), str(path)), report, [f"`{path}`: the probed specification"]
@@ -144,7 +146,7 @@ def _kernels(run: FinishedRun) -> dict[str, Any]:
               "seed": run.header["seed"]}  # fmt: skip
     entries = [e for e in bundle.operators if e.id in records]
     seconds = run.data.spent_s[OPERATORS]
-    return {**header, **bundle_results(bundle, entries, records, properties_of(run.data.properties), seconds)}
+    return {**header, **bundle_results(bundle, entries, records, properties_from_data(run.data.properties), seconds)}
 
 
 def _doctor(run: FinishedRun, spec: DeviceSpec) -> str:
@@ -156,7 +158,7 @@ def _doctor(run: FinishedRun, spec: DeviceSpec) -> str:
         records = run.data.records.get(OPERATORS, {}).get(e.id, {})
         timed = {c: r.measured_s for c, r in records.items() if r.status == "measured" and r.measured_s}
         if timed:
-            found += [Observation(e.id, a.program, timed[c]) for c, a in bundle.load(e) if c in timed]
+            found += [MeasuredProgram(e.id, a.program, timed[c]) for c, a in bundle.load(e) if c in timed]
     told = diagnose(found, spec)
     bias = f"measured over predicted {told.bias:.3f} in the median, {told.residual:.1%} off in the mean. "
     return (bias if told.tried else "") + (str(told.finding) if told.finding is not None else told.reason)
@@ -177,7 +179,7 @@ def _forms(run: FinishedRun) -> list[str]:
     return ["## Forms of kernels", table(("expression", "right", "not right"), rows)]
 
 
-def _probed(report: Report | None, before: Mapping[str, Any]) -> list[str]:
+def _probed(report: ProbeReport | None, before: Mapping[str, Any]) -> list[str]:
     if report is None:
         return []
     rows = [(f, f"{m.value:.4g}", f"{m.spread:.1%}", f"{before[f]:.4g}" if f in before else "")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.artifact import KernelArtifact
-from roller.backends.devices import DeviceProperties, same_arch
+from roller.backends.devices import DeviceProperties, architectures_match
 from roller.errors import ArtifactError, LaunchError
 from roller.runtime.bundle_format import Bundle, OperatorEntry
 
@@ -55,7 +55,7 @@ def card_there(properties: DeviceProperties, cards: Sequence[Card]) -> Card:
     >>> card_there(DeviceProperties("a card", "sm_90", 132, 150 * 10**9), (small, large)).name
     'h200'
     """
-    fitting = [c for c in cards if same_arch(c.arch, properties.arch)]
+    fitting = [c for c in cards if architectures_match(c.arch, properties.arch)]
     if not fitting:
         known = ", ".join(f"{c.name} ({c.arch})" for c in cards)
         raise LaunchError(

@@ -16,7 +16,7 @@ from roller.backends.device_process import DeviceFault, DeviceProcess
 from roller.backends.devices import DeviceHandle
 from roller.errors import LaunchError
 from roller.runtime.bundle_format import OperatorEntry
-from roller.runtime.bundle_run import OperatorRun, open_device_for_bundle
+from roller.runtime.bundle_run import OperatorQueue, open_device_for_bundle
 from roller.runtime.profiler import CheckedExpression, ProfileOptions, ProfilerSession
 from roller.runtime.records import Record
 
@@ -244,8 +244,8 @@ class Kernels:
             open_device_for_bundle(session, self._bundle)
             for ranks in (wanted.most,) if wanted.most else wanted.rounds:
                 left = replace(options, budget_s=max(0.0, deadline - job.clock()))
-                run = OperatorRun(self._bundle, self._entries, self._records, keep, left, job.say, ranks)
-                run.on([session])
+                run = OperatorQueue(self._bundle, self._entries, self._records, keep, left, job.say, ranks)
+                run.run_on_devices([session])
         except BudgetSpent:
             return
         finally:

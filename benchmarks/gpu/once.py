@@ -18,8 +18,8 @@ from benchmarks.gpu.cards import CardBundle
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
 from roller.backends.cuda.cupy_runtime import import_cupy
-from roller.backends.cuda.guarded_buffer import Buffer
-from roller.backends.cuda.module import Module
+from roller.backends.cuda.guarded_buffer import GuardedBuffer
+from roller.backends.cuda.module import LoadedImage
 from roller.backends.periodic_inputs import periodic_inputs
 from roller.core.dtypes import storage_dtype
 from roller.errors import ArtifactError, RollerError
@@ -55,8 +55,8 @@ def run(artifact: KernelArtifact, runs: int) -> None:
         Where CuPy, a device or a compiler that is needed is missing.
     """
     cp = import_cupy()
-    module = Module(cp, artifact if artifact.binary is not None else build(artifact))
-    data = {a.name: Buffer(cp, math.prod(a.shape) * storage_dtype(a.dtype).itemsize) for a in artifact.arguments}
+    module = LoadedImage(cp, artifact if artifact.binary is not None else build(artifact))
+    data = {a.name: GuardedBuffer(cp, math.prod(a.shape) * storage_dtype(a.dtype).itemsize) for a in artifact.arguments}
     for argument, values in zip(artifact.inputs, periodic_inputs(artifact.expression, 0), strict=True):
         data[argument.name].fill(values)
     pointers, stream = {name: x.ptr for name, x in data.items()}, cp.cuda.Stream(non_blocking=True)

@@ -19,8 +19,8 @@ from benchmarks.gpu.rows import chosen_for_compile, fitted, rows
 from roller.compiler.autotune.proving import PROVE_ALL_S
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec
-from roller.probing.gpu.bundle import create_bundle as create_probes
-from roller.runtime.container import copy_package, write_container
+from roller.probing.gpu.bundle import write_probe_bundle as create_probes
+from roller.runtime.verified_container import copy_package, write_container
 
 #: Parts in the order they are made.
 PARTS = (VARIANTS, OPERATORS, PROBES, MODELS)
@@ -202,7 +202,7 @@ class _Packing:
         """Add whole models, with what ONNX Runtime makes of random inputs where it is installed."""
         from benchmarks.models import build as build_model
         from roller.models.compile import compile_model
-        from roller.models.reference_outputs import expected_of
+        from roller.models.onnxruntime_reference import make_random_expected_outputs
 
         prove_s = PROVE_ALL_S if self._options.prove_s else 0.0
         for name, sizes in self._options.networks:
@@ -214,7 +214,7 @@ class _Packing:
                 try:
                     path = build_model(name, Path(scratch), **dict(sizes))
                     made = compile_model(path, device=self._specs[0], workers=self._options.workers, prove_s=prove_s)
-                    made.save(folder, (expected_of(path, made.plan.program),))
+                    made.save(folder, (make_random_expected_outputs(path, made.plan.program),))
                 except RollerError as err:
                     self.notes.append(f"{name}: {str(err).splitlines()[0]}")
                     self._say(self.notes[-1])

@@ -22,7 +22,7 @@ from benchmarks.gpu.schedule import Clock, Phase, Unit
 from roller.backends.devices import DeviceHandle
 from roller.models.session.bundle_run import PHASES, describe_phase
 from roller.models.session.gpu_bundle import ModelBundle
-from roller.runtime.probe_bundle import ProbeBundle, run_plans
+from roller.runtime.probe_bundle import ProbeBundle, run_unknown_cases
 from roller.runtime.probe_run import PlanRunner
 
 Say = Callable[[str], None]
@@ -115,7 +115,7 @@ class Probes:
         try:
             bundle.check(runner.properties(), self._job.handle)
             keep, late = partial(self._job.journal.keep_case, self.name), lambda: self._job.clock() > deadline
-            run_plans(bundle, bundle.names, runner, self._known, keep, self._job.say, late)
+            run_unknown_cases(bundle, bundle.names, runner, self._known, keep, self._job.say, late)
         finally:
             runner.close()
 

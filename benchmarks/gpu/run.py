@@ -24,7 +24,7 @@ from benchmarks.gpu.schedule import run_all
 from benchmarks.gpu.summary import FILE as SUMMARY
 from benchmarks.gpu.summary import summary
 from roller.backends.device_process import DeviceProcess
-from roller.backends.devices import DeviceHandle, DeviceProperties, parse
+from roller.backends.devices import DeviceHandle, DeviceProperties, parse_device_name
 from roller.errors import ArtifactError, LaunchError, RollerError
 
 #: Seconds of a call that are kept for its end.
@@ -40,7 +40,7 @@ def _say(line: str) -> None:
 def _handle(text: str, pack: Pack) -> DeviceHandle:
     kind, options = text.partition("?")[::2]
     named = f"null:{pack.device}" + (f"?{options}" if options else "") if kind == "null" else text
-    return parse(named)
+    return parse_device_name(named)
 
 
 def _properties(handle: DeviceHandle) -> DeviceProperties:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from roller import ops
 from roller.construction.constructor import construct_candidates, program_from_row
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec, list_specs, load_spec
-from roller.perf.batch import batch_of
 from roller.perf.estimate import Estimate
+from roller.perf.tile_batch import batch_of
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.pricing import estimate_programs

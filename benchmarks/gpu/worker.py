@@ -27,7 +27,7 @@ from benchmarks.gpu.peers import Peer, functional
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
 from roller.backends.cuda.cupy_runtime import import_cupy
-from roller.backends.cuda.module import Module
+from roller.backends.cuda.module import LoadedImage
 from roller.errors import RollerError
 
 #: Largest difference from the peer's result, relative to its largest element, that is one of rounding.
@@ -156,7 +156,7 @@ class Bench:
     def _ours(self, artifact: KernelArtifact, data: list[list[Any]]) -> tuple[Callable[[int], None], list[Any]]:
         """Return our kernel on buffer set ``n``, and the first outputs."""
         torch, cp = self._torch, self._cp
-        module = Module(cp, artifact if artifact.binary is not None else build(artifact))
+        module = LoadedImage(cp, artifact if artifact.binary is not None else build(artifact))
         tensors = artifact.expression.output_tensors
         outputs = [[self._poisoned(t.shape, getattr(torch, t.dtype)) for t in tensors] for _ in data]
         work = {

@@ -161,7 +161,7 @@ def profiled(run: Callable[[], None]) -> Counter[str]:
     """Return seconds of a step by class of operators: of an operator, all that runs below it."""
     from torch.profiler import ProfilerActivity, profile
 
-    from roller.insight.cost.cpu.operator_table import has_table_row, operator_class
+    from roller.insight.cost.cpu.operator_table import has_table_row, operator_kind
 
     with profile(activities=[ProfilerActivity.CPU]) as found:
         run()
@@ -171,7 +171,7 @@ def profiled(run: Callable[[], None]) -> Counter[str]:
         updating = updating or event.name.startswith("Optimizer.step")
         packet = event.name.replace("::", ".")
         if packet.startswith("aten.") and has_table_row(packet):
-            total["optimizer" if updating else operator_class(packet)] += event.time_range.elapsed_us() / 1e6
+            total["optimizer" if updating else operator_kind(packet)] += event.time_range.elapsed_us() / 1e6
             return
         for child in event.cpu_children:
             walk(child, updating)
@@ -186,7 +186,7 @@ def predicted(name: str) -> dict[str, tuple[float, Counter[str]]]:
     """Return seconds of each kind of step, and seconds of classes of operators."""
     import roller
     from benchmarks.insight.models import loss
-    from roller.insight.cost.cpu.operator_table import operator_class
+    from roller.insight.cost.cpu.operator_table import operator_kind
     from roller.insight.forecast import HOST_OP_S
 
     chosen = models()[name]
@@ -202,7 +202,7 @@ def predicted(name: str) -> dict[str, tuple[float, Counter[str]]]:
         for operator, price in forecast.operators:
             if price.kernels:
                 packet = ".".join(operator.name.split(".")[:2])
-                kind = "optimizer" if operator.phase == "optimizer" else operator_class(packet)
+                kind = "optimizer" if operator.phase == "optimizer" else operator_kind(packet)
                 total[kind] += price.seconds + HOST_OP_S
         found[mode] = forecast.iteration_s, total
     return found

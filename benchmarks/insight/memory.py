@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from roller.insight.memory.allocator import CachingAllocator
-from roller.insight.memory.profiler_events import (
+from roller.insight.memory.recorded_memory_events import (
     AddressCheck,
     MemoryEvent,
     check_simulated_addresses,

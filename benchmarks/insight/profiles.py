@@ -25,7 +25,7 @@ from roller.insight.forecast import forecast
 from roller.insight.memory.largest_batch import memory_on_device
 from roller.insight.step_profile.profiling import profile
 from roller.insight.step_profile.step_profile import StepProfile
-from roller.insight.trace.affine_batch import TracesByBatch
+from roller.insight.trace.traces_by_affine_batch import TracesByBatch
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import trace, trace_entry
 

@@ -21,7 +21,7 @@ from rich.table import Table
 import roller
 from benchmarks.insight import models
 from roller.insight.cost.cache_residency import cached_byte_shares
-from roller.insight.cost.operator_price import Pricer, price_operators
+from roller.insight.cost.operator_price import Pricer, price_operators_and_save
 from roller.insight.trace.trace import Operator
 
 #: Names of devices in the table, and of their specifications.
@@ -80,7 +80,7 @@ def predicted(found: list[Case]) -> dict[Case, float]:
         for case in alike:
             pricer = pricers[case.device]
             cached = cached_byte_shares(operators, pricer.spec)
-            times[case] = sum(p.seconds for p in price_operators(pricer, operators, cached))
+            times[case] = sum(p.seconds for p in price_operators_and_save(pricer, operators, cached))
     return times
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.model_devices.pricing import Priced
 from roller.hardware import load_spec, parse_spec, spec_folder
 from roller.hardware.reader import VALIDATED_WITH
-from roller.perf.accuracy import error_field
+from roller.perf.expected_errors import accuracy_field_name
 
 #: Specifications that other measurements validate, of our own programs: ``python -m benchmarks.model_v100``.
 VALIDATED_ELSEWHERE = ("v100",)
@@ -48,7 +48,7 @@ def by_bound(found: Sequence[Priced]) -> Iterator[Found]:
             own = "matrix_error" if p.case.is_matrix else "prediction_error"
             fields.setdefault(own, []).append(p)
             if not p.case.is_matrix:
-                fields.setdefault(error_field(p.bottleneck), []).append(p)
+                fields.setdefault(accuracy_field_name(p.bottleneck), []).append(p)
         yield from (Found(spec, name, _error(of), len(of)) for name, of in fields.items() if len(of) >= LEAST_KERNELS)
 
 

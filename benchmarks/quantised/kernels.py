@@ -21,7 +21,7 @@ import roller
 from benchmarks.common import JsonOption, screen, table, write_json
 from benchmarks.cpu.race import Pace, race
 from benchmarks.onnx.measure import PEER, ROLLER
-from roller.ops.blocked import Blocks
+from roller.ops.blocked import ChannelBlocks
 
 #: Rows, columns and depth of the products of BERT-base with 128 tokens.
 PRODUCTS = ((128, 768, 768), (128, 3072, 768), (128, 768, 3072))
@@ -91,7 +91,9 @@ def convolution(size: tuple[int, ...], block: int, threads: int, pace: Pace, rng
         1, c, side, side, f, window, window, stride=stride, padding=padding, layout=layout, dtype="int8"
     )
     kernel = roller.compile(unsigned(expression), "cpu", constants={"W": w})
-    inside = np.ascontiguousarray(x.reshape(1, Blocks(c, block).count, block, side, side).transpose(0, 1, 3, 4, 2))
+    inside = np.ascontiguousarray(
+        x.reshape(1, ChannelBlocks(c, block).count, block, side, side).transpose(0, 1, 3, 4, 2)
+    )
     out = (side + 2 * padding - window) // stride + 1
     told = {"pads": [padding] * 4, "strides": [stride] * 2}
     peer = session("ConvInteger", x, w, (1, f, out, out), threads, **told)

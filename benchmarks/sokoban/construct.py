@@ -23,13 +23,13 @@ from roller.construction.constructor import (
     make_candidates,
     nothing_fits_error,
     program_from_row,
-    share_of_device,
+    spec_of_device_share,
 )
 from roller.errors import NoCandidateError, RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.perf.tile_batch import TileBatch
 from roller.targets import CPU, GPU
 from roller.templates import pricing
 from roller.templates.common.forms import canonical_forms
@@ -80,7 +80,7 @@ def sokoban_candidates(
     NoCandidateError
         Where no program fits the device (or the padding allowed).
     """
-    target = share_of_device(spec, options)
+    target = spec_of_device_share(spec, options)
     best = Best(target, options.count)
     with contextlib.suppress(NoCandidateError):  # construction may find none where enumeration does
         best.add(_constructed(expr, spec, replace(options, pipelining=False)))

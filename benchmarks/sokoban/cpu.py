@@ -20,15 +20,15 @@ from benchmarks.sokoban.space import (
     bounded_products,
 )
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import allowed_padding_mask
+from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.templates.cpu import decisions_for_device, lane_count, price
-from roller.templates.cpu.common.tasks import vector_axes
-from roller.templates.cpu.dots.candidates import dot_axes
-from roller.templates.cpu.streaming.candidates import store_choices
+from roller.templates.cpu.common.candidate_tasks import candidate_vector_axes
+from roller.templates.cpu.dots.candidates import dot_product_axes
+from roller.templates.cpu.streaming.candidates import batches_by_kind_of_store
 from roller.templates.cpu.tiled.candidates import packed_input_choices
-from roller.templates.cpu.tiled.split_candidates import split_batches
+from roller.templates.cpu.tiled.split_candidates import split_reduction_batches
 from roller.templates.cpu.winograd.winograd_choice import winograd_programs
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
@@ -82,11 +82,11 @@ def families(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
     """Return the choices common to many programs: the same that construction has."""
     structure = structure_of(geometry)
     found = []
-    for v in vector_axes(geometry, structure):
+    for v in candidate_vector_axes(geometry, structure):
         for staged in packed_input_choices(geometry, v, options.constants) if structure.reuses else [()]:
             found.append(_Family(geometry, structure, v, staged, spec, options))
     if structure.reuses:
-        found += [_Family(geometry, structure, v, (), spec, options) for v in dot_axes(geometry, spec)]
+        found += [_Family(geometry, structure, v, (), spec, options) for v in dot_product_axes(geometry, spec)]
     return found
 
 
@@ -185,17 +185,17 @@ def _promising(family: _Family, batch: TileBatch, bound_s: float, limit_s: Limit
     """Yield the programs of one micro-kernel whose tasks keep the cores busy enough, and with split reductions."""
     spec = family.spec
     batch = batch.take(allowed_padding_mask(family.geometry, batch.block, family.options))
-    tasks = decisions_for_device(batch, spec).task_count
+    tasks = decisions_for_device(batch, spec).count_tasks
     tally.bounded += len(batch)
     idle = -(-tasks // spec.units) * spec.units / tasks
     busy = batch.take(bound_s * idle <= limit_s())
-    yield from store_choices(busy, spec)
+    yield from batches_by_kind_of_store(busy, spec)
     if (
         family.options.split_k
         and family.structure.reuses
         and (family.geometry.extents[family.geometry.spatial] > 1).any()
     ):
-        yield from split_batches(batch, spec)
+        yield from split_reduction_batches(batch, spec)
 
 
 def cpu_contains(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> bool:

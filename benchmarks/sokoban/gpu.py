@@ -23,9 +23,9 @@ from benchmarks.sokoban.space import (
     tile_counts,
 )
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import allowed_padding_mask
+from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.templates.gpu import (
     arithmetic_bound_s,
     lower_bound_s,
@@ -33,7 +33,7 @@ from roller.templates.gpu import (
     programs_of_form,
     scratchpad_bytes,
 )
-from roller.templates.gpu.tiled.candidates import split_counts, with_split_reductions
+from roller.templates.gpu.tiled.candidates import split_part_counts, with_split_reductions
 from roller.templates.gpu.winograd.candidates import winograd_candidates
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
@@ -231,7 +231,7 @@ def _programs(space: _Space, blocks: list[tuple[Ints, Ints]], limit_s: Limit, ta
     bound = _bound_over_steps(space, register, block, _without_limits(space.spec))
     if space.options.split_k:  # a split program is at most as many times faster as it has parts
         few = space.geometry.blocks(block) < space.spec.units
-        bound = np.where(few, bound / max(split_counts(space.spec)), bound)
+        bound = np.where(few, bound / max(split_part_counts(space.spec)), bound)
     tally.bounded += len(block)
     keep = bound <= limit_s()
     register, block = register[keep], block[keep]
@@ -279,7 +279,7 @@ def gpu_contains(program: RProgram, spec: DeviceSpec, options: ConstructOptions)
     threads = block[space.axes] // register[space.axes]
     return (
         program.traits == space.structure
-        and program.split_k in (1, *split_counts(spec))
+        and program.split_k in (1, *split_part_counts(spec))
         and bool((register_tiles(space) == register).all(axis=1).any())
         and int(threads.prod()) <= space.threads
         and all(n in c for n, c in zip(threads, _thread_counts(space, register), strict=True))

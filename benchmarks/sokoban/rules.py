@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import REGISTER_EXTENT, aligned_extents
 from roller.templates.cpu import lane_count
-from roller.templates.cpu.common import tasks
-from roller.templates.cpu.dots.candidates import dots_batch
+from roller.templates.cpu.common import candidate_tasks
+from roller.templates.cpu.dots.candidates import dot_product_batch
 from roller.templates.cpu.registry import pool as cpu_programs
 from roller.templates.cpu.tiled import candidates as cpu_candidates
 from roller.templates.gpu.registry import programs_of_form as gpu_programs
@@ -64,7 +64,7 @@ def _gpu(
     if not _known(table, np.where(g.spatial, 1, block)):
         return ("reduction step: sizes",)
     count = -(-options.pool // max(len(t) for t in steps.values()))
-    kept = gpu_candidates.least_bound_states(g, spec, visited, steps, count)
+    kept = gpu_candidates.states_with_least_bounds(g, spec, visited, steps, count)
     return () if _known(kept, register, threads) else ("pool: most promising blocks",)
 
 
@@ -77,11 +77,11 @@ def _cpu(
     if any(_same(b, program, register, block, v) for b in pools):
         return ()
     if program.structure in ("rows", "streaming"):
-        known = vectors in tasks.vector_counts(g, v, lanes)
+        known = vectors in candidate_tasks.candidate_vector_counts(g, v, lanes)
         return (f"{program.structure}: {'tasks' if known else 'vectors'} per {'core' if known else 'register tile'}",)
-    others = tasks.row_axes(g, v)
+    others = candidate_tasks.candidate_row_axes(g, v)
     if not g.spatial[v]:
-        batch = dots_batch(g, spec, v, others, lambda r: [np.ones_like(r)])
+        batch = dot_product_batch(g, spec, v, others, lambda r: [np.ones_like(r)])
         return ("dots: outputs, chains and chunks" if not _known(batch.register, register) else "dots: tasks",)
     rows = [a for a in np.flatnonzero(g.spatial) if a != v and register[a] > 1]
     if not set(rows) <= set(others):
@@ -89,12 +89,14 @@ def _cpu(
     usable = spec.limits.usable_vector_registers or 1
     if vectors not in cpu_candidates.VECTORS:
         return ("micro-kernel: numbers of vectors",)
-    if tuple(register[others].tolist()) not in cpu_candidates.row_choices(g, others, max(1, usable // vectors)):
+    if tuple(register[others].tolist()) not in cpu_candidates.candidate_kernel_rows(
+        g, others, max(1, usable // vectors)
+    ):
         return ("micro-kernel: numbers of rows",)
     found = cpu_candidates.promising_register_tiles(g, spec, program.constants)
     if v not in found or not _known(found[v], register):
         return ("micro-kernel: the best few as one task",)
-    pieces = [np.where(g.spatial, 1, g.extents), *cpu_candidates.reduction_chunks(g, spec)]
+    pieces = [np.where(g.spatial, 1, g.extents), *cpu_candidates.candidate_reduction_chunks(g, spec)]
     if not _known(np.stack(pieces), np.where(g.spatial, 1, block)):
         return ("reduction: sizes of pieces",)
     return ("tasks: sizes",)

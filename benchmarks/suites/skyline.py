@@ -15,7 +15,7 @@ from benchmarks.common import HERE
 from benchmarks.suites.suite import Request, Section, Suite
 from benchmarks.suites.values import MEASURED, PREDICTED, PUBLISHED, Results, Value
 from roller.errors import RollerError
-from roller.insight.step_profile.batch_curve import BatchLine, BatchPoint, fit_line
+from roller.insight.step_profile.batch_curve import BatchLine, BatchPoint, fit_batch_line
 
 EXAMPLES = HERE.parent / "examples" / "training"
 #: The published models -> the batches in the code from which the published lines start.
@@ -80,7 +80,9 @@ def measure(request: Request) -> Iterator[Value]:
             yield Value(case, "memory", STEP, peak, "B", MEASURED)
         chosen = [p for p in points if p.batch in HERE_LINE]
         if len(chosen) == len(HERE_LINE):
-            yield from _lines(model, f"line from {HERE_LINE[0]}", fit_line(chosen), points, HERE_LINE[0], MEASURED)
+            yield from _lines(
+                model, f"line from {HERE_LINE[0]}", fit_batch_line(chosen), points, HERE_LINE[0], MEASURED
+            )
     yield from _published()
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from roller.errors import LaunchError, did_you_mean
 
 
-def refuse_unknown(name: str, label: str, given: Iterable[str], known: tuple[str, ...], remedy: str) -> None:
+def refuse_unknown_options(name: str, label: str, given: Iterable[str], known: tuple[str, ...], remedy: str) -> None:
     """Raise an error if any unknown options were ``given``; the message adds that inputs are positional.
 
     Examples
     --------
-    >>> refuse_unknown("relu", "CUDA", ["steam"], ("out", "stream"), "Leave it out.")
+    >>> refuse_unknown_options("relu", "CUDA", ["steam"], ("out", "stream"), "Leave it out.")
     Traceback (most recent call last):
     ...
     roller.errors.LaunchError: relu: expected options of a CUDA kernel ('out', 'stream'), got 'steam'; did you mean \

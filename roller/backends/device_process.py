@@ -13,8 +13,21 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.backends.devices import DeviceHandle, DeviceProperties, match_spec, parse, properties_of
-from roller.backends.message_channel import ChannelClosed, ChannelTimeout, pack, receive, send, unpack
+from roller.backends.devices import (
+    DeviceHandle,
+    DeviceProperties,
+    find_matching_spec,
+    parse_device_name,
+    properties_from_data,
+)
+from roller.backends.message_channel import (
+    ChannelClosed,
+    ChannelTimeout,
+    pack_arrays,
+    receive_message,
+    send_message,
+    unpack_arrays,
+)
 from roller.core.package_folders import environment_with_package
 from roller.errors import LaunchError
 
@@ -66,7 +79,7 @@ class DeviceProcess:
             known = err.status == "failed"
             text = err.reason if known else f"device '{self.handle.text}': cannot be opened: {err.reason}"
             raise LaunchError(text) from err
-        return properties_of({k: v for k, v in reply.items() if k != "arrays"})
+        return properties_from_data({k: v for k, v in reply.items() if k != "arrays"})
 
     def request(
         self, header: dict[str, Any], arrays: Sequence[np.ndarray] = (), *, timeout_s: float
@@ -74,10 +87,10 @@ class DeviceProcess:
         """Send one request and return the response."""
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
-        descriptions, blobs = pack(arrays)
+        descriptions, blobs = pack_arrays(arrays)
         try:
-            send(process.stdin.fileno(), {**header, "arrays": descriptions}, blobs)
-            reply, data = receive(process.stdout.fileno(), timeout_s)
+            send_message(process.stdin.fileno(), {**header, "arrays": descriptions}, blobs)
+            reply, data = receive_message(process.stdout.fileno(), timeout_s)
         except ChannelTimeout:
             self.close()
             raise DeviceFault("timeout", f"no answer within {timeout_s:g} s; its process was stopped") from None
@@ -87,7 +100,7 @@ class DeviceProcess:
             if reply["status"] == "crashed":
                 self.close()
             raise DeviceFault(reply["status"], reply["error"])
-        return reply, unpack(reply["arrays"], data)
+        return reply, unpack_arrays(reply["arrays"], data)
 
     def close(self) -> None:
         """Stop the process, if any."""
@@ -145,7 +158,7 @@ def resolve_device(
     device: str, names: Iterable[str], load: Callable[[str], DeviceSpec]
 ) -> tuple[DeviceSpec, DeviceHandle]:
     """Return the specification and the handle of a reachable device."""
-    handle = parse(device)
+    handle = parse_device_name(device)
     if handle.spec:
         spec = load(handle.spec)
         if spec.traits != handle.target.kind:
@@ -153,4 +166,4 @@ def resolve_device(
         return spec, handle
     with DeviceProcess(handle) as process:
         properties = process.properties()
-    return match_spec(properties, (load(n) for n in names)), handle
+    return find_matching_spec(properties, (load(n) for n in names)), handle

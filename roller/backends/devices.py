@@ -42,7 +42,7 @@ class DeviceHandle:
 
     Examples
     --------
-    >>> parse("null:v100?noise=0.1&hang=2").text
+    >>> parse_device_name("null:v100?noise=0.1&hang=2").text
     'null:v100?noise=0.1&hang=2'
     """
 
@@ -58,7 +58,7 @@ class DeviceHandle:
 
     @property
     def text(self) -> str:
-        """Name that :func:`parse` accepts."""
+        """Name that :func:`parse_device_name` accepts."""
         if self.target.numbered:
             return f"{self.kind}:{self.index}"
         options = "&".join(f"{k}={v}" for k, v in self.options)
@@ -92,12 +92,12 @@ class DeviceProperties:
     stated: tuple[tuple[str, int], ...] = ()
 
 
-def is_reachable(device: object) -> bool:
+def is_reachable_device_name(device: object) -> bool:
     """Return whether ``device`` names a device to run on rather than a specification.
 
     Examples
     --------
-    >>> is_reachable("cuda:0"), is_reachable("v100"), is_reachable("null:v100")
+    >>> is_reachable_device_name("cuda:0"), is_reachable_device_name("v100"), is_reachable_device_name("null:v100")
     (True, False, True)
     """
     if not isinstance(device, str):
@@ -106,12 +106,12 @@ def is_reachable(device: object) -> bool:
     return kind in KINDS and (bool(colon) or DEVICES[kind].numbered)
 
 
-def parse(device: str) -> DeviceHandle:
+def parse_device_name(device: str) -> DeviceHandle:
     """Parse a device name into a handle.
 
     Examples
     --------
-    >>> parse("cuda").index, parse("rocm:1").index, parse("null:h200").spec
+    >>> parse_device_name("cuda").index, parse_device_name("rocm:1").index, parse_device_name("null:h200").spec
     (0, 1, 'h200')
     """
     kind, colon, rest = canonical_device_name(device).partition(":")
@@ -134,10 +134,10 @@ def parse(device: str) -> DeviceHandle:
     )
 
 
-def match_spec(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSpec:
+def find_matching_spec(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSpec:
     """Return the specification with the same architecture and the closest number of units and memory size."""
     known = list(specs)
-    fitting = [s for s in known if same_arch(s.target.get("arch", ""), properties.arch)]
+    fitting = [s for s in known if architectures_match(s.target.get("arch", ""), properties.arch)]
     if not fitting:
         archs = sorted({s.target["arch"] for s in known if "arch" in s.target})
         raise SpecError(
@@ -153,7 +153,7 @@ def match_spec(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> Dev
     return min(fitting, key=distance)
 
 
-def properties_of(data: Mapping[str, object]) -> DeviceProperties:
+def properties_from_data(data: Mapping[str, object]) -> DeviceProperties:
     """Convert the plain data that a device process sent to properties."""
     values = dict(data)
     raw = values.pop("versions", {})
@@ -163,17 +163,17 @@ def properties_of(data: Mapping[str, object]) -> DeviceProperties:
     return DeviceProperties(versions=versions, stated=stated, **values)  # type: ignore[arg-type]
 
 
-def same_arch(one: str, other: str) -> bool:
+def architectures_match(one: str, other: str) -> bool:
     """Return whether two architectures are equal except for their feature suffix.
 
     Examples
     --------
-    >>> same_arch("sm_90", "sm_90a"), same_arch("sm_90", "sm_80")
+    >>> architectures_match("sm_90", "sm_90a"), architectures_match("sm_90", "sm_80")
     (True, False)
     """
-    return _base(one) == _base(other)
+    return _without_feature_suffix(one) == _without_feature_suffix(other)
 
 
-def _base(arch: str) -> str:
+def _without_feature_suffix(arch: str) -> str:
     """Drop the suffix for architecture-specific features: ``sm_90`` devices run ``sm_90a`` code."""
     return re.sub(r"^(sm_\d+)[a-z]$", r"\1", arch)

@@ -29,7 +29,7 @@ class ChannelTimeout(Exception):
     """No complete message arrived in time."""
 
 
-def send(fd: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+def send_message(fd: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
     """Write one message."""
     text = json.dumps({**header, "blobs": [len(b) for b in blobs]}).encode()
     try:
@@ -41,17 +41,17 @@ def send(fd: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
         raise ChannelClosed(str(err)) from err
 
 
-def receive(fd: int, timeout_s: float | None = None) -> tuple[dict[str, Any], list[bytes]]:
+def receive_message(fd: int, timeout_s: float | None = None) -> tuple[dict[str, Any], list[bytes]]:
     """Read one message; raise an error if it is not complete within ``timeout_s``."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    (size,) = _HEAD.unpack(_read(fd, _HEAD.size, deadline))
+    (size,) = _HEAD.unpack(_read_bytes(fd, _HEAD.size, deadline))
     if size > _LARGEST:
         raise ChannelClosed("the stream is damaged")
-    header: dict[str, Any] = json.loads(_read(fd, size, deadline))
-    return header, [_read(fd, n, deadline) for n in header.pop("blobs")]
+    header: dict[str, Any] = json.loads(_read_bytes(fd, size, deadline))
+    return header, [_read_bytes(fd, n, deadline) for n in header.pop("blobs")]
 
 
-def _read(fd: int, size: int, deadline: float | None) -> bytes:
+def _read_bytes(fd: int, size: int, deadline: float | None) -> bytes:
     out = bytearray()
     while len(out) < size:
         if deadline is not None:
@@ -65,12 +65,12 @@ def _read(fd: int, size: int, deadline: float | None) -> bytes:
     return bytes(out)
 
 
-def pack(arrays: Sequence[np.ndarray]) -> tuple[list[list[Any]], list[bytes]]:
-    """Return descriptions and blobs, from which :func:`unpack` restores the arrays."""
+def pack_arrays(arrays: Sequence[np.ndarray]) -> tuple[list[list[Any]], list[bytes]]:
+    """Return descriptions and blobs, from which :func:`unpack_arrays` restores the arrays."""
     return [[a.dtype.str, list(a.shape)] for a in arrays], [np.ascontiguousarray(a).tobytes() for a in arrays]
 
 
-def unpack(descriptions: Sequence[Sequence[Any]], blobs: Sequence[bytes]) -> list[np.ndarray]:
-    """Return the arrays packed by :func:`pack`, read-only."""
+def unpack_arrays(descriptions: Sequence[Sequence[Any]], blobs: Sequence[bytes]) -> list[np.ndarray]:
+    """Return the arrays packed by :func:`pack_arrays`, read-only."""
     pairs = zip(descriptions, blobs, strict=True)
     return [np.frombuffer(b, np.dtype(dtype)).reshape(shape) for (dtype, shape), b in pairs]

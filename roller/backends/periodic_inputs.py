@@ -15,7 +15,7 @@ import numpy as np
 from roller.core.dtypes import decode_stored_values, encode_stored_values
 from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import choose_exact_inputs
-from roller.expr.product_inputs import Drawing
+from roller.expr.product_inputs import InputDrawing
 
 #: Number of elements of the block; a prime, so that rows and channels of usual sizes never coincide with its period.
 PERIOD = 4_194_301
@@ -24,7 +24,7 @@ _SHIFT = 1_000_003
 
 
 @functools.lru_cache(maxsize=8)
-def block(dtype: str, seed: int, digits: Drawing | None = None) -> np.ndarray:
+def repeated_random_block(dtype: str, seed: int, digits: InputDrawing | None = None) -> np.ndarray:
     """Return the repeated block in its storage dtype, as ``PERIOD`` read-only elements."""
     # Floats are standard normal, and integers are small, so that an int32 accumulator is exact; digits replaces them
     # for sums and products that need it (expr/exact_inputs.py, expr/factors.py).
@@ -65,7 +65,7 @@ class PeriodicInput:
     True
     """
 
-    def __init__(self, tensor: Tensor, position: int, seed: int, digits: Drawing | None = None) -> None:
+    def __init__(self, tensor: Tensor, position: int, seed: int, digits: InputDrawing | None = None) -> None:
         self.tensor, self.digits = tensor, digits
         self.shape = tensor.shape
         self.seed = seed
@@ -76,8 +76,8 @@ class PeriodicInput:
         """Repeated block; in sparse inputs of at most one period, the non-zero elements are spread over the shape."""
         dtype, digits, elements = self.tensor.dtype, self.digits, self.tensor.elements
         if digits is None or digits.density == 1 or elements > PERIOD:
-            return block(dtype, self.seed, digits)
-        out = block(dtype, self.seed).copy()
+            return repeated_random_block(dtype, self.seed, digits)
+        out = repeated_random_block(dtype, self.seed).copy()
         at = (np.arange(elements) + self.start) % PERIOD
         usual = decode_stored_values(out[at], dtype).reshape(self.shape)
         out[at] = encode_stored_values(digits.of(usual, np.random.default_rng([self.seed, self.start])), dtype).ravel()

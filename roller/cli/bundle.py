@@ -20,24 +20,24 @@ from roller.cli.common import (
     TopKOption,
     WorkersOption,
     console,
-    first_line,
     load_device_spec,
     print_json,
     read_operator_rows,
+    truncated_first_line,
 )
 from roller.cli.progress import track_progress
-from roller.compiler.autotune.proving import PROVE_ALL_S, ProofBudget, stored_proof
+from roller.compiler.autotune.proving import PROVE_ALL_S, ProofBudget, stored_proof_text
 from roller.compiler.pipeline import lower
 from roller.core.processor import usable_processors
 from roller.errors import ArtifactError, BuildError, RollerError, counted
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.runtime.build_pool import BuildResult, build_all
-from roller.runtime.bundle_format import OperatorEntry, pack, unpack, write_bundle
+from roller.runtime.bundle_format import OperatorEntry, pack_candidates, unpack_candidates, write_bundle
 from roller.runtime.bundle_import import import_results
-from roller.runtime.cache_key import code_digest
-from roller.runtime.container import check_output_folder
+from roller.runtime.cache_key import source_code_digest
 from roller.runtime.records import grouped_reasons
+from roller.runtime.verified_container import check_output_folder
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 from roller.tile import RProgram
 
@@ -204,9 +204,9 @@ def lower_and_build_operator(
     entry = OperatorEntry(
         name, str(expr), "", "", 0, tuple(name for name, _ in good),
         tuple(a.estimate["seconds"] for _, a in good), len(good) if binaries else 0, tuple(failed), flops,
-        tuple(stored_proof(a) for _, a in good) if prove is not None else (),
+        tuple(stored_proof_text(a) for _, a in good) if prove is not None else (),
     )  # fmt: skip
-    return entry, pack(good)
+    return entry, pack_candidates(good)
 
 
 def _drop_binaries_to_limit(
@@ -218,7 +218,8 @@ def _drop_binaries_to_limit(
     for keep in range(most, -1, -1):
         if keep < most:
             kept = [
-                (replace(e, binaries=min(keep, e.binaries)), pack(unpack(data, e.id), keep)) if e.binaries > keep
+                (replace(e, binaries=min(keep, e.binaries)), pack_candidates(unpack_candidates(data, e.id),
+                                                                             keep)) if e.binaries > keep
                 else (e, data)
                 for e, data in operators
             ]  # fmt: skip
@@ -236,7 +237,7 @@ def bundle_header(spec: DeviceSpec, options: ConstructOptions, batch: int | None
         "spec": spec.to_dict(),
         "options": options.to_dict(),
         "template_version": TEMPLATE_VERSION,
-        "code": code_digest(),
+        "code": source_code_digest(),
         "batch": batch,
         "roller": roller.__version__,
     }
@@ -265,7 +266,9 @@ def _print_created_bundle(done: CreatedBundle, out: Path, as_json: bool) -> None
         f"binary), {summary['size_bytes'] / 1e6:.2f} MB", soft_wrap=True,
     )  # fmt: skip
     for line, ids in _group_candidates_by_proof(rows).items():
-        screen.print(f"{line}: {counted(len(ids), 'candidate')}: {first_line(', '.join(ids))}", soft_wrap=True)
+        screen.print(
+            f"{line}: {counted(len(ids), 'candidate')}: {truncated_first_line(', '.join(ids))}", soft_wrap=True
+        )
     for name, reason in failed.items():
         screen.print(f"{name}: left out: {reason}", soft_wrap=True)
     screen.print(f"run it there: python -m roller.runtime.bundle run {out.name} --json results.json", soft_wrap=True)

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from roller.cli.common import JsonOption, check_writable, console, print_json, seconds
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_limit import parse_size, read_limit, set_limit
-from roller.runtime.cache_listing import KEY_CHARACTERS, drop, list_cached_kernels
+from roller.runtime.cache_limit import parse_size, read_limit_and_origin, set_limit
+from roller.runtime.cache_listing import KEY_CHARACTERS, drop_kernel, list_cached_kernels
 from roller.runtime.cache_transfer import export_cache, import_cache
 
 cache_app = typer.Typer(
@@ -97,7 +97,7 @@ def list_command(device: DeviceFilter = None, as_json: JsonOption = False) -> No
 def drop_command(key: KeyArgument, as_json: JsonOption = False) -> None:
     """Remove one kernel; it is compiled again when it is next requested."""
     cache = KernelCache()
-    found = drop(cache, key)
+    found = drop_kernel(cache, key)
     if as_json:
         print_json({"folder": str(cache.folder), **found.to_dict()})
         return
@@ -117,8 +117,8 @@ def limit_command(limit: SizeArgument = None, as_json: JsonOption = False) -> No
         try:
             removed, freed = cache.trim()
         except (OSError, sqlite3.Error) as err:
-            raise cache.refusal(err) from err
-    limit_bytes, source = read_limit(cache.folder)
+            raise cache.unusable_folder_error(err) from err
+    limit_bytes, source = read_limit_and_origin(cache.folder)
     if as_json:
         print_json({"folder": str(cache.folder), "limit_bytes": limit_bytes, "limit_from": source, "removed": removed,
                     "removed_bytes": freed})  # fmt: skip

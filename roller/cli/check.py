@@ -10,7 +10,6 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.arguments import target_of
 from roller.cli.common import JsonOption, check_choice, console, print_json
 from roller.cli.compile_model import (
     RUNTIMES,
@@ -23,6 +22,7 @@ from roller.cli.compile_model import (
     ThreadsOption,
     compile_or_list_unsupported,
 )
+from roller.compile_arguments import spec_and_local_device
 from roller.errors import LaunchError
 from roller.hardware.detect import is_this_machine
 
@@ -62,7 +62,7 @@ def check_command(
     if fallback is not None:
         check_choice("--fallback", fallback, RUNTIMES)
     _require_onnxruntime(model)
-    spec, handle = target_of(device)
+    spec, handle = spec_and_local_device(device)
     if handle is None and not is_this_machine(spec):
         raise LaunchError(f"--device: expected one of this machine to run on, got '{device}'. Write cpu or cuda:0.")
     from roller.models.compare_onnxruntime import compare_with_onnxruntime
@@ -70,9 +70,9 @@ def check_command(
     made = compile_or_list_unsupported(model, device, batch, shapes, fallback, as_json, threads=threads, cache=cache)
     found = compare_with_onnxruntime(made, model, sets=sets, seed=seed, tolerance=tolerance)
     if as_json:
-        print_json(_summary(found))
+        print_json(_comparison_json(found))
     else:
-        _print(found)
+        _print_comparison(found)
     if not found.ok:
         raise typer.Exit(1)
 
@@ -88,12 +88,12 @@ def _require_onnxruntime(model: Path) -> None:
         )
 
 
-def _summary(found: Comparison) -> dict[str, Any]:
+def _comparison_json(found: Comparison) -> dict[str, Any]:
     rows = [{**asdict(d), "ok": d.ok} for d in found.differences]
     return {"model": found.name, "with": found.source, "sets": found.sets, "ok": found.ok, "outputs": rows}
 
 
-def _print(found: Comparison) -> None:
+def _print_comparison(found: Comparison) -> None:
     screen = console()
     table = Table(title=f"{found.name} beside {found.source}", box=box.SIMPLE, title_justify="left")
     table.add_column("output")

@@ -12,16 +12,16 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.backends.devices import is_reachable
+from roller.backends.devices import is_reachable_device_name
+from roller.cli.device_spec_warnings import note_unprobed_processor, warn_of_suspicious_spec
 from roller.cli.screen import console as console
-from roller.cli.spec_notes import note_unprobed_processor, warn_of_suspicious_spec
-from roller.cli.usage import UsageError as UsageError
+from roller.cli.usage_error import UsageError as UsageError
 from roller.core.display import seconds_text
 from roller.core.files import check_folder_writable, read_text
 from roller.errors import ArtifactError, ExprError, did_you_mean, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.hardware import DeviceSpec, load_spec
-from roller.hardware.capacity import device_memory_capacity
+from roller.hardware.memory_capacity import device_memory_capacity
 from roller.runtime.id_filter import filter_ids
 from roller.runtime.records import STATUSES
 from roller.tile.winograd import ACCURACY
@@ -55,7 +55,7 @@ def check_choice(option: str, value: str, known: Iterable[str]) -> str:
     --------
     >>> check_choice("--kind", "gpuu", ("cpu", "gpu"))
     Traceback (most recent call last):
-    roller.cli.usage.UsageError: --kind: expected 'cpu' or 'gpu', got 'gpuu'; did you mean 'gpu'?
+    roller.cli.usage_error.UsageError: --kind: expected 'cpu' or 'gpu', got 'gpuu'; did you mean 'gpu'?
     """
     names = tuple(known)
     if value not in names:
@@ -111,10 +111,10 @@ def parse_overrides(settings: Sequence[str] | None) -> dict[str, float]:
 def load_device_spec(name: str, settings: Sequence[str] | None, *, tells: bool = True) -> DeviceSpec:
     """Load a device spec with overrides; if ``tells``, warn about suspicious values in a YAML file of the user's."""
     overrides = parse_overrides(settings)
-    if is_reachable(name):
-        from roller.arguments import target_of  # reaches drivers
+    if is_reachable_device_name(name):
+        from roller.compile_arguments import spec_and_local_device  # reaches drivers
 
-        return target_of(name)[0].with_overrides(overrides)
+        return spec_and_local_device(name)[0].with_overrides(overrides)
     spec = load_spec(name, overrides)
     note_unprobed_processor(name, spec)
     if tells:
@@ -260,9 +260,9 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
         if x.program.relaxed:
             status += f", relaxed {','.join(x.program.relaxed)}"
         if x.reason and x.status != "doubtful":  # the reason for doubt is printed once, below the table
-            status += f": {first_line(x.reason)}"
+            status += f": {truncated_first_line(x.reason)}"
         if x.proved:
-            status += f", {first_line(x.proved)}"
+            status += f", {truncated_first_line(x.proved)}"
         predicted = seconds(x.estimate.seconds) + x.estimate.spread
         measured = [seconds(x.measured_s)] if timed else []
         how = [" ".join(x.program.mechanisms)] if shows_how else []
@@ -270,7 +270,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
     return table
 
 
-def status_legend(candidates: Sequence[Any]) -> list[str]:
+def candidate_status_legend(candidates: Sequence[Any]) -> list[str]:
     """Return a list with one line that explains the candidates' statuses; an empty list if none needs explaining."""
     meanings = {"constructed": "not built", **STATUSES}
     found = {c.status for c in candidates}
@@ -284,7 +284,7 @@ def status_legend(candidates: Sequence[Any]) -> list[str]:
     return [f"status: {'; '.join(said)}"] if said else []
 
 
-def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
+def size_limit_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
     """Return notes on limits that prevent an expression's programs from running, although these can be priced."""
     notes = [
         f"'{t.name}' has {t.elements:,} elements: offsets in kernels are 32 bits wide, so compile refuses "
@@ -307,7 +307,7 @@ def accuracy_notes(programs: Iterable[RProgram]) -> list[str]:
     return [f"{', '.join(found)}: {ACCURACY}"] if found else []
 
 
-def terms_table(estimate: Estimate) -> Table:
+def time_terms_table(estimate: Estimate) -> Table:
     """Return a table of an estimate's terms."""
     table = Table(box=box.SIMPLE)
     table.add_column("term")
@@ -317,7 +317,7 @@ def terms_table(estimate: Estimate) -> Table:
     return table
 
 
-def first_line(text: str, width: int = 100) -> str:
+def truncated_first_line(text: str, width: int = 100) -> str:
     """Return the first line of a text, truncated to ``width``."""
     line = text.strip().splitlines()[0] if text.strip() else ""
     return line if len(line) <= width else line[: width - 1] + "…"

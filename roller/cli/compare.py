@@ -11,12 +11,12 @@ from rich.table import Table
 
 import roller
 from roller.cli.common import JsonOption, SetOption, check_choice, console, print_json, read_operator_rows, seconds
-from roller.cli.output_files import check_outputs
+from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
 from roller.cli.sensitivity import BatchOption, FilterOption, OperatorsArgument
 from roller.cli.sweep import PolicyOption, PricesOption
 from roller.cli.training_options import parse_devices
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from roller.insight.device_comparison import Comparison
@@ -58,7 +58,7 @@ def compare_command(
     check_choice("--policy", policy, ("library", "roller"))
     check_choice("--theme", theme, tuple(device_comparison.THEMES))
     known = None if prices is None else read_rate_card(prices)
-    check_outputs([Path(operators), *filter(None, [prices])], {"--csv": csv, "--picture": picture})
+    check_output_paths([Path(operators), *filter(None, [prices])], {"--csv": csv, "--picture": picture})
     if picture is not None:
         check_picture_path(picture)
     if operators.endswith((".yaml", ".yml")):
@@ -85,12 +85,12 @@ def compare_command(
     screen = console()
     whose = "kernels of libraries" if policy == "library" else "constructed kernels"
     screen.say(f"{operators}: predicted, {whose}, at the clock that lasts")
-    screen.print(_table(found))
+    screen.print(_times_and_costs_table(found))
     for note in (*found.notes, *(known.old_rate_notes(found.devices) if known is not None else ())):
         screen.say(note)
 
 
-def _table(found: Comparison) -> Table:
+def _times_and_costs_table(found: Comparison) -> Table:
     """Return a table with a row per operator; each device has a column for the time and, if known, one for the cost."""
     table = Table(box=box.SIMPLE)
     table.add_column("operator")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import roller
-from roller.backends.devices import is_reachable
+from roller.backends.devices import is_reachable_device_name
 from roller.cli.cache import local_time_text
 from roller.cli.common import (
     DeterministicOption,
@@ -19,6 +19,7 @@ from roller.cli.common import (
     TopKOption,
     accuracy_notes,
     candidate_json,
+    candidate_status_legend,
     candidates_table,
     check_writable,
     console,
@@ -26,7 +27,6 @@ from roller.cli.common import (
     prediction_text,
     print_json,
     seconds,
-    status_legend,
 )
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.targets import is_simulated_device, target_for
@@ -79,8 +79,8 @@ def compile_command(
     spec = load_device_spec(device, settings)
     kernel = roller.compile(
         expr,
-        device=device if is_reachable(device) else spec,
-        spec=spec if is_reachable(device) else None,
+        device=device if is_reachable_device_name(device) else spec,
+        spec=spec if is_reachable_device_name(device) else None,
         top_k=top_k,
         cache=cache,
         deterministic=deterministic,
@@ -109,7 +109,7 @@ def compile_command(
         return
     screen = console()
     screen.print(candidates_table(kernel.candidates, f"{expr} on {spec.title}", best.id if best else None))
-    for line in status_legend(kernel.candidates):
+    for line in candidate_status_legend(kernel.candidates):
         screen.print(line)
     if best is not None and best.status == "checked":
         screen.print(f"{prediction_text(kernel.estimate)}; built and checked, not timed: it was not in question")

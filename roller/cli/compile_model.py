@@ -14,7 +14,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.backends.devices import is_reachable
+from roller.backends.devices import is_reachable_device_name
 from roller.cli.common import (
     DeterministicOption,
     JsonOption,
@@ -24,29 +24,29 @@ from roller.cli.common import (
     WorkersOption,
     check_choice,
     console,
-    first_line,
     load_device_spec,
     print_json,
     seconds,
+    truncated_first_line,
 )
 from roller.cli.compile import DOUBTFUL_RULE
-from roller.cli.spec_notes import note_unprobed_processor
+from roller.cli.device_spec_warnings import note_unprobed_processor
 from roller.cli.verbosity import is_quiet
 from roller.compiler.autotune.proving import PROVE_ALL_S
 from roller.errors import LaunchError, ModelError, UnsupportedError, counted
 from roller.hardware import THIS_MACHINE, load_spec
-from roller.models.arguments import FALLBACKS
+from roller.models.argument_validation import FALLBACKS
 from roller.models.batch.progress import GOES_ON
 from roller.models.graph.program_steps import Foreign
 from roller.runtime.disturbance import count_alike_texts
-from roller.runtime.replace_model import check_replaceable, replace_model_folder
+from roller.runtime.replace_saved_model import check_replaceable, replace_model_folder
 from roller.targets import canonical_device_name
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
     from roller.models.compiled_model import CompiledModel
-    from roller.models.graph.nodes import Graph
-    from roller.models.graph.parts import Refused
+    from roller.models.graph.lowered_parts import RefusedNode
+    from roller.models.graph.model_graph import Graph
     from roller.models.graph.program_steps import Program
     from roller.models.session.gpu_bundle import Expected
 
@@ -131,7 +131,7 @@ def compile_model_command(
         check_replaceable(out, force)
     try:
         if list_unsupported:
-            return _list_unsupported(_read_graph(model, batch, shapes, as_json, fallback), as_json)
+            return _list_unsupported(_read_graph_or_exit(model, batch, shapes, as_json, fallback), as_json)
         made = compile_or_list_unsupported(
             model, _device_or_changed_spec(device, settings), batch, shapes, fallback, as_json, top_k=top_k,
             budget_s=budget,
@@ -139,15 +139,15 @@ def compile_model_command(
             prove_s=0.0 if out is None else prove_s, remeasure=remeasure,
         )  # fmt: skip
         if out is not None:
-            expected = _expected_results(made, model) if made.spec.traits.discrete else ()
+            expected = _onnxruntime_results(made, model) if made.spec.traits.discrete else ()
             with replace_model_folder(out, force) as target:
                 made.save(target, expected)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(*(stop.args or (f"interrupted.{f' {GOES_ON}' if cache else ''}",))) from None
     if as_json:
-        print_json(_summary(made, out))
+        print_json(_compiled_model_json(made, out))
     else:
-        _print(made, out)
+        _print_compiled_model(made, out)
 
 
 def compile_or_list_unsupported(
@@ -163,10 +163,10 @@ def compile_or_list_unsupported(
         _LOG.info("reading %s", model)
 
     def read_and_partition() -> Program:
-        return _partition_or_exit(_read_graph(model, batch, shapes, as_json, fallback), fallback, as_json)
+        return _partition_or_exit(_read_graph_or_exit(model, batch, shapes, as_json, fallback), fallback, as_json)
 
     # Read before the compilation starts, so that no progress bar is printed above the list of unsupported nodes.
-    program = stages.load_or_make_program(
+    program = stages.load_or_partition_program(
         read_and_partition, model, batch, parse_shapes(shapes), noted=how.cache and fallback is None
     )
     return stages.compile_for_device(program, device, how)
@@ -174,7 +174,7 @@ def compile_or_list_unsupported(
 
 def _device_or_changed_spec(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
     """Return the device's name, or its changed specification if ``settings`` override values."""
-    if settings and is_reachable(name):
+    if settings and is_reachable_device_name(name):
         raise UsageError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
     if settings:
         return load_device_spec(name, settings)
@@ -183,7 +183,7 @@ def _device_or_changed_spec(name: str, settings: Sequence[str] | None) -> str | 
     return name
 
 
-def _read_graph(
+def _read_graph_or_exit(
     model: Path, batch: int | None, shapes: Sequence[str] | None, as_json: bool, fallback: str | None = None
 ) -> Graph:
     """Return the model's graph; if nodes are unsupported, list them all and exit with code 2."""
@@ -200,12 +200,12 @@ def _read_graph(
         raise typer.Exit(2) from None
 
 
-def _expected_results(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
+def _onnxruntime_results(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
     """Return ONNX Runtime's results for checking a GPU bundle; if there are none, print why and return ``()``."""
-    from roller.models.reference_outputs import expected_of
+    from roller.models.onnxruntime_reference import make_random_expected_outputs
 
     try:
-        return (expected_of(model, made.plan.program),)
+        return (make_random_expected_outputs(model, made.plan.program),)
     except LaunchError as err:
         typer.echo(f"The bundle holds nothing to check results against: {err}", err=True)
         return ()
@@ -267,7 +267,7 @@ def _list_unsupported(graph: Graph, as_json: bool) -> None:
         raise typer.Exit(2)
 
 
-def _print_unsupported_nodes(graph: Graph, refused: Sequence[Refused], as_json: bool) -> None:
+def _print_unsupported_nodes(graph: Graph, refused: Sequence[RefusedNode], as_json: bool) -> None:
     rows = [{"node": r.node.name or r.node.outputs[0], "operator": r.node.op, "reason": r.reason} for r in refused]
     if as_json:
         print_json({"model": graph.name, "nodes": len(graph.nodes), "unsupported": rows})
@@ -284,7 +284,7 @@ def _print_unsupported_nodes(graph: Graph, refused: Sequence[Refused], as_json: 
     screen.print("Add --fallback onnxruntime to run these nodes, and only these, with ONNX Runtime.")
 
 
-def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
+def _compiled_model_json(made: CompiledModel, out: Path | None) -> dict[str, Any]:
     return {
         "model": made.plan.program.name,
         "device": made.spec.name,
@@ -307,7 +307,7 @@ def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
 _STAGES = {"coschedule": "choosing what runs side by side"}
 
 
-def _print(made: CompiledModel, out: Path | None) -> None:
+def _print_compiled_model(made: CompiledModel, out: Path | None) -> None:
     screen, rows, program = console(), made.rows, made.plan.program
     total = sum(row["share_s"] for row in rows)
     table = Table(title=f"{program.name} on {made.spec.title}", box=box.SIMPLE, title_justify="left")
@@ -318,12 +318,12 @@ def _print(made: CompiledModel, out: Path | None) -> None:
     for row in rows[:_SHOWN]:
         share = f"{100 * row['share_s'] / (total or 1.0):.1f} %"
         table.add_row(share, str(row["runs"]), seconds(row["predicted_s"]), seconds(row["measured_s"]),
-                      row["bottleneck"], row["origin"], first_line(row["label"], 60))  # fmt: skip
+                      row["bottleneck"], row["origin"], truncated_first_line(row["label"], 60))  # fmt: skip
     if rows:
         screen.print(table)
     if len(rows) > _SHOWN:
         more = counted(len(rows) - _SHOWN, "more kernel")
-        screen.print(f"and {more} with {_percent_not_shown(rows, total):.1f} % of the predicted time")
+        screen.print(f"and {more} with {_percent_of_time_not_shown(rows, total):.1f} % of the predicted time")
     origins = ", ".join(f"{made.batch.count(o)} {o}" for o in sorted(set(made.batch.origins.values())))
     meant = "; ".join(f"{o} = {ORIGINS[o]}" for o in sorted(set(made.batch.origins.values())))
     if rows:
@@ -361,5 +361,5 @@ def _count_disturbances(made: CompiledModel) -> dict[str, int]:
     return dict(count_alike_texts([a.doubt.rpartition(": ")[0] or a.doubt for a in made.artifacts.values() if a.doubt]))
 
 
-def _percent_not_shown(rows: Sequence[Mapping[str, Any]], total: float) -> float:
+def _percent_of_time_not_shown(rows: Sequence[Mapping[str, Any]], total: float) -> float:
     return float(100 * sum(row["share_s"] for row in rows[_SHOWN:]) / total)

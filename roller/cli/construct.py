@@ -16,14 +16,14 @@ from roller.cli.common import (
     TopKOption,
     accuracy_notes,
     candidate_json,
+    candidate_status_legend,
     candidates_table,
     console,
     load_device_spec,
     print_json,
-    size_notes,
-    status_legend,
+    size_limit_notes,
 )
-from roller.perf.matrix_unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 
 StatsOption = Annotated[bool, typer.Option("--stats", help="Also print the time that construction took.")]
 
@@ -42,7 +42,11 @@ def construct_command(
     start = time.process_time()
     candidates = roller.construct(expr, device=spec, options=roller.ConstructOptions(top_k=top_k))
     seconds = time.process_time() - start
-    notes = [*accuracy_notes(c.program for c in candidates), *size_notes(expr, spec), *unit_notes([expr], spec)]
+    notes = [
+        *accuracy_notes(c.program for c in candidates),
+        *size_limit_notes(expr, spec),
+        *notes_on_matrix_unit([expr], spec),
+    ]
     if as_json:
         rows = [candidate_json(c) for c in candidates]
         search = {"stats": {"processor_s": seconds}} if stats else {}
@@ -50,7 +54,7 @@ def construct_command(
         return
     screen = console()
     screen.print(candidates_table(candidates, f"{expr} on {spec.title}: predicted, not measured"))
-    for line in status_legend(candidates):
+    for line in candidate_status_legend(candidates):
         screen.print(line)
     screen.print("names, for `roller predict --program` and `roller explain --why-not`, in single quotes:")
     for rank, c in enumerate(candidates, 1):

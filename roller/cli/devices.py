@@ -10,15 +10,15 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.backends.devices import is_reachable
+from roller.backends.devices import is_reachable_device_name
 from roller.cli.common import JsonOption, SetOption, UsageError, console, load_device_spec, print_json
-from roller.cli.spec_notes import unprobed_note
+from roller.cli.device_spec_warnings import unprobed_note
 from roller.errors import counted
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec
-from roller.hardware.capacity import device_memory_capacity
 from roller.hardware.consistency import spec_warnings
-from roller.hardware.detect import profile_files
-from roller.hardware.peaks import peak_flops_per_s, peak_report_lines
+from roller.hardware.detect import profile_file_paths
+from roller.hardware.memory_capacity import device_memory_capacity
+from roller.hardware.peaks import peak_flops_and_instruction_class, peak_report_lines
 from roller.hardware.reader import spec_path
 from roller.hardware.spec import settable_fields
 from roller.targets import canonical_device_name
@@ -34,15 +34,15 @@ def devices_command(show: ShowOption = None, as_json: JsonOption = False, settin
         if as_json:
             print_json({**spec.to_dict(), "files": files})
         else:
-            _show(spec, files)
+            _print_device(spec, files)
         return
     if settings:
         raise UsageError("--set: expected --show DEVICE beside it. Name the device whose number to override.")
     specs = [load_spec(name) for name in (THIS_MACHINE, *list_specs())]
     if as_json:
-        print_json([_summary(spec) for spec in specs])
+        print_json([_device_json(spec) for spec in specs])
     else:
-        console().print(_summary_table(specs))
+        console().print(_devices_table(specs))
         note = unprobed_note(specs[0])
         if note:
             console().say(note)
@@ -51,14 +51,14 @@ def devices_command(show: ShowOption = None, as_json: JsonOption = False, settin
 def _spec_files(name: str, spec: DeviceSpec) -> tuple[Path, ...]:
     """Return the files that contain a device's values."""
     if canonical_device_name(name) == THIS_MACHINE:
-        return profile_files(spec)
-    return (spec_path(spec.name if is_reachable(name) else name),)
+        return profile_file_paths(spec)
+    return (spec_path(spec.name if is_reachable_device_name(name) else name),)
 
 
-def _show(spec: DeviceSpec, files: list[str]) -> None:
+def _print_device(spec: DeviceSpec, files: list[str]) -> None:
     """Print a device's values, the peaks derived from them, and suspicious values."""
     screen = console()
-    screen.print(_numbers_table(spec))
+    screen.print(_spec_values_table(spec))
     for path in files:
         screen.print(f"from {path}", soft_wrap=True)
     screen.say("What follows from these numbers; hold it against the datasheet:")
@@ -71,8 +71,8 @@ def _show(spec: DeviceSpec, files: list[str]) -> None:
     screen.say(f"{spec.name}: valid" + (f", with {counted(len(doubts), 'suspicion')}" if doubts else ""))
 
 
-def _summary(spec: DeviceSpec) -> dict[str, Any]:
-    half = peak_flops_per_s(spec, "float16")
+def _device_json(spec: DeviceSpec) -> dict[str, Any]:
+    half = peak_flops_and_instruction_class(spec, "float16")
     return {
         "name": spec.name,
         "kind": spec.kind,
@@ -87,7 +87,7 @@ def _summary(spec: DeviceSpec) -> dict[str, Any]:
     }
 
 
-def _summary_table(specs: list[DeviceSpec]) -> Table:
+def _devices_table(specs: list[DeviceSpec]) -> Table:
     title = "Devices (effective numbers; roller devices --show NAME for their sources)"
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
     table.add_column("name")
@@ -97,7 +97,7 @@ def _summary_table(specs: list[DeviceSpec]) -> Table:
     table.add_column("numbers by source")
     table.add_column("description")
     for spec in specs:
-        row = _summary(spec)
+        row = _device_json(spec)
         target = row["target"].get("arch") or row["target"]["mcpu"]
         counts = ", ".join(f"{n} {source}" for source, n in sorted(row["sources"].items()))
         peak, bandwidth = row["peak_flops_per_s"] / 1e12, row["bandwidth_bytes_per_s"] / 1e9
@@ -108,7 +108,7 @@ def _summary_table(specs: list[DeviceSpec]) -> Table:
     return table
 
 
-def _numbers_table(spec: DeviceSpec) -> Table:
+def _spec_values_table(spec: DeviceSpec) -> Table:
     target = " ".join(f"{k}={v}" for k, v in spec.target.items())
     table = Table(title=f"{spec.name}: {spec.title}; {target}", box=box.SIMPLE, title_justify="left")
     table.add_column("field")

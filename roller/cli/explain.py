@@ -21,7 +21,7 @@ from roller.cli.common import (
 )
 from roller.errors import TileError
 from roller.explanation.explanation import ordered_sections
-from roller.explanation.render_sections import WIDTH, Section, section_lines
+from roller.explanation.render_sections import WIDTH, ExplanationSection, section_text_lines
 from roller.explanation.why_not import comparison_sections
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _explain_why_not(expr: roller.TensorExpr, spec: DeviceSpec, text: str) -> Wh
     return roller.why_not(expr, spec, parse_tiles(tiles, "--why-not"), fragment=given.get("fragment"), **how)
 
 
-def _show(found: Sequence[Section], data: dict[str, Any], as_json: bool) -> None:
+def _show(found: Sequence[ExplanationSection], data: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
@@ -92,5 +92,5 @@ def _show(found: Sequence[Section], data: dict[str, Any], as_json: bool) -> None
     for section in found:
         title = textwrap.fill(section.title, width, break_on_hyphens=False)
         screen.print(f"\n{title}", style="bold", soft_wrap=True)
-        for line in section_lines(section, width):
+        for line in section_text_lines(section, width):
             screen.print(line, soft_wrap=True)

@@ -14,7 +14,7 @@ from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.compile_model import ShapeOption, parse_shapes
 from roller.cli.progress import track_progress
 from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
-from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import (
     MIB,
     AmpOption,
@@ -24,7 +24,7 @@ from roller.cli.training_options import (
     DevicesOption,
     Tf32Option,
     TorchReleaseOption,
-    memory_text,
+    monitor_memory_text,
     parse_amps,
     parse_batches,
     parse_checkpoints,
@@ -32,7 +32,7 @@ from roller.cli.training_options import (
     trace_step_of_file,
     training_combinations,
 )
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 from roller.hardware import DeviceSpec
 
 FileArgument = Annotated[
@@ -91,14 +91,14 @@ def forecast_command(
         policy,
         parse_shapes(shapes), calls, ScriptRun(given or [], yes, patience), tf32, torch_release,
     )  # fmt: skip
+    from roller.insight.trace.entry_file_providers import is_script
     from roller.insight.trace.progress import listening
-    from roller.insight.trace.providers import is_script
 
     asked.script.check(file, file.suffix != ".onnx" and is_script(file))
     forecasts = _forecast_models if file.suffix == ".onnx" else _forecast_steps
     total = len(asked.devices) * len(asked.batches) * len(asked.amps) * len(asked.checkpoints)
     found = []
-    with track_progress("forecast", total) as done, listening(done.within), redirect_stdout_to_stderr():
+    with track_progress("forecast", total) as done, listening(done.report_step_share), redirect_stdout_to_stderr():
         for x in forecasts(file, asked):
             found.append(x)
             done(f"{x.device}, batch {x.batch}")
@@ -169,7 +169,7 @@ def _table(found: list[Any]) -> Table:
 
 def _memory_text(x: Any) -> str:
     if hasattr(x, "memory"):
-        return memory_text(x.memory)
+        return monitor_memory_text(x.memory)
     return f"{(x.weights_bytes + x.arena_bytes) / MIB:.0f} MiB"
 
 

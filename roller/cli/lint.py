@@ -11,7 +11,7 @@ from rich.table import Table
 from roller.cli.common import DeviceOption, JsonOption, SetOption, console, load_device_spec, print_json
 from roller.cli.compile_model import ShapeOption, parse_shapes
 from roller.errors import counted
-from roller.insight.cost.padding import LEAST_GAIN, LEAST_SHARE
+from roller.insight.cost.worthwhile_size_padding import LEAST_GAIN, LEAST_SHARE
 from roller.insight.lint import Lint, lint
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.")]
@@ -57,13 +57,13 @@ def lint_command(
         f"{found.examined} of them with at least {LEAST_SHARE:.0%} of the time and a size that could grow"
     )
     if found.advice:
-        screen.print(_table(found))
+        screen.print(_advice_table(found))
         screen.say("predicted for each kernel alone; zeros change no result; * is no weight: whoever calls pads it")
     else:
         screen.say(f"nothing to gain: no padding makes one of them {least_gain:g} times as fast")
 
 
-def _table(found: Lint) -> Table:
+def _advice_table(found: Lint) -> Table:
     table = Table("kernel", "runs", "share", "pad", "faster", "operations", "model", "bound", box=None)
     for a in found.advice:
         bound = a.resource if a.resource == a.padded_resource else f"{a.resource}, then {a.padded_resource}"

@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from roller import __version__
-from roller.cli.terminal import escape_terminal_output
-from roller.cli.usage import UsageError
+from roller.cli.lazy_commands import CommandGroup
+from roller.cli.terminal_escaping import escape_terminal_output
+from roller.cli.usage_error import UsageError
 from roller.cli.verbosity import QuietOption, VerboseOption, attach_progress_handler, is_verbose, set_verbosity
-from roller.cli.verbs import Verbs
 from roller.errors import RollerError, RollerWarning, bounded
 
 #: Errors of the operating system for a path that cannot exist or be read.
@@ -31,7 +31,7 @@ _YOUNG_OBJECTS = 50_000
 
 app = typer.Typer(
     name="roller",
-    cls=Verbs,
+    cls=CommandGroup,
     help="Construct, rank and compile tensor programs that are aligned with the hardware.",
     epilog=_EXIT_CODES,
     no_args_is_help=True,
@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"roller {__version__}")
         raise typer.Exit
@@ -58,7 +58,7 @@ def _apply_global_options(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
     operators: Annotated[
         bool,
@@ -71,7 +71,7 @@ def _apply_global_options(
     set_verbosity(quiet=quiet, verbose=verbose)
 
 
-def _warning(
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Format a warning as one line without its source location, which does not help users."""
@@ -83,7 +83,7 @@ def _warning(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
-    warnings.formatwarning = _warning
+    warnings.formatwarning = _format_warning
     attach_progress_handler()
     with escape_terminal_output():
         _run_and_print_errors(arguments)

@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.output_files import check_outputs
+from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
 from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
-from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import (
     LARGEST,
     MIB,
@@ -23,7 +23,7 @@ from roller.cli.training_options import (
     DevicesOption,
     EntryArgument,
     TorchReleaseOption,
-    memory_text,
+    monitor_memory_text,
     parse_amps,
     parse_batches,
     parse_checkpoints,
@@ -32,7 +32,7 @@ from roller.cli.training_options import (
     training_combinations,
     write_memory_snapshot,
 )
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 from roller.errors import ModelError, NoCandidateError
 from roller.hardware import DeviceSpec
 
@@ -73,7 +73,7 @@ def memory_command(
     `--batch max` searches for the largest batch that fits: one more sample does not fit.
     """
     from roller.insight.memory.settings import AllocatorSettings
-    from roller.insight.trace.providers import is_script
+    from roller.insight.trace.entry_file_providers import is_script
 
     specs, sizes = parse_devices(devices, settings), parse_batches(batches, largest=True)
     ways = list(training_combinations(parse_amps(amp), parse_checkpoints(checkpoint)))
@@ -84,7 +84,7 @@ def memory_command(
         )
     if snapshot is not None and len(specs) * len(sizes) * len(ways) != 1:
         raise UsageError("--snapshot: expected one device, batch and way of training, got several. Name one of each.")
-    check_outputs([file], {"--snapshot": snapshot})
+    check_output_paths([file], {"--snapshot": snapshot})
     script = ScriptRun(given or [], yes, patience)
     script.check(file, is_script(file))
     step = trace_step_of_file(file, calls, script, torch_release=torch_release)
@@ -103,18 +103,18 @@ def memory_command(
     if len(failed) == len(rows):
         raise failed[0]
     if snapshot is not None:
-        _write(step, rows[0], specs[0][0], conf, snapshot)
+        _write_row_snapshot(step, rows[0], specs[0][0], conf, snapshot)
     if as_json:
         print_json([row.to_dict() for row in rows])
         return
     screen = console()
     screen.say(f"{file.name}: predicted")
-    screen.print(_table(rows))
+    screen.print(_memory_table(rows))
     said: dict[str, None] = {}
     for row in rows:
         if row.memory is not None and top:
-            screen.print(_holders(row, top))
-        for line in (*row.advice(step, conf), *row.split_monitor_error(), *row.notes):
+            screen.print(_peak_holders_table(row, top))
+        for line in (*row.advice(step, conf), *row.monitor_error_lines(), *row.notes):
             if line not in said:
                 said[line] = None
                 screen.say(line)
@@ -181,7 +181,7 @@ class MemoryRow:
                 tried = step.memory(self.spec, batch=self.batch, amp=amp, checkpoint=checkpoint, settings=conf)
             except ModelError:  # no repeated blocks, so nothing to checkpoint
                 continue
-            lines.append(f"  {words}: {memory_text(tried)}")
+            lines.append(f"  {words}: {monitor_memory_text(tried)}")
         try:
             largest = step.max_batch(self.spec, amp=self.amp, checkpoint=self.checkpoint, settings=conf).batch
             lines.append(f"  the largest batch that fits as it is: {largest}")
@@ -189,7 +189,7 @@ class MemoryRow:
             lines.append("  not even one sample fits as it is")
         return lines
 
-    def split_monitor_error(self) -> list[str]:
+    def monitor_error_lines(self) -> list[str]:
         """Return at most one line; it splits the monitor figure's error into the model's and the environment's."""
         memory = self.memory
         if memory is None or not memory.fits or not memory.context_most_bytes:
@@ -239,7 +239,7 @@ class MemoryRow:
         }  # fmt: skip
 
 
-def _table(rows: list[MemoryRow]) -> Table:
+def _memory_table(rows: list[MemoryRow]) -> Table:
     from roller.insight.memory.largest_batch import device_capacity_bytes
 
     columns = (
@@ -254,11 +254,11 @@ def _table(rows: list[MemoryRow]) -> Table:
             continue
         peak = row.memory.peak
         levels = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes)
-        table.add_row(*first, *(f"{n / MIB:.1f} MiB" for n in levels), memory_text(row.memory), capacity)
+        table.add_row(*first, *(f"{n / MIB:.1f} MiB" for n in levels), monitor_memory_text(row.memory), capacity)
     return table
 
 
-def _holders(row: MemoryRow, top: int) -> Table:
+def _peak_holders_table(row: MemoryRow, top: int) -> Table:
     assert row.memory is not None
     title = f"{row.device}, batch {row.batch}: who holds the bytes at the peak"
     table = Table("kind", "module", "line", "tensors", "MiB", title=title, box=None)
@@ -273,6 +273,8 @@ def _holders(row: MemoryRow, top: int) -> Table:
     return table
 
 
-def _write(step: TracedStep, row: MemoryRow, spec: DeviceSpec, conf: AllocatorSettings | None, path: Path) -> None:
+def _write_row_snapshot(
+    step: TracedStep, row: MemoryRow, spec: DeviceSpec, conf: AllocatorSettings | None, path: Path
+) -> None:
     traced = step.at(batch=row.batch or None, device=spec, amp=row.amp, checkpoint=row.checkpoint)
     write_memory_snapshot(traced.as_run(spec), spec, path, conf)

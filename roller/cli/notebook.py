@@ -81,10 +81,10 @@ def load_ipython_extension(shell: Any) -> None:
     shell
         The shell that ``%load_ext`` passes.
     """
-    shell.register_magic_function(_profile_magic(shell), "line_cell", "roller_profile")
+    shell.register_magic_function(_make_profile_magic(shell), "line_cell", "roller_profile")
 
 
-def _profile_magic(shell: Any) -> Callable[..., StepProfile | None]:
+def _make_profile_magic(shell: Any) -> Callable[..., StepProfile | None]:
     from IPython.core.error import UsageError
     from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
@@ -141,7 +141,7 @@ def _cell_name_of_file(shell: Any, file: str) -> str:
     return str(found[1]) if found else ""
 
 
-def _running_cell(shell: Any) -> str:
+def _running_cell_name(shell: Any) -> str:
     """Return the running cell's name, from its frame: some IPython releases have already increased the counter."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -156,7 +156,7 @@ def _compile_cell(shell: Any, cell: str) -> tuple[CodeType, str]:
     # IPython drops the magic's line and blank ones after it; add them back, so that line numbers are the notebook's.
     blank = next((n for n, line in enumerate(cell.splitlines()) if line.strip()), 0)
     source = "\n" * (1 + blank) + shell.transform_cell(cell)
-    name = _running_cell(shell)
+    name = _running_cell_name(shell)
     file = shell.compile.cache(source, int(re.sub(r"\D", "", name)), raw_code=cell)
     try:
         return compile(source, file, "exec"), name

@@ -37,7 +37,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 def _read_checked_array(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     """Return an array after checking that its header's size equals the stored bytes."""
     with file.open(member) as data:
-        shape, dtype = _header(data)
+        shape, dtype = _read_npy_header(data)
         size, held = math.prod(shape) * dtype.itemsize, member.file_size - data.tell()
         if size != held:
             raise ValueError(f"'{member.filename}' has {held} bytes, but its header gives {size}")
@@ -46,7 +46,7 @@ def _read_checked_array(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.nd
     return found
 
 
-def _header(data: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _read_npy_header(data: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     version = np.lib.format.read_magic(data)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:

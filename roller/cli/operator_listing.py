@@ -29,10 +29,10 @@ def operator_lines() -> list[str]:
     """
     lines = ["Operators, as OP of construct, compile, predict and sensitivity; what has no default must be given:"]
     for name, function in sorted(REGISTRY.items()):
-        arguments = [_argument(p) for p in inspect.signature(function).parameters.values()]
+        arguments = [_parameter_text(p) for p in inspect.signature(function).parameters.values()]
         text = f"{name}({', '.join(arguments)})"
         lines += ["", *textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent=_INDENT)]
-        lines += textwrap.wrap(_summary(function), _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        lines += textwrap.wrap(_docstring_summary(function), _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
     lines += ["", "Steps of epilogue=('bias', 'relu') and functions of elementwise, in the order they are applied:"]
     steps = [
         "bias (one number per output channel)",
@@ -41,13 +41,13 @@ def operator_lines() -> list[str]:
     return lines + textwrap.wrap(", ".join(steps), _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
-def _argument(parameter: inspect.Parameter) -> str:
+def _parameter_text(parameter: inspect.Parameter) -> str:
     if parameter.default is inspect.Parameter.empty:
         return parameter.name
     return f"{parameter.name}={parameter.default!r}"
 
 
-def _summary(function: object) -> str:
+def _docstring_summary(function: object) -> str:
     return (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "'")
 
 

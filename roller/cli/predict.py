@@ -18,9 +18,9 @@ from roller.cli.common import (
     prediction_json,
     prediction_text,
     print_json,
-    terms_table,
+    time_terms_table,
 )
-from roller.perf.matrix_unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 
 TileOption = Annotated[
     list[str] | None,
@@ -74,13 +74,13 @@ def predict_command(
         warm=warm or (),
         policy=policy,
     )
-    notes = list(unit_notes([expr], spec, ours=policy is None and (fragment is not None or bool(program))))
+    notes = list(notes_on_matrix_unit([expr], spec, ours=policy is None and (fragment is not None or bool(program))))
     if as_json:
         print_json({"expression": str(expr), "device": spec.name, **prediction_json(estimate), "notes": notes})
         return
     screen = console()
     screen.say(f"{expr} on {spec.title}: terms of the prediction")
-    screen.print(terms_table(estimate))
+    screen.print(time_terms_table(estimate))
     screen.say(prediction_text(estimate))
     for note in notes:
         screen.say(note)

@@ -12,16 +12,23 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from roller.backends.devices import is_reachable
+from roller.backends.devices import is_reachable_device_name
 from roller.cli.common import JsonOption, SetOption, UsageError, console, print_json
 from roller.cli.probe_checks import QUICK_MARK, check_options, check_spec_output, refuse_quick_over_full
 from roller.cli.progress import track_progress
 from roller.hardware import THIS_MACHINE, DeviceSpec
-from roller.hardware.detect import detect_unprobed
+from roller.hardware.detect import detect_cpu_without_probe
 from roller.hardware.profile_location import profile_path
 from roller.hardware.spec import settable_fields
-from roller.probing import Probe, insert_measured_values, mark_errors_validated, probes, save_spec, spec_to_yaml
-from roller.probing.run import QUICK_ROUNDS, ROUNDS, Report, run_probes
+from roller.probing import (
+    Probe,
+    check_and_write_spec,
+    insert_measured_values,
+    mark_errors_validated,
+    probes,
+    spec_to_yaml,
+)
+from roller.probing.run_probes import QUICK_ROUNDS, ROUNDS, ProbeReport, run_probes
 from roller.runtime.clock import SystemClock
 from roller.targets import canonical_device_name
 
@@ -65,12 +72,12 @@ def probe_command(
     device = None if device is None else canonical_device_name(device)
     check_options(device, out, quick, bundle, nearest, results, settings)
     device = device or THIS_MACHINE
-    if bundle is not None or results is not None or is_reachable(device):
+    if bundle is not None or results is not None or is_reachable_device_name(device):
         _probe_gpu(device, out, quick, bundle, nearest, results, as_json, settings)
         return
     if settings:
         raise UsageError("--set: expected a GPU. This processor's facts come from the operating system.")
-    base = detect_unprobed()
+    base = detect_cpu_without_probe()
     if out is not None:
         check_spec_output(out, base.kind, base.machine)
     path = out or profile_path(base.machine)
@@ -79,11 +86,11 @@ def probe_command(
     report = _measure(base, QUICK_ROUNDS if quick else ROUNDS)
     if out is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-    save_spec(path, probed_spec_yaml(base, report, path.stem, quick))
+    check_and_write_spec(path, probed_spec_yaml(base, report, path.stem, quick))
     if as_json:
-        print_json(_as_json(path, report))
+        print_json(_probe_report_json(path, report))
     else:
-        _show(console(), base, report, path)
+        _print_probe_report(console(), base, report, path)
 
 
 def _probe_gpu(
@@ -92,11 +99,11 @@ def _probe_gpu(
 ) -> None:  # fmt: skip
     from roller.cli import probe_gpu
 
-    def show(base: DeviceSpec, report: Report, path: Path | None) -> None:
+    def show(base: DeviceSpec, report: ProbeReport, path: Path | None) -> None:
         if as_json:
-            print_json(_as_json(path, report))
+            print_json(_probe_report_json(path, report))
         else:
-            _show(console(), base, report, path)
+            _print_probe_report(console(), base, report, path)
 
     if bundle is not None:
         probe_gpu.write_probes(nearest or device, settings, bundle, as_json)
@@ -106,7 +113,7 @@ def _probe_gpu(
         probe_gpu.probe_device(device, settings, out, quick, show)
 
 
-def probed_spec_yaml(base: DeviceSpec, report: Report, name: str, quick: bool = False) -> str:
+def probed_spec_yaml(base: DeviceSpec, report: ProbeReport, name: str, quick: bool = False) -> str:
     """Return the YAML of a probed processor's specification: measured values, otherwise detected or assumed ones."""
     now = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     mark = f" {QUICK_MARK}" if quick else ""
@@ -117,7 +124,7 @@ def probed_spec_yaml(base: DeviceSpec, report: Report, name: str, quick: bool = 
     return mark_errors_validated(text, name)
 
 
-def _measure(base: DeviceSpec, rounds: int) -> Report:
+def _measure(base: DeviceSpec, rounds: int) -> ProbeReport:
     from roller.probing.cpu import CpuSession
 
     chosen: tuple[Probe, ...] = probes("cpu")
@@ -125,7 +132,7 @@ def _measure(base: DeviceSpec, rounds: int) -> Report:
         return run_probes(chosen, session, base, rounds, progress, SystemClock().load)
 
 
-def _show(screen: Console, base: DeviceSpec, report: Report, path: Path | None) -> None:
+def _print_probe_report(screen: Console, base: DeviceSpec, report: ProbeReport, path: Path | None) -> None:
     table = Table(title=f"{base.description}: measured in {report.wall_s:.0f} s", box=box.SIMPLE, title_justify="left")
     table.add_column("field")
     for name in ("measured", "spread", "windows", "before"):
@@ -147,7 +154,7 @@ def _show(screen: Console, base: DeviceSpec, report: Report, path: Path | None) 
     screen.print(f"written to {path}" if path else "written nowhere: give --out FILE.yaml", soft_wrap=True)
 
 
-def _as_json(path: Path | None, report: Report) -> dict[str, Any]:
+def _probe_report_json(path: Path | None, report: ProbeReport) -> dict[str, Any]:
     return {
         "path": None if path is None else str(path),
         "wall_s": report.wall_s,

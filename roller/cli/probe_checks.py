@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roller.backends.devices import is_reachable, parse
+from roller.backends.devices import is_reachable_device_name, parse_device_name
 from roller.cli.common import UsageError, check_writable
 from roller.core.files import read_text
 from roller.errors import ArtifactError, SpecError, did_you_mean
@@ -41,7 +41,7 @@ def _refuse_other_options(option: str, given: Path | None, others: dict[str, boo
 
 
 def _check_device(device: str | None) -> None:
-    if device is None or device == THIS_MACHINE or is_reachable(device):
+    if device is None or device == THIS_MACHINE or is_reachable_device_name(device):
         return
     known = list_specs()
     message = f"probe: expected 'cpu', 'cuda:N' or 'rocm:N', got '{device}'"
@@ -57,18 +57,18 @@ def _check_device(device: str | None) -> None:
 
 def _check_nearest(device: str | None, nearest: str | None) -> None:
     """Raise an error unless a bundle's nearest specification is a GPU's and has the device's kernel language."""
-    if nearest is None or is_reachable(nearest):
+    if nearest is None or is_reachable_device_name(nearest):
         return  # the device determines the specification, or the bundle's own check reports the error
     spec = load_spec(nearest)
     if not spec.traits.discrete:
         raise SpecError(f"--device: expected the specification of a GPU, got '{nearest}' of a {spec.kind}.")
     if device is None or device.lower() == nearest.lower():
         return
-    if not is_reachable(device):
+    if not is_reachable_device_name(device):
         raise SpecError(
             f"probe: expected 'cuda:N' or 'rocm:N' beside --device {nearest}, got '{device}'. Leave one of them out."
         )
-    language, expected = spec.target.get("language"), parse(device).target.language
+    language, expected = spec.target.get("language"), parse_device_name(device).target.language
     if expected not in ("", language):
         fitting = [n for n in list_specs() if load_spec(n).target.get("language") == expected]
         raise SpecError(

@@ -8,29 +8,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from roller.backends.devices import DeviceHandle, DeviceProperties, is_reachable, parse
+from roller.backends.devices import DeviceHandle, DeviceProperties, is_reachable_device_name, parse_device_name
 from roller.cli.common import console, load_device_spec, parse_overrides, print_json
 from roller.cli.probe_checks import check_spec_output
 from roller.cli.progress import track_progress
 from roller.errors import ArtifactError, SpecError
 from roller.hardware import DeviceSpec, list_specs, load_spec, parse_spec, spec_folder
-from roller.probing import insert_measured_values, probes, save_spec, spec_to_yaml
-from roller.probing.gpu.bundle import DeviceSession, create_bundle, read_device_properties, session_from_results
-from roller.probing.gpu.driver_numbers import choose_base_spec, with_driver_numbers
-from roller.probing.run import Report, run_probes
+from roller.probing import check_and_write_spec, insert_measured_values, probes, spec_to_yaml
+from roller.probing.gpu.bundle import (
+    LocalDeviceSession,
+    read_device_properties,
+    session_from_results,
+    write_probe_bundle,
+)
+from roller.probing.gpu.driver_numbers import choose_base_spec, correct_by_driver_numbers
+from roller.probing.run_probes import ProbeReport, run_probes
 from roller.targets import is_simulated_device
 
 #: Number of rounds of a full run on a device; each takes some seconds and repeats all timing windows.
 ROUNDS = 3
 
-Show = Callable[[DeviceSpec, Report, Path | None], None]
+Show = Callable[[DeviceSpec, ProbeReport, Path | None], None]
 
 
 def probe_device(device: str, settings: Sequence[str] | None, out: Path | None, quick: bool, show: Show) -> None:
     """Measure a GPU of this machine and write its specification to ``out`` if given."""
     if out is not None:
         check_spec_output(out, "gpu")
-    handle = parse(device)
+    handle = parse_device_name(device)
     parse_overrides(settings)  # raise on wrong settings before the device is opened
     if handle.target.pretends and out is not None:
         raise ArtifactError(f"device '{device}': its times are not measured. Leave --out out.")
@@ -39,19 +44,19 @@ def probe_device(device: str, settings: Sequence[str] | None, out: Path | None, 
         return _spec_of_properties(handle, properties, settings)
 
     rounds, chosen = 1 if quick else ROUNDS, probes("gpu")
-    with track_progress("probes", rounds * len(chosen)) as progress, DeviceSession(handle, describe) as session:
+    with track_progress("probes", rounds * len(chosen)) as progress, LocalDeviceSession(handle, describe) as session:
         report = run_probes(chosen, session, session.spec, rounds, progress)
     _save_and_show(session.spec, report, out, show, f"on {session.properties.name}")
 
 
 def write_probes(device: str, settings: Sequence[str] | None, folder: Path, as_json: bool) -> None:
     """Write a bundle of probes for a GPU elsewhere; ``device`` is the nearest known specification."""
-    if is_reachable(device):
+    if is_reachable_device_name(device):
         raise SpecError(
             f"--bundle: expected the name of the specification nearest to the device, got '{device}'. Give it with "
             "--device, e.g. --device h200 (`roller devices` lists them)."
         )
-    manifest = create_bundle(load_device_spec(device, settings), folder)
+    manifest = write_probe_bundle(load_device_spec(device, settings), folder)
     rows = manifest["plans"]
     missing = {r["name"]: r["reason"] for r in rows if r["image_sha256"] is None}
     if as_json:
@@ -78,7 +83,7 @@ def import_probes(results_path: Path, out: Path | None, show: Show) -> None:
         report = replace(
             report, remarks=(*report.remarks, "the run was not complete: run the bundle again to continue")
         )
-    spec = with_driver_numbers(session.spec, read_device_properties(results))
+    spec = correct_by_driver_numbers(session.spec, read_device_properties(results))
     _save_and_show(spec, report, out, show, f"on {results['device']}")
 
 
@@ -88,15 +93,15 @@ def _spec_of_properties(
     if handle.spec:
         return load_device_spec(handle.spec, settings)
     specs = [load_spec(name) for name in list_specs()]
-    spec = with_driver_numbers(choose_base_spec(properties, specs), properties)
+    spec = correct_by_driver_numbers(choose_base_spec(properties, specs), properties)
     return spec.with_overrides(parse_overrides(settings))
 
 
-def _save_and_show(spec: DeviceSpec, report: Report, out: Path | None, show: Show, where: str) -> None:
+def _save_and_show(spec: DeviceSpec, report: ProbeReport, out: Path | None, show: Show, where: str) -> None:
     if out is not None:
         today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
         stamp = f"probed {today} by roller probe {where}"
-        save_spec(out, insert_measured_values(base_spec_yaml(spec, out), report.values, stamp, str(out)))
+        check_and_write_spec(out, insert_measured_values(base_spec_yaml(spec, out), report.values, stamp, str(out)))
     show(spec, report, out)
 
 

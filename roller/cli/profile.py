@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.output_files import check_outputs
+from roller.cli.output_file_checks import check_output_paths
 from roller.cli.profile_difference import check_budget_and_exit, print_difference, read_budget_option
 from roller.cli.profile_hints import hints_with_costs, print_hints, read_rate_card_option
-from roller.cli.profile_sources import ProfileOptionsGiven, make_baseline_profile, make_profiles
 from roller.cli.profile_tables import print_profile
+from roller.cli.profiles_from_files import ProfileOptionsGiven, make_baseline_profile, make_profiles
 from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.sweep import PricesOption
-from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import (
     BatchesOption,
     CallsOption,
@@ -26,9 +26,9 @@ from roller.cli.training_options import (
     parse_batches,
     parse_checkpoints,
     parse_devices,
-    parse_words,
+    parse_word_list,
 )
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from roller.insight.rate_card import RateCard
@@ -136,8 +136,8 @@ def profile_command(
     A training script without these functions runs unchanged until its steps repeat; its own arguments follow `--`. It
     computes shapes only, so nothing is trained, in a process that can neither change files nor use the network.
     """
-    order = parse_words("--sort", sort, ("time", "memory"))[0]
-    precisions, again = parse_words("--amp", amp, ("fp32", "fp16", "bf16")), parse_checkpoints(checkpoint)
+    order = parse_word_list("--sort", sort, ("time", "memory"))[0]
+    precisions, again = parse_word_list("--amp", amp, ("fp32", "fp16", "bf16")), parse_checkpoints(checkpoint)
     sizes = [None if n is None else int(n) for n in parse_batches(batches)]
     asked = ProfileOptionsGiven(
         parse_devices(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure,
@@ -157,7 +157,7 @@ def profile_command(
         )
     if sarif is not None and budget is None:
         raise UsageError("--sarif: expected a --budget, got none. Name one.")
-    check_outputs([file, *filter(None, [budget, prices])], outputs)
+    check_output_paths([file, *filter(None, [budget, prices])], outputs)
     card, limits = read_rate_card_option(prices, hints), read_budget_option(budget)
     with redirect_stdout_to_stderr():
         found = make_profiles(file, asked, devices)
@@ -174,7 +174,7 @@ def profile_command(
     if as_json:
         print_json([part.to_data() for part in parts])
     for part in parts if not as_json else ():
-        _print(part, depth, top, order, file)
+        _print_profile_output(part, depth, top, order, file)
     if limits is not None:
         check_budget_and_exit(found[0], limits, sarif)
 
@@ -191,9 +191,9 @@ class _ProfileOutput:
     def to_data(self) -> dict[str, Any]:
         """Return the profile as JSON-ready data, under the key ``profile`` if hints or a difference come with it."""
         from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
-        from roller.insight.step_profile.profile_json import to_data
+        from roller.insight.step_profile.profile_json import profile_to_json_data
 
-        profile, card = to_data(self.profile), self.prices
+        profile, card = profile_to_json_data(self.profile), self.prices
         rate = None if card is None else card.devices.get(self.profile.device)
         more = hints_and_difference_data(self.profile, self.hints, self.difference, card.currency if card else "", rate)
         return {"profile": profile, **more} if more else profile
@@ -217,7 +217,7 @@ def _compare_and_add_hints(
     return _ProfileOutput(profile, compared, hints_with_costs(profile, card) if hints else None, card)
 
 
-def _print(parts: _ProfileOutput, depth: int, top: int, order: str, file: Path) -> None:
+def _print_profile_output(parts: _ProfileOutput, depth: int, top: int, order: str, file: Path) -> None:
     screen = console()
     if parts.difference is not None:
         print_difference(screen, parts.difference, top)

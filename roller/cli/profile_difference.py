@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 from roller.core.files import write_atomically
 from roller.errors import RollerError, printable
 
@@ -93,13 +93,13 @@ def read_budget_option(path: Path | None) -> Budget | None:
 
 def check_budget_and_exit(profile: StepProfile, budget: Budget, sarif_path: Path | None) -> None:
     """Print the exceeded limits, write them as SARIF if a file is named, and exit with code 1 if there are any."""
-    from roller.insight.step_profile.budget import changed_versions, check_budget, excesses_to_sarif
+    from roller.insight.step_profile.budget import changed_version_notes, check_budget, excesses_to_sarif
 
     try:
         found = check_budget(profile, budget)
     except RollerError as error:  # exit code 1 means an exceeded budget
         raise UsageError(str(error)) from error
-    causes = changed_versions(profile, budget) if found else ()
+    causes = changed_version_notes(profile, budget) if found else ()
     if sarif_path is not None:
         with write_atomically(sarif_path) as file:
             file.write(json.dumps(excesses_to_sarif(found, causes), indent=1).encode())

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from roller.cli.change_text import LONGEST_NAME, memory_text
+from roller.cli.step_change_text import LONGEST_NAME, memory_change_text
 from roller.cli.sweep import price_text
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 from roller.core.display import truncate_text
 from roller.errors import printable
 
@@ -47,7 +47,7 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
     for hint in answered:
         table.add_row(
             ("at most: " if hint.is_bound else "") + truncate_text(printable(hint.change), LONGEST_NAME),
-            f"{1e3 * hint.iteration_s:.3f} ms", _change_text(hint), memory_text(hint.memory),
+            f"{1e3 * hint.iteration_s:.3f} ms", _change_text(hint), memory_change_text(hint.memory),
             *("" if hint.price_after is None else price_text(hint.price_after) for _ in money),
             printable(hint.line), "" if hint.is_in_place else hint.rests_on,
         )  # fmt: skip
@@ -57,14 +57,14 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
         cost = [f" and {price_text(answered[0].price_before or 0.0)} {currency} a million {of}" for currency in money]
         screen.say(f"What would change it, compared with {now}{''.join(cost)}; all figures are {answered[0].kind}.")
         screen.print(table)
-    for sentence in (*_memory_reasons(answered), *_price_notes(profile, prices)):
+    for sentence in (*_unknown_memory_reasons(answered), *_price_notes(profile, prices)):
         screen.say(printable(sentence))
     for hint in hints:
         if hint.not_asked:
             screen.say(printable(f"{hint.change}: not asked: {hint.not_asked}"))
 
 
-def _memory_reasons(hints: list[Hint]) -> list[str]:
+def _unknown_memory_reasons(hints: list[Hint]) -> list[str]:
     """Return a sentence for each change whose memory effect is unknown for a specific reason."""
     effects = [(hint.change, hint.memory) for hint in hints]
     return [f"{change}: memory: {effect.reason}" for change, effect in effects if effect.has_specific_reason]

@@ -40,15 +40,15 @@ def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, or
     screen.say(printable(str(profile)))
     if profile.out_of_memory:
         screen.say(f"It does not fit: {printable(profile.out_of_memory)} Memory is that before the failure.")
-    screen.print(_tree(profile, depth, top, order, screen.width))
+    screen.print(_tree_table(profile, depth, top, order, screen.width))
     if profile.lines:
-        screen.print(_lines(profile, top, order, file, screen.width))
+        screen.print(_lines_table(profile, top, order, file, screen.width))
     if profile.total_bytes:
-        screen.print(_memory(profile))
+        screen.print(_peak_memory_table(profile))
     if profile.categories:
-        screen.print(_categories(profile))
+        screen.print(_categories_table(profile))
     if profile.curve is not None:
-        screen.print(_curve(profile.curve, screen.width))
+        screen.print(_batch_curve_table(profile.curve, screen.width))
         for line in _curve_sentences(profile.curve):
             screen.say(line)
     for note in profile.notes:
@@ -65,7 +65,7 @@ class _TreeRow(NamedTuple):
     rest: int = 0
 
 
-def _tree(profile: StepProfile, depth: int, top: int, order: str, width: int) -> Table:
+def _tree_table(profile: StepProfile, depth: int, top: int, order: str, width: int) -> Table:
     wide = width >= _WIDE
     columns = ("time", "share", "memory", "calls", "bound, of peak") if wide else ("time", "memory", "bound")
     table = Table("what", *columns, box=None)
@@ -82,21 +82,21 @@ def _tree(profile: StepProfile, depth: int, top: int, order: str, width: int) ->
         else:
             alike = f" and {row.alike - 1} alike" if row.alike > 1 else ""
             shortened = _truncate_start if row.nodes[0].kind == "line" else _truncate_end
-            name = shortened(_name(row.nodes[0], row.modules[0]), most - len(indent) - len(alike)) + alike
-            calls, bound = str(sum(n.calls for n in row.nodes) or ""), _bound(row.nodes[0], wide)
+            name = shortened(_node_name(row.nodes[0], row.modules[0]), most - len(indent) - len(alike)) + alike
+            calls, bound = str(sum(n.calls for n in row.nodes) or ""), _bottleneck_text(row.nodes[0], wide)
         cells = (time, share, memory, calls, bound) if wide else (time, memory, bound)
         table.add_row(indent + name, *cells)
     return table
 
 
-def _bound(node: Node, wide: bool) -> str:
+def _bottleneck_text(node: Node, wide: bool) -> str:
     reached, share = node.share_of_peak, ""
     if reached is not None and reached[1] >= _NOTABLE:
         share = f"{100 * reached[1]:.0f} %{f' of {reached[0]}' if wide else ''}"
     return printable(", ".join(filter(None, (node.bound, share))))
 
 
-def _name(node: Node, parent: str) -> str:
+def _node_name(node: Node, parent: str) -> str:
     """Return the name of a node; for a module, without its parent's prefix."""
     name = printable(node.name).replace("\n", " ")
     if node.kind == "module" and parent and name.startswith(parent + "."):
@@ -115,7 +115,7 @@ def _truncate_start(name: str, most: int) -> str:
 
 def _time_share_memory_texts(profile: StepProfile, wall_s: float, held_bytes: int) -> tuple[str, str, str]:
     share = 100 * wall_s / profile.iteration_s if profile.iteration_s else 0.0
-    time = (_time(wall_s, profile.iteration_s), f"{share:.1f} %") if wall_s else ("", "")
+    time = (_time_text(wall_s, profile.iteration_s), f"{share:.1f} %") if wall_s else ("", "")
     return *time, _memory_text(held_bytes)
 
 
@@ -124,7 +124,7 @@ def _memory_text(size: float) -> str:
     return f"{size / MIB:.0f} MiB" if size >= MIB else "< 1 MiB" if size > 0 else ""
 
 
-def _time(seconds: float, longest_s: float) -> str:
+def _time_text(seconds: float, longest_s: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if longest_s >= _SHORT_S else f"{seconds * 1e6:.2f} us"
 
 
@@ -142,21 +142,21 @@ def _visible_tree_rows(profile: StepProfile, depth: int, top: int, order: str) -
         yield row
         if row.rest or row.level == depth or share(row.nodes) < _EXPANDED:
             continue
-        groups = sorted(_group_children(row), key=lambda group: _sort_weight(group.nodes, order), reverse=True)
+        groups = sorted(_group_children(row), key=lambda group: _nodes_sort_key(group.nodes, order), reverse=True)
         own = [
-            g for g in groups if g.nodes[0].kind == "overhead" and any(_sort_weight(g.nodes, order))
+            g for g in groups if g.nodes[0].kind == "overhead" and any(_nodes_sort_key(g.nodes, order))
         ]  # may be negative
         others = [g for g in groups if g.nodes[0].kind != "overhead"]
         shown = [g for g in others if share(g.nodes) >= _PRINTED][:top]
         rest = [g for g in others if not any(g is one for one in shown)]
         nodes = [n for g in rest for n in g.nodes]
-        wall, held = _sort_weight(nodes, "time")
+        wall, held = _nodes_sort_key(nodes, "time")
         if wall or held >= _PRINTED_BYTES:
             shown.append(_TreeRow(nodes, [""] * len(nodes), row.level + 1, rest=len(rest)))
         todo += reversed([*shown, *own])  # time outside operators keeps its own row
 
 
-def _sort_weight(nodes: Sequence[Node], order: str) -> tuple[float, float]:
+def _nodes_sort_key(nodes: Sequence[Node], order: str) -> tuple[float, float]:
     wall, held = sum(n.wall_s for n in nodes), float(sum(n.total_held_bytes for n in nodes))
     return (held, wall) if order == "memory" else (wall, held)
 
@@ -170,7 +170,7 @@ def _group_children(row: _TreeRow) -> list[_TreeRow]:
         for child in node.children:
             if len(row.nodes) > 1:
                 named.setdefault((child.kind, child.name.removeprefix(within)), []).append((child, within))
-            elif groups and _is_alike(child, groups[-1][0][0]):
+            elif groups and _are_similar_modules(child, groups[-1][0][0]):
                 groups[-1].append((child, within))
             else:
                 groups.append([(child, within)])
@@ -183,15 +183,15 @@ def _group_children(row: _TreeRow) -> list[_TreeRow]:
     return found
 
 
-def _is_alike(node: Node, other: Node) -> bool:
+def _are_similar_modules(node: Node, other: Node) -> bool:
     is_module = node.kind == other.kind == "module" and node.calls == other.calls
     return is_module and abs(node.wall_s - other.wall_s) <= _ALIKE * other.wall_s
 
 
-def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -> Table:
+def _lines_table(profile: StepProfile, top: int, order: str, file: Path, width: int) -> Table:
     from roller.insight.step_profile.source_line_reader import source_line_reader
 
-    lines = sorted(profile.lines, key=lambda line: _line_weight(line, order), reverse=True)
+    lines = sorted(profile.lines, key=lambda line: _line_sort_key(line, order), reverse=True)
     shown = sorted(lines[: 2 * top], key=lambda x: (x.file, x.line))
     wide = width >= _WIDE
     most = max(_LEAST_TEXT, width - max((len(line.name) for line in shown), default=0) - _REST_OF_LINES)
@@ -215,12 +215,12 @@ def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -
     return table
 
 
-def _line_weight(line: Line, order: str) -> tuple[float, float]:
+def _line_sort_key(line: Line, order: str) -> tuple[float, float]:
     wall, held = line.wall_s, float(line.total_held_bytes + line.registered_bytes)
     return (held, wall) if order == "memory" else (wall, held)
 
 
-def _memory(profile: StepProfile) -> Table:
+def _peak_memory_table(profile: StepProfile) -> Table:
     table = Table("memory at the total's peak", "MiB", "share", box=None)
     for column in (1, 2):
         table.columns[column].justify = "right"
@@ -233,7 +233,7 @@ def _memory(profile: StepProfile) -> Table:
     return table
 
 
-def _categories(profile: StepProfile) -> Table:
+def _categories_table(profile: StepProfile) -> Table:
     table = Table("category", "time", "share", box=None)
     for column in (1, 2):
         table.columns[column].justify = "right"
@@ -245,7 +245,7 @@ def _categories(profile: StepProfile) -> Table:
     return table
 
 
-def _curve(curve: BatchCurve, width: int) -> Table:
+def _batch_curve_table(curve: BatchCurve, width: int) -> Table:
     line_there = "by the line" if width >= _WIDE else "line"
     table = Table("batch", "time", "samples/s", line_there, "allocated", line_there, "total", "bound", box=None)
     for column in range(7):
@@ -257,7 +257,7 @@ def _curve(curve: BatchCurve, width: int) -> Table:
             by_line = f"{line.throughput(point.batch):.1f}", _memory_text(line.allocated_bytes(point.batch))
         sampled = "*" if line is not None and point.batch in line.batches else ""
         table.add_row(
-            f"{sampled}{point.batch}", _time(point.iteration_s, longest_s),
+            f"{sampled}{point.batch}", _time_text(point.iteration_s, longest_s),
             f"{point.throughput:.1f}" if point.fits else "does not fit", by_line[0],
             _memory_text(point.allocated_bytes), by_line[1], _memory_text(point.total_bytes), point.bound,
         )  # fmt: skip

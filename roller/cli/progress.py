@@ -31,7 +31,7 @@ class StepProgress:
         """Report a finished step."""
         self._done(name)
 
-    def within(self, stage: str, part: int, whole: int) -> None:
+    def report_step_share(self, stage: str, part: int, whole: int) -> None:
         """Report the finished share of the current step's longest stage, pricing; other stages are ignored."""
         if stage == "price":
             self._within(part / whole)

@@ -21,7 +21,7 @@ def with_provider_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except ModelError as error:
-            from roller.insight.trace.providers import ProviderErrors
+            from roller.insight.trace.entry_file_providers import ProviderErrors
 
             if not isinstance(error, ProviderErrors):
                 raise

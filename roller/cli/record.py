@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from roller.cli.common import console
-from roller.cli.output_files import check_outputs
-from roller.cli.usage import UsageError
+from roller.cli.output_file_checks import check_output_paths
+from roller.cli.usage_error import UsageError
 
 ScriptArgument = Annotated[Path, typer.Argument(metavar="SCRIPT", help="A program that trains with PyTorch.")]
 GivenArgument = Annotated[
@@ -42,15 +42,15 @@ def record_command(
     Modules are marked by their paths, and the overhead of recording is written into the profile. The script's output
     and exceptions are its own.
     """
-    from roller.insight.step.recording import Recorder, argv_of_script
+    from roller.insight.step.recording import Recorder, use_script_argv
 
     if not script.is_file():
         raise UsageError(f"{script}: expected a program, got no such file. Name one.")
-    check_outputs([script], {"--out": out})
+    check_output_paths([script], {"--out": out})
     recorder = Recorder(out, warmup=warmup, timed=timed, steps=steps)
     recorder.when_done = _stop_script
     try:
-        with argv_of_script(str(script), given or []), recorder:
+        with use_script_argv(str(script), given or []), recorder:
             runpy.run_path(str(script), run_name="__main__")
     except _RecordingDone:
         pass

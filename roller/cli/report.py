@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roller.cli.common import SetOption, console, load_device_spec
-from roller.cli.output_files import check_outputs
+from roller.cli.output_file_checks import check_output_paths
 from roller.cli.profile import MEASURE_S, AgainstOption, HintsOption
 from roller.cli.profile_hints import read_rate_card_option
-from roller.cli.profile_sources import ProfileOptionsGiven, make_baseline_profile
+from roller.cli.profiles_from_files import ProfileOptionsGiven, make_baseline_profile
 from roller.cli.progress import track_progress
 from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.sweep import PricesOption
-from roller.cli.terminal import redirect_stdout_to_stderr
-from roller.cli.usage import UsageError
+from roller.cli.terminal_escaping import redirect_stdout_to_stderr
+from roller.cli.usage_error import UsageError
 from roller.core.files import write_atomically
 
 if TYPE_CHECKING:
@@ -95,24 +95,24 @@ def report_command(
     wrong = next((name for name, is_given in given.items() if is_given and name not in allowed), None)
     if wrong is not None:
         raise UsageError(
-            f"{path.name}: expected no {wrong} for {_kind_text(kind)}, which has its own or none. Leave it out."
+            f"{path.name}: expected no {wrong} for {_report_kind_text(kind)}, which has its own or none. Leave it out."
         )
     if measure and (device or settings):
         raise UsageError("--device: expected none beside --measure, which runs on this processor. Leave it out.")
     if hints and measure:
         raise UsageError("--hints: expected a step that is traced or recorded, got one that is measured. Leave it out.")
     if kind == "profile":
-        _check_saved(path, hints, prices)
+        _check_saved_profile_options(path, hints, prices)
     script = ScriptRun(script_arguments or [], yes, patience)
     if kind != "script":
         script.check(path, is_script=False)
-    check_outputs([*([] if path.is_dir() else [path]), *filter(None, [prices])], {"--out": out})
+    check_output_paths([*([] if path.is_dir() else [path]), *filter(None, [prices])], {"--out": out})
     card = read_rate_card_option(prices, hints)
     if kind == "script":
         script.check(path, is_script=True)
         script = replace(script, yes=True)  # permission for the same script is asked once
     spec = load_device_spec(device or _DEVICE, settings) if device or settings else None
-    with redirect_stdout_to_stderr(), track_progress("report", 1) as done, listening(done.within):
+    with redirect_stdout_to_stderr(), track_progress("report", 1) as done, listening(done.report_step_share):
         before, moved = _baseline_profile(path, against, spec, batch, measure, script) if against else (None, None)
         page = html_report(
             path, spec, batch=batch, curve=curve, measure=measure, anonymous=anonymous, explain_s=explain_s,
@@ -123,7 +123,9 @@ def report_command(
     with write_atomically(out) as file:
         file.write(page.encode())
     size = len(page.encode())
-    console().say(f"{out}: report of {_kind_text(kind)}, {size:,} bytes. Open it in a browser; it needs no network.")
+    console().say(
+        f"{out}: report of {_report_kind_text(kind)}, {size:,} bytes. Open it in a browser; it needs no network."
+    )
 
 
 def _baseline_profile(
@@ -138,21 +140,21 @@ def _baseline_profile(
     return make_baseline_profile(path, against, asked, made_on[0][0].name if spec else "")
 
 
-def _check_saved(path: Path, hints: bool, prices: Path | None) -> None:
+def _check_saved_profile_options(path: Path, hints: bool, prices: Path | None) -> None:
     """Raise an error if an option needs the step itself but only a saved profile is available."""
-    from roller.insight.step_profile.profile_with_parts import load_profile_with_parts
+    from roller.insight.step_profile.profile_output_reader import load_profile_with_hints
 
     if hints and prices is not None:
         raise UsageError(
             "--prices: expected none for a saved profile, whose hints have the prices that they were written with. "
             "Pass --prices to roller profile --json --hints."
         )
-    if hints and "hints" not in load_profile_with_parts(path).parts:
+    if hints and "hints" not in load_profile_with_hints(path).parts:
         raise UsageError(
             f"{path.name}: --hints: a saved profile has no hints: write them with roller profile train.py --json "
             f"--hints > profile.json, or name the entry file."
         )
 
 
-def _kind_text(kind: str) -> str:
+def _report_kind_text(kind: str) -> str:
     return {"entry": "an entry file", "model": "an ONNX model"}.get(kind, f"a {kind}")

@@ -17,13 +17,13 @@ from rich import box
 from rich.table import Table
 
 import roller
-from roller.cli.common import JsonOption, check_writable, console, first_line, print_json, seconds
+from roller.cli.common import JsonOption, check_writable, console, print_json, seconds, truncated_first_line
 from roller.core.dtypes import DTYPES, numpy_dtype
 from roller.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from roller.models.session.profile import Profile
     from roller.models.session.session_interface import ModelCalls
+    from roller.models.session.session_profile import Profile
 
 #: Number of steps to print, the longest first.
 _SHOWN = 20
@@ -81,7 +81,7 @@ def run_model_command(
         return
     screen = console()
     if found is not None:
-        screen.print(_table(found, folder.absolute().name))
+        screen.print(_step_times_table(found, folder.absolute().name))
     screen.print(f"{folder.absolute().name}: {timed.text}, loaded in {seconds(loaded_s)}", soft_wrap=True)
     if timed.doubt:
         screen.print(f"doubtful: {timed.doubt}", soft_wrap=True)
@@ -108,14 +108,14 @@ class _CallTimes:
 
 
 def _time_model_calls(session: ModelCalls, feeds: Mapping[str, np.ndarray], repeats: int) -> _CallTimes:
-    from roller.models.session.profile import time_calls
+    from roller.models.session.session_profile import time_calls
 
     found = time_calls(session, feeds, repeats)
     return _CallTimes(found.median_s, found.best_s, found.samples * found.calls, found.doubt)
 
 
 def _random_model_inputs(session: ModelCalls) -> Mapping[str, np.ndarray]:
-    from roller.models.session.profile import random_feeds
+    from roller.models.session.session_profile import random_feeds
 
     program = session.plan.program
     return random_feeds([program.values[n] for n in program.inputs])
@@ -148,7 +148,7 @@ def _write_npz(path: Path, results: Mapping[str, np.ndarray]) -> None:
         raise ArtifactError(f"--outputs: cannot write {path} ({err.strerror}). Choose a writable path.") from err
 
 
-def _table(found: Profile, name: str) -> Table:
+def _step_times_table(found: Profile, name: str) -> Table:
     title = f"{name} step by step; predicted {seconds(found.predicted_s)} a call"
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
     for name in ("share", "measured", "predicted"):
@@ -159,6 +159,6 @@ def _table(found: Profile, name: str) -> Table:
     for step in top[:_SHOWN]:
         table.add_row(
             f"{100 * step.share:.1f} %", seconds(step.measured_s), seconds(step.predicted_s), step.bottleneck,
-            first_line(step.label, 70),
+            truncated_first_line(step.label, 70),
         )  # fmt: skip
     return table

@@ -62,10 +62,10 @@ def stack_wide_columns(table: Table, width: int) -> str:
     widths = [max(map(cell_len, (header, *cells))) for header, cells, _ in columns]
     kept = _columns_side_by_side(widths, [c[2] == "right" for c in columns], width)
     lines = textwrap.wrap(str(table.title or ""), width) + [""] * bool(table.title)
-    lines.append(_row([columns[n][0] for n in kept], [widths[n] for n in kept], [columns[n][2] for n in kept]))
+    lines.append(_row_line([columns[n][0] for n in kept], [widths[n] for n in kept], [columns[n][2] for n in kept]))
     for row in range(table.row_count):
         cells = [cells[row] for _, cells, _ in columns]
-        lines.append(_row([cells[n] for n in kept], [widths[n] for n in kept], [columns[n][2] for n in kept]))
+        lines.append(_row_line([cells[n] for n in kept], [widths[n] for n in kept], [columns[n][2] for n in kept]))
         below = [f"{columns[n][0]}: {cell}" for n, cell in enumerate(cells) if n not in kept and cell not in ("", "-")]
         for text in below:
             lines += textwrap.wrap(
@@ -83,7 +83,7 @@ def _columns_side_by_side(widths: Sequence[int], numbers: Sequence[bool], width:
     return kept
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], justify: Sequence[str]) -> str:
+def _row_line(cells: Sequence[str], widths: Sequence[int], justify: Sequence[str]) -> str:
     padded = []
     for cell, width, side in zip(cells, widths, justify, strict=True):
         space = " " * (width - cell_len(cell))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 from roller.insight.capture.idle_timeout import PATIENCE_S as PATIENCE_S
 
 GivenArgument = Annotated[

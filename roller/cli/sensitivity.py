@@ -25,14 +25,14 @@ from roller.cli.common import (
 )
 from roller.cli.compile_model import ShapeOption, parse_shapes
 from roller.cli.forecast import PolicyOption
-from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import AmpOption, parse_amps, trace_step_of_file
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 from roller.errors import counted
 from roller.explanation.sensitivity import Sensitivity
-from roller.explanation.spec_changes import Change, Effect, shortest_number_text
+from roller.explanation.spec_changes import FieldChange, FieldEffect, shortest_number_text
 from roller.hardware.sections import DTYPES
-from roller.perf.matrix_unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
@@ -83,7 +83,7 @@ def sensitivity_command(
     if operators.endswith((".onnx", ".py")):
         if reconstruct:
             raise UsageError("--reconstruct: expected operators, got a model: its programs stay as they are. Drop it.")
-        _print_model_sensitivity(Path(operators), spec, WorkOptions(policy, batch, amp, shapes), as_json=as_json)
+        _print_model_sensitivity(Path(operators), spec, ModelOrStepOptions(policy, batch, amp, shapes), as_json=as_json)
         return
     if policy is not None or amp != "fp32" or shapes:
         raise UsageError(
@@ -98,14 +98,14 @@ def sensitivity_command(
         what = str(expressions[0])
     found = roller.sensitivity(expressions, spec, reconstruct=reconstruct)
     if as_json:
-        print_json({**found.to_dict(), "notes": list(unit_notes(expressions, spec, ours=True))})
+        print_json({**found.to_dict(), "notes": list(notes_on_matrix_unit(expressions, spec, ours=True))})
         return
     shown = "construct" if found.reconstructed else "predict --program NAME"
-    _show(found, what, spec, unit_notes(expressions, spec, ours=True), shown)
+    _print_effects(found, what, spec, notes_on_matrix_unit(expressions, spec, ours=True), shown)
 
 
 @dataclass(frozen=True)
-class WorkOptions:
+class ModelOrStepOptions:
     """Parsed options of ``roller sensitivity`` for a model or a step."""
 
     policy: str | None
@@ -114,7 +114,7 @@ class WorkOptions:
     shapes: list[str] | None
 
 
-def _print_model_sensitivity(path: Path, spec: DeviceSpec, asked: WorkOptions, *, as_json: bool) -> None:
+def _print_model_sensitivity(path: Path, spec: DeviceSpec, asked: ModelOrStepOptions, *, as_json: bool) -> None:
     """Print how a device's values affect the time of a model or a training step."""
     from roller.insight import sensitivity as whole
 
@@ -134,15 +134,15 @@ def _print_model_sensitivity(path: Path, spec: DeviceSpec, asked: WorkOptions, *
     if as_json:
         print_json({**work.sensitivity.to_dict(), "notes": list(work.notes)})
         return
-    _show(work.sensitivity, f"{path.name} (device time)", spec, work.notes, f"forecast {path}")
+    _print_effects(work.sensitivity, f"{path.name} (device time)", spec, work.notes, f"forecast {path}")
 
 
-def _show(found: Sensitivity, what: str, spec: DeviceSpec, notes: Sequence[str], shown: str) -> None:
+def _print_effects(found: Sensitivity, what: str, spec: DeviceSpec, notes: Sequence[str], shown: str) -> None:
     """Print the table of effects and the value to change first, with a command that shows its effect."""
     screen = console()
     how = "constructed anew for every value" if found.reconstructed else "of the same programs"
     screen.say(f"{what} on {spec.title}: predicted times {how}")
-    screen.print(_table(found))
+    screen.print(_effects_table(found))
     for note in notes:
         screen.say(note)
     if found.enlarge is not None:
@@ -159,7 +159,7 @@ def _show(found: Sensitivity, what: str, spec: DeviceSpec, notes: Sequence[str],
         screen.say(f"could be smaller, each alone: {named}{more}")
 
 
-def _advice_lines(effect: Effect, shown: str) -> tuple[str, ...]:
+def _advice_lines(effect: FieldEffect, shown: str) -> tuple[str, ...]:
     """Return lines with the value to change first, the time that this change saves, and a command that shows it."""
     best = effect.best
     assert best is not None  # it would not be recommended
@@ -172,7 +172,7 @@ def _advice_lines(effect: Effect, shown: str) -> tuple[str, ...]:
     return first, f"roller {shown} {setting} shows it"
 
 
-def _table(found: Sensitivity) -> Table:
+def _effects_table(found: Sensitivity) -> Table:
     table = Table(box=box.SIMPLE)
     table.add_column("field", overflow="fold")
     table.add_column("value", justify="right")
@@ -184,7 +184,9 @@ def _table(found: Sensitivity) -> Table:
     for e in shown:
         mark = " *" if e.assumed else ""
         table.add_row(
-            e.field, shortest_number_text(e.value) + mark, *(_change_text(e.beside(larger)) for larger in (False, True))
+            e.field,
+            shortest_number_text(e.value) + mark,
+            *(_value_change_text(e.beside(larger)) for larger in (False, True)),
         )
     left = len(found.effects) - _ROWS
     said = [f"{left} weaker ones in --json"] if left > 0 else []
@@ -196,7 +198,7 @@ def _table(found: Sensitivity) -> Table:
     return table
 
 
-def _change_text(change: Change | None) -> str:
+def _value_change_text(change: FieldChange | None) -> str:
     """Format a value and the resulting change in time as one table cell."""
     if change is None:
         return "-"

@@ -20,10 +20,10 @@ from roller.cli.training_options import (
     parse_batches,
     parse_checkpoints,
     parse_devices,
-    parse_words,
+    parse_word_list,
     split_device_names,
 )
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 from roller.errors import RollerError
 
 if TYPE_CHECKING:
@@ -87,18 +87,18 @@ def serve_command(
     machine can reach it, at the printed address.
     """
     try:
-        from roller.server.serve import is_local, serve
+        from roller.server.serve import is_loopback_address, serve
     except ImportError as error:
         raise RollerError(
             f"serve: expected the package {error.name}, got none. Install roller with the extra 'serve', e.g. "
             f"pip install 'roller[serve,insight]'."
         ) from error
     from roller.insight.rate_card import read_rate_card
-    from roller.insight.step_profile.profiling import kind_of_file
+    from roller.insight.step_profile.profiling import profile_source_file_kind
     from roller.insight.tracing import require_torch
     from roller.server.profile_request import StepOptions
 
-    kind = kind_of_file(file)
+    kind = profile_source_file_kind(file)
     if kind not in ("entry", "script"):
         raise UsageError(
             f"{file}: expected an entry file or a training script, got a {kind}. Use roller report for those."
@@ -106,7 +106,7 @@ def serve_command(
     require_torch("serve")
     ScriptRun(given or [], yes, patience).check(file, kind == "script")
     sizes = parse_batches(batches)
-    precisions, again = parse_words("--amp", amp, ("fp32", "fp16", "bf16")), parse_checkpoints(checkpoint)
+    precisions, again = parse_word_list("--amp", amp, ("fp32", "fp16", "bf16")), parse_checkpoints(checkpoint)
     if len(sizes) > 1 or len(precisions) > 1 or len(again) > 1:
         raise UsageError(
             "--batch, --amp, --checkpoint: expected one value each, got several. Give one; the page can change it."
@@ -123,7 +123,7 @@ def serve_command(
     def open_page(address: str) -> None:
         screen.say(f"{file.name}: {address}")
         screen.say("Ctrl-C ends it. Whoever has this address can read and write the project's Python files.")
-        if not is_local(host):
+        if not is_loopback_address(host):
             screen.say(f"Other machines reach {host}, and the address goes over the network unencrypted.")
         if opens:  # in a thread, since a terminal browser returns only when the user quits it
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -10,13 +10,13 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.output_files import check_outputs
+from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
 from roller.cli.suite_observe import observe_command
 from roller.cli.suite_run import ModelsArgument, OutOption, compare_command, diff_command, run_command
-from roller.cli.suite_tables import kernels_table, memory_table, throughput_table
+from roller.cli.suite_tables import inefficient_operators_table, memory_table, throughput_table
 from roller.cli.training_options import parse_batches, parse_devices
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from roller.suite.model_digest import Digest
@@ -82,7 +82,7 @@ def digest_command(
     from roller.suite.run_file import write_json
 
     asked = models_of(models or ())
-    check_outputs([] if against is None else [against], {"--out": out})
+    check_output_paths([] if against is None else [against], {"--out": out})
     known = None if against is None else read_digests(against)
     found = [digest_model(model, reduced=reduced) for model in asked]
     if out is not None:
@@ -133,14 +133,14 @@ def predict_command(
     from roller.suite.registry import models_of
     from roller.suite.run_file import SuiteRun, run_header, write_run
 
-    check_outputs((), {"--out": out})
+    check_output_paths((), {"--out": out})
     asked = models_of(models or ())
     specs = parse_devices(devices, settings)
     if any(count > 1 for _, count in specs):
         raise UsageError("--device: expected one of each, got several: the suite trains on one. Name it alone.")
     sizes = [None if size is None else int(size) for size in parse_batches(batches)]
     total = len(asked) * len(specs) * len(sizes)
-    with track_progress("suite", total) as done, listening(done.within):
+    with track_progress("suite", total) as done, listening(done.report_step_share):
         found = list(predict(asked, [spec for spec, _ in specs], sizes, reduced=reduced, done=done))
     rows = [one.to_dict() for one in found]
     if out is not None:
@@ -155,7 +155,7 @@ def predict_command(
     screen.print(memory_table(rows))
     if kernels:
         screen.say("operators that take longest among those that use the peak less than the step")
-        screen.print(kernels_table(rows))
+        screen.print(inefficient_operators_table(rows))
     for note in dict.fromkeys(note for row in rows for note in row["notes"]):
         screen.say(note)
 

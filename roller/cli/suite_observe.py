@@ -10,13 +10,13 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.output_files import check_outputs
+from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
 from roller.cli.suite_run import ModelsArgument
 from roller.cli.suite_tables import number_text, percent_text
 from roller.cli.sweep import PricesOption
 from roller.cli.training_options import parse_devices
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from roller.cli.screen import Screen
@@ -64,12 +64,12 @@ def observe_command(
     asked, specs = models_of(models or ()), parse_devices(devices, settings)
     if any(count > 1 or not spec.traits.discrete for spec, count in specs):
         raise UsageError("--device: expected GPUs, one of each, got others. Name each alone, e.g. p4000,titanxp.")
-    check_outputs([path for path in (prices, saved) if path is not None], {"--out": out})
+    check_output_paths([path for path in (prices, saved) if path is not None], {"--out": out})
     rates = None if prices is None else read_rate_card(prices)
     if saved is not None:
         found = Studies.from_dict(read_json(saved, "studies"))
     else:
-        with track_progress("suite", len(asked) * len(specs)) as done, listening(done.within):
+        with track_progress("suite", len(asked) * len(specs)) as done, listening(done.report_step_share):
             found = run_studies(asked, [spec for spec, _ in specs], reduced=reduced, most=most, done=done)
     verdicts, costs = check_observations(found), list(device_costs(found, rates))
     data = {
@@ -83,15 +83,15 @@ def observe_command(
         return
     screen = console()
     screen.say("predicted, at the clock that lasts")
-    screen.print(_sweep_table(found))
+    screen.print(_batch_sweep_table(found))
     screen.say("devices together, each with the model's own batch, under DistributedDataParallel")
     screen.print(_cluster_table(found))
     screen.say("what a change would bring at the model's own batch: time before over time after")
-    screen.print(_change_table(found))
+    screen.print(_speedup_by_change_table(found))
     screen.say("observations, decided by the models of the first edition that were asked for")
     _print_verdicts(screen, verdicts, cases)
-    screen.say(_choice_title(costs, rates))
-    screen.print(_choice_table(costs, rates))
+    screen.say(_device_choice_title(costs, rates))
+    screen.print(_device_choice_table(costs, rates))
     if rates is not None:
         for sentence in (
             *filter(None, map(rates.missing_rate_note, found.devices)),
@@ -100,7 +100,7 @@ def observe_command(
             screen.say(sentence)
 
 
-def _sweep_table(found: Studies) -> Table:
+def _batch_sweep_table(found: Studies) -> Table:
     from roller.suite.studies import saturation_batch
 
     table = Table("model", "device", "batch", "throughput", "unit", "active", "of peak", "memory", "", box=None)
@@ -132,7 +132,7 @@ def _cluster_table(found: Studies) -> Table:
     return table
 
 
-def _change_table(found: Studies) -> Table:
+def _speedup_by_change_table(found: Studies) -> Table:
     table = Table("model", "device", "batch", "change", "speed-up", box=None)
     for row in found.changes:
         speed = row.reason if row.speedup is None else f"{row.speedup:.2f}"
@@ -151,7 +151,7 @@ def _print_verdicts(screen: Screen, verdicts: Sequence[Verdict], every: bool) ->
                 screen.say(f"    {'+' if case.agrees else '-'} {case.name}: {case.figures}")
 
 
-def _choice_title(costs: Sequence[DeviceCost], rates: RateCard | None) -> str:
+def _device_choice_title(costs: Sequence[DeviceCost], rates: RateCard | None) -> str:
     best = [one.device for one in costs if one.cheapest]
     counts = sorted({(best.count(device), device) for device in best}, reverse=True)
     told = ", ".join(f"{device} {count}" for count, device in counts)
@@ -160,7 +160,7 @@ def _choice_title(costs: Sequence[DeviceCost], rates: RateCard | None) -> str:
     return f"which device is cheapest at your prices, at the best batch that fits: {told}"
 
 
-def _choice_table(costs: Sequence[DeviceCost], rates: RateCard | None) -> Table:
+def _device_choice_table(costs: Sequence[DeviceCost], rates: RateCard | None) -> Table:
     cost = "cost" if rates is None else f"{rates.currency} per million"
     table = Table("model", "device", "batch", "throughput", "unit", "of the first", cost, "", box=None)
     for one in costs:

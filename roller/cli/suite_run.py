@@ -11,10 +11,10 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, console, print_json
-from roller.cli.output_files import check_outputs
+from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
-from roller.cli.suite_tables import kernels_table, memory_table, throughput_table
-from roller.cli.usage import UsageError
+from roller.cli.suite_tables import inefficient_operators_table, memory_table, throughput_table
+from roller.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from roller.suite.difference import RunDifference
@@ -51,11 +51,11 @@ def run_command(
     from roller.suite.sampling import QUICK, SamplingRule
 
     asked = models_of(models or ())
-    check_outputs((), {"--out": out})
+    check_output_paths((), {"--out": out})
     rule = QUICK if quick else SamplingRule()
     failures: list[str] = []
     budget = budget_s or (540.0 if quick else 3600.0)
-    with track_progress("suite", len(asked)) as done, listening(done.within):
+    with track_progress("suite", len(asked)) as done, listening(done.report_step_share):
         found = list(measure(
             asked, reduced=not published, rule=rule, budget_s=budget, repeat=repeat, seed=seed, done=done,
             failed=lambda name, error: failures.append(f"{name}: {error}"),
@@ -98,7 +98,7 @@ def _print_tables(rows: Sequence[Mapping[str, Any]]) -> None:
     screen.say("memory at the peak of the tensors, in MiB; context: the rest of the process")
     screen.print(memory_table(rows))
     screen.say("operators that take longest among those that use the peak less than the step")
-    screen.print(kernels_table(rows))
+    screen.print(inefficient_operators_table(rows))
 
 
 def compare_command(
@@ -130,11 +130,11 @@ def compare_command(
     from roller.suite.run_file import SuiteRun, run_header, write_run
 
     asked = models_of(models or ())
-    check_outputs((), {"--out": out, "--out-with": out_with})
+    check_output_paths((), {"--out": out, "--out-with": out_with})
     if python is not None and not (python.is_file() and os.access(python, os.X_OK)):
         raise UsageError("--with: expected an interpreter, got a file that cannot be run. Name its python.")
     failures: list[str] = []
-    with track_progress("suite", len(asked)) as done, listening(done.within):
+    with track_progress("suite", len(asked)) as done, listening(done.report_step_share):
         pairs = list(measure_pairs(
             asked, python=None if python is None else str(python), budget_s=budget_s, repeat=repeat, seed=seed,
             done=done, failed=lambda name, error: failures.append(f"{name}: {error}"),

@@ -20,7 +20,7 @@ def throughput_table(rows: Sequence[Row]) -> Table:
     )  # fmt: skip
     for row in rows:
         low, high = row["throughput_lower_per_s"], row["throughput_upper_per_s"]
-        cells = [row["model"], _device(row), str(row["batch"])]
+        cells = [row["model"], _device_label(row), str(row["batch"])]
         if row["throughput_per_s"] is None:
             cells += ["unstable" if row["fits"] else "does not fit", "-", f"{row['unit']}/s", "-", "-", "-", "-"]
         else:
@@ -42,18 +42,18 @@ def memory_table(rows: Sequence[Row]) -> Table:
     for row in fitting:
         parts = row["memory_bytes"]
         sizes = (*(parts[kind] for kind in kinds), row["total_bytes"], row["most_bytes"].get("feature maps", 0))
-        table.add_row(row["model"], _device(row), str(row["batch"]), *(f"{size / MIB:.1f}" for size in sizes))
+        table.add_row(row["model"], _device_label(row), str(row["batch"]), *(f"{size / MIB:.1f}" for size in sizes))
     return table
 
 
-def kernels_table(rows: Sequence[Row]) -> Table:
+def inefficient_operators_table(rows: Sequence[Row]) -> Table:
     """Return a table of each row's longest operators that use a smaller share of the peak than the step does."""
     table = Table("model", "device", "operator", "calls", "share of time", "of peak", box=None)
     for row in rows:
         for use in row["kernels"]:
             share = "not counted" if use["peak_share"] is None else percent_text(use["peak_share"])
             table.add_row(
-                row["model"], _device(row), use["name"], str(use["calls"]), percent_text(use["share"]), share
+                row["model"], _device_label(row), use["name"], str(use["calls"]), percent_text(use["share"]), share
             )  # fmt: skip
     return table
 
@@ -70,5 +70,5 @@ def percent_text(share: float | None) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 or not share else f"{100 * share:.2g} %"
 
 
-def _device(row: Row) -> str:
+def _device_label(row: Row) -> str:
     return str(row["device"]) if row["kind"] == "predicted" else "here"

@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
-from roller.cli.output_files import check_outputs
+from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
 from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
-from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import (
     AmpOption,
     BatchesOption,
@@ -22,12 +22,12 @@ from roller.cli.training_options import (
     EntryArgument,
     Tf32Option,
     TorchReleaseOption,
-    memory_text,
+    monitor_memory_text,
     parse_amps,
     parse_batches,
     parse_checkpoints,
     parse_devices,
-    parse_words,
+    parse_word_list,
     trace_step_of_file,
 )
 
@@ -74,21 +74,21 @@ def sweep_command(
     """
     from roller.insight import sweep as sweeps
     from roller.insight.rate_card import read_rate_card
+    from roller.insight.trace.entry_file_providers import is_script
     from roller.insight.trace.progress import listening
-    from roller.insight.trace.providers import is_script
 
     specs, sizes = parse_devices(devices, settings), parse_batches(batches, largest=True)
     amps, checkpoints = parse_amps(amp), parse_checkpoints(checkpoint)
-    (policy,) = parse_words("--policy", policy, ("library", "compiled", "roller"))[:1]
+    (policy,) = parse_word_list("--policy", policy, ("library", "compiled", "roller"))[:1]
     known = None if prices is None else read_rate_card(prices)
-    check_outputs([file, *filter(None, [prices])], {"--csv": csv, "--picture": picture})
+    check_output_paths([file, *filter(None, [prices])], {"--csv": csv, "--picture": picture})
     if picture is not None:
         sweeps.check_picture_path(picture)
     script = ScriptRun(given or [], yes, patience)
     script.check(file, is_script(file))
     step = trace_step_of_file(file, calls, script, torch_release=torch_release, tf32=tf32)
     total = len(specs) * len(sizes) * len(amps) * len(checkpoints)
-    with track_progress("sweep", total) as done, listening(done.within), redirect_stdout_to_stderr():
+    with track_progress("sweep", total) as done, listening(done.report_step_share), redirect_stdout_to_stderr():
         rows = sweeps.sweep(
             step, specs, batches=sizes, amps=amps, checkpoints=checkpoints, policy=policy, prices=known, done=done
         )
@@ -134,11 +134,11 @@ def _table(rows: list[SweepRow], prices: RateCard | None) -> Table:
         if found is None:
             cells += ["-", "-", "-", "no such step", "-"]
         elif not found.memory.fits:
-            cells += ["-", "-", "-", memory_text(found.memory), "-"]
+            cells += ["-", "-", "-", monitor_memory_text(found.memory), "-"]
         else:
             cells += [
                 f"{found.iteration_s * 1e3:.1f} ms", f"{found.lower_s * 1e3:.1f} to {found.upper_s * 1e3:.1f} ms",
-                f"{found.throughput:.1f}", memory_text(found.memory), found.bound,
+                f"{found.throughput:.1f}", monitor_memory_text(found.memory), found.bound,
             ]  # fmt: skip
         cells += [] if prices is None else ["-" if row.price_per_million is None else price_text(row.price_per_million)]
         table.add_row(*cells)

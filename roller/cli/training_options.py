@@ -10,8 +10,8 @@ import typer
 
 from roller.cli.common import load_device_spec
 from roller.cli.script_options import ScriptRun
-from roller.cli.terminal import redirect_stdout_to_stderr
-from roller.cli.usage import UsageError
+from roller.cli.terminal_escaping import redirect_stdout_to_stderr
+from roller.cli.usage_error import UsageError
 from roller.errors import did_you_mean, shown
 from roller.hardware import DeviceSpec
 
@@ -99,7 +99,7 @@ def parse_batches(text: str, *, largest: bool = False) -> list[int | str | None]
     return sizes or [None]
 
 
-def parse_words(option: str, text: str, known: Sequence[str]) -> list[str]:
+def parse_word_list(option: str, text: str, known: Sequence[str]) -> list[str]:
     """Parse a comma-separated list whose words are all in ``known``; otherwise raise an error."""
     words = [w.strip() for w in text.split(",") if w.strip()]
     wrong = next((w for w in words if w not in known), None)
@@ -111,12 +111,12 @@ def parse_words(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 def parse_amps(text: str) -> list[str]:
     """Parse the precisions of ``--amp``."""
-    return parse_words("--amp", text, ("fp32", "fp16", "bf16"))
+    return parse_word_list("--amp", text, ("fp32", "fp16", "bf16"))
 
 
 def parse_checkpoints(text: str) -> list[bool]:
     """Parse the values of ``--checkpoint``: ``True`` for yes, ``False`` for no."""
-    return [word == "yes" for word in parse_words("--checkpoint", text, ("no", "yes"))]
+    return [word == "yes" for word in parse_word_list("--checkpoint", text, ("no", "yes"))]
 
 
 def trace_step_of_file(
@@ -125,7 +125,7 @@ def trace_step_of_file(
 ) -> TracedStep:  # fmt: skip
     """Trace the step of an entry file or training script; callers then apply each table row's options to the trace."""
     from roller.insight.capture.script_tracer import trace_script
-    from roller.insight.trace.providers import is_script
+    from roller.insight.trace.entry_file_providers import is_script
     from roller.insight.tracing import require_torch, trace_entry
 
     require_torch()
@@ -145,7 +145,7 @@ def training_combinations(amps: Sequence[str], checkpoints: Sequence[bool]) -> I
     return ((amp, checkpoint) for amp in amps for checkpoint in checkpoints)
 
 
-def memory_text(memory: Memory) -> str:
+def monitor_memory_text(memory: Memory) -> str:
     """Format the memory that the vendor's monitor would show; return ``"does not fit"`` if it exceeds the device's."""
     if not memory.fits:
         return "does not fit"

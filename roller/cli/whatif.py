@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.change_text import LONGEST_NAME, memory_text
 from roller.cli.common import JsonOption, console, print_json
-from roller.cli.output_files import check_outputs
+from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
-from roller.cli.terminal import redirect_stdout_to_stderr
+from roller.cli.step_change_text import LONGEST_NAME, memory_change_text
+from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import Tf32Option
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 from roller.core.display import truncate_text
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def whatif_command(
         asked[" + ".join(do)] = tuple(scenarios.parse_what_if_option(text) for text in do)
     if not asked and not search_all:
         raise UsageError("what to change: expected --do CHANGE, --scenario FILE or --all, got none. See --list.")
-    check_outputs(files or (), {"--perfetto": perfetto})
+    check_output_paths(files or (), {"--perfetto": perfetto})
     if perfetto is not None and (search_all or len(asked) != 1):
         raise UsageError("--perfetto: expected one scenario, got several. Name one with --do or --scenario.")
     graph, memory_of = _graph_and_memory(files, device, tf32)
@@ -131,17 +131,17 @@ def _print_answers(answers: dict[str, Answer]) -> None:
 
     screen = console()
     for name, x in answers.items():
-        screen.say(f"{name}: {_verdict(x)}")
+        screen.say(f"{name}: {_speedup_text(x)}")
         steps = len(x.graphs[0].iterations)
         table = Table("" if steps < 2 else f"all {steps} steps", "before", "after (predicted)", box=None)
         for label, part in (("CPU only", "cpu_only_us"), ("device only", "device_only_us"), ("both", "both_us")):
-            table.add_row(label, _ms(getattr(x.before, part)), _ms(getattr(x.after, part)))
+            table.add_row(label, _ms_text(getattr(x.before, part)), _ms_text(getattr(x.after, part)))
         before = {p.name: p for p in x.phases_before}
         after = {p.name: p for p in x.phases_after}
         for phase in ("data", "forward", "backward", "optimizer", "other"):
             if phase in before or phase in after:
                 parts = (known[phase].critical_us if phase in known else 0.0 for known in (before, after))
-                table.add_row(f"critical path in {phase}", *map(_ms, parts))
+                table.add_row(f"critical path in {phase}", *map(_ms_text, parts))
         screen.print(table)
         rests = ", ".join(f"{100 * share:.0f} % {word}" for word, share in x.provenance.items() if share >= 0.005)
         screen.say(f"  The predicted path rests on times that are {rests}.")
@@ -156,18 +156,19 @@ def _print_answers(answers: dict[str, Answer]) -> None:
             screen.say(f"  Assumed: {sentence}")
 
 
-def _verdict(x: Answer) -> str:
-    interval = f"{_ms(x.lower_us)} to {_ms(x.upper_us)}"
+def _speedup_text(x: Answer) -> str:
+    interval = f"{_ms_text(x.lower_us)} to {_ms_text(x.upper_us)}"
     if x.in_place and not x.is_changed:
-        return f"already in place: {_ms(x.baseline_us)} a step stays (1.00x)"
+        return f"already in place: {_ms_text(x.baseline_us)} a step stays (1.00x)"
+    steps = f"{_ms_text(x.baseline_us)} a step, then {_ms_text(x.iteration_us)}"
     if x.is_hardly_anything:
-        return f"hardly anything: {_ms(x.baseline_us)} a step, then {_ms(x.iteration_us)} ({interval}), predicted"
+        return f"hardly anything: {steps} ({interval}), predicted"
     word = "faster" if x.gain > 0 else "slower"
     ratio = x.speedup if x.gain > 0 else 1.0 / x.speedup
-    return f"{ratio:.2f}x {word}: {_ms(x.baseline_us)} a step, then {_ms(x.iteration_us)} ({interval}), predicted"
+    return f"{ratio:.2f}x {word}: {steps} ({interval}), predicted"
 
 
-def _ms(us: float) -> str:
+def _ms_text(us: float) -> str:
     return f"{us / 1e3:.3f} ms"
 
 
@@ -178,7 +179,7 @@ def _search_and_print(graph: StepGraph, memory_of: MemoryOf | None, force: bool,
         found = search(graph, force=force, seen=lambda one: done(one.name))
     effects = {x.name: x.memory_effect(graph, memory_of) for x in found if x.answer is not None}
     if as_json:
-        print_json([_found_json(x, effects.get(x.name)) for x in found])
+        print_json([_search_result_json(x, effects.get(x.name)) for x in found])
         return
     screen = console()
     answered = [x for x in found if x.answer is not None]
@@ -189,14 +190,14 @@ def _search_and_print(graph: StepGraph, memory_of: MemoryOf | None, force: bool,
         assert a is not None
         gain = "hardly anything" if a.is_hardly_anything else f"{100 * a.gain:+.1f} %"
         is_there = bool(a.in_place) and not a.is_changed
-        times = (_ms(us) for us in (a.iteration_us, a.lower_us, a.upper_us))
+        times = (_ms_text(us) for us in (a.iteration_us, a.lower_us, a.upper_us))
         table.add_row(
             ("at most: " if x.is_bound else "") + truncate_text(x.name, LONGEST_NAME), *times,
             "already in place" if is_there else gain,
-            *(memory_text(effects[x.name]) for _ in of_memory), "" if is_there else a.rests_on,
+            *(memory_change_text(effects[x.name]) for _ in of_memory), "" if is_there else a.rests_on,
         )  # fmt: skip
     if answered and answered[0].answer is not None:
-        screen.say(f"{graph.name}: {_ms(answered[0].answer.baseline_us)} a step; all times below are predicted")
+        screen.say(f"{graph.name}: {_ms_text(answered[0].answer.baseline_us)} a step; all times below are predicted")
     screen.print(table)
     if any(x.answer is not None and x.answer.rests_on == "assumed" for x in answered):
         screen.say("assumed: some times of it rest on a factor or a number that the profile does not hold; --do tells.")
@@ -212,7 +213,7 @@ def _search_and_print(graph: StepGraph, memory_of: MemoryOf | None, force: bool,
             screen.say(f"{x.name}: not asked: {x.reason}")
 
 
-def _found_json(x: SearchResult, effect: MemoryEffect | None) -> dict[str, object]:
+def _search_result_json(x: SearchResult, effect: MemoryEffect | None) -> dict[str, object]:
     row: dict[str, object] = {"changes": x.name, "upper_bound": x.is_bound, "not_asked": x.reason or None}
     if x.answer is None or effect is None:
         return row

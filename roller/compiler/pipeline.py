@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from roller.arguments import check_constants, parse_expression, resolve_options, target_of
+from roller.compile_arguments import name_and_copy_constants, parse_expression, resolve_options, spec_and_local_device
 from roller.core.c_compiler import require_compiler
 from roller.core.validation import validate_flag
 from roller.errors import RollerError, TileError
@@ -87,13 +87,13 @@ def construct(
     """
     from roller.construction.constructor import construct_candidates
 
-    spec, chosen = target_of(device)[0], resolve_options(options, top_k)
+    spec, chosen = spec_and_local_device(device)[0], resolve_options(options, top_k)
     found = construct_candidates(chosen.meant(parse_expression(expr)), spec, chosen)
     if chosen.top_k != "auto":
         return list(found)
-    from roller.construction.worth_timing import worth_timing
+    from roller.construction.worth_timing import positions_of_candidates_to_time
 
-    return [found[n] for n in worth_timing(found, spec)]
+    return [found[n] for n in positions_of_candidates_to_time(found, spec)]
 
 
 def predict(
@@ -125,7 +125,7 @@ def predict(
         tensors of the call fit into it together, otherwise from DRAM.
     policy
         GPU: ``"library"`` for the kernel of a framework's library, including the time to call it; ``"library-graph"``
-        for the same kernel replayed from a graph (:mod:`roller.templates.common.policy`). With ``tiles`` (not a
+        for the same kernel replayed from a graph (:mod:`roller.templates.common.library_policy`). With ``tiles`` (not a
         program), the library kernel with these tiles.
 
     Returns
@@ -149,11 +149,12 @@ def predict(
     >>> roller.predict(matmul, "v100", str(best.program)) == best.estimate
     True
     """
-    from roller.construction.cached_inputs import check_cached_inputs
-    from roller.construction.explicit_tiles import Mechanisms, price_named_tiles
+    from roller.construction.cached_input_checks import check_cached_inputs
+    from roller.construction.explicit_tiles import ProgramMechanisms, price_named_tiles
     from roller.construction.program_names import estimate_named_program, program_from_name
 
-    expression, spec, how = parse_expression(expr), target_of(device)[0], Mechanisms(stages, split_k, raster)
+    expression, spec = parse_expression(expr), spec_and_local_device(device)[0]
+    how = ProgramMechanisms(stages, split_k, raster)
     kept = check_cached_inputs(expression, spec, warm)
     if policy is None and tiles is None:
         raise TileError("tiles: expected a mapping from layer to extents, got NoneType. Name tiles, or a policy.")
@@ -162,16 +163,16 @@ def predict(
     if tiles is None:
         from roller.construction.library_pricing import library_estimate
 
-        if fragment is not None or how != Mechanisms():
+        if fragment is not None or how != ProgramMechanisms():
             raise TileError("predict: a policy says fragment, stages, split_k and raster. Leave them out.")
         return library_estimate(expression, spec, str(policy), kept)
     if not isinstance(tiles, (str, RProgram)):
         if policy is not None:
-            from roller.construction.library_pricing import with_call_overhead
+            from roller.construction.library_pricing import spec_with_call_overhead
 
-            spec = with_call_overhead(expression, spec, policy)
+            spec = spec_with_call_overhead(expression, spec, policy)
         return price_named_tiles(expression, spec, tiles, fragment, how, kept).estimate
-    if fragment is not None or how != Mechanisms():
+    if fragment is not None or how != ProgramMechanisms():
         raise TileError("predict: a program's name says fragment, stages, split_k and raster. Write them into it.")
     return estimate_named_program(program_from_name(expression, spec, str(tiles)), spec, kept)
 
@@ -263,12 +264,12 @@ def compile(
         If ``prove`` is given and g++ is missing.
     """
     from roller.compiler.autotune import Selection
-    from roller.compiler.autotune.proving import is_proved, proof_budget_s
+    from roller.compiler.autotune.proving import is_proof_exhausted, proof_budget_s
     from roller.compiler.compiled_kernel import CompiledKernel
-    from roller.runtime.inputs import checked_seed
+    from roller.runtime.random_inputs import checked_seed
 
-    (spec, handle), expression = target_of(device, spec), parse_expression(expr)
-    chosen, values = check_constants(constants, expression, resolve_options(options, top_k))
+    (spec, handle), expression = spec_and_local_device(device, spec), parse_expression(expr)
+    chosen, values = name_and_copy_constants(constants, expression, resolve_options(options, top_k))
     expression = chosen.meant(expression)
     seed, cache, remeasure = checked_seed(seed), validate_flag(cache, "cache"), validate_flag(remeasure, "remeasure")
     how = Selection(deterministic, 0.0 if refine_s is None else refine_s)
@@ -298,7 +299,7 @@ def compile(
     # is enough, and a measurement is welcome.
     kept = KernelCache()
     entry = kept.load_or_build(key, build, measured=here, anew=remeasure)
-    if prove_for_s and not fresh and not is_proved(entry.artifact, prove_for_s):
+    if prove_for_s and not fresh and not is_proof_exhausted(entry.artifact, prove_for_s):
         with remove_wrong_kernel_on_failure(kept, key):
             entry = build()
         kept.store(key, entry)
@@ -350,18 +351,18 @@ def _compile_uncached(
     """Construct candidates; choose on a local device, or lower the best and try to prove it for ``prove_s`` s."""
     from roller.compiler.autotune import Selection, choose_first_lowered, proving
     from roller.compiler.autotune.unemitted_instructions import spec_with_emitted_instructions
-    from roller.construction.constructor import construct_candidates, share_of_device
+    from roller.construction.constructor import construct_candidates, spec_of_device_share
 
     spec = spec_with_emitted_instructions(expression, spec)
     candidates = construct_candidates(expression, spec, options)
     if handle is not None or is_this_machine(spec):
         return _compile_on_local_device(handle, expression, spec, candidates, options, seed, how or Selection())
-    share = share_of_device(spec, options)
+    share = spec_of_device_share(spec, options)
 
     def proved(candidate: Candidate, artifact: KernelArtifact) -> tuple[KernelArtifact, ProofVerdict]:
         del candidate
         verdict = proving.prove(artifact, prove_s, lower=partial(lower, spec=share), seed=seed)
-        return proving.with_verdict(artifact, verdict, prove_s), verdict
+        return proving.with_proof_verdict(artifact, verdict, prove_s), verdict
 
     return choose_first_lowered(
         expression, spec, candidates, lambda c: lower(c.program, expression, share), proved if prove_s else None
@@ -376,24 +377,21 @@ def _compile_on_local_device(
     from roller.backends.build import build
     from roller.compiler.autotune import TuningContext, choose_kernel
     from roller.compiler.compiled_kernel import CompiledKernel
-    from roller.construction.constructor import share_of_device
-    from roller.runtime import cpu_profile, profiler
+    from roller.construction.constructor import spec_of_device_share
+    from roller.runtime.cpu_kernel_profiling import CpuBench
+    from roller.runtime.profiler import DeviceBench
 
     if handle is None:
         require_compiler("compiling for this processor")
     target_for(spec).prepare()
-    share = share_of_device(spec, options)  # a kernel for a share of the units runs on that share
+    share = spec_of_device_share(spec, options)  # a kernel for a share of the units runs on that share
     pretends = handle is not None and handle.target.pretends
 
     def make(candidate: Candidate) -> KernelArtifact:
         artifact = replace(lower(candidate.program, expression, share), estimate=candidate.estimate.to_dict())
         return artifact if pretends else build(artifact)
 
-    opened = (
-        profiler.DeviceBench(expression, handle, seed)
-        if handle
-        else nullcontext(cpu_profile.CpuBench(expression, seed))
-    )
+    opened = DeviceBench(expression, handle, seed) if handle else nullcontext(CpuBench(expression, seed))
     with opened as bench:
         kernel = choose_kernel(TuningContext(expression, spec, options, make, bench.profile), candidates, how)
     launcher = handle.target.load if handle is not None and pretends else None

@@ -13,19 +13,19 @@ from roller.core.display import one_line_repr, seconds_text
 from roller.errors import NoCandidateError, RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.forms import canonical_forms
+from roller.templates.common.library_policy import POLICIES
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
-from roller.templates.common.policy import POLICIES
-from roller.templates.gpu import matrix_product_batch, matrix_product_of_batch
+from roller.templates.gpu import find_matrix_product, to_matrix_product_batch
 from roller.templates.gpu.common.vector_widths import vector_elements_per_axis
 from roller.templates.registry import programs_of
-from roller.tile.alignment import broken_rules, precompute_transactions
-from roller.tile.fragments import fragment_padding, program_operands
+from roller.tile.alignment import broken_rules, precompute_fills_transactions
 from roller.tile.geometry import Ints
-from roller.tile.layout import lane_reads, storage_padding, thread_read_ratio
+from roller.tile.matrix_operands import least_conflict_padding, program_operands
 from roller.tile.program import RProgram
+from roller.tile.staged_tile_layout import lane_reads, least_conflict_storage_padding, thread_read_ratio
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     """Construct ``options.count`` distinct programs (or fewer if there are no more) by growing tiles, best first."""
     if POLICIES[options.policy] is not None and not spec.traits.blocks:
         raise RollerError(f"ConstructOptions.policy: expected 'roller' on {spec.name}, which is no GPU. Leave it out.")
-    target = share_of_device(spec, options)
+    target = spec_of_device_share(spec, options)
     constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
     share = replace(options, pool=max(options.count, options.pool // len(canonical_forms(expr, options))))
     batches = list(programs_of(expr, target, share))
@@ -96,12 +96,12 @@ def make_candidates(
     """Return programs as candidates, each with the alignment rules that it relaxes and with its identifier."""
     parts = [expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)]
     identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    target = share_of_device(spec, options)
-    precompute_transactions([p for p, _ in programs], target)
+    target = spec_of_device_share(spec, options)
+    precompute_fills_transactions([p for p, _ in programs], target)
     return tuple(_make_candidate(identity, p, e, target, options.epsilon) for p, e in programs)
 
 
-def share_of_device(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
+def spec_of_device_share(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
     """Return the share of the device that ``options.units`` selects, or the whole device if it is ``None``."""
     return spec if options.units is None else spec.share(options.units)
 
@@ -115,9 +115,11 @@ def _make_candidate(
 
 def program_from_row(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
     """Return row ``i`` of a batch as a program, including its vectors and storage padding."""
-    g, product = batch.geometry, matrix_product_of_batch(batch)
+    g, product = batch.geometry, find_matrix_product(batch)
     if product is not None:
-        return product.outer(program_from_row(matrix_product_batch(batch, product), i, spec), g.expr, batch.structure)
+        return product.outer(
+            program_from_row(to_matrix_product_batch(batch, product), i, spec), g.expr, batch.structure
+        )
     fast, slow = [layer.name for layer in spec.memory_layers if layer.tiled][:: 1 if batch.panel is None else 2][:2]
     tiles = [(fast, _int_tuple(batch.register[i])), (slow, _int_tuple(batch.block[i]))]
     if batch.panel is not None:
@@ -129,15 +131,15 @@ def program_from_row(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
     program = RProgram(
         g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, apart,
         int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal,
-        stages=_value_at(batch.stages, i),
-        raster=_value_at(batch.raster, i), fragment=batch.fragment, matrix_axes=batch.matrix_axes,
+        stages=_value_of_row(batch.stages, i),
+        raster=_value_of_row(batch.raster, i), fragment=batch.fragment, matrix_axes=batch.matrix_axes,
     )  # fmt: skip
     if spec.traits.blocks and batch.staged and not rowwise:  # rowwise threads read only their own data
         program = _choose_layout(program, spec)
     return program
 
 
-def _value_at(values: int | Ints, i: int) -> int:
+def _value_of_row(values: int | Ints, i: int) -> int:
     return values if isinstance(values, int) else int(values[i])
 
 
@@ -166,14 +168,16 @@ def _choose_layout(program: RProgram, spec: DeviceSpec) -> RProgram:
         return program  # its tiles are swizzled
     if program.fragment is not None:
         read = program_operands(program)
-        parted = [(x.tensor.name, fragment_padding(x, program.fragment, banks, width)[0]) for x in read]
+        parted = [(x.tensor.name, least_conflict_padding(x, program.fragment, banks, width)[0]) for x in read]
         return replace(program, storage_padding=tuple((t, pad) for t, pad in parted if pad))
     options = []
     vector_elements_per_axis = program.traits.reduces  # column reads avoid conflicts only with rows of odd length
     for interleaved in (False,) if program.traits.slides_windows else (True, False):  # strips are contiguous
         trial = replace(program, interleaved=interleaved)
         reads = lane_reads(trial, spec.teu.lanes)
-        chosen = {t: storage_padding(r, banks, width, vector_elements_per_axis) for t, r in reads.items()}
+        chosen = {
+            t: least_conflict_storage_padding(r, banks, width, vector_elements_per_axis) for t, r in reads.items()
+        }
         pads = {t: pad for t, (pad, _) in chosen.items()}
         spread = thread_read_ratio(trial)
         cost = sum(degree * spread[t] for t, (_, degree) in chosen.items())

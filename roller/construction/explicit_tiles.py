@@ -9,27 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from roller.construction.capacities import check_block_capacities, with_hard_limits
+from roller.construction.block_capacity_checks import check_block_capacities, with_hard_limits
 from roller.construction.constructor import program_from_row
-from roller.construction.named_forms import find_axis, fits_form, forms_for_named_tiles
-from roller.construction.named_layouts import scratchpad_layouts
+from roller.construction.forms_for_named_tiles import find_axis_name, fits_form, forms_for_named_tiles
+from roller.construction.layouts_for_named_tiles import scratchpad_layouts
 from roller.construction.program_checks import check_program
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.core.validation import is_integer, validate_integer
 from roller.errors import TileError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.expr.canonical import inline_unit_reduction
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.perf.tile_batch import TileBatch
 from roller.templates import pricing
 from roller.templates.cpu.matrix import explicit_tiles as cpu_fragments
 from roller.templates.gpu.matrix import explicit_tiles as gpu_fragments
 from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
+from roller.tile.sliding_windows import slide_of
 from roller.tile.structures import TILED, WINDOW, Structure, structure_of
-from roller.tile.windows import slide_of
 
 #: Extents of one layer's tile, by axis name or in axis order.
 Tile = Mapping[str, int] | Sequence[int]
@@ -46,7 +46,7 @@ MAX_EXTENT, MAX_POINTS = 2**31 - 1, 2**53
 
 
 @dataclass(frozen=True)
-class Mechanisms:
+class ProgramMechanisms:
     """Mechanisms of a program in addition to its tiles; fields as in :class:`~roller.tile.program.RProgram`."""
 
     stages: int = 1
@@ -131,7 +131,7 @@ def price_named_tiles(
     spec: DeviceSpec,
     tiles: Mapping[str, Tile],
     fragment: str | None = None,
-    how: Mechanisms = Mechanisms(),
+    how: ProgramMechanisms = ProgramMechanisms(),
     warm: tuple[str, ...] = (),
 ) -> PricedTiles:
     """Price tiles named by layer, aligned or not; see :func:`parse_named_tiles`."""
@@ -139,7 +139,8 @@ def price_named_tiles(
     if fragment is not None:
         found_fragment, along = _parse_fragment(fragment, spec)
         fragments = cpu_fragments if spec.traits.simd else gpu_fragments
-        batch = _with_mechanisms(fragments.matrix_batch(named.geometry, named.rows, spec, found_fragment, along), how)
+        batch = fragments.batch_of_named_matrix_tiles(named.geometry, named.rows, spec, found_fragment, along)
+        batch = _with_mechanisms(batch, how)
         program = program_from_row(batch, 0, spec)
         check_program(program, spec)
         if spec.traits.simd:
@@ -274,7 +275,7 @@ def _possible_structures(named: ExplicitTiles) -> list[tuple[Structure, tuple[st
     return found
 
 
-def _with_mechanisms(batch: TileBatch, how: Mechanisms) -> TileBatch:
+def _with_mechanisms(batch: TileBatch, how: ProgramMechanisms) -> TileBatch:
     return replace(batch, split_k=batch.split_k * how.split_k, stages=how.stages, raster=how.raster)
 
 
@@ -283,7 +284,7 @@ def _program_from_extents(
     spec: DeviceSpec,
     structure: Structure,
     staged: tuple[str, ...] | None = None,
-    how: Mechanisms = Mechanisms(),
+    how: ProgramMechanisms = ProgramMechanisms(),
 ) -> RProgram:
     geometry, rows = named.geometry, named.rows
     if spec.traits.simd:
@@ -296,28 +297,33 @@ def _program_from_extents(
         rows = (tuple(1 if r else n for n, r in zip(rows[0], reductions, strict=True)), *rows[1:])
     ones = np.ones(1, np.int64)
     batch = _with_mechanisms(
-        TileBatch(geometry, structure.name, _batch_row(rows[0]), _batch_row(rows[-1]), ones, staged), how
+        TileBatch(geometry, structure.name, _extents_as_one_row(rows[0]), _extents_as_one_row(rows[-1]), ones, staged),
+        how,
     )
     program = program_from_row(batch, 0, spec)
-    if how != Mechanisms():
+    if how != ProgramMechanisms():
         check_program(program, spec)
     check_block_capacities(program, batch, spec)
     return replace(program, relaxed=broken_rules(program, spec))
 
 
-def _batch_row(extents: tuple[int, ...]) -> Ints:
+def _extents_as_one_row(extents: tuple[int, ...]) -> Ints:
     return np.array([extents], np.int64)
 
 
 def _fastest_vector_program(
-    geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...], how: Mechanisms
+    geometry: Geometry,
+    spec: DeviceSpec,
+    structure: Structure,
+    rows: tuple[tuple[int, ...], ...],
+    how: ProgramMechanisms,
 ) -> RProgram:
     """Return the program of the tiles whose vector axis, packing and stores are predicted to be fastest."""
     room = spec.traits.module_for("templates", "checks")
     programs = [
         program_from_row(_with_mechanisms(b, how), 0, spec) for b in room.named_batches(geometry, spec, structure, rows)
     ]
-    for program in programs if how != Mechanisms() or spec.traits.discrete else ():
+    for program in programs if how != ProgramMechanisms() or spec.traits.discrete else ():
         check_program(program, spec)
     priced = [(e.seconds, str(p), p) for p, e in zip(programs, pricing.estimate_programs(programs, spec), strict=True)]
     seconds, _, best = min(priced, key=lambda x: x[:2])
@@ -335,9 +341,9 @@ def _layer_extents(
     """Return one layer's extents over all axes of a form; ``above`` holds the extents of the faster layer."""
     names = geometry.names
     if isinstance(tile, Mapping):
-        given = {find_axis(axis, names): v for axis, v in tile.items()}
+        given = {find_axis_name(axis, names): v for axis, v in tile.items()}
         for axis in tile:
-            if find_axis(axis, names) is None:
+            if find_axis_name(axis, names) is None:
                 hint = (did_you_mean(axis, names) if isinstance(axis, str) else "") or "."
                 raise TileError(f"tiles: layer '{layer}': unknown axis {shown(axis)}{hint} Use {names}.")
         values = [given.get(n, a) for n, a in zip(names, above, strict=True)]

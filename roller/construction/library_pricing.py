@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller.construction.constructor import nothing_fits_error, program_from_row
-from roller.construction.named_layouts import scratchpad_layouts
+from roller.construction.layouts_for_named_tiles import scratchpad_layouts
 from roller.errors import RollerError, shown
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.perf.tile_batch import TileBatch
 from roller.templates import pricing
+from roller.templates.common.library_policy import POLICIES, LibraryPolicy
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.policy import POLICIES, LibraryPolicy
 from roller.templates.gpu.tiled.layout_bounds import LayoutBounds
 from roller.templates.registry import programs_of
 from roller.tile.geometry import Floats
@@ -33,7 +33,7 @@ def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tupl
     _check_policy(policy, spec)
     options = ConstructOptions(policy=policy)
     batches = [replace(b, warm=warm) if warm else b for b in programs_of(expr, spec, options)]
-    spec = with_call_overhead(expr, spec, policy, any(b.moments_together for b in batches))
+    spec = spec_with_call_overhead(expr, spec, policy, any(b.moments_together for b in batches))
     fastest = _fastest_estimate([b for b in batches if len(b)], spec)
     if fastest is None:
         raise nothing_fits_error(expr, spec, options)
@@ -48,9 +48,9 @@ def library_program_pricer(expr: TensorExpr, spec: DeviceSpec, policy: str) -> C
     if not batches:
         raise nothing_fits_error(expr, spec, options)
     moments = any(b.moments_together for b in batches)
-    here = with_call_overhead(expr, spec, policy, moments)
+    here = spec_with_call_overhead(expr, spec, policy, moments)
     chosen = min((_pricer_of_fastest(b, here) for b in batches), key=lambda price: price(here).seconds)
-    return lambda other: chosen(with_call_overhead(expr, other, policy, moments))
+    return lambda other: chosen(spec_with_call_overhead(expr, other, policy, moments))
 
 
 def _pricer_of_fastest(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estimate]:
@@ -64,7 +64,7 @@ def _pricer_of_fastest(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSp
     return lambda other: pricing.estimate_program(program, other)
 
 
-def with_call_overhead(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:
+def spec_with_call_overhead(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:
     """Return the device with its launch time raised to that of a policy's whole call with nothing queued."""
     called_s = _check_policy(policy, spec).call_s * _count_allocated_tensors(expr, moments)
     if called_s <= spec.execution.launch_s:
@@ -102,7 +102,7 @@ def _fastest_estimate(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimat
     for n, batch in enumerate(batches):
         if batch.structure != TILED.name:
             estimate = pricing.estimate_best(batch, spec)
-            best = _better_of_two(best, (estimate.seconds, (n, 0, 0), estimate))
+            best = _faster_of_two(best, (estimate.seconds, (n, 0, 0), estimate))
         else:
             bounds = LayoutBounds(batch, spec)
             tiled[n] = bounds, bounds.bounds_without_padding_s()
@@ -110,7 +110,7 @@ def _fastest_estimate(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimat
     for n, (_, likely) in sorted(tiled.items(), key=lambda x: float(x[1][1].min())):
         rows = np.argsort(likely, kind="stable")[:_FIRST]
         done[n] = rows if best is None else rows[likely[rows] <= best[0]]
-        best = _best_layout(n, batches[n], done[n], spec, best)
+        best = _better_layout_of_rows(n, batches[n], done[n], spec, best)
     left: list[tuple[float, int, int]] = []
     for n, (bounds, likely) in tiled.items():
         limit = float("inf") if best is None else best[0]
@@ -128,16 +128,16 @@ def _fastest_estimate(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimat
         if not rows_by_batch:
             break
         for n, some in rows_by_batch.items():
-            best = _best_layout(n, batches[n], np.array(some), spec, best)
+            best = _better_layout_of_rows(n, batches[n], np.array(some), spec, best)
         at, together = at + together, 2 * together
     return None if best is None else best[2]
 
 
-def _better_of_two(one: _Best | None, other: _Best) -> _Best:
+def _faster_of_two(one: _Best | None, other: _Best) -> _Best:
     return other if one is None or other[:2] < one[:2] else one
 
 
-def _best_layout(
+def _better_layout_of_rows(
     n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None
 ) -> _Best | None:
     """Return the better of ``best`` and the best layout of the ``n``-th batch's given rows; ``None`` without either."""
@@ -149,4 +149,4 @@ def _best_layout(
     if not placed:
         return best
     place, estimate = pricing.estimate_fastest([p for _, p in placed], spec, batch.warm)
-    return _better_of_two(best, (estimate.seconds, placed[place][0], estimate))
+    return _faster_of_two(best, (estimate.seconds, placed[place][0], estimate))

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.construction.constructor import Candidate, make_candidates, program_from_row, share_of_device
+from roller.construction.constructor import Candidate, make_candidates, program_from_row, spec_of_device_share
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import batch_of
+from roller.perf.tile_batch import batch_of
 from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import allowed_padding_mask
+from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.templates.common.tile_neighbours import NeighbourContext
 from roller.templates.registry import template_writing
 from roller.tile.program import RProgram
-from roller.tile.winograd_products import ELEMENT, product_of
+from roller.tile.winograd_batched_product import ELEMENT, product_of
 
 
 def neighbour_programs(
@@ -31,7 +31,7 @@ def neighbour_programs(
     >>> len(found) > 10, best in [c.program for c in found]
     (True, False)
     """
-    target = share_of_device(spec, options)
+    target = spec_of_device_share(spec, options)
     product = product_of(program)
     batch = batch_of([program if product is None else product.inner(program)]).without_vectors()
     place, template = NeighbourContext.of(batch, target, options), template_writing(target.kind, batch)

@@ -6,8 +6,8 @@ from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
+from roller.tile.sliding_windows import slide_of
 from roller.tile.structures import structure_of
-from roller.tile.windows import slide_of
 from roller.tile.winograd import window_product
 
 

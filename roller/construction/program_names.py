@@ -7,29 +7,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from roller import perf
-from roller.construction.capacities import check_block_capacities, with_hard_limits
+from roller.construction.block_capacity_checks import check_block_capacities, with_hard_limits
 from roller.construction.program_checks import check_program
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.errors import TileError, did_you_mean, shown
 from roller.expr import TensorExpr
+from roller.expr.axis_splitting import rename_reserved_axes
 from roller.expr.canonical import fuse_axes, group_axes, inline_unit_reduction
-from roller.expr.joining import join_digits
-from roller.expr.splitting import rename_reserved_axes
+from roller.expr.digit_joining import join_channel_digits
 from roller.hardware import DeviceSpec
 from roller.perf.estimate import Estimate
 from roller.templates import pricing
 from roller.tile.alignment import RULES, broken_rules
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
-from roller.tile.program_name import REMEDY, ProgramName, read_name
+from roller.tile.program_name import REMEDY, ProgramName, parse_program_name
 from roller.tile.structures import structure_named
-from roller.tile.winograd_products import products_program
+from roller.tile.winograd_batched_product import tiled_product_of_program
 
 #: Largest number allowed in a name, so that counts stay exact in 64 bits.
 _MOST = 2**31 - 1
 
 
-def program_name_text(program: object) -> str:
+def name_of_program_or_text(program: object) -> str:
     """Return the name of a program, or a text unchanged; raise an error for anything else."""
     if isinstance(program, (str, RProgram)):
         return str(program)
@@ -38,7 +38,7 @@ def program_name_text(program: object) -> str:
 
 def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram:
     """Return the program with the given name; the rules that it relaxes are determined for this device."""
-    said = read_name(name)
+    said = parse_program_name(name)
     if said.kind != spec.kind:
         raise TileError(
             f"program: expected one for a device of kind '{spec.kind}' ({spec.name}), got a program for '{said.kind}'. "
@@ -73,8 +73,8 @@ def estimate_named_program(program: RProgram, spec: DeviceSpec, warm: tuple[str,
 def constructed_forms(expr: TensorExpr) -> Iterator[TensorExpr]:
     """Yield every form of an expression that construction uses, each once, starting with the usual forms."""
     fused, plain = fuse_axes(expr), rename_reserved_axes(expr)
-    made = [fused, group_axes(fused), group_axes(fused, reductions=False), join_digits(fused)]
-    made += [plain, group_axes(plain), group_axes(plain, reductions=False), join_digits(plain), expr]
+    made = [fused, group_axes(fused), group_axes(fused, reductions=False), join_channel_digits(fused)]
+    made += [plain, group_axes(plain), group_axes(plain, reductions=False), join_channel_digits(plain), expr]
     made.append(inline_unit_reduction(expr))
     seen: list[TensorExpr] = []
     for form in made:
@@ -156,7 +156,7 @@ def _check_numbers(said: ProgramName) -> None:
 
 def _exceeded_capacity_error(program: RProgram, spec: DeviceSpec) -> TileError:
     if spec.traits.blocks:
-        inner = products_program(program) or program
+        inner = tiled_product_of_program(program) or program
         try:
             check_block_capacities(inner, perf.batch_of([inner]), spec)
         except TileError as error:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.perf.tile_batch import TileBatch
 from roller.templates import pricing
 from roller.tile.program import RProgram
 
@@ -58,7 +58,7 @@ def best_programs(
     search = _LayoutSearch(spec, count, lay_out)
     while True:
         pool = _cheapest_rows(batches, spec, wanted, count, search.limit_s)
-        search.run(_spread_over_kernels(pool, count))
+        search.run(_order_rows_across_kernels(pool, count))
         known_s = pool[wanted - 1][0] if len(pool) >= wanted else float("inf")
         if not search.wants_rows_above(known_s) or wanted >= max((len(b) for b in batches), default=0):
             return search.best()
@@ -69,7 +69,7 @@ def _cheapest_rows(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, 
     """Return about ``wanted`` rows in order of price, none above ``most_s`` except the best row of a new structure."""
     pool: list[Row] = []
     # Rows that another batch already beats need no pricing, so rows that are already priced come first.
-    for b in sorted(batches, key=lambda b: b.known_seconds(spec) is None):
+    for b in sorted(batches, key=lambda b: b.stored_seconds(spec) is None):
         limit_s = min(most_s, pool[wanted - 1][0]) if len(pool) >= wanted else most_s
         new = count >= _FAMILY_COUNT and not any(p.structure == b.structure for _, p, _ in pool)
         pool += [(s, b, row) for s, row in pricing.best_rows(b, spec, wanted, limit_s, always=new)]
@@ -77,10 +77,10 @@ def _cheapest_rows(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, 
     return pool
 
 
-def _spread_over_kernels(pool: list[Row], count: int) -> list[Row]:
+def _order_rows_across_kernels(pool: list[Row], count: int) -> list[Row]:
     """Return the rows reordered: first up to ``sqrt(count)`` (rounded up) rows per micro-kernel, then the others."""
     if count >= _FAMILY_COUNT and any(b.fragment is not None for _, b, _ in pool):
-        return _tiles_first(pool)
+        return _order_best_of_each_tile_first(pool)
     # Programs that differ only in the number of micro-kernels per task have almost equal predicted and measured times.
     share = math.isqrt(count - 1) + 1
     taken: Counter[tuple[int, bytes]] = Counter()
@@ -94,7 +94,7 @@ def _spread_over_kernels(pool: list[Row], count: int) -> list[Row]:
     return first + later
 
 
-def _tiles_first(pool: list[Row]) -> list[Row]:
+def _order_best_of_each_tile_first(pool: list[Row]) -> list[Row]:
     """Return the rows reordered: first the best row of every competitive matrix tile, then all others."""
     tiles: set[Family] = set()
     first: list[Row] = []
@@ -179,11 +179,11 @@ class _LayoutSearch:
         near = [n for n, (_, e) in enumerate(self.found) if e.seconds <= _DOUBTED * self.limit_s]
         first = {self.found[n][0].structure: n for n in reversed(near)}
         kept = sorted(first.values())[: self.count]
-        kept += [n for n in self._best_of_each_tile(near) if n not in kept][: self.count - len(kept)]
+        kept += [n for n in self._positions_of_best_per_tile(near) if n not in kept][: self.count - len(kept)]
         others = [n for n in range(len(self.found)) if n not in kept]
         return [self.found[n] for n in sorted([*kept, *others[: self.count - len(kept)]])]
 
-    def _best_of_each_tile(self, near: Sequence[int]) -> list[int]:
+    def _positions_of_best_per_tile(self, near: Sequence[int]) -> list[int]:
         best: dict[Family, int] = {}
         for n in near:
             p = self.found[n][0]

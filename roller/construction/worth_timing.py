@@ -9,7 +9,7 @@ import numpy as np
 
 from roller.construction.constructor import Candidate
 from roller.hardware import DeviceSpec
-from roller.perf.accuracy import kernel_family, ranking_error
+from roller.perf.expected_errors import kernel_family_key, ranking_error
 
 #: Minimum expected relative gain for which one more candidate is timed: about the resolution of a measurement.
 GAIN = 0.02
@@ -21,29 +21,30 @@ FORM_ERROR = 0.05
 _POINTS, _SIGMAS = 241, 5.0
 
 
-def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int, ...]:
+def positions_of_candidates_to_time(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int, ...]:
     """Return the positions of the candidates that ``top_k="auto"`` times; if there is only one, none is timed.
 
     >>> import roller
     >>> spec = roller.load_spec("v100")
     >>> found = roller.construct(roller.ops.matmul(4096, 4096, 4096), spec, top_k=10)
-    >>> worth_timing(found[:1], spec), len(worth_timing(found, spec)) < 10
+    >>> positions_of_candidates_to_time(found[:1], spec), len(positions_of_candidates_to_time(found, spec)) < 10
     ((0,), True)
     """
     # Among candidates that share a kernel, only the best is timed, because their ratio is predicted well.
     seconds = [c.estimate.seconds for c in candidates]
-    families = [kernel_family(c.program) for c in candidates]
+    families = [kernel_family_key(c.program) for c in candidates]
     return positions_worth_timing(seconds, families, ranking_error(spec), [c.program.structure for c in candidates])
 
 
-def expected_seconds(seconds: Sequence[float], spec: DeviceSpec, forms: Sequence[Hashable] = ()) -> float:
+def expected_seconds_of_fastest(seconds: Sequence[float], spec: DeviceSpec, forms: Sequence[Hashable] = ()) -> float:
     """Return the expected time, in seconds, of the candidate that proves fastest when all are timed.
 
     >>> import roller
     >>> spec = roller.load_spec("v100")
-    >>> expected_seconds([2.0], spec), expected_seconds([2.0, 2.0], spec) < expected_seconds([2.0, 2.2], spec) < 2.0
+    >>> (expected_seconds_of_fastest([2.0], spec),
+    ...  expected_seconds_of_fastest([2.0, 2.0], spec) < expected_seconds_of_fastest([2.0, 2.2], spec) < 2.0)
     (2.0, True)
-    >>> expected_seconds([2.0, 2.0], spec) < expected_seconds([2.0, 2.0], spec, "aa") < 2.0
+    >>> expected_seconds_of_fastest([2.0, 2.0], spec) < expected_seconds_of_fastest([2.0, 2.0], spec, "aa") < 2.0
     True
     """
     first, error = min(seconds), ranking_error(spec)

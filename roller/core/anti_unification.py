@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.core.fitting import Fitter
+from roller.core.formula_fitting import FormulaFitter
 from roller.core.formulas import Formula, Inverse
 from roller.errors import RollerError, shown
 
@@ -24,7 +24,7 @@ class GeneralizedData:
     def at(self, sizes: Mapping[str, int]) -> Any:
         """Return the data for the given sizes.
 
-        >>> general([{"n": 6}, {"n": 10}, {"n": 4}], Fitter([{"s": 3}, {"s": 5}, {"s": 2}])).at({"s": 7})
+        >>> general([{"n": 6}, {"n": 10}, {"n": 4}], FormulaFitter([{"s": 3}, {"s": 5}, {"s": 2}])).at({"s": 7})
         {'n': 14}
         """
         known: dict[Formula | Inverse, float] = {}
@@ -67,18 +67,18 @@ class _SizeIndependent:
     data: Any
 
 
-def general(several: Sequence[Any], fitter: Fitter) -> GeneralizedData:
+def general(several: Sequence[Any], fitter: FormulaFitter) -> GeneralizedData:
     """Return one nested structure with formulas that represents the structures for several sizes."""
     return GeneralizedData(_anti_unify_nodes(list(several), fitter, ""))
 
 
-def _anti_unify_nodes(nodes: list[Any], fitter: Fitter, path: str) -> Any:
+def _anti_unify_nodes(nodes: list[Any], fitter: FormulaFitter, path: str) -> Any:
     first = nodes[0]
     if isinstance(first, dict):
         if any(not isinstance(n, dict) or list(n) != list(first) for n in nodes):
             raise MismatchError(f"{path or 'the data'}: expected the same entries for all sizes, got others for some.")
         made: Any = {k: _anti_unify_nodes([n[k] for n in nodes], fitter, f"{path}.{k}") for k in first}
-        return _SizeIndependent(first) if all(_is_fixed(v) for v in made.values()) else made
+        return _SizeIndependent(first) if all(_is_number_or_text(v) for v in made.values()) else made
     if isinstance(first, (list, tuple)):
         if any(not isinstance(n, (list, tuple)) or len(n) != len(first) for n in nodes):
             counts = sorted({len(n) if isinstance(n, (list, tuple)) else 0 for n in nodes})
@@ -87,7 +87,7 @@ def _anti_unify_nodes(nodes: list[Any], fitter: Fitter, path: str) -> Any:
                 "some sizes only."
             )
         made = [_anti_unify_nodes([n[k] for n in nodes], fitter, f"{path}[{k}]") for k in range(len(first))]
-        return _SizeIndependent(list(first)) if all(_is_fixed(v) for v in made) else made
+        return _SizeIndependent(list(first)) if all(_is_number_or_text(v) for v in made) else made
     if all(type(n) is type(first) and n == first for n in nodes):
         return first
     inverses = [Inverse.of(n) if isinstance(n, float) else None for n in nodes]
@@ -104,5 +104,5 @@ def _anti_unify_nodes(nodes: list[Any], fitter: Fitter, path: str) -> Any:
     return formula
 
 
-def _is_fixed(made: Any) -> bool:
+def _is_number_or_text(made: Any) -> bool:
     return not isinstance(made, (Formula, Inverse, dict, list))

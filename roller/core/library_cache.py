@@ -24,7 +24,7 @@ _FOLDERS = ("runner", "emulator")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class UntrustedError(PermissionError):
+class UntrustedFileError(PermissionError):
     """Another user may have written a file or folder whose contents would be run."""
 
     def __init__(self, path: str | os.PathLike[str], why: str) -> None:
@@ -39,12 +39,12 @@ def describe_foreign_writers(state: os.stat_result) -> str | None:
     if state.st_uid not in (me, 0):
         return f"one of another user (number {state.st_uid})"
     others = state.st_mode & _OTHERS_WRITE
-    if others & stat.S_IWOTH or (others and not _is_group_of(me, state.st_gid)):
+    if others & stat.S_IWOTH or (others and not _is_private_group_of(me, state.st_gid)):
         return f"one that others can write (mode {stat.S_IMODE(state.st_mode):03o})"
     return None
 
 
-def _is_group_of(user: int, group: int) -> bool:
+def _is_private_group_of(user: int, group: int) -> bool:
     """Return whether the group is the user's private group; root's group is not, because containers share it."""
     if user == 0:
         return False
@@ -63,7 +63,7 @@ def check_folder_trusted(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         why = describe_foreign_writers(os.stat(folder))
         if why is not None:
-            raise UntrustedError(folder, why)
+            raise UntrustedFileError(folder, why)
 
 
 def make_trusted_folder(folder: Path) -> Path:
@@ -79,10 +79,10 @@ def read_verified_library(path: Path) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):
-            raise UntrustedError(path, "something that is no file")
+            raise UntrustedFileError(path, "something that is no file")
         why = describe_foreign_writers(state)
         if why is not None:
-            raise UntrustedError(path, why)
+            raise UntrustedFileError(path, why)
         data = file.read()
     image, found = data[:-_SUM_BYTES], data[-_SUM_BYTES:]
     if hashlib.sha256(image).digest() != found:
@@ -101,9 +101,11 @@ def load_cached_library(path: Path) -> bytes | None:
     try:
         return read_verified_library(path)
     except ValueError as err:
-        _warn_once(f"{path}: a library in the cache was damaged ({err}). It is built again.")
-    except UntrustedError as err:
-        _warn_once(f"{path}: expected a library that only you can write, got {err.strerror}. It is built again.")
+        _warn_once_per_text(f"{path}: a library in the cache was damaged ({err}). It is built again.")
+    except UntrustedFileError as err:
+        _warn_once_per_text(
+            f"{path}: expected a library that only you can write, got {err.strerror}. It is built again."
+        )
     except OSError:
         pass
     return None
@@ -111,11 +113,11 @@ def load_cached_library(path: Path) -> bytes | None:
 
 def warn_untrusted_folder(err: OSError) -> None:
     """Warn once that a folder is not used because others can write to it."""
-    if isinstance(err, UntrustedError):
-        _warn_once(refusal(err))
+    if isinstance(err, UntrustedFileError):
+        _warn_once_per_text(refusal(err))
 
 
-def refusal(err: UntrustedError) -> str:
+def refusal(err: UntrustedFileError) -> str:
     """Return the message for a folder that another user may have written."""
     return (
         f"{err.filename}: expected a cache that only you can write, got {err.strerror}. What lies there runs as code, "
@@ -124,7 +126,7 @@ def refusal(err: UntrustedError) -> str:
 
 
 @functools.cache
-def _warn_once(text: str) -> None:
+def _warn_once_per_text(text: str) -> None:
     warnings.warn(text, RollerWarning, stacklevel=3)
 
 

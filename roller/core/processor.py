@@ -131,9 +131,9 @@ def processors_granted_by_cgroup(processors: int, root: Path = Path("/")) -> int
     """
     # With one thread more than granted, the group stops all threads for the rest of each period.
     group = root / "sys/fs/cgroup"
-    limit = _read_words(group / "cpu.max") or [
-        *_read_words(group / "cpu/cpu.cfs_quota_us"),
-        *_read_words(group / "cpu/cpu.cfs_period_us"),
+    limit = _read_words_of_file(group / "cpu.max") or [
+        *_read_words_of_file(group / "cpu/cpu.cfs_quota_us"),
+        *_read_words_of_file(group / "cpu/cpu.cfs_period_us"),
     ]
     try:
         quota, period = float(limit[0]), float(limit[1])
@@ -142,7 +142,7 @@ def processors_granted_by_cgroup(processors: int, root: Path = Path("/")) -> int
     return max(1, min(processors, int(quota / period))) if quota > 0 and period > 0 else processors
 
 
-def _read_words(path: Path) -> list[str]:
+def _read_words_of_file(path: Path) -> list[str]:
     try:
         return path.read_text().split()
     except (OSError, ValueError):
@@ -170,7 +170,7 @@ def may_share_cores(processors: tuple[int, ...], root: Path = Path("/")) -> bool
     False
     """
     folder = root / "sys/devices/system/cpu"
-    siblings = [_read_words(folder / f"cpu{n}/topology/thread_siblings_list") for n in processors]
+    siblings = [_read_words_of_file(folder / f"cpu{n}/topology/thread_siblings_list") for n in processors]
     if any("," in word or "-" in word for words in siblings for word in words):
         return True
     return len(siblings) > 1 and "hypervisor" in _common_cpuinfo_flags(root / "proc/cpuinfo")

@@ -85,7 +85,7 @@ NAMES = {
         "whatif.pick.total_us": "total_duration_us",
         "whatif.pick.total_bytes": "total_size_bytes",
         "whatif.pick.shortest_us": "shortest_kernel_us",
-        "whatif.pick.spread": "pick_evenly",
+        "whatif.pick.spread": "pick_evenly_spaced_tasks",
         "sweep.read_prices": "read_rate_card",
         "sweep.Prices": "RateCard",
         "sweep.Price": "HourlyRate",
@@ -121,7 +121,7 @@ def deprecated_method_replacement(old: str, module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-class _Finder(MetaPathFinder, Loader):
+class _FormerModuleFinder(MetaPathFinder, Loader):
     """Import finder for the former modules."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -144,5 +144,5 @@ class _Finder(MetaPathFinder, Loader):
 
 def install_module_finder() -> None:
     """Install the finder for former modules, once."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+    if not any(isinstance(finder, _FormerModuleFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_FormerModuleFinder())

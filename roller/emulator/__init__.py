@@ -4,8 +4,8 @@
 the runtime: threads as fibers in a chosen order, checked pointers, warps, half precision, and matrix units.
 """
 
-from roller.emulator.emulate import ORDERS, Emulated, emulate
+from roller.emulator.emulate import ORDERS, EmulatedArtifact, emulate
 from roller.emulator.proof import Proof
 from roller.emulator.prove import prove
 
-__all__ = ["ORDERS", "Emulated", "Proof", "emulate", "prove"]
+__all__ = ["ORDERS", "EmulatedArtifact", "Proof", "emulate", "prove"]

@@ -15,8 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.emulator.emulate import Buffer, Emulated, element_bytes
-from roller.emulator.output_coverage import choose_blocks, describe_unwritten, sample_output_regions, sample_positions
+from roller.emulator.emulate import EmulatedArtifact, GuardedBuffer, element_bytes
+from roller.emulator.output_coverage import (
+    choose_blocks_to_run,
+    describe_unwritten,
+    sample_output_regions,
+    sample_positions,
+)
 from roller.emulator.proof import BLOCKS, NOTHING, WHOLE, PointComparator, Proof
 from roller.emulator.time_allowance import Allowance
 from roller.errors import EmulationError, EmulationTimeout
@@ -36,7 +41,7 @@ _SHORT = 0.02
 _POISONS = (0xFF, 0x5A, 0x3C)
 
 
-def within_budget(
+def prove_within_budget(
     artifact: KernelArtifact,
     arrays: Sequence[np.ndarray],
     budget_s: float,
@@ -50,14 +55,14 @@ def within_budget(
 ) -> Proof:
     """Prove as much of a kernel correct as the budget allows; see :func:`roller.emulator.prove`."""
     start = time.monotonic()
-    blocks = sum(_blocks(x.grid) for x in artifact.launches)
+    blocks = sum(_count_blocks(x.grid) for x in artifact.launches)
     needed = sum(element_bytes(a) for a in artifact.arguments)
     if needed > MOST_BYTES:
         note = f"its arrays take {needed / 1e9:.2f} GB, an emulated kernel may have {MOST_BYTES / 1e9:.2f} GB"
         return Proof(True, (), NOTHING, blocks=blocks, note=note)
     # A kernel that was proven correct is not proven again, so its library is cached only in a folder that the caller
     # names.
-    emulated = Emulated(artifact, check=check, cache_dir=cache_dir, keep=cache_dir is not None)
+    emulated = EmulatedArtifact(artifact, check=check, cache_dir=cache_dir, keep=cache_dir is not None)
     proof = _BudgetedProof(emulated, arrays, budget_s, compare, orders, seed, workers).prove()
     return replace(proof, seconds=time.monotonic() - start)
 
@@ -94,7 +99,7 @@ class _BudgetedProof:
 
     def __init__(
         self,
-        emulated: Emulated,
+        emulated: EmulatedArtifact,
         arrays: Sequence[np.ndarray],
         budget_s: float,
         compare: PointComparator,
@@ -110,8 +115,8 @@ class _BudgetedProof:
         canonical = {s.name: s for s in self.program.expr.stages}
         self.stages: list[Stage] = [canonical[n] for n in self.program.expr.outputs]
         self.names = [a.name for a in artifact.outputs]
-        self.buffers: Mapping[str, Buffer] = emulated.buffers(arrays)
-        self.grids = [_blocks(x.grid) for x in emulated.launches]
+        self.buffers: Mapping[str, GuardedBuffer] = emulated.buffers(arrays)
+        self.grids = [_count_blocks(x.grid) for x in emulated.launches]
         self.failures: list[tuple[str, str]] = []
         self.note = ""
         self.found: _CompletedRuns | None = None
@@ -121,7 +126,7 @@ class _BudgetedProof:
         """Run what fits into the budget and return the proof."""
         self._run()
         found, blocks = self.found, sum(self.grids)
-        compared = self._compare(found) if found and not self.failures else 0
+        compared = self._compare_outputs(found) if found and not self.failures else 0
         if found and not compared and not self.failures:
             found, self.note = None, "its blocks wrote nothing that could be compared"
         orders = tuple(found.orders) if found else ()
@@ -139,21 +144,21 @@ class _BudgetedProof:
         left_s = self.allowance.left_s * self.emulated.workers(self.workers)
         # Several launches cannot run in part; one order is better than none.
         if whole_s <= (_WHOLE if len(self.grids) == 1 else len(self.orders)) * left_s:
-            self._in_all_orders(None)
+            self._run_in_all_orders(None)
         else:
             self.note = f"all {sum(self.grids)} blocks would take about {whole_s:.0f} s of one processor"
             if len(self.grids) > 1:
                 return
             most = int(_CHOSEN * left_s / max(seconds[0] * len(self.orders), 1e-6))
-            chosen = choose_blocks(self.program, self.grids[0], max(2, min(most, _MOST_BLOCKS)), self.random)
-            self._in_all_orders(chosen)
+            chosen = choose_blocks_to_run(self.program, self.grids[0], max(2, min(most, _MOST_BLOCKS)), self.random)
+            self._run_in_all_orders(chosen)
         if alone is not None and self.found is alone and not self.failures:
-            self._verify()
+            self._verify_guards_and_inputs()
 
     def _time_single_blocks(self) -> list[float] | None:
         """Run a few blocks of each launch; return the times per block (s), or ``None`` if one is too slow or fails."""
         seconds: list[float] = []
-        self._clean(_POISONS[0])
+        self._refill_buffers(_POISONS[0])
         for n, count in enumerate(self.grids):
             blocks = list(dict.fromkeys((0, count // 3, count - 1)))
             entry, before = self.emulated.launches[n].entry, self.allowance.spent_s
@@ -188,7 +193,7 @@ class _BudgetedProof:
             self.buffers, seed=self.seed, workers=1, blocks=numbers, allowance=self.allowance, only=launch
         )
 
-    def _verify(self) -> None:
+    def _verify_guards_and_inputs(self) -> None:
         """Check guards and inputs; runs of single blocks have not checked them."""
         try:
             for buffer in self.buffers.values():
@@ -196,15 +201,17 @@ class _BudgetedProof:
         except EmulationError as err:
             self.failures.append(("forward", str(err)))
 
-    def _clean(self, poison: int) -> None:
+    def _refill_buffers(self, poison: int) -> None:
         for buffer in self.buffers.values():
             buffer.fill(poison)
 
-    def _in_all_orders(self, chosen: list[int] | None) -> None:
+    def _run_in_all_orders(self, chosen: list[int] | None) -> None:
         """Run in every order while time is left; the first completed run replaces earlier results."""
         found: _CompletedRuns | None = None
         for n, order in enumerate(self.orders):
-            self._clean(_POISONS[n % len(_POISONS)] if chosen is None and self._integers else _POISONS[0])
+            self._refill_buffers(
+                _POISONS[n % len(_POISONS)] if chosen is None and self._has_integer_output else _POISONS[0]
+            )
             try:
                 self.emulated.run(self.buffers, order=order, seed=self.seed, workers=self.workers, blocks=chosen,
                                   allowance=self.allowance)  # fmt: skip
@@ -215,7 +222,7 @@ class _BudgetedProof:
                 self.failures.append((order, str(err)))
                 continue
             if chosen is None:
-                self._find_holes(order)
+                self._record_unwritten_elements(order)
                 outputs, written = self.emulated.outputs(self.buffers), None
             else:
                 outputs, written = self._check_written_blocks(chosen, order)
@@ -225,12 +232,12 @@ class _BudgetedProof:
                 )
             found.orders.append(order)
             if not all(a.tobytes() == b.tobytes() for a, b in zip(found.outputs, outputs, strict=True)):
-                hole = ", or an output is never written" if self._integers else ""
+                hole = ", or an output is never written" if self._has_integer_output else ""
                 text = f"the result differs from that in {found.orders[0]} order; a barrier may be missing{hole}"
                 self.failures.append((order, text))
 
     @property
-    def _integers(self) -> bool:
+    def _has_integer_output(self) -> bool:
         return any(_is_integer_buffer(self.buffers[n]) for n in self.names)
 
     def _check_written_blocks(
@@ -248,7 +255,7 @@ class _BudgetedProof:
                 self.failures.append((order, holes))
         return self.emulated.outputs(self.buffers), written
 
-    def _find_holes(self, order: str) -> None:
+    def _record_unwritten_elements(self, order: str) -> None:
         """Record a failure for unwritten elements; in integers, they show as differences between orders instead."""
         for name in self.names:
             buffer = self.buffers[name]
@@ -259,7 +266,7 @@ class _BudgetedProof:
                 text = f"output '{name}': {left} of {buffer.elements} elements are never written"
                 self.failures.append((order, text))
 
-    def _compare(self, found: _CompletedRuns) -> int:
+    def _compare_outputs(self, found: _CompletedRuns) -> int:
         """Compare as many elements with the reference as the budget allows; return the number of compared elements."""
         terms = sum(int(np.prod([a.extent for a in s.reduction_axes], dtype=np.int64)) for s in self.expression.stages)
         most = max(64, int(_TERMS_PER_S * self.budget_s) // max(1, terms) // len(self.names))
@@ -282,10 +289,10 @@ class _BudgetedProof:
         return sum(len(p) for p in points)
 
 
-def _blocks(grid: tuple[int, int, int]) -> int:
+def _count_blocks(grid: tuple[int, int, int]) -> int:
     return grid[0] * grid[1] * grid[2]
 
 
-def _is_integer_buffer(buffer: Buffer) -> bool:
+def _is_integer_buffer(buffer: GuardedBuffer) -> bool:
     """Return whether a buffer holds integers, which can equal the fill pattern of unwritten memory."""
     return "float" not in buffer.argument.dtype

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from roller.core.cache_location import cache_folder
 from roller.core.library_cache import (
-    UntrustedError,
+    UntrustedFileError,
     check_folder_trusted,
     load_cached_library,
     make_trusted_folder,
@@ -25,7 +25,7 @@ from roller.core.library_cache import (
     warn_untrusted_folder,
     write_library_with_checksum,
 )
-from roller.core.scratch import scratch_folder
+from roller.core.temporary_folders import scratch_folder
 from roller.errors import EmulationError
 
 #: Environment variable that names the folder for builds.
@@ -71,25 +71,29 @@ class LaunchStruct(ctypes.Structure):
     )
 
 
-def default_cache() -> Path:
+def default_cache_folder() -> Path:
     """Return the folder for cached builds: ``ROLLER_EMULATOR_DIR`` if set, otherwise a folder in the user's cache."""
     chosen = os.environ.get(VARIABLE, "").strip()
     return Path(chosen).expanduser().absolute() if chosen else cache_folder() / "emulator"
 
 
-def load(
+def load_library(
     source: str, check: bool, cache_dir: str | os.PathLike[str] | None = None, *, keep: bool = True
 ) -> ctypes.CDLL:
     """Return the loaded library of a translated source; build it if it is not cached."""
-    unit = _BuildUnit(_build_folder(cache_dir), source, check, *compiler(os.environ.get("CXX") or "g++"))
+    unit = _BuildUnit(
+        _cache_folder_or_none(cache_dir), source, check, *compiler_path_and_version(os.environ.get("CXX") or "g++")
+    )
     return (
-        _load_cached(unit) if keep and unit.folder is not None else _load_from_bytes(_build_library(unit, keep=False))
+        _build_or_load_cached(unit)
+        if keep and unit.folder is not None
+        else _load_from_bytes(_build_library(unit, keep=False))
     )
 
 
-def _build_folder(chosen: str | os.PathLike[str] | None) -> Path | None:
+def _cache_folder_or_none(chosen: str | os.PathLike[str] | None) -> Path | None:
     """Return the folder for cached builds; if the default one cannot be used, warn once and return ``None``."""
-    folder = Path(chosen) if chosen is not None else default_cache()
+    folder = Path(chosen) if chosen is not None else default_cache_folder()
     try:
         if chosen is None and folder.parent == cache_folder():
             check_folder_trusted(folder.parent)
@@ -98,7 +102,7 @@ def _build_folder(chosen: str | os.PathLike[str] | None) -> Path | None:
         if chosen is None:
             warn_untrusted_folder(err)
             return None
-        if isinstance(err, UntrustedError):
+        if isinstance(err, UntrustedFileError):
             raise EmulationError(f"emulator: {refusal(err)}") from err
         raise EmulationError(f"emulator: {folder}: cannot write ({err.strerror}). Pass cache_dir=<folder>.") from err
 
@@ -114,12 +118,12 @@ class _BuildUnit:
     version: str
 
     @property
-    def macro(self) -> str:
+    def check_macro_flag(self) -> str:
         return f"-DEMUL_CHECKED={int(self.check)}"
 
 
 @functools.lru_cache(maxsize=256)
-def _load_cached(unit: _BuildUnit) -> ctypes.CDLL:
+def _build_or_load_cached(unit: _BuildUnit) -> ctypes.CDLL:
     return _load_from_bytes(_build_library(unit))
 
 
@@ -132,13 +136,13 @@ def _load_from_bytes(image: bytes) -> ctypes.CDLL:
 
 
 @functools.lru_cache(maxsize=1)
-def _headers() -> bytes:
+def _read_runtime_sources() -> bytes:
     files = sorted(p for p in _CXX.rglob("*") if p.suffix in (".h", ".hpp", ".cc"))
     return b"".join(p.name.encode() + b"\0" + p.read_bytes() for p in files)
 
 
 @functools.lru_cache(maxsize=4)
-def compiler(name: str) -> tuple[str, str]:
+def compiler_path_and_version(name: str) -> tuple[str, str]:
     """Return the path of a C++ compiler, and a text with the compiler's version and target machine."""
     path = shutil.which(name)
     if path is None:
@@ -153,13 +157,15 @@ def compiler(name: str) -> tuple[str, str]:
 def _build_library(unit: _BuildUnit, keep: bool = True) -> bytes:
     """Return a kernel's library as bytes, from the cache if possible."""
     # Unoptimised checks are slow; -O1 already folds them into the address arithmetic.
-    flags = ("-O1" if unit.check else "-O2", "-shared", unit.macro)
+    flags = ("-O1" if unit.check else "-O2", "-shared", unit.check_macro_flag)
     return _compile_cached(unit, unit.source, flags, ".so", functools.partial(_build_runtime_object, unit), keep)
 
 
 def _build_runtime_object(unit: _BuildUnit) -> bytes:
     """Return the object file of the runtime, with which all kernels are linked."""
-    return _compile_cached(unit, (_CXX / "runtime.cc").read_text(encoding="utf-8"), ("-O2", "-c", unit.macro), ".o")
+    return _compile_cached(
+        unit, (_CXX / "runtime.cc").read_text(encoding="utf-8"), ("-O2", "-c", unit.check_macro_flag), ".o"
+    )
 
 
 def _compile_cached(
@@ -172,7 +178,7 @@ def _compile_cached(
 ) -> bytes:
     """Return g++'s output file for a source; it is cached under a hash of all inputs."""
     text = "\0".join(("with a checksum", source, *flags, *_FLAGS, unit.path, unit.version)).encode()
-    name = hashlib.sha256(text + _headers()).hexdigest()[:32] + suffix
+    name = hashlib.sha256(text + _read_runtime_sources()).hexdigest()[:32] + suffix
     target = None if unit.folder is None or not keep else unit.folder / name
     found = None if target is None else load_cached_library(target)
     if found is not None:
@@ -188,7 +194,7 @@ def _compile_cached(
             command = [unit.path, *_FLAGS, *flags, *includes, str(file), *objects, "-o", str(out)]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
             if done.returncode != 0:
-                raise EmulationError(f"emulator: g++ refused the kernel:\n{_first_errors(done.stderr)}")
+                raise EmulationError(f"emulator: g++ refused the kernel:\n{_first_compiler_errors(done.stderr)}")
             image = out.read_bytes()
         if target is not None:
             write_library_with_checksum(target, image)
@@ -199,7 +205,7 @@ def _compile_cached(
     return image
 
 
-def _first_errors(text: str) -> str:
+def _first_compiler_errors(text: str) -> str:
     lines = text.splitlines()
     errors = [i for i, line in enumerate(lines) if " error: " in line or "fatal error" in line]
     chosen = [lines[j] for i in errors[:4] for j in range(i, min(i + 3, len(lines)))]

@@ -22,8 +22,8 @@ from roller.errors import EmulationError, shown
 from roller.expr import Index, Tensor
 from roller.expr.scalar import Term
 from roller.targets import check_language
-from roller.tile.boxes import WORD_BYTES, Box
-from roller.tile.supersteps import Schedule, StagePlan, TensorPlan, codelet_name
+from roller.tile.superstep_schedule import Schedule, StagePlan, TensorPlan, codelet_name
+from roller.tile.tensor_boxes import WORD_BYTES, Box
 
 #: First and last point of a tile along each axis.
 Ranges = Mapping[str, tuple[int, int]]
@@ -68,7 +68,7 @@ class UnitMemory:
         return FieldStruct(*places, len(self.data), self.name.encode())
 
 
-class EmulatedSteps:
+class EmulatedCodelets:
     """Codelet artifact built for the CPU, which can run in several orders; accesses are always checked.
 
     Raises
@@ -99,11 +99,11 @@ class EmulatedSteps:
         del check
         self.artifact = artifact
         self.schedule = Schedule.from_dict(artifact.target["schedule"])
-        self._built = build_library.load(
+        self._built = build_library.load_library(
             _source_with_drivers(artifact.source, self.schedule), True, cache_dir, keep=keep
         )
-        self._run = {p.entry: getattr(self._built, f"roller_run_{p.entry}") for p in _codelets(self.schedule)}
-        self._boxes = {t.name: _box(t, self.schedule) for t in self.schedule.tensors}
+        self._run = {p.entry: getattr(self._built, f"roller_run_{p.entry}") for p in _all_stage_plans(self.schedule)}
+        self._boxes = {t.name: _make_tensor_box(t, self.schedule) for t in self.schedule.tensors}
 
     def __call__(
         self, arrays: Sequence[np.ndarray], *, order: str = "forward", seed: int = 0, workers: int | None = None
@@ -112,14 +112,14 @@ class EmulatedSteps:
         del workers
         if order not in _ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(_ORDERS)}, got {shown(order)}.")
-        home = self._at_home(arrays)
-        written = {n: np.zeros(home[n].shape, bool) for n in self._names("output")}
+        home = self._home_arrays(arrays)
+        written = {n: np.zeros(home[n].shape, bool) for n in self._tensor_names_of_role("output")}
         s, shuffle = self.schedule, random.Random(seed)
         together = max(1, s.units // s.split) * s.split  # parts of a reduction are combined within a wave
         for first in range(0, s.tasks, together):
             wave = [_EmulatedUnit(self, t) for t in range(first, min(first + together, s.tasks))]
             turns = wave[::-1] if order == "reverse" else shuffle.sample(wave, len(wave)) if order == "random" else wave
-            for unit, send in self._wave(wave, turns, home, (order, shuffle.randrange(1 << 30))):
+            for unit, send in self._run_wave(wave, turns, home, (order, shuffle.randrange(1 << 30))):
                 unit.send(send, home, written)
         for name, where in written.items():
             if not where.all():
@@ -133,7 +133,7 @@ class EmulatedSteps:
             )
         )
 
-    def _wave(
+    def _run_wave(
         self,
         wave: Sequence[_EmulatedUnit],
         turns: Sequence[_EmulatedUnit],
@@ -151,11 +151,11 @@ class EmulatedSteps:
                 for unit in taking:
                     unit.compute(plan, step, how)
             if plan.anchor and s.split > 1:
-                self._meet(wave, how)
-        own = tuple(self._names("output"))
+                self._combine_split_reductions(wave, how)
+        own = tuple(self._tensor_names_of_role("output"))
         yield from ((unit, own) for unit in turns if unit.task % s.split == 0)
 
-    def _meet(self, wave: Sequence[_EmulatedUnit], how: tuple[str, int]) -> None:
+    def _combine_split_reductions(self, wave: Sequence[_EmulatedUnit], how: tuple[str, int]) -> None:
         """Combine the parts of each split reduction in the unit that has the first part."""
         s = self.schedule
         assert s.combine is not None and s.finish is not None
@@ -181,10 +181,10 @@ class EmulatedSteps:
         """Return the box of the tensor ``name``."""
         return self._boxes[name]
 
-    def _names(self, role: str) -> list[str]:
+    def _tensor_names_of_role(self, role: str) -> list[str]:
         return [t.name for t in self.schedule.tensors if t.role == role]
 
-    def _at_home(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    def _home_arrays(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Return the arguments as arrays in home memory: inputs are filled, and outputs are zero."""
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
@@ -204,7 +204,7 @@ class EmulatedSteps:
 class _EmulatedUnit:
     """One unit with its memory while it performs one task."""
 
-    def __init__(self, device: EmulatedSteps, task: int) -> None:
+    def __init__(self, device: EmulatedCodelets, task: int) -> None:
         self.device, self.task = device, task
         s = device.schedule
         self.memory = {t.name: UnitMemory(t.name, t.pitches, t.dtype) for t in s.tensors}
@@ -238,7 +238,7 @@ class _EmulatedUnit:
                 self.start[name] = self.device.box(name).start(ranges)
                 memory = self.memory[name]
                 memory.forget()
-                here, there = _slices(t, self.start[name], home[name].shape)
+                here, there = _unit_and_home_slices(t, self.start[name], home[name].shape)
                 memory.data.reshape(t.pitches)[here] = home[name][there]
                 memory.held.reshape(t.pitches)[here] = 1
 
@@ -275,13 +275,13 @@ class _EmulatedUnit:
         """Copy to home memory the results that a codelet wrote."""
         for name in names:
             t = self.device.schedule.tensor(name)
-            here, there = _slices(t, self.start[name], home[name].shape)
+            here, there = _unit_and_home_slices(t, self.start[name], home[name].shape)
             held = self.memory[name].held.reshape(t.pitches)[here].astype(bool)
             home[name][there] = np.where(held, self.memory[name].data.reshape(t.pitches)[here], home[name][there])
             written[name][there] |= held
 
 
-def _slices(
+def _unit_and_home_slices(
     t: TensorPlan, start: Sequence[int], shape: Sequence[int]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:  # fmt: skip
     """Return the slices that select a tensor's piece in a unit's copy and in home memory."""
@@ -293,21 +293,21 @@ def _slices(
     return tuple(here), tuple(there)
 
 
-def _box(t: TensorPlan, s: Schedule) -> Box:
+def _make_tensor_box(t: TensorPlan, s: Schedule) -> Box:
     """Return the box of a tensor of the schedule."""
     accesses = tuple(tuple(Index(tuple(Term(*x) for x in terms), const) for const, terms in a) for a in t.accesses)
     extents = {a: e for plan in s.stages for a, e in plan.axes}
     return Box(Tensor(t.name, t.shape, t.dtype), accesses, tuple(extents.items()))
 
 
-def _codelets(s: Schedule) -> list[StagePlan]:
+def _all_stage_plans(s: Schedule) -> list[StagePlan]:
     return [*s.stages, *(p for p in (s.combine, s.finish) if p is not None)]
 
 
 def _source_with_drivers(source: str, schedule: Schedule) -> str:
     """Return the source with a C function for each codelet, which connects its fields and runs its workers in turn."""
-    given = {p.entry: ["part"] if p is schedule.combine else [] for p in _codelets(schedule)}
-    drivers = [_driver(p.entry, _field_names(p, given[p.entry])) for p in _codelets(schedule)]
+    given = {p.entry: ["part"] if p is schedule.combine else [] for p in _all_stage_plans(schedule)}
+    drivers = [_emit_driver_function(p.entry, _field_names(p, given[p.entry])) for p in _all_stage_plans(schedule)]
     return f"#define ROLLER_WORKERS {schedule.workers}u\n{source}\n" + "\n".join(drivers)
 
 
@@ -316,7 +316,7 @@ def _field_names(p: StagePlan, given: Sequence[str]) -> list[str]:
     return [*given, *(f"t_{codelet_name(n)}" for n in p.reads), *(["sums"] if p.keeps_sums else []), *written, "place"]
 
 
-def _driver(entry: str, names: Sequence[str]) -> str:
+def _emit_driver_function(entry: str, names: Sequence[str]) -> str:
     connected = " ".join(f"v.{n}.field = fields + {i};" for i, n in enumerate(names))
     return f"""\
 extern "C" int roller_run_{entry}(roller_steps::Field* fields, int order, unsigned seed, char* message) {{

@@ -37,7 +37,7 @@ _POISON = 0xFF
 _MESSAGE_BYTES = 2048
 
 
-class Emulated:
+class EmulatedArtifact:
     """GPU artifact built for the CPU, which can run in several orders.
 
     Parameters
@@ -80,7 +80,7 @@ class Emulated:
                 known = ", ".join(k.entry for k in kernels)
                 raise EmulationError(f"emulator: expected kernel '{launch.entry}' in the source, found {known}.")
             self._check_launch(launch, kernel)
-            built = build_library.load(text, check, cache_dir, keep=keep)
+            built = build_library.load_library(text, check, cache_dir, keep=keep)
             self._launches.append((launch, kernel, getattr(built, f"emul_{kernel.entry}")))
 
     def _check_launch(self, launch: Launch, kernel: TranslatedKernel) -> None:
@@ -116,17 +116,17 @@ class Emulated:
         self.run(buffers, order=order, seed=seed, workers=workers)
         return self.outputs(buffers)
 
-    def buffers(self, arrays: Sequence[np.ndarray]) -> dict[str, Buffer]:
+    def buffers(self, arrays: Sequence[np.ndarray]) -> dict[str, GuardedBuffer]:
         """Allocate memory for each argument: inputs and numbers are filled, and all others are poisoned."""
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
             raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")
         given = dict(zip((a.name for a in inputs), arrays, strict=True))
-        return {a.name: Buffer(a, given.get(a.name)) for a in self.artifact.arguments}
+        return {a.name: GuardedBuffer(a, given.get(a.name)) for a in self.artifact.arguments}
 
     def run(
         self,
-        buffers: Mapping[str, Buffer],
+        buffers: Mapping[str, GuardedBuffer],
         *,
         order: str = "forward",
         seed: int = 0,
@@ -139,7 +139,7 @@ class Emulated:
         if order not in ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {shown(order)}.")
         for launch, kernel, function in self._launches if only is None else [self._launches[only]]:
-            _launch(launch, kernel, function, buffers, ORDERS.index(order), seed, workers, blocks, allowance)
+            _run_launch(launch, kernel, function, buffers, ORDERS.index(order), seed, workers, blocks, allowance)
             for b in buffers.values() if only is None else ():
                 b.verify(launch.entry)
 
@@ -150,16 +150,16 @@ class Emulated:
 
     def workers(self, wanted: int | None) -> int:
         """Return the number of operating-system threads that share the blocks of the largest grid."""
-        return max(_workers(wanted, x.grid[0] * x.grid[1] * x.grid[2]) for x, _, _ in self._launches)
+        return max(_count_threads(wanted, x.grid[0] * x.grid[1] * x.grid[2]) for x, _, _ in self._launches)
 
-    def outputs(self, buffers: Mapping[str, Buffer]) -> tuple[np.ndarray, ...]:
+    def outputs(self, buffers: Mapping[str, GuardedBuffer]) -> tuple[np.ndarray, ...]:
         """Return copies of the outputs in their shapes."""
         shapes = [t.shape for t in self.artifact.expression.output_tensors]
         return tuple(buffers[a.name].value(s) for a, s in zip(self.artifact.outputs, shapes, strict=True))
 
-    def launch_at(self, addresses: Mapping[str, int], *, prepare: bool, order: str) -> None:
+    def run_at_addresses(self, addresses: Mapping[str, int], *, prepare: bool, order: str) -> None:
         """Run the launches, or only the preparation, on the caller's memory without copies and fills, like a device."""
-        places: dict[str, Buffer | _CallerMemory] = {
+        places: dict[str, GuardedBuffer | _CallerMemory] = {
             a.name: _CallerMemory(addresses[a.name], element_bytes(a))
             for a in self.artifact.arguments
             if a.name in addresses
@@ -169,7 +169,7 @@ class Emulated:
             missing = [n for n in launch.arguments if n not in places]
             if missing:
                 raise EmulationError(f"{launch.entry}: expected an address of every argument, got none of {missing}.")
-            _launch(launch, kernel, function, places, ORDERS.index(order), 0, None)
+            _run_launch(launch, kernel, function, places, ORDERS.index(order), 0, None)
 
 
 def emulate(
@@ -183,7 +183,7 @@ def emulate(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[np.ndarray, ...]:
     """Run a GPU artifact on the CPU and return its outputs."""
-    return Emulated(artifact, check=check, cache_dir=cache_dir)(arrays, order=order, seed=seed, workers=workers)
+    return EmulatedArtifact(artifact, check=check, cache_dir=cache_dir)(arrays, order=order, seed=seed, workers=workers)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def element_bytes(argument: Argument) -> int:
     return int(np.prod(argument.shape, dtype=np.int64)) * storage_dtype(argument.dtype).itemsize
 
 
-class Buffer:
+class GuardedBuffer:
     """Device memory for one argument: aligned, guarded on both sides, and poisoned unless it has a given value."""
 
     def __init__(self, argument: Argument, array: np.ndarray | None) -> None:
@@ -212,7 +212,7 @@ class Buffer:
         self.front, self.data = raw[start - _GUARD : start], raw[start : start + self.bytes]
         self.back = raw[start + self.bytes : start + self.bytes + _GUARD]
         self.address: int = self.data.ctypes.data
-        self.given = self._given(array) if argument.role == "input" else self._number()
+        self.given = self._encode_given_array(array) if argument.role == "input" else self._number()
         if self.given is not None:
             self.data[:] = self.given
 
@@ -231,7 +231,7 @@ class Buffer:
         untouched = np.frombuffer(bytes([byte]) * size, f"u{size}")[0]
         return np.flatnonzero(self.data.view(f"u{size}") != untouched)
 
-    def _given(self, array: np.ndarray | None) -> np.ndarray:
+    def _encode_given_array(self, array: np.ndarray | None) -> np.ndarray:
         a = self.argument
         if array is None:
             raise EmulationError(f"emulator: no array for argument '{a.name}' of role {a.role}.")
@@ -260,9 +260,9 @@ class Buffer:
         return decode_stored_values(self.data.view(self.dtype).reshape(shape).copy(), self.argument.dtype)
 
 
-def _launch(
-    launch: Launch, kernel: TranslatedKernel, function: Callable[..., int], buffers: Mapping[str,
-                                                                                             Buffer | _CallerMemory],
+def _run_launch(
+    launch: Launch, kernel: TranslatedKernel, function: Callable[..., int],
+    buffers: Mapping[str, GuardedBuffer | _CallerMemory],
     order: int, seed: int, workers: int | None, chosen: Sequence[int] | None = None, allowance: Allowance | None = None,
 ) -> None:  # fmt: skip
     regions = (build_library.Region * max(1, len(launch.arguments)))()
@@ -275,7 +275,7 @@ def _launch(
     numbers = (ctypes.c_uint32 * len(chosen or ()))(*(chosen or ()))
     described = build_library.LaunchStruct(
         (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block), launch.dynamic_shared_bytes, order,
-        _workers(workers, blocks), int(kernel.converges), len(launch.arguments), seed % 2**64, regions,
+        _count_threads(workers, blocks), int(kernel.converges), len(launch.arguments), seed % 2**64, regions,
         ctypes.cast(message, ctypes.c_char_p), _MESSAGE_BYTES,
         ctypes.cast(numbers, ctypes.POINTER(ctypes.c_uint32)) if chosen is not None else None, len(numbers),
     )  # fmt: skip
@@ -292,7 +292,7 @@ def _launch(
         raise EmulationError(f"{launch.entry}: {message.value.decode(errors='replace')}.")
 
 
-def _workers(wanted: int | None, blocks: int) -> int:
+def _count_threads(wanted: int | None, blocks: int) -> int:
     available = usable_processors()
     return max(1, min(wanted or available, blocks))
 

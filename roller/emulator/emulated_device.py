@@ -18,7 +18,7 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.core.dtypes import storage_dtype
-from roller.emulator.emulate import Emulated
+from roller.emulator.emulate import EmulatedArtifact
 from roller.errors import EmulationError, shown
 
 #: Choice among the streams that can run: the oldest, the newest, or a random one.
@@ -26,7 +26,7 @@ POLICIES = ("first", "last", "random")
 _GUARD_BYTES, _ALIGNMENT, _POISON, _GUARD = 256, 256, 0xFF, 0xA5
 
 
-class Memory:
+class GuardedMemory:
     """Uninitialized memory (NaN as a float) between two guards."""
 
     def __init__(self, nbytes: int) -> None:
@@ -87,7 +87,7 @@ class EmulatedKernel:
     """Kernel that operates on emulated memory; ``roller.models.session.gpu_device`` defines the interface."""
 
     def __init__(self, device: EmulatedDevice, artifact: KernelArtifact) -> None:
-        self._device, self._emulated = device, Emulated(artifact, check=device.check)
+        self._device, self._emulated = device, EmulatedArtifact(artifact, check=device.check)
 
     def launch(self, pointers: Mapping[str, int], stream: Stream) -> None:
         """Queue all kernels of the artifact."""
@@ -99,7 +99,7 @@ class EmulatedKernel:
 
     def _queue(self, pointers: Mapping[str, int], stream: Stream, prepare: bool) -> None:
         held, order = dict(pointers), self._device.order
-        self._device.push(stream, lambda: self._emulated.launch_at(held, prepare=prepare, order=order))
+        self._device.push(stream, lambda: self._emulated.run_at_addresses(held, prepare=prepare, order=order))
 
 
 class EmulatedDevice:
@@ -131,7 +131,7 @@ class EmulatedDevice:
         self.policy, self.order, self.check, self._arch = policy, order, check, arch
         self._random = random.Random(seed)
         self._streams: list[Stream] = []
-        self._memories: list[Memory] = []
+        self._memories: list[GuardedMemory] = []
         self._nodes: list[Work] | None = None
         #: The caller's current stream.
         self.current = self.stream()
@@ -142,9 +142,9 @@ class EmulatedDevice:
         """Return the properties of the device."""
         return {"name": "emulated device", "arch": self._arch, "versions": {"numpy": np.__version__}}
 
-    def allocate(self, nbytes: int) -> Memory:
+    def allocate(self, nbytes: int) -> GuardedMemory:
         """Allocate memory."""
-        self._memories.append(Memory(nbytes))
+        self._memories.append(GuardedMemory(nbytes))
         return self._memories[-1]
 
     def load(self, artifact: KernelArtifact) -> Any:
@@ -210,7 +210,7 @@ class EmulatedDevice:
 
         self.push(stream, move)
 
-    def array(self, pointer: int, shape: Sequence[int], dtype: np.dtype[Any], owner: Memory) -> np.ndarray:
+    def array(self, pointer: int, shape: Sequence[int], dtype: np.dtype[Any], owner: GuardedMemory) -> np.ndarray:
         """Return a view of memory as an array of :attr:`xp`."""
         start = pointer - owner.ptr
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize

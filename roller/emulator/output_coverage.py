@@ -10,14 +10,14 @@ import numpy as np
 
 from roller.errors import counted
 from roller.expr import Stage
-from roller.expr.evaluate import axis_values
+from roller.expr.evaluate import axis_values_at_outputs
 from roller.tile import RProgram
 
 #: Number of an output's regions to compare if not all of it is compared: corners, and some inside.
 _REGIONS = 12
 
 
-def output_tile(program: RProgram, stage: Stage) -> dict[str, int]:
+def block_output_extents(program: RProgram, stage: Stage) -> dict[str, int]:
     """Return the extents by axis of the part of a stage's output that one block writes; undivided axes are whole."""
     tile = program.block_tile
     return {a.name: min(tile[a.name], a.extent) if a.name in program.grid else a.extent for a in stage.spatial_axes}
@@ -26,9 +26,9 @@ def output_tile(program: RProgram, stage: Stage) -> dict[str, int]:
 def describe_unwritten(program: RProgram, stage: Stage, written: np.ndarray, blocks: int, launched: int) -> str:
     """Describe the elements that blocks left out of their tiles; return ``""`` if there are none."""
     # Also empty if the blocks wrote to more tiles than there are blocks: then these are not the blocks' tiles.
-    shape, tile = stage.output.shape, output_tile(program, stage)
+    shape, tile = stage.output.shape, block_output_extents(program, stage)
     points = np.stack(np.unravel_index(written, shape), axis=1) if shape else np.zeros((len(written), 0), np.int64)
-    values = axis_values(stage, points)
+    values = axis_values_at_outputs(stage, points)
     extents = {a.name: a.extent for a in stage.spatial_axes}
     key = np.zeros(len(points), np.int64)
     for name, extent in tile.items():
@@ -50,18 +50,18 @@ def describe_unwritten(program: RProgram, stage: Stage, written: np.ndarray, blo
 
 def sample_output_regions(program: RProgram, stage: Stage, rng: np.random.Generator) -> Iterator[np.ndarray]:
     """Yield the flat positions of block-sized parts of an output, corners first."""
-    tile = output_tile(program, stage)
+    tile = block_output_extents(program, stage)
     extents = {a.name: a.extent for a in stage.spatial_axes}
     counts = [-(-extents[n] // e) for n, e in tile.items()]
     corners = itertools.islice(itertools.product(*((0, n - 1) if n > 1 else (0,) for n in counts)), _REGIONS // 2)
     inner = (tuple(int(rng.integers(0, n)) for n in counts) for _ in range(_REGIONS // 2))
     for which in dict.fromkeys((*corners, *inner)):
-        yield _positions(
+        yield _flat_positions_of_box(
             stage, [(k * e, min((k + 1) * e, extents[n])) for k, (n, e) in zip(which, tile.items(), strict=True)]
         )
 
 
-def _positions(stage: Stage, box: Sequence[tuple[int, int]]) -> np.ndarray:
+def _flat_positions_of_box(stage: Stage, box: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return the flat storage positions of ``box``, which holds ``(start, end)`` for each spatial axis."""
     grids = np.meshgrid(*(np.arange(low, high) for low, high in box), indexing="ij", sparse=True)
     values = dict(zip((a.name for a in stage.spatial_axes), grids, strict=True))
@@ -81,7 +81,7 @@ def sample_positions(parts: Sequence[np.ndarray], most: int, rng: np.random.Gene
     return np.unique(np.concatenate(chosen))
 
 
-def choose_blocks(program: RProgram, blocks: int, most: int, rng: np.random.Generator) -> list[int]:
+def choose_blocks_to_run(program: RProgram, blocks: int, most: int, rng: np.random.Generator) -> list[int]:
     """Return the indices of the blocks to run if not all can: both ends, their neighbours, corners, random blocks."""
     numbers = [0, blocks - 1, min(1, blocks - 1), max(0, blocks - 2)]  # neighbours do not write the same tile
     grid = list(program.grid.values())

@@ -10,9 +10,9 @@ import numpy as np
 from roller.emulator.emulate import ORDERS
 from roller.emulator.output_coverage import blocks_run_text
 from roller.expr import TensorExpr
-from roller.expr.error_bounds import Enclosure
-from roller.expr.rounding import error_to_bound_ratios
-from roller.tile.winograd import only_reorders
+from roller.expr.error_bounds import ReferenceWithBounds
+from roller.expr.rounded_enclosures import error_to_bound_ratios
+from roller.tile.winograd import kernels_only_reorder_sums
 
 #: Function ``(expression, inputs, outputs) -> text`` that describes an error in outputs; ``""`` if there is none.
 Comparator = Callable[[TensorExpr, Sequence[np.ndarray], Sequence[np.ndarray]], str]
@@ -87,12 +87,14 @@ class Proof:
         return "\n".join(f"{order}: {text}" for order, text in self.failures) or "ok"
 
 
-def within_bound(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
+def describe_error_beyond_bound(
+    expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+) -> str:
     """Compare outputs with the range of correct results that :mod:`roller.expr.error_bounds` computes."""
-    return compare_all_elements(within_bound_at)(expression, arrays, outputs)
+    return comparator_of_all_elements(describe_error_beyond_bound_at)(expression, arrays, outputs)
 
 
-def compare_all_elements(compare: PointComparator) -> Comparator:
+def comparator_of_all_elements(compare: PointComparator) -> Comparator:
     """Turn a comparator for chosen elements into one for all elements."""
 
     def whole(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
@@ -105,15 +107,15 @@ def compare_all_elements(compare: PointComparator) -> Comparator:
     return whole
 
 
-def within_bound_at(
+def describe_error_beyond_bound_at(
     expression: TensorExpr,
     arrays: Sequence[np.ndarray],
     points: Sequence[np.ndarray],
     values: Sequence[np.ndarray],
 ) -> str:
-    """Compare chosen elements of outputs as :func:`within_bound` compares all elements."""
+    """Compare chosen elements of outputs as :func:`describe_error_beyond_bound` compares all elements."""
     known = {t.name: np.asarray(a) for t, a in zip(expression.inputs, arrays, strict=True)}
-    run = Enclosure(expression, known, reordered=only_reorders(expression))
+    run = ReferenceWithBounds(expression, known, reordered=kernels_only_reorder_sums(expression))
     for t, where, got in zip(expression.output_tensors, points, values, strict=True):
         if not len(where):
             continue

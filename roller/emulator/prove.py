@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.core.dtypes import DTYPES
-from roller.emulator.budgeted_proof import within_budget
+from roller.emulator.budgeted_proof import prove_within_budget
 from roller.emulator.emulate import ORDERS, emulator_of_artifact, round_to_dtype
 from roller.emulator.proof import (
     NOTHING,
@@ -18,14 +18,14 @@ from roller.emulator.proof import (
     Comparator,
     PointComparator,
     Proof,
-    compare_all_elements,
-    within_bound,
-    within_bound_at,
+    comparator_of_all_elements,
+    describe_error_beyond_bound,
+    describe_error_beyond_bound_at,
 )
 from roller.errors import EmulationError, EmulationTimeout
 from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import choose_exact_inputs
-from roller.expr.product_inputs import Drawing
+from roller.expr.product_inputs import InputDrawing
 
 #: Maximum number of random elements to draw for an input, a prime; longer inputs repeat them.
 _DISTINCT = 4_194_301
@@ -57,18 +57,21 @@ def prove(
         if needed_s > budget_s:
             note = f"it runs whole or not at all: about {needed_s:.0f} s here, {budget_s:g} s are given"
             return Proof(True, (), NOTHING, note=note)
-        budget_s, compare = None, compare_all_elements(compare_at or within_bound_at)
+        budget_s, compare = None, comparator_of_all_elements(compare_at or describe_error_beyond_bound_at)
     emulated = None if budget_s is not None else emulator(artifact, check=check, cache_dir=cache_dir)
     inputs = [
         round_to_dtype(np.asarray(a), t.dtype)
-        for a, t in zip(arrays if arrays is not None else _inputs(expression, seed), expression.inputs, strict=True)
+        for a, t in zip(
+            arrays if arrays is not None else _random_inputs(expression, seed), expression.inputs, strict=True
+        )
     ]
     if emulated is None:
         assert budget_s is not None
-        judge_at = compare_at or within_bound_at
-        return within_budget(artifact, inputs, budget_s, judge_at, orders, seed=seed, check=check, workers=workers,
+        judge_at = compare_at or describe_error_beyond_bound_at
+        return prove_within_budget(artifact, inputs, budget_s, judge_at, orders, seed=seed, check=check,
+                                   workers=workers,
                              cache_dir=cache_dir)  # fmt: skip
-    judge = compare or within_bound
+    judge = compare or describe_error_beyond_bound
     failures: list[tuple[str, str]] = []
     first: tuple[str, tuple[np.ndarray, ...]] | None = None
     ended: list[str] = []
@@ -96,12 +99,12 @@ def prove(
     return Proof(not failures, tuple(failures), WHOLE, tuple(ended), blocks, blocks, points, "", seconds)
 
 
-def _inputs(expression: TensorExpr, seed: int) -> list[np.ndarray]:
+def _random_inputs(expression: TensorExpr, seed: int) -> list[np.ndarray]:
     rng, digits = np.random.default_rng(seed), choose_exact_inputs(expression)
-    return [_random(t, rng, digits.get(t.name)) for t in expression.inputs]
+    return [_random_array(t, rng, digits.get(t.name)) for t in expression.inputs]
 
 
-def _random(t: Tensor, rng: np.random.Generator, digits: Drawing | None) -> np.ndarray:
+def _random_array(t: Tensor, rng: np.random.Generator, digits: InputDrawing | None) -> np.ndarray:
     count = min(t.elements, _DISTINCT)
     out: np.ndarray
     if t.dtype == "bool":

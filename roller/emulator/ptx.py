@@ -37,7 +37,7 @@ def _mma(m: re.Match[str], o: Operands) -> str:
     k, d_type, a, b, c_type = int(m["k"]), m["d"], m["a"], m["b"], m["c"]
     if d_type != c_type:
         raise _unknown_instruction_error(m[0], "accumulators of two types")
-    arrays = _bits(("e_a", "e_b", "e_c"), o[1:])
+    arrays = _declare_operand_bits(("e_a", "e_b", "e_c"), o[1:])
     packed = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}[a]
     expected = [2 if d_type == "f16" else 4, k // 2 // packed, k // 4 // packed, 2 if d_type == "f16" else 4]
     if [len(x) for x in o] != expected:
@@ -69,18 +69,18 @@ def _wmma_mma(m: re.Match[str], o: Operands) -> str:
     if m["d"] != m["c"] or [len(x) for x in o] != [sums, 8, 8, sums]:
         raise _unknown_instruction_error(m[0], f"{[len(x) for x in o]} registers instead of {[sums, 8, 8, sums]}")
     puts = "".join(f" emul::ptx::put({x}, e_d[{i}]);" for i, x in enumerate(o[0]))
-    return (
-        f"{_bits(('e_a', 'e_b', 'e_d'), o[1:])} emul::ptx::wmma_mma<emul::ptx::{m['d']}_sum>(e_d, e_a, e_b, e_d);{puts}"
-    )
+    operands = _declare_operand_bits(("e_a", "e_b", "e_d"), o[1:])
+    return f"{operands} emul::ptx::wmma_mma<emul::ptx::{m['d']}_sum>(e_d, e_a, e_b, e_d);{puts}"
 
 
 def _wmma_store(m: re.Match[str], o: Operands) -> str:
     if len(o[1]) != {"f32": 8, "f16": 4}[m["d"]]:
         raise _unknown_instruction_error(m[0], f"{len(o[1])} registers")
-    return f"{_bits(('e_d',), o[1:2])} emul::ptx::wmma_store<emul::ptx::{m['d']}_sum>({o[0][0]}, e_d, {o[2][0]});"
+    operands = _declare_operand_bits(("e_d",), o[1:2])
+    return f"{operands} emul::ptx::wmma_store<emul::ptx::{m['d']}_sum>({o[0][0]}, e_d, {o[2][0]});"
 
 
-def _bits(names: tuple[str, ...], operands: Operands) -> str:
+def _declare_operand_bits(names: tuple[str, ...], operands: Operands) -> str:
     """Return C++ declarations of arrays that hold the bits of each operand's registers."""
     return "".join(
         f" uint32_t {name}[] = {{{', '.join(f'emul::ptx::bits({x})' for x in regs)}}};"
@@ -93,7 +93,7 @@ def _cp_async(m: re.Match[str], o: Operands) -> str:
     return f"emul::ptx::cp_async({o[0][0]}, {o[1][0]}, {o[2][0]}, {read});"
 
 
-def _load(m: re.Match[str], o: Operands) -> str:
+def _load_global(m: re.Match[str], o: Operands) -> str:
     count = int(m["v"] or 1)
     puts = "".join(f" emul::ptx::put({x}, e_l[{i}]);" for i, x in enumerate(o[0]))
     return f"uint32_t e_l[{count}]; emul::ptx::load_global(e_l, {count}, {o[1][0]});{puts}"
@@ -170,7 +170,7 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     Instruction(r"wgmma\.commit_group\.sync\.aligned", (0,), lambda m, o: "emul::ptx::wgmma_commit();"),
     Instruction(r"wgmma\.wait_group\.sync\.aligned", (1,), lambda m, o: f"emul::ptx::wgmma_wait({o[0][0]});"),
     Instruction(r"fence\.proxy\.async(?:\.shared::cta)?", (0,), lambda m, o: "emul::proxy_fence();"),
-    Instruction(r"ld\.global(?:\.\w+)*?(?:\.v(?P<v>[24]))?\.[bfus]32", (2,), _load),
+    Instruction(r"ld\.global(?:\.\w+)*?(?:\.v(?P<v>[24]))?\.[bfus]32", (2,), _load_global),
     Instruction(r"mov\.[bus]32", (2,), lambda m, o: f"emul::ptx::put({o[0][0]}, (uint32_t)({o[1][0]}));"),
     Instruction(
         r"setp\.(?P<op>eq|ne|lt|le|gt|ge)\.[bus]32", (3,),
@@ -181,12 +181,12 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
         lambda m, o: f"{o[0][0]} = emul::{m['fn']}_nan({o[1][0]}, {o[2][0]});",
     ),
     Instruction(r"dp4a\.(?P<a>[us])32\.(?P<b>[us])32", (4,), lambda m, o: (
-        f"{o[0][0]} = emul::dot4<{_byte(m['a'])}, {_byte(m['b'])}>({o[1][0]}, {o[2][0]}, {o[3][0]});"
+        f"{o[0][0]} = emul::dot4<{_byte_type(m['a'])}, {_byte_type(m['b'])}>({o[1][0]}, {o[2][0]}, {o[3][0]});"
     )),
 )  # fmt: skip
 
 
-def _byte(sign: str) -> str:
+def _byte_type(sign: str) -> str:
     return "int8_t" if sign == "s" else "uint8_t"
 
 
@@ -204,12 +204,12 @@ def translate_asm(text: str) -> str:
         semicolon = text.index(";", end)
         whole = text[m.end() : end - 1]
         out.append(text[at : m.start()])
-        out.append("{ " + _statement(whole) + " }" + "\n" * text[m.start() : semicolon].count("\n"))
+        out.append("{ " + _translate_statement(whole) + " }" + "\n" * text[m.start() : semicolon].count("\n"))
         at = semicolon + 1
     return "".join(out) + text[at:]
 
 
-def _statement(inside: str) -> str:
+def _translate_statement(inside: str) -> str:
     """Translate the contents of ``asm(...)``: template, outputs, and inputs."""
     sections = split_outside_brackets(inside, ":")
     template = "".join(s.encode().decode("unicode_escape") for s in _STRING.findall(sections[0]))
@@ -218,10 +218,10 @@ def _statement(inside: str) -> str:
         for operand in split_outside_brackets(section, ","):
             if operand.strip():
                 values.append("(" + operand[operand.index("(") + 1 : operand.rindex(")")].strip() + ")")
-    return " ".join(_instructions(template, values))
+    return " ".join(_translate_instructions(template, values))
 
 
-def _instructions(template: str, values: list[str]) -> list[str]:
+def _translate_instructions(template: str, values: list[str]) -> list[str]:
     out = []
     for line in re.sub(r"//[^\n]*", "", template).split(";"):
         text = " ".join(line.split()).strip()
@@ -229,11 +229,11 @@ def _instructions(template: str, values: list[str]) -> list[str]:
             text = text[1:].strip()
         text = text[:-1].strip() if text.endswith("}") and text.count("}") > text.count("{") else text
         if text:
-            out.append(_instruction(text, values))
+            out.append(_translate_instruction(text, values))
     return out
 
 
-def _instruction(text: str, values: list[str]) -> str:
+def _translate_instruction(text: str, values: list[str]) -> str:
     declared = re.fullmatch(r"\.reg\s*\.(\w+)\s+(.+)", text)
     if declared:
         if declared[1] not in _REGISTER_TYPES:

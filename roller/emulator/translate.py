@@ -86,7 +86,7 @@ def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Translat
     True
     """
     text = _ATTRIBUTE.sub(r"alignas(\1)", _remove_comments(source))
-    kernels = _kernels(text)
+    kernels = _find_kernels(text)
     text = translate_asm(text)
     text = _translate_addresses(text)
     text = _translate_local_arrays(_translate_shared_arrays(text))
@@ -97,15 +97,15 @@ def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Translat
         f"{first}#define __CUDA_ARCH__ {architecture}\n#define __CUDACC_VER_MAJOR__ 12\n"
         f'#define __CUDACC_VER_MINOR__ 9\n#include "cuda_emulation.h"\n#include "ptx.h"\n{last}#line 1 "kernel.cu"\n'
     )
-    return head + text + "\n" + "".join(_entry(k) for k in kernels), kernels
+    return head + text + "\n" + "".join(_emit_entry_functions(k) for k in kernels), kernels
 
 
-def _kernels(text: str) -> tuple[TranslatedKernel, ...]:
+def _find_kernels(text: str) -> tuple[TranslatedKernel, ...]:
     found = []
     matches = list(_KERNEL.finditer(text))
     for n, m in enumerate(matches):
         body = text[m.end() : matches[n + 1].start() if n + 1 < len(matches) else len(text)]
-        several = [_parameter(m[2], p) for p in m[3].split(",") if p.strip()]
+        several = [_parse_parameter(m[2], p) for p in m[3].split(",") if p.strip()]
         parameters, numbers = tuple(p[:2] for p in several), frozenset(p[0] for p in several if p[2])
         found.append(TranslatedKernel(m[2], parameters, int(m[1] or 0), bool(_CONVERGES.search(body)), numbers=numbers))
     if not found:
@@ -115,7 +115,7 @@ def _kernels(text: str) -> tuple[TranslatedKernel, ...]:
     return tuple(found)
 
 
-def _parameter(entry: str, text: str) -> tuple[str, str, bool]:
+def _parse_parameter(entry: str, text: str) -> tuple[str, str, bool]:
     """Return a parameter's name and type, and whether it is a number that is passed by value."""
     plain = " ".join(re.sub(r"__restrict__|\bconst\b", " ", text).split())
     m = re.fullmatch(rf"({_TYPE})\s*\*\s*(\w+)", plain) or re.fullmatch(r"(int)\s+(\w+)", plain)
@@ -127,7 +127,7 @@ def _parameter(entry: str, text: str) -> tuple[str, str, bool]:
     return m[2], m[1], "*" not in plain
 
 
-def _entry(kernel: TranslatedKernel) -> str:
+def _emit_entry_functions(kernel: TranslatedKernel) -> str:
     places = [
         f"*(const {t}*)a[{n}].base" if name in kernel.numbers else f"emul::whole<{t}>(a + {n})"
         for n, (name, t) in enumerate(kernel.parameters)
@@ -183,7 +183,7 @@ def _translate_addresses(text: str) -> str:
         i = text.find("&", at)
         if i < 0:
             return "".join(out) + text[at:]
-        found = None if text[i - 1 : i] == "&" or text[i + 1 : i + 2] == "&" else _element(text, i)
+        found = None if text[i - 1 : i] == "&" or text[i + 1 : i + 2] == "&" else _parse_addressed_element(text, i)
         if found is None:
             out.append(text[at : i + 1])
             at = i + 1
@@ -193,7 +193,7 @@ def _translate_addresses(text: str) -> str:
             at = end
 
 
-def _element(text: str, i: int) -> tuple[str, str, int] | None:
+def _parse_addressed_element(text: str, i: int) -> tuple[str, str, int] | None:
     """Return the base, the index and the end of the element addressed by ``&`` at ``i``; ``None`` if there is none."""
     before = text[:i].rstrip()[-1:]
     if before and before not in "(,=;{}[?:":

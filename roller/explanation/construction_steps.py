@@ -15,13 +15,13 @@ from roller.templates.gpu.matrix.candidates import grow_matrix_blocks, matrix_fo
 from roller.templates.gpu.tiled.candidates import blocks, grow_register_tiles
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
-from roller.tile.winograd_products import products_program
+from roller.tile.winograd_batched_product import tiled_product_of_program
 
 _WINOGRAD = "Micro-kernels of the transformed product and sizes of tasks are enumerated; the model's price chooses."
 
 
 @dataclass(frozen=True)
-class Step:
+class ConstructionStep:
     """One growth step of construction, which enlarges a tile along one axis."""
 
     layer: str  #: Layer of the tile: ``"register"``, or ``"shared"`` for the threads of a block
@@ -38,29 +38,31 @@ class Step:
 
 
 @dataclass(frozen=True)
-class ConstructionPath:
+class ConstructionHistory:
     """The growth steps of a program, and sentences on the other choices."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ConstructionStep, ...]
     words: tuple[str, ...]
 
 
-def construction_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> ConstructionPath:
+def reconstruct_construction(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> ConstructionHistory:
     """Return how a program was constructed, by repeating its construction with the same functions."""
-    inner = products_program(program) or program
+    inner = tiled_product_of_program(program) or program
     words = []
     if inner is not program:
         words.append(f"It multiplies transformed tiles: the steps are those of the batched product {inner.expr}.")
     if spec.traits.blocks and inner.traits.reuses and inner.fragment is None:
-        return _tiled_path(inner, spec, options, words)
+        return _reconstruct_tiled_construction(inner, spec, options, words)
     if spec.traits.blocks and inner.fragment is not None:
-        return _matrix_path(inner, spec, options, words)
+        return _reconstruct_matrix_construction(inner, spec, options, words)
     known = spec.traits.module_for("templates", "construction_steps").ENUMERATED
     words.append(_WINOGRAD if inner.traits.output_side else known[inner.structure])
-    return ConstructionPath((), tuple(words))
+    return ConstructionHistory((), tuple(words))
 
 
-def _tiled_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> ConstructionPath:
+def _reconstruct_tiled_construction(
+    program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]
+) -> ConstructionHistory:
     g, names = Geometry.of(program.expr), program.axis_names
     register, block = (np.array(t) for t in (program.tiles[0][1], program.tiles[-1][1]))
     seen, of_blocks = GrowthTrace(), GrowthTrace()
@@ -70,11 +72,13 @@ def _tiled_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions, 
     threads = np.where(g.spatial, block // register, 1)
     second = _state_before_rounding(of_blocks, register, threads)
     if first is None or second is None:
-        return ConstructionPath(
+        return ConstructionHistory(
             (), (*words, "Construction did not come by these tiles: its growth visits few of all there are.")
         )
     state, more = second
-    steps = _name_axes("register", first, names, 0) + _name_axes("shared", more, names, len(names))
+    steps = _steps_with_axis_names("register", first, names, 0) + _steps_with_axis_names(
+        "shared", more, names, len(names)
+    )
     start = state if not more else more[0].before
     seed = dict(zip(names, start[len(names) :], strict=True))
     lanes = f"Blocks start from one TEU's {spec.teu.lanes} lanes"
@@ -83,7 +87,7 @@ def _tiled_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions, 
     if (last != threads).any():
         whole = dict(zip(names, threads.tolist(), strict=True))
         words.append(f"Threads were rounded up to whole TEUs: {_format_thread_spread(whole)}.")
-    return ConstructionPath(steps, (*words, *_choices_by_price(program)))
+    return ConstructionHistory(steps, (*words, *_sentences_on_priced_choices(program)))
 
 
 def _state_before_rounding(
@@ -102,7 +106,9 @@ def _state_before_rounding(
     return None
 
 
-def _matrix_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> ConstructionPath:
+def _reconstruct_matrix_construction(
+    program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]
+) -> ConstructionHistory:
     g, names = Geometry.of(program.expr), program.axis_names
     register, block = (np.array(t) for t in (program.tiles[0][1], program.tiles[-1][1]))
     f = program.fragment
@@ -119,13 +125,15 @@ def _matrix_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions,
         "number of them along m and n that fits the registers is tried."
     )
     if road is None:
-        return ConstructionPath(
-            (), (*words, "Growth by groups did not come by this block.", *_choices_by_price(program))
+        return ConstructionHistory(
+            (), (*words, "Growth by groups did not come by this block.", *_sentences_on_priced_choices(program))
         )
-    return ConstructionPath(_name_axes("shared", road, names, len(names)), (*words, *_choices_by_price(program)))
+    return ConstructionHistory(
+        _steps_with_axis_names("shared", road, names, len(names)), (*words, *_sentences_on_priced_choices(program))
+    )
 
 
-def _choices_by_price(program: RProgram) -> list[str]:
+def _sentences_on_priced_choices(program: RProgram) -> list[str]:
     step = ", ".join(f"{a}={program.block_tile[a]}" for a in program.reduction_steps)
     found = [f"The reduction step ({step}) is a branch, not a score: it saves almost no traffic; the price chose it."]
     every = (("stages", program.stages), ("split_k", program.split_k), ("raster", program.raster))
@@ -135,14 +143,16 @@ def _choices_by_price(program: RProgram) -> list[str]:
     return found
 
 
-def _name_axes(layer: str, road: Sequence[GrowthStep], names: Sequence[str], first: int) -> tuple[Step, ...]:
+def _steps_with_axis_names(
+    layer: str, road: Sequence[GrowthStep], names: Sequence[str], first: int
+) -> tuple[ConstructionStep, ...]:
     """Return growth steps with axis names; the layer's columns start at ``first``."""
 
     def axis(column: int) -> str:
         return names[column - first if column >= first else column]
 
     return tuple(
-        Step(layer, axis(e.column), e.before[e.column], e.after[e.column], e.score,
+        ConstructionStep(layer, axis(e.column), e.before[e.column], e.after[e.column], e.score,
              tuple((axis(c), s) for c, s in e.others))
         for e in road
     )  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from roller.arguments import parse_expression, resolve_options, target_of
-from roller.construction.constructor import construct_candidates, share_of_device
+from roller.compile_arguments import parse_expression, resolve_options, spec_and_local_device
+from roller.construction.constructor import construct_candidates, spec_of_device_share
 from roller.explanation import explanation
 from roller.explanation.explanation import Explanation
 from roller.explanation.why_not import WhyNot
@@ -55,14 +55,14 @@ def explain(
     >>> why.rank, why.roof.bound, why.time.value == why.estimate.seconds
     (1, 'arithmetic', True)
     """
-    from roller.construction.program_names import program_from_name, program_name_text
+    from roller.construction.program_names import name_of_program_or_text, program_from_name
 
-    spec, chosen = target_of(device)[0], resolve_options(options, None)
+    spec, chosen = spec_and_local_device(device)[0], resolve_options(options, None)
     expression = chosen.meant(parse_expression(expr))
     named = (
         None
         if program is None
-        else program_from_name(expression, share_of_device(spec, chosen), program_name_text(program))
+        else program_from_name(expression, spec_of_device_share(spec, chosen), name_of_program_or_text(program))
     )
     return explanation.explain_program(expression, spec, chosen, named)
 
@@ -97,10 +97,10 @@ def why_not(
     >>> found.verdict, found.percent > 50
     ('slower', True)
     """
-    from roller.construction.explicit_tiles import Mechanisms
+    from roller.construction.explicit_tiles import ProgramMechanisms
 
-    spec, chosen = target_of(device)[0], resolve_options(options, None)
+    spec, chosen = spec_and_local_device(device)[0], resolve_options(options, None)
     expression = chosen.meant(parse_expression(expr))
-    how = Mechanisms(stages, split_k, raster)
+    how = ProgramMechanisms(stages, split_k, raster)
     best = construct_candidates(expression, spec, chosen)[0].program
-    return held_against(expression, share_of_device(spec, chosen), best, tiles, fragment, how)
+    return held_against(expression, spec_of_device_share(spec, chosen), best, tiles, fragment, how)

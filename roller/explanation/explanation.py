@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller import perf
-from roller.construction.constructor import construct_candidates, share_of_device
+from roller.construction.constructor import construct_candidates, spec_of_device_share
 from roller.construction.program_names import estimate_named_program
 from roller.errors import NoCandidateError
 from roller.explanation import explanation_sections as part
 from roller.explanation import spec_changes
-from roller.explanation.construction_steps import ConstructionPath, construction_path
+from roller.explanation.construction_steps import ConstructionHistory, reconstruct_construction
 from roller.explanation.price_comparison import dominant_terms, format_quantity
-from roller.explanation.program_facts import Fact, Layer, device_facts, layer_facts
-from roller.explanation.render_sections import Section, render_html, render_text, rule_text
+from roller.explanation.program_facts import LayerUse, ProgramFact, layer_uses, utilization_facts
+from roller.explanation.render_sections import ExplanationSection, alignment_rule_text, render_html, render_text
 from roller.explanation.roofline import Roofline, roofline
 from roller.explanation.why_not import WhyNot, compare_with_chosen
 from roller.explanation.why_not_larger import EnlargementStop, stops
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
-from roller.perf.matrix_unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
@@ -75,14 +75,14 @@ class Explanation:
     estimate: Estimate
     rank: int | None
     candidates: int
-    road: ConstructionPath
+    road: ConstructionHistory
     stops: tuple[EnlargementStop, ...]
     time: Term
-    layers: tuple[Layer, ...]
-    facts: tuple[Fact, ...]
+    layers: tuple[LayerUse, ...]
+    facts: tuple[ProgramFact, ...]
     roof: Roofline
     limits: tuple[Term, ...]
-    lifts: tuple[spec_changes.Effect, ...]
+    lifts: tuple[spec_changes.FieldEffect, ...]
     rivals: tuple[WhyNot, ...]
     measured_s: float | None = None
     notes: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class Explanation:
             "time": self.time.to_dict(), "rules": dict(perf.RULES), "layers": [x.to_dict() for x in self.layers],
             "facts": [f.to_dict() for f in self.facts], "roofline": self.roof.to_dict(),
             "limits": [{"name": t.name, "value": t.value, "unit": t.unit} for t in self.limits],
-            "lifts": [_lift_to_dict(e) for e in self.lifts], "rivals": [r.to_dict() for r in self.rivals],
+            "lifts": [_improvement_to_dict(e) for e in self.lifts], "rivals": [r.to_dict() for r in self.rivals],
             "relaxed": list(self.program.relaxed), "notes": list(self.notes),
         }  # fmt: skip
 
@@ -114,25 +114,26 @@ class Explanation:
         return render_html(ordered_sections(self))
 
 
-def ordered_sections(e: Explanation) -> tuple[Section, ...]:
+def ordered_sections(e: Explanation) -> tuple[ExplanationSection, ...]:
     """Return the sections of an explanation in order."""
     found = (
-        _head_section(e), part.construction_section(e.road), part.stops_section(e.stops), part.time_section(e.time),
-        part.layers_section(e.layers), part.occupancy_section(e.facts), part.roof_section(e.roof),
-        part.limits_section(e.limits, e.lifts), part.rivals_section(e.rivals),
+        _program_and_device_section(e), part.construction_section(e.road), part.enlargement_stops_section(e.stops),
+        part.time_section(e.time),
+        part.layers_section(e.layers), part.occupancy_section(e.facts), part.roofline_section(e.roof),
+        part.dominant_terms_section(e.limits, e.lifts), part.next_candidates_section(e.rivals),
     )  # fmt: skip
     return tuple(s for s in found if s.sentences or s.rows)
 
 
-def _head_section(e: Explanation) -> Section:
+def _program_and_device_section(e: Explanation) -> ExplanationSection:
     place = f"number {e.rank} of {e.candidates} candidates" if e.rank else "not among the constructed candidates"
     measured = f" Measured {format_quantity(e.measured_s, 's')}." if e.measured_s is not None else ""
     bound = e.estimate.bottleneck + "".join(f" (its {field} is assumed, not measured)" for field in e.bound_assumed)
     predicted = f"Predicted {format_quantity(e.estimate.seconds, 's')}{e.estimate.spread}, bound by {bound}.{measured}"
-    relaxed = [f"It relaxes {rule_text(r)}" for r in e.program.relaxed]
+    relaxed = [f"It relaxes {alignment_rule_text(r)}" for r in e.program.relaxed]
     priced = [] if e.program.emitted else [_not_emitted_sentence(e.program)]
     sentences = (f"{e.program} ({place})", predicted, *priced, *relaxed, *e.notes)
-    return Section(f"{e.expression} on {e.description}", sentences)
+    return ExplanationSection(f"{e.expression} on {e.description}", sentences)
 
 
 def _not_emitted_sentence(program: RProgram) -> str:
@@ -143,7 +144,7 @@ def _not_emitted_sentence(program: RProgram) -> str:
     )
 
 
-def _lift_to_dict(effect: spec_changes.Effect) -> dict[str, Any]:
+def _improvement_to_dict(effect: spec_changes.FieldEffect) -> dict[str, Any]:
     best = effect.best
     assert best is not None  # by _lifts
     return {"field": effect.field, "value": effect.value, "unit": effect.unit, "assumed": effect.assumed,
@@ -158,7 +159,7 @@ def explain_program(
     measured_s: float | None = None,
 ) -> Explanation:
     """Return the explanation of ``program``, or of the first constructed candidate if it is ``None``."""
-    target = share_of_device(spec, options)
+    target = spec_of_device_share(spec, options)
     found = _construct_candidates_if_any(expr, spec, options, needed=program is None)
     chosen = found[0].program if program is None else program
     alike = next((n for n, c in enumerate(found) if c.program == chosen), None)
@@ -168,17 +169,19 @@ def explain_program(
     others = [c.program for c in found if c.program != chosen][:_RIVALS]
     roof = roofline(expr, chosen, target, estimate.seconds)
     return Explanation(
-        expr, spec.name, spec.title, chosen, estimate, rank, len(found), construction_path(chosen, target, options),
-        stops(chosen, target, options, time), time, layer_facts(chosen, target, estimate),
-        device_facts(chosen, target, estimate), roof, dominant_terms(time),
-        _strongest_lifts(expr, spec, options, chosen), tuple(compare_with_chosen(expr, target, chosen,
+        expr, spec.name, spec.title, chosen, estimate, rank, len(found), reconstruct_construction(chosen, target,
+                                                                                                  options),
+        stops(chosen, target, options, time), time, layer_uses(chosen, target, estimate),
+        utilization_facts(chosen, target, estimate), roof, dominant_terms(time),
+        _strongest_improvements(expr, spec, options, chosen), tuple(compare_with_chosen(expr, target, chosen,
                                                                                  p) for p in others), measured_s,
-        bound_assumed=_assumed_bottleneck_numbers(estimate.bottleneck, roof.pipe, spec), notes=unit_notes([expr],
+        bound_assumed=_assumed_numbers_of_bottleneck(estimate.bottleneck, roof.pipe, spec),
+        notes=notes_on_matrix_unit([expr],
                                                                                                           target),
     )  # fmt: skip
 
 
-def _assumed_bottleneck_numbers(bottleneck: str, pipe: str, spec: DeviceSpec) -> tuple[str, ...]:
+def _assumed_numbers_of_bottleneck(bottleneck: str, pipe: str, spec: DeviceSpec) -> tuple[str, ...]:
     layer = spec.home.name if bottleneck == "dram" else bottleneck
     rate = pipe if bottleneck == "compute" else ""
     fields = (f"memory_layers.{layer}.bandwidth_bytes_per_s", f"compute.ops_per_cycle_per_unit.{rate}")
@@ -196,13 +199,13 @@ def _construct_candidates_if_any(
         return ()
 
 
-def _strongest_lifts(
+def _strongest_improvements(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, program: RProgram
-) -> tuple[spec_changes.Effect, ...]:
+) -> tuple[spec_changes.FieldEffect, ...]:
     """Return the device fields whose improvement makes a newly constructed program faster, strongest effect first."""
     # Only the fields with the most effect on this program: construction for every field would take seconds.
     own = [e for e in spec_changes.effects(spec, spec_changes.fixed_program_pricer([program])) if e.best is not None]
     fields = [e.field for e in sorted(own, key=lambda e: -e.weight)[:_LIFTS]]
-    anew = spec_changes.effects(spec, spec_changes.constructing_pricer([expr], options), fields)
+    anew = spec_changes.effects(spec, spec_changes.reconstructing_pricer([expr], options), fields)
     gaining = [e for e in anew if e.best is not None]
     return tuple(sorted(gaining, key=lambda e: e.best.percent if e.best else 0.0))

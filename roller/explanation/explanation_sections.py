@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.explanation.construction_steps import ConstructionPath
-from roller.explanation.price_comparison import format_quantity, told
-from roller.explanation.program_facts import Fact, Layer
-from roller.explanation.render_sections import Section
+from roller.explanation.construction_steps import ConstructionHistory
+from roller.explanation.price_comparison import format_quantity, terms_with_distinct_values
+from roller.explanation.program_facts import LayerUse, ProgramFact
+from roller.explanation.render_sections import ExplanationSection
 from roller.explanation.roofline import Roofline
-from roller.explanation.spec_changes import Effect, shortest_number_text
+from roller.explanation.spec_changes import FieldEffect, shortest_number_text
 from roller.explanation.why_not import UNTRIED, WhyNot
 from roller.explanation.why_not_larger import EnlargementStop
 from roller.perf import Term
@@ -23,20 +23,21 @@ _GROWTH = (
 )
 
 
-def construction_section(road: ConstructionPath) -> Section:
+def construction_section(road: ConstructionHistory) -> ExplanationSection:
     """Return the section on construction steps."""
     rows = tuple(
-        (s.layer, s.axis, f"{s.before} -> {s.after}", f"{s.score:.4g}", _format_scores(s.others)) for s in road.steps
+        (s.layer, s.axis, f"{s.before} -> {s.after}", f"{s.score:.4g}", _format_reuse_scores(s.others))
+        for s in road.steps
     )
     header = ("layer", "axis", "step", "score", "scores of others") if rows else ()
-    return Section("Construction", (*([_GROWTH] if rows else []), *road.words), header, rows)
+    return ExplanationSection("Construction", (*([_GROWTH] if rows else []), *road.words), header, rows)
 
 
-def _format_scores(others: Sequence[tuple[str, float]]) -> str:
+def _format_reuse_scores(others: Sequence[tuple[str, float]]) -> str:
     return ", ".join(f"{axis} {score:.4g}" for axis, score in others)
 
 
-def stops_section(found: Sequence[EnlargementStop]) -> Section:
+def enlargement_stops_section(found: Sequence[EnlargementStop]) -> ExplanationSection:
     """Return the section on why no tile is larger."""
     rows, faster = [], list[str]()
     for s in found:
@@ -54,14 +55,15 @@ def stops_section(found: Sequence[EnlargementStop]) -> Section:
         rows.append((s.layer or "program", s.axis, step, why))
     said = f"Larger {' and '.join(dict.fromkeys(faster))} would be faster: {UNTRIED}." if faster else ""
     header = ("layer", "axis", "step", "what speaks against it")
-    return Section("Why nothing is larger", (said,) if said else (), header, tuple(rows))
+    return ExplanationSection("Why nothing is larger", (said,) if said else (), header, tuple(rows))
 
 
-def time_section(time: Term) -> Section:
+def time_section(time: Term) -> ExplanationSection:
     """Return the section on the predicted time, as a tree of terms."""
     rows: list[tuple[str, ...]] = []
     _append_term_rows(time, time.value, 0, rows)
-    return Section("The predicted time, term by term", ("Parts of less than 1 % are in --json, as all digits are.",),
+    return ExplanationSection("The predicted time, term by term",
+                              ("Parts of less than 1 % are in --json, as all digits are.",),
                    ("term", "value", "made of its parts as"), tuple(rows))  # fmt: skip
 
 
@@ -79,7 +81,7 @@ def _append_term_rows(term: Term, whole: float, depth: int, rows: list[tuple[str
         _append_term_rows(p, whole, depth + 1, rows)
 
 
-def layers_section(layers: Sequence[Layer]) -> Section:
+def layers_section(layers: Sequence[LayerUse]) -> ExplanationSection:
     """Return the section on bytes held and moved per memory layer."""
     rows = []
     for x in layers:
@@ -90,10 +92,12 @@ def layers_section(layers: Sequence[Layer]) -> Section:
         rows.append(
             (x.name, tile, held, moved, bandwidth, "-" if x.seconds is None else format_quantity(x.seconds, "s"))
         )
-    return Section("Memory, layer by layer", (), ("layer", "tile", "holds", "bytes", "bandwidth", "time"), tuple(rows))
+    return ExplanationSection(
+        "Memory, layer by layer", (), ("layer", "tile", "holds", "bytes", "bandwidth", "time"), tuple(rows)
+    )
 
 
-def occupancy_section(facts: Sequence[Fact]) -> Section:
+def occupancy_section(facts: Sequence[ProgramFact]) -> ExplanationSection:
     """Return the section on occupancy, waves and padding."""
     rows = []
     for f in facts:
@@ -101,10 +105,10 @@ def occupancy_section(facts: Sequence[Fact]) -> Section:
         value = f"{100 * f.value:.3g} %" if share and f.name != "bank conflicts" else f"{f.value:.6g}"
         limit = "" if f.limit is None or share else f" of {f.limit:.6g}"
         rows.append((f.name, value + limit, f.note))
-    return Section("How it fills the device", (), ("what", "value", "note"), tuple(rows))
+    return ExplanationSection("How it fills the device", (), ("what", "value", "note"), tuple(rows))
 
 
-def roof_section(r: Roofline) -> Section:
+def roofline_section(r: Roofline) -> ExplanationSection:
     """Return the section on the roofline."""
     where = f"{r.intensity:.4g} operations per byte, the ridge is at {r.ridge:.4g}: under the roof of {r.bound}."
     peak, bandwidth = (
@@ -121,12 +125,12 @@ def roof_section(r: Roofline) -> Section:
             "counts from the slowest layer."
         )
     roof = f"Roof: {peak} ({r.pipe}, at {r.clock_hz / 1e9:.4g} GHz), {bandwidth}."
-    return Section("Under the roofline", (where, roof, stands, *above))
+    return ExplanationSection("Under the roofline", (where, roof, stands, *above))
 
 
-def limits_section(limits: Sequence[Term], effects: Sequence[Effect]) -> Section:
+def dominant_terms_section(limits: Sequence[Term], effects: Sequence[FieldEffect]) -> ExplanationSection:
     """Return the section on dominant terms and possible improvements."""
-    road = " <- ".join(f"{t.name} {format_quantity(t.value, t.unit)}" for t in told(limits))
+    road = " <- ".join(f"{t.name} {format_quantity(t.value, t.unit)}" for t in terms_with_distinct_values(limits))
     rows = tuple(
         (
             x.field,
@@ -141,10 +145,12 @@ def limits_section(limits: Sequence[Term], effects: Sequence[Effect]) -> Section
     if rows:
         sentences += ("Other numbers of the device that would lift it, constructed anew (`roller construct --set "
                       "FIELD=VALUE` shows the same):",)  # fmt: skip
-    return Section("What limits it, and what would lift it", sentences, ("field", "value", "time", "change"), rows)
+    return ExplanationSection(
+        "What limits it, and what would lift it", sentences, ("field", "value", "time", "change"), rows
+    )
 
 
-def rivals_section(rivals: Sequence[WhyNot]) -> Section:
+def next_candidates_section(rivals: Sequence[WhyNot]) -> ExplanationSection:
     """Return the section on the next candidates."""
     rows = []
     for w in rivals:
@@ -157,4 +163,4 @@ def rivals_section(rivals: Sequence[WhyNot]) -> Section:
         why = "predicted alike" if w.verdict == "equal" else why
         percent = f"{w.percent:+.2f} %" if w.percent is not None else "-"
         rows.append((w.asked, percent, why))
-    return Section("Why not the next candidates", (), ("program", "time", "asked / chosen"), tuple(rows))
+    return ExplanationSection("Why not the next candidates", (), ("program", "time", "asked / chosen"), tuple(rows))

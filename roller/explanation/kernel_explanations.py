@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from roller.construction.explicit_tiles import Mechanisms, Tile
+from roller.construction.explicit_tiles import ProgramMechanisms, Tile
 from roller.errors import RollerError, shown
 from roller.explanation.explanation import Explanation, explain_program
 from roller.explanation.why_not import WhyNot, compare_with_chosen
@@ -61,7 +61,7 @@ def why_not_for_kernel(
     """Return the reason why a program is worse than a kernel's program; see :meth:`roller.CompiledKernel.why_not`."""
     a: _Artifact = kernel.artifact
     return compare_with_chosen(a.expression, _spec_for_artifact(a, device), kernel.program, tiles, fragment,
-                               Mechanisms(*how),
+                               ProgramMechanisms(*how),
                    measured=a.measured_s is not None)  # fmt: skip
 
 

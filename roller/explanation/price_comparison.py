@@ -16,7 +16,7 @@ _ALIKE = 1e-12
 
 
 @dataclass(frozen=True)
-class Difference:
+class TermDifference:
     """Values of one term in two programs: ``own`` in the program in question, and ``other`` in the reference."""
 
     name: str
@@ -29,23 +29,23 @@ class Difference:
         return {"name": self.name, "own": self.own, "other": self.other, "unit": self.unit}
 
 
-def dominant_differences(own: Term, other: Term) -> tuple[Difference, ...]:
+def dominant_differences(own: Term, other: Term) -> tuple[TermDifference, ...]:
     """Return the terms that cause most of the difference, from the total down to an input value."""
     # The chain ends where the rules differ: programs of other structures have other parts.
-    road = [Difference(own.name, own.value, other.value, own.unit)]
+    road = [TermDifference(own.name, own.value, other.value, own.unit)]
     while own.rule == other.rule and own.parts:
-        pairs = _matching_parts(own, other)
+        pairs = _pairs_of_matching_parts(own, other)
         if not pairs:
             break
         own, other = max(pairs, key=lambda p: _part_contribution(own, *p))
         other = other.find(own.name) or other  # programs of another kind have this term further down
         if math.isclose(own.value, other.value, rel_tol=_ALIKE):
             break
-        road.append(Difference(own.name, own.value, other.value, own.unit))
+        road.append(TermDifference(own.name, own.value, other.value, own.unit))
     return tuple(road)
 
 
-def _matching_parts(own: Term, other: Term) -> list[tuple[Term, Term]]:
+def _pairs_of_matching_parts(own: Term, other: Term) -> list[tuple[Term, Term]]:
     """Return pairs of the parts to compare; in sums, a part without a match is paired with zero."""
     mine, its = {p.name: p for p in own.parts}, {p.name: p for p in other.parts}
     if own.rule in _SLOWEST:  # the bottleneck of the slower program decides
@@ -85,23 +85,27 @@ def dominant_terms(term: Term) -> tuple[Term, ...]:
     return tuple(road)
 
 
-def difference_sentence(road: Sequence[Difference]) -> str:
+def difference_sentence(road: Sequence[TermDifference]) -> str:
     """Format the differences as a chain, from the total to its cause.
 
-    >>> difference_sentence([Difference("predicted time", 2e-5, 1e-5, "s"), Difference("reduction steps", 128, 64, "")])
+    >>> difference_sentence([TermDifference("predicted time", 2e-5, 1e-5, "s"), TermDifference("reduction steps", 128,
+    ...     64, "")])
     'predicted time 20 us against 10 us <- reduction steps 128 against 64'
     """
-    told = [d for n, d in enumerate(road) if n in (0, len(road) - 1) or _values_differ(road[n - 1], d)]
+    terms_with_distinct_values = [
+        d for n, d in enumerate(road) if n in (0, len(road) - 1) or _term_values_differ(road[n - 1], d)
+    ]
     return " <- ".join(
-        f"{d.name} {format_quantity(d.own, d.unit)} against {format_quantity(d.other, d.unit)}" for d in told
+        f"{d.name} {format_quantity(d.own, d.unit)} against {format_quantity(d.other, d.unit)}"
+        for d in terms_with_distinct_values
     )
 
 
-def _values_differ(above: Difference, below: Difference) -> bool:
+def _term_values_differ(above: TermDifference, below: TermDifference) -> bool:
     return not (math.isclose(above.own, below.own) and math.isclose(above.other, below.other))
 
 
-def told(road: Sequence[Term]) -> tuple[Term, ...]:
+def terms_with_distinct_values(road: Sequence[Term]) -> tuple[Term, ...]:
     """Return the terms whose values differ from the previous term's value, and the last term."""
     return tuple(
         t for n, t in enumerate(road) if n in (0, len(road) - 1) or not math.isclose(road[n - 1].value, t.value)

@@ -14,11 +14,11 @@ from roller.perf import Estimate
 from roller.targets import KINDS
 from roller.templates.gpu import SharedMemoryLayout, blocks_per_unit_by_resource
 from roller.tile.program import RProgram
-from roller.tile.winograd_products import products_program
+from roller.tile.winograd_batched_product import tiled_product_of_program
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerUse:
     """Use of one memory layer by a program."""
 
     name: str
@@ -39,7 +39,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Fact:
+class ProgramFact:
     """One value that describes how a program fills the device, with its limit and meaning."""
 
     name: str
@@ -52,7 +52,7 @@ class Fact:
         return dict(vars(self))
 
 
-def layer_facts(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[Layer, ...]:
+def layer_uses(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[LayerUse, ...]:
     """Return the memory layers, fastest first, with their terms of the estimate."""
     terms, found = estimate.terms, []
     for layer in spec.memory_layers:
@@ -61,7 +61,7 @@ def layer_facts(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tupl
         name = "dram" if layer.name == spec.home.name and "dram_s" in terms else layer.name
         moved, seconds = terms.get(f"{name}_bytes"), terms.get(f"{name}_s")
         bandwidth = layer.bandwidth_bytes_per_s if seconds is not None else None
-        found.append(Layer(layer.name, tile, held, capacity, unit, moved, bandwidth, seconds))
+        found.append(LayerUse(layer.name, tile, held, capacity, unit, moved, bandwidth, seconds))
     return tuple(found)
 
 
@@ -79,15 +79,15 @@ def _layer_usage(layer: str, spec: DeviceSpec, estimate: Estimate) -> tuple[floa
     return None, None, ""
 
 
-def device_facts(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[Fact, ...]:
+def utilization_facts(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[ProgramFact, ...]:
     """Return a program's occupancy, waves (or tasks), bank conflicts and padding."""
     facts = _gpu_facts(program, spec, estimate) if spec.traits.blocks else _cpu_facts(spec, estimate)
     return (*facts, *_padding_facts(program))
 
 
-def _gpu_facts(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> list[Fact]:
+def _gpu_facts(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> list[ProgramFact]:
     terms, lim = estimate.terms, spec.limits
-    inner = products_program(program) or program
+    inner = tiled_product_of_program(program) or program
     batch = perf.batch_of([inner])
     pad = SharedMemoryLayout.of(batch, [inner], spec).scratchpad
     most = blocks_per_unit_by_resource(batch, spec, pad, np.array([int(terms["registers"])], np.int64))
@@ -98,37 +98,42 @@ def _gpu_facts(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> list[
     rest = terms["blocks"] % wave
     held = "; ".join(f"{n} {k}" for n, k in rooms.items())
     facts = [
-        Fact("threads of a block", threads, lim.threads_per_block),
-        Fact("blocks of a unit", resident, lim.blocks_per_unit, f"bound by {tight} (room for: {held})"),
-        Fact("occupancy", resident * threads / (lim.threads_per_unit or threads), 1.0, "threads of a unit in use"),
-        Fact("blocks", terms["blocks"], None, f"{spec.units} units hold {wave:.0f} at once"),
-        Fact("waves", terms["waves"], None, "the last one is full" if not rest else
+        ProgramFact("threads of a block", threads, lim.threads_per_block),
+        ProgramFact("blocks of a unit", resident, lim.blocks_per_unit, f"bound by {tight} (room for: {held})"),
+        ProgramFact("occupancy", resident * threads / (lim.threads_per_unit or threads), 1.0,
+                    "threads of a unit in use"),
+        ProgramFact("blocks", terms["blocks"], None, f"{spec.units} units hold {wave:.0f} at once"),
+        ProgramFact("waves", terms["waves"], None, "the last one is full" if not rest else
              f"the last one has {rest:.0f} of {wave:.0f} blocks"),
     ]  # fmt: skip
     if terms.get("bank_conflicts", 1.0) > 1.0:
-        facts.append(Fact("bank conflicts", terms["bank_conflicts"], 1.0, "times the wavefronts of the worst operand"))
+        facts.append(
+            ProgramFact("bank conflicts", terms["bank_conflicts"], 1.0, "times the wavefronts of the worst operand")
+        )
     return facts
 
 
-def _cpu_facts(spec: DeviceSpec, estimate: Estimate) -> list[Fact]:
+def _cpu_facts(spec: DeviceSpec, estimate: Estimate) -> list[ProgramFact]:
     tasks = estimate.terms["tasks"]
     rounds = math.ceil(tasks / spec.units)
     idle, units = 1.0 - tasks / (rounds * spec.units), spec.traits.unit
     meaning = f"share of {units.removesuffix('s')} time without a task, tasks of equal size"
     return [
-        Fact("tasks", tasks, None, f"{spec.units} {units}, {rounds} each at most"),
-        Fact(f"idle {units}", idle, None, meaning),
+        ProgramFact("tasks", tasks, None, f"{spec.units} {units}, {rounds} each at most"),
+        ProgramFact(f"idle {units}", idle, None, meaning),
     ]
 
 
-def _padding_facts(program: RProgram) -> list[Fact]:
+def _padding_facts(program: RProgram) -> list[ProgramFact]:
     found = []
-    program = products_program(program) or program
+    program = tiled_product_of_program(program) or program
     for a in program.axes:
         tile = program.block_tile[a.name]
         over = -a.extent % tile
         if over and KINDS[program.kind].blocks:
-            found.append(Fact(f"padding of {a.name}", over / a.extent, None, f"{a.extent} in tiles of {tile}"))
+            found.append(ProgramFact(f"padding of {a.name}", over / a.extent, None, f"{a.extent} in tiles of {tile}"))
         elif over:
-            found.append(Fact(f"last task of {a.name}", a.extent % tile / tile, 1.0, f"{a.extent} in tasks of {tile}"))
+            found.append(
+                ProgramFact(f"last task of {a.name}", a.extent % tile / tile, 1.0, f"{a.extent} in tasks of {tile}")
+            )
     return found

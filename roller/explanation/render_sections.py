@@ -14,7 +14,7 @@ WIDTH = 80
 
 
 @dataclass(frozen=True)
-class Section:
+class ExplanationSection:
     """Section with a title, sentences and a table."""
 
     title: str
@@ -23,27 +23,27 @@ class Section:
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-def rule_text(rule: str) -> str:
+def alignment_rule_text(rule: str) -> str:
     """Return an alignment rule's name and description."""
     return f"'{rule}': {(RULES[rule].__doc__ or rule).splitlines()[0].partition(': ')[2]}"
 
 
-def render_text(found: Sequence[Section], width: int = WIDTH) -> str:
+def render_text(found: Sequence[ExplanationSection], width: int = WIDTH) -> str:
     """Return sections as text with the given width."""
     parts = []
     for s in found:
         title = textwrap.wrap(s.title, width, break_on_hyphens=False)
-        parts.append("\n".join([*title, "-" * max(map(len, title)), *section_lines(s, width)]))
+        parts.append("\n".join([*title, "-" * max(map(len, title)), *section_text_lines(s, width)]))
     return "\n\n".join(parts)
 
 
-def section_lines(s: Section, width: int = WIDTH) -> list[str]:
+def section_text_lines(s: ExplanationSection, width: int = WIDTH) -> list[str]:
     """Return a section's sentences and table as lines of at most ``width`` characters if they can be made to fit."""
     lines = [x for sentence in s.sentences for x in textwrap.wrap(sentence, width, break_on_hyphens=False)]
     return lines + (_table_lines(s, width) if s.rows else [])
 
 
-def _table_lines(s: Section, width: int) -> list[str]:
+def _table_lines(s: ExplanationSection, width: int) -> list[str]:
     rows = [s.header, *s.rows]
     widths = [max(len(r[n]) for r in rows) for n in range(len(s.header))]
     over = sum(widths) + 2 * (len(widths) - 1) - width
@@ -69,7 +69,7 @@ def _wrap_cell(text: str, width: int) -> list[str]:
     return [indent + x for x in textwrap.wrap(inner, max(8, width - len(indent)), break_on_hyphens=False)] or [""]
 
 
-def render_html(found: Sequence[Section]) -> str:
+def render_html(found: Sequence[ExplanationSection]) -> str:
     """Return sections as HTML for a notebook."""
     out = ["<div>"]
     for s in found:

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.arguments import parse_expression, resolve_options, target_of
+from roller.compile_arguments import parse_expression, resolve_options, spec_and_local_device
 from roller.construction.constructor import construct_candidates
 from roller.core.display import one_line_repr
 from roller.core.validation import validate_flag
 from roller.errors import NoCandidateError, counted
 from roller.explanation.spec_changes import (
-    Change,
-    Effect,
+    FieldChange,
+    FieldEffect,
     Pricer,
-    constructing_pricer,
     effects,
     fixed_program_pricer,
-    is_resource,
+    is_more_better,
+    reconstructing_pricer,
 )
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -32,11 +32,11 @@ _REDUCED = 0.2
 
 
 @dataclass(frozen=True)
-class Spare:
+class SpareCapacity:
     """Component that could be smaller: its field, the smaller value and the resulting times."""
 
     field: str
-    change: Change
+    change: FieldChange
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,15 @@ class Sensitivity:
     operators: tuple[str, ...]  #: Names of the expressions, in the given order
     seconds: tuple[float, ...]  #: Predicted time of each expression in seconds
     reconstructed: bool  #: Whether programs were reconstructed for each changed device
-    effects: tuple[Effect, ...]  #: Effects of fields that have one, strongest first, with the times for other values
-    #: Field whose enlargement (for a time, reduction) saves most relative to its size (:attr:`Effect.best`), or
+    effects: tuple[
+        FieldEffect, ...
+    ]  #: Effects of fields that have one, strongest first, with the times for other values
+    #: Field whose enlargement (for a time, reduction) saves most relative to its size (:attr:`FieldEffect.best`), or
     #: ``None``.
-    enlarge: Effect | None
+    enlarge: FieldEffect | None
     #: Components that could be at least a fifth smaller while the time grows by at most :data:`COST` percent, cheapest
     #: first.
-    reducible: tuple[Spare, ...]
+    reducible: tuple[SpareCapacity, ...]
 
     def __repr__(self) -> str:
         most = " ".join(f"{e.field} {e.percent:+.2g} %" for e in self.effects[:3])
@@ -77,7 +79,7 @@ class Sensitivity:
         }
 
 
-def _effect_to_dict(effect: Effect) -> dict[str, Any]:
+def _effect_to_dict(effect: FieldEffect) -> dict[str, Any]:
     changes = [{"value": c.value, "predicted_s": list(c.seconds), "percent": c.percent} for c in effect.changes]
     return {"field": effect.field, "value": effect.value, "unit": effect.unit, "assumed": effect.assumed,
             "changes": changes, "percent_per_percent": effect.percent,
@@ -124,11 +126,11 @@ def sensitivity(
     ('memory_layers.global.bandwidth_bytes_per_s', -1.0)
     """
     several = isinstance(expr, Sequence) and len(expr) > 0 and all(isinstance(e, TensorExpr) for e in expr)
-    spec, chosen = target_of(device)[0], resolve_options(options, None)
+    spec, chosen = spec_and_local_device(device)[0], resolve_options(options, None)
     expressions = [chosen.meant(parse_expression(e)) for e in (expr if several else [expr])]
     anew = len(expressions) == 1 if reconstruct is None else validate_flag(reconstruct, "reconstruct")
     if anew:
-        price = constructing_pricer(expressions, chosen)
+        price = reconstructing_pricer(expressions, chosen)
     else:
         price = fixed_program_pricer([construct_candidates(e, spec, chosen)[0].program for e in expressions])
     return sensitivity_of_pricer(spec, tuple(e.name for e in expressions), price, anew=anew)
@@ -144,14 +146,14 @@ def sensitivity_of_pricer(
         raise NoCandidateError(f"{names[before.index(math.inf)]}: no program fits {spec.name}.")
     deciding = sorted((e for e in found if e.decides), key=lambda e: (-e.weight, e.field))
     best = max((e for e in deciding if e.best), key=lambda e: e.rate(e.best) if e.best else 0.0, default=None)
-    return Sensitivity(spec.name, names, before, anew, tuple(deciding), best, _reducible_components(found, anew))
+    return Sensitivity(spec.name, names, before, anew, tuple(deciding), best, _find_spare_capacities(found, anew))
 
 
-def _reducible_components(found: Sequence[Effect], capacities: bool) -> tuple[Spare, ...]:
+def _find_spare_capacities(found: Sequence[FieldEffect], capacities: bool) -> tuple[SpareCapacity, ...]:
     # Without reconstruction, capacities are not reducible: the fixed program uses what it has.
     spares = []
     for e in found:
-        if is_resource(e.field, e.unit, capacities):
+        if is_more_better(e.field, e.unit, capacities):
             smaller = [c for c in e.changes if c.value <= 1.001 * (1 - _REDUCED) * e.value + 0.5 and c.percent <= COST]
-            spares += [Spare(e.field, c) for c in smaller[:1] if c.value < e.value]
+            spares += [SpareCapacity(e.field, c) for c in smaller[:1] if c.value < e.value]
     return tuple(sorted(spares, key=lambda x: (x.change.percent, x.field)))

@@ -14,7 +14,7 @@ from roller.errors import NoCandidateError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.checks import Quantity
-from roller.perf.sensitivity import field_steps, slope
+from roller.perf.sensitivity import finite_difference_steps, slope_of_each_column
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
@@ -33,7 +33,7 @@ Pricer = Callable[[DeviceSpec], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Change:
+class FieldChange:
     """A different value of a field, and the resulting predicted times."""
 
     value: float
@@ -42,7 +42,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Effect:
+class FieldEffect:
     """Effect of one field on predicted times."""
 
     #: Dotted path, effective value and unit of the field.
@@ -50,14 +50,16 @@ class Effect:
     value: float
     unit: str
     seconds: tuple[float, ...]  #: Predicted time per operator on the unchanged device
-    changes: tuple[Change, ...]  #: Other values in ascending order
+    changes: tuple[FieldChange, ...]  #: Other values in ascending order
     assumed: bool = False  #: Whether the value is assumed rather than measured or taken from a data sheet
 
     @cached_property
     def per_operator(self) -> tuple[float, ...]:
         """Mean change of each operator's time in percent, per percent of the field, over the values that fit."""
         points = [(self.value, self.seconds), *((c.value, c.seconds) for c in self.changes)]
-        return tuple(slope((math.log(v), [math.log(s) for s in seconds]) for v, seconds in points).tolist())
+        return tuple(
+            slope_of_each_column((math.log(v), [math.log(s) for s in seconds]) for v, seconds in points).tolist()
+        )
 
     @cached_property
     def percent(self) -> float:
@@ -75,18 +77,18 @@ class Effect:
         return max((self.rate(c) for c in self.changes if math.isfinite(c.percent)), default=0.0)
 
     @property
-    def best(self) -> Change | None:
+    def best(self) -> FieldChange | None:
         """Change (more of a resource, or less of a time) with the largest gain for its size; ``None`` if none gains."""
         if self.unit == "s":
             better = [c for c in self.changes if c.value < self.value]
-        elif is_resource(self.field, self.unit, capacities=True):
+        elif is_more_better(self.field, self.unit, capacities=True):
             better = [c for c in self.changes if c.value > self.value]
         else:
             return None
         gaining = [c for c in better if c.percent <= -NOTHING]
         return max(gaining, key=self.rate, default=None)
 
-    def beside(self, larger: bool) -> Change | None:
+    def beside(self, larger: bool) -> FieldChange | None:
         """Return a side's change to show: :attr:`best`, else the nearest with an effect, the nearest, or ``None``."""
         side = [c for c in self.changes if (c.value > self.value) == larger]
         if self.best in side:  # show the recommended change
@@ -94,37 +96,37 @@ class Effect:
         side = side if larger else side[::-1]
         return next((c for c in side if abs(c.percent) >= NOTHING), side[0] if side else None)
 
-    def rate(self, change: Change) -> float:
+    def rate(self, change: FieldChange) -> float:
         """Return the absolute change in the time's logarithm divided by the change in the field's logarithm."""
         return abs(math.log1p(change.percent / 100) / math.log(change.value / self.value))
 
 
-def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None) -> Iterator[Effect]:
+def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None) -> Iterator[FieldEffect]:
     """Yield the effect of each numeric field (or of ``fields``) that the model may read, in the order of the YAML."""
     seconds = price(spec)
-    for step in field_steps(spec, changed_values):
+    for step in finite_difference_steps(spec, values_to_try):
         if fields is None or step.field in fields:
-            changes = tuple(relative_change(other, price(changed), seconds) for other, changed in step.sides)
+            changes = tuple(relative_field_change(other, price(changed), seconds) for other, changed in step.sides)
             assumed = spec.sources.get(step.field) == "assumed"
-            yield Effect(step.field, step.value, step.quantity.unit, seconds, changes, assumed)
+            yield FieldEffect(step.field, step.value, step.quantity.unit, seconds, changes, assumed)
 
 
-def relative_change(value: float, after: tuple[float, ...], before: tuple[float, ...]) -> Change:
+def relative_field_change(value: float, after: tuple[float, ...], before: tuple[float, ...]) -> FieldChange:
     """Return the change from the times ``before`` to the times ``after``, which belong to the field's new ``value``."""
     if not all(map(math.isfinite, after)):
-        return Change(value, after, math.inf)
+        return FieldChange(value, after, math.inf)
     if after == before:
-        return Change(value, after, 0.0)
+        return FieldChange(value, after, 0.0)
     ratios = [math.log(a / b) for a, b in zip(after, before, strict=True)]
-    return Change(value, after, 100 * math.expm1(sum(ratios) / len(ratios)))
+    return FieldChange(value, after, 100 * math.expm1(sum(ratios) / len(ratios)))
 
 
-def changed_values(value: float, quantity: Quantity) -> tuple[float, ...]:
+def values_to_try(value: float, quantity: Quantity) -> tuple[float, ...]:
     """Return the other values to try for a field, in ascending order, rounded as they are printed.
 
-    >>> changed_values(80, Quantity("units", 1, 1000, integer=True))
+    >>> values_to_try(80, Quantity("units", 1, 1000, integer=True))
     (64, 72, 88, 100)
-    >>> changed_values(1.38e9, Quantity("Hz", 1, 1e12))
+    >>> values_to_try(1.38e9, Quantity("Hz", 1, 1e12))
     (1104000000.0, 1725000000.0)
     """
     if quantity.integer:
@@ -145,7 +147,7 @@ def shortest_number_text(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
-def is_resource(field: str, unit: str, capacities: bool) -> bool:
+def is_more_better(field: str, unit: str, capacities: bool) -> bool:
     """Return whether more of a field is better: a rate or a number of units, or, with ``capacities``, a capacity."""
     return not field.endswith(_GRAINS) and unit in (_THROUGHPUT + _CAPACITY if capacities else _THROUGHPUT)
 
@@ -163,16 +165,16 @@ def _program_seconds(program: RProgram, spec: DeviceSpec) -> float:
         return math.inf
 
 
-def constructing_pricer(expressions: Sequence[TensorExpr], options: ConstructOptions) -> Pricer:
+def reconstructing_pricer(expressions: Sequence[TensorExpr], options: ConstructOptions) -> Pricer:
     """Return a pricer that constructs programs anew; it prices as ``construct --set FIELD=VALUE`` does."""
 
     def price(spec: DeviceSpec) -> tuple[float, ...]:
-        return tuple(_best_seconds(e, spec, options) for e in expressions)
+        return tuple(_fastest_constructed_seconds(e, spec, options) for e in expressions)
 
     return price
 
 
-def _best_seconds(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> float:
+def _fastest_constructed_seconds(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> float:
     try:
         return construct_candidates(expr, spec, options)[0].estimate.seconds
     except NoCandidateError:

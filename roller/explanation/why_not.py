@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roller.construction.capacities import with_hard_limits
-from roller.construction.explicit_tiles import Mechanisms, Tile, price_named_tiles
+from roller.construction.block_capacity_checks import with_hard_limits
+from roller.construction.explicit_tiles import ProgramMechanisms, Tile, price_named_tiles
 from roller.construction.program_names import estimate_named_program, program_from_name
 from roller.errors import TileError, bounded, shown
-from roller.explanation.capacity import exceeded_budget
-from roller.explanation.price_comparison import Difference, difference_sentence, dominant_differences, format_quantity
-from roller.explanation.render_sections import Section, render_html, rule_text
+from roller.explanation.exceeded_budget import exceeded_budget
+from roller.explanation.price_comparison import (
+    TermDifference,
+    difference_sentence,
+    dominant_differences,
+    format_quantity,
+)
+from roller.explanation.render_sections import ExplanationSection, alignment_rule_text, render_html
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
@@ -61,8 +66,8 @@ class WhyNot:
     reason: str
     seconds: float | None = None
     chosen_s: float | None = None
-    road: tuple[Difference, ...] = ()
-    terms: tuple[Difference, ...] = ()
+    road: tuple[TermDifference, ...] = ()
+    terms: tuple[TermDifference, ...] = ()
     program: str | None = None
     relaxed: tuple[str, ...] = ()
     budget: str | None = None
@@ -95,19 +100,19 @@ class WhyNot:
         return f"{self.verdict}: predicted {own} against {chosen} ({self.percent:+.2f} %)\n{self.reason}"
 
 
-def comparison_sections(w: WhyNot) -> tuple[Section, ...]:
+def comparison_sections(w: WhyNot) -> tuple[ExplanationSection, ...]:
     """Return the sections of a comparison in order."""
     sentences = [f"asked: {w.asked}", *([f"program: {w.program}"] if w.program not in (None, w.asked) else [])]
     sentences += [f"chosen: {w.chosen}", *str(w).splitlines()]
     if w.budget:
         sentences.append(f"It runs, but exceeds a budget that construction keeps to: {w.budget}.")
-    sentences += [f"It relaxes {rule_text(r)}" for r in w.relaxed]
+    sentences += [f"It relaxes {alignment_rule_text(r)}" for r in w.relaxed]
     road = tuple((d.name, format_quantity(d.own, d.unit), format_quantity(d.other, d.unit)) for d in w.road)
     terms = tuple((d.name, format_quantity(d.own, d.unit), format_quantity(d.other, d.unit)) for d in w.terms)
-    found = [Section("Why not", tuple(sentences))]
+    found = [ExplanationSection("Why not", tuple(sentences))]
     if road:
-        found.append(Section("Down to the cause", (), ("term", "asked", "chosen"), road))
-        found.append(Section("Terms that differ", (), ("term", "asked", "chosen"), terms))
+        found.append(ExplanationSection("Down to the cause", (), ("term", "asked", "chosen"), road))
+        found.append(ExplanationSection("Terms that differ", (), ("term", "asked", "chosen"), terms))
     return tuple(found)
 
 
@@ -117,7 +122,7 @@ def compare_with_chosen(
     chosen: RProgram,
     tiles: Mapping[str, Tile] | str | RProgram,
     fragment: str | None = None,
-    how: Mechanisms = Mechanisms(),  # noqa: B008 - frozen
+    how: ProgramMechanisms = ProgramMechanisms(),  # noqa: B008 - frozen
     measured: bool = False,
 ) -> WhyNot:
     """Return the comparison of a program or tiles with the ``chosen`` program."""
@@ -150,7 +155,7 @@ def _price_named_program(
     spec: DeviceSpec,
     tiles: Mapping[str, Tile] | str | RProgram,
     fragment: str | None,
-    how: Mechanisms,
+    how: ProgramMechanisms,
 ) -> tuple[Estimate, RProgram, Term]:
     """Return the estimate, the program and the terms for a program's name or for tiles."""
     if isinstance(tiles, (str, RProgram)):
@@ -165,18 +170,18 @@ def _price_named_program(
     return estimate, program, time
 
 
-def _term_differences(own: Estimate, other: Estimate) -> tuple[Difference, ...]:
+def _term_differences(own: Estimate, other: Estimate) -> tuple[TermDifference, ...]:
     names = list(dict.fromkeys([*own.terms, *other.terms]))
-    found = [Difference(n, own.terms.get(n, 0.0), other.terms.get(n, 0.0), _term_unit(n)) for n in names]
+    found = [TermDifference(n, own.terms.get(n, 0.0), other.terms.get(n, 0.0), _unit_of_term(n)) for n in names]
     found = [d for d in found if d.own != d.other]
     return tuple(sorted(found, key=lambda d: (d.unit != "s", -abs(d.own - d.other) if d.unit == "s" else 0.0)))
 
 
-def _term_unit(name: str) -> str:
+def _unit_of_term(name: str) -> str:
     return "s" if name.endswith("_s") else "bytes" if name.endswith("_bytes") else ""
 
 
-def _format_request(tiles: object, fragment: str | None = None, how: Mechanisms = Mechanisms()) -> str:  # noqa: B008 - frozen
+def _format_request(tiles: object, fragment: str | None = None, how: ProgramMechanisms = ProgramMechanisms()) -> str:  # noqa: B008 - frozen
     """Return a program's name, or tiles and mechanisms as given, on one line of bounded length."""
     if isinstance(tiles, (str, RProgram)):
         return bounded(str(tiles))
@@ -192,5 +197,5 @@ def _format_request(tiles: object, fragment: str | None = None, how: Mechanisms 
         return ",".join(map(format_word, tile)) if isinstance(tile, (tuple, list)) else format_word(tile)
 
     said = [f"{format_word(layer)}={format_tile(tile)}" for layer, tile in tiles.items()]
-    said += [f"{name}={format_word(n)}" for name, n in vars(how).items() if n != getattr(Mechanisms(), name)]
+    said += [f"{name}={format_word(n)}" for name, n in vars(how).items() if n != getattr(ProgramMechanisms(), name)]
     return bounded(" ".join([*said, *([f"fragment={format_word(fragment)}"] if fragment is not None else [])]))

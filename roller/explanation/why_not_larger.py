@@ -11,17 +11,17 @@ import numpy as np
 
 from roller import perf
 from roller.construction.constructor import program_from_row
-from roller.explanation.capacity import exceeded_budget
+from roller.explanation.exceeded_budget import exceeded_budget
 from roller.explanation.price_comparison import dominant_differences
 from roller.hardware import DeviceSpec
 from roller.perf import Term
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import allowed_padding_mask
+from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
-from roller.tile.winograd_products import ELEMENT, Products, product_of
+from roller.tile.winograd_batched_product import ELEMENT, WinogradProduct, product_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class EnlargementStop:
 
 def stops(program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: Term) -> tuple[EnlargementStop, ...]:
     """Return why each axis and mechanism of a program, whose predicted time is ``term``, is not one step larger."""
-    return tuple(_enlargement_stop(program, spec, options, term, step) for step in _enlargements(program, spec))
+    return tuple(_stop_of_enlargement(program, spec, options, term, step) for step in _enlargements(program, spec))
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class _Enlargement:
     now: int
     larger: int
     batch: TileBatch | None
-    product: Products | None = None
+    product: WinogradProduct | None = None
 
 
-def _enlargement_stop(
+def _stop_of_enlargement(
     program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: Term, step: _Enlargement
 ) -> EnlargementStop:
     if step.batch is None:
@@ -92,10 +92,10 @@ def _enlargements(program: RProgram, spec: DeviceSpec) -> Iterator[_Enlargement]
         # Workers that take one vector at a time have no tile to enlarge.
         fixed = not spec.traits.blocks and batch.panel is None
         if not fixed and (spec.traits.blocks or not program.traits.output_side):
-            yield from _register_step(batch, a, axis, layers[0], spec, product)
+            yield from _enlarge_register_tile(batch, a, axis, layers[0], spec, product)
     for a, axis in enumerate(g.names):
         if product is None or axis != ELEMENT:
-            yield from _block_step(batch, a, axis, layers[-1], product)
+            yield from _enlarge_block(batch, a, axis, layers[-1], product)
     if spec.traits.blocks and inner.traits.reuses:
         stages, parts = inner.stages, inner.split_k
         more = stages + 1
@@ -104,8 +104,8 @@ def _enlargements(program: RProgram, spec: DeviceSpec) -> Iterator[_Enlargement]
             yield _Enlargement("", "split_k", parts, 2 * parts, replace(batch, split_k=batch.split_k * 2), product)
 
 
-def _register_step(
-    batch: TileBatch, a: int, axis: str, layer: str, spec: DeviceSpec, product: Products | None
+def _enlarge_register_tile(
+    batch: TileBatch, a: int, axis: str, layer: str, spec: DeviceSpec, product: WinogradProduct | None
 ) -> Iterator[_Enlargement]:
     """Yield the program with an axis of the register tile doubled and the same number of register tiles per block."""
     g, register, block = batch.geometry, batch.register[0], batch.block[0]
@@ -122,10 +122,12 @@ def _register_step(
     counts = np.minimum(block // register, most)
     if batch.panel is not None and not batch.traits.reuses:
         counts = np.where(g.spatial, counts, most)
-    yield _Enlargement(layer, axis, now, 2 * now, _with_tiles(batch, larger, larger * counts), product)
+    yield _Enlargement(layer, axis, now, 2 * now, _batch_with_tiles(batch, larger, larger * counts), product)
 
 
-def _block_step(batch: TileBatch, a: int, axis: str, layer: str, product: Products | None) -> Iterator[_Enlargement]:
+def _enlarge_block(
+    batch: TileBatch, a: int, axis: str, layer: str, product: WinogradProduct | None
+) -> Iterator[_Enlargement]:
     """Yield the program with an axis of the block doubled: in register tiles, or in points of a reduction step."""
     g, register, block = batch.geometry, batch.register[0], batch.block[0]
     if not g.spatial[a] and (batch.traits.slides_windows or (batch.panel is not None and not batch.traits.reuses)):
@@ -138,10 +140,10 @@ def _block_step(batch: TileBatch, a: int, axis: str, layer: str, product: Produc
         return
     larger = block.copy()
     larger[a] = min(2 * now // int(register[a]), -(-int(g.extents[a]) // int(register[a]))) * int(register[a])
-    yield _Enlargement(layer, axis, now, int(larger[a]), _with_tiles(batch, register, larger), product)
+    yield _Enlargement(layer, axis, now, int(larger[a]), _batch_with_tiles(batch, register, larger), product)
 
 
-def _with_tiles(batch: TileBatch, register: Ints, block: Ints) -> TileBatch:
+def _batch_with_tiles(batch: TileBatch, register: Ints, block: Ints) -> TileBatch:
     g: Geometry = batch.geometry
     panel = None if batch.panel is None else np.where(g.spatial, register, block)[None]
     steps = np.where(g.spatial, 1, -(-g.extents // block)).prod()

@@ -2,7 +2,6 @@
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr.combiners import COMBINERS
-from roller.expr.runs import Run, lane_stride, run_along
 from roller.expr.scalar import (
     FUNCTIONS,
     Bound,
@@ -18,9 +17,10 @@ from roller.expr.scalar import (
     instruction_mix,
     loads,
     map_indices,
-    transform,
-    walk,
+    transform_scalar,
+    walk_scalar_tree,
 )
+from roller.expr.strided_runs import StridedRun, stride_between_neighbours, strided_run_along
 from roller.expr.tensor_expr import (
     OFFSET_ELEMENTS,
     REDUCTION,
@@ -33,6 +33,7 @@ from roller.expr.tensor_expr import (
 
 __all__ = [
     "COMBINERS", "DTYPE_BYTES", "FUNCTIONS", "OFFSET_ELEMENTS", "REDUCTION", "SPATIAL", "Axis", "Bound", "Call",
-    "Cast", "Const", "Index", "IndexValue", "Load", "Run", "Scalar", "Stage", "Tensor", "TensorExpr", "Term",
-    "axis_index", "instruction_mix", "lane_stride", "loads", "map_indices", "run_along", "transform", "walk",
+    "Cast", "Const", "Index", "IndexValue", "Load", "StridedRun", "Scalar", "Stage", "Tensor", "TensorExpr", "Term",
+    "axis_index", "instruction_mix", "stride_between_neighbours", "loads", "map_indices", "strided_run_along",
+    "transform_scalar", "walk_scalar_tree",
 ]  # fmt: skip

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from roller.expr.axis_splitting import axis_names, rename_reserved_axes, split_axes, unique_axis_name
 from roller.expr.index_arithmetic import term_of_merged_axis
-from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform
-from roller.expr.splitting import names_of_axes, rename_reserved_axes, split_axes, unique_axis_name
+from roller.expr.reduction_trimming import trim_reductions
+from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform_scalar
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
-from roller.expr.trimming import trim_reductions
 
 
 def fuse_axes(expr: TensorExpr) -> TensorExpr:
@@ -33,10 +33,10 @@ def fuse_axes(expr: TensorExpr) -> TensorExpr:
 def _fuse_until_stable(expr: TensorExpr) -> TensorExpr:
     expr = inline_unit_reduction(_drop_unit_axes(split_axes(trim_reductions(rename_reserved_axes(expr)))))
     while True:
-        found = next((f for f in (_find_fusion(expr, p) for p in _neighbouring_axis_pairs(expr)) if f), None)
+        found = next((f for f in (_find_axis_fusion(expr, p) for p in _neighbouring_axis_pairs(expr)) if f), None)
         if found is None:
             return expr
-        expr = _apply_fusion(expr, found)
+        expr = _apply_axis_fusion(expr, found)
 
 
 def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | None:
@@ -88,7 +88,7 @@ def _drop_unit_axes(expr: TensorExpr) -> TensorExpr:
         )
         for s in expr.stages
     )
-    return _squeeze(replace(expr, stages=stages))
+    return _drop_unit_dims(replace(expr, stages=stages))
 
 
 def inline_unit_reduction(expr: TensorExpr) -> TensorExpr:
@@ -101,16 +101,18 @@ def inline_unit_reduction(expr: TensorExpr) -> TensorExpr:
     gone = {a.name for a in s.reduction_axes}
     body = map_indices(s.body, lambda i: Index(tuple(t for t in i.terms if t.axis not in gone), i.const))
     if expr.epilogue is None:
-        return _squeeze(replace(expr, stages=(replace(s, axes=s.spatial_axes, body=body, combiner=None),)))
+        return _drop_unit_dims(replace(expr, stages=(replace(s, axes=s.spatial_axes, body=body, combiner=None),)))
     value: Scalar = body if s.output.dtype == s.acc_dtype else Cast(s.output.dtype, body)
 
     def leaf(n: Scalar) -> Scalar:
         return value if isinstance(n, Load) and n.tensor == s.name else n
 
-    return _squeeze(replace(expr, stages=(replace(expr.epilogue, body=transform(expr.epilogue.body, leaf)),)))
+    return _drop_unit_dims(
+        replace(expr, stages=(replace(expr.epilogue, body=transform_scalar(expr.epilogue.body, leaf)),))
+    )
 
 
-def _squeeze(expr: TensorExpr) -> TensorExpr:
+def _drop_unit_dims(expr: TensorExpr) -> TensorExpr:
     """Drop tensor dimensions of extent 1 that every access indexes with constant 0."""
     fixed: dict[str, set[int]] = {n: {d for d, e in enumerate(t.shape) if e == 1} for n, t in expr.tensors.items()}
     for s in expr.stages:
@@ -118,10 +120,12 @@ def _squeeze(expr: TensorExpr) -> TensorExpr:
         for ld in s.loads:
             guarded = {b.index for b in ld.guard}
             fixed[ld.tensor] &= {d for d, i in enumerate(ld.index) if i == Index() and i not in guarded}
-    return _reshape(expr, {n: [[d] for d in range(len(expr.tensors[n].shape)) if d not in fixed[n]] for n in fixed})
+    return _merge_tensor_dims(
+        expr, {n: [[d] for d in range(len(expr.tensors[n].shape)) if d not in fixed[n]] for n in fixed}
+    )
 
 
-def _reshape(expr: TensorExpr, dims: dict[str, list[list[int]]]) -> TensorExpr:
+def _merge_tensor_dims(expr: TensorExpr, dims: dict[str, list[list[int]]]) -> TensorExpr:
     """Merge the listed groups of dimensions of each tensor; a merged dimension keeps its first index."""
 
     def tensor(t: Tensor) -> Tensor:
@@ -169,12 +173,12 @@ def _neighbouring_axis_pairs(expr: TensorExpr) -> list[tuple[Axis, Axis]]:
     return list(out.values())
 
 
-def _stage_accesses(s: Stage) -> list[tuple[str, tuple[Index, ...], tuple[Bound, ...]]]:
+def _accesses_of_stage(s: Stage) -> list[tuple[str, tuple[Index, ...], tuple[Bound, ...]]]:
     return [(s.name, s.store, ()), *((ld.tensor, ld.index, ld.guard) for ld in s.loads)]
 
 
-def _can_fuse(expr: TensorExpr, a: Axis, b: Axis) -> bool:
-    from roller.expr.scalar import walk
+def _can_fuse_axes(expr: TensorExpr, a: Axis, b: Axis) -> bool:
+    from roller.expr.scalar import walk_scalar_tree
 
     pair = {a.name, b.name}
     for s in expr.stages:
@@ -185,10 +189,10 @@ def _can_fuse(expr: TensorExpr, a: Axis, b: Axis) -> bool:
             return False
         if s.axes.index(mine[1]) != s.axes.index(mine[0]) + 1:
             return False
-        for n in walk(s.body):
+        for n in walk_scalar_tree(s.body):
             if isinstance(n, IndexValue) and pair & set(n.index.axes):
                 return False
-        for name, index, guard in _stage_accesses(s):
+        for name, index, guard in _accesses_of_stage(s):
             if any(pair & set(g.index.axes) for g in guard) or not _indexes_adjacent_dims(expr, name, index, a, b):
                 return False
     return True
@@ -211,23 +215,23 @@ def _indexes_adjacent_dims(expr: TensorExpr, tensor: str, index: tuple[Index, ..
 
 
 @dataclass(frozen=True)
-class _Fusion:
+class _AxisFusion:
     """Pairs of axes that merge together, and the position of the first of the two merging dimensions in each tensor."""
 
     pairs: tuple[tuple[Axis, Axis], ...]
     dims: dict[str, int]
 
 
-def _find_fusion(expr: TensorExpr, pair: tuple[Axis, Axis]) -> _Fusion | None:
+def _find_axis_fusion(expr: TensorExpr, pair: tuple[Axis, Axis]) -> _AxisFusion | None:
     """Return the axis pairs that must merge together with ``pair``, or ``None`` if one of them cannot."""
     # A tensor has one shape in all stages. If another stage indexes the same two dimensions by other axes (a sum over
     # ``k1 k2`` that is subtracted from the points ``d1 d2``), both pairs must merge.
     pairs, dims = [pair], dict[str, int]()
     for first, second in pairs:
-        if not _can_fuse(expr, first, second):
+        if not _can_fuse_axes(expr, first, second):
             return None
         for s in expr.stages:
-            for name, index, _ in _stage_accesses(s):
+            for name, index, _ in _accesses_of_stage(s):
                 at = next((d for d, i in enumerate(index) if i.is_axis(first.name)), None)
                 if at is not None and dims.setdefault(name, at) != at:
                     return None
@@ -237,14 +241,14 @@ def _find_fusion(expr: TensorExpr, pair: tuple[Axis, Axis]) -> _Fusion | None:
                 return None
             pairs += [p for p in others if p not in pairs]
     names = [a.name for p in pairs for a in p]
-    return _Fusion(tuple(pairs), dims) if len(set(names)) == len(names) else None
+    return _AxisFusion(tuple(pairs), dims) if len(set(names)) == len(names) else None
 
 
 def _axis_pairs_of_dims(s: Stage, dims: dict[str, int]) -> list[tuple[Axis, Axis]] | None:
     """Return the axis pairs that index the merging dimensions in a stage, or ``None`` if a pair is missing."""
     by_name = {a.name: a for a in s.axes}
     out = []
-    for name, index, guard in _stage_accesses(s):
+    for name, index, guard in _accesses_of_stage(s):
         at = dims.get(name)
         if at is None or (index[at] == index[at + 1] == Index() and not guard):
             continue
@@ -255,8 +259,8 @@ def _axis_pairs_of_dims(s: Stage, dims: dict[str, int]) -> list[tuple[Axis, Axis
     return out
 
 
-def _apply_fusion(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
-    fused, taken = dict[str, Axis](), names_of_axes(expr)
+def _apply_axis_fusion(expr: TensorExpr, fusion: _AxisFusion) -> TensorExpr:
+    fused, taken = dict[str, Axis](), axis_names(expr)
     for a, b in fusion.pairs:
         fused[a.name] = Axis(unique_axis_name(f"{a.name}*{b.name}", taken), a.extent * b.extent, a.kind)
         taken.add(fused[a.name].name)
@@ -280,13 +284,13 @@ def _apply_fusion(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
         for s in expr.stages
     )
     # The merged dimension keeps the index of the outer axis, which `rename` has already replaced.
-    return _reshape(_assemble_unchecked(expr, expr.inputs, stages), dims)
+    return _merge_tensor_dims(_assemble_unchecked(expr, expr.inputs, stages), dims)
 
 
 def merge_axes(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
     """Replace ``axes`` by one axis with quasi-affine indices, or return ``None`` if an index does not allow it."""
-    name = unique_axis_name("*".join(a.name for a in axes), names_of_axes(expr))
-    run = unique_axis_name(f"run:{name}", names_of_axes(expr))  # temporarily marks a merged run of dimensions
+    name = unique_axis_name("*".join(a.name for a in axes), axis_names(expr))
+    run = unique_axis_name(f"run:{name}", axis_names(expr))  # temporarily marks a merged run of dimensions
     total = 1
     parts: dict[str, Term] = {}
     for a in reversed(axes):
@@ -329,8 +333,8 @@ def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> Ten
     tensors = expr.tensors
     starts: dict[str, int | None] = {}
     for s in expr.stages:
-        for tensor, index, guard in _stage_accesses(s):
-            at = _run_start(tensors[tensor], index, axes)
+        for tensor, index, guard in _accesses_of_stage(s):
+            at = _first_dim_of_run(tensors[tensor], index, axes)
             if any(set(b.index.axes) & set(names) for b in guard):
                 at = None
             starts[tensor] = at if starts.get(tensor, at) == at else None
@@ -353,11 +357,11 @@ def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> Ten
     def leaf(n: Scalar) -> Scalar:
         return replace(n, index=mark(n.tensor, n.index)) if isinstance(n, Load) else n
 
-    stages = tuple(replace(s, store=mark(s.name, s.store), body=transform(s.body, leaf)) for s in expr.stages)
-    return _reshape(_assemble_unchecked(expr, expr.inputs, stages), dims)
+    stages = tuple(replace(s, store=mark(s.name, s.store), body=transform_scalar(s.body, leaf)) for s in expr.stages)
+    return _merge_tensor_dims(_assemble_unchecked(expr, expr.inputs, stages), dims)
 
 
-def _run_start(tensor: Tensor, index: tuple[Index, ...], axes: tuple[Axis, ...]) -> int | None:
+def _first_dim_of_run(tensor: Tensor, index: tuple[Index, ...], axes: tuple[Axis, ...]) -> int | None:
     """Return the first of the dimensions that exactly ``axes`` index in order, or ``None`` if there are none."""
     for at in range(len(index) - len(axes) + 1):
         run = zip(axes, index[at:], tensor.shape[at:], strict=False)

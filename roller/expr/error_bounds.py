@@ -1,6 +1,6 @@
 """The float64 reference with bounds on correct results, from a running error analysis by stage (docs/design/check.md).
 
-Every node carries its exact value and the bounds on a correct kernel's value (:mod:`roller.expr.rounding`,
+Every node carries its exact value and the bounds on a correct kernel's value (:mod:`roller.expr.rounded_enclosures`,
 :mod:`roller.expr.interval_rules`); reductions add the bound for their order of summation (:class:`_ReductionBounds`).
 """
 
@@ -14,23 +14,28 @@ import numpy as np
 
 from roller.core.dtypes import is_float, round_to_dtype
 from roller.expr.combiners import COMBINERS
-from roller.expr.evaluate import CHUNK, axis_values, constant_in_dtype, guard_mask, wrap_integers
-from roller.expr.exact_sums import count_equal_pairs, distinct_elements_read, steps_per_one, sums_input_products
-from roller.expr.interval_rules import enclose, hull, reduce_extremum
-from roller.expr.rounding import (
+from roller.expr.evaluate import CHUNK, axis_values_at_outputs, constant_in_dtype, guard_mask, wrap_integers
+from roller.expr.exact_sums import (
+    count_equal_pairs,
+    distinct_elements_read,
+    power_of_two_to_integers,
+    sums_input_products,
+)
+from roller.expr.interval_rules import enclose_call, enclosure_of_ends, reduce_extremum
+from roller.expr.rounded_enclosures import (
     EPS,
     FLUSHED,
     NARROW,
     NORMAL,
-    Enclosed,
+    EnclosedValues,
+    as_reference_dtype,
     computation_dtype,
     convert_to_narrow_float,
     enclosure_with_nan,
     integers_represent,
     round_enclosure,
-    widen_for_reference,
 )
-from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
+from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk_scalar_tree
 from roller.expr.tensor_expr import Stage, TensorExpr
 
 #: Product of the number of terms and ``eps`` above which terms may vanish when they are added to their sum.
@@ -41,22 +46,18 @@ _KEPT = 1 << 22
 Env = dict[str, np.ndarray]
 
 
-class Enclosure:
+class ReferenceWithBounds:
     """Values of one expression's tensors at given points, with bounds on the values that a correct kernel may compute.
 
-    Parameters
-    ----------
-    values
-        Inputs, keyed by name: arrays, or objects that can be indexed by index arrays in the same way.
-    reordered
-        Whether kernels only reorder the terms of a sum. Winograd's algorithm, in contrast, adds different terms.
+    ``values`` are the inputs by name: arrays, or objects that can be indexed by index arrays. ``reordered`` says
+    whether kernels only reorder the terms of a sum; Winograd's algorithm, in contrast, adds different terms.
 
     Examples
     --------
     >>> import roller
     >>> e = roller.ops.elementwise("add", (2,))
     >>> inputs = {t.name: np.array(v, "f") for t, v in zip(e.inputs, ([1, 0.1], [1, 0.2]))}
-    >>> x = Enclosure(e, inputs).at("Y", np.array([[0], [1]]))
+    >>> x = ReferenceWithBounds(e, inputs).at("Y", np.array([[0], [1]]))
     >>> (x.high - x.low).tolist()[0], bool(0 < (x.high - x.low)[1] < 2**-24)
     (0.0, True)
     """
@@ -65,14 +66,14 @@ class Enclosure:
         self.expr, self.values, self.reordered = expr, values, reordered
         self.stages = {s.name: s for s in expr.stages}
         self.dtypes = {name: t.dtype for name, t in expr.tensors.items()}
-        self._known: dict[tuple[str, bytes], Enclosed] = {}
+        self._known: dict[tuple[str, bytes], EnclosedValues] = {}
 
-    def at(self, tensor: str, points: np.ndarray) -> Enclosed:
+    def at(self, tensor: str, points: np.ndarray) -> EnclosedValues:
         """Return the elements of ``tensor`` at ``points``, shape ``(P, rank)``."""
         known = self.values.get(tensor)
         if known is not None:
             found = known[tuple(points.T)] if points.shape[1] else np.broadcast_to(known, (len(points),))
-            return Enclosed.point(widen_for_reference(found))
+            return EnclosedValues.point(as_reference_dtype(found))
         shape = self.expr.tensors[tensor].shape
         if not shape:
             return self._evaluate_cached(tensor, points[:1]).map(lambda a: np.broadcast_to(a, (len(points),)))
@@ -81,7 +82,7 @@ class Enclosure:
         found = self._evaluate_cached(tensor, np.stack(np.unravel_index(unique, shape), axis=1))
         return found.map(lambda a: a[inverse])
 
-    def _evaluate_cached(self, tensor: str, points: np.ndarray) -> Enclosed:
+    def _evaluate_cached(self, tensor: str, points: np.ndarray) -> EnclosedValues:
         """Return elements at distinct points, cached because stages in a chain read the same elements."""
         key = (tensor, points.tobytes())
         if key not in self._known:
@@ -90,8 +91,8 @@ class Enclosure:
             self._known[key] = self._stage(self.stages[tensor], points)
         return self._known[key]
 
-    def _stage(self, s: Stage, points: np.ndarray) -> Enclosed:
-        env = axis_values(s, points)
+    def _stage(self, s: Stage, points: np.ndarray) -> EnclosedValues:
+        env = axis_values_at_outputs(s, points)
         extents = [a.extent for a in s.reduction_axes]
         step = max(1, CHUNK // max(1, math.prod(extents)))
         parts = [
@@ -101,17 +102,17 @@ class Enclosure:
         if len(parts) == 1:
             return parts[0]
         if all(p.is_point for p in parts):
-            return Enclosed.point(np.concatenate([p.value for p in parts]))
-        return Enclosed(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("value", "low", "high")))
+            return EnclosedValues.point(np.concatenate([p.value for p in parts]))
+        return EnclosedValues(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("value", "low", "high")))
 
-    def _stored(self, s: Stage, e: Enclosed) -> Enclosed:
+    def _stored(self, s: Stage, e: EnclosedValues) -> EnclosedValues:
         """Return the bounds on a stage's result after its conversion to the dtype of its output."""
         dtype = s.output.dtype
         if is_float(dtype):
             return _round_bounds_to(e, dtype)
         return convert_bounds(e, s.acc_dtype if s.combiner else computation_dtype(s.body, self.dtypes), dtype)
 
-    def _rows(self, s: Stage, env: Env, rows: int) -> Enclosed:
+    def _rows(self, s: Stage, env: Env, rows: int) -> EnclosedValues:
         if s.combiner is None:
             return self.scalar(s.body, env, {}).map(lambda a: np.broadcast_to(a, (rows,)))
         extents = [a.extent for a in s.reduction_axes]
@@ -125,8 +126,8 @@ class Enclosure:
         for i in range(0, grid.shape[1], step):  # a single very long reduction is processed in pieces
             wide.update({a.name: g[None, i : i + step] for a, g in zip(s.reduction_axes, grid, strict=True)})
             shape = (rows, min(step, grid.shape[1] - i))
-            if self._is_product(s):
-                body = Enclosed.point(self._product(s.body, wide))
+            if self._is_sum_of_input_products(s):
+                body = EnclosedValues.point(self._product(s.body, wide))
             else:
                 body = self._bounds_of_arg_extremum(s, wide) or self.scalar(s.body, wide, {})
             if not is_float(s.acc_dtype):
@@ -145,11 +146,12 @@ class Enclosure:
         worst = max(float(terms), 4 * math.sqrt(terms))
         vanishing = s.combiner != "sum" and terms * eps > _VANISHING
         sum_ = worst if vanishing else min(worst, 4 * math.sqrt(distinct) * (terms / distinct))
-        products = sum(isinstance(n, Call) for n in walk(s.body)) if self._is_product(s) else 0
+        calls = sum(isinstance(n, Call) for n in walk_scalar_tree(s.body))
+        products = calls if self._is_sum_of_input_products(s) else 0
         of_products = products * EPS.get(computation_dtype(s.body, self.dtypes), 0.0)
         return sum_ * eps + of_products, worst * eps + of_products
 
-    def _is_product(self, s: Stage) -> bool:
+    def _is_sum_of_input_products(self, s: Stage) -> bool:
         return sums_input_products(s, self.values, self.dtypes)
 
     def _product(self, node: Scalar, env: Env) -> Any:
@@ -157,19 +159,19 @@ class Enclosure:
             return self._product(node.args[0], env) * self._product(node.args[1], env)
         return self._product(node.arg, env) if isinstance(node, Cast) else self._load(node, env).value  # type: ignore[arg-type]
 
-    def scalar(self, node: Scalar, env: Env, seen: dict[Scalar, Enclosed]) -> Enclosed:
+    def scalar(self, node: Scalar, env: Env, seen: dict[Scalar, EnclosedValues]) -> EnclosedValues:
         """Evaluate a scalar tree at the axis values of ``env``; equal subtrees are evaluated once."""
         if node not in seen:
             seen[node] = self._scalar(node, env, seen)
         return seen[node]
 
-    def _scalar(self, node: Scalar, env: Env, seen: dict[Scalar, Enclosed]) -> Enclosed:
+    def _scalar(self, node: Scalar, env: Env, seen: dict[Scalar, EnclosedValues]) -> EnclosedValues:
         if isinstance(node, Const):
             if not is_float(node.dtype):
-                return Enclosed.point(constant_in_dtype(node.value, node.dtype))
-            return _round_bounds_to(Enclosed.point(np.asarray(node.value, np.float64)), node.dtype)
+                return EnclosedValues.point(constant_in_dtype(node.value, node.dtype))
+            return _round_bounds_to(EnclosedValues.point(np.asarray(node.value, np.float64)), node.dtype)
         if isinstance(node, IndexValue):
-            return convert_bounds(Enclosed.point(np.asarray(node.index(env))), "int64", node.dtype)
+            return convert_bounds(EnclosedValues.point(np.asarray(node.index(env))), "int64", node.dtype)
         if isinstance(node, Load):
             return self._load(node, env)
         if isinstance(node, Cast):
@@ -181,9 +183,9 @@ class Enclosure:
         if is_float(dtype) and node.fn != "select":
             kinds = [computation_dtype(a, self.dtypes) for a in node.args]
             args = [a if is_float(k) else _round_bounds_to(a, dtype) for a, k in zip(args, kinds, strict=True)]
-        return enclose(node.fn, args, dtype, propagate_nan=self.expr.propagate_nan)
+        return enclose_call(node.fn, args, dtype, propagate_nan=self.expr.propagate_nan)
 
-    def _load(self, node: Load, env: Env) -> Enclosed:
+    def _load(self, node: Load, env: Env) -> EnclosedValues:
         within: Any = True
         for b in node.guard:
             within = within & guard_mask(b, env)
@@ -193,7 +195,7 @@ class Enclosure:
         if not index:
             out = self.at(node.tensor, np.zeros((1, 0), np.int64)).map(lambda a: a[0])
         elif node.tensor in self.values:
-            out = Enclosed.point(widen_for_reference(self.values[node.tensor][tuple(index)]))
+            out = EnclosedValues.point(as_reference_dtype(self.values[node.tensor][tuple(index)]))
         else:
             full = np.broadcast_arrays(*index)
             out = self.at(node.tensor, np.stack([i.ravel() for i in full], axis=1)).map(
@@ -202,7 +204,7 @@ class Enclosure:
         outside = constant_in_dtype(node.outside, self.dtypes[node.tensor])
         return out.map(lambda a: np.where(within, a, outside)) if node.guard else out
 
-    def _bounds_of_arg_extremum(self, s: Stage, env: Env) -> Enclosed | None:
+    def _bounds_of_arg_extremum(self, s: Stage, env: Env) -> EnclosedValues | None:
         """Return bounds on an arg-extremum, or ``None`` if the body is not an arg-extremum."""
         # The form is ``select(x == extremum of all x, position, larger than any position)`` under ``min``. Every value
         # that may equal the extremum may be the hit, and one of them is.
@@ -228,7 +230,7 @@ class Enclosure:
         x = self.scalar(hit.args[0], env, {})
         nan = np.any(np.isnan(x.value) | x.unknown, axis=-1, keepdims=True)  # NaN equals no value
         last = np.where(np.isfinite(last) & ~nan, last, np.inf)
-        return Enclosed(value, first, np.broadcast_to(last, first.shape))
+        return EnclosedValues(value, first, np.broadcast_to(last, first.shape))
 
 
 class _ReductionBounds:
@@ -244,11 +246,11 @@ class _ReductionBounds:
         self.eps, self.eps_of_terms = EPS.get(s.acc_dtype, 0.0), eps_of_terms
         self.unit = 0.0 if exact else np.inf  # smallest power of four that makes all terms integers, or infinity
         self.vanishing = s.combiner == "sum" and self.terms * self.eps > _VANISHING
-        self.parts: list[Enclosed] = []
+        self.parts: list[EnclosedValues] = []
         self.sizes: list[Any] = []
         self.largest, self.squares, self.reach, self.until, self.equal = 0.0, 0.0, 0.0, 0.0, 0.0
 
-    def add(self, body: Enclosed) -> None:
+    def add(self, body: EnclosedValues) -> None:
         """Add a piece of the terms, shape ``(rows, terms)``."""
         if self.row.selects:
             self.parts.append(reduce_extremum(self.row.step, body, propagate_nan=self.propagate_nan))
@@ -263,12 +265,12 @@ class _ReductionBounds:
         value = self.row.step.reduce(body.value, axis=1)
         exact = not is_float(self.dtype) and body.is_point
         assert exact or self.combiner == "prod", f"no bound is known of {self.combiner}"
-        self.parts.append(Enclosed.point(value) if exact else self._product(value, body, size))
+        self.parts.append(EnclosedValues.point(value) if exact else self._product(value, body, size))
 
-    def _seen(self, body: Enclosed, size: Any) -> None:
+    def _seen(self, body: EnclosedValues, size: Any) -> None:
         """Record the units and magnitudes of the terms and the range of the partial sums."""
         exact = body.is_point and self.unit < np.inf
-        self.unit = max(self.unit, steps_per_one(body.value)) if exact else np.inf
+        self.unit = max(self.unit, power_of_two_to_integers(body.value)) if exact else np.inf
         self.equal = self.equal + np.sqrt(count_equal_pairs(body.value))  # as though pieces had the same values
         if exact:
             self.largest = np.maximum(self.largest, np.max(size, axis=1))
@@ -278,7 +280,7 @@ class _ReductionBounds:
             self.reach = np.maximum(self.reach, np.max(np.abs(partial), axis=0))
             self.squares = self.squares + np.sum(np.square(size), axis=1)
 
-    def _product(self, value: Any, body: Enclosed, size: Any) -> Enclosed:
+    def _product(self, value: Any, body: EnclosedValues, size: Any) -> EnclosedValues:
         """Return the bounds on the product ``value`` of a piece's factors, whose largest magnitudes are ``size``."""
         crossing = (body.low < 0) & (body.high > 0)
         nearest = np.where(body.low * body.high <= 0, 0.0, np.minimum(np.abs(body.low), np.abs(body.high)))
@@ -297,20 +299,20 @@ class _ReductionBounds:
             error = np.where(np.isfinite(round_to_dtype(most, self.dtype)), error, np.inf)
         out = enclosure_with_nan(value, np.minimum(low, value) - error, np.maximum(high, value) + error)
         sure = ~np.any(False if body.is_point else body.unknown, axis=-1)
-        return Enclosed(value, np.where(sure, out.low, -np.inf), np.where(sure, out.high, np.inf))
+        return EnclosedValues(value, np.where(sure, out.low, -np.inf), np.where(sure, out.high, np.inf))
 
-    def result(self) -> Enclosed:
+    def result(self) -> EnclosedValues:
         """Return the bounds on the whole reduction."""
         combine = self.row.step
         total = self.parts[0]
         for p in self.parts[1:]:
             if (self.combiner == "prod" or self.row.selects) and not (p.is_point and total.is_point):
                 fn = "min" if self.combiner == "min" else "max" if self.row.selects else "mul"
-                total = enclose(fn, [total, p], self.dtype, propagate_nan=self.propagate_nan)
+                total = enclose_call(fn, [total, p], self.dtype, propagate_nan=self.propagate_nan)
             else:
                 point = p.is_point and total.is_point
                 value = combine(total.value, p.value)
-                total = Enclosed.point(value) if point else Enclosed(
+                total = EnclosedValues.point(value) if point else EnclosedValues(
                     value, combine(total.low, p.low), combine(total.high, p.high)
                 )  # fmt: skip
         if self.combiner == "sum" and is_float(self.dtype):
@@ -318,9 +320,9 @@ class _ReductionBounds:
         if is_float(self.dtype):
             return _round_bounds_to(total, self.dtype)
         value = wrap_integers(total.value, self.dtype)
-        return Enclosed.point(value) if total.is_point else bounds_in_integer_range(self.dtype, value, total)
+        return EnclosedValues.point(value) if total.is_point else bounds_in_integer_range(self.dtype, value, total)
 
-    def _add_sum_rounding(self, total: Enclosed) -> Enclosed:
+    def _add_sum_rounding(self, total: EnclosedValues) -> EnclosedValues:
         # A sum of K terms b with spacing eps is off by at most 4 eps sqrt(K) sum|b| in any order
         # (docs/design/check.md), because different terms round in different directions. For groups of n equal terms,
         # sqrt(K) becomes sqrt(sum n^2). The bound never exceeds eps K sum|b|, the worst of all orders.
@@ -349,7 +351,7 @@ class _ReductionBounds:
         )
 
 
-def convert_bounds(e: Enclosed, source: str, to: str) -> Enclosed:
+def convert_bounds(e: EnclosedValues, source: str, to: str) -> EnclosedValues:
     """Return the bounds on a ``source`` value after its conversion to ``to``."""
     value = np.asarray(e.value)
     if to == "bool":
@@ -358,7 +360,7 @@ def convert_bounds(e: Enclosed, source: str, to: str) -> Enclosed:
             return hit.map(lambda a: a.astype(np.int64))
         through = (e.low <= 0) & (e.high >= 0)
         sure = through & (e.low == e.high)
-        return Enclosed(hit.value.astype(np.int64), (~through).astype(np.int64), (~sure).astype(np.int64))
+        return EnclosedValues(hit.value.astype(np.int64), (~through).astype(np.int64), (~sure).astype(np.int64))
     if to in NARROW:
         return convert_to_narrow_float(e, source, to)
     if is_float(to):
@@ -367,31 +369,32 @@ def convert_bounds(e: Enclosed, source: str, to: str) -> Enclosed:
             return out
         single = round_to_dtype(value, to)  # the reference rounds here, because later nodes may depend on it
         same = out.is_point and np.array_equal(single, value, equal_nan=True)
-        return out if same else hull(single, [np.asarray(out.low, np.float64), np.asarray(out.high, np.float64)])
+        bounds = [np.asarray(out.low, np.float64), np.asarray(out.high, np.float64)]
+        return out if same else enclosure_of_ends(single, bounds)
     with np.errstate(invalid="ignore"):
         value = wrap_integers(value.astype(np.int64), to)
     if not is_float(source):
-        return Enclosed.point(value) if e.is_point else bounds_in_integer_range(to, value, e)
-    ends = Enclosed(e.value, np.trunc(e.low), np.trunc(e.high))
+        return EnclosedValues.point(value) if e.is_point else bounds_in_integer_range(to, value, e)
+    ends = EnclosedValues(e.value, np.trunc(e.low), np.trunc(e.high))
     if e.is_point and np.all(integers_represent(to, ends)):
-        return Enclosed.point(value)
+        return EnclosedValues.point(value)
     return bounds_in_integer_range(
         to, value, ends
     )  # out-of-range conversions are undefined and differ between processors
 
 
-def bounds_in_integer_range(dtype: str, value: Any, e: Enclosed) -> Enclosed:
+def bounds_in_integer_range(dtype: str, value: Any, e: EnclosedValues) -> EnclosedValues:
     """Return ``value`` with the bounds of ``e`` where ``dtype`` represents them, and without bounds elsewhere."""
     fits = integers_represent(dtype, e)
-    return Enclosed(value, np.where(fits, e.low, -np.inf), np.where(fits, e.high, np.inf))
+    return EnclosedValues(value, np.where(fits, e.low, -np.inf), np.where(fits, e.high, np.inf))
 
 
-def _round_bounds_to(e: Enclosed, dtype: str) -> Enclosed:
+def _round_bounds_to(e: EnclosedValues, dtype: str) -> EnclosedValues:
     """Return the bounds on ``e`` after it is stored in ``dtype``; a representable point stays a point."""
     if not is_float(dtype):
         return e
     if e.is_point:
         value = np.asarray(e.value, np.float64)
         if dtype == "float64" or np.array_equal(round_to_dtype(value, dtype), value, equal_nan=True):
-            return Enclosed.point(value)
+            return EnclosedValues.point(value)
     return round_enclosure(e, dtype)

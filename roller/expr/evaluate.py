@@ -14,7 +14,7 @@ import numpy as np
 from roller.core.dtypes import is_float, round_to_dtype
 from roller.errors import ExprError, counted
 from roller.expr.combiners import COMBINERS
-from roller.expr.rounding import dtype_of_call
+from roller.expr.rounded_enclosures import dtype_of_call
 from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar, loads
 from roller.expr.tensor_expr import Stage, TensorExpr
 
@@ -55,7 +55,7 @@ def evaluate(
     return tuple(values[name] for name in expr.outputs)
 
 
-def reduction_terms(
+def evaluate_reduction_terms(
     expr: TensorExpr, values: Mapping[str, Any], stage: Stage, at: Mapping[str, np.ndarray]
 ) -> np.ndarray:
     """Return the terms that a stage reduces, at the given positions of all its axes."""
@@ -76,7 +76,7 @@ class _Evaluation:
         """Return all elements of the stage's output."""
         shape = s.output.shape
         grid = np.indices(shape, dtype=np.int64).reshape(len(shape), -1).T if shape else np.zeros((1, 0), np.int64)
-        return self._stage_at(s, grid).reshape(shape)
+        return self._evaluate_stage_at(s, grid).reshape(shape)
 
     def at(self, tensor: str, points: np.ndarray) -> np.ndarray:
         """Return the elements of ``tensor`` at ``points``, shape ``(P, rank)``."""
@@ -85,25 +85,25 @@ class _Evaluation:
             return known[tuple(points.T)] if points.shape[1] else np.broadcast_to(known, (len(points),))
         shape = self.tensors[tensor].shape
         if not shape:
-            return np.broadcast_to(self._stage_at(self.stages[tensor], points[:1]), (len(points),))
+            return np.broadcast_to(self._evaluate_stage_at(self.stages[tensor], points[:1]), (len(points),))
         flat = np.ravel_multi_index(tuple(points.T), shape)
         unique, inverse = np.unique(flat, return_inverse=True)
         coords = np.stack(np.unravel_index(unique, shape), axis=1)
-        return self._stage_at(self.stages[tensor], coords)[inverse]
+        return self._evaluate_stage_at(self.stages[tensor], coords)[inverse]
 
-    def _stage_at(self, s: Stage, points: np.ndarray) -> np.ndarray:
-        env = axis_values(s, points)
+    def _evaluate_stage_at(self, s: Stage, points: np.ndarray) -> np.ndarray:
+        env = axis_values_at_outputs(s, points)
         extents = [a.extent for a in s.reduction_axes]
         width = int(np.prod(extents, dtype=np.int64)) if extents else 1
         step = max(1, CHUNK // width)
         parts = [
-            self._chunk(s, {k: v[i : i + step] for k, v in env.items()}, min(step, len(points) - i), extents)
+            self._evaluate_chunk(s, {k: v[i : i + step] for k, v in env.items()}, min(step, len(points) - i), extents)
             for i in range(0, len(points), step)
         ]
         out = np.concatenate(parts) if parts else np.zeros(0)
         return out if self.magnitude else convert_values(out, s.output.dtype)
 
-    def _chunk(self, s: Stage, env: dict[str, np.ndarray], rows: int, extents: list[int]) -> np.ndarray:
+    def _evaluate_chunk(self, s: Stage, env: dict[str, np.ndarray], rows: int, extents: list[int]) -> np.ndarray:
         if s.combiner is None:
             out = np.broadcast_to(self._scalar(s.body, env), (rows,))
             return np.abs(out) if self.magnitude else out
@@ -217,7 +217,7 @@ def guard_mask(b: Bound, env: Mapping[str, np.ndarray]) -> Any:
     return (value >= b.low) & (value < b.high)
 
 
-def axis_values(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
+def axis_values_at_outputs(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
     """Invert the store map of a stage: return its axis values at output points."""
     # A grouped axis sums ``index * div``; axes that share a dimension (``16 * block + inner``) are its digits, most
     # significant first.
@@ -233,6 +233,6 @@ def axis_values(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
     return env
 
 
-def neutral(combiner: str) -> float:
+def neutral_value_of_combiner(combiner: str) -> float:
     """Return the neutral value of a combiner, with which padding may be filled."""
     return COMBINERS[combiner].neutral

@@ -15,8 +15,8 @@ from statistics import NormalDist
 import numpy as np
 
 from roller.core.dtypes import is_float
-from roller.expr.product_inputs import Drawing, Factors, choose_product_inputs
-from roller.expr.rounding import EPS, computation_dtype
+from roller.expr.product_inputs import FactorsNearOne, InputDrawing, choose_product_inputs
+from roller.expr.rounded_enclosures import EPS, computation_dtype
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
@@ -37,7 +37,7 @@ _INTEGERS = {"u": 9.0, "i": 5.0, "b": 1.0}
 
 
 @dataclass(frozen=True)
-class FewDigits:
+class FewDigitsDrawing:
     """The way in which the random float values of one input are drawn.
 
     Parameters
@@ -63,11 +63,11 @@ class FewDigits:
         Examples
         --------
         >>> x = np.array([0.01, -0.6, 1.9], np.float32)
-        >>> FewDigits().of(x, np.random.default_rng(0)).tolist()
+        >>> FewDigitsDrawing().of(x, np.random.default_rng(0)).tolist()
         [0.25, -0.75, 1.75]
-        >>> FewDigits(ones=True, bias=0.5).of(x, np.random.default_rng(0)).tolist()
+        >>> FewDigitsDrawing(ones=True, bias=0.5).of(x, np.random.default_rng(0)).tolist()
         [1.0, 1.0, 1.0]
-        >>> FewDigits(True, 0.5, 0.0, (0,)).of(np.ones((4, 5)), np.random.default_rng(0)).sum(axis=0).tolist()
+        >>> FewDigitsDrawing(True, 0.5, 0.0, (0,)).of(np.ones((4, 5)), np.random.default_rng(0)).sum(axis=0).tolist()
         [2.0, 2.0, 2.0, 2.0, 2.0]
         """
         out = np.asarray(np.copysign(1, values).astype(values.dtype) if self.ones else round_to_odd_quarters(values))
@@ -98,7 +98,7 @@ def round_to_odd_quarters(values: np.ndarray) -> np.ndarray:
     return out
 
 
-def choose_exact_inputs(expr: TensorExpr) -> dict[str, Drawing]:
+def choose_exact_inputs(expr: TensorExpr) -> dict[str, InputDrawing]:
     """Choose the values of inputs whose usual random values would hide a term of a sum or a factor of a product.
 
     Examples
@@ -114,13 +114,13 @@ def choose_exact_inputs(expr: TensorExpr) -> dict[str, Drawing]:
     """
     sums, factors = _choose_inputs_of_sums(expr), choose_product_inputs(expr)
     # Powers of two and ones are exact in sums too.
-    exact = {n: d.exact() for n, d in factors.items() if n in sums and isinstance(d, Factors)}
+    exact = {n: d.exact() for n, d in factors.items() if n in sums and isinstance(d, FactorsNearOne)}
     return {**sums, **factors, **exact}
 
 
-def _choose_inputs_of_sums(expr: TensorExpr) -> dict[str, FewDigits]:
+def _choose_inputs_of_sums(expr: TensorExpr) -> dict[str, FewDigitsDrawing]:
     sums = [x for s in expr.stages if s.combiner == "sum" and (x := _ExactSum.of(expr, s)) is not None]
-    chosen: dict[str, FewDigits] = {}
+    chosen: dict[str, FewDigitsDrawing] = {}
     for x in (x for x in sums if x.hides):
         for name, d in x.digits().items():
             chosen[name] = _pick_sparser(chosen.get(name, d), d)
@@ -129,10 +129,10 @@ def _choose_inputs_of_sums(expr: TensorExpr) -> dict[str, FewDigits]:
     elsewhere = _tensors_read_outside_sums(expr, {x.stage.name for x in sums})
     floats = [t.name for t in expr.inputs if is_float(t.dtype)]
     # An input that is also read outside of sums (as a divisor, say) keeps its usual values, with fewer digits.
-    return {n: FewDigits() if n in elsewhere else chosen.get(n, FewDigits()) for n in floats}
+    return {n: FewDigitsDrawing() if n in elsewhere else chosen.get(n, FewDigitsDrawing()) for n in floats}
 
 
-def _pick_sparser(one: FewDigits, other: FewDigits) -> FewDigits:
+def _pick_sparser(one: FewDigitsDrawing, other: FewDigitsDrawing) -> FewDigitsDrawing:
     """Return the sparser of two choices, which is exact in the sums of both."""
     return max(one, other, key=lambda d: (d.ones, -d.density))
 
@@ -148,7 +148,7 @@ def _tensors_read_outside_sums(expr: TensorExpr, sums: set[str]) -> set[str]:
 
 
 @dataclass(frozen=True)
-class _Leaf:
+class _FloatInput:
     """The load of a float input in a term; each position of the reduction uses ``width`` of its elements."""
 
     load: Load
@@ -162,21 +162,21 @@ class _ExactSum:
 
     expr: TensorExpr
     stage: Stage
-    leaves: tuple[_Leaf, ...]
+    leaves: tuple[_FloatInput, ...]
 
     @classmethod
     def of(cls, expr: TensorExpr, stage: Stage) -> _ExactSum | None:
         """Return the sum that a stage computes, or ``None`` if its terms are rounded themselves."""
         if not is_float(stage.acc_dtype):
             return None
-        leaves: list[_Leaf] = []
+        leaves: list[_FloatInput] = []
         found = cls(expr, stage, ())
         extents = {a.name: a.extent for a in stage.spatial_axes}
         if not found._collect(stage.body, extents, None, leaves) or not leaves:
             return None
         return replace(found, leaves=tuple(leaves))
 
-    def _collect(self, node: Scalar, extents: dict[str, int], width: int | None, out: list[_Leaf]) -> bool:
+    def _collect(self, node: Scalar, extents: dict[str, int], width: int | None, out: list[_FloatInput]) -> bool:
         """Append the float inputs of a tree; return whether the tree is exact on values with few digits."""
         if isinstance(node, Const):
             return float(node.value).is_integer()
@@ -193,7 +193,7 @@ class _ExactSum:
         if made is not None:
             return made.combiner is None and self._collect(made.body, extents, width, out)
         if is_float(self.expr.tensors[node.tensor].dtype):
-            out.append(_Leaf(node, width, tuple(n for n, found in enumerate(axes) if found)))
+            out.append(_FloatInput(node, width, tuple(n for n, found in enumerate(axes) if found)))
         return True
 
     @property
@@ -208,42 +208,42 @@ class _ExactSum:
         each = EPS.get(computation_dtype(self.stage.body, dtypes), 0.0)
         return bool(max(4 * EPS[self.stage.acc_dtype] * self.terms**1.5, each * self.terms) >= _HIDING)
 
-    def digits(self) -> dict[str, FewDigits]:
+    def digits(self) -> dict[str, FewDigitsDrawing]:
         """Return each input's choice of values, keyed by the input's name."""
         names = {x.load.tensor for x in self.leaves}
         unit = 4.0 ** self._multiplied_input_count(self.stage.body)
         mean, rms = (unit * self._size(self.stage.body, x) for x in (_COARSE_MEAN, _COARSE_RMS))
         if self._fits(self.terms, mean, rms):
-            return dict.fromkeys(names, FewDigits(bias=self._bias_of_inputs(self.terms)))
+            return dict.fromkeys(names, FewDigitsDrawing(bias=self._excess_of_positive_values(self.terms)))
         size = self._size(self.stage.body, 1.0)
         terms = float(self.terms)
         while terms > 1 and not self._fits(terms, size, size):
             terms *= 0.97
-        bias = self._bias_of_inputs(terms)
+        bias = self._excess_of_positive_values(terms)
         if terms == self.terms:
-            return dict.fromkeys(names, FewDigits(True, 1.0, bias))
+            return dict.fromkeys(names, FewDigitsDrawing(True, 1.0, bias))
         distinct = {x.load: x for x in self.leaves}
         widths = [x.width for x in distinct.values()]
         # An operand with few elements per reduction position gets fewer zeros, because each position should count.
         share = terms / self.terms
-        shares = _shares(widths, share) if self._product(self.stage.body) else [share] * len(widths)
-        out: dict[str, FewDigits] = {}
+        shares = _shares_with_product(widths, share) if self._product(self.stage.body) else [share] * len(widths)
+        out: dict[str, FewDigitsDrawing] = {}
         for x, p in zip(distinct.values(), shares, strict=True):
-            d = FewDigits(True, p, bias, x.spread)
+            d = FewDigitsDrawing(True, p, bias, x.spread)
             out[x.load.tensor] = _pick_sparser(out.get(x.load.tensor, d), d)
         return out
 
     def _fits(self, terms: float, mean: float, rms: float) -> bool:
         """Return whether the positive ones among ``terms`` terms total few enough units to be summed exactly."""
-        share = (1 + self._share(terms)) / 2
+        share = (1 + self._excess_of_positive_terms(terms)) / 2
         return terms * mean * share + _FROM_LIMIT * math.sqrt(terms) * rms <= 1 / EPS[self.stage.acc_dtype]
 
-    def _share(self, terms: float) -> float:
+    def _excess_of_positive_terms(self, terms: float) -> float:
         """Return the excess of positive over negative terms, as a fraction of all: 1 if all may have one sign."""
         of_one_sign = len({x.load for x in self.leaves}) < len(self.leaves) or not self._product(self.stage.body)
         return 1.0 if of_one_sign else min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms))
 
-    def _bias_of_inputs(self, terms: float) -> float:
+    def _excess_of_positive_values(self, terms: float) -> float:
         """Return the excess of positive over negative values in each multiplied input, as a fraction of its values."""
         return float(
             min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms))
@@ -291,12 +291,12 @@ class _ExactSum:
         return next((s.body for s in self.expr.stages if s.name == node.tensor), None)
 
 
-def _shares(widths: Sequence[int], product: float) -> list[float]:
+def _shares_with_product(widths: Sequence[int], product: float) -> list[float]:
     """Return shares with the given product, inversely proportional to ``widths`` where the shares are below one.
 
     Examples
     --------
-    >>> _shares([1, 64], 0.25), _shares([8, 8], 0.25)
+    >>> _shares_with_product([1, 64], 0.25), _shares_with_product([8, 8], 0.25)
     ([1.0, 0.25], [0.5, 0.5])
     """
     out = [1.0] * len(widths)

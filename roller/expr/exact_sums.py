@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from roller.core.dtypes import is_float
-from roller.expr.rounding import EPS, computation_dtype
-from roller.expr.scalar import Call, Cast, Load, walk
+from roller.expr.rounded_enclosures import EPS, computation_dtype
+from roller.expr.scalar import Call, Cast, Load, walk_scalar_tree
 from roller.expr.tensor_expr import Stage
 
 
@@ -17,13 +17,14 @@ def sums_input_products(s: Stage, inputs: Collection[str], dtypes: Mapping[str, 
     """Return whether a stage sums products of inputs, which have exact operands and relative rounding errors."""
     return s.combiner == "sum" and is_float(s.acc_dtype) and all(
         (isinstance(n, Load) and n.tensor in inputs and not math.isinf(n.outside))
-        or (isinstance(n, Cast) and isinstance(n.arg, Load) and _widens(dtypes[n.arg.tensor], n.dtype))
+        or (isinstance(n, Cast) and isinstance(n.arg, Load) and _represents_all_numbers_of(dtypes[n.arg.tensor],
+                                                                                           n.dtype))
         or (isinstance(n, Call) and n.fn == "mul" and is_float(computation_dtype(n, dtypes)))
-        for n in walk(s.body)
+        for n in walk_scalar_tree(s.body)
     )  # fmt: skip
 
 
-def steps_per_one(values: np.ndarray) -> float:
+def power_of_two_to_integers(values: np.ndarray) -> float:
     """Return the smallest power of four whose product with every value is an integer, or infinity above 2**16."""
     for some in (values[:1, :64], values):
         if not np.all(np.isfinite(some)):
@@ -79,6 +80,6 @@ def distinct_elements_read(s: Stage, axis: str, extent: int) -> int:
     return found
 
 
-def _widens(source: str, to: str) -> bool:
+def _represents_all_numbers_of(source: str, to: str) -> bool:
     """Return whether float dtype ``to`` represents every number of float dtype ``source``."""
     return is_float(to) and is_float(source) and EPS[to] <= EPS[source] and (source, to) != ("bfloat16", "float16")

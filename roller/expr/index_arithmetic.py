@@ -1,7 +1,7 @@
 """Arithmetic on indices: composition, quotient and remainder, and accesses through a different shape.
 
 A reshape treats positions as numbers with digits: position ``64 * h + d`` of a merged dimension is ``(h, d)`` before
-the merge, without a division. If an axis has no such digits, :func:`splits_to_affine` may split it into some.
+the merge, without a division. If an axis has no such digits, :func:`axis_splits_to_affine` may split it into some.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def divide_index(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Inde
     return None
 
 
-def address(index: Sequence[Index], shape: Sequence[int]) -> Index:
+def row_major_address(index: Sequence[Index], shape: Sequence[int]) -> Index:
     """Return the memory offset, in elements, of an access to a row-major tensor."""
     terms: list[Term] = []
     const, pitch = 0, 1
@@ -153,7 +153,7 @@ def address(index: Sequence[Index], shape: Sequence[int]) -> Index:
 
 
 def access_at_address(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> tuple[Index, ...] | None:
-    """Return the access at memory offset ``place``, the inverse of :func:`address`, or ``None`` if there is none."""
+    """Return the access at memory offset ``place`` (the inverse of :func:`row_major_address`), or ``None``."""
     out: list[Index] = []
     left = simplify_index(place, extents)
     for n in reversed(shape[1:]):
@@ -183,8 +183,8 @@ def reshape_access(
         return tuple(index)
     # Groups of dimensions are matched one by one, so that a group that cannot be split does not affect the others.
     out = [Index() for _ in new]
-    for before, after in _groups(old, new):
-        place = address([index[d] for d in before], [old[d] for d in before])
+    for before, after in _runs_of_equal_product(old, new):
+        place = row_major_address([index[d] for d in before], [old[d] for d in before])
         found = (place,) if len(after) == 1 else access_at_address(place, [new[d] for d in after], extents)
         if found is None:
             return None
@@ -193,7 +193,7 @@ def reshape_access(
     return tuple(out)
 
 
-def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+def _runs_of_equal_product(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Return the smallest runs of dimensions of two shapes with equal products, without unit dimensions."""
     out: list[tuple[list[int], list[int]]] = []
     left, right = ([d for d, n in enumerate(shape) if n > 1] for shape in (old, new))
@@ -211,7 +211,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     return out
 
 
-def invert_store(
+def invert_store_map(
     store: Sequence[Index], axes: Mapping[str, int], at: Sequence[Index], extents: Mapping[str, int]
 ) -> dict[str, Index] | None:
     """Return the axis values of a store at an access to the stored tensor, or ``None`` if one of them is not an index.
@@ -219,7 +219,8 @@ def invert_store(
     Examples
     --------
     >>> from roller.expr import axis_index
-    >>> invert_store((axis_index("i"), axis_index("j")), {"i": 4, "j": 6}, (axis_index("b"), Index((), 5)), {"b": 4})
+    >>> invert_store_map((axis_index("i"), axis_index("j")), {"i": 4, "j": 6}, (axis_index("b"), Index((), 5)),
+    ...     {"b": 4})
     {'i': Index(terms=(Term(axis='b', coef=1, div=1, mod=0),), const=0), 'j': Index(terms=(), const=5)}
     """
     found: dict[str, Index] = {a: Index() for a, n in axes.items() if n == 1}
@@ -242,7 +243,7 @@ def invert_store(
 
 
 @dataclass(frozen=True)
-class Split:
+class AxisSplit:
     """An axis split into digits; ``parts`` are (name, extent) pairs, most significant first."""
 
     axis: str
@@ -258,12 +259,12 @@ class Split:
         return Index(tuple(terms[::-1]))
 
 
-def splits_to_affine(indices: Sequence[Index], extents: Mapping[str, int]) -> tuple[Split, ...] | None:
+def axis_splits_to_affine(indices: Sequence[Index], extents: Mapping[str, int]) -> tuple[AxisSplit, ...] | None:
     """Return splits of axes after which every index is affine, or ``None`` if there are none.
 
     Examples
     --------
-    >>> cut = splits_to_affine([Index((Term("k", 1, 64),)), Index((Term("k", 1, 1, 64),))], {"k": 768})
+    >>> cut = axis_splits_to_affine([Index((Term("k", 1, 64),)), Index((Term("k", 1, 1, 64),))], {"k": 768})
     >>> cut[0].parts
     (('k/1', 12), ('k/0', 64))
     """
@@ -277,5 +278,5 @@ def splits_to_affine(indices: Sequence[Index], extents: Mapping[str, int]) -> tu
         if any(b % a for a, b in itertools.pairwise(edges)):
             return None
         digits = [(f"{axis}/{n}", b // a) for n, (a, b) in enumerate(itertools.pairwise(edges))]
-        out.append(Split(axis, tuple(digits[::-1])))
+        out.append(AxisSplit(axis, tuple(digits[::-1])))
     return tuple(out)

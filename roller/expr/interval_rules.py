@@ -1,7 +1,7 @@
 """Interval rules of scalar functions: bounds on the result from bounds on the arguments.
 
 A monotone function maps both ends of the interval, a product or quotient maps the corners, and a periodic function also
-maps its extrema; a condition that the interval does not decide gives both of its values. :func:`enclose` adds the
+maps its extrema; a condition that the interval does not decide gives both of its values. :func:`enclose_call` adds the
 rounding of the function itself.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from roller.core.dtypes import is_float
 from roller.expr.evaluate import wrap_integers
-from roller.expr.rounding import Enclosed, enclosure_with_nan, integers_represent, round_enclosure
+from roller.expr.rounded_enclosures import EnclosedValues, enclosure_with_nan, integers_represent, round_enclosure
 from roller.expr.scalar import FUNCTIONS
 
 _TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
@@ -44,34 +44,34 @@ _BY_ZERO: dict[str, Callable[..., Any]] = {
     "pow": lambda x, y: (x == 0) & (y < 0),
 }
 
-Rule = Callable[..., Enclosed]
+Rule = Callable[..., EnclosedValues]
 
 
-def enclose(fn: str, args: Sequence[Enclosed], dtype: str, *, propagate_nan: bool = True) -> Enclosed:
+def enclose_call(fn: str, args: Sequence[EnclosedValues], dtype: str, *, propagate_nan: bool = True) -> EnclosedValues:
     """Return bounds on a scalar function computed in ``dtype``; with ``propagate_nan``, an extremum with a NaN is NaN.
 
     Examples
     --------
-    >>> x = Enclosed(np.array([2.0]), np.array([1.9]), np.array([2.1]))
-    >>> half = enclose("floor", [x], "float32")
+    >>> x = EnclosedValues(np.array([2.0]), np.array([1.9]), np.array([2.1]))
+    >>> half = enclose_call("floor", [x], "float32")
     >>> float(half.low[0]), float(half.high[0])
     (1.0, 2.0)
-    >>> enclose("add", [Enclosed.point(np.array([1.0]))] * 2, "float32").high
+    >>> enclose_call("add", [EnclosedValues.point(np.array([1.0]))] * 2, "float32").high
     array([2.])
     """
     value = FUNCTIONS[fn].numpy(*(a.value for a in args))
     if not is_float(dtype) and fn not in _ASKING:
         value = wrap_integers(np.asarray(value), dtype)
     if all(a.is_point for a in args):
-        out = Enclosed.point(value)
+        out = EnclosedValues.point(value)
         if fn in _BY_ZERO:  # the sign of a zero depends on the order of additions and on underflow
             bad = _BY_ZERO[fn](*(a.value for a in args))
-            out = _unbounded_unless(~bad, out) if np.any(bad) else out
+            out = _unbounded_where_unsure(~bad, out) if np.any(bad) else out
     else:
         out = _RULES[fn](value, *args)
         if fn not in _ASKING:
             out = _unbounded_where_operand_is(out, args)
-            out = out if is_float(dtype) else _unbounded_unless(integers_represent(dtype, out), out)
+            out = out if is_float(dtype) else _unbounded_where_unsure(integers_represent(dtype, out), out)
     if fn in ("max", "min"):
         out = _nan_where_operand_is(out, args) if propagate_nan else _unbounded_where_nan(out, args)
     if not is_float(dtype) or (fn not in ULPS and fn not in _ROUNDED):
@@ -80,12 +80,12 @@ def enclose(fn: str, args: Sequence[Enclosed], dtype: str, *, propagate_nan: boo
     return round_enclosure(out, dtype, 0.0 if exactly else ULPS.get(fn, 0.0))
 
 
-def reduce_extremum(step: np.ufunc, body: Enclosed, *, propagate_nan: bool) -> Enclosed:
+def reduce_extremum(step: np.ufunc, body: EnclosedValues, *, propagate_nan: bool) -> EnclosedValues:
     """Reduce each row of ``(rows, terms)`` to its extremum: NaN if NaN propagates and a term is NaN.
 
     Examples
     --------
-    >>> row = Enclosed.point(np.array([[1.0, np.nan]]))
+    >>> row = EnclosedValues.point(np.array([[1.0, np.nan]]))
     >>> ends = [reduce_extremum(np.maximum, row, propagate_nan=wins) for wins in (True, False)]
     >>> [(float(e.low[0]), float(e.high[0])) for e in ends]
     [(nan, nan), (-inf, inf)]
@@ -94,12 +94,12 @@ def reduce_extremum(step: np.ufunc, body: Enclosed, *, propagate_nan: bool) -> E
     odd = np.isnan(body.value) | (False if body.is_point else body.unknown)
     if (body.is_point and propagate_nan) or not np.any(odd):
         return out
-    sure = np.any(_is_nan(body), axis=1) & propagate_nan
-    out = _unbounded_unless(~np.any(odd, axis=1), out)
-    return Enclosed(*(np.where(sure, np.nan, end) for end in (out.value, out.low, out.high)))
+    sure = np.any(_is_certainly_nan(body), axis=1) & propagate_nan
+    out = _unbounded_where_unsure(~np.any(odd, axis=1), out)
+    return EnclosedValues(*(np.where(sure, np.nan, end) for end in (out.value, out.low, out.high)))
 
 
-def hull(value: Any, ends: Sequence[Any]) -> Enclosed:
+def enclosure_of_ends(value: Any, ends: Sequence[Any]) -> EnclosedValues:
     """Return the smallest enclosure of ``value`` and ``ends``, unbounded where some, but not all, of them are NaN."""
     low = high = value
     some = every = np.isnan(value)
@@ -108,54 +108,54 @@ def hull(value: Any, ends: Sequence[Any]) -> Enclosed:
         some, every = some | np.isnan(e), every & np.isnan(e)
     out = enclosure_with_nan(value, low, high)
     odd = some & ~every
-    return _unbounded_unless(~odd, out) if np.any(odd) else out
+    return _unbounded_where_unsure(~odd, out) if np.any(odd) else out
 
 
-def _unbounded_where_operand_is(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
+def _unbounded_where_operand_is(out: EnclosedValues, args: Sequence[EnclosedValues]) -> EnclosedValues:
     """Return ``out``, unbounded where an operand is unbounded, because that operand may be NaN."""
     odd: Any = False
     for a in args:
         odd = odd | (False if a.is_point else a.unknown)
-    return _unbounded_unless(~odd, out) if np.any(odd) else out
+    return _unbounded_where_unsure(~odd, out) if np.any(odd) else out
 
 
-def _unbounded_unless(sure: Any, e: Enclosed) -> Enclosed:
+def _unbounded_where_unsure(sure: Any, e: EnclosedValues) -> EnclosedValues:
     """Return ``e`` where ``sure`` holds, and an unbounded result elsewhere."""
-    return Enclosed(e.value, np.where(sure, e.low, -np.inf), np.where(sure, e.high, np.inf))
+    return EnclosedValues(e.value, np.where(sure, e.low, -np.inf), np.where(sure, e.high, np.inf))
 
 
-def _nan_where_operand_is(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
+def _nan_where_operand_is(out: EnclosedValues, args: Sequence[EnclosedValues]) -> EnclosedValues:
     """Return ``out``, with NaN where an operand is certainly NaN."""
     if out.is_point:
         return out
     sure: Any = False
     for a in args:
-        sure = sure | _is_nan(a)
+        sure = sure | _is_certainly_nan(a)
     if not np.any(sure):
         return out
-    return Enclosed(*(np.where(sure, np.nan, end) for end in (out.value, out.low, out.high)))
+    return EnclosedValues(*(np.where(sure, np.nan, end) for end in (out.value, out.low, out.high)))
 
 
-def _unbounded_where_nan(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
+def _unbounded_where_nan(out: EnclosedValues, args: Sequence[EnclosedValues]) -> EnclosedValues:
     """Return ``out``, unbounded where an operand may be NaN, which the extremum may return or ignore."""
     odd: Any = False
     for a in args:
         odd = odd | np.isnan(a.value) | (False if a.is_point else a.unknown)
-    return _unbounded_unless(~odd, out) if np.any(odd) else out
+    return _unbounded_where_unsure(~odd, out) if np.any(odd) else out
 
 
 def _monotone_rule(fn: str) -> Rule:
     f, falls = FUNCTIONS[fn].numpy, fn in _DECREASING
 
-    def rule(value: Any, x: Enclosed) -> Enclosed:
+    def rule(value: Any, x: EnclosedValues) -> EnclosedValues:
         low, high = f(x.low), f(x.high)
         return enclosure_with_nan(value, *((high, low) if falls else (low, high)))
 
     return rule
 
 
-def _rsqrt(value: Any, x: Enclosed) -> Enclosed:
-    return _unbounded_unless(
+def _rsqrt(value: Any, x: EnclosedValues) -> EnclosedValues:
+    return _unbounded_where_unsure(
         (x.low > 0) | (x.high < 0), enclosure_with_nan(value, 1 / np.sqrt(x.high), 1 / np.sqrt(x.low))
     )
 
@@ -166,36 +166,36 @@ def _increasing_rule(fn: str) -> Rule:
     return lambda value, a, b: enclosure_with_nan(value, f(a.low, b.low), f(a.high, b.high))
 
 
-def _sub(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
+def _sub(value: Any, a: EnclosedValues, b: EnclosedValues) -> EnclosedValues:
     return enclosure_with_nan(value, a.low - b.high, a.high - b.low)
 
 
-def _mul(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
-    ends = [x * y for x in _ends(a) for y in _ends(b)]
-    return hull(value, ends)
+def _mul(value: Any, a: EnclosedValues, b: EnclosedValues) -> EnclosedValues:
+    ends = [x * y for x in _ends_of_enclosure(a) for y in _ends_of_enclosure(b)]
+    return enclosure_of_ends(value, ends)
 
 
-def _div(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
-    ends = [x / y for x in _ends(a) for y in _ends(b)]
+def _div(value: Any, a: EnclosedValues, b: EnclosedValues) -> EnclosedValues:
+    ends = [x / y for x in _ends_of_enclosure(a) for y in _ends_of_enclosure(b)]
     through = (b.low <= 0) & (b.high >= 0)
-    return _unbounded_unless(~through, hull(value, ends))
+    return _unbounded_where_unsure(~through, enclosure_of_ends(value, ends))
 
 
-def _ends(e: Enclosed) -> tuple[Any, ...]:
+def _ends_of_enclosure(e: EnclosedValues) -> tuple[Any, ...]:
     return (e.value,) if e.is_point else (e.low, e.high)
 
 
-def _abs(value: Any, x: Enclosed) -> Enclosed:
+def _abs(value: Any, x: EnclosedValues) -> EnclosedValues:
     low = np.maximum(np.maximum(x.low, -x.high), 0)
     return enclosure_with_nan(value, low, np.maximum(np.abs(x.low), np.abs(x.high)))
 
 
-def _cosh(value: Any, x: Enclosed) -> Enclosed:
+def _cosh(value: Any, x: EnclosedValues) -> EnclosedValues:
     size = _abs(np.abs(x.value), x)
     return enclosure_with_nan(value, np.cosh(size.low), np.cosh(size.high))
 
 
-def _erf(value: Any, x: Enclosed) -> Enclosed:
+def _erf(value: Any, x: EnclosedValues) -> EnclosedValues:
     # The slope is steepest nearest to zero; calling math.erf at both ends would triple the time.
     nearest = _abs(np.abs(x.value), x).low
     slope = 2 / np.sqrt(np.pi) * np.exp(-nearest * nearest)
@@ -207,36 +207,38 @@ def _periodic_rule(fn: str, peak: float) -> Rule:
     """Return the rule for sine or cosine, whose maxima lie at ``peak`` plus multiples of the period."""
     f = FUNCTIONS[fn].numpy
 
-    def passes(x: Enclosed, at: float) -> Any:
+    def passes(x: EnclosedValues, at: float) -> Any:
         return np.floor((x.high - at) / (2 * np.pi)) != np.floor((x.low - at) / (2 * np.pi))
 
-    def rule(value: Any, x: Enclosed) -> Enclosed:
-        out = hull(value, [f(x.low), f(x.high)])
+    def rule(value: Any, x: EnclosedValues) -> EnclosedValues:
+        out = enclosure_of_ends(value, [f(x.low), f(x.high)])
         low = np.where(passes(x, peak + np.pi), -1.0, out.low)
         out = enclosure_with_nan(value, low, np.where(passes(x, peak), 1.0, out.high))
-        return _unbounded_unless(np.isfinite(x.low) & np.isfinite(x.high), out)
+        return _unbounded_where_unsure(np.isfinite(x.low) & np.isfinite(x.high), out)
 
     return rule
 
 
-def _tan(value: Any, x: Enclosed) -> Enclosed:
+def _tan(value: Any, x: EnclosedValues) -> EnclosedValues:
     same = np.floor(x.low / np.pi + 0.5) == np.floor(x.high / np.pi + 0.5)
-    return _unbounded_unless(same, enclosure_with_nan(value, np.tan(x.low), np.tan(x.high)))
+    return _unbounded_where_unsure(same, enclosure_with_nan(value, np.tan(x.low), np.tan(x.high)))
 
 
-def _pow(value: Any, x: Enclosed, y: Enclosed) -> Enclosed:
-    out = hull(value, [np.power(a, b) for a in _ends(x) for b in _ends(y)])
+def _pow(value: Any, x: EnclosedValues, y: EnclosedValues) -> EnclosedValues:
+    out = enclosure_of_ends(value, [np.power(a, b) for a in _ends_of_enclosure(x) for b in _ends_of_enclosure(y)])
     through = (x.low <= 0) & (x.high >= 0)
     whole = (y.low == y.high) & (np.floor(y.value) == y.value) & ((y.value >= 0) | ~through)
     # An interval through zero: an even power has its minimum at zero; a negative base needs a whole exponent.
-    out = Enclosed(value, np.where(through, np.minimum(out.low, np.where(y.value == 0, 1.0, 0.0)), out.low), out.high)
+    out = EnclosedValues(
+        value, np.where(through, np.minimum(out.low, np.where(y.value == 0, 1.0, 0.0)), out.low), out.high
+    )
     # One to any power, and any base to the power of zero, is one, for NaN too.
     lost = (np.isnan(y.value) & (x.low <= 1) & (x.high >= 1)) | (np.isnan(x.value) & (y.low <= 0) & (y.high >= 0))
     passing = (y.low != y.high) & (np.ceil(y.low) <= np.floor(y.high))  # contains a whole exponent
-    return _unbounded_unless((whole | (x.low > 0) | (np.isnan(value) & ~passing)) & ~lost, out)
+    return _unbounded_where_unsure((whole | (x.low > 0) | (np.isnan(value) & ~passing)) & ~lost, out)
 
 
-def _fmod(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
+def _fmod(value: Any, a: EnclosedValues, b: EnclosedValues) -> EnclosedValues:
     quotient = _div(a.value / b.value, a, b)
     same = (np.trunc(quotient.low) == np.trunc(quotient.high)) & (a.low * a.high >= 0)
     turns = np.trunc(quotient.value)
@@ -244,46 +246,46 @@ def _fmod(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
     reach = np.maximum(np.abs(b.low), np.abs(b.high))
     low, high = np.where(a.low < 0, -reach, 0.0), np.where(a.high > 0, reach, 0.0)
     out = enclosure_with_nan(value, np.where(same, value - moved, low), np.where(same, value + moved, high))
-    return _unbounded_unless(np.isfinite(a.low) & np.isfinite(a.high) & ((b.low > 0) | (b.high < 0)), out)
+    return _unbounded_where_unsure(np.isfinite(a.low) & np.isfinite(a.high) & ((b.low > 0) | (b.high < 0)), out)
 
 
-def _comparison_rule(sure: Callable[[Enclosed, Enclosed], tuple[Any, Any]]) -> Rule:
+def _comparison_rule(sure: Callable[[EnclosedValues, EnclosedValues], tuple[Any, Any]]) -> Rule:
     """Return the rule for a comparison; ``sure`` returns where it certainly holds and where it certainly fails."""
 
-    def rule(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
+    def rule(value: Any, a: EnclosedValues, b: EnclosedValues) -> EnclosedValues:
         yes, no = sure(a, b)
-        never = _is_nan(a) | _is_nan(b)
+        never = _is_certainly_nan(a) | _is_certainly_nan(b)
         yes, no = yes & ~never, no | never
-        return Enclosed(value, yes.astype(np.int64), (~no).astype(np.int64))
+        return EnclosedValues(value, yes.astype(np.int64), (~no).astype(np.int64))
 
     return rule
 
 
-def _is_nan(e: Enclosed) -> Any:
+def _is_certainly_nan(e: EnclosedValues) -> Any:
     return np.isnan(e.low) & np.isnan(e.high)
 
 
-def _isnan(value: Any, x: Enclosed) -> Enclosed:
-    low = np.asarray(_is_nan(x)).astype(np.int64)
-    return Enclosed(value, low, np.asarray(_is_nan(x) | x.unknown).astype(np.int64))
+def _isnan(value: Any, x: EnclosedValues) -> EnclosedValues:
+    low = np.asarray(_is_certainly_nan(x)).astype(np.int64)
+    return EnclosedValues(value, low, np.asarray(_is_certainly_nan(x) | x.unknown).astype(np.int64))
 
 
-def _select(value: Any, condition: Enclosed, yes: Enclosed, no: Enclosed) -> Enclosed:
+def _select(value: Any, condition: EnclosedValues, yes: EnclosedValues, no: EnclosedValues) -> EnclosedValues:
     c = np.asarray(condition.value).astype(bool)
     low, high = np.where(c, yes.low, no.low), np.where(c, yes.high, no.high)
     open_ = np.asarray(condition.low) != np.asarray(condition.high)
     if not np.any(open_):
         return enclosure_with_nan(value, low, high)
-    both = hull(value, [yes.low, yes.high, no.low, no.high])
-    return Enclosed(value, np.where(open_, both.low, low), np.where(open_, both.high, high))
+    both = enclosure_of_ends(value, [yes.low, yes.high, no.low, no.high])
+    return EnclosedValues(value, np.where(open_, both.low, low), np.where(open_, both.high, high))
 
 
-def _integer_bits_rule(value: Any, *args: Enclosed) -> Enclosed:
+def _integer_bits_rule(value: Any, *args: EnclosedValues) -> EnclosedValues:
     """Return unbounded results for integer and bit operations unless every operand is exactly known."""
     same: Any = True
     for a in args:
         same = same & (a.low == a.high)
-    return _unbounded_unless(np.broadcast_to(same, np.shape(value)), Enclosed.point(value))
+    return _unbounded_where_unsure(np.broadcast_to(same, np.shape(value)), EnclosedValues.point(value))
 
 
 _RULES: dict[str, Rule] = {

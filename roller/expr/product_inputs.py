@@ -16,8 +16,8 @@ import numpy as np
 
 from roller.core.dtypes import is_float
 from roller.expr.exact_sums import distinct_elements_read
-from roller.expr.near_one import Near, inputs_near_one
-from roller.expr.rounding import EPS, NORMAL
+from roller.expr.inputs_near_one import NormalAroundCentre, inputs_near_one
+from roller.expr.rounded_enclosures import EPS, NORMAL
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
@@ -35,7 +35,7 @@ _MOST = 2 / 3
 _SEEN = 4.0
 
 
-class Drawing(Protocol):
+class InputDrawing(Protocol):
     """Random choice of the elements of one input, derived from its usual random elements."""
 
     @property
@@ -50,7 +50,7 @@ class Drawing(Protocol):
 
 
 @dataclass(frozen=True)
-class Factors:
+class FactorsNearOne:
     """Floats of either sign with magnitudes around one.
 
     Parameters
@@ -65,13 +65,13 @@ class Factors:
     share: float | None = None
     density: ClassVar[float] = 1.0
 
-    def exact(self) -> Factors:
+    def exact(self) -> FactorsNearOne:
         """Return a drawing of powers of two with the same standard deviation, for inputs that also occur in sums.
 
         Examples
         --------
-        >>> Factors(spread=0.25).exact()
-        Factors(spread=0.25, share=0.0625)
+        >>> FactorsNearOne(spread=0.25).exact()
+        FactorsNearOne(spread=0.25, share=0.0625)
         """
         return self if self.share is not None else replace(self, share=min(_MOST, self.spread**2))
 
@@ -80,20 +80,20 @@ class Factors:
 
         Examples
         --------
-        >>> x = Factors(share=1.0).of(np.array([-3.0, 0.1, 2.0, 9.0]), np.random.default_rng(0))
+        >>> x = FactorsNearOne(share=1.0).of(np.array([-3.0, 0.1, 2.0, 9.0]), np.random.default_rng(0))
         >>> np.sign(x).tolist(), sorted(set(np.abs(x).tolist()))
         ([-1.0, 1.0, 1.0, 1.0], [0.5, 2.0])
         """
         if self.share is None:
-            exponents = self.spread * rng.standard_normal(values.shape)
+            exponent_room_of_product = self.spread * rng.standard_normal(values.shape)
         else:
             drawn = rng.random(values.shape)
-            exponents = np.where(drawn < self.share, np.where(drawn < self.share / 2, 1.0, -1.0), 0.0)
-        return np.copysign(np.exp2(exponents), np.asarray(values, np.float64)).astype(values.dtype)
+            exponent_room_of_product = np.where(drawn < self.share, np.where(drawn < self.share / 2, 1.0, -1.0), 0.0)
+        return np.copysign(np.exp2(exponent_room_of_product), np.asarray(values, np.float64)).astype(values.dtype)
 
 
 @dataclass(frozen=True)
-class Odd:
+class OddIntegers:
     """Odd integers, whose products are never zero: if signed, ones and a ``share`` of threes, of either sign."""
 
     share: float
@@ -104,7 +104,7 @@ class Odd:
 
         Examples
         --------
-        >>> Odd(0.0).of(np.array([-3, 0, 2], np.int8), np.random.default_rng(0)).tolist()
+        >>> OddIntegers(0.0).of(np.array([-3, 0, 2], np.int8), np.random.default_rng(0)).tolist()
         [-1, 1, 1]
         """
         if values.dtype.kind == "u":  # products of unsigned integers may wrap around
@@ -113,7 +113,7 @@ class Odd:
         return np.where(values < 0, -size, size).astype(values.dtype)
 
 
-def choose_product_inputs(expr: TensorExpr) -> dict[str, Drawing]:
+def choose_product_inputs(expr: TensorExpr) -> dict[str, InputDrawing]:
     """Choose distributions for the inputs whose usual values would take a product out of its dtype's range.
 
     Examples
@@ -125,53 +125,53 @@ def choose_product_inputs(expr: TensorExpr) -> dict[str, Drawing]:
     >>> 0.2 < x.spread < 0.3, x.share is None
     (True, True)
     """
-    out: dict[str, Drawing] = {}
+    out: dict[str, InputDrawing] = {}
     for s in expr.stages:
         if s.combiner != "prod":
             continue
-        found: Mapping[str, Drawing]
-        leaves = _Leaves.of(expr, s)
+        found: Mapping[str, InputDrawing]
+        leaves = _InputProduct.of(expr, s)
         if leaves is None:
-            near = inputs_near_one(expr, s, exponents(s)) if is_float(s.acc_dtype) else None
+            near = inputs_near_one(expr, s, exponent_room_of_product(s)) if is_float(s.acc_dtype) else None
             found = near or {}
         else:
-            found = leaves.choose_distributions() if leaves.leaves_dtype_range else {}
+            found = leaves.choose_distributions() if leaves.usual_product_leaves_range else {}
         for name, drawing in found.items():
-            out[name] = _nearer_one(out[name], drawing) if name in out else drawing
+            out[name] = _drawing_for_both_products(out[name], drawing) if name in out else drawing
     return out
 
 
-def exponents(s: Stage) -> float:
+def exponent_room_of_product(s: Stage) -> float:
     """Return the number of binary digits by which a product and its partial products may differ from one.
 
     Examples
     --------
     >>> import roller
-    >>> exponents(roller.ops.reduce("prod", (8,), dtype="float16", acc_dtype="float16").stages[0])
+    >>> exponent_room_of_product(roller.ops.reduce("prod", (8,), dtype="float16", acc_dtype="float16").stages[0])
     14.0
     """
-    return min(_range_of(s.acc_dtype), _range_of(s.output.dtype))
+    return min(_exponent_range_of_dtype(s.acc_dtype), _exponent_range_of_dtype(s.output.dtype))
 
 
-def _range_of(dtype: str) -> float:
+def _exponent_range_of_dtype(dtype: str) -> float:
     if is_float(dtype):
         return -math.log2(NORMAL[dtype])
     return float(np.iinfo(dtype).bits - (not dtype.startswith("u"))) if dtype != "bool" else 0.0
 
 
-def _nearer_one(a: Drawing, b: Drawing) -> Drawing:
+def _drawing_for_both_products(a: InputDrawing, b: InputDrawing) -> InputDrawing:
     """Return the drawing that suits two products; drawings for functions take precedence over exact drawings."""
 
-    def order(d: Drawing) -> tuple[bool, float]:
-        if isinstance(d, Factors):
+    def order(d: InputDrawing) -> tuple[bool, float]:
+        if isinstance(d, FactorsNearOne):
             return True, d.spread if d.share is None else d.share
-        return not isinstance(d, Near), d.share if isinstance(d, Odd) else 0.0
+        return not isinstance(d, NormalAroundCentre), d.share if isinstance(d, OddIntegers) else 0.0
 
     return min(a, b, key=order)
 
 
 @dataclass(frozen=True)
-class _Leaves:
+class _InputProduct:
     """A product of inputs, with the number of times that each load occurs in a factor."""
 
     expr: TensorExpr
@@ -179,7 +179,7 @@ class _Leaves:
     times: Mapping[Load, int]
 
     @classmethod
-    def of(cls, expr: TensorExpr, stage: Stage) -> _Leaves | None:
+    def of(cls, expr: TensorExpr, stage: Stage) -> _InputProduct | None:
         """Return the product that a stage computes, or ``None`` if its factors are not inputs of one kind."""
         times: Counter[Load] = Counter()
         found = cls(expr, stage, times)
@@ -212,49 +212,49 @@ class _Leaves:
         """Number of factors."""
         return math.prod(a.extent for a in self.stage.reduction_axes)
 
-    def _distinct_elements(self, load: Load) -> int:
+    def _count_distinct_elements(self, load: Load) -> int:
         """Return the largest number of distinct elements of one load in a product."""
         alone = Stage(self.stage.output, self.stage.axes, self.stage.store, load, "prod", self.stage.acc_dtype)
         return math.prod(distinct_elements_read(alone, a.name, a.extent) for a in self.stage.reduction_axes)
 
     @property
-    def leaves_dtype_range(self) -> bool:
+    def usual_product_leaves_range(self) -> bool:
         """Whether products of usual inputs vanish, overflow, or come close to either."""
         if not is_float(self.stage.acc_dtype):
             return True  # one zero among small integers makes the product zero
         factors = self.terms * sum(self.times.values())
-        return factors * _SHRINK + _FROM_LIMIT * _DEVIATION * math.sqrt(factors) > exponents(self.stage)
+        return factors * _SHRINK + _FROM_LIMIT * _DEVIATION * math.sqrt(factors) > exponent_room_of_product(self.stage)
 
-    def choose_distributions(self) -> dict[str, Drawing]:
+    def choose_distributions(self) -> dict[str, InputDrawing]:
         """Choose a drawing for each input."""
-        room = exponents(self.stage) / len(self.times)
-        out: dict[str, Drawing] = {}
+        room = exponent_room_of_product(self.stage) / len(self.times)
+        out: dict[str, InputDrawing] = {}
         for load, times in self.times.items():
-            distinct = self._distinct_elements(load)
-            drawing = self._drawing(room / (times * self.terms / distinct), distinct)
+            distinct = self._count_distinct_elements(load)
+            drawing = self._drawing_within_room(room / (times * self.terms / distinct), distinct)
             name = load.tensor
-            out[name] = _nearer_one(out[name], drawing) if name in out else drawing
+            out[name] = _drawing_for_both_products(out[name], drawing) if name in out else drawing
         return out
 
-    def _drawing(self, room: float, distinct: int) -> Drawing:
+    def _drawing_within_room(self, room: float, distinct: int) -> InputDrawing:
         """Return a drawing such that the product of ``distinct`` factors stays within ``room`` binary digits."""
         if not is_float(self.stage.acc_dtype):
-            return Odd(_share(room / math.log2(3), distinct, sides=1))
+            return OddIntegers(_share_other_than_one(room / math.log2(3), distinct, sides=1))
         away = distinct * _HALF_MEAN + _FROM_LIMIT * math.sqrt(distinct) * _HALF_DEVIATION
         spread = min(1.0, room / away)
         bound = 8 * math.sqrt(self.terms) * EPS[self.stage.acc_dtype] + 4 * EPS.get(self.stage.output.dtype, 0.0)
         # If rounding would hide one of so many factors, they become powers of two, whose products are exact.
         if spread / 2 >= _SEEN * bound:
-            return Factors(spread)
-        return Factors(share=_share(room, distinct, sides=2))
+            return FactorsNearOne(spread)
+        return FactorsNearOne(share=_share_other_than_one(room, distinct, sides=2))
 
 
-def _share(room: float, distinct: int, sides: int) -> float:
+def _share_other_than_one(room: float, distinct: int, sides: int) -> float:
     """Return the share of factors that differ from one such that the product on each side stays within ``room``.
 
     Examples
     --------
-    >>> round(_share(126, 1000, 2), 2), _share(126, 3, 2) == _MOST
+    >>> round(_share_other_than_one(126, 1000, 2), 2), _share_other_than_one(126, 3, 2) == _MOST
     (0.19, True)
     """
     count = ((math.sqrt(_FROM_LIMIT**2 + 4 * room) - _FROM_LIMIT) / 2) ** 2

@@ -178,17 +178,17 @@ def _truncated_quotient(a: Any, b: Any) -> Any:
     return np.where(b == 0, 0, down + up)
 
 
-def _remainder(a: Any, b: Any) -> Any:
+def _truncated_remainder(a: Any, b: Any) -> Any:
     """Return the remainder of :func:`_truncated_quotient`, or 0 for division by zero."""
     return np.where(np.asarray(b) == 0, 0, a - _truncated_quotient(a, b) * b)
 
 
-def _integer(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _on_int64(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``fn`` with its operands converted to int64."""
     return lambda *args: fn(*(np.asarray(a).astype(np.int64) for a in args))
 
 
-class Function(NamedTuple):
+class ScalarFunction(NamedTuple):
     """Arity, NumPy implementation and instruction class of a scalar function."""
 
     arity: int
@@ -198,52 +198,52 @@ class Function(NamedTuple):
 
 #: Instruction classes: ``fma`` (add, multiply and fused), ``add`` (compare, max, select),
 #: ``special`` (special-function unit; division and roots).
-FUNCTIONS: dict[str, Function] = {
-    "add": Function(2, np.add, "fma"),
-    "sub": Function(2, np.subtract, "fma"),
-    "mul": Function(2, np.multiply, "fma"),
-    "div": Function(2, np.divide, "special"),
-    "max": Function(2, np.maximum, "add"),
-    "min": Function(2, np.minimum, "add"),
-    "neg": Function(1, np.negative, "add"),
-    "abs": Function(1, np.abs, "add"),
-    "exp": Function(1, np.exp, "special"),
-    "log": Function(1, np.log, "special"),
-    "sqrt": Function(1, np.sqrt, "special"),
-    "rsqrt": Function(1, lambda x: 1.0 / np.sqrt(x), "special"),
-    "tanh": Function(1, np.tanh, "special"),
-    "erf": Function(1, _erf, "special"),
-    "sigmoid": Function(1, _sigmoid, "special"),
-    "pow": Function(2, np.power, "special"),
-    "floor": Function(1, np.floor, "add"),
-    "ceil": Function(1, np.ceil, "add"),
-    "eq": Function(2, np.equal, "add"),
-    "lt": Function(2, np.less, "add"),
-    "le": Function(2, np.less_equal, "add"),
-    "select": Function(3, np.where, "add"),
-    "isnan": Function(1, np.isnan, "add"),
-    "trunc": Function(1, np.trunc, "add"),
-    "round": Function(1, np.rint, "add"),  # half to even
-    **{n: Function(1, getattr(np, n), "special") for n in ("sin", "cos", "tan", "sinh", "cosh")},
-    "asin": Function(1, np.arcsin, "special"),
-    "acos": Function(1, np.arccos, "special"),
-    "atan": Function(1, np.arctan, "special"),
-    "asinh": Function(1, np.arcsinh, "special"),
-    "acosh": Function(1, np.arccosh, "special"),
-    "atanh": Function(1, np.arctanh, "special"),
-    "fmod": Function(2, np.fmod, "special"),  # the sign of the dividend; floating point
+FUNCTIONS: dict[str, ScalarFunction] = {
+    "add": ScalarFunction(2, np.add, "fma"),
+    "sub": ScalarFunction(2, np.subtract, "fma"),
+    "mul": ScalarFunction(2, np.multiply, "fma"),
+    "div": ScalarFunction(2, np.divide, "special"),
+    "max": ScalarFunction(2, np.maximum, "add"),
+    "min": ScalarFunction(2, np.minimum, "add"),
+    "neg": ScalarFunction(1, np.negative, "add"),
+    "abs": ScalarFunction(1, np.abs, "add"),
+    "exp": ScalarFunction(1, np.exp, "special"),
+    "log": ScalarFunction(1, np.log, "special"),
+    "sqrt": ScalarFunction(1, np.sqrt, "special"),
+    "rsqrt": ScalarFunction(1, lambda x: 1.0 / np.sqrt(x), "special"),
+    "tanh": ScalarFunction(1, np.tanh, "special"),
+    "erf": ScalarFunction(1, _erf, "special"),
+    "sigmoid": ScalarFunction(1, _sigmoid, "special"),
+    "pow": ScalarFunction(2, np.power, "special"),
+    "floor": ScalarFunction(1, np.floor, "add"),
+    "ceil": ScalarFunction(1, np.ceil, "add"),
+    "eq": ScalarFunction(2, np.equal, "add"),
+    "lt": ScalarFunction(2, np.less, "add"),
+    "le": ScalarFunction(2, np.less_equal, "add"),
+    "select": ScalarFunction(3, np.where, "add"),
+    "isnan": ScalarFunction(1, np.isnan, "add"),
+    "trunc": ScalarFunction(1, np.trunc, "add"),
+    "round": ScalarFunction(1, np.rint, "add"),  # half to even
+    **{n: ScalarFunction(1, getattr(np, n), "special") for n in ("sin", "cos", "tan", "sinh", "cosh")},
+    "asin": ScalarFunction(1, np.arcsin, "special"),
+    "acos": ScalarFunction(1, np.arccos, "special"),
+    "atan": ScalarFunction(1, np.arctan, "special"),
+    "asinh": ScalarFunction(1, np.arcsinh, "special"),
+    "acosh": ScalarFunction(1, np.arccosh, "special"),
+    "atanh": ScalarFunction(1, np.arctanh, "special"),
+    "fmod": ScalarFunction(2, np.fmod, "special"),  # the sign of the dividend; floating point
     # On integers only:
-    "idiv": Function(2, _truncated_quotient, "special"),  # towards zero
-    "imod": Function(2, _remainder, "special"),  # the sign of the dividend; 0 for division by zero
-    "bitand": Function(2, _integer(np.bitwise_and), "add"),
-    "bitor": Function(2, _integer(np.bitwise_or), "add"),
-    "bitxor": Function(2, _integer(np.bitwise_xor), "add"),
-    "shl": Function(2, _integer(np.left_shift), "add"),
-    "shr": Function(2, _integer(np.right_shift), "add"),
+    "idiv": ScalarFunction(2, _truncated_quotient, "special"),  # towards zero
+    "imod": ScalarFunction(2, _truncated_remainder, "special"),  # the sign of the dividend; 0 for division by zero
+    "bitand": ScalarFunction(2, _on_int64(np.bitwise_and), "add"),
+    "bitor": ScalarFunction(2, _on_int64(np.bitwise_or), "add"),
+    "bitxor": ScalarFunction(2, _on_int64(np.bitwise_xor), "add"),
+    "shl": ScalarFunction(2, _on_int64(np.left_shift), "add"),
+    "shr": ScalarFunction(2, _on_int64(np.right_shift), "add"),
 }
 
 
-def walk(node: Scalar) -> Iterator[Scalar]:
+def walk_scalar_tree(node: Scalar) -> Iterator[Scalar]:
     """Yield ``node`` and all nodes below it, parents first."""
     left = [node]
     while left:
@@ -257,15 +257,15 @@ def walk(node: Scalar) -> Iterator[Scalar]:
 
 def loads(node: Scalar) -> tuple[Load, ...]:
     """Return the distinct loads of the tree, in order of first appearance."""
-    return tuple(dict.fromkeys(n for n in walk(node) if isinstance(n, Load)))
+    return tuple(dict.fromkeys(n for n in walk_scalar_tree(node) if isinstance(n, Load)))
 
 
-def transform(node: Scalar, fn: Callable[[Scalar], Scalar]) -> Scalar:
+def transform_scalar(node: Scalar, fn: Callable[[Scalar], Scalar]) -> Scalar:
     """Rebuild the tree bottom-up, replacing each node by ``fn(node)``."""
     if isinstance(node, Call):
-        node = Call(node.fn, tuple(transform(a, fn) for a in node.args))
+        node = Call(node.fn, tuple(transform_scalar(a, fn) for a in node.args))
     elif isinstance(node, Cast):
-        node = Cast(node.dtype, transform(node.arg, fn))
+        node = Cast(node.dtype, transform_scalar(node.arg, fn))
     return fn(node)
 
 
@@ -278,7 +278,7 @@ def map_indices(node: Scalar, fn: Callable[[Index], Index]) -> Scalar:
             return Load(n.tensor, tuple(fn(i) for i in n.index), guard, n.outside)
         return IndexValue(fn(n.index), n.dtype) if isinstance(n, IndexValue) else n
 
-    return transform(node, leaf)
+    return transform_scalar(node, leaf)
 
 
 def instruction_mix(node: Scalar, combiner: str | None) -> dict[str, float]:
@@ -293,7 +293,7 @@ def instruction_mix(node: Scalar, combiner: str | None) -> dict[str, float]:
     {'add': 1.0}
     """
     mix: dict[str, float] = {}
-    for n in walk(node):
+    for n in walk_scalar_tree(node):
         if isinstance(n, Call):
             kind = FUNCTIONS[n.fn].instruction_class
             mix[kind] = mix.get(kind, 0.0) + 1.0

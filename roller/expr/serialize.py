@@ -99,7 +99,7 @@ def expr_from_dict(data: dict[str, Any]) -> TensorExpr:
         raise ArtifactError(f"expression: expected a serialised TensorExpr, got {err!r}. The file is damaged.") from err
 
 
-def anonymous(expr: TensorExpr) -> dict[str, Any]:
+def expr_to_nameless_dict(expr: TensorExpr) -> dict[str, Any]:
     """Return :func:`expr_to_dict` data with tensor and axis names replaced by their positions."""
     data = expr_to_dict(expr)
     names: dict[str, str] = {}

@@ -102,7 +102,7 @@ class Stage:
 
     def __repr__(self) -> str:
         """Return the computation on one line."""
-        from roller.expr.text import stage_text
+        from roller.expr.expression_text import stage_text
 
         return one_line_repr("Stage", stage_text(self))
 
@@ -264,11 +264,11 @@ class TensorExpr:
     @cached_property
     def flops(self) -> int:
         """Number of floating-point operations over all points; a fused multiply-add counts as two."""
-        from roller.expr.scalar import Call, walk
+        from roller.expr.scalar import Call, walk_scalar_tree
 
         total = 0
         for s in self.stages:
-            ops = sum(1 for n in walk(s.body) if isinstance(n, Call)) + (1 if s.combiner else 0)
+            ops = sum(1 for n in walk_scalar_tree(s.body) if isinstance(n, Call)) + (1 if s.combiner else 0)
             total += ops * s.points
         return total
 
@@ -281,9 +281,9 @@ class TensorExpr:
     def key(self) -> str:
         """SHA-256 of the canonical (fused) form with all names replaced by positions."""
         from roller.expr.canonical import fuse_axes
-        from roller.expr.serialize import anonymous
+        from roller.expr.serialize import expr_to_nameless_dict
 
-        return hashlib.sha256(json.dumps(anonymous(fuse_axes(self)), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(expr_to_nameless_dict(fuse_axes(self)), sort_keys=True).encode()).hexdigest()
 
     def evaluate(
         self, arrays: Sequence[np.ndarray], points: np.ndarray | None = None, *, magnitude: bool = False
@@ -295,7 +295,7 @@ class TensorExpr:
 
     def __str__(self) -> str:
         """Return name, axes, dtypes and epilogue on one line."""
-        from roller.expr.text import expr_text
+        from roller.expr.expression_text import expr_text
 
         return expr_text(self)
 

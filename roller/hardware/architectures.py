@@ -15,10 +15,10 @@ _NAN_EXTREMA = 80
 _OWN_MATRIX = {90: "wgmma", 100: "tcgen05", 101: "tcgen05", 103: "tcgen05"}
 
 
-def cuda_architecture(arch: str) -> int:
+def cuda_architecture_number(arch: str) -> int:
     """Return the number of a CUDA architecture, or 0 for other names.
 
-    >>> cuda_architecture("sm_90a"), cuda_architecture("gfx906")
+    >>> cuda_architecture_number("sm_90a"), cuda_architecture_number("gfx906")
     (90, 0)
     """
     found = re.fullmatch(r"sm_(\d+)[af]?", arch)
@@ -31,7 +31,7 @@ def has_async_copies(arch: str) -> bool:
     >>> has_async_copies("sm_80"), has_async_copies("sm_70"), has_async_copies("gfx90a")
     (True, False, False)
     """
-    return cuda_architecture(arch) >= _ASYNC_COPIES
+    return cuda_architecture_number(arch) >= _ASYNC_COPIES
 
 
 def has_nan_extrema(arch: str) -> bool:
@@ -40,13 +40,13 @@ def has_nan_extrema(arch: str) -> bool:
     >>> has_nan_extrema("sm_80"), has_nan_extrema("sm_75"), has_nan_extrema("gfx90a")
     (True, False, False)
     """
-    return cuda_architecture(arch) >= _NAN_EXTREMA
+    return cuda_architecture_number(arch) >= _NAN_EXTREMA
 
 
-def own_matrix_family(arch: str) -> str:
+def architecture_matrix_family(arch: str) -> str:
     """Return the architecture-specific matrix instructions needed for peak throughput, or ``""`` if none are.
 
-    >>> own_matrix_family("sm_90"), own_matrix_family("sm_100"), own_matrix_family("sm_89")
+    >>> architecture_matrix_family("sm_90"), architecture_matrix_family("sm_100"), architecture_matrix_family("sm_89")
     ('wgmma', 'tcgen05', '')
     """
-    return _OWN_MATRIX.get(cuda_architecture(arch), "")
+    return _OWN_MATRIX.get(cuda_architecture_number(arch), "")

@@ -59,14 +59,14 @@ def check_keys(where: str, path: str, found: Iterable[Any], known: Iterable[str]
     known, found = tuple(known), tuple(found)
     for key in found:
         if key not in known:
-            raise spec_error(where, join_path(path, str(key)), _unknown_key_problem(str(key), known, found))
+            raise spec_error(where, join_dotted_path(path, str(key)), _unknown_key_problem(str(key), known, found))
     for key in required:
         if key not in found:
             form = _PLAIN.get(key)
             remedy = f"Add it, e.g. {key}: {form}." if form else "Add it with its source, e.g. {datasheet: ...}."
             if key in _PARTS:
                 remedy = "Copy this section from the nearest file of hardware_specs."
-            raise spec_error(where, join_path(path, key), f"missing. {remedy}")
+            raise spec_error(where, join_dotted_path(path, key), f"missing. {remedy}")
 
 
 def _unknown_key_problem(key: str, known: tuple[str, ...], found: tuple[Any, ...]) -> str:
@@ -88,7 +88,7 @@ def check_number(where: str, path: str, value: object, quantity: Quantity) -> fl
     """Return ``value`` if it has the field's type and lies in its range; otherwise raise an error."""
     unit = f" {quantity.unit}" if quantity.unit else ""
     if isinstance(value, str):
-        raise spec_error(where, path, _text_problem(value))
+        raise spec_error(where, path, _problem_of_number_text(value))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise spec_error(
             where, path, f"expected a number{unit and f' in{unit}'}, got {shown(value)}. Write a plain number."
@@ -111,7 +111,7 @@ def check_number(where: str, path: str, value: object, quantity: Quantity) -> fl
     return int(value) if quantity.integer else float(value)
 
 
-def _text_problem(text: str) -> str:
+def _problem_of_number_text(text: str) -> str:
     try:
         number = float(text)
     except ValueError:
@@ -130,10 +130,10 @@ def _format_yaml_float(number: float) -> str:
     return f"{mantissa}{'0' if mantissa.endswith('.') else ''}e{int(exponent):+d}"
 
 
-def read_sourced_number(where: str, path: str, data: object, quantity: Quantity) -> tuple[float, str]:
+def value_and_source_of_number(where: str, path: str, data: object, quantity: Quantity) -> tuple[float, str]:
     """Return the effective value of ``{datasheet: ..., measured: ..., note: ..., spread: ...}`` and its source."""
     if isinstance(data, str):
-        raise spec_error(where, path, _text_problem(data))
+        raise spec_error(where, path, _problem_of_number_text(data))
     if not isinstance(data, Mapping):
         got = shown(data)
         raise spec_error(where, path, f"expected a mapping with the source, e.g. {{datasheet: {got}}}, got {got}.")
@@ -151,7 +151,7 @@ def read_sourced_number(where: str, path: str, data: object, quantity: Quantity)
     return values[source], source
 
 
-def join_path(path: str, key: str) -> str:
+def join_dotted_path(path: str, key: str) -> str:
     """Return the dotted path of a key; an empty ``path`` is the root."""
     return f"{path}.{key}" if path else str(key)
 
@@ -170,7 +170,7 @@ def unknown_path_hint(path: str, known: Mapping[str, Quantity]) -> str:
     part, _, field = path.removeprefix(f"{section}.").partition(".")
     for head in difflib.get_close_matches(part, sorted({n.partition(".")[0] for n in under}), n=1, cutoff=0.6):
         if field and head != part:  # a layer's name that is misspelt comes before its field
-            hint = join_path(section, head)
+            hint = join_dotted_path(section, head)
             full = f"{hint}.{field}"
             nested = unknown_path_hint(full, known)
             return nested if "did you mean" in nested else f"; did you mean '{full if full in known else hint}'?"
@@ -179,7 +179,7 @@ def unknown_path_hint(path: str, known: Mapping[str, Quantity]) -> str:
         ends.setdefault(name.rpartition(".")[2], name)
         ends.setdefault(name, name)
     for near in difflib.get_close_matches(last, list(ends), n=1, cutoff=0.5):
-        return f"; did you mean '{join_path(section, ends[near])}'?"
+        return f"; did you mean '{join_dotted_path(section, ends[near])}'?"
     fields = sorted({name.partition(".")[0] for name in under})
     if section:
         return f"; {section} has {fields}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from roller.hardware.architectures import cuda_architecture, has_async_copies
+from roller.hardware.architectures import cuda_architecture_number, has_async_copies
 from roller.hardware.checks import spec_error
 from roller.hardware.plausibility import plausibility_warnings
 from roller.hardware.spec import DeviceSpec
@@ -178,7 +178,7 @@ def _rate_warnings(spec: DeviceSpec) -> Iterator[str]:
 def _target_warnings(spec: DeviceSpec) -> Iterator[str]:
     arch = spec.target.get("arch", "")
     first, last = LANGUAGES[spec.target["language"]].architectures
-    known = cuda_architecture(arch)
+    known = cuda_architecture_number(arch)
     if not first <= known <= last:
         yield f"target.arch: '{arch}' is no architecture known here (sm_{first} to sm_{last}): check its name"
     if known >= _MATRIX_SM and not spec.fragments:

@@ -73,7 +73,7 @@ def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSp
     return with_assumed_errors(found) if root is not None else with_probed_profile(found)
 
 
-def detect_unprobed() -> DeviceSpec:
+def detect_cpu_without_probe() -> DeviceSpec:
     """Return the specification of this machine as detected, without probed values: the starting point of a probe."""
     return _detect_cpu_spec(Path("/"), platform.machine().lower(), affinity_processors())
 
@@ -87,7 +87,7 @@ def is_this_machine(spec: DeviceSpec) -> bool:
 
 def check_core_count(spec: DeviceSpec) -> None:
     """Raise an error if a specification of this machine has a changed core count, for which kernels cannot be timed."""
-    there = detect_unprobed().units
+    there = detect_cpu_without_probe().units
     if spec.units != there:
         raise SpecError(
             f"{spec.name}: units: expected the {there} cores of this machine, on which kernels are timed, got "
@@ -96,7 +96,7 @@ def check_core_count(spec: DeviceSpec) -> None:
 
 
 def _this_machine_fingerprint() -> str:
-    return detect_unprobed().machine
+    return detect_cpu_without_probe().machine
 
 
 def is_probed(spec: DeviceSpec) -> bool:
@@ -110,7 +110,7 @@ def with_assumed_errors(detected: DeviceSpec) -> DeviceSpec:
     return detected.with_overrides(fields, "assumed")
 
 
-def profile_files(spec: DeviceSpec) -> tuple[Path, ...]:
+def profile_file_paths(spec: DeviceSpec) -> tuple[Path, ...]:
     """Return the files with a detected machine's values: the similar shipped profile and the probed profile."""
     probed = profile_path(spec.machine)
     shipped = spec_folder() / f"{spec.description.rpartition('(profile ')[2].partition(')')[0]}.yaml"
@@ -129,7 +129,7 @@ def with_probed_profile(detected: DeviceSpec) -> DeviceSpec:
         raise SpecError(f"{err} It is what `roller probe cpu` wrote: run it again, or delete the file.") from err
     if profile.machine != detected.machine:
         return with_assumed_errors(detected)
-    return _overlay_measured_values(detected, profile)
+    return _with_measured_values(detected, profile)
 
 
 def _assumed_all_core_bandwidth(detected: DeviceSpec, measured: Mapping[str, float]) -> dict[str, float]:
@@ -142,7 +142,7 @@ def _assumed_all_core_bandwidth(detected: DeviceSpec, measured: Mapping[str, flo
 
 
 @lru_cache(maxsize=8)
-def _overlay_measured_values(detected: DeviceSpec, profile: DeviceSpec) -> DeviceSpec:
+def _with_measured_values(detected: DeviceSpec, profile: DeviceSpec) -> DeviceSpec:
     values, known = profile.values(), settable_fields(detected)
     measured = {p: v for p, v in values.items() if profile.sources.get(p) == "measured" and p in known}
     for path in list(measured):  # a bandwidth of one core belongs with its saturation exponent
@@ -161,7 +161,7 @@ def _overlay_measured_values(detected: DeviceSpec, profile: DeviceSpec) -> Devic
 @lru_cache(maxsize=8)
 def _detect_cpu_spec(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
     info = read_cpuinfo(root)
-    profile, mcpu = match_profile(machine, info)
+    profile, mcpu = match_cpu_profile(machine, info)
     shipped = (spec_folder() / f"{profile}.yaml").is_file()
     spec = read_spec(profile) if shipped else generic_profile(profile)
     target = {k: v for k, v in spec.target.items() if k not in ("mtriple", "features")} | {"mcpu": mcpu}
@@ -175,7 +175,7 @@ def _detect_cpu_spec(root: Path, machine: str, affinity: tuple[int, ...]) -> Dev
         description=f"{info.model or machine}, this machine (profile {profile})",
         target_items=tuple(sorted(target.items())),
     )
-    cores = count_cores(root, affinity)
+    cores = count_usable_cores(root, affinity)
     detected: dict[str, float] = {"units": cores, **_detect_caches(root, spec)}
     clock = _detect_clock_hz(root, info)
     if clock is not None:
@@ -186,10 +186,10 @@ def _detect_cpu_spec(root: Path, machine: str, affinity: tuple[int, ...]) -> Dev
         detected["memory_layers.dram.capacity_bytes"] = memory
     scaled = _scale_to_cores_and_clock(spec, cores, clock or spec.clock_hz)
     found = spec.with_overrides(scaled, "assumed").with_overrides(detected, "detected")
-    return replace(found, machine=_fingerprint(info, machine, found))
+    return replace(found, machine=_machine_fingerprint(info, machine, found))
 
 
-def _fingerprint(info: CpuInfo, machine: str, spec: DeviceSpec) -> str:
+def _machine_fingerprint(info: CpuInfo, machine: str, spec: DeviceSpec) -> str:
     caches = ", ".join(f"{x.name} {x.capacity_bytes}" for x in spec.memory_layers if x.name in ("l1", "l2", "l3"))
     return f"{info.model or info.part or machine}; {spec.units} cores; {caches} bytes; {spec.target['mcpu']}"
 
@@ -214,10 +214,10 @@ def read_cpuinfo(root: Path) -> CpuInfo:
     )
 
 
-def match_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
+def match_cpu_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
     """Return the matching profile and the processor name for code generation.
 
-    >>> match_profile("x86_64", CpuInfo(flags=frozenset(_AVX2)))
+    >>> match_cpu_profile("x86_64", CpuInfo(flags=frozenset(_AVX2)))
     ('cpu-avx2', 'x86-64-v3')
     """
     if machine in _ARM:
@@ -231,7 +231,7 @@ def match_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
     return "cpu-avx2", "x86-64"
 
 
-def count_cores(root: Path, affinity: tuple[int, ...]) -> int:
+def count_usable_cores(root: Path, affinity: tuple[int, ...]) -> int:
     """Return the number of usable physical cores, according to affinity, control group and SMT siblings."""
     siblings = {
         _read_text_or_empty(root / f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list").strip() or str(i)

@@ -78,15 +78,15 @@ def _replace_numbers(spec: DeviceSpec, numbers: Mapping[str, float]) -> DeviceSp
         head, _, rest = path.partition(".")
         if head == "memory_layers":
             name, _, key = rest.partition(".")
-            layers = tuple(_replace_field(x, key, given) if x.name == name else x for x in spec.memory_layers)
+            layers = tuple(_replace_dataclass_field(x, key, given) if x.name == name else x for x in spec.memory_layers)
             spec = replace(spec, memory_layers=layers)
         elif head == "compute":
             rates = spec.compute.ops_per_cycle_per_unit | {rest.partition(".")[2]: given}
             spec = replace(spec, compute=Compute(tuple(rates.items())))
         elif rest:
-            spec = _replace_field(spec, head, _replace_field(getattr(spec, head), rest, given))
+            spec = _replace_dataclass_field(spec, head, _replace_dataclass_field(getattr(spec, head), rest, given))
         else:
-            spec = _replace_field(spec, head, given)
+            spec = _replace_dataclass_field(spec, head, given)
     check_consistency(spec.name, spec)
     return spec
 
@@ -95,5 +95,5 @@ def _replace_sources(spec: DeviceSpec, sources: Mapping[str, str]) -> DeviceSpec
     return replace(spec, source_items=tuple({**spec.sources, **sources}.items()))
 
 
-def _replace_field(obj: Any, name: str, value: object) -> Any:
+def _replace_dataclass_field(obj: Any, name: str, value: object) -> Any:
     return replace(obj, **{name: value})

@@ -10,11 +10,11 @@ from roller.hardware.spec import DeviceSpec
 _PIPES = ("group_matrix", "matrix", "dot", "fma")
 
 
-def peak_flops_per_s(spec: DeviceSpec, dtype: str) -> tuple[float, str] | None:
+def peak_flops_and_instruction_class(spec: DeviceSpec, dtype: str) -> tuple[float, str] | None:
     """Return a dtype's peak multiply-add rate (FLOP/s) and the rate's instruction class, or ``None`` without a rate.
 
     >>> from roller.hardware import load_spec
-    >>> peak, pipe = peak_flops_per_s(load_spec("h200"), "float16")
+    >>> peak, pipe = peak_flops_and_instruction_class(load_spec("h200"), "float16")
     >>> f"{peak / 1e12:.0f} TFLOP/s", pipe
     ('1071 TFLOP/s', 'group_matrix')
     """
@@ -33,7 +33,7 @@ def peak_report_lines(spec: DeviceSpec) -> list[str]:
     clock = f"{spec.clock_hz / 1e9:.4g} GHz"
     lines = []
     for dtype in DTYPES:
-        peak = peak_flops_per_s(spec, dtype)
+        peak = peak_flops_and_instruction_class(spec, dtype)
         if peak is not None:
             unit = "TOP/s" if dtype.startswith("int") else "TFLOP/s"
             lines.append(f"{dtype}: {peak[0] / 1e12:.4g} {unit} ({peak[1]}, at {clock})")

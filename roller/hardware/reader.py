@@ -12,9 +12,9 @@ import yaml
 
 from roller.core.files import read_text
 from roller.errors import SpecError, did_you_mean, shown
-from roller.hardware.checks import check_keys, join_path, read_sourced_number, spec_error
+from roller.hardware.checks import check_keys, join_dotted_path, spec_error, value_and_source_of_number
 from roller.hardware.consistency import check_consistency, check_spec_file
-from roller.hardware.fragments import read_fragments
+from roller.hardware.fragment_reader import read_fragments
 from roller.hardware.sections import (
     DTYPES,
     OPERATION_CLASSES,
@@ -65,7 +65,7 @@ def list_specs() -> tuple[str, ...]:
 def read_spec(name_or_path: str) -> DeviceSpec:
     """Return the specification for a shipped name or YAML file, parsed once per version of the file."""
     path = _find_spec_file(name_or_path)
-    return _load_cached(path, _modification_time_ns(path))
+    return _parse_spec_file_cached(path, _modification_time_ns(path))
 
 
 def spec_path(name_or_path: str) -> Path:
@@ -101,7 +101,7 @@ def _modification_time_ns(path: Path) -> int:
 
 
 @lru_cache(maxsize=64)
-def _load_cached(path: Path, stamp: int) -> DeviceSpec:
+def _parse_spec_file_cached(path: Path, stamp: int) -> DeviceSpec:
     del stamp  # part of the key only: an edited file is a different entry
     where = f"{path.parent.name}/{path.name}" if path.parent.name == "hardware_specs" else str(path)
     try:
@@ -145,17 +145,17 @@ def parse_spec(text: str, where: str) -> DeviceSpec:
         (*_SECTIONS, "machine", *_OF_THE_BOARD, "memory_layers", "accuracy", "fragments"),
         (*_SECTIONS, "memory_layers"),
     )
-    return _build_spec(where, data)
+    return _spec_from_data(where, data)
 
 
-def _build_spec(where: str, data: Mapping[str, Any]) -> DeviceSpec:
+def _spec_from_data(where: str, data: Mapping[str, Any]) -> DeviceSpec:
     sources: dict[str, str] = {}
     kind = data["kind"]
     if kind not in KINDS:
         raise spec_error(where, "kind", f"expected one of {sorted(KINDS)}, got {shown(kind)}.")
     declared, given = numeric_fields(DeviceSpec), _split_clocks(where, data)
     top = _read_numbers(where, "", given, {k: declared[k] for k in declared if k in given}, sources)
-    teu = _read_section(where, "teu", data["teu"], kind, sources, extra=("name",))
+    teu = _read_section_numbers(where, "teu", data["teu"], kind, sources, extra=("name",))
     spec = DeviceSpec(
         name=_read_text_field(where, "name", data["name"]),
         kind=kind,
@@ -163,11 +163,11 @@ def _build_spec(where: str, data: Mapping[str, Any]) -> DeviceSpec:
         target_items=_read_target(where, kind, data["target"]),
         teu=Teu(name=_read_text_field(where, "teu.name", data["teu"].get("name")), **teu),
         compute=_read_compute(where, data["compute"], sources),
-        execution=Execution(**_read_section(where, "execution", data["execution"], kind, sources)),
-        limits=Limits(**_read_section(where, "limits", data["limits"], kind, sources)),
+        execution=Execution(**_read_section_numbers(where, "execution", data["execution"], kind, sources)),
+        limits=Limits(**_read_section_numbers(where, "limits", data["limits"], kind, sources)),
         memory_layers=_read_layers(where, data["memory_layers"], kind, sources),
         machine=_read_text_field(where, "machine", data["machine"]) if "machine" in data else "",
-        accuracy=Accuracy(**_read_section(where, "accuracy", data.get("accuracy", {}), kind, sources)),
+        accuracy=Accuracy(**_read_section_numbers(where, "accuracy", data.get("accuracy", {}), kind, sources)),
         fragments=read_fragments(where, data.get("fragments", [])),
         source_items=tuple(sources.items()),
         written=collect_sourced_numbers(data),
@@ -202,7 +202,7 @@ VALIDATED_WITH = "validated_with"
 _CLASSES = {"teu": Teu, "execution": Execution, "limits": Limits, "accuracy": Accuracy}
 
 
-def _read_section(
+def _read_section_numbers(
     where: str, name: str, data: object, kind: str, sources: dict[str, str], extra: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     if not isinstance(data, Mapping):
@@ -220,8 +220,8 @@ def _read_numbers(
     out = {}
     for key, quantity in declared.items():
         if key in data:
-            dotted = join_path(path, key)
-            out[key], sources[dotted] = read_sourced_number(where, dotted, data[key], quantity)
+            dotted = join_dotted_path(path, key)
+            out[key], sources[dotted] = value_and_source_of_number(where, dotted, data[key], quantity)
     return out
 
 
@@ -299,9 +299,11 @@ def _check_rate_name(where: str, path: str, name: str) -> None:
     classes = (*OPERATION_CLASSES, *OPTIONAL_CLASSES)
     if operation not in classes:
         hint = did_you_mean(operation, classes) or f"; expected one of {list(classes)}."
-        raise spec_error(where, join_path(path, name), f"unknown key{hint}")
+        raise spec_error(where, join_dotted_path(path, name), f"unknown key{hint}")
     if dot and dtype not in DTYPES:
-        raise spec_error(where, join_path(path, name), f"unknown dtype '{dtype}'{did_you_mean(dtype, DTYPES) or '.'}")
+        raise spec_error(
+            where, join_dotted_path(path, name), f"unknown dtype '{dtype}'{did_you_mean(dtype, DTYPES) or '.'}"
+        )
 
 
 def _read_text_field(where: str, path: str, value: object) -> str:

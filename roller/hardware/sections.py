@@ -149,7 +149,7 @@ UNVALIDATED_ERROR = 0.5
 class Accuracy(Section):
     """Expected relative errors (one sigma) of predictions for this device, as found by validation.
 
-    Every field is optional; :mod:`roller.perf.accuracy` gives the defaults.
+    Every field is optional; :mod:`roller.perf.expected_errors` gives the defaults.
     """
 
     #: Standard deviation of ``ln(measured / predicted)`` about zero, for predicted times.

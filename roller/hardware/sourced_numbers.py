@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roller.hardware.checks import SOURCES, join_path
+from roller.hardware.checks import SOURCES, join_dotted_path
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def _walk_sourced_numbers(path: str, data: object) -> Iterator[SourcedNumber]:
     if isinstance(data, list):
         for x in data:
             if isinstance(x, Mapping) and isinstance(x.get("name"), str):
-                yield from _walk_sourced_numbers(join_path(path, x["name"]), x)
+                yield from _walk_sourced_numbers(join_dotted_path(path, x["name"]), x)
         return
     if not isinstance(data, Mapping):
         return
@@ -48,4 +48,4 @@ def _walk_sourced_numbers(path: str, data: object) -> Iterator[SourcedNumber]:
             yield from _walk_sourced_numbers("clock_hz", value["boost"])
             yield from _walk_sourced_numbers("sustained_clock_hz", value.get("sustained"))
         else:
-            yield from _walk_sourced_numbers(join_path(path, str(key)), value)
+            yield from _walk_sourced_numbers(join_dotted_path(path, str(key)), value)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from roller.core.display import html_table, one_line_repr
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.core.validation import validate_integer
 from roller.errors import SpecError, did_you_mean, shown
 from roller.hardware.checks import Quantity

@@ -14,10 +14,10 @@ from roller.core.display import seconds_text
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernel_prices import KernelPricer
-from roller.insight.cost.operator_price import check_policy
+from roller.insight.cost.operator_price import check_policy_is_known
 from roller.insight.rate_card import RateCard
 from roller.insight.sweep import check_picture_path
-from roller.perf.matrix_unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 
 #: Name of the row in which every operator is called once.
 ALL = "all, once each"
@@ -132,16 +132,16 @@ def compare(
     >>> [(c.device, c.bound, c.fastest) for c in found.cells]
     [('a100', 'dram', False), ('h100', 'dram', True)]
     """
-    check_policy(policy)
+    check_policy_is_known(policy)
     cells: list[Cell] = []
     notes: dict[str, None] = {}
     for spec in devices:
         kernels = KernelPricer(spec.sustained, policy, cache_folder() / "prices")
-        kernels.price_in_parallel(operators.values())
+        kernels.price_expressions_in_parallel(operators.values())
         mine = [_price_cell(name, expr, spec, kernels) for name, expr in operators.items()]
         kernels.save()
         cells += [*mine, *([_sum_of_cells(mine)] if len(mine) > 1 else [])]
-        notes |= dict.fromkeys(unit_notes(operators.values(), spec, ours=policy == "roller"))
+        notes |= dict.fromkeys(notes_on_matrix_unit(operators.values(), spec, ours=policy == "roller"))
         done(spec.name)
     unpriced = [s.name for s in devices if prices is not None and prices.per_hour(s.name) is None]
     if unpriced:
@@ -189,7 +189,7 @@ def _mark_best_devices(cells: Sequence[Cell]) -> list[Cell]:
 
 
 @dataclass(frozen=True)
-class Theme:
+class ChartTheme:
     """Colours of a chart."""
 
     back: str
@@ -200,8 +200,12 @@ class Theme:
 
 #: Colours that people with colour blindness can distinguish, after Okabe and Ito.
 THEMES = {
-    "light": Theme("#ffffff", "#1f2328", "#d0d7de", ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#4b4b4b")),
-    "dark": Theme("#0d1117", "#e6edf3", "#30363d", ("#56b4e9", "#ff9955", "#2fd3a5", "#e69fd0", "#f0e442", "#b0b0b0")),
+    "light": ChartTheme(
+        "#ffffff", "#1f2328", "#d0d7de", ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#4b4b4b")
+    ),
+    "dark": ChartTheme(
+        "#0d1117", "#e6edf3", "#30363d", ("#56b4e9", "#ff9955", "#2fd3a5", "#e69fd0", "#f0e442", "#b0b0b0")
+    ),
 }
 _MARKS = ("o", "s", "D", "^", "v", "P")
 #: Sizes in inches: height of an operator's row, height added per device, height of both margins, and default width.
@@ -235,7 +239,7 @@ def draw_comparison(found: Comparison, path: str | Path, *, theme: str = "light"
         panels[0].set_xlabel("time of a call")
         panels[0].xaxis.set_major_formatter(lambda value, _: _without_trailing_zeros(seconds_text(value)))
         if priced:
-            _draw_panel(panels[1], found, colours, _cost_interval)
+            _draw_panel(panels[1], found, colours, _cost_with_interval)
             panels[1].set_xlabel(f"{found.currency} per million calls")
             panels[1].xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         marks, names = panels[0].get_legend_handles_labels()
@@ -252,7 +256,7 @@ def _without_trailing_zeros(text: str) -> str:
     return f"{float(number):g} {unit}"
 
 
-def _cost_interval(cell: Cell) -> tuple[float, float, float] | None:
+def _cost_with_interval(cell: Cell) -> tuple[float, float, float] | None:
     if cell.price_per_million is None:
         return None
     each = cell.price_per_million / cell.seconds
@@ -260,7 +264,7 @@ def _cost_interval(cell: Cell) -> tuple[float, float, float] | None:
 
 
 def _draw_panel(
-    axes: Any, found: Comparison, colours: Theme, value: Callable[[Cell], tuple[float, float, float] | None]
+    axes: Any, found: Comparison, colours: ChartTheme, value: Callable[[Cell], tuple[float, float, float] | None]
 ) -> None:
     """Draw one row per operator, with one mark per device and its expected error as a line."""
     from matplotlib.ticker import LogLocator, NullFormatter

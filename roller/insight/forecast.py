@@ -28,10 +28,10 @@ from roller.insight.step.breakdown import BreakdownRow, Key, breakdown, exposed_
 from roller.insight.step.from_trace import build_priced_step_graph
 from roller.insight.step.graph import Provenance, StepGraph, Task
 from roller.insight.step.simulate import Timeline, simulate
-from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
+from roller.insight.trace.gradient_buckets import buckets, trace_with_bucket_storages
 from roller.insight.trace.trace import Operator, Trace
 from roller.insight.whatif.data_parallel import add_data_parallelism
-from roller.perf.matrix_unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 
 #: Share of a step's time spent waiting for links above which the step is bound by links.
 NOTABLE = 0.1
@@ -112,7 +112,7 @@ class Forecast:
     @cached_property
     def _simulated_graph(self) -> tuple[StepGraph, Timeline]:
         # Built on demand: a sweep keeps hundreds of forecasts, and few graphs of them are used.
-        graph, _ = _graph_on_devices(self.step, self.host_op_s, self.devices)
+        graph, _ = _graph_on_one_of_devices(self.step, self.host_op_s, self.devices)
         return graph, simulate(graph)
 
     @property
@@ -261,11 +261,11 @@ def forecast(
     >>> found.bound_by_launches, found.by_operator()[0].resource, found.memory.fits
     (False, 'compute', True)
     """
-    from roller.arguments import target_of
+    from roller.compile_arguments import spec_and_local_device
 
     if not host_op_s >= 0:
         raise RollerError(f"host_op_s: expected seconds, got {host_op_s!r}. Leave it out for {HOST_OP_S}.")
-    spec = target_of(device)[0]
+    spec = spec_and_local_device(device)[0]
     last, *others = (
         _forecast_step(t, spec, policy, host_op_s, settings, kernels, devices, tf32) for t in trace.unlike()
     )
@@ -278,14 +278,18 @@ def _forecast_step(
 ) -> Forecast:  # fmt: skip
     """Return the forecast for the last step of a trace."""
     step = price_step(trace, spec, policy, kernels=kernels, tf32=tf32)
-    graph, trace = _graph_on_devices(step, host_op_s, devices)
+    graph, trace = _graph_on_one_of_devices(step, host_op_s, devices)
     run = simulate(graph)
     end_s, host_s = run.makespan_us / 1e6, thread_work_us(graph) / 1e6
     device_s = sum(p.seconds for _, p in step.operators)
     unmapped = sum(p.seconds for _, p in step.operators if p.provenance == "bytes")
     memory = memory_on_device(trace, spec, settings)
     near = fit_uncertainty_note(trace, spec, memory, settings)
-    lacks = unit_notes(step.kernels.priced_expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
+    lacks = (
+        notes_on_matrix_unit(step.kernels.priced_expressions, spec, ours=policy == "roller")
+        if spec.traits.blocks
+        else ()
+    )
     far = host_copy_notes(trace.steady(), end_s) if spec.traits.discrete else ()
     notes = (*trace.warnings, *far, *lacks, *filter(None, [near]))
     exposed_s = exposed_network_us(graph, run) / 1e6
@@ -309,7 +313,7 @@ def _mean_forecast(last: Forecast, others: Sequence[Forecast]) -> Forecast:
     return replace(longest, memory=fullest.memory, notes=fullest.notes, **means)
 
 
-def _graph_on_devices(step: PricedStep, host_op_s: float, devices: int) -> tuple[StepGraph, Trace]:
+def _graph_on_one_of_devices(step: PricedStep, host_op_s: float, devices: int) -> tuple[StepGraph, Trace]:
     """Return a step's graph on one of ``devices`` devices, and the trace including its gradient buckets."""
     graph = build_priced_step_graph(step, host_op_s)
     return (graph, step.trace) if devices == 1 else _graph_on_several_devices(step, graph, devices)
@@ -333,4 +337,4 @@ def _graph_on_several_devices(step: PricedStep, graph: StepGraph, devices: int) 
     def copy_us(size_bytes: int, gradients: int) -> tuple[float, Provenance]:
         return 1e6 * step.kernels.price_stream(size_bytes, size_bytes, gradients).seconds, "predicted"
 
-    return add_data_parallelism(graph, ring, copy_us) if held else graph, add_bucket_storages(step.trace, held)
+    return add_data_parallelism(graph, ring, copy_us) if held else graph, trace_with_bucket_storages(step.trace, held)

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from roller.errors import RollerError, counted
 from roller.expr import TensorExpr
-from roller.expr.resizing import Size, growing_sizes
+from roller.expr.growing_sizes import GrowableSize, growing_sizes
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernel_prices import KernelPricer
-from roller.insight.cost.operator_price import check_policy
-from roller.insight.cost.padding import (
+from roller.insight.cost.operator_price import check_policy_is_known
+from roller.insight.cost.worthwhile_size_padding import (
     LEAST_GAIN,
     LEAST_SHARE,
+    allowed_padded_extents,
     enlarge_sizes,
-    joint_paddings,
-    padded_extents,
+    paddings_to_common_multiples,
     smallest_worthwhile_padding,
 )
 
@@ -190,23 +190,23 @@ def lint(
     Each kernel is priced alone, at the sustained clock. Padding with zeros does not change any result; the time to pad
     tensors other than weights is not priced.
     """
-    from roller.arguments import target_of
+    from roller.compile_arguments import spec_and_local_device
     from roller.models.compile import partition_graph, read_folded_graph
 
     if not (isinstance(least_gain, (int, float)) and 1 < least_gain < math.inf):
         raise RollerError(f"lint: least_gain: expected a factor above 1, got {least_gain!r}. Pass e.g. 1.05.")
-    check_policy(policy)
-    spec = target_of(device)[0]
+    check_policy_is_known(policy)
+    spec = spec_and_local_device(device)[0]
     if policy == "library" and not spec.traits.blocks:
         raise RollerError(
             f"lint: policy: expected 'roller' on {spec.name}, got 'library': those described run on GPUs."
         )
-    source, name = _model_source(model, examples)
+    source, name = _model_to_read_and_name(model, examples)
     program = partition_graph(read_folded_graph(source, batch=batch, shapes=shapes))
     return _lint_program(program, name or program.name, spec, policy, least_gain)
 
 
-def _model_source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
+def _model_to_read_and_name(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
     """Return a model in a form that :func:`read_folded_graph` takes, and its file's or class's name, else ``""``."""
     if not hasattr(model, "parameters") or isinstance(model, type):
         if examples:
@@ -231,15 +231,15 @@ def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, le
     uses, first = Counter(r.kernel for r in runs), {r.kernel: r for r in reversed(runs)}
     prices = KernelPricer(spec.sustained, policy)
     expressions = {key: program.kernels[key].expression for key in uses}
-    prices.price_in_parallel(expressions.values())
+    prices.price_expressions_in_parallel(expressions.values())
     found = {key: prices.price_expression(e) for key, e in expressions.items()}
     whole = sum(uses[key] * p.seconds for key, p in found.items())
     sizes = {
-        key: [s for s in growing_sizes(expressions[key]) if padded_extents(s.extent)]
+        key: [s for s in growing_sizes(expressions[key]) if allowed_padded_extents(s.extent)]
         for key, price in found.items() if uses[key] * price.seconds >= LEAST_SHARE * whole
     }  # fmt: skip
-    prices.price_in_parallel(
-        enlarge_sizes(expressions[key], c) for key, own in sizes.items() for c in joint_paddings(own)
+    prices.price_expressions_in_parallel(
+        enlarge_sizes(expressions[key], c) for key, own in sizes.items() for c in paddings_to_common_multiples(own)
     )
     advice = []
     for key, own in sizes.items():
@@ -251,7 +251,7 @@ def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, le
         advice.append(
             Advice(
                 first[key].label, uses[key],
-                tuple(_pad_with_name(s, e, expressions[key], first[key], program) for s, e in best.items()),
+                tuple(_pad_named_after_weight(s, e, expressions[key], first[key], program) for s, e in best.items()),
                 before.seconds, after.seconds, uses[key] * before.seconds / whole,
                 padded.flops / expressions[key].flops - 1 if expressions[key].flops else 0.0,
                 whole / (whole - uses[key] * (before.seconds - after.seconds)),
@@ -262,7 +262,7 @@ def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, le
     return Lint(spec.name, name, whole, len(uses), sum(map(bool, sizes.values())), tuple(advice))
 
 
-def _pad_with_name(size: Size, padded: int, expr: TensorExpr, run: Run, program: Program) -> Pad:
+def _pad_named_after_weight(size: GrowableSize, padded: int, expr: TensorExpr, run: Run, program: Program) -> Pad:
     """Return the padding of a size, named after a weight with that size if any, otherwise after an input or output."""
     names = dict(
         itertools.chain(

@@ -12,7 +12,7 @@ from roller.core.display import html_table, seconds_text
 from roller.hardware import DeviceSpec
 from roller.hardware.calibration import is_calibrated
 from roller.insight.cost.kernel_prices import KernelPrice, KernelPricer
-from roller.perf.matrix_unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,17 @@ def forecast_onnx(
     ModelError
         If the file is not a model, or contains operators that cannot be lowered.
     """
-    from roller.arguments import target_of
+    from roller.compile_arguments import spec_and_local_device
     from roller.models.compile import partition_graph, read_folded_graph
     from roller.models.graph import memory_plan
     from roller.models.graph.program_steps import iterate_kernel_runs
 
-    spec = target_of(device)[0]
+    spec = spec_and_local_device(device)[0]
     program = partition_graph(read_folded_graph(model, batch=batch, shapes=shapes))
     planned = memory_plan.plan_memory(program)
     prices = KernelPricer(spec.sustained, policy)
     uses = Counter(run.kernel for run in iterate_kernel_runs(program.steps))
-    prices.price_in_parallel(program.kernels[key].expression for key in uses)
+    prices.price_expressions_in_parallel(program.kernels[key].expression for key in uses)
     found = {
         key: prices.price_expression(program.kernels[key].expression).multiply_by_count(n) for key, n in uses.items()
     }
@@ -140,7 +140,7 @@ def forecast_onnx(
         sum(p.lower for p in found.values()), sum(p.upper for p in found.values()),
         sum(a.nbytes for a in program.constants.values()), planned.arena_bytes,
         _kernel_shares(found, {k: program.kernels[k].expression.name for k in found}, uses, whole),
-        unit_notes(prices.priced_expressions, spec, ours=policy == "roller"),
+        notes_on_matrix_unit(prices.priced_expressions, spec, ours=policy == "roller"),
         "calibrated" if is_calibrated(spec) else "predicted",
     )  # fmt: skip
 

@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import IO, Any
 
 from roller.backends.device_process import end_process
-from roller.backends.message_channel import ChannelClosed, receive, send
+from roller.backends.message_channel import ChannelClosed, receive_message, send_message
 from roller.core.package_folders import environment_with_package
 from roller.errors import ModelError, shown
+from roller.insight.trace.entry_file_providers import ProviderErrors
 from roller.insight.trace.options import DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.progress import report_progress
-from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
@@ -125,10 +125,10 @@ class ProjectTracer:
             return self._trace(options)
 
     def _trace(self, options: TraceOptions) -> Trace:
-        if any(_file_signature(file) != known for file, known in self._files.items()):
+        if any(_modification_time_and_size(file) != known for file, known in self._files.items()):
             self.close()
         reply, blobs = self._send_request(self._request(options), "can be traced")
-        self._files = {file: _file_signature(file) for file in reply["files"]}
+        self._files = {file: _modification_time_and_size(file) for file in reply["files"]}
         return Trace.from_json(blobs[0].decode(), str(self.entry))
 
     def _request(self, options: TraceOptions) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class ProjectTracer:
         process = self._ensure_process()
         assert process.stdin is not None and process.stdout is not None
         try:
-            send(process.stdin.fileno(), request)
+            send_message(process.stdin.fileno(), request)
             reply, blobs = self._receive_reply(process.stdout.fileno())
         except ChannelClosed:
             raise self._process_ended_error() from None
@@ -154,7 +154,7 @@ class ProjectTracer:
             self.close()  # cancelled or interrupted: a later response would not belong to any request
             raise
         if reply.get("problems"):
-            raise ProviderErrors.of_rows(reply["problems"])
+            raise ProviderErrors.from_json_rows(reply["problems"])
         if "refused" in reply:
             raise ModelError(reply["refused"])
         if "failed" in reply:
@@ -173,7 +173,7 @@ class ProjectTracer:
             if not select.select([fd], [], [], _POLL_S)[0]:
                 report_progress(*last)
                 continue
-            reply, blobs = receive(fd)
+            reply, blobs = receive_message(fd)
             if "progress" not in reply:
                 return reply, blobs
             stage, done, total = reply["progress"]
@@ -216,7 +216,7 @@ class ProjectTracer:
         )
 
 
-def _file_signature(file: str) -> tuple[int, int]:
+def _modification_time_and_size(file: str) -> tuple[int, int]:
     """Return properties that change with a file's content: its modification time and size."""
     try:
         found = os.stat(file)

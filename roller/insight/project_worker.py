@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roller.backends.message_channel import ChannelClosed, receive, send
+from roller.backends.message_channel import ChannelClosed, receive_message, send_message
 from roller.errors import RollerError
+from roller.insight.trace.entry_file_providers import ProviderErrors
 from roller.insight.trace.options import DeviceRules, TraceOptions
 from roller.insight.trace.progress import listening
-from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 
@@ -47,27 +47,27 @@ def main(entry: str) -> None:
 
 def answer_requests(answer_request: Callable[[dict[str, Any]], tuple[dict[str, Any], Trace]]) -> None:
     """Respond to each request with data and a trace, or with an error, until the other end of the pipe closes."""
-    requests, answers = take_pipes()
+    requests, answers = take_over_standard_pipes()
     own = os.getpid()
     with contextlib.suppress(ChannelClosed):
         while True:
-            request, _ = receive(requests)
+            request, _ = receive_message(requests)
             try:
-                with listening(progress_sender(answers)):
+                with listening(progress_listener_for_pipe(answers)):
                     found, trace = answer_request(request)
-                _exit_if_forked(own)
+                _exit_if_in_forked_process(own)
             except RollerError as error:
-                _exit_if_forked(own)
+                _exit_if_in_forked_process(own)
                 problems = error.rows() if isinstance(error, ProviderErrors) else []
-                send(answers, {"refused": str(error), "problems": problems})
+                send_message(answers, {"refused": str(error), "problems": problems})
             except BaseException as error:  # noqa: BLE001 - the other end says it; this process goes on or ends there
-                _exit_if_forked(own)
-                send(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
+                _exit_if_in_forked_process(own)
+                send_message(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
             else:
-                send(answers, found, [trace.to_json().encode()])
+                send_message(answers, found, [trace.to_json().encode()])
 
 
-def take_pipes() -> tuple[int, int]:
+def take_over_standard_pipes() -> tuple[int, int]:
     """Return the pipe ends for requests and responses; this process ends when the request pipe's other end closes.
 
     From now on, standard input is empty, and standard output goes to standard error.
@@ -91,7 +91,7 @@ def _exit_when_pipe_closes(requests: int) -> None:
     os._exit(1)
 
 
-def _exit_if_forked(own: int) -> None:
+def _exit_if_in_forked_process(own: int) -> None:
     """End this process if its id is not ``own``: the user's code forked it, and it has left that code."""
     if os.getpid() != own:
         os._exit(0)
@@ -110,10 +110,10 @@ def _measure_entry(entry: str, request: dict[str, Any]) -> tuple[dict[str, Any],
     from roller.insight.tracing import require_torch
 
     require_torch("measure")
-    from roller.insight.trace.pytorch.timed_step import measure_entry, measurement_header
+    from roller.insight.trace.pytorch.timed_step import measure_entry, measurement_json_without_trace
 
     found = measure_entry(entry, options_from_request(request), request["budget_s"])
-    return {"measured": measurement_header(found)}, found.trace
+    return {"measured": measurement_json_without_trace(found)}, found.trace
 
 
 def options_from_request(request: dict[str, Any]) -> TraceOptions:
@@ -133,9 +133,9 @@ def device_rules_from_request(device: Any) -> DeviceRules | None:
     return None if device is None else DeviceRules(device[0], (device[1][0], device[1][1]))
 
 
-def progress_sender(answers: int) -> Callable[[str, int, int], None]:
+def progress_listener_for_pipe(answers: int) -> Callable[[str, int, int], None]:
     """Return a listener that sends progress through a pipe at a limited rate."""
-    return rate_limited_listener(lambda *progress: send(answers, {"progress": list(progress)}))
+    return rate_limited_listener(lambda *progress: send_message(answers, {"progress": list(progress)}))
 
 
 def rate_limited_listener(tell: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:

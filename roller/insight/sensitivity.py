@@ -17,11 +17,11 @@ from roller.insight.cost.compiled import apply_policy_to_trace
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernel_prices import KernelPrice, KernelPricer
 from roller.insight.cost.library_settings import LibrarySettings
-from roller.insight.cost.operator_price import Pricer, check_policy
+from roller.insight.cost.operator_price import Pricer, check_policy_is_known
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 from roller.perf.estimate import Estimate
-from roller.perf.matrix_unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 from roller.templates.common.options import ConstructOptions
 
 #: Function that estimates one kernel on any device.
@@ -48,14 +48,14 @@ class _FixedProgramKernels(KernelPricer):
     def _price_by_model(self, expr: TensorExpr, library: str) -> KernelPrice:
         key = expr, library
         if key not in self._programs:
-            self._programs[key] = _choose_program(expr, self._base, self.policy, library)
+            self._programs[key] = _estimator_of_chosen_program(expr, self._base, self.policy, library)
         program = self._programs[key]
         if program is None:  # priced by its bytes, on every device
             return super()._price_by_model(expr, library)
         return self._price_from_estimate(program(self.spec), "library" if self.policy == "library" else "construct")
 
 
-def _choose_program(expr: TensorExpr, spec: DeviceSpec, policy: str, library: str) -> Program | None:
+def _estimator_of_chosen_program(expr: TensorExpr, spec: DeviceSpec, policy: str, library: str) -> Program | None:
     """Return an estimator, for any device, of the program chosen for ``spec``; ``None`` if no program fits ``spec``."""
     from roller.construction.constructor import construct_candidates
     from roller.construction.library_pricing import library_program_pricer
@@ -83,7 +83,7 @@ def sensitivity_of_step(
     policy: str = "library",
 ) -> WholeSensitivity:
     """Return the sensitivity of a training step's device time to the parameters of a device."""
-    check_policy(policy)
+    check_policy_is_known(policy)
     trace = step.at(batch=batch, device=device, amp=amp) if isinstance(step, TracedStep) else step
     trace = apply_policy_to_trace(trace, policy, on_gpu=device.traits.blocks)
     operators, settings = list(trace.steady()), LibrarySettings.of(trace.options)
@@ -120,7 +120,7 @@ def _sensitivity_with_fixed_programs(
             return (math.inf,)
 
     found = sensitivity_of_pricer(device, (name,), total_seconds, anew=False, fields=_fields_to_vary(device))
-    notes = unit_notes([expr for expr, _ in programs], device, ours=policy == "roller")
+    notes = notes_on_matrix_unit([expr for expr, _ in programs], device, ours=policy == "roller")
     return WholeSensitivity(found, (*warnings, *notes))
 
 
@@ -138,7 +138,7 @@ def sensitivity_of_model(
     from roller.models.compile import partition_graph, read_folded_graph
     from roller.models.graph.program_steps import iterate_kernel_runs
 
-    check_policy(policy)
+    check_policy_is_known(policy)
     program = partition_graph(read_folded_graph(model, batch=batch, shapes=shapes))
     runs = Counter(run.kernel for run in iterate_kernel_runs(program.steps))
     uses = {key: (program.kernels[key].expression, n) for key, n in runs.items()}

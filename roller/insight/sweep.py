@@ -17,7 +17,7 @@ from roller.insight.cost.compiled import apply_policy_to_trace
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import largest_batch_on_device
 from roller.insight.rate_card import RateCard
-from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
+from roller.insight.trace.gradient_buckets import buckets, trace_with_bucket_storages
 from roller.insight.trace.progress import report_progress
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
@@ -145,7 +145,7 @@ def _forecast_row(
     def trace_with_batch(part: int) -> Trace:
         traced = step.at(batch=part, device=spec, amp=amp, checkpoint=checkpoint)
         trace = apply_policy_to_trace(traced, policy, on_gpu=spec.traits.blocks)
-        return trace if count == 1 else add_bucket_storages(trace, buckets(trace))
+        return trace if count == 1 else trace_with_bucket_storages(trace, buckets(trace))
 
     if batch == LARGEST:
         try:

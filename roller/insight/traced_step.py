@@ -14,7 +14,7 @@ from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.from_trace import from_trace
 from roller.insight.step.graph import StepGraph
-from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
+from roller.insight.trace.gradient_buckets import buckets, trace_with_bucket_storages
 from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
@@ -97,9 +97,9 @@ class TracedStep(Trace):
         device, policy
             See :func:`roller.insight.forecast.forecast`.
         """
-        from roller.arguments import target_of
+        from roller.compile_arguments import spec_and_local_device
 
-        return apply_policy_to_trace(self, policy, on_gpu=target_of(device)[0].traits.blocks)
+        return apply_policy_to_trace(self, policy, on_gpu=spec_and_local_device(device)[0].traits.blocks)
 
     def forecast(
         self,
@@ -160,7 +160,7 @@ class TracedStep(Trace):
                 checkpoint=tuple(dict.fromkeys((*(self.options.get("checkpoint") or ()), *(change.checkpoint or ())))),
             )  # fmt: skip
         run = changed.as_run(device, policy)
-        held = add_bucket_storages(run, buckets(run)) if count > 1 else run
+        held = trace_with_bucket_storages(run, buckets(run)) if count > 1 else run
         return memory_on_device(held, device)  # its peak covers all steps, including the fullest one
 
     def max_batch(

@@ -11,8 +11,8 @@ import numpy as np
 
 from roller.core.display import one_line_repr
 from roller.models.compiled_model import CompiledModel
-from roller.models.disagreement import ReferenceOutputs, decide_which_is_right, run_references
-from roller.models.reference_outputs import expected_of
+from roller.models.disagreement_verdict import ReferenceOutputs, decide_which_is_right, run_references
+from roller.models.onnxruntime_reference import make_random_expected_outputs
 from roller.models.session.bundle_run import relative_error
 from roller.models.session.gpu_bundle import TOLERANCE
 
@@ -42,7 +42,7 @@ class Difference:
     tolerance
         Largest accepted ``error``.
     right, why
-        The fields of the :class:`roller.models.disagreement.Verdict` on an error above the tolerance; otherwise
+        The fields of the :class:`roller.models.disagreement_verdict.Verdict` on an error above the tolerance; otherwise
         ``None`` and empty.
     """
 
@@ -94,7 +94,7 @@ def compare_with_onnxruntime(
     program, session = made.plan.program, made.session()
     found, source = list[Difference](), ""
     for number in range(sets):
-        expected = expected_of(model, program, seed=seed + number, values=values)
+        expected = make_random_expected_outputs(model, program, seed=seed + number, values=values)
         got = session.run(None, dict(zip(program.inputs, expected.feeds, strict=True)))
         source = expected.source
         pairs = [(np.asarray(a), np.asarray(w)) for a, w in zip(got, expected.outputs, strict=True)]
@@ -102,12 +102,12 @@ def compare_with_onnxruntime(
         if not all(d.ok for d in some):
             known = {n: np.asarray(v) for n, v in (values or {}).items()}
             others = run_references(model, program, {**known, **dict(zip(program.inputs, expected.feeds, strict=True))})
-            some = [_with_verdict(d, *pairs[k], others, k, tolerance) for k, d in enumerate(some)]
+            some = [_add_verdict_if_wrong(d, *pairs[k], others, k, tolerance) for k, d in enumerate(some)]
         found += some
     return Comparison(program.name or "model", source, tuple(found), sets)
 
 
-def _with_verdict(
+def _add_verdict_if_wrong(
     found: Difference,
     got: np.ndarray,
     wanted: np.ndarray,

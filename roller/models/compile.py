@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from roller.arguments import target_of
 from roller.artifact import KernelArtifact
+from roller.compile_arguments import spec_and_local_device
 from roller.errors import RollerWarning, counted
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import check_core_count, is_this_machine
-from roller.models.arguments import (
+from roller.models.argument_validation import (
     has_dynamic_shapes,
     validate_base_dir,
     validate_batch,
@@ -28,24 +28,24 @@ from roller.models.arguments import (
     validate_shapes,
     validate_values,
 )
-from roller.models.batch.batch_result import Batch
-from roller.models.batch.compile import compile_kernels
-from roller.models.batch.executors import Workers, workers_for
-from roller.models.batch.jobs import Settings, Target, construct_jobs
-from roller.models.batch.kernel_predictions import Predictions
+from roller.models.batch.batch_result import BatchResult
+from roller.models.batch.compile_kernels import compile_kernels
+from roller.models.batch.executors import Workers, choose_batch_workers
+from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, construct_jobs
+from roller.models.batch.kernel_predictions import KernelPredictor
 from roller.models.batch.launch_forecast import forecast_launches
-from roller.models.batch.progress import OnProgress, count_kernels_on_interrupt, ignore_progress, progress_display
+from roller.models.batch.progress import OnProgress, ignore_progress, progress_callback, report_count_on_interrupt
 from roller.models.compiled_model import CompiledModel, count_kernel_runs
 from roller.models.graph.coschedule import coschedule_program
 from roller.models.graph.layout_choice import ChosenLayouts, choose_layouts
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.program_steps import Program
 from roller.models.graph.weight_reuse import bytes_between_reads
-from roller.models.onnx.program_cache import ProgramNote
+from roller.models.onnx.program_cache import CachedProgramFile
 from roller.models.options import TOP_K, ModelOptions
-from roller.models.session.constants import flatten_lanes
 from roller.models.session.cpu_session import Session, validate_threads
-from roller.models.session.fallback import require_runtimes
+from roller.models.session.fallback_runtime import require_runtimes
+from roller.models.session.packed_constants import flatten_lanes
 from roller.runtime.cache import KernelCache
 from roller.targets import target_for
 from roller.templates.common.options import ConstructOptions
@@ -53,7 +53,7 @@ from roller.templates.common.options import ConstructOptions
 if TYPE_CHECKING:
     import onnx
 
-    from roller.models.graph.nodes import Graph
+    from roller.models.graph.model_graph import Graph
     from roller.models.session.gpu_session import GpuSession
     from roller.models.session.range_session import RangeSession
 
@@ -151,7 +151,7 @@ def compile_model(
         If any kernel has no working candidate; the message gives the reasons, and all other kernels are in the cache.
     """
     if has_dynamic_shapes(shapes):
-        from roller.models.ranges import compile_for_ranges
+        from roller.models.compile_for_ranges import compile_for_ranges
 
         beside = {
             "batch": batch, "values": values or None, "fallback": fallback, "budget_s": budget_s, "executor": executor,
@@ -177,7 +177,7 @@ def compile_model(
             return partition_graph(graph, fallback=fallback)
 
         # The warning about fallback nodes is repeated on every compile; caller-supplied values are not cached.
-        return load_or_make_program(
+        return load_or_partition_program(
             make, model, batch, shapes, base_dir, noted=cache and fallback is None and not values
         )
 
@@ -207,7 +207,7 @@ def read_folded_graph(
     )
 
 
-def load_or_make_program(
+def load_or_partition_program(
     make: Callable[[], Program],
     model: str | Path | bytes | onnx.ModelProto,
     batch: int | None = None,
@@ -217,8 +217,8 @@ def load_or_make_program(
     noted: bool = True,
 ) -> Program:
     """Return the program from the cache if ``noted`` and present, otherwise from ``make``."""
-    note = ProgramNote(KernelCache().folder, model, batch, shapes, base_dir)
-    return note.load_or_make(make) if noted else make()
+    note = CachedProgramFile(KernelCache().folder, model, batch, shapes, base_dir)
+    return note.load_or_make_and_cache(make) if noted else make()
 
 
 def partition_graph(graph: Graph, *, fallback: str | None = None) -> Program:
@@ -243,7 +243,7 @@ def compile_for_device(
         settings = settings.with_threads(validate_threads(how.threads, target.spec.traits.discrete))
     kept = KernelCache() if how.cache else None
     try:
-        with progress_display(how.progress) as show, count_kernels_on_interrupt(show, kept=kept is not None) as told:
+        with progress_callback(how.progress) as show, report_count_on_interrupt(show, kept=kept is not None) as told:
             taken = program() if callable(program) else program
             if target.here:
                 require_runtimes(flatten_lanes(taken.steps))
@@ -255,7 +255,7 @@ def compile_for_device(
 
     def again(prove_s: float) -> CompiledModel:
         with (
-            progress_display(how.progress) as show,
+            progress_callback(how.progress) as show,
             contextlib.closing(resolve_target_and_workers(device, None, None, how.workers)[1]) as crew,
         ):
             return compile_program(
@@ -263,7 +263,7 @@ def compile_for_device(
                 side_by_side=how.side_by_side, given=made.artifacts,
             )  # fmt: skip
 
-    return replace(made, unproved_s=how.prove_saved_s, again=again)
+    return replace(made, unproved_s=how.prove_limit_on_save_s, again=again)
 
 
 def resolve_target_and_workers(
@@ -271,24 +271,24 @@ def resolve_target_and_workers(
     executor: concurrent.futures.Executor | None = None,
     scheduler: Any = None,
     workers: int | None = None,
-) -> tuple[Target, Workers]:
+) -> tuple[BatchTarget, Workers]:
     """Return the compilation target and its workers."""
-    spec, handle = target_of(device)
+    spec, handle = spec_and_local_device(device)
     here = handle is not None or is_this_machine(spec)
     if here and handle is None:
         check_core_count(spec)
-    crew = workers_for(executor, scheduler, workers, spec.traits.resource)
+    crew = choose_batch_workers(executor, scheduler, workers, spec.traits.resource)
     # Kernels for an absent GPU are checked and timed on a scheduler's GPU worker, which verifies that it has this GPU.
     elsewhere = not here and spec.traits.discrete and crew.benches > 0
     remote = target_for(spec).first_device if elsewhere else ""
     # A model keeps the device busy for seconds, so the sustained clock applies.
-    return Target(spec.emitted.sustained, here, handle.text if handle is not None else remote, bool(remote)), crew
+    return BatchTarget(spec.emitted.sustained, here, handle.text if handle is not None else remote, bool(remote)), crew
 
 
 def compile_program(
     program: Program,
-    target: Target,
-    settings: Settings,
+    target: BatchTarget,
+    settings: BatchSettings,
     crew: Workers,
     cache: KernelCache | None,
     *,
@@ -300,7 +300,7 @@ def compile_program(
     """Choose layouts, schedule small kernels concurrently, compile all kernels and plan memory."""
     seconds, before = dict[str, float](), time.monotonic()
     spec = target.spec if settings.threads is None else target.spec.share(settings.threads)
-    predictions = Predictions(
+    predictions = KernelPredictor(
         program.kernels, target, settings, lambda jobs: construct_jobs(jobs, target, crew)[0], cache
     )
     declared = program
@@ -324,7 +324,7 @@ def compile_program(
             given={**(given or {}), **batch.artifacts},
             blocks=blocks and not batch.failures.keys() & laid.program.kernels.keys(),
         )  # fmt: skip
-    batch.raise_failures(program.name, target.spec.name)
+    batch.raise_if_any_failed(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()
     predicted = {key: float(a.estimate["seconds"]) for key, a in batch.artifacts.items()}
     made = plan_memory(program, predicted_s=predicted, value_align_bytes=spec.traits.value_align_bytes)
@@ -333,9 +333,9 @@ def compile_program(
     return CompiledModel(made, batch.artifacts, spec, target, batch, seconds, str(laid), launches)
 
 
-def _rewriting_failed_message(batch: Batch, name: str, device: str) -> str:
+def _rewriting_failed_message(batch: BatchResult, name: str, device: str) -> str:
     """Return the warning about failed kernels that use channel blocks or sections."""
     return (
         f"{name} on {device}: {counted(len(batch.failures), 'kernel')} in blocks of channels or in sections failed: "
-        f"{batch.grouped_failure_reasons}. The model is compiled without them."
+        f"{batch.failure_reasons_text}. The model is compiled without them."
     )

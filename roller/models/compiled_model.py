@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune.proving import stored_proof
+from roller.compiler.autotune.proving import stored_proof_text
 from roller.core.display import html_table, one_line_repr, seconds_text, truncate_text
 from roller.core.unpicklable import Unpicklable
 from roller.core.validation import validate_number
 from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
-from roller.models.batch.batch_result import Batch
-from roller.models.batch.jobs import Target
+from roller.models.batch.batch_result import BatchResult
+from roller.models.batch.kernel_jobs import BatchTarget
 from roller.models.batch.launch_forecast import LaunchForecast
-from roller.models.graph.plan import Plan
+from roller.models.graph.execution_plan import Plan
 from roller.models.graph.program_steps import Step, iterate_kernel_runs
 from roller.models.options import SECONDS
 from roller.models.session.cpu_session import Session
-from roller.runtime.container import check_output_folder
+from roller.runtime.verified_container import check_output_folder
 
 if TYPE_CHECKING:
     from roller.models.session.gpu_bundle import Expected
@@ -70,8 +70,8 @@ class CompiledModel(Unpicklable):
     plan: Plan
     artifacts: Mapping[str, KernelArtifact]
     spec: DeviceSpec
-    target: Target
-    batch: Batch
+    target: BatchTarget
+    batch: BatchResult
     seconds: Mapping[str, float]
     layouts: str = ""
     launches: LaunchForecast | None = None
@@ -172,7 +172,7 @@ class CompiledModel(Unpicklable):
             Folder that does not exist or is empty.
         expected
             Inputs and the outputs that a GPU must reproduce from them; see
-            :func:`roller.models.reference_outputs.expected_of`.
+            :func:`roller.models.onnxruntime_reference.make_random_expected_outputs`.
         prove_s
             Time limit, in seconds, for running kernels for an absent GPU on the emulator before they are written; by
             default 120 if :func:`roller.compile_model` was given no setting for proofs, otherwise 0.
@@ -207,10 +207,10 @@ class CompiledModel(Unpicklable):
         ``measured_s`` per run, ``share_s`` (predicted seconds over all runs), ``bottleneck``, ``origin``, and
         ``proved``, the result of the kernel's proof.
         """
-        from roller.models.session.profile import distinct_labels
+        from roller.models.session.session_profile import distinct_label_by_outputs
 
         labels: dict[str, str] = {}
-        told_apart = distinct_labels(iterate_kernel_runs(self.plan.program.steps))
+        told_apart = distinct_label_by_outputs(iterate_kernel_runs(self.plan.program.steps))
         for run in iterate_kernel_runs(self.plan.program.steps):
             alone, parted = run.label, told_apart[run.outputs]
             if run.kernel in self.artifacts and alone != parted:  # a node of several kernels: which one this is
@@ -228,7 +228,7 @@ class CompiledModel(Unpicklable):
                 "share_s": uses[key] * a.estimate["seconds"],
                 "bottleneck": a.estimate["bottleneck"],
                 "origin": self.batch.origins[key],
-                "proved": stored_proof(a) or None,
+                "proved": stored_proof_text(a) or None,
             }
             for key, a in self.artifacts.items()
         ]

@@ -6,11 +6,11 @@ import concurrent.futures
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from roller.arguments import resolve_options
+from roller.compile_arguments import resolve_options
 from roller.compiler.autotune.proving import PROVE_ALL_S
 from roller.core.display import non_default_repr
 from roller.core.validation import validate_flag, validate_number
-from roller.models.batch.jobs import Settings
+from roller.models.batch.kernel_jobs import BatchSettings
 from roller.models.batch.progress import OnProgress
 from roller.templates.common.options import ConstructOptions
 
@@ -43,11 +43,11 @@ class ModelOptions:
         return non_default_repr(self)
 
     @property
-    def prove_saved_s(self) -> float:
+    def prove_limit_on_save_s(self) -> float:
         """Time limit, in seconds, for proofs when the model is saved; 0 if ``prove`` or ``prove_s`` is given."""
         return PROVE_ALL_S if self.prove_s is None and not self.prove else 0.0
 
-    def settings(self) -> Settings:
+    def settings(self) -> BatchSettings:
         """Return the validated settings for the compilation of each kernel."""
         for name in ("cache", "side_by_side"):
             validate_flag(getattr(self, name), name)
@@ -63,10 +63,12 @@ class ModelOptions:
             validate_flag(self.deterministic, "deterministic"),
         )
         remeasure = validate_flag(self.remeasure, "remeasure")
-        return Settings(options, deterministic, budget_s, prove_s=self.prove_now_s, remeasure=remeasure)
+        return BatchSettings(
+            options, deterministic, budget_s, prove_s=self.prove_limit_on_compile_s, remeasure=remeasure
+        )
 
     @property
-    def prove_now_s(self) -> float:
+    def prove_limit_on_compile_s(self) -> float:
         """Time limit, in seconds, for proofs during compilation."""
         prove = validate_flag(self.prove, "prove", remedy="Give seconds as prove_s.")
         if self.prove_s is not None:

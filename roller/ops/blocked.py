@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
-from roller.ops.build import EpilogueChannel, check_shape, extent, identity_indices, make_spatial_axes, resolve_dtypes
+from roller.ops.operator_parts import (
+    EpilogueChannel,
+    check_shape,
+    extent,
+    identity_indices,
+    make_spatial_axes,
+    resolve_dtypes,
+)
 from roller.ops.registry import register_operator
 
 #: Maximum block size: 64 one-byte elements fill a cache line and the widest vector register.
@@ -16,7 +23,7 @@ _BLOCKED = re.compile(r"NCHW(\d{1,9})c")
 
 
 @dataclass(frozen=True)
-class Blocks:
+class ChannelBlocks:
     """The channels of a tensor, divided into ``count`` blocks of ``size`` channels each."""
 
     channels: int
@@ -98,12 +105,12 @@ def to_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = 
     """
     where = "to_blocked"
     n, c, h, w = check_shape(where, (n, c, h, w))
-    blocks = Blocks(c, _check_block_size(where, "block", extent(where, "block", block)))
+    blocks = ChannelBlocks(c, _check_block_size(where, "block", extent(where, "block", block)))
     t = resolve_dtypes(where, dtype, dtype, dtype)
     axes = make_spatial_axes(("n", n), ("co", blocks.count), ("h", h), ("w", w), ("ci", blocks.size))
     channel = blocks.index("co", "ci")
     body = t.load("X", (axis_index("n"), channel, *identity_indices(("h", "w"))), blocks.guard(channel))
-    return _copy_operator(where, Tensor("X", (n, c, h, w), dtype), axes, body)
+    return _layout_copy_operator(where, Tensor("X", (n, c, h, w), dtype), axes, body)
 
 
 @register_operator()
@@ -133,17 +140,17 @@ def from_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str 
     """
     where = "from_blocked"
     n, c, h, w = check_shape(where, (n, c, h, w))
-    blocks = Blocks(c, _check_block_size(where, "block", extent(where, "block", block)))
+    blocks = ChannelBlocks(c, _check_block_size(where, "block", extent(where, "block", block)))
     t = resolve_dtypes(where, dtype, dtype, dtype)
     outer, inner = Index((Term("c", 1, blocks.size),)), Index((Term("c", 1, 1, blocks.size),))
     if c <= blocks.size:
         outer, inner = Index(), axis_index("c")
     body = t.load("X", (axis_index("n"), outer, *identity_indices(("h", "w")), inner))
     axes = make_spatial_axes(("n", n), ("c", c), ("h", h), ("w", w))
-    return _copy_operator(where, Tensor("X", (n, blocks.count, h, w, blocks.size), dtype), axes, body)
+    return _layout_copy_operator(where, Tensor("X", (n, blocks.count, h, w, blocks.size), dtype), axes, body)
 
 
-def _copy_operator(where: str, source: Tensor, axes: tuple[Axis, ...], body: object) -> TensorExpr:
+def _layout_copy_operator(where: str, source: Tensor, axes: tuple[Axis, ...], body: object) -> TensorExpr:
     assert isinstance(body, Load)
     out = Tensor("Y", tuple(a.extent for a in axes), source.dtype)
     stage = Stage(out, axes, identity_indices(axes), body, None, source.dtype)

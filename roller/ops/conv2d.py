@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError
 from roller.expr import Bound, Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
-from roller.ops.blocked import Blocks, parse_block_layout
-from roller.ops.build import (
+from roller.ops.blocked import ChannelBlocks, parse_block_layout
+from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights_in_layout
+from roller.ops.operator_parts import (
     OperatorDtypes,
+    compose_epilogue,
     extent,
-    finish_operator,
     identity_indices,
     make_reduction_axes,
     make_spatial_axes,
     resolve_dtypes,
 )
-from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights_in_layout
 from roller.ops.registry import register_operator
-from roller.ops.windows import Windows, make_correlation
+from roller.ops.windows import Windows, make_convolution_axes
 
 
 @register_operator("Conv")
@@ -107,14 +107,16 @@ def conv2d(
     over = image_windows(where, (h, w), (kh, kw), stride, dilation, padding)
     if block:
         return _blocked_convolution(
-            where, Blocks(c, block), Blocks(f, block), groups, n, over, t, epilogue, kernel_layout
+            where, ChannelBlocks(c, block), ChannelBlocks(f, block), groups, n, over, t, epilogue, kernel_layout
         )
-    form = make_correlation(n, f, c // groups, groups, over)
+    form = make_convolution_axes(n, f, c // groups, groups, over)
     x = Tensor("X", (n, c, h, w), dtype)
     return plain_convolution(where, form, x, (f, c // groups, kh, kw), t, layout, kernel_layout, epilogue)
 
 
-def _blocked_input_indices(where: str, source: Blocks, out: Blocks, groups: int) -> tuple[Index, Index, int, int]:
+def _blocked_input_indices(
+    where: str, source: ChannelBlocks, out: ChannelBlocks, groups: int
+) -> tuple[Index, Index, int, int]:
     """Return the block index and position index of ``X``'s channels, and the extents of axes ``co`` and ``ci``."""
     b, cg, fg = source.size, source.channels // groups, out.channels // groups
     if groups == 1:  # a partly filled block is read only up to its last channel
@@ -131,13 +133,13 @@ def _blocked_input_indices(where: str, source: Blocks, out: Blocks, groups: int)
 
 
 def _blocked_convolution(
-    where: str, source: Blocks, out: Blocks, groups: int, n: int, over: Windows, t: OperatorDtypes,
+    where: str, source: ChannelBlocks, out: ChannelBlocks, groups: int, n: int, over: Windows, t: OperatorDtypes,
     epilogue: Sequence[str] | str, kernel_layout: str,
 ) -> TensorExpr:  # fmt: skip
     outer, inner, blocks, positions = _blocked_input_indices(where, source, out, groups)
     cg = source.channels // groups
     x = t.load("X", (axis_index("n"), outer, *over.index, inner), over.guard)
-    f, c = out.index("fo", "fi"), Blocks(cg, source.size).index("co", "ci")
+    f, c = out.index("fo", "fi"), ChannelBlocks(cg, source.size).index("co", "ci")
     beyond = (Bound(c, 0, cg),) if blocks * positions > cg else ()
     kernel = tuple(a.extent for a in over.kernels)
     shape, at = weights_in_layout(
@@ -149,4 +151,4 @@ def _blocked_convolution(
     y = Tensor("Y", tuple(a.extent for a in axes), t.out)
     stage = Stage(y, (*axes, *reduced), identity_indices(axes), Call("mul", (x, weight)), "sum", t.acc)
     inputs = Tensor("X", (n, source.count, *over.size, source.size), t.storage), Tensor("W", shape, t.storage)
-    return finish_operator(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("fo", "fi"))
+    return compose_epilogue(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("fo", "fi"))

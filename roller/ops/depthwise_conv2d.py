@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError
 from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
-from roller.ops.blocked import Blocks, parse_block_layout
-from roller.ops.build import extent, finish_operator, identity_indices, make_spatial_axes, resolve_dtypes
+from roller.ops.blocked import ChannelBlocks, parse_block_layout
 from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights_in_layout
+from roller.ops.operator_parts import compose_epilogue, extent, identity_indices, make_spatial_axes, resolve_dtypes
 from roller.ops.registry import register_operator
-from roller.ops.windows import make_correlation
+from roller.ops.windows import make_convolution_axes
 
 
 @register_operator()
@@ -75,8 +75,8 @@ def depthwise_conv2d(
     t = resolve_dtypes(where, dtype, acc_dtype, out_dtype, widens=True)
     over = image_windows(where, (h, w), (kh, kw), stride, dilation, padding)
     block = parse_block_layout(where, layout, IMAGES)
-    out = Blocks(c * multiplier, block or 1)
-    form = make_correlation(n, out.channels, 1, c, over, depthwise=True, filter_axis="c")
+    out = ChannelBlocks(c * multiplier, block or 1)
+    form = make_convolution_axes(n, out.channels, 1, c, over, depthwise=True, filter_axis="c")
     if not block:
         x = Tensor("X", (n, c, h, w), dtype)
         return plain_convolution(where, form, x, (out.channels, 1, kh, kw), t, layout, kernel_layout, epilogue)
@@ -88,8 +88,8 @@ def depthwise_conv2d(
     body = Call("mul", (image, t.load("W", at, out.guard(channel))))
     y = Tensor("Y", tuple(a.extent for a in axes), t.out)
     stage = Stage(y, (*axes, *over.kernels), identity_indices(axes), body, "sum", t.acc)
-    inputs = Tensor("X", (n, Blocks(c, block).count, h, w, block), dtype), Tensor("W", shape, dtype)
-    return finish_operator(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("co", "ci"))
+    inputs = Tensor("X", (n, ChannelBlocks(c, block).count, h, w, block), dtype), Tensor("W", shape, dtype)
+    return compose_epilogue(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("co", "ci"))
 
 
 def _blocked_input_indices(where: str, block: int, multiplier: int) -> tuple[Index, Index]:

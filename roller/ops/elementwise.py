@@ -8,9 +8,15 @@ import numpy as np
 
 from roller.errors import ExprError, shown
 from roller.expr import Scalar, Stage, Tensor, TensorExpr
-from roller.ops.build import check_shape, finish_operator, identity_indices, normalize_function_names, resolve_dtypes
+from roller.ops.operator_parts import (
+    check_shape,
+    compose_epilogue,
+    identity_indices,
+    normalize_function_names,
+    resolve_dtypes,
+)
 from roller.ops.registry import register_operator
-from roller.ops.rows import axes_of_shape, broadcast_index
+from roller.ops.rows import axes_of_dimensions, broadcast_index
 from roller.ops.scalars import parse_element_function
 
 
@@ -89,7 +95,7 @@ def elementwise(
     except ValueError as err:
         raise ExprError(f"{where}: shapes {[first, *others]} do not broadcast to one shape. Make their trailing "
                         "dimensions equal or 1.") from err  # fmt: skip
-    axes = axes_of_shape(out)
+    axes = axes_of_dimensions(out)
     at = identity_indices(axes)
     inputs = [Tensor("X", first, dtype), *(Tensor(f"X{i + 1}", s, dtype) for i, s in enumerate(others))]
     value: Scalar = t.load("X", broadcast_index(first, at, out))
@@ -99,4 +105,4 @@ def elementwise(
         loads = [t.load(x.name, broadcast_index(x.shape, at, out)) for x in operands]
         value = function.build(t.const, value, *loads, *parameters)
     stage = Stage(Tensor("Y", out, t.out), axes, at, value, None, t.acc)
-    return finish_operator(where, inputs, (stage,), t, epilogue=epilogue)
+    return compose_epilogue(where, inputs, (stage,), t, epilogue=epilogue)

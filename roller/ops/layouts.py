@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from roller.expr import Axis, Call, Index, Stage, Tensor, TensorExpr
-from roller.ops.build import (
+from roller.ops.operator_parts import (
     OperatorDtypes,
     check_choice,
-    finish_operator,
+    compose_epilogue,
     identity_indices,
+    normalize_padding,
     normalize_pair,
-    padding_sides,
 )
-from roller.ops.windows import Correlation, Windows, make_windows
+from roller.ops.windows import ConvolutionAxes, Windows, make_windows
 
 #: Plain layouts of images; all others have blocked channels.
 IMAGES = ("NCHW", "NHWC")
@@ -22,7 +22,7 @@ IMAGES = ("NCHW", "NHWC")
 KERNELS = ("OIHW", "OHWI", "HWIO")
 
 
-def dims_in_layout(layout: str, dims: tuple[int, ...]) -> tuple[int, ...]:
+def order_dims_by_layout(layout: str, dims: tuple[int, ...]) -> tuple[int, ...]:
     """Return the dimensions of an NCHW image in the order of ``layout``."""
     return (dims[0], *dims[2:], dims[1]) if layout == "NHWC" else dims
 
@@ -36,7 +36,7 @@ def image_windows(
     where: str, size: tuple[int, int], kernel: tuple[int, int], stride: Any, dilation: Any, padding: Any
 ) -> Windows:
     """Return the windows of a two-dimensional operator."""
-    top, bottom, left, right = padding_sides(where, padding)
+    top, bottom, left, right = normalize_padding(where, padding)
     strides, dilations = normalize_pair(where, "stride", stride), normalize_pair(where, "dilation", dilation)
     return make_windows(where, size, kernel, strides, dilations, ((top, bottom), (left, right)))
 
@@ -60,21 +60,24 @@ def weights_in_layout(
     return tuple(shape[d] for d in order), tuple(index[d] for d in order)
 
 
-def reduced_axes(kernel_layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def reduction_axes_in_weight_order(kernel_layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """Return reduction axes ``(c) kh kw`` in the order of ``kernel_layout``."""
     return axes if kernel_layout == "OIHW" else (*axes[-2:], *axes[:-2])
 
 
 def plain_convolution(
-    where: str, form: Correlation, x: Tensor, kernel: tuple[int, ...], t: OperatorDtypes, layout: str,
+    where: str, form: ConvolutionAxes, x: Tensor, kernel: tuple[int, ...], t: OperatorDtypes, layout: str,
     kernel_layout: str,
     epilogue: Sequence[str] | str,
 ) -> TensorExpr:  # fmt: skip
     """Return a convolution in plain layouts."""
     kernel, kernel_at = weights_in_layout(where, kernel_layout, kernel, form.weight)
-    axes, reduced = image_axes_in_layout(layout, form.points), reduced_axes(kernel_layout, form.reduced)
+    axes, reduced = (
+        image_axes_in_layout(layout, form.points),
+        reduction_axes_in_weight_order(kernel_layout, form.reduced),
+    )
     body = Call("mul", (t.load("X", image_indices_in_layout(layout, form.image), form.guard), t.load("W", kernel_at)))
     out = Tensor("Y", tuple(a.extent for a in axes), t.out)
     stage = Stage(out, (*axes, *reduced), identity_indices(axes), body, "sum", t.acc)
-    inputs = Tensor("X", dims_in_layout(layout, x.shape), t.storage), Tensor("W", kernel, t.storage)
-    return finish_operator(where, inputs, (stage,), t, epilogue=epilogue, channel=channel_dimension(layout))
+    inputs = Tensor("X", order_dims_by_layout(layout, x.shape), t.storage), Tensor("W", kernel, t.storage)
+    return compose_epilogue(where, inputs, (stage,), t, epilogue=epilogue, channel=channel_dimension(layout))

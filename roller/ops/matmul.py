@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError
 from roller.expr import Axis, Call, Index, Stage, Tensor, TensorExpr
-from roller.ops.build import (
+from roller.ops.operator_parts import (
     check_flag,
+    compose_epilogue,
     extent,
-    finish_operator,
     identity_indices,
     make_reduction_axes,
     make_spatial_axes,
@@ -77,7 +77,7 @@ def matmul(
     axes, at_a, at_b = matrix_product(inputs[0].shape, inputs[1].shape, b, transpose_a, transpose_b)
     body = Call("mul", (t.load("A", at_a), t.load("B", at_b)))
     out = Tensor("C", tuple(a.extent for a in axes[:-1]), t.out)
-    return finish_operator(
+    return compose_epilogue(
         "matmul", inputs, (Stage(out, axes, identity_indices(axes[:-1]), body, "sum", t.acc),), t, epilogue=epilogue
     )
 

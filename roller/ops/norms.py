@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.expr import Call, Scalar, Stage, Tensor, TensorExpr
-from roller.ops.build import check_finite_number, check_shape, finish_operator, resolve_dtypes
+from roller.ops.operator_parts import check_finite_number, check_shape, compose_epilogue, resolve_dtypes
 from roller.ops.registry import register_operator
-from roller.ops.rows import Rows, axes_of_shape
+from roller.ops.rows import TensorRows, axes_of_dimensions
 
 
 @register_operator("LayerNormalization")
@@ -48,13 +48,13 @@ def layer_norm(
     >>> [t.name for t in roller.ops.layer_norm((8, 64), 1e-5).inputs]
     ['X', 'gamma', 'beta']
     """
-    rows = _rows_of_last_dimension("layer_norm", shape, eps, dtype, acc_dtype, out_dtype)
+    rows = _check_and_make_rows("layer_norm", shape, eps, dtype, acc_dtype, out_dtype)
     x, t, last = rows.x, rows.t, rows.point[-1:]
     stages, value, _, _ = standardise_rows(rows, eps)
     value = Call("add", (Call("mul", (value, t.load("gamma", last))), t.load("beta", last)))
     inputs = (x, Tensor("gamma", x.shape[-1:], dtype), Tensor("beta", x.shape[-1:], dtype))
     stages = (*stages, rows.pointwise(Tensor("Y", x.shape, t.out), value))
-    return finish_operator("layer_norm", inputs, stages, t, epilogue=epilogue)
+    return compose_epilogue("layer_norm", inputs, stages, t, epilogue=epilogue)
 
 
 @register_operator("RMSNormalization", "SimplifiedLayerNormalization")
@@ -94,25 +94,25 @@ def rms_norm(
     >>> [s.name for s in roller.ops.rms_norm((8, 64), 1e-6).stages]
     ['X_square', 'Y']
     """
-    rows = _rows_of_last_dimension("rms_norm", shape, eps, dtype, acc_dtype, out_dtype)
+    rows = _check_and_make_rows("rms_norm", shape, eps, dtype, acc_dtype, out_dtype)
     x, t = rows.x, rows.t
-    squares, value = divide_by_root_mean_square(rows, eps)
+    squares, value = root_mean_square_normalise(rows, eps)
     value = Call("mul", (value, t.load("gamma", rows.point[-1:])))
     stages = (squares, rows.pointwise(Tensor("Y", x.shape, t.out), value))
-    return finish_operator("rms_norm", (x, Tensor("gamma", x.shape[-1:], dtype)), stages, t, epilogue=epilogue)
+    return compose_epilogue("rms_norm", (x, Tensor("gamma", x.shape[-1:], dtype)), stages, t, epilogue=epilogue)
 
 
-def _rows_of_last_dimension(
+def _check_and_make_rows(
     where: str, shape: Sequence[int] | int, eps: float, dtype: str, acc_dtype: str | None, out_dtype: str | None
-) -> Rows:
+) -> TensorRows:
     dims = check_shape(where, shape)
     t = resolve_dtypes(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)
     check_finite_number(where, "eps", eps)
-    return Rows(Tensor("X", dims, dtype), axes_of_shape(dims, (len(dims) - 1,), "k"), t, "X_")
+    return TensorRows(Tensor("X", dims, dtype), axes_of_dimensions(dims, (len(dims) - 1,), "k"), t, "X_")
 
 
-def mean_and_variance_stages(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
+def mean_and_variance_stages(rows: TensorRows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
     """Return the stages for the mean and the (population) variance of each row, and both values at a point."""
     # Two passes: summing the squares of centred values avoids cancellation.
     share = rows.t.const(1 / rows.count)
@@ -123,14 +123,14 @@ def mean_and_variance_stages(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, S
     return (total, spread), mean, Call("mul", (rows.of(spread), share))
 
 
-def standardise_rows(rows: Rows, epsilon: float) -> tuple[tuple[Stage, ...], Scalar, Scalar, Scalar]:
+def standardise_rows(rows: TensorRows, epsilon: float) -> tuple[tuple[Stage, ...], Scalar, Scalar, Scalar]:
     """Return the stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, and the mean and scale factor of a row."""
     stages, mean, variance = mean_and_variance_stages(rows)
     factor = Call("rsqrt", (Call("add", (variance, rows.t.const(epsilon))),))
     return stages, Call("mul", (Call("sub", (rows.here, mean)), factor)), mean, factor
 
 
-def divide_by_root_mean_square(rows: Rows, epsilon: float) -> tuple[Stage, Scalar]:
+def root_mean_square_normalise(rows: TensorRows, epsilon: float) -> tuple[Stage, Scalar]:
     """Return the stage that sums the squares of each row, and ``x / sqrt(mean(x * x) + epsilon)`` at a point."""
     squares = rows.reduction("square", Call("mul", (rows.element, rows.element)))
     mean = Call("mul", (rows.of(squares), rows.t.const(1 / rows.count)))

@@ -7,26 +7,26 @@ from collections.abc import Callable, Sequence
 
 from roller.errors import ExprError
 from roller.expr import Call, Cast, IndexValue, Scalar, Tensor, TensorExpr, axis_index
-from roller.ops.blocked import Blocks, parse_block_layout
-from roller.ops.build import (
+from roller.ops.blocked import ChannelBlocks, parse_block_layout
+from roller.ops.layouts import (
+    IMAGES,
+    channel_dimension,
+    image_axes_in_layout,
+    image_indices_in_layout,
+    image_windows,
+    order_dims_by_layout,
+)
+from roller.ops.operator_parts import (
     EpilogueChannel,
     OperatorDtypes,
     check_choice,
     check_flag,
+    compose_epilogue,
     extent,
-    finish_operator,
     identity_indices,
     make_spatial_axes,
-    reduction_with_ending,
+    reduction_and_ending_stages,
     resolve_dtypes,
-)
-from roller.ops.layouts import (
-    IMAGES,
-    channel_dimension,
-    dims_in_layout,
-    image_axes_in_layout,
-    image_indices_in_layout,
-    image_windows,
 )
 from roller.ops.registry import register_operator
 from roller.ops.windows import Windows
@@ -105,10 +105,10 @@ def pool2d(
             raise ExprError(f"{where}: argument 'padding': expected less than {kernel.name}={kernel.extent} on each "
                             f"side, got {pads}. A window may not lie wholly in the padding.")  # fmt: skip
     block = parse_block_layout(where, layout, IMAGES)
-    blocks = Blocks(c, block or 1)
+    blocks = ChannelBlocks(c, block or 1)
     axes = image_axes_in_layout(layout, (*make_spatial_axes(("n", n), ("c", c)), *over.outs))
     at = image_indices_in_layout(layout, (*identity_indices(("n", "c")), *over.index))
-    shape = dims_in_layout(layout, (n, c, h, w))
+    shape = order_dims_by_layout(layout, (n, c, h, w))
     channel: int | EpilogueChannel = channel_dimension(layout)
     if block:
         axes = (*make_spatial_axes(("n", n), ("co", blocks.count)), *over.outs, *make_spatial_axes(("ci", block)))
@@ -118,8 +118,8 @@ def pool2d(
     body = t.load("X", at, over.guard, 0.0 if average else t.padding_value(-1))
     out = Tensor("Y", tuple(a.extent for a in axes), t.out)
     combiner, ending = ("sum", _average_ending(over, count_include_pad, t)) if average else ("max", None)
-    stages = reduction_with_ending(out, (*axes, *over.kernels), identity_indices(axes), body, combiner, t, ending)
-    return finish_operator(where, (Tensor("X", shape, dtype),), stages, t, epilogue=epilogue, channel=channel)
+    stages = reduction_and_ending_stages(out, (*axes, *over.kernels), identity_indices(axes), body, combiner, t, ending)
+    return compose_epilogue(where, (Tensor("X", shape, dtype),), stages, t, epilogue=epilogue, channel=channel)
 
 
 def _average_ending(over: Windows, count_include_pad: bool, t: OperatorDtypes) -> Callable[[Scalar], Scalar] | None:

@@ -8,17 +8,17 @@ import numpy as np
 
 from roller.errors import ExprError, counted, shown
 from roller.expr import Call, Const, Index, IndexValue, Scalar, Stage, Tensor, TensorExpr, Term
-from roller.ops.build import (
+from roller.ops.operator_parts import (
     OperatorDtypes,
     check_choice,
     check_flag,
     check_shape,
-    finish_operator,
-    reduction_with_ending,
+    compose_epilogue,
+    reduction_and_ending_stages,
     resolve_dtypes,
 )
 from roller.ops.registry import register_operator
-from roller.ops.rows import Rows, axes_of_shape
+from roller.ops.rows import TensorRows, axes_of_dimensions
 
 #: Function that maps the total of a reduction to its result.
 Ending = Callable[[Scalar], Scalar]
@@ -83,21 +83,21 @@ def reduce(
     if kind == "mean" and not t.is_float:
         raise ExprError(f"{where}: a mean needs a floating-point accumulator, got '{t.acc}'. Pass acc_dtype='float32'.")
     source = Tensor("X", dims, dtype)
-    rows = Rows(source, axes_of_shape(dims, reduced, "d{}"), t, "X_", keepdims)
+    rows = TensorRows(source, axes_of_dimensions(dims, reduced, "d{}"), t, "X_", keepdims)
     if kind == "argmax":
         if len(reduced) not in (1, len(dims)):
             raise ExprError(f"{where}: argument 'axes': argmax takes one axis or all, got {reduced}. Use one axis.")
         position = out_dtype or "int64"
         _check_positions(where, position, rows.count)
         stages: tuple[Stage, ...] = extreme_and_position_stages(rows, Tensor("Y", rows.shape, position), part="max")
-        return finish_operator(
+        return compose_epilogue(
             where, (source,), stages, OperatorDtypes(t.storage, position, position), epilogue=epilogue
         )
     body, ending = summand_and_ending(kind, rows.element, rows.count, t)
-    stages = reduction_with_ending(
+    stages = reduction_and_ending_stages(
         Tensor("Y", rows.shape, t.out), rows.axes, rows.at, body, COMBINERS.get(kind, "sum"), t, ending
     )
-    return finish_operator(where, (source,), stages, t, epilogue=epilogue)
+    return compose_epilogue(where, (source,), stages, t, epilogue=epilogue)
 
 
 def summand_and_ending(kind: str, element: Scalar, count: int, t: OperatorDtypes) -> tuple[Scalar, Ending | None]:
@@ -147,7 +147,7 @@ def _check_positions(where: str, dtype: str, count: int) -> None:
 
 
 def extreme_and_position_stages(
-    rows: Rows, y: Tensor, *, largest: bool = True, last: bool = False, part: str = "extreme"
+    rows: TensorRows, y: Tensor, *, largest: bool = True, last: bool = False, part: str = "extreme"
 ) -> tuple[Stage, Stage]:
     """Return two reductions: the extremum of each row, and the extremum's first (or ``last``) position."""
     # Two plain reductions need no tuple combiner; eq is exact, because both sides are the same stored element. A NaN is

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from roller.expr import REDUCTION, Axis, Index, Load, Scalar, Stage, Tensor
-from roller.ops.build import OperatorDtypes, ensure_spatial_axis, identity_indices
+from roller.ops.operator_parts import OperatorDtypes, ensure_spatial_axis, identity_indices
 
 
-def axes_of_shape(shape: Sequence[int], reduced: Sequence[int] = (), name: str = "k{}") -> tuple[Axis, ...]:
+def axes_of_dimensions(shape: Sequence[int], reduced: Sequence[int] = (), name: str = "k{}") -> tuple[Axis, ...]:
     """Return one axis per dimension: spatial axes ``d0 d1 ...``, and reduction axes named by the pattern ``name``."""
     return tuple(Axis(name.format(d), e, REDUCTION) if d in reduced else Axis(f"d{d}", e) for d, e in enumerate(shape))
 
@@ -23,13 +23,13 @@ def broadcast_index(shape: Sequence[int], at: Sequence[Index], result: Sequence[
 
 
 @dataclass(frozen=True)
-class Rows:
+class TensorRows:
     """The rows of a tensor: sets of elements that differ only in the reduced dimensions."""
 
     x: Tensor
     walked: tuple[
         Axis, ...
-    ]  #: One axis per dimension of ``x`` (:func:`axes_of_shape`), with reduction axes along a row
+    ]  #: One axis per dimension of ``x`` (:func:`axes_of_dimensions`), with reduction axes along a row
     t: OperatorDtypes
     prefix: str  #: Prefix for names of intermediate tensors
     keepdims: bool = False  #: Whether a per-row result keeps the reduced dimensions with extent 1
@@ -74,7 +74,7 @@ class Rows:
     @property
     def point(self) -> tuple[Index, ...]:
         """Index of a point in a result of the tensor's shape."""
-        return identity_indices(axes_of_shape(self.x.shape))
+        return identity_indices(axes_of_dimensions(self.x.shape))
 
     @property
     def here(self) -> Scalar:
@@ -92,7 +92,7 @@ class Rows:
 
     def pointwise(self, y: Tensor, value: Scalar) -> Stage:
         """Return the stage that writes ``value`` to every point of ``y``, which has the tensor's shape."""
-        return Stage(y, axes_of_shape(self.x.shape), self.point, value, None, self.t.acc)
+        return Stage(y, axes_of_dimensions(self.x.shape), self.point, value, None, self.t.acc)
 
     def per_row_stage(self, y: Tensor, value: Scalar) -> Stage:
         """Return the stage that writes ``value`` to ``y``, which has one element per row."""

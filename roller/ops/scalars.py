@@ -21,58 +21,58 @@ class ElementFunction(NamedTuple):
     needs_float: bool
 
 
-def _call(fn: str, *args: Scalar) -> Scalar:
+def _call_node(fn: str, *args: Scalar) -> Scalar:
     return Call(fn, args)
 
 
 def _relu(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    return _call("max", x, c(0))
+    return _call_node("max", x, c(0))
 
 
 def _clip(c: Callable[[float], Const], x: Scalar, low: float, high: float) -> Scalar:
-    return _call("min", _call("max", x, c(low)), c(high))
+    return _call_node("min", _call_node("max", x, c(low)), c(high))
 
 
 def _leaky_relu(c: Callable[[float], Const], x: Scalar, slope: float) -> Scalar:
-    return _call("add", _call("max", x, c(0)), _call("mul", c(slope), _call("min", x, c(0))))
+    return _call_node("add", _call_node("max", x, c(0)), _call_node("mul", c(slope), _call_node("min", x, c(0))))
 
 
 def _gelu(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    inner = _call("add", c(1), _call("erf", _call("mul", x, c(0.5**0.5))))
-    return _call("mul", _call("mul", c(0.5), x), inner)
+    inner = _call_node("add", c(1), _call_node("erf", _call_node("mul", x, c(0.5**0.5))))
+    return _call_node("mul", _call_node("mul", c(0.5), x), inner)
 
 
 def _gelu_tanh(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    cubic = _call("mul", _call("mul", x, x), _call("mul", x, c(0.044715)))
-    inner = _call("tanh", _call("mul", c(0.7978845608028654), _call("add", x, cubic)))
-    return _call("mul", _call("mul", c(0.5), x), _call("add", c(1), inner))
+    cubic = _call_node("mul", _call_node("mul", x, x), _call_node("mul", x, c(0.044715)))
+    inner = _call_node("tanh", _call_node("mul", c(0.7978845608028654), _call_node("add", x, cubic)))
+    return _call_node("mul", _call_node("mul", c(0.5), x), _call_node("add", c(1), inner))
 
 
 def _silu(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    return _call("mul", x, _call("sigmoid", x))
+    return _call_node("mul", x, _call_node("sigmoid", x))
 
 
 def _hardsigmoid(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    return _call("mul", _clip(c, _call("add", x, c(3)), 0, 6), c(1 / 6))
+    return _call_node("mul", _clip(c, _call_node("add", x, c(3)), 0, 6), c(1 / 6))
 
 
 def _hardswish(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    return _call("mul", x, _hardsigmoid(c, x))
+    return _call_node("mul", x, _hardsigmoid(c, x))
 
 
 def _softplus(c: Callable[[float], Const], x: Scalar) -> Scalar:
     """Return ``log(1 + exp(x))`` without overflow."""
-    tail = _call("log", _call("add", c(1), _call("exp", _call("neg", _call("abs", x)))))
-    return _call("add", _call("max", x, c(0)), tail)
+    tail = _call_node("log", _call_node("add", c(1), _call_node("exp", _call_node("neg", _call_node("abs", x)))))
+    return _call_node("add", _call_node("max", x, c(0)), tail)
 
 
 def _elu(c: Callable[[float], Const], x: Scalar) -> Scalar:
     """Return ``x`` if positive, else ``exp(x) - 1``; only the negative part is exponentiated, to avoid overflow."""
-    low = _call("sub", _call("exp", _call("min", x, c(0))), c(1))
-    return _call("add", _call("max", x, c(0)), low)
+    low = _call_node("sub", _call_node("exp", _call_node("min", x, c(0))), c(1))
+    return _call_node("add", _call_node("max", x, c(0)), low)
 
 
-def _primitive_builder(fn: str) -> _Build:
+def _builder_of_primitive(fn: str) -> _Build:
     return lambda c, *args: Call(fn, args)
 
 
@@ -87,8 +87,8 @@ ELEMENT_FUNCTIONS: dict[str, ElementFunction] = {
     "relu6": ElementFunction(1, 0, lambda c, x: _clip(c, x, 0, 6), False),
     "clip": ElementFunction(1, 2, _clip, False),
     "leaky_relu": ElementFunction(1, 1, _leaky_relu, True),
-    "square": ElementFunction(1, 0, lambda c, x: _call("mul", x, x), False),
-    "reciprocal": ElementFunction(1, 0, lambda c, x: _call("div", c(1), x), True),
+    "square": ElementFunction(1, 0, lambda c, x: _call_node("mul", x, x), False),
+    "reciprocal": ElementFunction(1, 0, lambda c, x: _call_node("div", c(1), x), True),
     "gelu": ElementFunction(1, 0, _gelu, True),
     "gelu_tanh": ElementFunction(1, 0, _gelu_tanh, True),
     "silu": ElementFunction(1, 0, _silu, True),
@@ -96,11 +96,11 @@ ELEMENT_FUNCTIONS: dict[str, ElementFunction] = {
     "hardswish": ElementFunction(1, 0, _hardswish, True),
     "softplus": ElementFunction(1, 0, _softplus, True),
     "elu": ElementFunction(1, 0, _elu, True),
-    **{n: ElementFunction(1, 0, _primitive_builder(n), False) for n in _PLAIN},
-    **{n: ElementFunction(1, 0, _primitive_builder(n), True) for n in _FLOAT},
-    **{n: ElementFunction(2, 0, _primitive_builder(n), False) for n in _BINARY},
-    "div": ElementFunction(2, 0, _primitive_builder("div"), True),
-    "pow": ElementFunction(2, 0, _primitive_builder("pow"), True),
+    **{n: ElementFunction(1, 0, _builder_of_primitive(n), False) for n in _PLAIN},
+    **{n: ElementFunction(1, 0, _builder_of_primitive(n), True) for n in _FLOAT},
+    **{n: ElementFunction(2, 0, _builder_of_primitive(n), False) for n in _BINARY},
+    "div": ElementFunction(2, 0, _builder_of_primitive("div"), True),
+    "pow": ElementFunction(2, 0, _builder_of_primitive("pow"), True),
 }
 
 #: Alternative names that spec rows and frameworks use.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError, shown
 from roller.expr import Call, Stage, Tensor, TensorExpr
-from roller.ops.build import check_shape, finish_operator, resolve_dtypes
+from roller.ops.operator_parts import check_shape, compose_epilogue, resolve_dtypes
 from roller.ops.reduce import normalize_axes
 from roller.ops.registry import register_operator
-from roller.ops.rows import Rows, axes_of_shape
+from roller.ops.rows import TensorRows, axes_of_dimensions
 
 
 @register_operator("Softmax")
@@ -59,11 +59,11 @@ def softmax(
     t = resolve_dtypes(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)
     x = Tensor("X", dims, dtype)
-    rows = Rows(x, axes_of_shape(dims, (along,), "k"), t, "X_")
-    return finish_operator(where, (x,), softmax_stages(rows, Tensor("Y", dims, t.out)), t, epilogue=epilogue)
+    rows = TensorRows(x, axes_of_dimensions(dims, (along,), "k"), t, "X_")
+    return compose_epilogue(where, (x,), softmax_stages(rows, Tensor("Y", dims, t.out)), t, epilogue=epilogue)
 
 
-def softmax_stages(rows: Rows, y: Tensor, *, logarithm: bool = False) -> tuple[Stage, ...]:
+def softmax_stages(rows: TensorRows, y: Tensor, *, logarithm: bool = False) -> tuple[Stage, ...]:
     """Return the stages for the maximum, the sum of exponentials, and the softmax ``y`` or its logarithm."""
     # The exponential is recomputed rather than stored, so that a row needs no scratch tensor.
     largest = rows.reduction("max", rows.element, "max")

@@ -7,16 +7,16 @@ from typing import Any
 
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import TensorExpr
-from roller.ops.build import check_choice, check_shape, extent, padding_sides
 from roller.ops.conv2d import conv2d
 from roller.ops.depthwise_conv2d import depthwise_conv2d
 from roller.ops.elementwise import elementwise
 from roller.ops.matmul import matmul
 from roller.ops.norms import layer_norm, rms_norm
+from roller.ops.operator_parts import check_choice, check_shape, extent, normalize_padding
 from roller.ops.pool2d import pool2d
 from roller.ops.reduce import reduce
 from roller.ops.softmax import softmax
-from roller.ops.windows import same_padding
+from roller.ops.windows import same_padding_total
 
 #: Batch size of rows without a column ``N``: 128, as in section 5 of the Roller paper.
 DEFAULT_BATCH = 128
@@ -41,7 +41,7 @@ class _BenchmarkRow:
             raise ExprError(f"{self.name}: missing column '{column}'{did_you_mean(column, self.row) or '.'} Add it.")
         return self.row[column]
 
-    def ints(self, *columns: str) -> tuple[Any, ...]:
+    def integer_columns(self, *columns: str) -> tuple[Any, ...]:
         return tuple(self.get(c) for c in columns)
 
     @property
@@ -82,7 +82,7 @@ class _BenchmarkRow:
             return tuple(extent(self.name, s, self.row.get(s, 0), 0) for s in sides)
         mode = self.row.get("padding", "VALID")
         if not isinstance(mode, str):
-            return padding_sides(self.name, mode)
+            return normalize_padding(self.name, mode)
         if mode not in ("SAME", "VALID"):
             raise ExprError(f"{self.name}: column 'padding': expected SAME, VALID or numbers, got {shown(mode)}.")
         if mode == "VALID":
@@ -91,13 +91,13 @@ class _BenchmarkRow:
         sides_out: list[int] = []
         for size, kernel in (("H", "KH"), ("W", "KW")):
             n, k = (extent(self.name, c, self.get(c)) for c in (size, kernel))
-            total = same_padding(n, dilation * (k - 1) + 1, stride)
+            total = same_padding_total(n, dilation * (k - 1) + 1, stride)
             sides_out += [total // 2, total - total // 2]
         return tuple(sides_out)
 
 
 def _matmul_from_row(r: _BenchmarkRow) -> TensorExpr:
-    m, n, k = extent(r.name, "M", r.get("M")), *r.ints("N", "K")
+    m, n, k = extent(r.name, "M", r.get("M")), *r.integer_columns("N", "K")
     # Only M for sequences scales with the batch; a small M belongs to the layer.
     rows = r.rows(m) if m == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else m
     transposed = r.row.get("transpose_a", False), r.row.get("transpose_b", False)
@@ -105,20 +105,20 @@ def _matmul_from_row(r: _BenchmarkRow) -> TensorExpr:
 
 
 def _conv2d_from_row(r: _BenchmarkRow) -> TensorExpr:
-    c, h, w, f, kh, kw = r.ints("C", "H", "W", "F", "KH", "KW")
+    c, h, w, f, kh, kw = r.integer_columns("C", "H", "W", "F", "KH", "KW")
     stride, dilation, groups = r.row.get("stride", 1), r.row.get("dilation", 1), r.row.get("groups", 1)
     return conv2d(r.n, c, h, w, f, kh, kw, stride, r.padding, dilation, groups, **r.layouts, **r.dtypes)
 
 
 def _depthwise_from_row(r: _BenchmarkRow) -> TensorExpr:
-    c, h, w, kh, kw = r.ints("C", "H", "W", "KH", "KW")
+    c, h, w, kh, kw = r.integer_columns("C", "H", "W", "KH", "KW")
     return depthwise_conv2d(r.n, c, h, w, kh, kw, stride=r.row.get("stride", 1), padding=r.padding,
                             dilation=r.row.get("dilation", 1), multiplier=r.row.get("multiplier", 1),
                             **r.layouts, dtype=r.dtype)  # fmt: skip
 
 
 def _pooling_from_row(r: _BenchmarkRow) -> TensorExpr:
-    c, h, w, kh, kw = r.ints("C", "H", "W", "KH", "KW")
+    c, h, w, kh, kw = r.integer_columns("C", "H", "W", "KH", "KW")
     layout = r.row.get("layout", "NCHW")
     return pool2d(r.get("pool"), r.n, c, h, w, kh, kw, stride=r.row.get("stride", 1), padding=r.padding,
                   layout=layout, dtype=r.dtype)  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.errors import ExprError
 from roller.expr import REDUCTION, Axis, Bound, Index, Term, axis_index
-from roller.ops.build import identity_indices
+from roller.ops.operator_parts import identity_indices
 
 Pads = tuple[tuple[int, int], ...]
 
@@ -40,12 +40,12 @@ def dilated_window_extents(kernel: Sequence[int], dilations: Sequence[int]) -> t
     return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
 
 
-def same_padding(size: int, reach: int, stride: int) -> int:
+def same_padding_total(size: int, reach: int, stride: int) -> int:
     """Return the total padding, in elements, that yields ``ceil(size / stride)`` windows."""
     return max(0, (-(-size // stride) - 1) * stride + reach - size)
 
 
-def place(out: Axis, kernel: Axis, size: int, stride: int, dilation: int, before: int
+def guarded_window_index(out: Axis, kernel: Axis, size: int, stride: int, dilation: int, before: int
           ) -> tuple[Index, tuple[Bound, ...]]:  # fmt: skip
     """Return the index ``stride * out + dilation * kernel - before``, and a bound if it may leave the dimension."""
     index = Index((*axis_index(out.name, stride).terms, *axis_index(kernel.name, dilation).terms), -before)
@@ -69,7 +69,7 @@ def make_windows(
             )
         outs.append(Axis(f"{name}o", (padded - covered[i]) // strides[i] + 1))
         kernels.append(Axis(f"k{name}", kernel[i], REDUCTION))
-        places.append(place(outs[i], kernels[i], size[i], strides[i], dilations[i], pads[i][0]))
+        places.append(guarded_window_index(outs[i], kernels[i], size[i], strides[i], dilations[i], pads[i][0]))
     return Windows(
         tuple(outs), tuple(kernels), tuple(at for at, _ in places), tuple(b for _, g in places for b in g),
         tuple(bool(g) for _, g in places), tuple(size), tuple(pads), tuple(strides), tuple(dilations),
@@ -77,7 +77,7 @@ def make_windows(
 
 
 @dataclass(frozen=True)
-class Correlation:
+class ConvolutionAxes:
     """The axes and operand indices of a convolution, with channels first in every layout."""
 
     #: Axes ``n f <points>`` of the result and ``c <window>`` of the sum.
@@ -88,9 +88,9 @@ class Correlation:
     weight: tuple[Index, ...]  #: Index into the weights ``(f, c, <window>)``
 
 
-def make_correlation(
+def make_convolution_axes(
     n: int, filters: int, channels: int, groups: int, over: Windows, *, depthwise: bool = False, filter_axis: str = "f"
-) -> Correlation:
+) -> ConvolutionAxes:
     """Return the axes and operand indices of a convolution."""
     per_group = filters // groups
     points = (Axis("n", n), Axis(filter_axis, filters), *over.outs)
@@ -103,4 +103,4 @@ def make_correlation(
         source, inner = Index((*group, Term("c"))), axis_index("c")
         summed = (Axis("c", channels, REDUCTION), *over.kernels)
     weight = (axis_index(filter_axis), inner, *identity_indices(over.kernels))
-    return Correlation(points, summed, (axis_index("n"), source, *over.index), over.guard, weight)
+    return ConvolutionAxes(points, summed, (axis_index("n"), source, *over.index), over.guard, weight)

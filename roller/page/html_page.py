@@ -41,16 +41,17 @@ def html_page(title: str, data: Mapping[str, Any]) -> str:
     >>> page.count("</title>"), page.count("</script>"), page.count("https:")
     (1, 3, 0)
     """
-    script, style = _script(), _text("page.css")
+    script, style = _joined_scripts(), _read_page_file("page.css")
     parts = {
         "title": html.escape(title).encode("utf-8", "replace").decode(),
-        "policy": f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'",
+        "policy": f"default-src 'none'; img-src data:; style-src '{_csp_hash(style)}'; "
+        f"script-src '{_csp_hash(script)}'",
         "style": style,
         "script": script,
         "data": base64.b64encode(pack_page_data(data)).decode(),
         "head": script_json({"title": title, "view": data["view"]}),
     }
-    page = re.sub(r"@(\w+)@", lambda found: parts[found[1]], _text("page.html"))
+    page = re.sub(r"@(\w+)@", lambda found: parts[found[1]], _read_page_file("page.html"))
     size = len(page.encode())
     if size > MOST_BYTES:
         raise ArtifactError(
@@ -78,7 +79,7 @@ def pack_page_data(data: Mapping[str, Any]) -> bytes:
     # All float64 values are stored once, sorted, in a pool; columns contain indices into the pool. Times repeat in sums
     # and in tables, and sorted values compress better.
     columns = _Columns()
-    floats = [array for array in _arrays(data) if array.dtype == np.float64]
+    floats = [array for array in _find_arrays(data) if array.dtype == np.float64]
     pool = np.unique(np.concatenate(floats)) if floats else np.zeros(0)
 
     def plain(value: Any) -> Any:
@@ -99,12 +100,12 @@ def pack_page_data(data: Mapping[str, Any]) -> bytes:
     return gzip.compress(len(head).to_bytes(4, "little") + head + b"".join(columns.parts), 9, mtime=0)
 
 
-def _arrays(value: Any) -> Iterator[np.ndarray]:
+def _find_arrays(value: Any) -> Iterator[np.ndarray]:
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
         for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _arrays(part)
+            yield from _find_arrays(part)
 
 
 class _Columns:
@@ -123,15 +124,15 @@ class _Columns:
 
 
 @cache
-def _text(name: str) -> str:
+def _read_page_file(name: str) -> str:
     return resources.files("roller.page").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
-def _script() -> str:
-    whole = '"use strict";\n' + "\n".join(_text(name) for name in _SCRIPTS)
+def _joined_scripts() -> str:
+    whole = '"use strict";\n' + "\n".join(_read_page_file(name) for name in _SCRIPTS)
     return _COMMENTS.sub("", whole)
 
 
-def _digest(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

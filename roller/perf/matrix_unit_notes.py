@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from roller.core.dtypes import DTYPES
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.hardware.architectures import own_matrix_family
+from roller.hardware.architectures import architecture_matrix_family
 
 #: Common name of the arithmetic pipes, by the language of a target.
 _PIPES = {"cuda": "CUDA cores", "hip": "vector units"}
@@ -24,16 +24,16 @@ def fragment_supports(fragment: Fragment, expression: TensorExpr) -> bool:
     return alike and anchor.combiner == "sum" and anchor.acc_dtype == fragment.accumulator
 
 
-def unit_notes(expressions: Iterable[TensorExpr], spec: DeviceSpec, *, ours: bool = False) -> tuple[str, ...]:
+def notes_on_matrix_unit(expressions: Iterable[TensorExpr], spec: DeviceSpec, *, ours: bool = False) -> tuple[str, ...]:
     """Return a sentence for each dtype whose products are not priced at the full rate of the matrix unit.
 
     Examples
     --------
     >>> from roller import ops
     >>> from roller.hardware import load_spec
-    >>> unit_notes([ops.matmul(64, 64, 64, dtype="bfloat16")], load_spec("t4"))
+    >>> notes_on_matrix_unit([ops.matmul(64, 64, 64, dtype="bfloat16")], load_spec("t4"))
     ('bfloat16 has no matrix unit on t4 (its specification has one for float16): priced on CUDA cores.',)
-    >>> unit_notes([ops.matmul(64, 64, 64), ops.matmul(64, 64, 64, dtype="float16")], load_spec("t4"))
+    >>> notes_on_matrix_unit([ops.matmul(64, 64, 64), ops.matmul(64, 64, 64, dtype="float16")], load_spec("t4"))
     ()
     """
     if not spec.traits.blocks:
@@ -41,21 +41,21 @@ def unit_notes(expressions: Iterable[TensorExpr], spec: DeviceSpec, *, ours: boo
     spec = spec.constructed if ours else spec
     found: dict[str, None] = {}
     for expression in expressions:
-        dtype = _operands(expression)
-        note = "" if dtype is None else _note(expression, dtype, spec, ours)
+        dtype = _shared_operand_dtype(expression)
+        note = "" if dtype is None else _note_on_dtype(expression, dtype, spec, ours)
         if note:
             found[note] = None
     return tuple(found)
 
 
-def _operands(expression: TensorExpr) -> str | None:
+def _shared_operand_dtype(expression: TensorExpr) -> str | None:
     """Return the dtype that both operands of a product share, or ``None`` if the expression is no such product."""
     anchor, tensors = expression.anchor, expression.tensors
     dtypes = {tensors[x.tensor].dtype for x in anchor.loads if x.tensor in tensors}
     return dtypes.pop() if anchor.combiner == "sum" and len(anchor.loads) == 2 and len(dtypes) == 1 else None
 
 
-def _note(expression: TensorExpr, dtype: str, spec: DeviceSpec, ours: bool) -> str:
+def _note_on_dtype(expression: TensorExpr, dtype: str, spec: DeviceSpec, ours: bool) -> str:
     name, pipes = spec.name, _PIPES.get(spec.target["language"], "its pipes")
     used = [f for f in spec.fragments if fragment_supports(f, expression)]
     if used:
@@ -86,7 +86,7 @@ def _note_on_instructions(used: list[Fragment], dtype: str, spec: DeviceSpec, ou
             f"{dtype} on {spec.name}: priced with its matrix unit ({families}), which no template emits code for: "
             "compiled kernels run without it."
         )
-    own = own_matrix_family(spec.target.get("arch", ""))
+    own = architecture_matrix_family(spec.target.get("arch", ""))
     if own and own not in known:
         return (
             f"{dtype} on {spec.name}: priced with the matrix instructions of earlier devices ({families}); its own "

@@ -42,7 +42,7 @@ class FieldStep:
     sides: tuple[tuple[float, DeviceSpec], ...]
 
 
-def nearest_values(value: float, quantity: Quantity) -> tuple[float, ...]:
+def values_one_step_away(value: float, quantity: Quantity) -> tuple[float, ...]:
     """Return the values one relative :data:`STEP` below and above ``value``; for integers, at least 1 away from it."""
     if not quantity.integer:
         return value / (1 + STEP), value * (1 + STEP)
@@ -50,21 +50,21 @@ def nearest_values(value: float, quantity: Quantity) -> tuple[float, ...]:
     return int(value) - step, int(value) + step
 
 
-def field_steps(
-    spec: DeviceSpec, values: Callable[[float, Quantity], Sequence[float]] = nearest_values
+def finite_difference_steps(
+    spec: DeviceSpec, values: Callable[[float, Quantity], Sequence[float]] = values_one_step_away
 ) -> Iterator[FieldStep]:
     """Yield the step of every numeric device field that the model may read."""
     known = settable_fields(spec)
     for field in spec.values():
         if not field.startswith("accuracy."):
-            step = field_step(spec, field, known[field], values)
+            step = finite_difference_step(spec, field, known[field], values)
             if step is not None:
                 yield step
 
 
-def field_step(
+def finite_difference_step(
     spec: DeviceSpec, field: str, quantity: Quantity,
-    values: Callable[[float, Quantity], Sequence[float]] = nearest_values,
+    values: Callable[[float, Quantity], Sequence[float]] = values_one_step_away,
 ) -> FieldStep | None:  # fmt: skip
     """Return the step of a field, or ``None`` if neither changed value is valid."""
     # Bytes and powers of two step to half and double: values in between do not occur, and a small step would change the
@@ -84,10 +84,12 @@ def field_step(
 
 def elasticity(step: FieldStep, price: Pricer, base: Floats) -> Floats:
     """Return, for each program, the change in the logarithm of its seconds per change in the logarithm of the field."""
-    return slope([(0.0, base), *((math.log(other / step.value), price(spec)) for other, spec in step.sides)])
+    return slope_of_each_column(
+        [(0.0, base), *((math.log(other / step.value), price(spec)) for other, spec in step.sides)]
+    )
 
 
-def slope(points: Iterable[tuple[float, Floats | Sequence[float]]]) -> Floats:
+def slope_of_each_column(points: Iterable[tuple[float, Floats | Sequence[float]]]) -> Floats:
     """Return the slope between the first and the last finite value of each column, or 0 if they coincide."""
     ordered = sorted(points, key=lambda p: p[0])
     x, y = np.array([p[0] for p in ordered]), np.stack([p[1] for p in ordered])

@@ -17,7 +17,7 @@ import numpy as np
 from roller.core.display import one_line_repr
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
-from roller.perf.sensitivity import FieldStep, elasticity, field_step, field_steps
+from roller.perf.sensitivity import FieldStep, elasticity, finite_difference_step, finite_difference_steps
 from roller.templates.pricing import log_prices
 from roller.tile.geometry import Floats, Ints
 from roller.tile.program import RProgram
@@ -45,7 +45,7 @@ _FURTHEST = 3.0
 
 
 @dataclass(frozen=True)
-class Observation:
+class MeasuredProgram:
     """One measured program."""
 
     operator: str  #: Identity of its expression: errors of one operator are correlated
@@ -54,7 +54,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class FieldExplanation:
     """One field, changed so that predictions fit best."""
 
     #: Dotted path, value in the spec, and fitted value.
@@ -89,10 +89,10 @@ class Diagnosis:
     operators: int
     bias: float  #: Median ratio of measured to predicted time
     residual: float  #: Mean absolute residual of the logarithm, with all operators weighted equally
-    finding: Explanation | None  #: The field that explains it, or ``None`` if there is none
+    finding: FieldExplanation | None  #: The field that explains it, or ``None`` if there is none
     reason: str  #: Reason for no finding, otherwise empty
     #: The best explanations, best first; none of them is a finding if ``finding`` is ``None``.
-    tried: tuple[Explanation, ...] = ()
+    tried: tuple[FieldExplanation, ...] = ()
 
     def __repr__(self) -> str:
         return one_line_repr("Diagnosis", f"{self.device}: {self.finding or self.reason}")
@@ -100,7 +100,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; ``None`` for unknown numbers."""
 
-        def plain(e: Explanation) -> dict[str, Any]:
+        def plain(e: FieldExplanation) -> dict[str, Any]:
             return {"field": e.field, "value": e.value, "fitted": e.fitted, "too_high": e.too_high,
                     "records": e.records, "operators": e.operators, "residual": e.residual}  # fmt: skip
 
@@ -124,7 +124,7 @@ class _ObservationArrays:
     weight: Floats
 
     @classmethod
-    def of(cls, observations: Sequence[Observation]) -> _ObservationArrays:
+    def of(cls, observations: Sequence[MeasuredProgram]) -> _ObservationArrays:
         names = {name: n for n, name in enumerate(dict.fromkeys(o.operator for o in observations))}
         group = np.array([names[o.operator] for o in observations], np.int64)
         return cls(
@@ -153,7 +153,7 @@ class _FieldFit:
     depends: Floats  # mean absolute elasticity per operator
 
 
-def diagnose(observations: Sequence[Observation], spec: DeviceSpec) -> Diagnosis:
+def diagnose(observations: Sequence[MeasuredProgram], spec: DeviceSpec) -> Diagnosis:
     """Return the field of a spec that explains the residuals of its predictions, or the reason why there is none."""
     # Residuals r = ln(measured / predicted) are modelled as r = e * d, with the elasticity e of a field and a change d
     # of its logarithm: the weighted median of r / e, which minimizes absolute residuals and is robust to outliers.
@@ -169,14 +169,14 @@ def diagnose(observations: Sequence[Observation], spec: DeviceSpec) -> Diagnosis
     before = data.per_operator(np.abs(r))
     fits = _fit_all_fields(data, spec, r)
     tried = tuple(_explanation_from_fit(f, data) for f in fits[:5])
-    finding, reason = _choose_finding(fits, before, tried, r)
+    finding, reason = _choose_explanation(fits, before, tried, r)
     tried = tuple(e for e in tried if _is_plausible(e))
     return Diagnosis(
         spec.name, count, operators, math.exp(float(np.median(r))), float(before.mean()), finding, reason, tried
     )
 
 
-def _priceable_observations(observations: Sequence[Observation], spec: DeviceSpec) -> _ObservationArrays:
+def _priceable_observations(observations: Sequence[MeasuredProgram], spec: DeviceSpec) -> _ObservationArrays:
     data = _ObservationArrays.of(observations)
     if not observations:
         return data
@@ -187,7 +187,7 @@ def _priceable_observations(observations: Sequence[Observation], spec: DeviceSpe
 def _fit_all_fields(data: _ObservationArrays, spec: DeviceSpec, r: Floats) -> list[_FieldFit]:
     base = data.measured - r
     found = []
-    for step in field_steps(spec):
+    for step in finite_difference_steps(spec):
         slope = elasticity(step, lambda other: log_prices(data.programs, other), base)
         if (np.abs(slope) >= MATTERS).sum() >= EVIDENCE:
             found.append(_fit_field(data, step, 0.0, slope, r))
@@ -227,7 +227,7 @@ def _refine_fit(data: _ObservationArrays, spec: DeviceSpec, fit: _FieldFit) -> _
         except SpecError:  # out of the field's range: keep the linear fit
             return fit
         base = log_prices(data.programs, there)
-        step = field_step(there, fit.step.field, fit.step.quantity)
+        step = finite_difference_step(there, fit.step.field, fit.step.quantity)
         if step is None or not np.isfinite(base).all():
             return fit
         slope = elasticity(step, lambda other: log_prices(data.programs, other), base)
@@ -239,19 +239,21 @@ def _refine_fit(data: _ObservationArrays, spec: DeviceSpec, fit: _FieldFit) -> _
     return fit
 
 
-def _explanation_from_fit(fit: _FieldFit, data: _ObservationArrays) -> Explanation:
+def _explanation_from_fit(fit: _FieldFit, data: _ObservationArrays) -> FieldExplanation:
     depends = np.abs(fit.slope) >= MATTERS
     fitted = fit.step.value * math.exp(fit.change)
     operators = len(set(data.group[depends].tolist()))
-    return Explanation(fit.step.field, fit.step.value, fitted, int(depends.sum()), operators, float(fit.left.mean()))
+    return FieldExplanation(
+        fit.step.field, fit.step.value, fitted, int(depends.sum()), operators, float(fit.left.mean())
+    )
 
 
-def _choose_finding(
-    fits: Sequence[_FieldFit], before: Floats, tried: Sequence[Explanation], r: Floats
-) -> tuple[Explanation | None, str]:
+def _choose_explanation(
+    fits: Sequence[_FieldFit], before: Floats, tried: Sequence[FieldExplanation], r: Floats
+) -> tuple[FieldExplanation | None, str]:
     if fits and abs(tried[0].too_high) >= LARGE and _explains_residuals(fits[0], before):
         if not _is_plausible(tried[0]):
-            return None, _implausible_times_message(r)
+            return None, _message_for_implausible_times(r)
         rivals = [f.step.field for f in fits[1:] if _is_rival_explanation(fits[0], f, before)]
         if not rivals:
             return tried[0], ""
@@ -264,7 +266,7 @@ def _choose_finding(
     if typical < AGREES:
         return None, f"nothing to explain: predictions are within {typical:.1%} in the median."
     if float(np.median(r)) > math.log(PLAUSIBLE):
-        return None, _implausible_times_message(r)
+        return None, _message_for_implausible_times(r)
     best = f"none matters to {EVIDENCE} records"
     tried = [e for e in tried if _is_plausible(e)]
     if tried:
@@ -277,7 +279,7 @@ def _choose_finding(
     )
 
 
-def _implausible_times_message(r: Floats) -> str:
+def _message_for_implausible_times(r: Floats) -> str:
     return (
         f"cannot tell: measured times are {math.exp(float(np.median(r))):.3g} times the predicted ones in the median, "
         f"and no number of the spec within a factor of {PLAUSIBLE:g} explains that. They look disturbed, or measured "
@@ -285,7 +287,7 @@ def _implausible_times_message(r: Floats) -> str:
     )
 
 
-def _is_plausible(e: Explanation) -> bool:
+def _is_plausible(e: FieldExplanation) -> bool:
     return 1 / PLAUSIBLE <= e.value / e.fitted <= PLAUSIBLE
 
 
@@ -295,7 +297,7 @@ def _explains_residuals(fit: _FieldFit, before: Floats) -> bool:
         return False
     gain = before[mine] - fit.left[mine]
     return bool(
-        gain.sum() >= EXPLAINED * before[mine].sum() and _mean_in_standard_errors(gain) >= SURE * (1 + 2 / mine.sum())
+        gain.sum() >= EXPLAINED * before[mine].sum() and _mean_over_standard_error(gain) >= SURE * (1 + 2 / mine.sum())
     )
 
 
@@ -305,10 +307,10 @@ def _is_rival_explanation(best: _FieldFit, other: _FieldFit, before: Floats) -> 
         return False
     gain = other.left - best.left
     differ = np.abs(gain) > AGREES / 3
-    return bool(differ.sum() < DEPENDENT or _mean_in_standard_errors(gain[differ]) < APART)
+    return bool(differ.sum() < DEPENDENT or _mean_over_standard_error(gain[differ]) < APART)
 
 
-def _mean_in_standard_errors(gains: Floats) -> float:
+def _mean_over_standard_error(gains: Floats) -> float:
     deviation = float(gains.std(ddof=1)) / math.sqrt(len(gains))
     mean = float(gains.mean())
     if deviation <= 1e-12:

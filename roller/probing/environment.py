@@ -15,7 +15,7 @@ from roller.core.c_compiler import find_compiler
 from roller.core.processor import usable_processors
 from roller.errors import RollerError
 from roller.hardware import THIS_MACHINE, load_spec
-from roller.hardware.detect import detect_unprobed
+from roller.hardware.detect import detect_cpu_without_probe
 from roller.hardware.profile_location import profile_path
 from roller.runtime.cache import KernelCache
 
@@ -85,7 +85,7 @@ def _processor_info() -> dict[str, Any]:
         "cores": spec.units,
         "usable_processors": usable_processors(),
         "lanes": spec.teu.lanes,
-        "probed": profile_path(detect_unprobed().machine).exists(),
+        "probed": profile_path(detect_cpu_without_probe().machine).exists(),
     }
 
 
@@ -118,10 +118,10 @@ def environment_text(found: dict[str, Any]) -> str:
     lines = [f"{name}: {found[name]}" for name in ("roller", "python", "system")]
     for name in ("packages", "compilers", "processor", "devices", "cache", "variables"):
         inner = found[name] or {"": "none"}
-        lines += [f"{name}:", *(f"  {_format_item(key, value)}" for key, value in inner.items())]
+        lines += [f"{name}:", *(f"  {_format_environment_item(key, value)}" for key, value in inner.items())]
     return "\n".join(lines)
 
 
-def _format_item(name: str, value: Any) -> str:
+def _format_environment_item(name: str, value: Any) -> str:
     shown = "; ".join(map(str, value)) if isinstance(value, list) else value
     return f"{name}: {'none' if shown in (None, '') else shown}" if name else str(shown)

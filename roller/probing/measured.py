@@ -21,10 +21,10 @@ MIN_KEPT = 3
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredValue:
     """A value with its spread.
 
-    >>> Measured(2.0e-3, 0.01, 40).rate(1.0e6).value
+    >>> MeasuredValue(2.0e-3, 0.01, 40).rate(1.0e6).value
     500000000.0
     """
 
@@ -32,26 +32,26 @@ class Measured:
     spread: float  #: ``(max - min) / median`` of the windows kept
     samples: int  #: Number of all windows
 
-    def times(self, factor: float) -> Measured:
+    def times(self, factor: float) -> MeasuredValue:
         """Return the value multiplied by a factor."""
-        return Measured(self.value * factor, self.spread, self.samples)
+        return MeasuredValue(self.value * factor, self.spread, self.samples)
 
-    def rate(self, work: float) -> Measured:
+    def rate(self, work: float) -> MeasuredValue:
         """Return ``work`` per second for a value in seconds."""
-        return Measured(work / self.value, self.spread, self.samples)
+        return MeasuredValue(work / self.value, self.spread, self.samples)
 
-    def minus(self, other: Measured) -> Measured:
+    def difference_from(self, other: MeasuredValue) -> MeasuredValue:
         """Return the difference between two values, with the sum of their absolute uncertainties."""
         value = self.value - other.value
         uncertain = self.value * self.spread + other.value * other.spread
-        return Measured(value, uncertain / abs(value) if value else float("inf"), min(self.samples, other.samples))
+        return MeasuredValue(value, uncertain / abs(value) if value else float("inf"), min(self.samples, other.samples))
 
     def to_dict(self) -> dict[str, float]:
-        """Return JSON-ready data; ``Measured(**data)`` reads it back."""
+        """Return JSON-ready data; ``MeasuredValue(**data)`` reads it back."""
         return {"value": self.value, "spread": self.spread, "samples": self.samples}
 
 
-def median_of_fastest_windows(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
+def median_of_fastest_windows(windows: Sequence[float], kept: float = KEPT_SHARE) -> MeasuredValue:
     """Return the robust value of repeated windows of the same work.
 
     >>> median_of_fastest_windows([1.0, 1.01, 1.02, 1.0, 9.0, 1.3, 1.5, 1.2]).value
@@ -61,15 +61,15 @@ def median_of_fastest_windows(windows: Sequence[float], kept: float = KEPT_SHARE
         raise ValueError(f"best_of: expected windows longer than 0 s, got {list(windows)[:4]}. Do more work in each.")
     best = sorted(windows)[: max(MIN_KEPT, round(len(windows) * kept))]
     middle = statistics.median(best)
-    return Measured(middle, (best[-1] - best[0]) / middle, len(windows))
+    return MeasuredValue(middle, (best[-1] - best[0]) / middle, len(windows))
 
 
-def combine_rounds(rounds: Sequence[Measured], better: int = 0) -> Measured:
+def median_of_good_rounds(rounds: Sequence[MeasuredValue], better: int = 0) -> MeasuredValue:
     """Return the median of the rounds that count: the best rounds, or the closest majority if ``better`` is 0.
 
-    >>> combine_rounds([Measured(v, 0.01, 9) for v in (1.0, 3.0, 1.02, 1.01, 0.5)])
-    Measured(value=1.01, spread=0.01980198019801982, samples=45)
-    >>> combine_rounds([Measured(v, 0.01, 9) for v in (100, 71, 72, 101, 70)], better=1).value
+    >>> median_of_good_rounds([MeasuredValue(v, 0.01, 9) for v in (1.0, 3.0, 1.02, 1.01, 0.5)])
+    MeasuredValue(value=1.01, spread=0.01980198019801982, samples=45)
+    >>> median_of_good_rounds([MeasuredValue(v, 0.01, 9) for v in (100, 71, 72, 101, 70)], better=1).value
     100.5
     """
     values = sorted(rounds, key=lambda m: m.value)
@@ -81,13 +81,13 @@ def combine_rounds(rounds: Sequence[Measured], better: int = 0) -> Measured:
         near = min(runs, key=lambda r: r[-1].value - r[0].value)
     middle = statistics.median(m.value for m in near)
     apart = (near[-1].value - near[0].value) / abs(middle) if middle else float(near[-1].value != near[0].value)
-    return Measured(middle, max(apart, min(m.spread for m in near)), sum(m.samples for m in rounds))
+    return MeasuredValue(middle, max(apart, min(m.spread for m in near)), sum(m.samples for m in rounds))
 
 
-def split_by_spread(found: Mapping[str, Measured]) -> tuple[dict[str, Measured], dict[str, str]]:
+def accept_or_reject_by_spread(found: Mapping[str, MeasuredValue]) -> tuple[dict[str, MeasuredValue], dict[str, str]]:
     """Return the values that may be written, and the reasons why others may not.
 
-    >>> fine, refused = split_by_spread({"a": Measured(1.0, 0.02, 9), "b": Measured(1.0, 0.4, 9)})
+    >>> fine, refused = accept_or_reject_by_spread({"a": MeasuredValue(1.0, 0.02, 9), "b": MeasuredValue(1.0, 0.4, 9)})
     >>> list(fine), refused["b"]
     (['a'], 'spread 40 % of 9 windows, at most 15 % may be written. Repeat on a quieter machine.')
     """

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from roller.errors import SpecError
-from roller.probing.measured import Measured
+from roller.probing.measured import MeasuredValue
 
 _HEADS = {"Measures": "measures", "Spoiled by": "spoiled_by", "Proof": "proof"}
 
 
 @dataclass(frozen=True)
-class Statement:
+class ProbeHeader:
     """The header of a probe's source."""
 
     measures: str  #: The quantity and its meaning in the model
@@ -24,11 +24,11 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeResult:
     """Result of one run of a probe."""
 
     #: Values by dotted spec path, all among the probe's ``fields``; paths outside the schema are shown, not written.
-    values: Mapping[str, Measured]
+    values: Mapping[str, MeasuredValue]
     remarks: tuple[str, ...] = ()  #: Messages for people, such as the best point of a sweep
     #: Reasons by path why a value with consistent windows must not be written, such as a failed proof.
     doubts: Mapping[str, str] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class Probe:
     name: str
     kind: str
     fields: tuple[str, ...]  #: Dotted spec paths it measures, e.g. ``"memory_layers.l2.bandwidth_bytes_per_s"``.
-    source: str  #: File below ``microbench/`` whose header gives the :class:`Statement`
+    source: str  #: File below ``microbench/`` whose header gives the :class:`ProbeHeader`
     #: Function that measures, given a session for the device kind, which compiles, pins and times.
-    run: Callable[[Any], Finding] = field(compare=False, repr=False)
+    run: Callable[[Any], ProbeResult] = field(compare=False, repr=False)
     needs: tuple[str, ...] = ()  #: Names of probes whose findings it reads; they come first in the registry
 
 
-def read_statement(source: Path) -> Statement:
+def read_probe_header(source: Path) -> ProbeHeader:
     """Return the statement from the first comment in a probe's source."""
     try:
         text = source.read_text(encoding="utf-8")
@@ -68,4 +68,4 @@ def read_statement(source: Path) -> Statement:
     for head, name in _HEADS.items():
         if not found.get(name):
             raise SpecError(f"{source.name}: expected a line '{head}: ...' in the first comment, found none. Add it.")
-    return Statement(**{name: " ".join(part) for name, part in found.items()})
+    return ProbeHeader(**{name: " ".join(part) for name, part in found.items()})

@@ -15,7 +15,7 @@ from roller.hardware.checks import SOURCES
 from roller.hardware.reader import VALIDATED_WITH
 from roller.hardware.sections import present_numbers
 from roller.hardware.spec import settable_fields
-from roller.probing.measured import Measured
+from roller.probing.measured import MeasuredValue
 from roller.targets import THIS_MACHINE, canonical_device_name
 
 #: Stamp that an earlier run appended to a note.
@@ -26,13 +26,13 @@ _CLOCKS = {"clock_hz": "clock_hz.boost", "sustained_clock_hz": "clock_hz.sustain
 
 
 def insert_measured_values(
-    text: str, found: Mapping[str, Measured], stamp: str, where: str = "the specification"
+    text: str, found: Mapping[str, MeasuredValue], stamp: str, where: str = "the specification"
 ) -> str:
     """Return a specification's YAML with measured values inserted.
 
     >>> from roller.hardware import spec_folder
     >>> text = (spec_folder() / "v100.yaml").read_text()
-    >>> text = insert_measured_values(text, {"units": Measured(79, 0.0, 1)}, "probed 2026-05-01 by roller probe")
+    >>> text = insert_measured_values(text, {"units": MeasuredValue(79, 0.0, 1)}, "probed 2026-05-01 by roller probe")
     >>> [line for line in text.splitlines() if line.startswith("units")]
     ['units: {measured: 79, spread: 0.0, datasheet: 80, note: "probed 2026-05-01 by roller probe, spread 0.0 %"}']
     """
@@ -77,12 +77,12 @@ def _insert_measured_value(text: str, path: str, value: str, spread: str, note: 
     separator = ", " if node.flow_style else "\n" + " " * node.value[0][0].start_mark.column
     if "note" in old:
         kept = _OLD_STAMP.sub("", old["note"].value)
-        edits.append((old["note"].start_mark.index, old["note"].end_mark.index, _quote_note(kept, note)))
+        edits.append((old["note"].start_mark.index, old["note"].end_mark.index, _format_note(kept, note)))
     elif node.flow_style:
         end = old[node.value[-1][0].value].end_mark.index
-        edits.append((end, end, f", note: {_quote_note('', note)}"))
+        edits.append((end, end, f", note: {_format_note('', note)}"))
     else:
-        fresh.append(f"note: {_quote_note('', note)}")
+        fresh.append(f"note: {_format_note('', note)}")
     if fresh:
         first = node.value[0][0].start_mark.index
         edits.append((first, first, separator.join(fresh) + separator))
@@ -91,7 +91,7 @@ def _insert_measured_value(text: str, path: str, value: str, spread: str, note: 
     return text
 
 
-def _quote_note(kept: str, note: str) -> str:
+def _format_note(kept: str, note: str) -> str:
     text = f"{kept}; {note}" if kept else note
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
     return f'"{escaped}"'
@@ -106,7 +106,7 @@ def _find_yaml_node(root: yaml.MappingNode, path: str) -> tuple[yaml.MappingNode
             return section, entries[rest], rest
         head, dot, tail = rest.partition(".")
         below = entries.get(head)
-        if not dot or below is None or _has_number_sources(below):  # names of dtype rates contain a dot
+        if not dot or below is None or _is_number_with_sources(below):  # names of dtype rates contain a dot
             return section, None, rest
         rest = tail
         if isinstance(below, yaml.SequenceNode):
@@ -117,10 +117,10 @@ def _find_yaml_node(root: yaml.MappingNode, path: str) -> tuple[yaml.MappingNode
 
 def _has_separate_clocks(root: yaml.MappingNode) -> bool:
     clock = next(v for k, v in root.value if k.value == "clock_hz")
-    return not _has_number_sources(clock)
+    return not _is_number_with_sources(clock)
 
 
-def _has_number_sources(node: yaml.Node) -> bool:
+def _is_number_with_sources(node: yaml.Node) -> bool:
     """Return whether a node contains the sources of a number rather than the fields of a section."""
     return isinstance(node, yaml.MappingNode) and any(k.value in SOURCES for k, _ in node.value)
 
@@ -180,7 +180,7 @@ def spec_to_yaml(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, 
     def entry(path: str, value: float) -> str:
         source = spec.sources.get(path, "override")
         note = said.get(path) or ("detected: the operating system's own value" if source == "detected" else "")
-        note = f", note: {_quote_note('', note)}" if note else ""
+        note = f", note: {_format_note('', note)}" if note else ""
         return f"{{{_SOURCES_OF.get(source, 'assumed')}: {_format_exact(value)}{note}}}"
 
     def section(title: str, values: Mapping[str, float], path: str, indent: str = "  ") -> list[str]:
@@ -189,8 +189,8 @@ def spec_to_yaml(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, 
     target = ", ".join(f"{k}: {v}" for k, v in spec.target_items)
     lines = [
         "# Values in SI base units; the effective one is measured, else datasheet, else assumed.",
-        f"name: {name}", f"kind: {spec.kind}", f"description: {_quote_note('', spec.description)}",
-        *([f"machine: {_quote_note('', spec.machine)}"] if spec.machine else []),
+        f"name: {name}", f"kind: {spec.kind}", f"description: {_format_note('', spec.description)}",
+        *([f"machine: {_format_note('', spec.machine)}"] if spec.machine else []),
         f"target: {{{target}}}", f"units: {entry('units', spec.units)}",
         *_clock_lines(spec, entry), "",
         "teu:", f"  name: {spec.teu.name}", *section("", present_numbers(spec.teu), "teu")[1:], "",
@@ -206,7 +206,7 @@ def spec_to_yaml(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, 
     if accuracy := present_numbers(spec.accuracy):
         head, *errors = section("accuracy:", accuracy, "accuracy")
         # The errors stay valid when the text is read back; an edit of the values invalidates them.
-        lines += ["", head, f"  {VALIDATED_WITH}: {_quote_note('', spec.numbers_key)}", *errors]
+        lines += ["", head, f"  {VALIDATED_WITH}: {_format_note('', spec.numbers_key)}", *errors]
     return "\n".join(lines) + "\n"
 
 
@@ -231,7 +231,7 @@ def _fragment_lines(spec: DeviceSpec) -> list[str]:
     return ["fragments:", *(f"  - {{{line}}}" for line in each), ""]
 
 
-def save_spec(path: Path, text: str) -> None:
+def check_and_write_spec(path: Path, text: str) -> None:
     """Check a specification's text and write it atomically."""
     parse_spec(text, str(path))
     try:

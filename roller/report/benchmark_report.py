@@ -52,14 +52,15 @@ def _tables_of_json(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {
                 "name": name,
                 "columns": [
-                    {"name": c, "label": whole or _label(c), "values": [row.get(c) for row in rows]} for c in columns
+                    {"name": c, "label": whole or _predicted_or_measured(c),
+                     "values": [row.get(c) for row in rows]} for c in columns
                 ],
             }  # fmt: skip
         elif isinstance(value, Mapping) and name != "run":
             yield from ({**table, "name": f"{name}.{table['name']}"} for table in _tables_of_json(value))
 
 
-def _label(column: str) -> str:
+def _predicted_or_measured(column: str) -> str:
     return "predicted" if any(word in column for word in _PREDICTED) else "measured"
 
 

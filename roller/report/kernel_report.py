@@ -16,7 +16,7 @@ from roller.page.path_removal import without_paths
 from roller.perf import Estimate
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
-from roller.tile.winograd_products import products_program
+from roller.tile.winograd_batched_product import tiled_product_of_program
 
 #: Maximum number of candidates to list.
 _CANDIDATES = 10
@@ -98,7 +98,7 @@ def stored_estimate(artifact: KernelArtifact) -> Estimate | None:
 
 def tile_levels(program: RProgram) -> list[dict[str, Any]]:
     """Return the name and the extents by axis of each tile of a program, from the whole down to the smallest."""
-    program = products_program(program) or program  # its tiles are the tiles of the matrix products
+    program = tiled_product_of_program(program) or program  # its tiles are the tiles of the matrix products
     reduced = {a.name for a in program.axes if a.kind != "spatial"}
     whole: Mapping[str, int] = {a.name: a.extent for a in program.axes}
     levels = [("whole", whole), *((name, program.tile(name)) for name in reversed(program.layers))]

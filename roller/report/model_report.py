@@ -17,12 +17,12 @@ from roller.models.session.saved import SavedArtifacts
 from roller.page.html_page import html_page
 from roller.page.path_removal import without_paths
 from roller.report.kernel_report import kernel_data, stored_estimate
-from roller.runtime.container import MODEL_BUNDLE, SAVED, Container
+from roller.runtime.verified_container import MODEL_BUNDLE, SAVED, Container
 
 
 def page_of_model(folder: Path, *, anonymous: bool = False, explain_s: float = 30.0) -> str:
     """Return a compiled model's report as one HTML file; explain its kernels for about ``explain_s`` seconds."""
-    name, device, steps, artifacts = _read(folder)
+    name, device, steps, artifacts = _read_model_folder(folder)
     data = model_data(name, device, steps, artifacts, explain_s)
     if anonymous:
         kernels = {key: {**kernel, "source": ""} for key, kernel in data["kernels"].items()}
@@ -37,7 +37,7 @@ def page_of_model(folder: Path, *, anonymous: bool = False, explain_s: float = 3
         data = {**data, "kernels": kernels, "notes": [*data["notes"], "Sources are left out: the page would be large."]}
 
 
-def _read(folder: Path) -> tuple[str, str, Sequence[Step], Mapping[str, KernelArtifact]]:
+def _read_model_folder(folder: Path) -> tuple[str, str, Sequence[Step], Mapping[str, KernelArtifact]]:
     """Read the name, device, steps and kernels from a model's folder."""
     if MODEL_BUNDLE.is_kind_of_folder(folder):
         bundle = ModelBundle(folder)
@@ -68,18 +68,19 @@ def model_data(
     rows = list(_step_rows(steps, artifacts))
     return {
         "view": "model", "name": name, "device": device, "steps": rows, "kernels": kernels,
-        "predicted_s": _sum(rows, "predicted_s"), "interval_s": _interval(rows), "measured_s": _sum(rows, "measured_s"),
+        "predicted_s": _sum_over_kernel_steps(rows, "predicted_s"), "interval_s": _sum_intervals(rows),
+        "measured_s": _sum_over_kernel_steps(rows, "measured_s"),
         "notes": notes if left else [],
     }  # fmt: skip
 
 
-def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def _sum_over_kernel_steps(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """Sum a value over the steps that run a kernel; return ``None`` if there are none or one lacks it."""
     values = [row[name] for row in rows if row["kind"] == "run"]
     return sum(values) if values and None not in values else None
 
 
-def _interval(rows: Sequence[Mapping[str, Any]]) -> list[float] | None:
+def _sum_intervals(rows: Sequence[Mapping[str, Any]]) -> list[float] | None:
     """Sum the steps' interval ends, as if all errors had the same sign; return ``None`` if one is unknown."""
     ends = [row["interval_s"] for row in rows if row["kind"] == "run"]
     return None if not ends or None in ends else [sum(end[place] for end in ends) for place in (0, 1)]

@@ -14,15 +14,15 @@ from roller.insight.capture.idle_timeout import PATIENCE_S
 from roller.insight.rate_card import RateCard
 from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
-from roller.insight.step_profile.profile_page import page_of_profile
-from roller.insight.step_profile.profile_with_parts import load_profile_with_parts
-from roller.insight.step_profile.profiling import SUFFIXES, kind_of_file, profile
+from roller.insight.step_profile.profile_html_page import profile_html
+from roller.insight.step_profile.profile_output_reader import load_profile_with_hints
+from roller.insight.step_profile.profiling import SUFFIXES, profile, profile_source_file_kind
 from roller.insight.step_profile.source_line_reader import source_line_reader
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.report.benchmark_report import UNDERSTOOD, page_of_benchmark
 from roller.report.kernel_report import page_of_kernel
 from roller.report.model_report import page_of_model
-from roller.runtime.container import MODEL_BUNDLE, SAVED
+from roller.runtime.verified_container import MODEL_BUNDLE, SAVED
 
 #: Kinds of reports.
 ReportKind = Literal["entry", "script", "model", "profile", "recording", "compiled model", "kernel", "benchmark"]
@@ -60,7 +60,7 @@ def html_report(
     if kind == "benchmark":
         return page_of_benchmark(path, anonymous=anonymous)
     if kind == "profile":
-        found, parts = load_profile_with_parts(path)
+        found, parts = load_profile_with_hints(path)
         parts = dict(parts)
         if hints and "hints" not in parts:
             hints_page_data(found, prices)  # raises with the reason
@@ -71,7 +71,7 @@ def html_report(
         parts = hints_page_data(found, prices) if hints else {}
     if before is not None:
         parts |= hints_and_difference_data(found, None, difference(before, found, moved_lines))
-    return page_of_profile(
+    return profile_html(
         found,
         anonymous=anonymous,
         text_of=source_line_reader(path) if kind in ("entry", "script") else None,
@@ -108,7 +108,7 @@ def kind_of_report(path: Path) -> ReportKind:
         return "kernel"
     if not path.name.lower().endswith(SUFFIXES):
         raise RollerError(f"{path}: expected {UNDERSTOOD}, got a file of another kind. Name one.")
-    kind = kind_of_file(path)
+    kind = profile_source_file_kind(path)
     if kind != "recording" or path.name.lower().endswith(".gz") or head.lstrip().startswith(b"["):
         return kind
     return kind if any(mark in head for mark in _RECORDING_MARKS) or _file_contains(path, _EVENTS) else "benchmark"

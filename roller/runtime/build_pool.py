@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from roller.core.gc_pause import gc_paused
 from roller.core.processor import usable_processors
-from roller.core.scratch import scratch_folder
+from roller.core.temporary_folders import scratch_folder
 from roller.runtime.interrupts import interrupts_deferred
 from roller.runtime.records import Record
 
@@ -76,13 +76,18 @@ def build_all(
     # this folder, so that those of a killed build are removed as well.
     with scratch_folder("build-") as folder:
         pool = _Pool(
-            jobs, workers or usable_processors(), timeout_s, on_result, reuse, partial(_start, build, jobs, folder)
+            jobs,
+            workers or usable_processors(),
+            timeout_s,
+            on_result,
+            reuse,
+            partial(_start_worker, build, jobs, folder),
         )
         try:
             if meanwhile is not None:
                 pool.beside(meanwhile)
             while pool.busy or pool.waiting:
-                pool.hand_out()
+                pool.assign_jobs()
                 pool.collect()
         finally:
             pool.close()
@@ -105,7 +110,7 @@ class _Pool:
         """Workers with a job."""
         return [w for w in self._crew if w.name is not None]
 
-    def hand_out(self, *, start: bool = True) -> None:
+    def assign_jobs(self, *, start: bool = True) -> None:
         """Give a job to every idle worker and, if ``start``, to new workers up to the limit."""
         limit = self._limit if start else 0
         while self.waiting and (free := _idle_or_new_worker(self._crew, limit, self._start)) is not None:
@@ -128,7 +133,7 @@ class _Pool:
 
     def beside(self, act: Callable[[], object]) -> None:
         """Run ``act`` in this thread while another thread hands out jobs to existing workers."""
-        self.hand_out()
+        self.assign_jobs()
         # The other thread starts no workers, since a fork copies one thread only. A forked process runs act before the
         # jobs: its new threads would reuse the memory of its parent's lost threads, which TVM may still wait for
         # before it starts others; that would end the process.
@@ -142,7 +147,7 @@ class _Pool:
                 while self.busy and not over.is_set():
                     self.collect()
                     if not over.is_set():
-                        self.hand_out(start=False)
+                        self.assign_jobs(start=False)
             except BaseException as err:  # noqa: BLE001 - raised again after the join
                 failures.append(err)
 
@@ -160,7 +165,7 @@ class _Pool:
         """Stop all workers, busy or not."""
         idle = [w for w in self._crew if w.name is None]
         for worker in self.busy:
-            _stop(worker)
+            _kill_worker(worker)
         for worker in idle:
             _dismiss_worker(worker)
 
@@ -182,7 +187,7 @@ def _send_job(worker: _Worker, name: str) -> None:
         worker.connection.send(name)
 
 
-def build_in_process(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, BuildResult[R]]:
+def build_all_without_fork(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, BuildResult[R]]:
     """Apply ``build`` to every job in this process, without a fork; return results as :func:`build_all` does."""
     done: dict[str, BuildResult[R]] = {}
     for name, job in jobs.items():
@@ -197,7 +202,7 @@ def build_in_process(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str
     return done
 
 
-def _start(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Worker:
+def _start_worker(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Worker:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_run_child_jobs, args=(build, jobs, there, folder, os.getpid()), daemon=True)
@@ -264,7 +269,7 @@ def _collect_result(worker: _Worker, timeout_s: float) -> BuildResult[Any] | Non
         return _crash_result(worker)
     if time.perf_counter() - worker.start > timeout_s:
         name = worker.name
-        _stop(worker)
+        _kill_worker(worker)
         return BuildResult(Record(name, "timeout", f"the build took longer than {timeout_s:g} s and was stopped"))
     return None
 
@@ -273,7 +278,7 @@ def _crash_result(worker: _Worker) -> BuildResult[Any]:
     name = worker.name or ""
     worker.process.join(5.0)
     code = worker.process.exitcode
-    _stop(worker)
+    _kill_worker(worker)
     how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
     return BuildResult(Record(name, "crashed", f"the build process ended by {how}"))
 
@@ -285,10 +290,10 @@ def _dismiss_worker(worker: _Worker) -> None:
     with contextlib.suppress(OSError):
         worker.connection.send(None)
     worker.process.join(5.0)
-    _stop(worker)
+    _kill_worker(worker)
 
 
-def _stop(worker: _Worker) -> None:
+def _kill_worker(worker: _Worker) -> None:
     """Kill a worker's process and close its pipe."""
     if worker.process.is_alive():
         with contextlib.suppress(ProcessLookupError, PermissionError):

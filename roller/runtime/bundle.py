@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from roller.runtime.bundle_command import make_bundle_parser, print_progress, run_command, verify
+from roller.runtime.bundle_command_helpers import make_bundle_parser, print_progress, run_command, verify
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -25,8 +25,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from roller.backends.devices import KINDS, parse
-    from roller.runtime.container import PROBES
+    from roller.backends.devices import KINDS, parse_device_name
+    from roller.runtime.verified_container import PROBES
 
     if PROBES.is_kind_of_folder(arguments.bundle):
         return _run_probes(arguments)
@@ -37,7 +37,7 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed, timeout_s=arguments.timeout_s, time_s=arguments.time_s, budget_s=arguments.budget_s
     )
     # A comma inside the options of a null device does not separate devices.
-    devices = [parse(d.strip()) for d in re.split(rf",(?=(?:{'|'.join(KINDS)})\b)", arguments.device)]
+    devices = [parse_device_name(d.strip()) for d in re.split(rf",(?=(?:{'|'.join(KINDS)})\b)", arguments.device)]
     results = run_bundle(arguments.bundle, arguments.json, devices, options, arguments.filter, print_progress)
     records = [r for o in results["operators"] for r in o["records"]]
     bad = [r for r in records if r["status"] not in ("measured", "slower")]
@@ -53,11 +53,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _run_probes(arguments: argparse.Namespace) -> int:
     """Run a bundle of probes with the options for a kernel bundle."""
-    from roller.backends.devices import parse
+    from roller.backends.devices import parse_device_name
     from roller.runtime.probe_bundle import run_probe_bundle
 
     results = run_probe_bundle(
-        arguments.bundle, arguments.json, parse(arguments.device), budget_s=arguments.budget_s,
+        arguments.bundle, arguments.json, parse_device_name(arguments.device), budget_s=arguments.budget_s,
         timeout_s=arguments.timeout_s, pattern=arguments.filter, say=print_progress,
     )  # fmt: skip
     cases = [r for plan in results["results"].values() for r in plan.values()]
@@ -71,8 +71,8 @@ def _run_probes(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from roller.runtime.bundle_format import Bundle
-    from roller.runtime.container import PROBES
     from roller.runtime.probe_bundle import ProbeBundle
+    from roller.runtime.verified_container import PROBES
 
     return verify(
         arguments.bundle, (ProbeBundle if PROBES.is_kind_of_folder(arguments.bundle) else Bundle)(arguments.bundle)

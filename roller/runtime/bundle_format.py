@@ -15,7 +15,7 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import MALFORMED, ArtifactError, shown
-from roller.runtime.container import BUNDLE, DeviceContainer, write_container
+from roller.runtime.verified_container import BUNDLE, DeviceContainer, write_container
 
 _MAGIC = b"RLB1"
 _HEAD = struct.Struct("<4sI")
@@ -61,7 +61,7 @@ class OperatorEntry:
     proved: tuple[str, ...] = ()
 
 
-def pack(candidates: Candidates, binaries: int | None = None) -> bytes:
+def pack_candidates(candidates: Candidates, binaries: int | None = None) -> bytes:
     """Serialize the candidates of one operator, with binaries for only the first ``binaries`` (all if ``None``)."""
     shared: dict[str, int] = {}
     blobs: dict[bytes, int] = {}
@@ -84,8 +84,8 @@ def pack(candidates: Candidates, binaries: int | None = None) -> bytes:
     return lzma.compress(b"".join((_HEAD.pack(_MAGIC, len(text)), text, *blobs)), preset=6)
 
 
-def unpack(data: bytes, where: str) -> list[tuple[str, KernelArtifact]]:
-    """Return the candidates of an operator's file; the inverse of :func:`pack`."""
+def unpack_candidates(data: bytes, where: str) -> list[tuple[str, KernelArtifact]]:
+    """Return the candidates of an operator's file; the inverse of :func:`pack_candidates`."""
     try:
         stream = lzma.LZMADecompressor()
         raw = stream.decompress(data, max_length=_LARGEST)
@@ -123,7 +123,7 @@ def write_bundle(
         for n, (entry, data) in enumerate(operators):
             file = f"ops/{n:04d}.xz"
             rows.append(asdict(replace(entry, file=file, sha256=work.add(file, data), size_bytes=len(data))))
-        return work.seal(BUNDLE, {**header, "operators": rows})
+        return work.write_manifest(BUNDLE, {**header, "operators": rows})
 
 
 def _entry_from_json(row: Mapping[str, Any]) -> OperatorEntry:
@@ -144,7 +144,7 @@ def _entry_from_json(row: Mapping[str, Any]) -> OperatorEntry:
 
 
 class Bundle(DeviceContainer):
-    """An open bundle of kernels; see :class:`~roller.runtime.container.Container`."""
+    """An open bundle of kernels; see :class:`~roller.runtime.verified_container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, BUNDLE)
@@ -164,7 +164,7 @@ class Bundle(DeviceContainer):
 
     def load(self, entry: OperatorEntry) -> list[tuple[str, KernelArtifact]]:
         """Return the candidates of an operator, best estimate first."""
-        found = unpack(self.read(entry.file), str(self.folder / entry.file))
+        found = unpack_candidates(self.read(entry.file), str(self.folder / entry.file))
         names = tuple(name for name, _ in found)
         if names != entry.candidates:
             raise ArtifactError(f"{self.folder / entry.file}: expected the candidates {shown(entry.candidates)} of the "

@@ -11,7 +11,7 @@ from roller.errors import MALFORMED, ArtifactError
 from roller.runtime.bundle_run import RESULTS
 from roller.runtime.cache import CacheEntry, CacheKey, KernelCache, Measurement
 from roller.runtime.cache_entry import parse_candidates
-from roller.runtime.cache_key import code_digest
+from roller.runtime.cache_key import source_code_digest
 from roller.targets import is_simulated_device
 
 
@@ -35,7 +35,7 @@ def _store_results(results: dict[str, Any], path: Path, into: KernelCache) -> di
     spec, identity = results["spec"], results["identity"]
     kernels, times = 0, 0
     for operator in results["operators"]:
-        measurements = _measurements(results, operator)
+        measurements = _operator_measurements(results, operator)
         if "winner" not in operator:
             times += len(measurements) if into.add_measurements(measurements) else 0
             continue
@@ -45,10 +45,10 @@ def _store_results(results: dict[str, Any], path: Path, into: KernelCache) -> di
                           identity["code"])  # fmt: skip
         if into.store(key, CacheEntry(winner, tried), measurements):
             kernels, times = kernels + 1, times + len(measurements)
-    return {"kernels": kernels, "measurements": times, "current": identity["code"] == code_digest()}
+    return {"kernels": kernels, "measurements": times, "current": identity["code"] == source_code_digest()}
 
 
-def _measurements(results: dict[str, Any], operator: dict[str, Any]) -> tuple[Measurement, ...]:
+def _operator_measurements(results: dict[str, Any], operator: dict[str, Any]) -> tuple[Measurement, ...]:
     spec, now, host = results["spec"], results["finished_at"], results["host"]
     detail = (("gpu", results["device"]), ("operator", operator["id"]), *results["properties"]["versions"].items())
     return tuple(

@@ -18,11 +18,11 @@ from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.errors import ArtifactError, BuildError, LaunchError
 from roller.runtime.bundle_format import Bundle, OperatorEntry
 from roller.runtime.cache_entry import CachedCandidate, serialise_candidates
-from roller.runtime.container import DocumentKind
 from roller.runtime.id_filter import filter_ids
 from roller.runtime.profiler import CheckedExpression, ProfileOptions, ProfilerSession
 from roller.runtime.records import Record
 from roller.runtime.resumable_run import ResumedRun, machine_facts, run_unknown_items
+from roller.runtime.verified_container import DocumentKind
 
 RESULTS = DocumentKind("roller-results", 1, "the results of a bundle of kernels")
 #: Number of operators, after the current one, whose candidates are loaded and whose references are computed ahead.
@@ -54,13 +54,15 @@ def run_bundle(
                   "seed": options.seed}  # fmt: skip
         kept = ResumedRun(out, RESULTS, header, partial(_add_record, records), _journal_rows)
         entries = [e for e in bundle.operators if e.id in wanted]
-        run = OperatorRun(bundle, entries, records, lambda o, r: kept.keep({"operator": o, **asdict(r)}), options, say)
+        run = OperatorQueue(
+            bundle, entries, records, lambda o, r: kept.keep({"operator": o, **asdict(r)}), options, say
+        )
 
         def body() -> dict[str, Any]:
             covered = [e for e in bundle.operators if e.id in wanted or e.id in records]
             return bundle_results(bundle, covered, records, properties[0], run.seconds)
 
-        return kept.run(lambda: run.on(sessions), body)
+        return kept.run(lambda: run.run_on_devices(sessions), body)
     finally:
         for s in sessions:
             s.close()
@@ -88,7 +90,7 @@ def open_device_for_bundle(session: ProfilerSession, bundle: Bundle) -> DevicePr
     return properties
 
 
-class OperatorRun:
+class OperatorQueue:
     """Queue of the remaining operators, from which one thread per device takes work.
 
     Parameters
@@ -128,7 +130,7 @@ class OperatorRun:
         """Time since the run began, in seconds."""
         return time.monotonic() - self._start
 
-    def on(self, sessions: Sequence[ProfilerSession]) -> None:
+    def run_on_devices(self, sessions: Sequence[ProfilerSession]) -> None:
         """Run on all devices until all operators are done or the budget is spent."""
         # References are computed ahead in separate threads, so that no device waits for them.
         with ThreadPoolExecutor(max_workers=len(sessions) + _AHEAD) as pool:
@@ -136,7 +138,7 @@ class OperatorRun:
             for thread in threads:
                 thread.start()
             try:
-                self._work(sessions[0], pool)
+                self._run_waiting_operators(sessions[0], pool)
             finally:
                 with self._lock:
                     self._waiting = []  # after an interrupt, the other devices finish their current operator only
@@ -148,12 +150,12 @@ class OperatorRun:
 
     def _guarded(self, session: ProfilerSession, pool: ThreadPoolExecutor) -> None:
         try:
-            self._work(session, pool)
+            self._run_waiting_operators(session, pool)
         except Exception as err:  # noqa: BLE001 - raised again by the joining thread
             self._errors.append(err)
 
-    def _work(self, session: ProfilerSession, pool: ThreadPoolExecutor) -> None:
-        while not self._late():
+    def _run_waiting_operators(self, session: ProfilerSession, pool: ThreadPoolExecutor) -> None:
+        while not self._is_budget_spent():
             with self._lock:
                 if not self._waiting:
                     return
@@ -162,7 +164,7 @@ class OperatorRun:
                     if e.id not in self._ahead:
                         self._ahead[e.id] = pool.submit(self._load, e)
                 future = self._ahead.pop(entry.id)
-            self._operator(session, entry, *future.result())
+            self._run_operator(session, entry, *future.result())
 
     def _load(self, entry: OperatorEntry) -> Loaded:
         candidates = self._bundle.load(entry)
@@ -171,7 +173,7 @@ class OperatorRun:
         _ = subject.oracle
         return subject, candidates
 
-    def _operator(
+    def _run_operator(
         self,
         session: ProfilerSession,
         entry: OperatorEntry,
@@ -183,10 +185,10 @@ class OperatorRun:
         places = {name: (n, name, artifact) for n, (name, artifact) in enumerate(candidates[: self._ranks])}
 
         def measure(name: str) -> Record:
-            return self._measure(session, subject, *places[name], min(best, default=None))
+            return self._measure_candidate(session, subject, *places[name], min(best, default=None))
 
         for _, record in run_unknown_items(
-            places, done, measure, late=self._late,
+            places, done, measure, late=self._is_budget_spent,
             faulty=lambda record: record.status == "timeout", faults=sum(r.status == "timeout" for r in done.values()),
             not_run=lambda name, hung: Record(name, "failed", f"not run: {hung} candidates of {entry.id} hung"),
         ):  # fmt: skip
@@ -198,7 +200,7 @@ class OperatorRun:
         if places.keys() <= known.keys():
             self._say(_operator_summary(entry, known))
 
-    def _measure(
+    def _measure_candidate(
         self, session: ProfilerSession, subject: CheckedExpression, position: int, name: str, artifact: KernelArtifact,
         best_s: float | None,
     ) -> Record:  # fmt: skip
@@ -209,7 +211,7 @@ class OperatorRun:
                 return Record(name, "failed", f"carries source only, and it cannot be built here: {err}")
         return session.measure(subject, position, name, artifact, best_s)
 
-    def _late(self) -> bool:
+    def _is_budget_spent(self) -> bool:
         budget_s = self._options.budget_s
         return budget_s is not None and self.seconds > budget_s
 
@@ -234,7 +236,7 @@ def bundle_results(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the results of a run: all records and programs, and the winners' complete artifacts."""
     manifest = bundle.manifest
-    operators = [_operator(bundle, e, records.get(e.id, {})) for e in entries]
+    operators = [_operator_results(bundle, e, records.get(e.id, {})) for e in entries]
     return {
         "complete": all(len(o["records"]) == len(e.candidates) for o, e in zip(operators, entries, strict=True)),
         "spec": {"name": bundle.device, "content_key": manifest["spec"]["content_key"], "arch": bundle.arch},
@@ -246,7 +248,7 @@ def bundle_results(
     }
 
 
-def _operator(bundle: Bundle, entry: OperatorEntry, records: Mapping[str, Record]) -> dict[str, Any]:
+def _operator_results(bundle: Bundle, entry: OperatorEntry, records: Mapping[str, Record]) -> dict[str, Any]:
     """Return the results of one operator: all records and programs, and the winner's complete artifact."""
     ordered = [records[c] for c in entry.candidates if c in records]
     timed = [r for r in ordered if r.status == "measured" and r.measured_s is not None]

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from roller.artifact import KernelArtifact
 from roller.core.cache_location import cache_folder
 from roller.core.library_cache import (
-    UntrustedError,
+    UntrustedFileError,
     check_folder_trusted,
     make_trusted_folder,
     refusal,
@@ -39,9 +39,9 @@ from roller.runtime.cache_entry import (
 )
 from roller.runtime.cache_files import DAMAGE, ObjectFiles
 from roller.runtime.cache_key import CacheKey
-from roller.runtime.cache_limit import is_trim_due, read_limit, trim
+from roller.runtime.cache_limit import is_trim_due, read_limit_and_origin, trim
 from roller.runtime.cache_lock import file_lock, remove_unheld_lock
-from roller.runtime.cache_notes import clear_notes
+from roller.runtime.small_result_cache import clear_small_results
 
 __all__ = ["CacheEntry", "CacheKey", "CachedCandidate", "KernelCache", "Measurement"]
 
@@ -81,7 +81,7 @@ class KernelCache:
         if row is None:
             return None
         with self._drop_if_damaged(row):
-            return self._entry(row)
+            return self._load_entry(row)
         return None
 
     def artifacts(
@@ -89,7 +89,7 @@ class KernelCache:
     ) -> dict[str, KernelArtifact]:
         """Return cached kernels for many keys by digest, with one query and without candidates; see :meth:`load`."""
         try:
-            rows = self._guarded(lambda: self.database.rows_of(sorted({k.digest for k in keys})))
+            rows = self._guarded(lambda: self.database.rows_of_keys(sorted({k.digest for k in keys})))
         except (OSError, sqlite3.Error) as err:
             self._warn_unusable_once(err)
             return {}
@@ -108,7 +108,7 @@ class KernelCache:
         with contextlib.ExitStack() as stack:
             free = True
             try:
-                stack.enter_context(self._lock(key.digest, wait=wait))
+                stack.enter_context(self._folder_lock(key.digest, wait=wait))
             except BlockingIOError:
                 free = False
             except OSError as err:
@@ -121,7 +121,7 @@ class KernelCache:
         # Several machines may share the folder, so each has its own lock.
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(self._lock(f"{_MACHINE}{host_fingerprint()}", shared=not alone, keep=True))
+                stack.enter_context(self._folder_lock(f"{_MACHINE}{host_fingerprint()}", shared=not alone, keep=True))
             except OSError as err:
                 self._warn_unusable_once(err)
             yield
@@ -132,7 +132,7 @@ class KernelCache:
         if measurements is None:
             measurements = measurements_of(str(key.parts["spec"]), entry)
         try:
-            with self.writing():
+            with self.lock_for_writing():
                 row = self.make_row(key, entry)
                 self.put([row], measurements)
             if is_trim_due(self.folder, self.files, self._limit_bytes(), row.artifact_bytes):
@@ -153,10 +153,10 @@ class KernelCache:
         row = None if anew else self._row(key, measured)
         if row is not None:
             with contextlib.suppress(OSError, ValueError):
-                return self._entry(row)
+                return self._load_entry(row)
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(self._lock(key.digest))
+                stack.enter_context(self._folder_lock(key.digest))
             except OSError as err:
                 self._warn_unusable_once(err)
                 return build()
@@ -170,8 +170,8 @@ class KernelCache:
         """Remove the least recently used files until the rest fits; return how many files and bytes are gone."""
         if not self.folder.exists():
             return 0, 0
-        most = read_limit(self.folder)[0] if limit_bytes is None else limit_bytes
-        with self.writing(alone=True):
+        most = read_limit_and_origin(self.folder)[0] if limit_bytes is None else limit_bytes
+        with self.lock_for_writing(alone=True):
             return self._guarded(lambda: trim(self.database, self.files, most, keep))
 
     def rows(self) -> list[Row]:
@@ -205,9 +205,9 @@ class KernelCache:
         try:
             entries, measured, measurements = self._guarded(self.database.counts)
         except (OSError, sqlite3.Error) as err:
-            raise self.refusal(err) from err
-        sizes = [size for _, size in self.files.digests()]
-        limit_bytes, source = read_limit(self.folder)
+            raise self.unusable_folder_error(err) from err
+        sizes = [size for _, size in self.files.digests_and_sizes()]
+        limit_bytes, source = read_limit_and_origin(self.folder)
         return {
             "folder": str(self.folder),
             "entries": entries,
@@ -226,25 +226,25 @@ class KernelCache:
         if not self.folder.exists():
             return 0
         try:
-            with self.writing(alone=True):
+            with self.lock_for_writing(alone=True):
                 self._guarded(lambda: self.database.clear(measurements))
                 removed = self.files.clear()
-                clear_notes(self.folder)
+                clear_small_results(self.folder)
                 remove_cached_libraries(self.folder)
             with contextlib.suppress(sqlite3.OperationalError):  # another process reads; the space is reused later
                 self.database.compact()
         except (OSError, sqlite3.Error) as err:
-            raise self.refusal(err) from err
+            raise self.unusable_folder_error(err) from err
         for path in (self.folder / "locks").glob("*.lock"):
             if path.name not in ("writing.lock", "database.lock") and not path.name.startswith(_MACHINE):
                 remove_unheld_lock(path)
         return removed
 
-    def writing(self, *, alone: bool = False) -> contextlib.AbstractContextManager[None]:
+    def lock_for_writing(self, *, alone: bool = False) -> contextlib.AbstractContextManager[None]:
         """Keep other processes from removing files and, if ``alone``, from writing."""
-        return self._lock("writing", shared=not alone, keep=True)
+        return self._folder_lock("writing", shared=not alone, keep=True)
 
-    def _lock(self, name: str, **options: bool) -> contextlib.AbstractContextManager[None]:
+    def _folder_lock(self, name: str, **options: bool) -> contextlib.AbstractContextManager[None]:
         """Return a lock in this folder; raise ``OSError`` if the folder cannot be created or is writable by others."""
         return file_lock(make_trusted_folder(self.folder) / "locks" / f"{name}.lock", **options)
 
@@ -257,7 +257,7 @@ class KernelCache:
         at = time.time() if entry.stored_at is None else entry.stored_at
         return Row(key.digest, key.text, digest, len(data), text, int(entry.measured), name, device, at)
 
-    def _entry(self, row: Row) -> CacheEntry:
+    def _load_entry(self, row: Row) -> CacheEntry:
         """Load the entry of a row; raise the errors of :meth:`_artifact`, also for damaged candidates."""
         artifact = self._artifact(row)
         return CacheEntry(
@@ -284,14 +284,14 @@ class KernelCache:
         try:
             yield
         except DAMAGE as err:
-            self._drop(row, err)
+            self._drop_damaged_row(row, err)
         except OSError as err:
             self._warn_unusable_once(err)
 
-    def _drop(self, row: Row, why: Exception) -> None:
+    def _drop_damaged_row(self, row: Row, why: Exception) -> None:
         """Remove a damaged entry and report it."""
         try:
-            with self.writing(alone=True):
+            with self.lock_for_writing(alone=True):
                 if not self.files.whole(row.artifact):
                     self.files.remove(row.artifact)
                 report = self.database.remove(row.key, row.checksum)  # else another process removed and reported it
@@ -311,7 +311,7 @@ class KernelCache:
         except sqlite3.Error as err:
             if not is_damage(err):
                 raise
-            moved = self.database.set_aside()
+            moved = self.database.set_aside_if_damaged()
             if moved is not None:
                 self._warn(f"{self.database.path}: the index of the cache was damaged ({err}). It was moved to "
                            f"{moved.name}; kernels are compiled again as they are asked for.")  # fmt: skip
@@ -320,7 +320,7 @@ class KernelCache:
     def _limit_bytes(self) -> float:
         """Return the size limit; report an unreadable limit once and treat it as infinite."""
         try:
-            return read_limit(self.folder)[0]
+            return read_limit_and_origin(self.folder)[0]
         except RollerError as err:
             if str(err) not in _reported:
                 _reported.add(str(err))
@@ -330,11 +330,11 @@ class KernelCache:
     def _warn_unusable_once(self, err: Exception) -> None:
         if str(self.folder) not in _reported:
             _reported.add(str(self.folder))
-            self._warn(str(self.refusal(err)))
+            self._warn(str(self.unusable_folder_error(err)))
 
-    def refusal(self, err: Exception) -> ArtifactError:
+    def unusable_folder_error(self, err: Exception) -> ArtifactError:
         """Return the error for a folder that cannot be used."""
-        if isinstance(err, UntrustedError):
+        if isinstance(err, UntrustedFileError):
             return ArtifactError(refusal(err))
         return ArtifactError(
             f"{self.folder}: expected a cache folder that can be read and written, got '{err}'. Kernels compile all "

@@ -70,14 +70,14 @@ class Database:
 
     def row(self, key: str) -> Row | None:
         """Return the row for a key; ``None`` if there is none."""
-        with self._reading() as db:
+        with self._reading_connection() as db:
             found = db.execute(f"SELECT {_COLUMNS} FROM entries WHERE key = ?", (key,)).fetchone() if db else None
         return Row(*found) if found else None
 
-    def rows_of(self, keys: Sequence[str]) -> list[Row]:
+    def rows_of_keys(self, keys: Sequence[str]) -> list[Row]:
         """Return the rows that exist for the given keys."""
         found: list[Any] = []
-        with self._reading() as db:
+        with self._reading_connection() as db:
             for start in range(0, len(keys) if db else 0, _VARIABLES):
                 some = keys[start : start + _VARIABLES]
                 marks = ", ".join("?" * len(some))
@@ -87,13 +87,13 @@ class Database:
 
     def rows(self) -> list[Row]:
         """Return all rows, oldest first."""
-        with self._reading() as db:
+        with self._reading_connection() as db:
             found = db.execute(f"SELECT {_COLUMNS} FROM entries ORDER BY created_at, key").fetchall() if db else []
         return [Row(*r) for r in found]
 
     def counts(self) -> tuple[int, int, int]:
         """Return the numbers of entries, measured entries and measurements."""
-        with self._reading() as db:
+        with self._reading_connection() as db:
             if db is None:
                 return 0, 0, 0
             entries, measured = db.execute("SELECT count(*), coalesce(sum(measured), 0) FROM entries").fetchone()
@@ -101,7 +101,7 @@ class Database:
 
     def measurements(self, spec_key: str | None = None) -> tuple[Measurement, ...]:
         """Return all measurements, or those of one spec, in insertion order."""
-        with self._reading() as db:
+        with self._reading_connection() as db:
             query = f"SELECT {_FIELDS} FROM measurements WHERE ?1 IS NULL OR spec = ?1 ORDER BY id"
             found = db.execute(query, (spec_key,)).fetchall() if db else []
         return tuple(replace(Measurement(*r), detail=tuple((k, v) for k, v in json.loads(r[-1]))) for r in found)
@@ -114,7 +114,7 @@ class Database:
             + ", ".join(f"{c} = excluded.{c}" for c in _COLUMNS.split(", ")[1:])
             + " WHERE excluded.measured >= entries.measured"
         )
-        with self._writing() as db:
+        with self._write_transaction() as db:
             count = sum(db.execute(write, (*astuple(r)[:-1], r.sum())).rowcount for r in rows)
             db.executemany(
                 f"INSERT OR IGNORE INTO measurements ({_FIELDS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -124,17 +124,17 @@ class Database:
 
     def remove(self, key: str, checksum: str) -> bool:
         """Remove the row for a key if it has this checksum; return whether it was removed."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             return db.execute("DELETE FROM entries WHERE key = ? AND checksum = ?", (key, checksum)).rowcount > 0
 
     def forget(self, artifacts: Sequence[str]) -> None:
         """Remove the rows that refer to any of these files."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             db.executemany("DELETE FROM entries WHERE artifact = ?", [(digest,) for digest in artifacts])
 
     def clear(self, measurements: bool) -> None:
         """Remove all entries and, if ``measurements``, all measurements."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             db.execute("DELETE FROM entries")
             if measurements:
                 db.execute("DELETE FROM measurements")
@@ -153,10 +153,10 @@ class Database:
                 total += path.stat().st_size
         return total
 
-    def set_aside(self) -> Path | None:
+    def set_aside_if_damaged(self) -> Path | None:
         """Rename a damaged file and its log; return the file's new path, or ``None`` if the file is intact."""
         with file_lock(self._lock):
-            if self._healthy():
+            if self._is_intact():
                 return None
             stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
             target = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{os.getpid()}")
@@ -168,7 +168,7 @@ class Database:
     def _files(self) -> tuple[Path, ...]:
         return tuple(self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm"))
 
-    def _healthy(self) -> bool:
+    def _is_intact(self) -> bool:
         if not self.path.exists():
             return True
         try:
@@ -182,7 +182,7 @@ class Database:
             return False
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+    def _reading_connection(self) -> Iterator[sqlite3.Connection | None]:
         """Yield a connection, or ``None`` if the file does not exist."""
         if not self.path.exists():
             yield None
@@ -191,7 +191,7 @@ class Database:
             yield db
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _write_transaction(self) -> Iterator[sqlite3.Connection]:
         with contextlib.closing(self._open()) as db:
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -215,13 +215,13 @@ class Database:
         """Connect to the file; one process at a time creates the tables."""
         if self.path.exists():
             db = self._connect()
-            if self._ready(db):
+            if self._has_current_layout(db):
                 return db
             db.close()
         with file_lock(self._lock):
             db = self._connect()
             try:
-                if not self._ready(db):
+                if not self._has_current_layout(db):
                     db.execute("PRAGMA journal_mode = WAL")
                     db.execute("BEGIN IMMEDIATE")
                     for statement in _SCHEMA:
@@ -240,7 +240,7 @@ class Database:
         return db
 
     @staticmethod
-    def _ready(db: sqlite3.Connection) -> bool:
+    def _has_current_layout(db: sqlite3.Connection) -> bool:
         try:
             return bool(db.execute("PRAGMA user_version").fetchone()[0] == LAYOUT)
         except BaseException:

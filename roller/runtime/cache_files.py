@@ -67,7 +67,7 @@ class ObjectFiles:
                 return digest
         make_private_folder(path.parent)
         make_private_folder(self._temporary)
-        self._prune()
+        self._remove_old_temporary_files()
         with write_atomically(path, durable=True, beside=self._temporary) as file:
             file.write(data)
         _sync_folder(path.parent)
@@ -77,7 +77,7 @@ class ObjectFiles:
         """Remove a file if it exists."""
         self.path(digest).unlink(missing_ok=True)
 
-    def digests(self) -> Iterator[tuple[str, int]]:
+    def digests_and_sizes(self) -> Iterator[tuple[str, int]]:
         """Yield the digest and the size, in bytes, of every file."""
         for path in sorted(self._objects.glob("??/*")):
             with contextlib.suppress(OSError):
@@ -86,13 +86,13 @@ class ObjectFiles:
     def clear(self) -> int:
         """Remove all files, including temporary files; return the number of artifacts removed."""
         removed = 0
-        for digest, _ in list(self.digests()):
+        for digest, _ in list(self.digests_and_sizes()):
             self.remove(digest)
             removed += 1
-        self._prune(0.0)
+        self._remove_old_temporary_files(0.0)
         return removed
 
-    def _prune(self, age_s: float = _STALE_S) -> None:
+    def _remove_old_temporary_files(self, age_s: float = _STALE_S) -> None:
         now = time.time()
         with contextlib.suppress(OSError):
             for path in self._temporary.iterdir():

@@ -48,12 +48,12 @@ class CacheKey:
         # kernels differ; so the arguments' shapes and dtypes are parts of the key as well. Names are not.
         parts = {
             "expression": expression.key,
-            "arguments": _arguments(expression),
+            "arguments": _argument_shapes_and_dtypes(expression),
             "spec": spec_key,
             "template_version": template_version,
             "options": dict(options),
             "artifact_format": FORMAT_VERSION,
-            "code": code_digest() if code is None else code,
+            "code": source_code_digest() if code is None else code,
         }
         return cls(json.dumps(parts, sort_keys=True, separators=(",", ":")))
 
@@ -70,12 +70,12 @@ class CacheKey:
 
     def fits(self, expression: TensorExpr) -> bool:
         """Return whether the key belongs to this expression."""
-        same = self.parts.get("arguments") == _arguments(expression)
+        same = self.parts.get("arguments") == _argument_shapes_and_dtypes(expression)
         return same and self.parts.get("expression") == expression.key
 
 
 @cache
-def code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
+def source_code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
     """Return a digest of roller's own sources: by default, those that determine a kernel; for ``(".",)``, all."""
     # An edited template or model never serves an old kernel, and a release keeps its kernels; TEMPLATE_VERSION alone
     # would depend on editors who remember to change it. It takes some milliseconds, once per process.
@@ -93,7 +93,7 @@ def code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
     return total.hexdigest()
 
 
-def _arguments(expression: TensorExpr) -> list[list[list[Any]]]:
+def _argument_shapes_and_dtypes(expression: TensorExpr) -> list[list[list[Any]]]:
     """Return shapes and dtypes of the inputs and of the outputs, in call order."""
     groups = (expression.inputs, expression.output_tensors)
     return [[[[int(n) for n in t.shape], t.dtype] for t in group] for group in groups]

@@ -42,12 +42,12 @@ def is_trim_due(folder: Path, files: ObjectFiles, limit_bytes: float, stored_byt
     if math.isinf(limit_bytes) or unseen < _UNSEEN * limit_bytes:
         return False
     _stored[folder] = 0.0
-    return sum(size for _, size in files.digests()) > limit_bytes
+    return sum(size for _, size in files.digests_and_sizes()) > limit_bytes
 
 
 def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Iterable[str] = ()) -> tuple[int, int]:
     """Remove the least recently used files and rows until the rest fits; return how many files and bytes are gone."""
-    held = [(files.used_at(digest) or 0.0, digest, size) for digest, size in files.digests()]
+    held = [(files.used_at(digest) or 0.0, digest, size) for digest, size in files.digests_and_sizes()]
     total = sum(size for _, _, size in held)
     if total <= limit_bytes:
         return 0, 0
@@ -64,7 +64,7 @@ def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Itera
     return len(victims), freed
 
 
-def read_limit(folder: Path) -> tuple[float, str]:
+def read_limit_and_origin(folder: Path) -> tuple[float, str]:
     """Return a cache folder's size limit in bytes (infinite if there is none), and the limit's origin."""
     # In this order: ROLLER_CACHE_SIZE, the limit set by `roller cache limit`, 4 GiB.
     text = os.environ.get(VARIABLE, "").strip()

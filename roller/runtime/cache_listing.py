@@ -63,15 +63,15 @@ def describe_row(row: Row, files: ObjectFiles) -> CachedKernelInfo:
     """Describe the kernel of a row; the status of a damaged row is ``damaged``."""
     status, measured_s, arguments = "damaged", None, ""
     with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
-        status, measured_s = _status(row)
-        arguments = _arguments(json.loads(row.parts))
+        status, measured_s = _status_and_seconds(row)
+        arguments = _inputs_text(json.loads(row.parts))
     used_at = files.used_at(row.artifact)
     return CachedKernelInfo(
         row.key, row.expression, arguments, row.device, status, measured_s, row.created_at, used_at, row.artifact_bytes
     )
 
 
-def _status(row: Row) -> tuple[str, float | None]:
+def _status_and_seconds(row: Row) -> tuple[str, float | None]:
     """Return the status and the measured time, in seconds, of a row's kernel, that is, of its fastest candidate."""
     times: dict[str, list[float]] = {"measured": [], "doubtful": []}
     checked = False
@@ -84,12 +84,12 @@ def _status(row: Row) -> tuple[str, float | None]:
     return ("checked", None) if checked else ("measured", min(times["measured"], default=None))
 
 
-def _arguments(parts: dict[str, Any]) -> str:
+def _inputs_text(parts: dict[str, Any]) -> str:
     """Format the shapes and dtypes of the inputs.
 
     Examples
     --------
-    >>> _arguments({"arguments": [[[[4, 8], "float32"], [[8], "float32"]], []]})
+    >>> _inputs_text({"arguments": [[[[4, 8], "float32"], [[8], "float32"]], []]})
     '4x8, 8 float32'
     """
     inputs = parts["arguments"][0]
@@ -117,18 +117,18 @@ def list_cached_kernels(cache: KernelCache) -> list[CachedKernelInfo]:
     try:
         found = [describe_row(r, cache.files) for r in cache.rows()]
     except (OSError, sqlite3.Error) as err:
-        raise cache.refusal(err) from err
+        raise cache.unusable_folder_error(err) from err
     return sorted(found, key=lambda h: (-(h.used_at or 0.0), h.key))
 
 
-def drop(cache: KernelCache, name: str) -> CachedKernelInfo:
+def drop_kernel(cache: KernelCache, name: str) -> CachedKernelInfo:
     """Remove the only kernel whose key begins with ``name``; return its description."""
     try:
         row = find_row_by_key_prefix(cache.rows(), name)
         found = describe_row(row, cache.files)
         _remove(cache, row)
     except (OSError, sqlite3.Error) as err:
-        raise cache.refusal(err) from err
+        raise cache.unusable_folder_error(err) from err
     return found
 
 
@@ -158,7 +158,7 @@ def remove_wrong_kernel_on_failure(cache: KernelCache, key: CacheKey) -> Iterato
 
 def _remove(cache: KernelCache, row: Row) -> bool:
     """Remove a row if it is unchanged, and its file unless another row uses it; return whether the row was removed."""
-    with cache.writing(alone=True):
+    with cache.lock_for_writing(alone=True):
         removed = cache.database.remove(row.key, row.checksum)
         if row.artifact not in {r.artifact for r in cache.rows()}:
             cache.files.remove(row.artifact)

@@ -26,7 +26,7 @@ from roller.runtime.cache_database import Row
 from roller.runtime.cache_entry import Measurement, parse_artifact, parse_candidates
 from roller.runtime.cache_files import sha256_hex
 from roller.runtime.cache_key import CacheKey
-from roller.runtime.container import checksum
+from roller.runtime.verified_container import checksum
 
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
@@ -45,7 +45,7 @@ def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
     try:
         rows = [r for r in cache.rows() if r.sum() == r.checksum and cache.files.whole(r.artifact)]
     except OSError as err:
-        raise cache.refusal(err) from err
+        raise cache.unusable_folder_error(err) from err
     skipped = len(cache.rows()) - len(rows)
     measurements = cache.measurements()
     body = {
@@ -60,9 +60,9 @@ def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
             write_atomically(path, durable=True) as file,
             tarfile.open(fileobj=file, mode="w:gz" if path.name.endswith("gz") else "w") as tar,
         ):
-            _add(tar, _MANIFEST, manifest)
+            _add_member(tar, _MANIFEST, manifest)
             for digest in digests:
-                _add(tar, f"artifacts/{digest}.json", cache.files.read(digest))
+                _add_member(tar, f"artifacts/{digest}.json", cache.files.read(digest))
     except (OSError, ValueError) as err:
         raise ArtifactError(f"{path}: cannot export the cache ({err}). Choose a writable path and try again.") from err
     return {"entries": len(rows), "artifacts": len(digests), "measurements": len(measurements), "skipped": skipped,
@@ -74,8 +74,8 @@ def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
     where = str(path)
     try:
         rows, measurements = _read_and_verify(path)
-        with cache.writing():
-            for name, data in _artifacts(path, rows):
+        with cache.lock_for_writing():
+            for name, data in _read_artifacts(path, rows):
                 if cache.files.write(data) != name:
                     raise _import_error(where, f"{name} changed while it was read")
             written = cache.put(rows, measurements)
@@ -91,9 +91,9 @@ def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
 def _read_and_verify(path: Path) -> tuple[list[Row], list[Measurement]]:
     """Read and verify the whole file; return its rows and measurements."""
     where = str(path)
-    rows, measurements = _manifest(path)
+    rows, measurements = _read_manifest(path)
     missing = {r.artifact: r for r in rows}
-    for name, data in _artifacts(path, rows):
+    for name, data in _read_artifacts(path, rows):
         row = missing.pop(name, None)
         if row is None:
             raise _import_error(where, f"artifact {name[:12]} is not in the manifest, or twice in the file")
@@ -108,13 +108,13 @@ def _read_and_verify(path: Path) -> tuple[list[Row], list[Measurement]]:
     return rows, measurements
 
 
-def _manifest(path: Path) -> tuple[list[Row], list[Measurement]]:
+def _read_manifest(path: Path) -> tuple[list[Row], list[Measurement]]:
     where = str(path)
-    for name, member, tar in _members(path):
+    for name, member, tar in _read_members(path):
         if name != _MANIFEST or member.size > _MANIFEST_LIMIT:
             raise _import_error(where, f"expected {_MANIFEST} first, got '{name}'")
         try:
-            data = json.loads(_content(tar, member))
+            data = json.loads(_read_member(tar, member))
             version = data["format_version"]
             if type(version) is not int or version < 1:
                 raise _import_error(where, f"its format is {shown(version)}")
@@ -159,34 +159,34 @@ def _first_line(err: BaseException) -> str:
     return (repr(err).splitlines() or [""])[0]
 
 
-def _artifacts(path: Path, rows: Sequence[Row]) -> Iterator[tuple[str, bytes]]:
+def _read_artifacts(path: Path, rows: Sequence[Row]) -> Iterator[tuple[str, bytes]]:
     """Yield each artifact's digest and bytes; raise an error for any other member except the manifest."""
     sizes = {r.artifact: r.artifact_bytes for r in rows}
-    for name, member, tar in _members(path):
+    for name, member, tar in _read_members(path):
         match = _MEMBER.fullmatch(name)
         if match:
             if member.size != sizes.get(match[1], member.size):
                 raise _import_error(str(path), f"artifact {match[1][:12]} is not as large as the manifest says")
             if match[1] not in sizes:
                 raise _import_error(str(path), f"artifact {match[1][:12]} is not in the manifest")
-            yield match[1], _content(tar, member)
+            yield match[1], _read_member(tar, member)
         elif name != _MANIFEST or member.offset:
             raise _import_error(str(path), f"member '{name}' is neither the manifest nor artifacts/CHECKSUM.json")
 
 
-def _members(path: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
-    with open_regular_file(path) as file, tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member) as tar:
+def _read_members(path: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
+    with open_regular_file(path) as file, tarfile.open(fileobj=file, mode="r:*", tarinfo=_SizeCheckedMember) as tar:
         for member in tar:
             if not member.isreg():
                 raise _import_error(str(path), f"member '{member.name}' is no regular file")
             yield member.name, member, tar
 
 
-class _Member(tarfile.TarInfo):
+class _SizeCheckedMember(tarfile.TarInfo):
     """A tar member whose size is checked first, because Python reads long-name headers whole, whatever their size."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _SizeCheckedMember:
         """Return the member described by a header."""
         found = super().frombuf(buf, encoding, errors)
         if found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) and found.size > _HEADER_LIMIT:
@@ -194,12 +194,12 @@ class _Member(tarfile.TarInfo):
         return found
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def _read_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = tar.extractfile(member)
     return file.read() if file is not None else b""
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def _add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(data)
     tar.addfile(member, io.BytesIO(data))

@@ -18,9 +18,9 @@ import numpy as np
 from roller.backends.periodic_inputs import PeriodicInput
 from roller.errors import ExprError, counted
 from roller.expr import TensorExpr
-from roller.expr.error_bounds import Enclosure
-from roller.expr.rounding import Enclosed, error_to_bound_ratios
-from roller.runtime.inputs import checked_seed
+from roller.expr.error_bounds import ReferenceWithBounds
+from roller.expr.rounded_enclosures import EnclosedValues, error_to_bound_ratios
+from roller.runtime.random_inputs import checked_seed
 from roller.runtime.sample_points import (
     all_coordinates,
     compares_whole_output,
@@ -28,7 +28,7 @@ from roller.runtime.sample_points import (
     sample_tile_boundaries,
 )
 from roller.tile.program import RProgram
-from roller.tile.winograd import only_reorders
+from roller.tile.winograd import kernels_only_reorder_sums
 
 #: Maximum number of programs whose tile boundaries are compared at a time.
 _MOST_PROGRAMS = 64
@@ -79,7 +79,7 @@ class _ExpectedOutput:
     name: str
     dtype: str
     points: np.ndarray
-    found: Enclosed
+    found: EnclosedValues
 
     @cached_property
     def decided(self) -> int:
@@ -87,7 +87,7 @@ class _ExpectedOutput:
         shape = np.shape(self.found.value)
         return int(np.count_nonzero(np.broadcast_to(self.found.decides(self.dtype), shape)))
 
-    def describe(self, i: int, got: Any) -> str:
+    def describe_error(self, i: int, got: Any) -> str:
         """Describe the error at the ``i``-th point."""
         return f"output '{self.name}'{[int(x) for x in self.points[i]]}: {self.found.wrong(i, got)}"
 
@@ -134,7 +134,7 @@ class Oracle:
             t.name: a if isinstance(a, PeriodicInput) else np.asarray(a)
             for t, a in zip(self.expression.inputs, arrays, strict=True)
         }
-        run = Enclosure(self.expression, values, reordered=only_reorders(self.expression))
+        run = ReferenceWithBounds(self.expression, values, reordered=kernels_only_reorder_sums(self.expression))
         with np.errstate(all="ignore"):
             tensors = self.expression.tensors
             return [_ExpectedOutput(name, tensors[name].dtype, p, run.at(name, p)) for name, p in points.items()]
@@ -161,7 +161,7 @@ class Oracle:
                 flat = np.setdiff1d(flat, known)
                 new[old.name] = np.stack(np.unravel_index(flat, shape), axis=1)
         added = {e.name: e for e in self._at(arrays, {n: p for n, p in new.items() if len(p)})}
-        self._expected = [_join_expected(e, added[e.name]) if e.name in added else e for e in self._expected]
+        self._expected = [_concatenate_expected(e, added[e.name]) if e.name in added else e for e in self._expected]
 
     def check(self, outputs: Sequence[np.ndarray]) -> CheckResult:
         """Compare one candidate's outputs with the reference."""
@@ -173,15 +173,17 @@ class Oracle:
             if tuple(array.shape) != t.shape:
                 raise ExprError(f"output '{t.name}': expected shape {t.shape}, got {tuple(array.shape)}.")
             values.append(np.asarray(array)[tuple(points.T)] if t.shape else np.asarray(array).reshape(1))
-        return self.check_values(values)
+        return self.check_compared_elements(values)
 
     @property
     def doubt(self) -> str:
         """Reason why any kernel that passes may still be wrong; see :attr:`CheckResult.doubt`."""
-        return CheckResult(True, 0.0, sum(len(e.points) for e in self._expected), "", self._decided).doubt
+        return CheckResult(
+            True, 0.0, sum(len(e.points) for e in self._expected), "", self._count_decisive_elements
+        ).doubt
 
     @property
-    def _decided(self) -> int:
+    def _count_decisive_elements(self) -> int:
         return sum(e.decided for e in self._expected)
 
     @property
@@ -189,7 +191,7 @@ class Oracle:
         """Compared coordinates of each output, shape ``(P, rank)``."""
         return [e.points for e in self._expected]
 
-    def check_values(self, values: Sequence[np.ndarray]) -> CheckResult:
+    def check_compared_elements(self, values: Sequence[np.ndarray]) -> CheckResult:
         """Compare the elements at :attr:`points`, one array of shape ``(P,)`` per output, with the reference."""
         worst, message, count = 0.0, "", 0
         for expected, got in zip(self._expected, values, strict=True):
@@ -200,8 +202,8 @@ class Oracle:
             i = int(np.argmax(ratio))
             if ratio[i] > worst:
                 worst = float(ratio[i])
-                message = expected.describe(i, got[i])
-        return CheckResult(worst <= 1.0, worst, count, "" if worst <= 1.0 else message, self._decided)
+                message = expected.describe_error(i, got[i])
+        return CheckResult(worst <= 1.0, worst, count, "" if worst <= 1.0 else message, self._count_decisive_elements)
 
 
 def check(
@@ -220,8 +222,8 @@ def check(
     return Oracle(expression, arrays, seed).check(given)
 
 
-def _join_expected(one: _ExpectedOutput, other: _ExpectedOutput) -> _ExpectedOutput:
+def _concatenate_expected(one: _ExpectedOutput, other: _ExpectedOutput) -> _ExpectedOutput:
     a, b = one.found, other.found
     ends = [np.concatenate([getattr(e, end) for e in (a, b)]) for end in ("value", "low", "high")]
-    found = Enclosed.point(ends[0]) if a.is_point and b.is_point else Enclosed(*ends)
+    found = EnclosedValues.point(ends[0]) if a.is_point and b.is_point else EnclosedValues(*ends)
     return _ExpectedOutput(one.name, one.dtype, np.concatenate([one.points, other.points]), found)

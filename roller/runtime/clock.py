@@ -133,7 +133,7 @@ class SystemClock:
     trusting = False
 
     def __init__(
-        self, thread_ids: Callable[[], Iterable[int] | None] = threads.thread_ids, root: Path = Path("/")
+        self, thread_ids: Callable[[], Iterable[int] | None] = threads.kernel_thread_ids, root: Path = Path("/")
     ) -> None:
         self._thread_ids, self._root = thread_ids, root
         self._stats: dict[int, int] = {}
@@ -156,7 +156,7 @@ class SystemClock:
 
     def begin(self) -> None:
         """Begin a sample; read the counters before the time, so that reading them is not timed."""
-        waited, switches = self._waited_ns(), _involuntary_switches()
+        waited, switches = self._waited_ns_by_thread(), _count_involuntary_switches()
         self._begun = (waited, time.thread_time(), switches, time.perf_counter())
 
     def end(self) -> ClockSample:
@@ -164,9 +164,9 @@ class SystemClock:
         wall, own_s = time.perf_counter(), time.thread_time()
         before, thread_s, switches, start = self._begun
         wall_s = wall - start
-        waits_s = [1e-9 * (ns - before.get(thread, ns)) for thread, ns in self._waited_ns().items()]
+        waits_s = [1e-9 * (ns - before.get(thread, ns)) for thread, ns in self._waited_ns_by_thread().items()]
         if not self._stats:
-            waits_s = [(_involuntary_switches() - switches) * _SWITCH_S]
+            waits_s = [(_count_involuntary_switches() - switches) * _SWITCH_S]
         # Two clocks read in succession differ by about a microsecond.
         asleep_s = wall_s - (own_s - thread_s) - 2e-6
         return ClockSample(wall_s, max(0.0, asleep_s, *waits_s), sum(waits_s))
@@ -183,14 +183,14 @@ class SystemClock:
         """Read ``/proc/stat``, this process's own times, and the throttling count of its control group."""
         # Reaped children count as own work: nothing was timed while they ran.
         found = busy_and_stolen_seconds(threads.processors(), self._root)
-        at, own_s = time.perf_counter(), time.process_time() + _children_s()
+        at, own_s = time.perf_counter(), time.process_time() + _reaped_children_s()
         count = len(threads.processors())
         if found is None:
             return Load(at, own_s, processors=count)
-        throttled = _throttled(self._root / "sys/fs/cgroup/cpu.stat")
+        throttled = _count_throttlings(self._root / "sys/fs/cgroup/cpu.stat")
         return Load(at, own_s, *found, throttled, count, may_share_cores(threads.processors(), self._root), True)
 
-    def _waited_ns(self) -> dict[int, int]:
+    def _waited_ns_by_thread(self) -> dict[int, int]:
         """Return the time, in nanoseconds, during which each thread was ready but not running, by thread id."""
         found = {}
         for thread, file in list(self._stats.items()):
@@ -223,16 +223,16 @@ class TrustingClock(SystemClock):
         return ClockSample(time.perf_counter() - self._begun[-1])
 
 
-def system_clock() -> SystemClock:
+def system_or_trusting_clock() -> SystemClock:
     """Return this machine's clock, or a trusting clock if ``ROLLER_TRUST_CLOCK`` is set."""
     return TrustingClock() if os.environ.get(TRUSTED, "").strip() not in ("", "0") else SystemClock()
 
 
-def _involuntary_switches() -> int:
+def _count_involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
-def _children_s() -> float:
+def _reaped_children_s() -> float:
     """Return the processor time, in seconds, of children that ended and were reaped."""
     if resource is None:
         return 0.0
@@ -240,7 +240,7 @@ def _children_s() -> float:
     return found.ru_utime + found.ru_stime
 
 
-def _throttled(path: Path) -> int:
+def _count_throttlings(path: Path) -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return next((int(x.split()[1]) for x in path.read_text().splitlines() if x.startswith("nr_throttled ")), 0)
     return 0

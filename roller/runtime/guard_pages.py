@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from roller.backends.cpu.guarded_run import ArgumentAllocator, run_on_allocated_memory
+from roller.backends.cpu.guarded_run import ArgumentAllocator, run_once_on_allocated_memory
 from roller.backends.cpu.launcher import CpuKernel
 from roller.core.dtypes import DTYPE_BYTES
 from roller.core.gc_pause import gc_paused
@@ -92,7 +92,7 @@ def find_out_of_bounds_access(kernel: CpuKernel) -> str | None:
     """Run a kernel between protected pages in a child process; return a description of its fault, or ``None``."""
     # Addresses depend on no data, so the inputs are zeros, which take no memory. Both placements run in one child,
     # because forking a process that has loaded TVM costs more than most kernels.
-    if not kernels_out_of_bounds({0: kernel}):
+    if not kernels_with_bad_accesses({0: kernel}):
         return None
     names = frozenset(a.name for a in kernel.artifact.arguments)
     # Only after a fault, find the argument and the side by separate runs for the message.
@@ -106,7 +106,7 @@ def find_out_of_bounds_access(kernel: CpuKernel) -> str | None:
     return "it accesses memory outside its arguments: beside protected pages its process ended by a fault"
 
 
-def kernels_out_of_bounds(kernels: Mapping[K, CpuKernel]) -> list[K]:
+def kernels_with_bad_accesses(kernels: Mapping[K, CpuKernel]) -> list[K]:
     """Return the keys of kernels that fault between guard pages; run all in one child, singly only after a fault."""
     if not AVAILABLE or not kernels:
         return []
@@ -131,7 +131,7 @@ def _fault_in_child(kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequenc
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
             if child == 0:
-                _run_child(runs)
+                _run_in_child_and_exit(runs)
             ended.callback(_kill_and_reap, child)
         return _wait_for_fault(child, len(kernels) * _PATIENT_S)
 
@@ -147,7 +147,7 @@ def _allocate_argument(
     return _allocate_with_slack(shape, dtype, slack_bytes)
 
 
-def _run_child(runs: Sequence[tuple[CpuKernel, ArgumentAllocator]]) -> None:
+def _run_in_child_and_exit(runs: Sequence[tuple[CpuKernel, ArgumentAllocator]]) -> None:
     """Run kernels in each placement and exit without the parent's cleanup."""
     try:
         faulthandler.disable()
@@ -156,7 +156,7 @@ def _run_child(runs: Sequence[tuple[CpuKernel, ArgumentAllocator]]) -> None:
             signal.signal(number, signal.SIG_DFL)
         for kernel, place in runs:
             with contextlib.suppress(Exception):  # an exception is no evidence about memory accesses
-                run_on_allocated_memory(kernel, place)
+                run_once_on_allocated_memory(kernel, place)
     finally:
         os._exit(0)
 
@@ -164,7 +164,7 @@ def _run_child(runs: Sequence[tuple[CpuKernel, ArgumentAllocator]]) -> None:
 def _wait_for_fault(child: int, patient_s: float) -> str | None:
     """Wait for a child; return the signal of a fault, or ``None`` for other exits and timeouts, which prove nothing."""
     give_up, pause_s = time.monotonic() + patient_s, _POLL_S
-    _wait(child, patient_s)
+    _wait_for_exit(child, patient_s)
     # The child is not reaped here: until _kill_and_reap does so, its process id cannot be reused.
     how = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (found := os.waitid(os.P_PID, child, how)) is None and time.monotonic() < give_up:
@@ -175,7 +175,7 @@ def _wait_for_fault(child: int, patient_s: float) -> str | None:
     return signal.Signals(found.si_status).name
 
 
-def _wait(child: int, patient_s: float) -> None:
+def _wait_for_exit(child: int, patient_s: float) -> None:
     """Wait for the exit of a child or a timeout; return at once if the system has no pidfd."""
     opened = getattr(os, "pidfd_open", None)  # not in a Python built for a Linux before 5.3
     if opened is None:

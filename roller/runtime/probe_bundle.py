@@ -15,11 +15,11 @@ from typing import Any
 
 from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.errors import ArtifactError, BuildError, LaunchError
-from roller.runtime.container import PROBES, DeviceContainer, DocumentKind
 from roller.runtime.id_filter import filter_ids
 from roller.runtime.probe_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner, Result
 from roller.runtime.resumable_run import ResumedRun, machine_facts
+from roller.runtime.verified_container import PROBES, DeviceContainer, DocumentKind
 from roller.targets import target_of_language
 
 RESULTS = DocumentKind("roller-probe-results", 1, "the results of a bundle of probes")
@@ -28,7 +28,7 @@ Results = dict[str, dict[str, Result]]
 
 
 class ProbeBundle(DeviceContainer):
-    """An open bundle of probes; see :class:`~roller.runtime.container.Container`."""
+    """An open bundle of probes; see :class:`~roller.runtime.verified_container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, PROBES)
@@ -78,7 +78,7 @@ class ProbeBundle(DeviceContainer):
 
 def compile_probe(source: str, language: str, arch: str, options: list[str] | tuple[str, ...]) -> bytes:
     """Compile a probe's source; return the image."""
-    image: bytes = target_of_language(language, "probe").tools().compile_source(source, arch, options)[0]
+    image: bytes = target_of_language(language, "probe").toolchain_module().compile_source(source, arch, options)[0]
     return image
 
 
@@ -108,7 +108,7 @@ def run_probe_bundle(
             covered = [n for n in bundle.names if n in wanted or n in found]
             return probe_results(bundle, covered, found, properties, time.monotonic() - start)
 
-        return kept.run(lambda: run_plans(bundle, wanted, runner, found, keep, say, late), body)
+        return kept.run(lambda: run_unknown_cases(bundle, wanted, runner, found, keep, say, late), body)
     finally:
         runner.close()
 
@@ -123,7 +123,7 @@ def _journal_rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"plan": plan, "case": case, "result": result}
 
 
-def run_plans(
+def run_unknown_cases(
     bundle: ProbeBundle, names: Sequence[str], runner: PlanRunner, known: Results,
     keep: Callable[[str, str, Result], None], say: Callable[[str], None], late: Callable[[], bool],
 ) -> None:  # fmt: skip

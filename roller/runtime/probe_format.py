@@ -22,7 +22,7 @@ PERIOD = 65_521
 
 
 @dataclass(frozen=True)
-class Contents:
+class BufferContents:
     """Contents of an input buffer.
 
     Parameters
@@ -37,9 +37,9 @@ class Contents:
 
     Examples
     --------
-    >>> Contents("values", 4, "float32", values=(0.5, 1.0)).block().tolist()
+    >>> BufferContents("values", 4, "float32", values=(0.5, 1.0)).block().tolist()
     [0.5, 1.0]
-    >>> chain = Contents("chain", 8, pitch=2).block()
+    >>> chain = BufferContents("chain", 8, pitch=2).block()
     >>> sorted(chain[::2].tolist())
     [0, 8, 16, 24]
     """
@@ -52,7 +52,7 @@ class Contents:
 
     def block(self) -> np.ndarray:
         """Return the words that the buffer repeats from its start, or the whole buffer."""
-        return _block(self)
+        return _generate_buffer_words(self)
 
     def at(self, places: np.ndarray) -> np.ndarray:
         """Return the words at the given offsets."""
@@ -61,7 +61,7 @@ class Contents:
 
 
 @functools.lru_cache(maxsize=4)
-def _block(contents: Contents) -> np.ndarray:
+def _generate_buffer_words(contents: BufferContents) -> np.ndarray:
     rng = np.random.default_rng(20)
     out: np.ndarray
     if contents.kind == "chain":
@@ -81,7 +81,7 @@ def _block(contents: Contents) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Case:
+class ProbeCase:
     """One kernel at one size, timed over ``n`` and ``2n`` steps.
 
     Parameters
@@ -154,9 +154,9 @@ class ProbePlan:
 
     name: str
     source: str
-    inputs: tuple[Contents, ...]
+    inputs: tuple[BufferContents, ...]
     output_words: int
-    cases: tuple[Case, ...]
+    cases: tuple[ProbeCase, ...]
     arch: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,9 +166,9 @@ class ProbePlan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProbePlan:
         """Build a plan from JSON data; lists become tuples."""
-        inputs = tuple(Contents(**{**c, "values": tuple(c["values"])}) for c in data["inputs"])
+        inputs = tuple(BufferContents(**{**c, "values": tuple(c["values"])}) for c in data["inputs"])
         cases = tuple(
-            Case(**{
+            ProbeCase(**{
                 **c, "parameters": tuple(c["parameters"]), "checks": tuple((w, v) for w, v in c["checks"]),
                 "advance": None if c["advance"] is None else tuple(c["advance"]),
             })

@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.backends.device_process import DeviceFault, DeviceProcess
 from roller.backends.devices import DeviceHandle, DeviceProperties
-from roller.runtime.probe_format import CHECK_STEPS, Case, ProbePlan
+from roller.runtime.probe_format import CHECK_STEPS, ProbeCase, ProbePlan
 from roller.runtime.resumable_run import run_unknown_items
 
 #: Time limits in seconds for loading a plan (an image and gigabytes of buffers) and for a case.
@@ -52,14 +52,14 @@ class PlanRunner:
             return {"status": "failed", "reason": f"not run: {faults} cases of '{plan.name}' hung or crashed"}
 
         for key, result in run_unknown_items(
-            cases, out, lambda key: self._case(plan, image, cases[key]), late=late, not_run=not_run,
+            cases, out, lambda key: self._run_case(plan, image, cases[key]), late=late, not_run=not_run,
             faulty=lambda result: result["status"] in ("timeout", "crashed"),
         ):  # fmt: skip
             out[key] = result
             keep(key, result)
         return out
 
-    def _case(self, plan: ProbePlan, image: bytes | str, case: Case) -> Result:
+    def _run_case(self, plan: ProbePlan, image: bytes | str, case: ProbeCase) -> Result:
         if isinstance(image, str):
             return {"status": "failed", "reason": image}
         try:
@@ -87,7 +87,7 @@ class PlanRunner:
         self._loaded = (plan.name, self.process.generation)
 
 
-def _result_error(case: Case, values: list[float], overrun: str | None) -> str:
+def _result_error(case: ProbeCase, values: list[float], overrun: str | None) -> str:
     """Describe the error in a case's results; return an empty text if they are right."""
     if overrun:
         return f"wrote {overrun}"

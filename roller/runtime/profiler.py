@@ -23,7 +23,7 @@ from roller.core.validation import validate_integer, validate_number
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_to_dict
 from roller.runtime.check import Oracle
-from roller.runtime.inputs import checked_seed
+from roller.runtime.random_inputs import checked_seed
 from roller.runtime.records import Record
 
 #: Time limit in seconds for a check without timing: it ends a hanging kernel, not a slow one.
@@ -116,11 +116,11 @@ class ProfilerSession:
         """Check one candidate; time it if it is correct."""
         options, build_s = self._options, artifact.build.get("seconds")
         try:
-            self._prepare(subject)
+            self._send_subject(subject)
             request = {"op": "check", "position": position, "artifact": artifact.to_dict()}
             _, stored = self.process.request(request, timeout_s=options.timeout_s if timed else _PATIENT_S)
             outputs = subject.expression.output_tensors
-            outcome = subject.oracle.check_values(
+            outcome = subject.oracle.check_compared_elements(
                 [decode_stored_values(x, t.dtype) for x, t in zip(stored, outputs, strict=True)]
             )
             if not outcome.ok:
@@ -135,7 +135,7 @@ class ProfilerSession:
         status = "measured" if reply["complete"] else "slower"
         return Record(candidate_id, status, outcome.doubt, reply["median_s"], build_s, reply.get("spread_s"))
 
-    def _prepare(self, subject: CheckedExpression) -> None:
+    def _send_subject(self, subject: CheckedExpression) -> None:
         """Send the subject to the process unless the process already has it."""
         count = sum(map(len, subject.oracle.points))
         if self._prepared == (subject, self.process.generation, count) and self.process.alive:
@@ -213,10 +213,10 @@ def profile(
     --------
     >>> import roller
     >>> from roller.compiler.pipeline import lower
-    >>> from roller.backends.devices import parse
+    >>> from roller.backends.devices import parse_device_name
     >>> expr = roller.ops.matmul(64, 64, 64)
     >>> kernel = roller.compile(expr, device="v100", top_k=1)
-    >>> record = profile(expr, {"only": kernel.artifact}, [parse("null:v100")])["only"]
+    >>> record = profile(expr, {"only": kernel.artifact}, [parse_device_name("null:v100")])["only"]
     >>> record.status, 0.8 < record.measured_s / kernel.estimate.seconds < 1.2
     ('measured', True)
     """

@@ -14,8 +14,8 @@ import numpy as np
 
 from roller.errors import MALFORMED, ArtifactError
 from roller.runtime.cache_entry import host_fingerprint
-from roller.runtime.container import DocumentKind
 from roller.runtime.journal import JournalFile
+from roller.runtime.verified_container import DocumentKind
 
 T = TypeVar("T")
 #: Number of faulty items after which the rest of a group is skipped; each costs the time limit and a new process.
@@ -23,7 +23,7 @@ _MOST_FAULTS = 2
 
 
 @contextmanager
-def _checked_rows(path: Path) -> Iterator[Path]:
+def _row_errors_as_artifact_error(path: Path) -> Iterator[Path]:
     """Turn errors from the rows of a file into an :class:`ArtifactError`."""
     try:
         yield path
@@ -65,10 +65,10 @@ class ResumedRun:
             earlier = kind.read(out)
             if any(earlier.get(k) != v for k, v in header.items()):
                 raise ArtifactError(f"{out}: holds the results of another run. Remove it, or choose another --json.")
-            with _checked_rows(out):
+            with _row_errors_as_artifact_error(out):
                 for row in rows(earlier):
                     take(row)
-        with _checked_rows(out.with_name(out.name + ".journal")) as journal:
+        with _row_errors_as_artifact_error(out.with_name(out.name + ".journal")) as journal:
             self._journal = JournalFile(journal, header, take)
 
     def keep(self, row: Mapping[str, Any]) -> None:

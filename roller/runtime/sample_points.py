@@ -49,9 +49,9 @@ def sample_output_points(expr: TensorExpr, rng: np.random.Generator) -> dict[str
     found = index_boundaries(expr, rng)
     out = {}
     for s in (s for s in expr.stages if s.name in expr.outputs):
-        count = int(np.clip(_WORK // _points_per_output(expr, s), _FEWEST, _MOST))
+        count = int(np.clip(_WORK // _stage_points_per_output(expr, s), _FEWEST, _MOST))
         at = {a.name: _expand_positions(found[s.name][a.name], a.extent, rng) for a in s.spatial_axes}
-        out[s.name] = _cover_positions(s, at, count, count // 3, rng)
+        out[s.name] = _points_covering_positions(s, at, count, count // 3, rng)
     return out
 
 
@@ -68,12 +68,12 @@ def sample_tile_boundaries(
         s = next(s for s in form.stages if s.name == name)
         if s.output.elements != wanted.elements or not wanted.shape:
             continue
-        count = _PROGRAM_WORK // (_points_per_output(form, s) * max(1, programs))
+        count = _PROGRAM_WORK // (_stage_points_per_output(form, s) * max(1, programs))
         at = {}
         for a in s.spatial_axes:
             ends = _tile_boundaries(tiles.get(a.name, set()), a.extent, rng)
             at[a.name] = _expand_positions(found[s.name][a.name] | ends, a.extent, rng)
-        points = _cover_positions(s, at, int(np.clip(count, _FEWEST_OF_PROGRAM, _MOST_OF_PROGRAM)), 0, rng)
+        points = _points_covering_positions(s, at, int(np.clip(count, _FEWEST_OF_PROGRAM, _MOST_OF_PROGRAM)), 0, rng)
         flat = np.ravel_multi_index(tuple(points.T), s.output.shape) if s.output.shape else np.zeros(1, np.int64)
         out[wanted.name] = np.stack(np.unravel_index(flat, wanted.shape), axis=1)
     return out
@@ -159,7 +159,7 @@ def _expand_positions(positions: set[int], extent: int, rng: np.random.Generator
     return np.concatenate([more, ends])
 
 
-def _cover_positions(
+def _points_covering_positions(
     s: Stage, at: Mapping[str, np.ndarray], count: int, scattered: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Return up to ``count`` points of a stage's output at the axes' positions, ``scattered`` random ones included."""
@@ -184,6 +184,6 @@ def _cover_positions(
     return np.unique(points, axis=0)
 
 
-def _points_per_output(expr: TensorExpr, s: Stage) -> int:
+def _stage_points_per_output(expr: TensorExpr, s: Stage) -> int:
     """Return the number of stage points needed for one output element."""
     return max(1, math.ceil(sum(t.points for t in expr.stages) / max(1, s.output.elements)))

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import length_hint
 
-from roller.runtime.clock import Clock, ClockSample, system_clock
+from roller.runtime.clock import Clock, ClockSample, system_or_trusting_clock
 from roller.runtime.disturbance import Disturbance
-from roller.runtime.ranking import NOISE, is_ranking_reliable
+from roller.runtime.ranking_reliability import NOISE, is_ranking_reliable
 from roller.runtime.timing_windows import (
     LONG_S,
     MIN_SAMPLE_S,
     REST_S,
     WINDOW_S,
     ExtraTime,
-    Series,
     Timing,
+    TimingSeries,
     calls_per_window,
     time_calls_together,
 )
@@ -78,16 +78,16 @@ def measure_median(
     >>> measure_median(lambda: None, budget_s=0.001).samples >= 5
     True
     """
-    chosen = clock or system_clock()
+    chosen = clock or system_or_trusting_clock()
     more = patience or ExtraTime(chosen, PATIENCE_S)
     try:
         once = min(time_calls_together(run, chosen).wall_s for _ in range(max(1, warm_up)))
         chosen.attend()
-        series = Series(run, chosen, calls_per_window(once, WINDOW_S), min_samples)
+        series = TimingSeries(run, chosen, calls_per_window(once, WINDOW_S), min_samples)
         end = chosen.now() + budget_s
         while len(series.windows) < max_samples and (len(series.windows) < min_samples or chosen.now() < end):
             series.take()
-        while not series.settled() and more.lasts():
+        while not series.do_windows_agree() and more.count_and_has_time_left():
             series.retry()
         return series.timing()
     finally:
@@ -110,7 +110,7 @@ def time_candidates(
     # A candidate whose first run (or warm run, if it is short) exceeds drop_factor times the best median keeps that
     # single time and is dropped. The finalists run in turn, so that a disturbance of one does not decide.
     if clock is None:
-        own = system_clock()
+        own = system_or_trusting_clock()
         try:
             return time_candidates(contenders, budget_s=budget_s, drop_factor=drop_factor, finalists=finalists,
                                    clock=own,
@@ -127,7 +127,7 @@ def time_candidates(
         threads[c.name] = c.threads
         best = min((t.median_s for t in out.values() if t.complete), default=float("inf"))
         out[c.name] = _time_or_drop(c, best, drop_factor, _HEAT * budget_s, clock, alone)
-        alone.pass_on()
+        alone.start_next_share()
         if out[c.name].complete:
             ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # frees the other kernels
     if len(ahead) > 1 and out[ahead[0].name].median_s <= LONG_S:
@@ -158,8 +158,8 @@ def _time_or_drop(
         return measure_median(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
     if once.quiet:  # the first run may have been cold: an upper bound, not a second measurement
         return Timing(once.wall_s, min(once.wall_s, first.wall_s), 1, 1, least_s=once.wall_s)
-    series = Series(c.run, clock, 1, 2, [once])
-    while not series.windows[-1].quiet and patience.lasts():
+    series = TimingSeries(c.run, clock, 1, 2, [once])
+    while not series.windows[-1].quiet and patience.count_and_has_time_left():
         series.retry()
     patience.pause()
     if not series.windows[-1].quiet:
@@ -178,11 +178,11 @@ def _fastest_first_run(c: Contender, best: float, drop_factor: float, clock: Clo
         runs = [time_calls_together(c.run, clock)]
     else:
         runs = [time_calls_together(c.run, clock) for _ in range(3)]
-    while not any(r.quiet for r in runs) and len(runs) < _LOOKS and patience.lasts():
+    while not any(r.quiet for r in runs) and len(runs) < _LOOKS and patience.count_and_has_time_left():
         clock.rest(REST_S)
         runs.append(time_calls_together(c.run, clock))
     patience.pause()
-    return min((r for r in runs if r.quiet), key=_wall, default=min(runs, key=_wall))
+    return min((r for r in runs if r.quiet), key=_wall_s, default=min(runs, key=_wall_s))
 
 
 def _time_finalists(
@@ -191,22 +191,22 @@ def _time_finalists(
     """Time the contenders in turn for as many rounds as the budget allows, and for more rounds after disturbances."""
     series = {}
     for c, seconds in zip(ahead, known_s, strict=True):
-        series[c.name] = Series(c.run, clock, calls_per_window(seconds, 2 * WINDOW_S))
+        series[c.name] = TimingSeries(c.run, clock, calls_per_window(seconds, 2 * WINDOW_S))
     turns_s = sum(max(2 * WINDOW_S, s) + (s if s < WINDOW_S else 0.0) for s in known_s)
     clock.attend()
     for _ in range(max(_ROUNDS, min(_MOST_ROUNDS, int(budget_s / turns_s)))):
         for s, seconds in zip(series.values(), known_s, strict=True):
-            _take_window(s, seconds)
-    while not all(s.settled() for s in series.values()) and patience.lasts():
+            _take_warmed_window(s, seconds)
+    while not all(s.do_windows_agree() for s in series.values()) and patience.count_and_has_time_left():
         if not all(s.windows[-1].quiet for s in series.values()):
             clock.rest(REST_S)
         for s, seconds in zip(series.values(), known_s, strict=True):
-            _take_window(s, seconds)
+            _take_warmed_window(s, seconds)
     patience.pause()
     return {name: s.timing() for name, s in series.items()}
 
 
-def _take_window(series: Series, seconds: float) -> None:
+def _take_warmed_window(series: TimingSeries, seconds: float) -> None:
     """Take a window; if the kernel is short, first run it once to refill caches after the other kernels."""
     if seconds < WINDOW_S:
         series.run()
@@ -241,5 +241,5 @@ def _explain_doubts(
     return explained
 
 
-def _wall(found: ClockSample) -> float:
+def _wall_s(found: ClockSample) -> float:
     return found.wall_s

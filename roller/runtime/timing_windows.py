@@ -66,13 +66,13 @@ class ExtraTime:
         self._left_s = self._share_s
         self._until: float | None = None
 
-    def pass_on(self) -> None:
+    def start_next_share(self) -> None:
         """Start the next measurement's share of time; an extra measurement gets the remainder."""
         self.pause()
         if self._later:
             self._left_s, self._later = self._left_s + self._share_s, self._later - 1
 
-    def lasts(self) -> bool:
+    def count_and_has_time_left(self) -> bool:
         """Return whether time is left; time counts from now until :meth:`pause` is called."""
         if self._until is None:
             self._until = self._clock.now() + self._left_s
@@ -85,7 +85,7 @@ class ExtraTime:
 
 
 @dataclass
-class Series:
+class TimingSeries:
     """Timing windows for one kernel.
 
     Parameters
@@ -126,7 +126,7 @@ class Series:
         """Times per call in the undisturbed windows, in seconds, in order."""
         return [w.wall_s / self.calls for w in self.windows if w.quiet]
 
-    def settled(self) -> bool:
+    def do_windows_agree(self) -> bool:
         """Return whether there are enough quiet windows and their blocks agree."""
         quiet = self.quiet
         return len(quiet) >= self.needed and (self.clock.trusting or _relative_spread(quiet) <= AGREE)
@@ -135,7 +135,7 @@ class Series:
         """Return the median of the quiet windows that agree with the fastest; otherwise a doubtful best time."""
         every = [w.wall_s / self.calls for w in self.windows]
         quiet = self.quiet
-        if self.settled():
+        if self.do_windows_agree():
             kept = quiet if self.clock.trusting else _fast_block_values(quiet)
             return Timing(statistics.median(kept), min(kept), len(kept), self.calls, least_s=min(kept))
         least_s = min(w.least_s / self.calls for w in self.windows)

@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.devices import parse
-from roller.backends.message_channel import ChannelClosed, pack, receive, send, unpack
+from roller.backends.devices import parse_device_name
+from roller.backends.message_channel import ChannelClosed, pack_arrays, receive_message, send_message, unpack_arrays
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict
 
 _ORPHAN_POLL_S = 0.5
 
 
-class Worker:
+class DeviceWorker:
     """An open device that executes requests."""
 
     def __init__(self, name: str) -> None:
-        handle = parse(name)
+        handle = parse_device_name(name)
         self._device: Any = handle.target.open_worker(handle.index, dict(handle.options))
 
     def usable(self) -> bool:
@@ -42,11 +42,11 @@ class Worker:
         if op == "properties":
             return self._device.properties(), []
         if op == "prepare":
-            points = unpack(request["arrays"], blobs)
+            points = unpack_arrays(request["arrays"], blobs)
             self._device.prepare(expr_from_dict(request["expression"]), request["seed"], points)
             return {}, []
         if op == "probe_load":
-            image, *blocks = unpack(request["arrays"], blobs)
+            image, *blocks = unpack_arrays(request["arrays"], blobs)
             inputs = list(zip(request["words"], blocks, strict=True))
             self._device.probe_load(image.tobytes(), inputs, request["output_words"])
             return {}, []
@@ -57,30 +57,30 @@ class Worker:
         return self._device.time(request["id"], request["budget_s"], request["drop_s"]), []
 
 
-def serve(name: str, source: int, sink: int) -> None:
+def answer_requests(name: str, source: int, sink: int) -> None:
     """Execute requests until the pipe closes or a fault leaves the device in an unknown state."""
     # A refusal (RollerError, or no memory) is an answer; after any other exception the process ends.
-    worker: Worker | None = None
+    worker: DeviceWorker | None = None
     while True:
         try:
-            request, blobs = receive(source)
+            request, blobs = receive_message(source)
         except ChannelClosed:
             return
         try:
-            worker = worker or Worker(name)
+            worker = worker or DeviceWorker(name)
             reply, arrays = worker.answer(request, blobs)
         except (RollerError, MemoryError) as err:
             usable = worker is None or worker.usable()
-            send(sink, {"error": str(err) or type(err).__name__, "status": "failed" if usable else "crashed"})
+            send_message(sink, {"error": str(err) or type(err).__name__, "status": "failed" if usable else "crashed"})
             if not usable:
                 os._exit(1)
             continue
         except Exception as err:  # noqa: BLE001 - any error is the candidate's reason
-            send(sink, {"error": f"{type(err).__name__}: {err}", "status": "crashed"})
+            send_message(sink, {"error": f"{type(err).__name__}: {err}", "status": "crashed"})
             # Not by a normal exit: destructors would access a device that no longer answers.
             os._exit(1)
-        descriptions, data = pack(arrays)
-        send(sink, {**reply, "arrays": descriptions}, data)
+        descriptions, data = pack_arrays(arrays)
+        send_message(sink, {**reply, "arrays": descriptions}, data)
 
 
 def _exit_with_parent() -> None:
@@ -103,7 +103,7 @@ def main() -> None:
     source, sink = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     _exit_with_parent()
-    serve(sys.argv[1], source, sink)
+    answer_requests(sys.argv[1], source, sink)
 
 
 if __name__ == "__main__":

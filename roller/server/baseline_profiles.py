@@ -13,7 +13,7 @@ from roller.insight.step_profile.git_revision import checkout_revision, commit_h
 from roller.server.profile_request import ProfileRequest, StepOptions
 from roller.server.project import Project, ProjectError
 from roller.server.time_limit import await_with_limit
-from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
+from roller.server.worker_process import WorkerConnection, WorkerEnded, WorkerProcesses
 
 #: Baseline of a comparison: the previous save, or git's ``HEAD``.
 Against = Literal["last", "head"]
@@ -48,7 +48,7 @@ class BaselineProfiles:
         if not self._saves or self._saves[-1].texts != texts or self._saves[-1].options != made.options:
             self._saves = [*self._saves, made][-_KEPT:]
 
-    def last_save(
+    def profile_of_last_save(
         self, options: StepOptions, texts: Mapping[str, str]
     ) -> tuple[ProfileSnapshot | None, dict[str, str]]:
         """Return the previous save's profile with the same options, and the lines that have moved since that save."""
@@ -73,7 +73,9 @@ class BaselineProfiles:
             self._heads = dict([*self._heads.items(), (key, found)][-_KEPT:])
         return self._heads[key], _moved_lines(self._heads[key].texts, texts)
 
-    async def _profile_of(self, worker: Worker, entry: str, folder: str, options: StepOptions) -> ProfileSnapshot:
+    async def _profile_of(
+        self, worker: WorkerConnection, entry: str, folder: str, options: StepOptions
+    ) -> ProfileSnapshot:
         request = ProfileRequest(
             0, entry, folder, options, ("profile",), arguments=self._arguments, specs=self._specs
         )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roller.insight.trace.providers import provider_aliases
+from roller.insight.trace.entry_file_providers import provider_aliases
 
 _BYTE_ORDER_MARK = "\ufeff"
 _PROVIDER, _PARAMETER = "input_provider", "batch_size"
@@ -58,8 +58,8 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
     if source.startswith(_BYTE_ORDER_MARK):  # ast.parse accepts a byte order mark in bytes only
         found = find_batch_literal(source[1:])
         if isinstance(found, BatchLiteral):
-            return _shift_by_one(found)
-        return replace(found, candidates=tuple(map(_shift_by_one, found.candidates)))
+            return _shift_offsets_by_one(found)
+        return replace(found, candidates=tuple(map(_shift_offsets_by_one, found.candidates)))
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -79,7 +79,7 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
             given.lineno, f"{given.name}: expected a default of {_PARAMETER}, got none. Write {_PARAMETER}=16."
         )
     if isinstance(default, ast.Constant) and _is_whole(default.value):
-        return _literal(default, source)
+        return _literal_of_node(default, source)
     if isinstance(default, ast.Name) and default.id in constants:
         return constants[default.id]
     return NoBatchLiteral(
@@ -90,12 +90,12 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
     )  # fmt: skip
 
 
-def batch_data(source: str) -> dict[str, Any]:
+def batch_literal_data(source: str) -> dict[str, Any]:
     """Return the literal batch size as JSON-ready data, or the reason why there is none with the candidates.
 
     Examples
     --------
-    >>> batch_data("def input_provider(*, batch_size=16): ...")
+    >>> batch_literal_data("def input_provider(*, batch_size=16): ...")
     {'value': 16, 'line': 1, 'span': (33, 35), 'name': ''}
     """
     found = find_batch_literal(source)
@@ -111,7 +111,7 @@ def _literal_data(literal: BatchLiteral, source: str) -> dict[str, Any]:
     return {"value": literal.value, "line": literal.line, "span": span, "name": literal.name}
 
 
-def _shift_by_one(literal: BatchLiteral) -> BatchLiteral:
+def _shift_offsets_by_one(literal: BatchLiteral) -> BatchLiteral:
     return replace(literal, start=literal.start + 1, end=literal.end + 1)
 
 
@@ -137,10 +137,10 @@ def _integer_constants(body: list[ast.stmt], source: str) -> Iterator[tuple[str,
                 found.setdefault(target.id, []).append(value)
     for name, values in found.items():
         if len(values) == 1 and isinstance(values[0], ast.Constant) and _is_whole(values[0].value):
-            yield name, _literal(values[0], source, name)
+            yield name, _literal_of_node(values[0], source, name)
 
 
-def _literal(node: ast.Constant, source: str, name: str = "") -> BatchLiteral:
+def _literal_of_node(node: ast.Constant, source: str, name: str = "") -> BatchLiteral:
     assert node.end_lineno is not None and node.end_col_offset is not None and isinstance(node.value, int)
     start = _character_offset(source, node.lineno, node.col_offset)
     end = _character_offset(source, node.end_lineno, node.end_col_offset)

@@ -54,29 +54,29 @@ class ForkServer:
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
-                self._reap()
+                self._reap_children()
             if self._server.fileno() in ready:
-                self._receive()
+                self._handle_requests()
 
-    def _receive(self) -> None:
+    def _handle_requests(self) -> None:
         try:
             data, descriptors, _, _ = socket.recv_fds(self._server, 1 << 16, 8)
         except OSError:
             data, descriptors = b"", []
         if not data:
-            self._end()
+            self._kill_all_and_exit()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             request = json.loads(line)
             if "fork" in request:
                 self._fork(request["fork"], descriptors)
             elif request["kill"] in self._forked:
-                self._kill(request["kill"])
+                self._kill_process_group(request["kill"])
 
-    def _end(self) -> NoReturn:
+    def _kill_all_and_exit(self) -> NoReturn:
         """Kill all children and their descendants, which this process adopts when their parents end; then exit."""
         for pid in tuple(self._forked):
-            self._kill(pid)
+            self._kill_process_group(pid)
         end = time.monotonic() + _END_S
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < end:
@@ -122,7 +122,7 @@ class ForkServer:
         finally:
             os._exit(status)
 
-    def _reap(self) -> None:
+    def _reap_children(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -137,7 +137,7 @@ class ForkServer:
                     self._kill_orphans()
                     self._tell({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
 
-    def _kill(self, pid: int) -> None:
+    def _kill_process_group(self, pid: int) -> None:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -173,7 +173,7 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _warm_up() -> None:
+def _preload_pytorch_modules() -> None:
     """Forecast an inference so that PyTorch loads the modules that it would load at first use."""
     from torch import nn, zeros
 
@@ -195,7 +195,7 @@ def main(descriptor: int) -> NoReturn:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     with contextlib.suppress(Exception):
-        _warm_up()
+        _preload_pytorch_modules()
     _prctl(_CHILD_SUBREAPER, 1)
     gc.collect()
     gc.freeze()  # keeps the collectors of the children from writing to shared pages

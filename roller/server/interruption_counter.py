@@ -21,13 +21,13 @@ class InterruptionCounter:
     def __init__(self) -> None:
         self._count, self._is_waiting, self._ended_s = 0, False, 0.0
 
-    def note_change(self, is_running: bool) -> None:
+    def count_file_change(self, is_running: bool) -> None:
         """Count a file change during or just after a profile; other changes, except during a wait, reset the count."""
         if not self._is_waiting:
             is_cut = is_running or time.monotonic() - self._ended_s < _SOON_S
             self._count = self._count + 1 if is_cut else 0
 
-    def note_end(self) -> None:
+    def record_profile_end(self) -> None:
         """Record the end of a profile."""
         self._ended_s = time.monotonic()
 

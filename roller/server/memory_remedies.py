@@ -11,7 +11,7 @@ from roller.insight.traced_step import TracedStep
 from roller.server.profile_request import StepOptions
 
 
-def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[str, Any] | None:
+def explain_out_of_memory(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[str, Any] | None:
     """Return the failing request, the largest batch that fits (0 for none) and remedies; ``None`` if the step fits."""
     memory = step.memory(spec)
     if memory.oom is None:

@@ -24,13 +24,13 @@ def split_message(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     rest = _without_long_lists(message, [], lists)
     count = 0
     for path, rows in lists:
-        for some in _slices(rows):
+        for some in _split_long_list(rows):
             yield {"part": count, "path": path, "rows": some}
             count += 1
     yield {**rest, "parts": count}
 
 
-class Joiner:
+class MessageJoiner:
     """Reassembles messages that :func:`split_message` has split."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def _without_long_lists(value: Any, path: list[str], lists: list[tuple[list[str]
     return value
 
 
-def _slices(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def _split_long_list(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
     begin, count = 0, 0
     for number, row in enumerate(rows):
         count += _count_values(row, _PART_VALUES)

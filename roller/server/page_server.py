@@ -70,26 +70,26 @@ class PageServer:
         self.session, self.hosts = session, hosts
         self._owns_session, self._framed_by = owns_session, framed_by
         self.token = secrets.token_urlsafe(24)
-        self._devices, self._prices = devices, _rates(prices)
+        self._devices, self._prices = devices, _rate_card_data(prices)
         self._files = page_files()
         self._clients = 0
         self.app = Starlette(
             routes=[
-                *(Route(path, self._file, methods=["GET"]) for path in self._files),
-                WebSocketRoute("/socket", self._socket),
+                *(Route(path, self._serve_file, methods=["GET"]) for path in self._files),
+                WebSocketRoute("/socket", self._accept_socket),
             ],
-            lifespan=self._running,
+            lifespan=self._lifespan,
         )
 
     @asynccontextmanager
-    async def _running(self, app: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         if self._owns_session:
             await self.session.start()
         yield
         if self._owns_session:
             await self.session.close()
 
-    async def _file(self, request: Request) -> Response:
+    async def _serve_file(self, request: Request) -> Response:
         if request.headers.get("host", "") not in self.hosts:
             return PlainTextResponse(f"expected the address that roller serve printed: {self.hosts[0]}", 421)
         body, kind = self._files[request.url.path]
@@ -108,7 +108,7 @@ class PageServer:
             },
         )  # fmt: skip
 
-    async def _socket(self, socket: WebSocket) -> None:
+    async def _accept_socket(self, socket: WebSocket) -> None:
         headers = socket.headers
         origins = tuple(f"http://{host}" for host in self.hosts)
         token = socket.query_params.get("token", "")
@@ -157,11 +157,12 @@ class PageServer:
             else:
                 waiting.put_nowait(message)
 
-        listener(self._greeting())
+        listener(self._hello_message())
         listener(self.session.snapshot())
         stop = self.session.listen(listener)
         both = [
-            asyncio.ensure_future(self._tell(socket, waiting)), asyncio.ensure_future(self._listen(socket, listener))
+            asyncio.ensure_future(self._tell(socket, waiting)), asyncio.ensure_future(self._answer_messages(socket,
+                                                                                                            listener))
         ]  # fmt: skip
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -171,7 +172,7 @@ class PageServer:
                 one.cancel()
             await asyncio.gather(*both, return_exceptions=True)
 
-    async def _listen(self, socket: WebSocket, listener: Listener) -> None:
+    async def _answer_messages(self, socket: WebSocket, listener: Listener) -> None:
         while True:
             message = await socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -192,7 +193,7 @@ class PageServer:
             except asyncio.TimeoutError:
                 return
 
-    def _greeting(self) -> dict[str, Any]:
+    def _hello_message(self) -> dict[str, Any]:
         project = self.session.project
         return {
             "type": "hello", "version": protocol.VERSION, "project": project.folder.name, "entry": project.entry_name,
@@ -204,11 +205,11 @@ class PageServer:
         """Return the source of the entry file, or an error if it cannot be read at the moment."""
         project = self.session.project
         try:
-            return self._source(project.entry_name)
+            return self._source_message(project.entry_name)
         except RollerError as error:
             return {"file": project.entry_name, "text": "", "digest": "", "error": project.relative(str(error))}
 
-    def _source(self, name: str) -> dict[str, Any]:
+    def _source_message(self, name: str) -> dict[str, Any]:
         found = self.session.project.read(name)
         return {"file": found.name, "text": found.text, "digest": found.digest}
 
@@ -229,7 +230,7 @@ class PageServer:
             elif kind == "against":
                 self.session.set_against(asked["what"])
             elif kind == "open":
-                return {"type": "source", "id": number, **self._source(asked["file"])}
+                return {"type": "source", "id": number, **self._source_message(asked["file"])}
             elif kind == "save":
                 saved = self.session.save(asked["file"], asked["text"], asked["base"])
                 return {"type": "saved", "id": number, "file": saved.name, "digest": saved.digest}
@@ -245,7 +246,7 @@ async def _close(socket: WebSocket, code: int, reason: str) -> None:
         await await_with_limit(TAKES_S, socket.close(code, said))
 
 
-def _rates(prices: RateCard | None) -> Mapping[str, Any] | None:
+def _rate_card_data(prices: RateCard | None) -> Mapping[str, Any] | None:
     if prices is None:
         return None
     return {

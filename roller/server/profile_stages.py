@@ -12,16 +12,16 @@ from roller.insight.capture.script_tracer import trace_script
 from roller.insight.forecast import Forecast
 from roller.insight.step_profile.batch_lines_by_node import fit_lines_by_node
 from roller.insight.step_profile.difference import ProfileDifference, difference
+from roller.insight.step_profile.html_interval_columns import throughput_interval
 from roller.insight.step_profile.lines import Line
-from roller.insight.step_profile.page_intervals import throughput_interval
-from roller.insight.step_profile.profile_json import curve_data, from_data, to_data
-from roller.insight.step_profile.profiling import kind_of_file, profile
+from roller.insight.step_profile.profile_json import batch_curve_json_data, profile_from_json_data, profile_to_json_data
+from roller.insight.step_profile.profiling import profile, profile_source_file_kind
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.trace.progress import Cancelled
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
-from roller.server.hint_options import what_if_options_of_hint
-from roller.server.memory_remedies import fit_data
+from roller.server.hint_what_if_options import what_if_options_of_hint
+from roller.server.memory_remedies import explain_out_of_memory
 from roller.server.profile_request import ProfileRequest, StepOptions
 
 #: Maximum number of a difference's lines to send; the rest are only counted.
@@ -32,8 +32,9 @@ def requested_stages(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator
     """Yield each requested stage with the function that computes its data."""
     asked = _StageComputer(request, steps)
     makers: Mapping[str, Callable[[], Any]] = {
-        "profile": asked.profile_data, "difference": asked.difference_data, "devices": asked.devices_data,
-        "curve": asked.curve_data, "fit": asked.fit_data, "hints": asked.hints_data, "whatif": asked.whatif_data,
+        "profile": asked.profile_data, "difference": asked.difference_data, "devices": asked.forecasts_by_device,
+        "curve": asked.curve_data, "fit": asked.out_of_memory_data, "hints": asked.hints_data,
+        "whatif": asked.whatif_data,
     }  # fmt: skip
     yield from ((stage, makers[stage]) for stage in request.wanted if stage in makers)
 
@@ -50,15 +51,17 @@ class _StageComputer:
         if found is None:
             require_torch("serve")
             request = self._request
-            if kind_of_file(request.entry) == "script":
-                found = trace_script(request.entry, request.arguments, device=self._spec())
+            if profile_source_file_kind(request.entry) == "script":
+                found = trace_script(request.entry, request.arguments, device=self._profiled_device_spec())
             else:
-                found = trace_entry(request.entry, device=self._spec())
+                found = trace_entry(request.entry, device=self._profiled_device_spec())
             self._kept["step"] = found
         options = self._options
-        return found.at(batch=options.batch, device=self._spec(), amp=options.amp, checkpoint=options.checkpoint)
+        return found.at(
+            batch=options.batch, device=self._profiled_device_spec(), amp=options.amp, checkpoint=options.checkpoint
+        )
 
-    def _spec(self) -> DeviceSpec:
+    def _profiled_device_spec(self) -> DeviceSpec:
         return self._load(self._options.devices[0][0])
 
     def _load(self, name: str) -> DeviceSpec:
@@ -68,7 +71,9 @@ class _StageComputer:
         key = StepOptions(self._options.devices[:1], *_batch_amp_checkpoint(self._options))
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = profile(self._step(), self._spec(), devices=self._options.devices[0][1])
+            found = self._kept[key] = profile(
+                self._step(), self._profiled_device_spec(), devices=self._options.devices[0][1]
+            )
         return found
 
     def profile_data(self) -> dict[str, Any]:
@@ -78,7 +83,7 @@ class _StageComputer:
         except NoCandidateError:
             balanced = None
         return {
-            "profile": to_data(found), "text": str(found), "label": found.label, "fits": found.fits,
+            "profile": profile_to_json_data(found), "text": str(found), "label": found.label, "fits": found.fits,
             "balanced_batch": balanced, "split": found.split()._asdict(),
             "throughput_interval": throughput_interval(found),
             "intervals": [node.interval_s for node in found.root.walk()],
@@ -102,13 +107,13 @@ class _StageComputer:
         before = self._request.before
         if before is None:
             return None
-        return difference_json(difference(from_data(before), self._profile(), self._request.moved))
+        return difference_json(difference(profile_from_json_data(before), self._profile(), self._request.moved))
 
-    def devices_data(self) -> list[dict[str, Any]]:
+    def forecasts_by_device(self) -> list[dict[str, Any]]:
         """Return the forecast of the step on each device, including the profiled one."""
-        return [self._device_row(name, count) for name, count in self._options.devices]
+        return [self._device_forecast_row(name, count) for name, count in self._options.devices]
 
-    def _device_row(self, name: str, count: int) -> dict[str, Any]:
+    def _device_forecast_row(self, name: str, count: int) -> dict[str, Any]:
         options = self._options
         row: dict[str, Any] = {"device": name, "devices": count, "kind": "predicted"}
         try:
@@ -145,19 +150,24 @@ class _StageComputer:
         if curve.line is not None:
             count = self._options.devices[0][1]
             others = {
-                batch: profile(self._step().at(batch=batch), self._spec(), devices=count)
+                batch: profile(self._step().at(batch=batch), self._profiled_device_spec(), devices=count)
                 for batch in curve.line.batches if batch != found.batch
             }  # fmt: skip
             at = {**others, **({found.batch: found} if found.batch in curve.line.batches else {})}
             lines = fit_lines_by_node(found, at)
         return {
-            "curve": curve_data(curve), "diminishing_from": diminishing, "most_throughput": curve.most_throughput,
+            "curve": batch_curve_json_data(curve), "diminishing_from": diminishing,
+            "most_throughput": curve.most_throughput,
             "throughput_at_largest": curve.throughput_at_largest, "node_lines": lines,
         }  # fmt: skip
 
-    def fit_data(self) -> dict[str, Any] | None:
+    def out_of_memory_data(self) -> dict[str, Any] | None:
         """Return the reason why the step does not fit, and what would make it fit; ``None`` if it fits."""
-        return None if self._profile().fits else fit_data(self._step(), self._spec(), self._options)
+        return (
+            None
+            if self._profile().fits
+            else explain_out_of_memory(self._step(), self._profiled_device_spec(), self._options)
+        )
 
     def hints_data(self) -> dict[str, Any]:
         found = self._profile()

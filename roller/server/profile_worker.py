@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from roller.backends.message_channel import ChannelClosed, receive, send
+from roller.backends.message_channel import ChannelClosed, receive_message, send_message
 from roller.errors import RollerError, bounded, printable
+from roller.insight.trace.entry_file_providers import ProviderErrors
 from roller.insight.trace.progress import Cancelled, listening
-from roller.insight.trace.providers import ProviderErrors
-from roller.server.message_parts import Joiner, split_message
+from roller.server.message_parts import MessageJoiner, split_message
 from roller.server.profile_request import ProfileRequest
 
 #: Descriptor of standard error, even if the project replaces ``sys.stderr``.
@@ -35,10 +35,10 @@ def serve(conversation: int) -> None:
     own = os.getpid()
     os.register_at_fork(after_in_child=lambda: os.close(conversation))  # children of the project must not answer
     steps: dict[tuple[str, tuple[str, ...]], Any] = {}
-    joiner = Joiner()
+    joiner = MessageJoiner()
     with contextlib.suppress(ChannelClosed):
         while True:
-            data = joiner.take(receive(conversation)[0])
+            data = joiner.take(receive_message(conversation)[0])
             if data is not None:
                 _answer_request(ProfileRequest.from_data(data), conversation, own, steps)
 
@@ -48,14 +48,14 @@ def _answer_request(request: ProfileRequest, conversation: int, own: int, steps:
         if os.getpid() != own:
             os._exit(0)  # a child that the project forked and that left it by an exception
         for part in split_message({"id": request.id, "stage": stage, **values}):
-            send(conversation, part)
+            send_message(conversation, part)
 
     def has_newer_request() -> bool:
         return bool(select.select([conversation], [], [], 0)[0])
 
     stage = "profile"
     try:
-        with listening(_progress(tell), is_cancelled=has_newer_request):
+        with listening(_progress_callback(tell), is_cancelled=has_newer_request):
             from roller.server.profile_stages import requested_stages
 
             for stage, make in requested_stages(request, steps):
@@ -75,7 +75,7 @@ def _answer_request(request: ProfileRequest, conversation: int, own: int, steps:
         tell("error", at=stage, text=_error_text(error, request), problems=[], files=_loaded_project_files(request))
 
 
-def _progress(tell: Callable[..., None]) -> Callable[[str, int, int], None]:
+def _progress_callback(tell: Callable[..., None]) -> Callable[[str, int, int], None]:
     from roller.insight.project_worker import rate_limited_listener
 
     return rate_limited_listener(lambda stage, done, total: tell("progress", what=stage, done=done, total=total))

@@ -142,7 +142,7 @@ def digest_of_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def file_state(path: str | Path) -> tuple[int, int, int]:
+def file_mtime_size_inode(path: str | Path) -> tuple[int, int, int]:
     """Return a file's modification time, size and inode, to detect changes; ``(0, -1, 0)`` if there is no file."""
     try:
         found = os.stat(path)

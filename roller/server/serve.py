@@ -75,7 +75,7 @@ def allowed_hosts(host: str, address: str, port: int) -> tuple[str, ...]:
     return (*(f"{one}:{port}" for one in shown), *(shown if port == 80 else ()))  # browsers leave out port 80
 
 
-def is_local(host: str) -> bool:
+def is_loopback_address(host: str) -> bool:
     """Return whether an address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from roller.errors import RollerError, bounded, printable, shown
 from roller.server.baseline_profiles import Against, BaselineProfiles, ProfileSnapshot
-from roller.server.entry_batch import EntryBatch
+from roller.server.entry_file_batch_size import EntryBatchSize
 from roller.server.interruption_counter import InterruptionCounter
 from roller.server.profile_request import STAGES, ProfileRequest, StepOptions
 from roller.server.project import Project, SourceFile
 from roller.server.source_locations import first_project_line_in, innermost_project_line
 from roller.server.time_limit import await_with_limit
 from roller.server.watched_files import WatchedFiles
-from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
+from roller.server.worker_process import WorkerConnection, WorkerEnded, WorkerProcesses
 
 #: Intervals in seconds for polling the project's files while active and while idle; seconds until a session is idle.
 _POLL_S, _REST_POLL_S, _REST_AFTER_S = 0.1, 0.5, 10.0
@@ -94,10 +94,10 @@ class Session:
         self._running: asyncio.Task[None] | None = None
         #: The running profile, and cancelled ones that have not yet released their processes.
         self._unfinished: set[asyncio.Task[None]] = set()
-        self._worker: Worker | None = None
+        self._worker: WorkerConnection | None = None
         self._worker_revision = -1
         self._count = 0
-        self._files, self._batch, self._specs = WatchedFiles(project), EntryBatch(project), dict(specs or {})
+        self._files, self._batch, self._specs = WatchedFiles(project), EntryBatchSize(project), dict(specs or {})
         self._earlier = BaselineProfiles(project, processes, patience_s, self._arguments, self._specs)
         self._restlessness = InterruptionCounter()
 
@@ -112,14 +112,14 @@ class Session:
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as one message."""
         return {
-            "type": "state", **self._head(), "error": self.state.error,
+            "type": "state", **self._state_header(), "error": self.state.error,
             "results": {
                 stage: {"revision": self.state.revisions[stage], "options": self.state.made[stage], "data": data}
                 for stage, data in self.state.results.items()
             },
         }  # fmt: skip
 
-    def _head(self) -> dict[str, Any]:
+    def _state_header(self) -> dict[str, Any]:
         state = self.state
         return {
             "revision": state.revision, "status": state.status, "live": self.is_live, "against": self.against,
@@ -131,13 +131,13 @@ class Session:
             listener(dict(message))
 
     def _send_state(self) -> None:
-        self._tell({"type": "state", **self._head(), "error": self.state.error})
+        self._tell({"type": "state", **self._state_header(), "error": self.state.error})
 
     # Requests
 
     async def start(self) -> None:
         """Watch the project's files and profile the step."""
-        self._spawn(self._watch())
+        self._spawn(self._poll_files())
         self.profile()
 
     async def close(self) -> None:
@@ -183,26 +183,26 @@ class Session:
     def save(self, name: str, text: str, base: str) -> SourceFile:
         """Write a file of the project; profile the step if the session is live."""
         found = self.project.write(name, text, base)
-        self.look()
+        self.check_files_for_changes()
         return found
 
     # Files
 
-    async def _watch(self) -> None:
+    async def _poll_files(self) -> None:
         busy_s = time.monotonic()
         while True:
             if self._running is not None:
                 busy_s = time.monotonic()
             await asyncio.sleep(_POLL_S if time.monotonic() - busy_s < _REST_AFTER_S else _REST_POLL_S)
             if await self._files.probably_changed():
-                self.look()
+                self.check_files_for_changes()
 
-    def look(self) -> None:
+    def check_files_for_changes(self) -> None:
         """Check the files for changes; if the session is live, profile a changed project again."""
         if not self._files.changed():
             return
         self.state.revision += 1
-        self._restlessness.note_change(self._running is not None)
+        self._restlessness.count_file_change(self._running is not None)
         if self.is_live:
             self.profile()
         else:
@@ -257,7 +257,7 @@ class Session:
         finally:
             if self._running is asyncio.current_task():
                 self._running = None
-                self._restlessness.note_end()
+                self._restlessness.record_profile_end()
 
     def _fail(self, text: str, problems: Sequence[Mapping[str, Any]] = ()) -> None:
         text, output = bounded(printable(text)), list(self._worker.output) if self._worker is not None else []
@@ -267,7 +267,7 @@ class Session:
         self._drop_worker()
         self._send_state()
 
-    async def _worker_for_revision(self, revision: int) -> Worker:
+    async def _worker_for_revision(self, revision: int) -> WorkerConnection:
         """Return the process for this revision of the files; fork a new one if there is none."""
         if self._worker is not None and self._worker_revision == revision:
             return self._worker
@@ -281,12 +281,12 @@ class Session:
         if worker is not None:
             self._processes.kill_soon(worker)
 
-    async def _follow(self, worker: Worker, wanted: Sequence[str], revision: int) -> None:
+    async def _follow(self, worker: WorkerConnection, wanted: Sequence[str], revision: int) -> None:
         """Request the stages and process the responses; the comparison with ``HEAD``, which is slower, comes last."""
         texts, options = await self._files.texts(), self.options
         now = [stage for stage in wanted if stage != "difference" or self.against == "last"]
-        before, moved = self._earlier.last_save(options, texts)
-        if now and not await self._ask(worker, now, before, moved, texts, revision):
+        before, moved = self._earlier.profile_of_last_save(options, texts)
+        if now and not await self._request_stages(worker, now, before, moved, texts, revision):
             return
         if len(now) < len(wanted):
             try:
@@ -294,13 +294,13 @@ class Session:
             except RollerError as error:
                 self._take_result("difference", {"error": self.project.relative(str(error))}, revision, options)
             else:
-                if not await self._ask(worker, ["difference"], before, moved, texts, revision):
+                if not await self._request_stages(worker, ["difference"], before, moved, texts, revision):
                     return
         self.state.status, self.state.progress = "ready", None
         self._send_state()
 
-    async def _ask(
-        self, worker: Worker, wanted: Sequence[str], before: ProfileSnapshot | None, moved: Mapping[str, str],
+    async def _request_stages(
+        self, worker: WorkerConnection, wanted: Sequence[str], before: ProfileSnapshot | None, moved: Mapping[str, str],
         texts: Mapping[str, str], revision: int,
     ) -> bool:  # fmt: skip
         """Request stages and process the responses; return whether the request ended without an error."""
@@ -314,7 +314,7 @@ class Session:
             try:
                 answer = await await_with_limit(self._patience_s, worker.receive(self.project.relative))
             except asyncio.TimeoutError:
-                where = innermost_project_line(await worker.stack_lines(), self.project)
+                where = innermost_project_line(await worker.request_stack_lines(), self.project)
                 name = self.project.entry_name
                 self._fail(
                     f"{where or name}: expected progress within {self._patience_s:g} s, got none. "

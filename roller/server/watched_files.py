@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from roller.server.project import Project, ProjectError, file_state
+from roller.server.project import Project, ProjectError, file_mtime_size_inode
 
 _State = tuple[int, int, int]
 _T = TypeVar("_T")
@@ -22,13 +22,13 @@ class WatchedFiles:
 
     def __init__(self, project: Project) -> None:
         self._project = project
-        self._states: dict[str, _State] = {str(project.entry): file_state(project.entry)}
+        self._states: dict[str, _State] = {str(project.entry): file_mtime_size_inode(project.entry)}
         #: Path -> project-relative name of every loaded file; ``None`` outside the project.
         self._names: dict[str, str | None] = {str(project.entry): project.entry_name}
 
     def changed(self) -> bool:
         """Return whether files have changed since the last call."""
-        now = {path: file_state(path) for path in self._states}
+        now = {path: file_mtime_size_inode(path) for path in self._states}
         is_changed, self._states = now != self._states, now
         return is_changed
 
@@ -48,7 +48,7 @@ class WatchedFiles:
         for path, name in names.items():
             self._names[path] = name
             if name is not None:
-                state = file_state(path)
+                state = file_mtime_size_inode(path)
                 self._states[path] = state if state[0] < since_ns else _CHANGED
 
     async def texts(self) -> dict[str, str]:
@@ -58,7 +58,7 @@ class WatchedFiles:
 
 
 def _any_file_changed(states: dict[str, _State]) -> bool:
-    return any(file_state(path) != state for path, state in states.items())
+    return any(file_mtime_size_inode(path) != state for path, state in states.items())
 
 
 def _read_texts(project: Project, names: Sequence[str]) -> dict[str, str]:

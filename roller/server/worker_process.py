@@ -16,7 +16,7 @@ from typing import Any
 
 from roller.core.package_folders import environment_with_package
 from roller.errors import RollerError
-from roller.server.message_parts import Joiner, split_message
+from roller.server.message_parts import MessageJoiner, split_message
 from roller.server.time_limit import await_with_limit
 
 _HEAD = struct.Struct("<Q")
@@ -35,7 +35,7 @@ class WorkerEnded(Exception):
     """Raised if a process ended; the text describes how it ended."""
 
 
-class Worker:
+class WorkerConnection:
     """A connection to a profiling process."""
 
     def __init__(
@@ -46,10 +46,10 @@ class Worker:
         self._reader, self._writer = reader, writer
         self._size: int | None = None
         self._received_bytes = 0
-        self._joiner = Joiner()
+        self._joiner = MessageJoiner()
         self._lines: deque[str] = deque(maxlen=_OUTPUT_LINES)
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._draining = asyncio.ensure_future(self._drain(output))
+        self._draining = asyncio.ensure_future(self._keep_last_output_lines(output))
 
     @property
     def output(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class Worker:
         """Return the next response; if ``change`` is given, it is applied to the response's data."""
         try:
             while True:
-                said = json.loads(await self._message())
+                said = json.loads(await self._read_message_part())
                 if not isinstance(said, dict):
                     raise ValueError("no answer")
                 if change is not None:
@@ -89,7 +89,7 @@ class Worker:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise WorkerEnded("what is no answer") from None
 
-    async def _message(self) -> bytes:
+    async def _read_message_part(self) -> bytes:
         # Each read is atomic, so a caller may be cancelled between the two and resume later.
         if self._size is None:
             (self._size,) = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
@@ -112,7 +112,7 @@ class Worker:
         last = next((line for line in reversed(self._lines) if line.strip()), "")
         return how + (f" after it said: {last.strip()[:200]}" if last else "")
 
-    async def stack_lines(self) -> tuple[str, ...]:
+    async def request_stack_lines(self) -> tuple[str, ...]:
         """Return the lines of the process's Python stack, as its fault handler prints them, innermost first."""
         before = len(self._lines)
         with contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ class Worker:
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
-    async def _drain(self, output: asyncio.StreamReader) -> None:
+    async def _keep_last_output_lines(self, output: asyncio.StreamReader) -> None:
         rest = b""
         while data := await output.read(1 << 16):
             *lines, rest = (rest + data).split(b"\n")
@@ -154,39 +154,39 @@ class WorkerProcesses:
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._forks: dict[int, asyncio.Future[int]] = {}
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, WorkerConnection] = {}
         #: Exit statuses of processes that ended before they were registered here.
         self._early: dict[int, int] = {}
         self._count = 0
         self._killing: set[asyncio.Future[None]] = set()
 
-    async def fork(self) -> Worker:
+    async def fork(self) -> WorkerConnection:
         """Fork a new process."""
         forking = asyncio.ensure_future(self._fork_under_lock())
         try:
             return await asyncio.shield(forking)
         except asyncio.CancelledError:
-            forking.add_done_callback(self._discard)  # the caller no longer waits for it
+            forking.add_done_callback(self._kill_forked_worker)  # the caller no longer waits for it
             raise
 
-    async def _fork_under_lock(self) -> Worker:
+    async def _fork_under_lock(self) -> WorkerConnection:
         async with self._lock:
             await self._start()
             assert self._socket is not None and self._ready is not None
             await self._ready
             return await self._fork(self._socket)
 
-    def _discard(self, forking: asyncio.Future[Worker]) -> None:
+    def _kill_forked_worker(self, forking: asyncio.Future[WorkerConnection]) -> None:
         if not forking.cancelled() and forking.exception() is None:
             self.kill_soon(forking.result())
 
-    def kill_soon(self, worker: Worker) -> None:
+    def kill_soon(self, worker: WorkerConnection) -> None:
         """Start killing a process and its children without waiting for them to end."""
         killing = asyncio.ensure_future(self.kill(worker))
         self._killing.add(killing)
         killing.add_done_callback(self._killing.discard)
 
-    async def kill(self, worker: Worker) -> None:
+    async def kill(self, worker: WorkerConnection) -> None:
         """Kill a process and its children; return when they have ended, or after 10 s."""
         try:
             if self._socket is not None:
@@ -283,7 +283,7 @@ class WorkerProcesses:
             else:
                 worker.ended(said["status"])
 
-    async def _fork(self, server: socket.socket) -> Worker:
+    async def _fork(self, server: socket.socket) -> WorkerConnection:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         output, printed = os.pipe()
@@ -307,7 +307,7 @@ class WorkerProcesses:
         reader, writer = await asyncio.open_connection(sock=ours)
         lines = asyncio.StreamReader()
         pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(output, "rb", 0))
-        worker = Worker(pid, reader, writer, lines, pipe)
+        worker = WorkerConnection(pid, reader, writer, lines, pipe)
         if pid in self._early:
             worker.ended(self._early.pop(pid))
         else:

@@ -106,7 +106,7 @@ def difference(before: SuiteRun, after: SuiteRun, *, alpha: float = ALPHA) -> Ru
     old, new = (dict(zip(row_keys(run.rows), run.rows, strict=True)) for run in (before, after))
     both = [key for key in old if key in new]
     comparer = _RowComparer([(old[key], new[key]) for key in both], alpha)
-    rows = tuple(comparer.compared(key, old[key], new[key]) for key in both)
+    rows = tuple(comparer.compare_rows(key, old[key], new[key]) for key in both)
     return RunDifference(
         rows, tuple(key for key in old if key not in new), tuple(key for key in new if key not in old),
         _environment_differences(before, after), comparer.notes,
@@ -124,8 +124,8 @@ class _RowComparer:
         measured = [pair for pair in self._pairs if all(row["kind"] == "measured" for row in pair)]
         # alpha on either side of the interval
         self._confidence = 1 - 2 * alpha / max(1, len(measured))
-        timed = [pair for pair in measured if not _measured_in_turns(*pair)]
-        groups = [_log_process_means(row) for pair in timed for row in pair]
+        timed = [pair for pair in measured if not _are_measured_in_turns(*pair)]
+        groups = [_log_mean_of_each_process(row) for pair in timed for row in pair]
         self._degrees = sum(len(group) - 1 for group in groups)
         squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1)
         self._pooled = squares / self._degrees if self._degrees else 0.0
@@ -136,7 +136,7 @@ class _RowComparer:
                 "process to the next is not in it. Run with --repeat 5 to measure that.",
             )
 
-    def compared(self, key: Key, old: Mapping[str, Any], new: Mapping[str, Any]) -> RowDifference:
+    def compare_rows(self, key: Key, old: Mapping[str, Any], new: Mapping[str, Any]) -> RowDifference:
         reason = _reason_not_comparable(old, new)
         if reason:
             return RowDifference(*key, None, "not compared", reason)
@@ -151,7 +151,7 @@ class _RowComparer:
         paired = paired_ratio(_paired_rounds(old, new), self._confidence)
         if paired is not None:
             return paired
-        groups = [_log_process_means(row) for row in (old, new)]
+        groups = [_log_mean_of_each_process(row) for row in (old, new)]
         if not self._degrees:
             return ratio_interval(old["samples_s"][0], new["samples_s"][0], self._confidence)
         change = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
@@ -165,11 +165,11 @@ class _RowComparer:
         return MeanInterval(math.exp(change), math.exp(change - width), math.exp(change + width))
 
 
-def _log_process_means(row: Mapping[str, Any]) -> list[float]:
+def _log_mean_of_each_process(row: Mapping[str, Any]) -> list[float]:
     return [math.log(statistics.fmean(own)) for own in row["samples_s"]]
 
 
-def _measured_in_turns(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _are_measured_in_turns(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     first, second = (row.get("pair") or {} for row in (old, new))
     if not first or first.get("id") != second.get("id"):
         return False
@@ -177,14 +177,14 @@ def _measured_in_turns(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _paired_rounds(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[tuple[float, float]]]:
-    if not _measured_in_turns(old, new):
+    if not _are_measured_in_turns(old, new):
         return []
     groups = zip(old["pair"]["rounds_s"], new["pair"]["rounds_s"], strict=True)
     return [list(zip(*both, strict=True)) for both in groups]
 
 
 def _reason_not_comparable(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    if not _measured_in_turns(old, new):
+    if not _are_measured_in_turns(old, new):
         return _reason_row_unusable(old) or _reason_row_unusable(new)
     least = min((len(rounds) for rounds in _paired_rounds(old, new)), default=0)
     return "" if least >= LEAST_ROUNDS else f"it has {least} undisturbed rounds, and needs {LEAST_ROUNDS}"

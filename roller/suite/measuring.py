@@ -19,7 +19,7 @@ from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.progress import Cancelled
 from roller.insight.trace.trace import Trace
-from roller.runtime.clock import Clock, system_clock
+from roller.runtime.clock import Clock, system_or_trusting_clock
 from roller.suite.entry import SuiteModel
 from roller.suite.mean_interval import MeanInterval, mean_interval
 from roller.suite.memory_kinds import memory_by_kind, peak_bytes_by_kind
@@ -264,7 +264,7 @@ def measure(
     done
         Called with the name of each measured model.
     """
-    chosen = clock or system_clock()
+    chosen = clock or system_or_trusting_clock()
     end_s = chosen.now() + budget_s
     for left, model in zip(range(len(models), 0, -1), models, strict=True):
         share_s = max(1.0, (end_s - chosen.now()) / left / repeat)

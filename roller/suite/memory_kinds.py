@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from roller.hardware import DeviceSpec
-from roller.insight.memory.simulate import Library, Memory, add_workspaces
+from roller.insight.memory.simulate import Library, Memory, events_with_workspaces
 from roller.insight.trace.trace import AllocEvent, Trace
 
 #: Kind of a storage -> published kind. Buffers and inputs, which are not published, have separate rows.
@@ -27,7 +27,7 @@ def memory_by_kind(memory: Memory) -> Mapping[str, int]:
 
     Examples
     --------
-    >>> from roller.insight.memory.blocks_and_pools import MemoryStats
+    >>> from roller.insight.memory.allocator_blocks_and_pools import MemoryStats
     >>> from roller.insight.memory.simulate import MemoryHolder
     >>> held = (MemoryHolder("parameter", "fc", None, 4000, 1), MemoryHolder("temporary", "fc", None, 1000, 1))
     >>> found = memory_by_kind(Memory(MemoryStats(5000, 5120, 2 << 20), 4 << 20, 0, 0, held, context_bytes=100))
@@ -60,7 +60,7 @@ def peak_bytes_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
     # allocators keep reserved memory, so the peak of the total may come after the peak of feature maps
     live, most, sizes = Counter[str](), Counter[str](), dict[int, tuple[str, int]]()
     library = Library.of(spec, trace.options) if spec.traits.discrete else Library(workspace_bytes=0)
-    for event in add_workspaces(trace, library):
+    for event in events_with_workspaces(trace, library):
         if isinstance(event, AllocEvent):
             storage = trace.storages.get(event.storage)
             own = PUBLISHED_KINDS.get("workspace" if storage is None else storage.kind, "other")

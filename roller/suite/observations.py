@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
-from roller.hardware.peaks import peak_flops_per_s
+from roller.hardware.peaks import peak_flops_and_instruction_class
 from roller.suite.studies import CLUSTERS, FAST, PCIE, SATURATED, SLOW, ClusterRow, Studies
 
 #: Largest relative fall of throughput, and largest fall of a share, that count as none.
@@ -213,7 +213,9 @@ def _inefficient_long_kernel_cases(studies: Studies) -> Iterator[Case]:
 
 def _higher_peak_utilisation_cases(studies: Studies) -> Iterator[Case]:
     peaks = {
-        name: peak[0] for name, spec in studies.devices.items() if (peak := peak_flops_per_s(spec.sustained, "float32"))
+        name: peak[0]
+        for name, spec in studies.devices.items()
+        if (peak := peak_flops_and_instruction_class(spec.sustained, "float32"))
     }
     for one, other in combinations(sorted(peaks, key=lambda name: peaks[name]), 2):
         if peaks[one] == peaks[other]:

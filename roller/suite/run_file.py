@@ -88,8 +88,8 @@ def read_run(path: Path) -> SuiteRun:
             f"{path}: expected a run of the suite of version {VERSION}, got {got}. Write one with `roller suite run "
             f"--out FILE` or `roller suite predict --out FILE`."
         )
-    keys = [] if any(map(_row_problem, rows)) else row_keys(rows)
-    problem = next(filter(None, map(_row_problem, rows)), "")
+    keys = [] if any(map(_describe_row_problem, rows)) else row_keys(rows)
+    problem = next(filter(None, map(_describe_row_problem, rows)), "")
     if len(set(keys)) < len(keys):
         problem = "two rows of one model, batch and kind"
     if problem:
@@ -107,7 +107,7 @@ def read_json(path: Path, what: str) -> Any:
         ) from error
 
 
-def _row_problem(row: Any) -> str:
+def _describe_row_problem(row: Any) -> str:
     if not isinstance(row, Mapping) or not row.keys() >= _KEYS:
         return "a row without what every row has"
     if not all(isinstance(row[name], str) for name in ("model", "device", "kind")) or not isinstance(row["batch"], int):

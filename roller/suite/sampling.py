@@ -12,8 +12,8 @@ from typing import Any
 
 from roller.errors import RollerError
 from roller.insight.trace.progress import report_progress
-from roller.insight.trace.step_clock import StepTiming, is_undisturbed
-from roller.runtime.clock import Clock, Load, system_clock
+from roller.insight.trace.step_timer import StepTiming, is_undisturbed
+from roller.runtime.clock import Clock, Load, system_or_trusting_clock
 from roller.runtime.timing_windows import time_calls_together
 from roller.suite.mean_interval import MeanInterval, mean_interval
 
@@ -112,16 +112,16 @@ class Sample:
         return StepTiming(mean, max(0.0, lower), upper, self.is_stable, self.samples_s, self.note)
 
 
-def warm_up_length(seconds: Sequence[float], rule: SamplingRule) -> int | None:
+def count_warm_up_iterations(seconds: Sequence[float], rule: SamplingRule) -> int | None:
     """Return the number of warm-up iterations in a series; ``None`` if warm-up has not ended.
 
     Examples
     --------
     The medians over three iterations are 9, 2, 1, 1 and 1; the last three agree.
 
-    >>> warm_up_length([9.0, 9.0, 2.0, 1.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2))
+    >>> count_warm_up_iterations([9.0, 9.0, 2.0, 1.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2))
     7
-    >>> warm_up_length([9.0, 9.0, 2.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2)) is None
+    >>> count_warm_up_iterations([9.0, 9.0, 2.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2)) is None
     True
     """
     size = rule.window
@@ -141,7 +141,7 @@ def sample_iterations(
     budget_s: float,
 ) -> Sample:
     """Time iterations of ``step`` until ``rule`` is satisfied or ``budget_s`` seconds have passed."""
-    clock = system_clock()
+    clock = system_or_trusting_clock()
     try:
         return _Sampler(step, rule, steps_per_call, budget_s, clock).run()
     finally:
@@ -161,7 +161,7 @@ class _Sampler:
         warm: int | None = None
         while warm is None and self._may_continue():
             self._take(first)
-            warm = warm_up_length(first, self._rule)
+            warm = count_warm_up_iterations(first, self._rule)
         before = self._clock.load()
         interval: MeanInterval | None = None
         while warm is not None and len(kept) < self._rule.most and self._may_continue():
@@ -172,7 +172,7 @@ class _Sampler:
         after = self._clock.load()
         found = mean_interval(kept) if len(kept) >= 2 else None
         busy = _busy_share(before, after) if kept else None
-        note = self._note(warm, kept, found)
+        note = self._instability_note(warm, kept, found)
         return Sample(len(first), tuple(kept), self._disturbed, found, busy, note)
 
     def _may_continue(self) -> bool:
@@ -190,7 +190,7 @@ class _Sampler:
         else:
             self._disturbed += 1
 
-    def _note(self, warm: int | None, kept: Sequence[float], found: MeanInterval | None) -> str:
+    def _instability_note(self, warm: int | None, kept: Sequence[float], found: MeanInterval | None) -> str:
         rule, less = self._rule, "Leave the machine alone, or raise the budget."
         others = f", of which {self._disturbed} were disturbed by other work" if self._disturbed else ""
         if warm is None:

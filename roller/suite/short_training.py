@@ -42,11 +42,11 @@ def train_on_one_batch(
     parameters = list(module.parameters())
     gradients = [p.grad for p in parameters if p.grad is not None]
     # Step counters are scalars on the host.
-    states = [t for o in step.optimizers for s in o.state.values() for t in s.values() if _has_axes(t)]
+    states = [t for o in step.optimizers for s in o.state.values() for t in s.values() if _is_tensor_with_axes(t)]
     return TrainingRun(tuple(losses), seconds, *(_total_bytes(tensors) for tensors in (parameters, gradients, states)))
 
 
-def _has_axes(value: Any) -> bool:
+def _is_tensor_with_axes(value: Any) -> bool:
     return hasattr(value, "dim") and value.dim() > 0
 
 

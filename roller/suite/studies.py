@@ -189,7 +189,7 @@ def run_studies(
             sweeps += [one.to_dict() for one in made]
             done(f"{model.name}, {spec.name}")
         clusters += cluster_study(model, workload.units_per_sample, step, devices[0])
-        changes += change_study(model, step, devices[0])
+        changes += precision_and_fusion_study(model, step, devices[0])
     return Studies(
         tuple(sweeps), tuple(clusters), tuple(changes), {m.name: m for m in models}, {s.name: s for s in devices}
     )
@@ -242,7 +242,7 @@ def cluster_study(model: SuiteModel, units: float, step: TracedStep, spec: Devic
         )
 
 
-def change_study(model: SuiteModel, step: TracedStep, spec: DeviceSpec) -> Iterator[ChangeRow]:
+def precision_and_fusion_study(model: SuiteModel, step: TracedStep, spec: DeviceSpec) -> Iterator[ChangeRow]:
     """Yield the effects of half precision and fused kernels at the step's own batch size."""
     head = (model.name, spec.name, int(step.options["batch"]))
     before_s = step.forecast(spec).iteration_s

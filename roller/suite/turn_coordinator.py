@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roller.backends.message_channel import receive, send
+from roller.backends.message_channel import receive_message, send_message
 from roller.errors import ModelError
-from roller.insight.trace.step_clock import is_undisturbed
-from roller.runtime.clock import Clock, system_clock
+from roller.insight.trace.step_timer import is_undisturbed
+from roller.runtime.clock import Clock, system_or_trusting_clock
 from roller.runtime.timing_windows import time_calls_together
 
 #: Time between checks that the other process is alive, in seconds.
@@ -46,13 +46,13 @@ class TurnCoordinator:
 
     def run(self, calls: int) -> Block:
         """Let the other process call the step ``calls`` times; return the measured block."""
-        send(self._turn, {"calls": calls})
+        send_message(self._turn, {"calls": calls})
         answer = self._answer()
         return Block(float(answer["iteration_s"]), bool(answer["is_quiet"]))
 
     def end(self) -> None:
         """Let the other process continue after its last block."""
-        send(self._turn, {"calls": 0})
+        send_message(self._turn, {"calls": 0})
 
     def close(self) -> None:
         """Close the pipes."""
@@ -69,17 +69,17 @@ class TurnCoordinator:
                     f"suite: expected an answer within {_BLOCK_TIMEOUT_S:g} s, got none: the process is stopped, or "
                     f"its step does not end. Train it alone."
                 )
-        return receive(self._done, _MESSAGE_TIMEOUT_S)[0]
+        return receive_message(self._done, _MESSAGE_TIMEOUT_S)[0]
 
 
 def run_requested_blocks(step: Callable[[], object], folder: Path, *, steps_per_call: int = 1) -> None:
     """Run blocks of a step at the coordinator's request."""
-    clock = system_clock()
+    clock = system_or_trusting_clock()
     turn, done = (os.open(folder / name, flag) for name, flag in (("turn", os.O_RDONLY), ("done", os.O_WRONLY)))
     try:
-        send(done, {})
-        while calls := int(receive(turn)[0]["calls"]):
-            send(done, _time_block(step, calls, steps_per_call, clock)._asdict())
+        send_message(done, {})
+        while calls := int(receive_message(turn)[0]["calls"]):
+            send_message(done, _time_block(step, calls, steps_per_call, clock)._asdict())
     finally:
         os.close(turn)
         os.close(done)

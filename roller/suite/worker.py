@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.insight.project_worker import answer_requests, options_from_request
-from roller.insight.trace.step_clock import StepTiming
+from roller.insight.trace.step_timer import StepTiming
 from roller.insight.trace.trace import Trace
 from roller.suite.run_file import timing_environment
 from roller.suite.sampling import Sample, SamplingRule, sample_iterations
@@ -40,7 +40,7 @@ def _measure_request(name: str, request: dict[str, Any]) -> tuple[dict[str, Any]
     require_torch(f"suite: {name}")
     import torch
 
-    from roller.insight.trace.pytorch.timed_step import measure_module, measurement_header
+    from roller.insight.trace.pytorch.timed_step import measure_module, measurement_json_without_trace
     from roller.suite.registry import MODELS
     from roller.suite.tracing import make_provider_module
 
@@ -65,7 +65,7 @@ def _measure_request(name: str, request: dict[str, Any]) -> tuple[dict[str, Any]
     )
     return {
         "measured": {
-            **measurement_header(found),
+            **measurement_json_without_trace(found),
             "sample": samples[-1].to_dict(),
             "environment": _process_environment(),
         }
@@ -82,12 +82,12 @@ def _process_environment() -> dict[str, Any]:
 
 def has_fixed_addresses() -> bool:
     """Return whether address randomization is off; ``False`` if the system does not report it."""
-    personality = _personality_call()
+    personality = _personality_function()
     found = -1 if personality is None else personality(_ASK)
     return found >= 0 and bool(found & _FIXED)
 
 
-def _personality_call() -> Callable[[int], int] | None:
+def _personality_function() -> Callable[[int], int] | None:
     import ctypes
 
     return getattr(ctypes.CDLL(None), "personality", None) if sys.platform == "linux" else None
@@ -96,7 +96,7 @@ def _personality_call() -> Callable[[int], int] | None:
 def disable_address_randomization() -> None:
     """Restart this process without address randomization, if the system permits it."""
     # addresses decide which data share cache sets, so random ones make times differ between processes
-    personality = _personality_call()
+    personality = _personality_function()
     if personality is None:
         return
     before = personality(_ASK)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from roller.errors import BuildError, RollerError, did_you_mean, shown
 from roller.targets import cpu, cuda, emulated, hip, null, poplar
 from roller.targets.kinds import BSP, CPU, GPU, KINDS, DeviceKind
-from roller.targets.target import Target, Targeted
+from roller.targets.target import HasTarget, Target
 
 __all__ = ["BSP", "CPU", "DEVICES", "GPU", "KINDS", "LANGUAGES", "TARGETS", "THIS_MACHINE", "DeviceKind", "Target",
            "canonical_device_name", "check_language", "is_simulated_device", "target_for",
@@ -53,7 +53,7 @@ def target_of_language(language: object, where: str, error: type[RollerError] = 
     return found
 
 
-def target_for(spec: Targeted) -> Target:
+def target_for(spec: HasTarget) -> Target:
     """Return the target whose kernels run on a device."""
     return target_of_language(spec.target.get("language"), spec.name)
 

@@ -18,7 +18,7 @@ TARGET = Target(
     "hip", GPU, "hip", required_keys=("arch",), generator="roller.templates.gpu.emit.hip",
     toolchain="roller.backends.rocm.toolchain", launcher="roller.backends.rocm.launcher:RocmKernel",
     device="rocm", worker="roller.backends.rocm.device:RocmDevice", session_device=_open_rocm_device,
-    emulator="roller.emulator.emulate:Emulated",
+    emulator="roller.emulator.emulate:EmulatedArtifact",
     probe_options=("-fgpu-flush-denormals-to-zero", "-fno-slp-vectorize"),
     matrix_probe=("matrix_cdna", 4 * 32 * 32 * 8),
 )  # fmt: skip

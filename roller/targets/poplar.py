@@ -9,5 +9,5 @@ TARGET = Target(
     "poplar", BSP, "poplar", required_keys=("arch",), generator="roller.templates.bsp.emit.poplar",
     toolchain="roller.backends.poplar.toolchain", launcher="roller.backends.poplar.launcher:PoplarKernel",
     source_only="no vendor toolchain is driven here: the kernel is codelet source and a schedule, no binary",
-    emulator="roller.emulator.codelet_emulator:EmulatedSteps",
+    emulator="roller.emulator.codelet_emulator:EmulatedCodelets",
 )  # fmt: skip

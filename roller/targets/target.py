@@ -15,7 +15,7 @@ from roller.targets.lazy import import_object, lazy_module
 Kernel = TypeVar("Kernel")
 
 
-class Targeted(Protocol):
+class HasTarget(Protocol):
     """The part of a device specification that the choice of a target needs."""
 
     @property
@@ -79,7 +79,7 @@ class Target:
         """Return the code generation module."""
         return lazy_module(self.generator)
 
-    def tools(self) -> ModuleType:
+    def toolchain_module(self) -> ModuleType:
         """Return the toolchain module."""
         if not self.toolchain:
             raise BuildError(f"{self.name}: expected a target that builds sources, got one that has none. Lower it.")
@@ -87,11 +87,11 @@ class Target:
 
     def can_build(self) -> bool:
         """Return whether the target has a toolchain that is installed."""
-        return bool(self.toolchain) and self.tools().available() is None
+        return bool(self.toolchain) and self.toolchain_module().available() is None
 
     def build(self, artifact: Kernel) -> Kernel:
         """Return the built kernel; without a toolchain, lowering has already built it."""
-        built: Kernel = self.tools().build(artifact) if self.toolchain else artifact
+        built: Kernel = self.toolchain_module().build(artifact) if self.toolchain else artifact
         return built
 
     def load(self, artifact: object) -> Any:

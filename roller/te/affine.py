@@ -12,8 +12,8 @@ from typing import Any
 from roller.core.dtypes import DTYPES, NARROW_INTEGERS
 from roller.errors import ExprError
 from roller.expr import Bound, Index, Load, Tensor, Term
-from roller.expr.inequalities import HalfBound
-from roller.te.compat import TensorLoad, analyzer, dtype_of, substitute, tirx
+from roller.expr.index_bound_proofs import HalfBound
+from roller.te.compat import TensorLoad, analyzer_with_extents, dtype_of, substitute, tirx
 
 #: Number of alternatives above which further conditions are ignored.
 _MOST_CASES = 32
@@ -32,7 +32,7 @@ class AxisSpace:
         self.names = {var: name for var, name, _ in axes}
         self.extents = {name: extent for _, name, extent in axes}
         # Axes of extent 1 stay in the indices, so that a load shows which axis indexes which dimension.
-        self._analyzer = analyzer([(var, extent) for var, _, extent in axes if extent > 1])
+        self._analyzer = analyzer_with_extents([(var, extent) for var, _, extent in axes if extent > 1])
 
     def simplify(self, expr: Any, env: Mapping[Any, Any]) -> Any:
         """Return ``expr``, with ``env`` substituted, in simplified form."""
@@ -64,13 +64,13 @@ class AxisSpace:
         if isinstance(e, tirx.Cast):
             return self._index(e.value)
         if isinstance(e, (tirx.Add, tirx.Sub)):
-            return _add(self._index(e.a), self._index(e.b), -1 if isinstance(e, tirx.Sub) else 1)
+            return _add_indices(self._index(e.a), self._index(e.b), -1 if isinstance(e, tirx.Sub) else 1)
         if isinstance(e, tirx.Mul):
             a, b = self._index(e.a), self._index(e.b)
             if a.terms and b.terms:
                 raise NotAffineError("it multiplies two axes")
             factor, index = (b.const, a) if not b.terms else (a.const, b)
-            return _add(Index(), index, factor)
+            return _add_indices(Index(), index, factor)
         if isinstance(e, (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)):
             return self._convert_division(e)
         raise NotAffineError(f"{type(e).__name__} is no index arithmetic")
@@ -89,32 +89,32 @@ class AxisSpace:
         low, high = rest.range(self.extents)
         inside = low >= 0 and high < c
         if isinstance(e, (tirx.FloorMod, tirx.Mod)):
-            return rest if inside else Index((_remainder(rest, c),))
+            return rest if inside else Index((_remainder_of_index(rest, c),))
         quotient = Index(tuple(Term(t.axis, t.coef // c, t.div, t.mod) for t in exact.terms), exact.const // c)
-        return quotient if inside else _add(quotient, Index((_quotient(rest, c),)), 1)
+        return quotient if inside else _add_indices(quotient, Index((_quotient_of_index(rest, c),)), 1)
 
 
-def _single(index: Index, what: str) -> Term:
+def _single_term(index: Index, what: str) -> Term:
     if len(index.terms) != 1 or index.const or index.terms[0].coef != 1:
         raise NotAffineError(f"it takes {what} of a sum that does not split")
     return index.terms[0]
 
 
-def _quotient(index: Index, c: int) -> Term:
-    t = _single(index, "a quotient")
+def _quotient_of_index(index: Index, c: int) -> Term:
+    t = _single_term(index, "a quotient")
     if t.mod % c:
         raise NotAffineError("it divides a remainder unevenly")
     return Term(t.axis, 1, t.div * c, t.mod // c)
 
 
-def _remainder(index: Index, c: int) -> Term:
-    t = _single(index, "a remainder")
+def _remainder_of_index(index: Index, c: int) -> Term:
+    t = _single_term(index, "a remainder")
     if t.mod % c:
         raise NotAffineError("it nests remainders unevenly")
     return Term(t.axis, 1, t.div, c)
 
 
-def _add(a: Index, b: Index, factor: int) -> Index:
+def _add_indices(a: Index, b: Index, factor: int) -> Index:
     """Return ``a + factor * b`` with like terms merged."""
     coefs: dict[tuple[str, int, int], int] = {}
     for index, scale in ((a, 1), (b, factor)):
@@ -125,13 +125,13 @@ def _add(a: Index, b: Index, factor: int) -> Index:
     return Index(terms, a.const + factor * b.const)
 
 
-def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
+def comparison_as_bound(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
     """Return an integer comparison as a bound on an index that has no constant and no common factor."""
     kind = type(e)
     if kind not in (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ):
         raise NotAffineError(f"{kind.__name__} is no bound")
     left, right = (e.b, e.a) if kind in (tirx.GT, tirx.GE) else (e.a, e.b)
-    difference = _add(space.index(left, env), space.index(right, env), -1)  # < 0, <= 0 or == 0
+    difference = _add_indices(space.index(left, env), space.index(right, env), -1)  # < 0, <= 0 or == 0
     if not difference.terms:
         raise NotAffineError("it compares constants")
     top = -difference.const - (1 if kind in (tirx.LT, tirx.GT) else 0)  # sum(terms) <= top
@@ -147,7 +147,7 @@ def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
     return HalfBound(Index(terms), low, high)
 
 
-def negate_bounds(bounds: list[HalfBound]) -> list[HalfBound]:
+def negate_single_bound(bounds: list[HalfBound]) -> list[HalfBound]:
     """Return the bound that holds if ``bounds``, a single one-sided bound, fails; empty for any other list."""
     if len(bounds) != 1:
         return []
@@ -169,10 +169,10 @@ def implied_bounds(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
     if isinstance(e, tirx.NE):
         return implied_bounds(space, tirx.EQ(e.a, e.b), not holds)
     try:
-        bound = comparison(space, e, {})
+        bound = comparison_as_bound(space, e, {})
     except NotAffineError:
         return []
-    return [bound] if holds else negate_bounds([bound])
+    return [bound] if holds else negate_single_bound([bound])
 
 
 def alternative_bounds(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfBound]]:
@@ -185,11 +185,11 @@ def alternative_bounds(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfB
     if isinstance(e, tirx.NE):
         return alternative_bounds(space, tirx.EQ(e.a, e.b), not holds)
     try:
-        bound = comparison(space, e, {})
+        bound = comparison_as_bound(space, e, {})
     except NotAffineError:
         return [[]]
     if holds or not isinstance(e, tirx.EQ):
-        return [[bound] if holds else negate_bounds([bound])]
+        return [[bound] if holds else negate_single_bound([bound])]
     return [[HalfBound(bound.index, None, bound.low)], [HalfBound(bound.index, bound.high, None)]]
 
 
@@ -224,7 +224,7 @@ def attach_bounds(
     # A side that a condition leaves open is closed by the bound of the tensor, which the access cannot cross there.
     limits: dict[Index, tuple[int, int]] = {b.index: (b.low, b.high) for b in load.guard}
     for b in bounds:
-        index, low, high = _rebase_bound(load, b)
+        index, low, high = _bound_on_load_index(load, b)
         least, most = index.range(extents)
         low, high = (least if low is None else low), (most + 1 if high is None else high)
         old = limits.get(index, (least, most + 1))
@@ -244,7 +244,7 @@ def attach_bounds(
     return Load(load.tensor, load.index, tuple(guard), outside if guard else 0.0)
 
 
-def _rebase_bound(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
+def _bound_on_load_index(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
     """Return ``b`` as a bound on a load index (a multiple of the bounded index plus a constant) if there is one."""
     wanted = {(t.axis, t.div, t.mod): t.coef for t in b.index.terms}
     for index in load.index:

@@ -16,7 +16,7 @@ _UNSCHEDULED = "Pass the function te.create_prim_func returns, before any schedu
 
 
 @dataclass(frozen=True)
-class Block:
+class LoopNestBlock:
     """One loop nest: ``buffer[spatial vars] = combine(value)``; variables are ``(var, extent, is_reduction)``."""
 
     buffer: Any
@@ -26,7 +26,7 @@ class Block:
     combiner: str | None
 
 
-def tensor_of(buffer: Any, name: str) -> Tensor:
+def tensor_from_buffer(buffer: Any, name: str) -> Tensor:
     """Return the tensor that a buffer declares; raise an error for symbolic shapes and non-contiguous memory."""
     if not is_buffer_var(buffer):
         raise ExprError(f"parameter '{name}': expected a buffer, got a scalar. Give it a value before compiling.")
@@ -49,7 +49,7 @@ def constant_extent(value: Any, where: str) -> int:
     raise ExprError(f"{where}: expected concrete extents, got the symbolic '{value}'. Specialise the shape first.")
 
 
-def read_blocks(func: Any) -> list[Block]:
+def read_blocks(func: Any) -> list[LoopNestBlock]:
     """Return the blocks of a PrimFunc in program order."""
     body = func.body
     if isinstance(body, SBlockRealize) and body.block.name_hint == "root":
@@ -87,7 +87,7 @@ def _is_true(condition: Any) -> bool:
     return condition is None or (isinstance(condition, tirx.IntImm) and bool(int(condition.value)))
 
 
-def _read_loop_nest(statement: Any) -> Block:
+def _read_loop_nest(statement: Any) -> LoopNestBlock:
     loops = []
     while isinstance(statement, tirx.For):
         loops.append(statement)
@@ -110,7 +110,7 @@ def _read_loop_nest(statement: Any) -> Block:
             f"{where}: expected one stored value, got a tuple reduction or nested statements. Write it as separate "
             "reductions; for an argmax use roller.ops.reduce('argmax', ...)."
         )
-    found = _read(block, where)
+    found = _read_block(block, where)
     _check_loops(loops, block.iter_vars, statement.iter_values, where)
     return found
 
@@ -140,7 +140,7 @@ def _check_loops(loops: list[Any], axes: Any, values: Any, where: str) -> None:
         raise ExprError(f"{where}: a loop around its block is no axis of it. {_UNSCHEDULED}.")
 
 
-def _read(block: Any, where: str) -> Block:
+def _read_block(block: Any, where: str) -> LoopNestBlock:
     variables = []
     for iv in block.iter_vars:
         if int(iv.iter_type) not in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce):
@@ -153,17 +153,17 @@ def _read(block: Any, where: str) -> Block:
         variables.append((iv.var, constant_extent(iv.dom.extent, where), reduces))
     store = block.body
     if any(reduces for _, _, reduces in variables):
-        combiner, value = _combiner(store, block.init, where)
+        combiner, value = _recognize_combiner(store, block.init, where)
     else:
         if block.init is not None:
             raise ExprError(f"{where}: its block has a start and no axis that is reduced. {_UNSCHEDULED}.")
         if any(isinstance(e, TensorLoad) and e.source.same_as(store.buffer) for e in subexpressions(store.value)):
             raise ExprError(f"{where}: it is computed from itself. Store the result in a tensor of its own.")
         combiner, value = None, store.value
-    return Block(store.buffer, tuple(variables), tuple(store.indices), value, combiner)
+    return LoopNestBlock(store.buffer, tuple(variables), tuple(store.indices), value, combiner)
 
 
-def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
+def _recognize_combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
     """Return the combiner and value of ``out = out (+ * max min) value``, after checking the initial value."""
 
     def is_self(e: Any) -> bool:
@@ -175,7 +175,7 @@ def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
         a, b = store.value.a, store.value.b
         value = b if is_self(a) else a
         if (is_self(a) or is_self(b)) and not any(is_self(e) for e in subexpressions(value)):
-            _check_start(name, init, where)
+            _check_initial_value(name, init, where)
             return name, value
     raise ExprError(
         f"{where}: expected a sum, product, maximum or minimum, got another combiner. Use {list(COMBINERS)}."
@@ -196,7 +196,7 @@ def subexpressions(e: Any, enter: Callable[[Any], bool] = lambda e: True) -> Ite
         left.extend(reversed(below))
 
 
-def _check_start(name: str, init: Any, where: str) -> None:
+def _check_initial_value(name: str, init: Any, where: str) -> None:
     value = init.value if isinstance(init, tirx.BufferStore) else None
     if not isinstance(value, (tirx.IntImm, tirx.FloatImm)):
         raise ExprError(f"{where}: expected the reduction to start from a constant. {_UNSCHEDULED}.")

@@ -27,7 +27,7 @@ def with_bool_variant(
     return lambda a, b: truth(a, b) if dtype_of(a) == dtype_of(b) == "bool" else fn(a, b)
 
 
-def _extremum(node: Any, plain: Callable[[Expr, Expr], Expr], neutral: float) -> Callable[[Expr, Expr], Expr]:
+def _extremum_step(node: Any, plain: Callable[[Expr, Expr], Expr], neutral: float) -> Callable[[Expr, Expr], Expr]:
     """Return an extremum that folds no literal but its neutral value: TVM folds the other infinity even against NaN."""
 
     def step(a: Expr, b: Expr) -> Expr:
@@ -39,8 +39,8 @@ def _extremum(node: Any, plain: Callable[[Expr, Expr], Expr], neutral: float) ->
 
 
 # Bit operations on bools: TVM simplifies the last operand of ``and`` as if the others held, yet evaluates both sides.
-MAX = with_bool_variant(_extremum(tirx.Max, tirx.max, -math.inf), lambda a, b: a | b)
-MIN = with_bool_variant(_extremum(tirx.Min, tirx.min, math.inf), lambda a, b: a & b)
+MAX = with_bool_variant(_extremum_step(tirx.Max, tirx.max, -math.inf), lambda a, b: a | b)
+MIN = with_bool_variant(_extremum_step(tirx.Min, tirx.min, math.inf), lambda a, b: a & b)
 
 #: TVM's combiners by the name of the combiner.
 TVM_COMBINERS = {

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roller.core.imports import import_without_package
+from roller.core.import_without_package import import_without_package
 
 try:
     with import_without_package("torch"):  # TVM would load an installed torch, which is not needed here
@@ -23,13 +23,14 @@ except ImportError as err:  # pragma: no cover - exercised only without TVM
     ) from err
 
 __all__ = [
-    "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "build_for_cpu", "compute_op",
+    "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer_with_extents", "build_for_cpu",
+    "compute_op",
     "default_pipeline", "dtype_of", "is_buffer_var", "llvm_features", "register_pure_operator", "split_host_device",
     "structural_map", "structural_walk", "substitute", "te", "tirx", "tvm", "tvm_ffi",
 ]  # fmt: skip
 
 
-def analyzer(extents: Sequence[tuple[Any, int]]) -> Any:
+def analyzer_with_extents(extents: Sequence[tuple[Any, int]]) -> Any:
     """Return an arithmetic analyzer that knows ``0 <= var < extent`` for each pair."""
     known = sym.Analyzer()
     for var, extent in extents:

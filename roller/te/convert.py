@@ -23,22 +23,22 @@ from roller.expr import (
     Scalar,
     Tensor,
     loads,
-    transform,
-    walk,
+    transform_scalar,
+    walk_scalar_tree,
 )
-from roller.expr.compose import scalar_dtype as computed_dtype
-from roller.expr.inequalities import HalfBound, add_provable_guards
+from roller.expr.compose_stages import common_dtype_of_scalar as computed_dtype
+from roller.expr.index_bound_proofs import HalfBound, add_provable_guards
 from roller.te.affine import (
     AxisSpace,
     NotAffineError,
     alternative_bounds,
     attach_bounds,
     combine_alternatives,
-    comparison,
+    comparison_as_bound,
     implied_bounds,
     untileable_index_error,
 )
-from roller.te.blocks import Block, subexpressions
+from roller.te.blocks import LoopNestBlock, subexpressions
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, tirx
 from roller.te.opaque_floats import hide_value, reveal_value
@@ -68,7 +68,7 @@ _INTRINSICS = {
 }
 
 
-class Converter:
+class StageConverter:
     """Converts the body of one stage to a scalar tree.
 
     Parameters
@@ -84,7 +84,7 @@ class Converter:
     """
 
     def __init__(
-        self, name: str, space: AxisSpace, tensors: Mapping[Any, Tensor], blocks: Mapping[Any, Block],
+        self, name: str, space: AxisSpace, tensors: Mapping[Any, Tensor], blocks: Mapping[Any, LoopNestBlock],
         extremum: str | None,
     ) -> None:  # fmt: skip
         self.name, self.space, self.tensors, self.blocks, self.extremum = name, space, tensors, blocks, extremum
@@ -99,7 +99,7 @@ class Converter:
         def leaf(n: Scalar) -> Scalar:
             return add_provable_guards(n, by_name[n.tensor].shape, (), self.space.extents) if isinstance(n, Load) else n
 
-        return transform(self.scalar(e, {}), leaf)
+        return transform_scalar(self.scalar(e, {}), leaf)
 
     def scalar(self, e: Any, env: Env) -> Scalar:
         """Return ``e``, with ``env`` substituted, as a scalar tree."""
@@ -114,16 +114,16 @@ class Converter:
         if isinstance(e, TensorLoad):
             return self._load(e, env)
         if _is_integer(e) and not _reads_data(e):
-            return self._position(e, env, dtype_of(e))
+            return self._convert_axis_arithmetic(e, env, dtype_of(e))
         if isinstance(e, tirx.Cast):
-            return self._cast(e, env)
+            return self._convert_cast(e, env)
         if isinstance(e, tirx.Select):
             return self._convert_choice(e.condition, e.true_value, e.false_value, env)
         if isinstance(e, TvmCall):
-            return self._intrinsic(e, env)
-        return self._arithmetic(e, env)
+            return self._convert_intrinsic(e, env)
+        return self._convert_arithmetic(e, env)
 
-    def _arithmetic(self, e: Any, env: Env) -> Scalar:
+    def _convert_arithmetic(self, e: Any, env: Env) -> Scalar:
         for node, fn in _BINARY:
             if isinstance(e, node):
                 fn = "idiv" if fn == "div" and _is_integer(e) else fn
@@ -147,7 +147,7 @@ class Converter:
             f"Use {sorted(FUNCTIONS)}."
         )
 
-    def _intrinsic(self, e: Any, env: Env) -> Scalar:
+    def _convert_intrinsic(self, e: Any, env: Env) -> Scalar:
         name = e.op.name if hasattr(e.op, "name") else str(e.op)
         if name == "prim.if_then_else":
             return self._convert_choice(e.args[0], e.args[1], e.args[2], env)
@@ -160,21 +160,21 @@ class Converter:
             )
         return Call(_INTRINSICS[name], tuple(self.scalar(a, env) for a in e.args))
 
-    def _cast(self, e: Any, env: Env) -> Scalar:
+    def _convert_cast(self, e: Any, env: Env) -> Scalar:
         to, inner = dtype_of(e), e.value
         if dtype_of(inner) == to:
             return self.scalar(inner, env)
         if "int" in to and _is_integer(inner) and not _reads_data(inner):
-            return self._position(inner, env, to)
+            return self._convert_axis_arithmetic(inner, env, to)
         return Cast(to, self.scalar(inner, env))
 
-    def _position(self, e: Any, env: Env, dtype: str) -> Scalar:
+    def _convert_axis_arithmetic(self, e: Any, env: Env, dtype: str) -> Scalar:
         """Return integer arithmetic on axes as the value of an index, or node by node if it is not an index."""
         try:
             index = self.space.index(e, env)
         except NotAffineError as reason:
             if isinstance(e, tirx.Cast) and _is_integer(e.value):  # the value overflows its dtype and wraps around
-                value: Scalar = Cast(dtype_of(e), self._position(e.value, env, dtype_of(e.value)))
+                value: Scalar = Cast(dtype_of(e), self._convert_axis_arithmetic(e.value, env, dtype_of(e.value)))
                 return value if dtype == dtype_of(e) else Cast(dtype, value)
             if isinstance(e, (tirx.Var, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)):
                 raise ExprError(
@@ -184,7 +184,7 @@ class Converter:
             parts = e.value if isinstance(e, tirx.Cast) else e
             if isinstance(parts, tirx.Select):
                 return self._convert_choice(parts.condition, parts.true_value, parts.false_value, env)
-            out = self._arithmetic(parts, env)
+            out = self._convert_arithmetic(parts, env)
             return out if dtype == dtype_of(parts) else Cast(dtype, out)
         return self._index_as_value(index, dtype) if index.terms else Const(index.const, dtype)
 
@@ -214,7 +214,7 @@ class Converter:
             except NotAffineError as reason:
                 raise untileable_index_error(tensor.name, self.name, d, str(reason)) from reason
         load = Load(tensor.name, tuple(index))
-        if not self._known or _stays_inside(load, tensor, self.space.extents):
+        if not self._known or _load_stays_inside_tensor(load, tensor, self.space.extents):
             return load
         # The caller turns bounds common to all alternatives into guards; only here are the alternatives themselves
         # known.
@@ -246,13 +246,15 @@ class Converter:
         with self._where(known, False):
             other = self.scalar(no, env)
         try:
-            bounds = [comparison(self.space, part, {}) for part in _parts(known, tirx.And)]
+            bounds = [comparison_as_bound(self.space, part, {}) for part in _operands_of_nested(known, tirx.And)]
         except NotAffineError:
             bounds = []
         if bounds and isinstance(other, Const):
             outside = self._extreme_to_infinity(float(other.value), other.dtype)
             for candidate in dict.fromkeys((outside, 0.0)):
-                if _fill_gives_value(value, candidate, outside, {t.name: t.dtype for t in self.tensors.values()}):
+                if _has_value_if_loads_are_filled(
+                    value, candidate, outside, {t.name: t.dtype for t in self.tensors.values()}
+                ):
                     return self._guarded(value, bounds, candidate)
         here = self._guarded(value, implied_bounds(self.space, known, True), None)
         elsewhere = self._guarded(other, implied_bounds(self.space, known, False), None)
@@ -262,7 +264,7 @@ class Converter:
         """Return a selection by data, tested after any conditions on positions, which may keep loads within tensors."""
         # The condition is used as written: simplification drops the guards that its own parts imply.
         for kind, joined in ((tirx.And, tirx.all), (tirx.Or, tirx.any)):
-            parts = _parts(condition, kind)
+            parts = _operands_of_nested(condition, kind)
             data = [p for p in parts if _reads_data(p)]
             places = [p for p in parts if not _reads_data(p)]
             if places:
@@ -277,12 +279,12 @@ class Converter:
             if not isinstance(n, Load):
                 return n
             tensor = by_name[n.tensor]
-            if outside is None and _stays_inside(n, tensor, self.space.extents):
+            if outside is None and _load_stays_inside_tensor(n, tensor, self.space.extents):
                 return n  # the enclosing selection drops the value, and a guard would prevent vectorization
             fill = (n.outside if n.guard else 0.0) if outside is None else outside
             return attach_bounds(n, bounds, fill, tensor, self.space.extents)
 
-        return transform(value, leaf)
+        return transform_scalar(value, leaf)
 
     def _extreme_to_infinity(self, value: float, dtype: str) -> float:
         """Return ``value``, or an infinity if it is the finite padding of the stage's own maximum or minimum."""
@@ -293,11 +295,11 @@ class Converter:
         return sign * float("inf") if value * sign >= limit else value
 
 
-def _fill_gives_value(value: Scalar, fill: float, wanted: float, dtypes: Mapping[str, str]) -> bool:
+def _has_value_if_loads_are_filled(value: Scalar, fill: float, wanted: float, dtypes: Mapping[str, str]) -> bool:
     """Return whether ``value`` is ``wanted`` if all its loads are ``fill``, so that guards on loads suffice."""
     # Conversions change a value: converting -0.125 to an integer and back gives 0.
     found = loads(value)
-    if not found or any(isinstance(n, IndexValue) for n in walk(value)):
+    if not found or any(isinstance(n, IndexValue) for n in walk_scalar_tree(value)):
         return False
     if any(ld.guard and ld.outside != fill for ld in found):
         return False
@@ -317,15 +319,15 @@ def _fill_gives_value(value: Scalar, fill: float, wanted: float, dtypes: Mapping
         return bool(compute(value) == (wanted if kind is None else round_to_dtype(wanted, kind)))
 
 
-def _stays_inside(load: Load, tensor: Tensor, extents: Mapping[str, int]) -> bool:
+def _load_stays_inside_tensor(load: Load, tensor: Tensor, extents: Mapping[str, int]) -> bool:
     """Return whether every index of a load stays inside its tensor for all values of the axes."""
     ranges = [i.range(extents) for i in load.index]
     return all(low >= 0 and high < size for (low, high), size in zip(ranges, tensor.shape, strict=True))
 
 
-def _parts(e: Any, kind: Any) -> list[Any]:
+def _operands_of_nested(e: Any, kind: Any) -> list[Any]:
     """Return the operands of nested ``And`` or ``Or`` nodes."""
-    return [*_parts(e.a, kind), *_parts(e.b, kind)] if isinstance(e, kind) else [e]
+    return [*_operands_of_nested(e.a, kind), *_operands_of_nested(e.b, kind)] if isinstance(e, kind) else [e]
 
 
 def _is_integer(e: Any) -> bool:

@@ -18,19 +18,19 @@ _CALL = "tirx.call_pure_extern"
 EXTREMA = ("Max", "Min")
 
 
-def never_nan(e: Any) -> bool:
+def is_never_nan(e: Any) -> bool:
     """Return whether an expression is certainly not NaN: a literal, or a converted integer.
 
     Examples
     --------
-    >>> never_nan(tirx.const(0.0, "float32")), never_nan(tirx.const(math.nan, "float32"))
+    >>> is_never_nan(tirx.const(0.0, "float32")), is_never_nan(tirx.const(math.nan, "float32"))
     (True, False)
     """
     if isinstance(e, tirx.Broadcast):
-        return never_nan(e.value)
+        return is_never_nan(e.value)
     if isinstance(e, tirx.FloatImm):
         return not math.isnan(e.value)
-    return isinstance(e, tirx.Cast) and ("float" not in dtype_of(e.value) or never_nan(e.value))
+    return isinstance(e, tirx.Cast) and ("float" not in dtype_of(e.value) or is_never_nan(e.value))
 
 
 def lower_extremum_to_llvm(node: str) -> Callable[[Any], Any]:
@@ -41,12 +41,12 @@ def lower_extremum_to_llvm(node: str) -> Callable[[Any], Any]:
 
     def lowered(call: Any) -> Any:
         a, b = call.args
-        if never_nan(a):
+        if is_never_nan(a):
             return compare(a, b)
-        if never_nan(b):
+        if is_never_nan(b):
             return compare(b, a)
         dtype = dtype_of(call)
-        return tirx.call_pure_extern(dtype, function_name(node, dtype, known=False), a, b)
+        return tirx.call_pure_extern(dtype, extremum_function_name(node, dtype, known=False), a, b)
 
     return lowered
 
@@ -68,15 +68,15 @@ def _add_functions_to_body(body: Any) -> Any:
             names[name] = dtype
 
     structural_walk(body, (Call, called))
-    text = "".join(_text(name, dtype) for name, dtype in sorted(names.items()))
+    text = "".join(_extremum_function_llvm(name, dtype) for name, dtype in sorted(names.items()))
     return tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(text), body) if text else body
 
 
 def _extremum_function_names(dtype: str) -> tuple[str, ...]:
-    return tuple(function_name(node, dtype, known=False) for node in EXTREMA)
+    return tuple(extremum_function_name(node, dtype, known=False) for node in EXTREMA)
 
 
-def _text(name: str, dtype: str) -> str:
+def _extremum_function_llvm(name: str, dtype: str) -> str:
     """Return the text of the LLVM function that returns its second operand if it is NaN, else the extremum."""
     scalar, _, lanes = dtype.partition("x")
     t = {"float32": "float", "float64": "double"}[scalar]
@@ -98,19 +98,21 @@ def lower_extremum_to_c(node: str) -> Callable[[Any], Any]:
 
     def lowered(call: Any) -> Any:
         a, b = call.args
-        a, b = (b, a) if never_nan(b) and not never_nan(a) else (a, b)
+        a, b = (b, a) if is_never_nan(b) and not is_never_nan(a) else (a, b)
         dtype = dtype_of(call)
-        return tirx.call_pure_extern(dtype, function_name(node, dtype.partition("x")[0], known=never_nan(a)), a, b)
+        return tirx.call_pure_extern(
+            dtype, extremum_function_name(node, dtype.partition("x")[0], known=is_never_nan(a)), a, b
+        )
 
     return lowered
 
 
-def function_name(node: str, dtype: str, *, known: bool) -> str:
+def extremum_function_name(node: str, dtype: str, *, known: bool) -> str:
     """Return the name of an extremum's device function; ``known`` means that the first operand is never NaN.
 
     Examples
     --------
-    >>> function_name("Max", "float32", known=False), function_name("Min", "float16", known=True)
+    >>> extremum_function_name("Max", "float32", known=False), extremum_function_name("Min", "float16", known=True)
     ('roller_max_float32', 'roller_min_known_float16')
     """
     return f"roller_{node.lower()}_{'known_' if known else ''}{dtype}"

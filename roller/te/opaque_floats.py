@@ -29,23 +29,23 @@ _ANY_FLOATS = re.compile(r"b?float.*")
 _NARROW = re.compile(r"(?:b?float16|float8_\w+?)(x\d+)?")
 
 
-def _to_node(call: Any) -> Any:
+def _node_of_opaque_call(call: Any) -> Any:
     """Return the node for a call to an opaque operator; arithmetic on literals is folded."""
     name, operands = call.op.name, list(call.args)
-    number = _number(call)
+    number = _literal_value(call)
     if number is not None:
         return number
-    if name == _name("Div"):
-        divisor = _number(operands[1])
-        return tirx.Div(*operands) if divisor is None else _quotient(operands[0], divisor)
+    if name == _opaque_operator_name("Div"):
+        divisor = _literal_value(operands[1])
+        return tirx.Div(*operands) if divisor is None else _quotient_by_literal(operands[0], divisor)
     # An opaque product within an opaque sum becomes a node together with the sum: ``LowerIntrin`` makes a multiply-add
     # only if the product is a node. TVM lets LLVM contract both (``AllowFPOpFusion``).
-    if name == _name("Add"):
-        operands = [_to_node(x) if _is_opaque(x, "Mul") else x for x in operands]
+    if name == _opaque_operator_name("Add"):
+        operands = [_node_of_opaque_call(x) if _is_opaque(x, "Mul") else x for x in operands]
     return getattr(tirx, name.removeprefix("roller."))(*operands)
 
 
-def _quotient(dividend: Any, divisor: Any) -> Any:
+def _quotient_by_literal(dividend: Any, divisor: Any) -> Any:
     """Return a quotient by a literal; division by zero, which TVM rejects, becomes an equal product with infinity."""
     literal = divisor.value if isinstance(divisor, tirx.Broadcast) else divisor
     if literal.value != 0:
@@ -56,21 +56,21 @@ def _quotient(dividend: Any, divisor: Any) -> Any:
 
 
 def _negated_equality(call: Any) -> Any:
-    number = _number(call)
+    number = _literal_value(call)
     return number if number is not None else tirx.Not(tirx.EQ(*call.args))
 
 
-def _number(expr: Any) -> Any:
+def _literal_value(expr: Any) -> Any:
     """Return the literal value of arithmetic on literals, or ``None`` if an operand is not a literal."""
     if isinstance(expr, tirx.FloatImm):
         return expr
     if isinstance(expr, tirx.Broadcast):
-        value = _number(expr.value)
+        value = _literal_value(expr.value)
         return None if value is None else tirx.Broadcast(value, expr.lanes)
     if not isinstance(expr, Call) or getattr(expr.op, "name", "") not in _NAMES:
         return None
-    a = _number(expr.args[0])
-    b = None if a is None else _number(expr.args[1])
+    a = _literal_value(expr.args[0])
+    b = None if a is None else _literal_value(expr.args[1])
     if a is None or b is None:
         return None
     if isinstance(a, tirx.Broadcast):
@@ -86,12 +86,12 @@ def _compute_literal(name: str, a: Any, b: Any) -> Any:
     return tirx.const(value.item(), "bool" if isinstance(value, np.bool_) else dtype)
 
 
-def _name(node: str) -> str:
+def _opaque_operator_name(node: str) -> str:
     return f"roller.{node}"
 
 
 def _is_opaque(expr: Any, node: str) -> bool:
-    return isinstance(expr, Call) and getattr(expr.op, "name", "") == _name(node)
+    return isinstance(expr, Call) and getattr(expr.op, "name", "") == _opaque_operator_name(node)
 
 
 def _plain_extremum(call: Any) -> Any:
@@ -102,15 +102,19 @@ def _plain_extremum(call: Any) -> Any:
 #: Lowering of each operator to nodes by language, ``"default"`` for all others. TVM gives LLVM an *ordered* comparison
 #: for ``!=``, which is false for NaN, so LLVM gets the negation of ``==``; in C, ``!=`` is right.
 _LOWERINGS: dict[str, dict[str, Callable[[Any], Any]]] = {
-    **{_name(node): {"default": _to_node} for node in _NODES},
+    **{_opaque_operator_name(node): {"default": _node_of_opaque_call} for node in _NODES},
     **{
-        _name(node): {"default": _to_node, "llvm": lower_extremum_to_llvm(node), "cuda": lower_extremum_to_c(node)}
+        _opaque_operator_name(node): {
+            "default": _node_of_opaque_call,
+            "llvm": lower_extremum_to_llvm(node),
+            "cuda": lower_extremum_to_c(node),
+        }
         for node in EXTREMA
     },
     **{f"roller.Any{node}": {"default": _plain_extremum} for node in EXTREMA},
-    _name("NE"): {"default": _to_node, "llvm": _negated_equality},
+    _opaque_operator_name("NE"): {"default": _node_of_opaque_call, "llvm": _negated_equality},
 }
-_NAMES = frozenset(map(_name, _NODES))
+_NAMES = frozenset(map(_opaque_operator_name, _NODES))
 _OPERATORS = {name: register_pure_operator(name, lowerings) for name, lowerings in _LOWERINGS.items()}
 #: Operators used in conditions while ``LowerIntrin``, which does not lower them, runs.
 _HELD = {name: register_pure_operator(f"{name}.held", {}) for name in _LOWERINGS}
@@ -118,12 +122,12 @@ _HELD = {name: register_pure_operator(f"{name}.held", {}) for name in _LOWERINGS
 
 def hide_float_arithmetic(module: Any, *, propagate_nan: bool = True) -> Any:
     """Return ``module`` with its float arithmetic turned into calls to operators that TVM does not simplify."""
-    return _map_functions(module, _hiding_rules(_FLOATS, narrow=_NARROW, propagate_nan=propagate_nan))
+    return _rewrite_functions(module, _hiding_rules(_FLOATS, narrow=_NARROW, propagate_nan=propagate_nan))
 
 
 def reveal_float_arithmetic(module: Any) -> Any:
     """Return ``module``, a result of :func:`hide_float_arithmetic`, with its float nodes restored."""
-    return _map_functions(module, _SHOWING)
+    return _rewrite_functions(module, _SHOWING)
 
 
 def run_last_passes(passes: Any, module: Any, *, language: str) -> Any:
@@ -155,7 +159,7 @@ def run_last_passes(passes: Any, module: Any, *, language: str) -> Any:
         (tirx.IfThenElse, lambda s: tirx.IfThenElse(condition(s.condition), s.then_case, s.else_case)),
         (Call, branch),
     ]
-    return _map_functions(passes(_map_functions(module, holding)), [(Call, shown)])
+    return _rewrite_functions(passes(_rewrite_functions(module, holding)), [(Call, shown)])
 
 
 def create_exact_prim_func(tensors: Sequence[Any]) -> Any:
@@ -215,7 +219,7 @@ def _hiding_rules(
     """Return the rules that turn float arithmetic into calls; extrema of ``narrow`` dtypes become float32 extrema."""
 
     def hider(node: str) -> Callable[[Any], Any]:
-        name = f"roller.Any{node}" if node in EXTREMA and not propagate_nan else _name(node)
+        name = f"roller.Any{node}" if node in EXTREMA and not propagate_nan else _opaque_operator_name(node)
 
         def hide(e: Any) -> Any:
             dtype = dtype_of(e.a)
@@ -230,14 +234,14 @@ def _hiding_rules(
     return [(getattr(tirx, node), hider(node)) for node in _NODES]
 
 
-def _reveal_call(call: Any) -> Any:
+def _node_if_opaque_call(call: Any) -> Any:
     lowerings = _LOWERINGS.get(getattr(call.op, "name", ""))
     return call if lowerings is None else lowerings["default"](call)
 
 
-_SHOWING = [(Call, _reveal_call)]
+_SHOWING = [(Call, _node_if_opaque_call)]
 
 
-def _map_functions(module: Any, rules: Sequence[tuple[Any, Callable[[Any], Any]]]) -> Any:
+def _rewrite_functions(module: Any, rules: Sequence[tuple[Any, Callable[[Any], Any]]]) -> Any:
     functions = {v: f.with_body(structural_map(f.body, list(rules))) for v, f in module.functions.items()}
     return tvm.IRModule(functions, attrs=module.attrs)

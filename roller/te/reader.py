@@ -24,13 +24,13 @@ from roller.expr import (
     Term,
     map_indices,
 )
-from roller.expr.compose import scalar_dtype as computed_dtype
+from roller.expr.compose_stages import common_dtype_of_scalar as computed_dtype
 from roller.te.affine import AxisSpace
-from roller.te.blocks import Block, check_reduction, constant_extent, read_blocks, tensor_of
+from roller.te.blocks import LoopNestBlock, check_reduction, constant_extent, read_blocks, tensor_from_buffer
 from roller.te.compat import dtype_of, te, tirx, tvm
-from roller.te.convert import Converter
-from roller.te.emit import emit_scalar, reducer
+from roller.te.convert import StageConverter
 from roller.te.opaque_floats import create_exact_prim_func
+from roller.te.tvm_expressions import emit_scalar, tvm_reducer
 
 __all__ = ["read", "to_te"]
 
@@ -49,7 +49,7 @@ def read(source: Any, name: str = "") -> TensorExpr:
     'double[i=4 j=8] float32'
     """
     try:
-        return _read(source, name)
+        return _read_tensors_or_function(source, name)
     except RecursionError:
         raise ExprError(
             "te reader: expected operations nested in one another less deeply: element-wise ones are inlined into "
@@ -57,7 +57,7 @@ def read(source: Any, name: str = "") -> TensorExpr:
         ) from None
 
 
-def _read(source: Any, name: str) -> TensorExpr:
+def _read_tensors_or_function(source: Any, name: str) -> TensorExpr:
     if isinstance(source, tirx.PrimFunc):
         return _read_function(source, name)
     tensors = list(source) if isinstance(source, (list, tuple)) else [source]
@@ -67,10 +67,10 @@ def _read(source: Any, name: str) -> TensorExpr:
         raise ExprError(
             f"te reader: expected te tensors or a PrimFunc, got {got}. Pass inputs and outputs in call order."
         )
-    return _read_function(_function(_call_order(tensors)), name)
+    return _read_function(_create_prim_func(_tensors_in_call_order(tensors)), name)
 
 
-def _function(tensors: list[Any]) -> Any:
+def _create_prim_func(tensors: list[Any]) -> Any:
     """Return TVM's function for tensors; TVM simplifies indices and rejects some literals while building it."""
     try:
         return create_exact_prim_func(tensors)
@@ -82,7 +82,7 @@ def _function(tensors: list[Any]) -> Any:
         ) from err
 
 
-def _call_order(tensors: list[Any]) -> list[Any]:
+def _tensors_in_call_order(tensors: list[Any]) -> list[Any]:
     """Return ``tensors`` with missing placeholders prepended, after checking that every operation can be read."""
     found: list[Any] = []
     seen: set[Any] = set()
@@ -124,18 +124,18 @@ def _read_function(func: Any, name: str) -> TensorExpr:
     parameters = list(func.params)
     inputs = [p for p in parameters if p not in by_buffer]
     kept = [b for b in blocks if b.combiner is not None or b.buffer in parameters]
-    labels = _labels([*inputs, *(b.buffer for b in kept)])
-    tensors = {p: tensor_of(p, labels[p]) for p in (*inputs, *(b.buffer for b in kept))}
+    labels = _name_buffers([*inputs, *(b.buffer for b in kept)])
+    tensors = {p: tensor_from_buffer(p, labels[p]) for p in (*inputs, *(b.buffer for b in kept))}
     if not any(b.combiner is not None or b.store for b in kept):
         raise ExprError(f"tensor '{labels[kept[-1].buffer]}': a scalar of scalars has no axis to tile. "
                         "Compute it on the host.")  # fmt: skip
-    stages = [_stage(b, tensors, by_buffer, n) for n, b in enumerate(kept)]
+    stages = [_convert_block(b, tensors, by_buffer, n) for n, b in enumerate(kept)]
     outputs = tuple(labels[p] for p in parameters if p in by_buffer)
-    stages = _name_axes(_fold_conversions(_drop_unused_stages(stages, outputs), outputs))
+    stages = _name_axes(_fold_result_conversions(_drop_unused_stages(stages, outputs), outputs))
     return TensorExpr(name or outputs[-1], tuple(tensors[p] for p in inputs), tuple(stages), outputs)
 
 
-def _labels(buffers: list[Any]) -> dict[Any, str]:
+def _name_buffers(buffers: list[Any]) -> dict[Any, str]:
     """Return a unique name for each buffer; repeated names get a number."""
     out: dict[Any, str] = {}
     for b in buffers:
@@ -147,7 +147,9 @@ def _labels(buffers: list[Any]) -> dict[Any, str]:
     return out
 
 
-def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], number: int) -> Stage:
+def _convert_block(
+    block: LoopNestBlock, tensors: dict[Any, Tensor], blocks: dict[Any, LoopNestBlock], number: int
+) -> Stage:
     """Convert one block; its axes are named ``number:variable`` until :func:`_name_axes` renames them."""
     out = tensors[block.buffer]
     local = {v: f"{number}:{v.name.removeprefix('v_')}:{n}" for n, (v, _, _) in enumerate(block.variables)}
@@ -166,7 +168,7 @@ def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], n
                 "Write every element once; scatter and partial updates cannot be tiled."
             )
     extremum = block.combiner if block.combiner and COMBINERS[block.combiner].selects else None
-    body = Converter(out.name, space, tensors, blocks, extremum).body(block.value)
+    body = StageConverter(out.name, space, tensors, blocks, extremum).body(block.value)
     acc = dtype_of(block.value)
     if isinstance(body, Cast) and block.combiner is None and body.dtype == out.dtype:
         # The dtype of the converted body, because the block's value may be a load of an inlined tensor.
@@ -188,7 +190,7 @@ def _drop_unused_stages(stages: list[Stage], outputs: tuple[str, ...]) -> list[S
     return [s for s in stages if s.name in needed]
 
 
-def _fold_conversions(stages: list[Stage], outputs: tuple[str, ...]) -> list[Stage]:
+def _fold_result_conversions(stages: list[Stage], outputs: tuple[str, ...]) -> list[Stage]:
     """Merge a stage that only converts a reduction's result into that reduction."""
     out = list(stages)
     for tail in stages:
@@ -228,7 +230,7 @@ def _name_axes(stages: list[Stage]) -> list[Stage]:
         for a in s.axes:
             if a.name not in names:
                 base = a.name.split(":")[1]
-                names[a.name] = base if base == _ONE else _fresh(base, taken)
+                names[a.name] = base if base == _ONE else _unused_name(base, taken)
             taken.setdefault(names[a.name], replace(a, name=names[a.name]))
         renamed = _rename_axes(s, names)
         for tensor, index in ((s.name, renamed.store), *((ld.tensor, ld.index) for ld in renamed.loads)):
@@ -245,7 +247,7 @@ def _axis_of_index(s: Stage, i: Index) -> Axis | None:
     return next((a for a in s.axes if i.is_axis(a.name)), None)
 
 
-def _fresh(base: str, taken: dict[str, Axis]) -> str:
+def _unused_name(base: str, taken: dict[str, Axis]) -> str:
     label, n = base, 1
     while label in taken:
         n += 1
@@ -273,11 +275,11 @@ def to_te(expr: TensorExpr) -> list[Any]:
     """
     tensors = {t.name: te.placeholder(t.shape, name=t.name, dtype=t.dtype) for t in expr.inputs}
     for s in expr.stages:
-        tensors[s.name] = _compute(s, tensors)
+        tensors[s.name] = _stage_to_te_compute(s, tensors)
     return [tensors[n] for n in (*(t.name for t in expr.inputs), *expr.outputs)]
 
 
-def _compute(s: Stage, tensors: dict[str, Any]) -> Any:
+def _stage_to_te_compute(s: Stage, tensors: dict[str, Any]) -> Any:
     reduced = {a.name: te.reduce_axis((0, a.extent), name=a.name.replace("*", "_")) for a in s.reduction_axes}
 
     def body(*at: Any) -> Any:
@@ -290,7 +292,7 @@ def _compute(s: Stage, tensors: dict[str, Any]) -> Any:
         value = emit_scalar(s.body, env, tensors, as_written=True)
         if s.combiner is None:
             return value.astype(s.output.dtype)
-        return reducer(s.combiner)(value.astype(s.acc_dtype), axis=list(reduced.values()))
+        return tvm_reducer(s.combiner)(value.astype(s.acc_dtype), axis=list(reduced.values()))
 
     converts = s.combiner is not None and s.acc_dtype != s.output.dtype
     out = te.compute(s.output.shape, body, name=f"{s.name}_acc" if converts else s.name)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.ordering import smallest_positions
+from roller.core.smallest_positions import smallest_positions
 from roller.hardware import DeviceSpec
-from roller.perf.accuracy import prediction_error, unconfirmed_mechanisms
-from roller.perf.batch import TileBatch, batch_of, batched_axis
 from roller.perf.estimate import Estimate
-from roller.perf.terms import Term
+from roller.perf.expected_errors import prediction_error, unconfirmed_mechanisms
+from roller.perf.term_tree import Term
+from roller.perf.tile_batch import TileBatch, batch_of, shared_vector_axis
 from roller.tile.geometry import Floats
 from roller.tile.program import RProgram
 
@@ -34,7 +34,7 @@ def best_rows(
     # The result is exact, although most rows are only bounded from below: after the most promising rows have been
     # priced in full, a row whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best.
     # With ``always``, the best program is returned even if it takes longer than ``limit_s``.
-    rows, known = np.arange(len(batch)), batch.known_seconds(spec)
+    rows, known = np.arange(len(batch)), batch.stored_seconds(spec)
     bounded = known is None and len(batch) > _PRICED_FIRST
     bound = spec.traits.module_for("templates").lower_bound_s(batch, spec) if bounded else None
     if known is not None:
@@ -88,7 +88,7 @@ def _groups_priced_together(
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
         alike = (p.layers, p.constants, p.nontemporal, p.stages > 1, p.fragment, p.matrix_axes, p.open_axes)
-        groups.setdefault((id(p.expr), p.structure, p.staged, batched_axis(p), *alike), []).append(n)
+        groups.setdefault((id(p.expr), p.structure, p.staged, shared_vector_axis(p), *alike), []).append(n)
     for members in groups.values():
         mine = [programs[n] for n in members]
         batch = replace(batch_of(mine), warm=warm)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.targets import KINDS
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.template import ProgramProperties, Template, template_of
+from roller.templates.common.template import ProgramProperties, Template, template_for_programs
 
 
 def templates_of(kind: str) -> tuple[Template, ...]:
@@ -20,7 +20,7 @@ def templates_of(kind: str) -> tuple[Template, ...]:
 
 def template_writing(kind: str, programs: ProgramProperties) -> Template:
     """Return the template for a kind of device that emits programs with the given properties."""
-    return template_of(templates_of(kind), programs)
+    return template_for_programs(templates_of(kind), programs)
 
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:

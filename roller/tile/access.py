@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller.expr import Bound, Index, Tensor
-from roller.expr.sliding import sliding_axes
-from roller.tile.memory_steps import break_share, tile_pieces
+from roller.expr.sliding_windows import sliding_window_axes
+from roller.tile.memory_strides import nonadjacent_share, tile_positions_along_dimension
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -29,7 +29,7 @@ VECTOR_BYTES = 16
 _COUNTED_CODES = 1 << 16
 
 
-def product(table: NDArray[_Number], columns: Iterable[int]) -> NDArray[_Number]:
+def product_of_columns(table: NDArray[_Number], columns: Iterable[int]) -> NDArray[_Number]:
     """Return the product of selected columns for each row, shape ``(N,)``; faster than a reduction along short rows."""
     total: NDArray[_Number] | None = None
     for c in columns:
@@ -75,7 +75,7 @@ class Access:
         return len(self.guard)
 
     @cached_property
-    def touched_axes(self) -> NDArray[np.bool_]:
+    def touched_axis_mask(self) -> NDArray[np.bool_]:
         """Mask of the axes that the loaded value depends on, through the tensor or a guard."""
         guarding = {x for b in self.guard for x in b.index.axes}
         return np.asarray(self.uses | np.array([n in guarding for n in self.axis_names], bool))
@@ -100,16 +100,16 @@ class Access:
         return tuple(len(i.axes) > 1 and not any(i.is_digits(k) for k in kinds) for i in self.index)
 
     @cached_property
-    def shared_axes(self) -> NDArray[np.bool_]:
+    def shared_axis_mask(self) -> NDArray[np.bool_]:
         """Mask of the axes that index shared dimensions: windows, overlapping or adjacent, and the axes along them."""
         return np.asarray((self.coefficients[np.array(self.shared, bool)] != 0).any(axis=0))
 
     @cached_property
     def window_axes(self) -> NDArray[np.bool_]:
-        """Mask of window axes and the spatial axes they slide along (:func:`~roller.expr.sliding.sliding_axes`)."""
+        """Mask of window axes and of the spatial axes along which they slide."""
         extents = dict(zip(self.axis_names, self.axis_extents.tolist(), strict=True))
         spatial = {n: extents.pop(n) for n, s in zip(self.axis_names, self.spatial, strict=True) if s}
-        sliding = {a for i in self.index if not self.gather for a in sliding_axes(i, spatial, extents)}
+        sliding = {a for i in self.index if not self.gather for a in sliding_window_axes(i, spatial, extents)}
         return np.array([n in sliding for n in self.axis_names], bool)
 
     @cached_property
@@ -117,7 +117,7 @@ class Access:
         return np.abs(self.coefficients) // self.lattice[:, None]
 
     @cached_property
-    def _limits(self) -> Ints:
+    def _max_lattice_positions(self) -> Ints:
         """Maximum number of lattice positions per dimension, for whole axes and including borders."""
         whole = self._steps @ (self.axis_extents - 1) + 1
         shape = np.array(self.tensor.shape, np.int64).reshape(-1)
@@ -144,7 +144,7 @@ class Access:
 
     @cached_property
     def _most(self) -> tuple[int, ...]:
-        return tuple(self._limits.tolist())
+        return tuple(self._max_lattice_positions.tolist())
 
     @cached_property
     def _axis_steps_per_dim(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -164,7 +164,7 @@ class Access:
             if moves:
                 extent = self.extent(d, tiles)
                 total = extent if total is None else total * extent
-        for a, most in self._used if self.gather else ():
+        for a, most in self._used_axes_and_extents if self.gather else ():
             extent = np.minimum(tiles[:, a], most)
             total = extent if total is None else total * extent
         return np.ones(len(tiles), np.int64) if total is None else total
@@ -175,7 +175,7 @@ class Access:
         return tuple(int(a) for a in np.flatnonzero(self.uses))
 
     @cached_property
-    def _used(self) -> tuple[tuple[int, int], ...]:
+    def _used_axes_and_extents(self) -> tuple[tuple[int, int], ...]:
         """The axes on which the tensor depends, and their extents."""
         return tuple((a, int(self.axis_extents[a])) for a in self.used_axes)
 
@@ -186,7 +186,7 @@ class Access:
             return self.elements(tiles)
         for d, moves in enumerate(self._axis_steps_per_dim):
             if moves:
-                several = product(tiles, (a for a, _ in moves))
+                several = product_of_columns(tiles, (a for a, _ in moves))
                 total *= np.minimum(self.extent(d, tiles), several)
         return total
 
@@ -225,20 +225,20 @@ class Access:
         for t in self.index[-1].terms if self.index else ():
             if abs(t.coef) == 1 and t.div == 1:
                 width = tiles[:, position[t.axis]]
-                return np.maximum(1, np.rint(width / (1.0 + (width - 1) * self._break_share_along(t.axis)))).astype(
-                    np.int64
-                )
+                return np.maximum(
+                    1, np.rint(width / (1.0 + (width - 1) * self._nonadjacent_share_along(t.axis)))
+                ).astype(np.int64)
         return np.ones(len(tiles), np.int64)
 
-    def _break_share_along(self, axis: str) -> float:
+    def _nonadjacent_share_along(self, axis: str) -> float:
         """Return the fraction of neighbours along an axis that are not adjacent in memory."""
         key = ("breaks", axis)
         if key not in self._memo:
             extent = int(self.axis_extents[self.axis_names.index(axis)])
-            self._memo[key] = break_share(self.index, self.tensor.shape, axis, extent)
+            self._memo[key] = nonadjacent_share(self.index, self.tensor.shape, axis, extent)
         return float(self._memo[key])
 
-    def loaded_elements(self, tiles: Ints) -> Floats:
+    def elements_loaded_per_launch(self, tiles: Ints) -> Floats:
         """Return the number of elements loaded over all tiles of the launch, excluding positions outside the tensor."""
         # Exact: the in-bounds lengths of all tile positions are summed per dimension; each axis that
         # the tensor does not depend on multiplies by its number of tiles, because no data survives from tile to tile.
@@ -246,7 +246,7 @@ class Access:
         for a in self._reloading_axes:
             reload = reload * -(-self.axis_extents[a] // tiles[:, a])
         if self.gather:
-            return np.asarray(reload * self._gathered_points)
+            return np.asarray(reload * self._count_gathered_points)
         total = reload
         for dims, axes in self.groups:
             total = total * self._sum_over_group(dims, axes, tiles)
@@ -301,10 +301,10 @@ class Access:
     def pieces(self, d: int, axes: tuple[int, ...], tile: Ints) -> tuple[Ints, Ints]:
         """Return the first position and the number of positions along a dimension, per tile position over ``axes``."""
         moves = [(int(tile[a]), int(self.coefficients[d, a]), int(self.axis_extents[a])) for a in axes]
-        return tile_pieces(int(self.constants[d]), moves, int(self.lattice[d]), self.tensor.shape[d])
+        return tile_positions_along_dimension(int(self.constants[d]), moves, int(self.lattice[d]), self.tensor.shape[d])
 
     @cached_property
-    def _gathered_points(self) -> float:
+    def _count_gathered_points(self) -> float:
         """Number of in-bounds combinations of the axes on which a gathered access depends."""
         extents = dict(zip(self.axis_names, (int(e) for e in self.axis_extents), strict=True))
         total = 1.0

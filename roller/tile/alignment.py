@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from roller.tile.fragments import bank_conflict_degree, program_operands
 from roller.tile.geometry import Geometry, Ints
-from roller.tile.layout import lane_reads
+from roller.tile.matrix_operands import bank_conflict_degree, program_operands
 from roller.tile.program import RProgram
+from roller.tile.staged_tile_layout import lane_reads
 from roller.tile.transactions import row_alignment_bytes
-from roller.tile.winograd_products import products_program
+from roller.tile.winograd_batched_product import tiled_product_of_program
 
 if TYPE_CHECKING:  # the spec is only read here; importing it would bring YAML to machines that only run kernels
     from roller.hardware import DeviceSpec
@@ -47,9 +47,9 @@ def fills_transactions(program: RProgram, spec: DeviceSpec, epsilon: float) -> b
     return bool(known[block, size])
 
 
-def precompute_transactions(programs: Sequence[RProgram], spec: DeviceSpec) -> None:
+def precompute_fills_transactions(programs: Sequence[RProgram], spec: DeviceSpec) -> None:
     """Compute and store the results of :func:`fills_transactions` for all programs of each expression at once."""
-    size, found = spec.home.transaction_bytes, [products_program(p) or p for p in programs]
+    size, found = spec.home.transaction_bytes, [tiled_product_of_program(p) or p for p in programs]
     for expr in {id(p.expr): p.expr for p in found}.values():
         blocks = list(dict.fromkeys(tuple(p.block_tile.values()) for p in found if p.expr is expr))
         answers = whole_transactions_mask(Geometry.of(expr), np.array(blocks, np.int64), size)
@@ -82,7 +82,7 @@ def avoids_bank_conflicts(program: RProgram, spec: DeviceSpec, epsilon: float) -
     padding = dict(program.storage_padding)
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
     if program.fragment is not None and program.fragment.reads_scratchpad:
-        return True  # swizzled: see roller.tile.warp_groups
+        return True  # swizzled: see roller.tile.warp_group_tiles
     if program.fragment is not None:
         read = ((x, program.fragment, padding.get(x.tensor.name, 0), banks, width) for x in program_operands(program))
         return all(bank_conflict_degree(*r) == 1 for r in read)
@@ -105,5 +105,5 @@ RULES: dict[str, Rule] = {
 
 def broken_rules(program: RProgram, spec: DeviceSpec, epsilon: float = 1.0) -> tuple[str, ...]:
     """Return the names of the rules that a program (for Winograd on a GPU, its product) violates."""
-    program = products_program(program) or program
+    program = tiled_product_of_program(program) or program
     return tuple(name for name, rule in RULES.items() if not rule(program, spec, epsilon))

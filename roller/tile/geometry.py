@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller.expr import SPATIAL, Bound, Index, Load, Stage, Tensor, TensorExpr
-from roller.tile.access import Access, Floats, Ints, product
+from roller.tile.access import Access, Floats, Ints, product_of_columns
 
-__all__ = ["Access", "Floats", "Geometry", "Ints", "access_of", "product", "store_order"]
+__all__ = ["Access", "Floats", "Geometry", "Ints", "access_of", "product_of_columns", "store_order"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Geometry:
         """Return the geometry of ``expr`` (memoized on the expression)."""
         found = expr._memo.get("geometry")
         if found is None:
-            found = expr._memo["geometry"] = _build(expr)
+            found = expr._memo["geometry"] = _build_geometry(expr)
         geometry: Geometry = found
         return geometry
 
@@ -85,7 +85,7 @@ class Geometry:
         """Reduction axes in the loop order of CPU kernels: windows outermost."""
         # LLVM would fully unroll an innermost window and keep the values that neighbouring steps share in registers,
         # which the accumulators need.
-        return tuple(sorted(self.reduced_axes, key=lambda a: not any(x.shared_axes[a] for x in self.loads)))
+        return tuple(sorted(self.reduced_axes, key=lambda a: not any(x.shared_axis_mask[a] for x in self.loads)))
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
@@ -161,7 +161,7 @@ def access_of_load(expr: TensorExpr, load: Load) -> Access:
     return access_of(expr, expr.tensors[load.tensor], load.index, load.guard, every_step=True)
 
 
-def _build(expr: TensorExpr) -> Geometry:
+def _build_geometry(expr: TensorExpr) -> Geometry:
     anchor = expr.anchor
     own = {a.name for a in expr.axes}
     # A load of the same elements under a different guard is separate and has its own tile.

@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import Any
 
 from roller.core.display import html_table, one_line_repr
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.errors import MALFORMED, ArtifactError, TileError
 from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.tile.program_name import ProgramName, format_name
+from roller.tile.program_name import ProgramName, format_program_name
 from roller.tile.structures import Structure, structure_named
 
 #: Minimum number of register tiles per row for which non-temporal programs align tiles to cache lines; tiles at the
@@ -40,10 +40,11 @@ class RProgram:
     structure
         ``"tiled"`` (reduction with reuse), ``"matrix"`` (GPU: the same on a matrix unit; the register tile belongs to
         the threads of one ``fragment``), ``"window"`` (GPU: a reduction over windows only, in which threads move along
-        the input rows of a strip of outputs; see :mod:`roller.tile.windows`), ``"rows"`` (reduction without reuse, and
+        the input rows of a strip of outputs; see :mod:`roller.tile.sliding_windows`), ``"rows"`` (reduction without
+        reuse, and
         multi-stage expressions), ``"streaming"`` (no reduction), ``"winograd2"`` and ``"winograd4"`` (a 3x3 window by
         Winograd's algorithm with output tiles of that many elements per side; see :mod:`roller.tile.winograd` for
-        CPUs and :mod:`roller.tile.winograd_products` for GPUs, where the tiles belong to a batched product).
+        CPUs and :mod:`roller.tile.winograd_batched_product` for GPUs, where the tiles belong to a batched product).
     tiles
         ``((layer, extents), ...)`` from fastest to slowest; extents in elements over ``expr.axes``.
     storage_padding
@@ -287,7 +288,7 @@ class RProgram:
         tiles = ((layer, tuple(zip(self.axis_names, extents, strict=True))) for layer, extents in self.tiles)
         vector = None if self.vector_axis is None else (self.vector_axis, self.vector_elements)
         fragment = None if self.fragment is None else self.fragment.name
-        return format_name(ProgramName(
+        return format_program_name(ProgramName(
             self.kind, self.structure, tuple(tiles), vector, self.staged, self.storage_padding, self.interleaved,
             self.split_k, self.constants, self.nontemporal, self.stages, self.raster, fragment, self.matrix_axes,
             self.relaxed,

@@ -64,7 +64,7 @@ class ProgramName:
         return tuple(axis for axis, _ in self.tiles[0][1])
 
 
-def format_name(said: ProgramName) -> str:
+def format_program_name(said: ProgramName) -> str:
     """Return the name of a program, unique within its expression."""
     words = [f"{said.kind}/{said.structure}"]
     for layer, extents in said.tiles:
@@ -91,12 +91,12 @@ def format_name(said: ProgramName) -> str:
     return " ".join(words)
 
 
-def read_name(text: str) -> ProgramName:
+def parse_program_name(text: str) -> ProgramName:
     """Parse the name of a program.
 
     Examples
     --------
-    >>> read_name("gpu/tiled register[i=8 j=4] shared[i=64 j=64] vector=j:4 staged=A,B stages=3").stages
+    >>> parse_program_name("gpu/tiled register[i=8 j=4] shared[i=64 j=64] vector=j:4 staged=A,B stages=3").stages
     3
     """
     head = _HEAD.match(text)
@@ -108,7 +108,7 @@ def read_name(text: str) -> ProgramName:
     while text[at:].strip():
         tile = _TILE.match(text, at)
         if tile is not None:
-            tiles.append((tile[1], _extents(tile[2], text[at:])))
+            tiles.append((tile[1], _parse_extents(tile[2], text[at:])))
             at = tile.end()
             continue
         word = _FIELD.match(text, at)
@@ -138,29 +138,29 @@ def _parse_value(name: str, value: str | None, where: str) -> object:
         return _parse_number(value, where)
     if name == "vector":
         axis, _, elements = value.rpartition(":")
-        return _name(axis, where), _parse_number(elements, where)
+        return _parse_name(axis, where), _parse_number(elements, where)
     if name == "pad":
-        parts = (item.rpartition("+") for item in _items(value, where))
-        return tuple((_name(t, where), _parse_number(n, where)) for t, _, n in parts)
+        parts = (item.rpartition("+") for item in _split_list(value, where))
+        return tuple((_parse_name(t, where), _parse_number(n, where)) for t, _, n in parts)
     if name == "fragment":
         fragment, _, axes = value.partition(":")
-        return fragment, tuple(_name(a, where) for a in _items(axes, where))
-    return tuple(_name(item, where) for item in _items(value, where))
+        return fragment, tuple(_parse_name(a, where) for a in _split_list(axes, where))
+    return tuple(_parse_name(item, where) for item in _split_list(value, where))
 
 
-def _extents(text: str, where: str) -> tuple[tuple[str, int], ...]:
+def _parse_extents(text: str, where: str) -> tuple[tuple[str, int], ...]:
     found: list[tuple[str, int]] = []
     at = 0
     while text[at:].strip():
         pair = _EXTENT.match(text, at)
         if pair is None:
             raise _parse_error("'AXIS=EXTENT', an extent a whole number", where)
-        found.append((_name(pair[1], where), int(pair[2])))
+        found.append((_parse_name(pair[1], where), int(pair[2])))
         at = pair.end()
     return tuple(found)
 
 
-def _items(text: str, where: str) -> list[str]:
+def _split_list(text: str, where: str) -> list[str]:
     """Split a list at the commas outside JSON strings."""
     found, at = [], 0
     while at < len(text):
@@ -178,7 +178,7 @@ def _parse_number(text: str, where: str) -> int:
     return int(text)
 
 
-def _name(text: str, where: str) -> str:
+def _parse_name(text: str, where: str) -> str:
     if not text.startswith('"'):
         if not text:
             raise _parse_error("a name", where)

@@ -13,7 +13,7 @@ import numpy as np
 
 from roller.expr import Index, Stage, Tensor, Term
 from roller.tile.access import VECTOR_BYTES, Ints
-from roller.tile.memory_steps import pitches
+from roller.tile.memory_strides import row_major_strides
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class RowShift:
         start = _row_start(index, tensor, self.axis)
         if start is None:
             return 1
-        apart = _coefficients(start)
-        for where, coef in _coefficients(self.start).items():
+        apart = _coefficients_by_term(start)
+        for where, coef in _coefficients_by_term(self.start).items():
             apart[where] = apart.get(where, 0) - coef
         width = self.width
         while any(coef % width for coef in apart.values()):
@@ -84,7 +84,7 @@ def _row_start(index: Sequence[Index], tensor: Tensor, axis: str) -> Index | Non
     along = [t for i in index for t in i.terms if t.axis == axis]
     if along != [Term(axis)] or Term(axis) not in index[-1].terms:
         return None
-    steps = pitches(tensor.shape)
+    steps = row_major_strides(tensor.shape)
     terms = tuple(
         Term(t.axis, t.coef * pitch, t.div, t.mod)
         for i, pitch in zip(index, steps, strict=True)
@@ -94,7 +94,7 @@ def _row_start(index: Sequence[Index], tensor: Tensor, axis: str) -> Index | Non
     return Index(terms, sum(i.const * pitch for i, pitch in zip(index, steps, strict=True)))
 
 
-def _coefficients(index: Index) -> dict[Term | None, int]:
+def _coefficients_by_term(index: Index) -> dict[Term | None, int]:
     """Return the coefficient of each term and, under ``None``, the constant."""
     found: dict[Term | None, int] = {None: index.const}
     for t in index.terms:

@@ -21,11 +21,11 @@ from roller.expr import (
     Scalar,
     Stage,
     TensorExpr,
-    walk,
+    walk_scalar_tree,
 )
-from roller.expr.conversions import dtypes_of, instruction_mix_by_dtype, stored_conversion
+from roller.expr.conversion_rates import conversion_of_stored_result, dtypes_by_tensor, instruction_mix_by_dtype
 from roller.expr.scalar import loads
-from roller.tile.rows import loads_kept_in_registers, row_stages
+from roller.tile.row_expressions import loads_kept_in_registers, row_stages
 
 #: Smallest normal number of float32 (far above float64's); its reciprocal is finite and exact.
 _SMALLEST = 2.0**-126
@@ -55,7 +55,7 @@ def row_form(expr: TensorExpr, s: Stage, columns: Collection[str]) -> RowForm:
     if not columns:
         return RowForm(s.body, ())
     body = with_reciprocals(expr, s, columns)
-    return RowForm(body, tuple(dict.fromkeys(_row_parts(body, columns))))
+    return RowForm(body, tuple(dict.fromkeys(_subtrees_to_compute_per_row(body, columns))))
 
 
 def shared_values(expr: TensorExpr) -> tuple[Scalar, ...]:
@@ -78,13 +78,13 @@ def shared_values(expr: TensorExpr) -> tuple[Scalar, ...]:
             body = row_form(expr, s.stage, s.columns).body
             found += _largest_known_subtrees(body, known)
             if s.stage.combiner is not None:
-                known |= {n for n in walk(body) if isinstance(n, Call) and _is_worth_register(n, s.columns)}
+                known |= {n for n in walk_scalar_tree(body) if isinstance(n, Call) and _is_worth_register(n, s.columns)}
         expr._memo["shared_values"] = tuple(dict.fromkeys(found))
     values: tuple[Scalar, ...] = expr._memo["shared_values"]
     return values
 
 
-class Share(Enum):
+class InstructionFrequency(Enum):
     """How often instructions run: once per row, once per element, or once per element unless the row is kept."""
 
     ROW = "row"
@@ -92,16 +92,18 @@ class Share(Enum):
     AGAIN = "again"
 
 
-def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
+def row_instruction_mix(expr: TensorExpr) -> tuple[tuple[InstructionFrequency, str, str, float], ...]:
     """Return the share, rate dtype, instruction class and count of all arithmetic in a row expression."""
     if "row_mix" not in expr._memo:
-        found: dict[tuple[Share, str, str], float] = {}
+        found: dict[tuple[InstructionFrequency, str, str], float] = {}
         columns = {a.name for a in expr.anchor.reduction_axes}
         ready: set[Scalar] = set()
         again = shared_values(expr)
 
-        def add(share: Share, s: Stage, body: Scalar, combiner: str | None) -> None:
-            for (fn, dtype), count in instruction_mix_by_dtype(body, combiner, dtypes_of(expr), s.acc_dtype).items():
+        def add(share: InstructionFrequency, s: Stage, body: Scalar, combiner: str | None) -> None:
+            for (fn, dtype), count in instruction_mix_by_dtype(
+                body, combiner, dtypes_by_tensor(expr), s.acc_dtype
+            ).items():
                 key = (share, dtype, fn)
                 found[key] = found.get(key, 0.0) + count
 
@@ -111,28 +113,33 @@ def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
             form = row_form(expr, s, r.columns)
             values: dict[Scalar, Scalar] = {v: Load("", ()) for v in form.row}
             for v in form.row:
-                add(Share.ROW, s, v, None)
-            mine = [v for v in again if r.aligned and v in set(walk(form.body))]
+                add(InstructionFrequency.ROW, s, v, None)
+            mine = [v for v in again if r.aligned and v in set(walk_scalar_tree(form.body))]
             for v in mine:
-                add(Share.AGAIN if v in ready else Share.ELEMENT, s, replace_subtrees(v, values), None)
-            rest = replace_subtrees(form.body, {**values, **{v: Load("", ()) for v in mine}})
-            add(Share.ELEMENT if wide else Share.ROW, s, rest, s.combiner)
+                add(
+                    InstructionFrequency.AGAIN if v in ready else InstructionFrequency.ELEMENT,
+                    s,
+                    replace_scalar_subtrees(v, values),
+                    None,
+                )
+            rest = replace_scalar_subtrees(form.body, {**values, **{v: Load("", ()) for v in mine}})
+            add(InstructionFrequency.ELEMENT if wide else InstructionFrequency.ROW, s, rest, s.combiner)
             ready |= set(mine)
         expr._memo["row_mix"] = tuple((*key, n) for key, n in found.items())
-    mix: tuple[tuple[Share, str, str, float], ...] = expr._memo["row_mix"]
+    mix: tuple[tuple[InstructionFrequency, str, str, float], ...] = expr._memo["row_mix"]
     return mix
 
 
-def row_conversions(expr: TensorExpr) -> tuple[tuple[Share, tuple[str, str]], ...]:
+def row_conversion_rates(expr: TensorExpr) -> tuple[tuple[InstructionFrequency, tuple[str, str]], ...]:
     """Return the share and the rate of each conversion of a result to its storage dtype."""
     if "row_conversions" not in expr._memo:
         found = []
         for r in row_stages(expr):
-            rate, wide = stored_conversion(r.stage), r.stage.combiner is None and bool(r.columns)
+            rate, wide = conversion_of_stored_result(r.stage), r.stage.combiner is None and bool(r.columns)
             if rate is not None:
-                found.append((Share.ELEMENT if wide else Share.ROW, rate))
+                found.append((InstructionFrequency.ELEMENT if wide else InstructionFrequency.ROW, rate))
         expr._memo["row_conversions"] = tuple(found)
-    conversions: tuple[tuple[Share, tuple[str, str]], ...] = expr._memo["row_conversions"]
+    conversions: tuple[tuple[InstructionFrequency, tuple[str, str]], ...] = expr._memo["row_conversions"]
     return conversions
 
 
@@ -142,21 +149,21 @@ def extra_registers_of_shared_values(expr: TensorExpr) -> int:
         shared = shared_values(expr)
         stages = [r for r in row_stages(expr) if r.aligned]
         bodies = [row_form(expr, r.stage, r.columns).body for r in stages]
-        first = min((n for n, b in enumerate(bodies) if set(walk(b)) & set(shared)), default=len(bodies))
-        left = {ld for b in bodies[first:] for ld in loads(replace_subtrees(b, {v: Const(0.0) for v in shared}))}
+        first = min((n for n, b in enumerate(bodies) if set(walk_scalar_tree(b)) & set(shared)), default=len(bodies))
+        left = {ld for b in bodies[first:] for ld in loads(replace_scalar_subtrees(b, {v: Const(0.0) for v in shared}))}
         free = [ld for ld in loads_kept_in_registers(expr) if ld not in left]
         expr._memo["shared_words"] = max(0, len(shared) - len(free))
     words: int = expr._memo["shared_words"]
     return words
 
 
-def replace_subtrees(body: Scalar, values: Mapping[Scalar, Scalar]) -> Scalar:
+def replace_scalar_subtrees(body: Scalar, values: Mapping[Scalar, Scalar]) -> Scalar:
     """Return ``body`` with subtrees replaced, starting with the largest."""
     if body in values:
         return values[body]
     if isinstance(body, Call):
-        return Call(body.fn, tuple(replace_subtrees(a, values) for a in body.args))
-    return Cast(body.dtype, replace_subtrees(body.arg, values)) if isinstance(body, Cast) else body
+        return Call(body.fn, tuple(replace_scalar_subtrees(a, values) for a in body.args))
+    return Cast(body.dtype, replace_scalar_subtrees(body.arg, values)) if isinstance(body, Cast) else body
 
 
 def with_reciprocals(expr: TensorExpr, s: Stage, columns: Collection[str]) -> Scalar:
@@ -261,31 +268,33 @@ def _sums_shifted_exponentials(s: Stage, expr: TensorExpr) -> bool:
 def _depends_on_columns(n: Scalar, columns: Collection[str]) -> bool:
     """Return whether a value depends on any of ``columns``."""
     indices = [
-        i for x in walk(n) if isinstance(x, Load | IndexValue)
+        i for x in walk_scalar_tree(n) if isinstance(x, Load | IndexValue)
         for i in ((x.index,) if isinstance(x, IndexValue) else (*x.index, *(b.index for b in x.guard)))
     ]  # fmt: skip
     return any(a in columns for i in indices for a in i.axes)
 
 
-def _special(n: Scalar) -> bool:
+def _is_special_function_call(n: Scalar) -> bool:
     return isinstance(n, Call) and FUNCTIONS[n.fn].instruction_class == "special"
 
 
-def _row_parts(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
+def _subtrees_to_compute_per_row(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
     """Yield the largest subtrees that depend on no column and contain a special function."""
     if not _depends_on_columns(body, columns):
-        if any(_special(n) for n in walk(body)):
+        if any(_is_special_function_call(n) for n in walk_scalar_tree(body)):
             yield body
     elif isinstance(body, Call):
         for a in body.args:
-            yield from _row_parts(a, columns)
+            yield from _subtrees_to_compute_per_row(a, columns)
     elif isinstance(body, Cast):
-        yield from _row_parts(body.arg, columns)
+        yield from _subtrees_to_compute_per_row(body.arg, columns)
 
 
 def _is_worth_register(n: Call, columns: Collection[str]) -> bool:
     """Return whether a value is worth a register: it contains a special function of the columns and is not a bool."""
-    return n.fn not in _JUMPS and any(_special(x) and _depends_on_columns(x, columns) for x in walk(n))
+    return n.fn not in _JUMPS and any(
+        _is_special_function_call(x) and _depends_on_columns(x, columns) for x in walk_scalar_tree(n)
+    )
 
 
 def _largest_known_subtrees(body: Scalar, known: Collection[Scalar]) -> Iterator[Scalar]:
@@ -300,7 +309,8 @@ def _largest_known_subtrees(body: Scalar, known: Collection[Scalar]) -> Iterator
 
 
 __all__ = [
-    "RowForm", "Share", "lower_bound_of_scalar", "replace_subtrees", "row_conversions", "row_form", "row_mix",
+    "RowForm", "InstructionFrequency", "lower_bound_of_scalar", "replace_scalar_subtrees", "row_conversion_rates",
+    "row_form", "row_instruction_mix",
     "shared_values", "extra_registers_of_shared_values",
     "with_reciprocals",
 ]  # fmt: skip

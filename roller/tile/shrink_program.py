@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from roller.errors import RollerError
-from roller.expr import SPATIAL, Axis, Index, Load, Stage, Tensor, TensorExpr, loads, transform
+from roller.expr import SPATIAL, Axis, Index, Load, Stage, Tensor, TensorExpr, loads, transform_scalar
 from roller.expr.scalar import Bound, Scalar, Term
 from roller.tile.program import RProgram
 
@@ -32,7 +32,7 @@ def shrink_program(program: RProgram, tiles: int = 3) -> RProgram | None:
     [256, 250, 64]
     """
     changed = program
-    for axis in _axes(program.expr):
+    for axis in _shrinkable_axes(program.expr):
         extent = _shrunk_extent(changed, axis, tiles)
         if extent < axis.extent:
             expr = _with_extent(changed.expr, axis, extent)
@@ -41,7 +41,7 @@ def shrink_program(program: RProgram, tiles: int = 3) -> RProgram | None:
     return changed if changed is not program else None
 
 
-def _axes(expr: TensorExpr) -> Iterable[Axis]:
+def _shrinkable_axes(expr: TensorExpr) -> Iterable[Axis]:
     """Return the axes of all stages, each once, except axes whose extents differ between stages."""
     found: dict[str, set[Axis]] = {}
     for s in expr.stages:
@@ -55,7 +55,7 @@ def _shrunk_extent(program: RProgram, axis: Axis, tiles: int) -> int:
     block = program.block_tile.get(axis.name, 1)
     reduces = axis.name in program.axis_names and axis.name not in program.grid
     periods = [t.div * max(t.mod, 1) for t in _terms(program.expr, axis.name)]
-    unit = math.lcm(block, _KEPT if _has_stride(program.expr, axis.name) else 1, *periods)
+    unit = math.lcm(block, _KEPT if _is_part_of_stride(program.expr, axis.name) else 1, *periods)
     # Divisions by powers of two become shifts, which simplify further, so a count that is a power of two stays one, and
     # any other count does not become one.
     count = -(-axis.extent // block)
@@ -70,7 +70,7 @@ def _shrunk_extent(program: RProgram, axis: Axis, tiles: int) -> int:
     return min(least, axis.extent)
 
 
-def _has_stride(expr: TensorExpr, axis: str) -> bool:
+def _is_part_of_stride(expr: TensorExpr, axis: str) -> bool:
     """Return whether the extent of an axis is part of a stride: it indexes a dimension other than the first."""
     places = [i for s in expr.stages for i in (s.store, *(ld.index for ld in loads(s.body)))]
     return any(axis in i.axes for index in places for i in index[1:])
@@ -141,7 +141,7 @@ def _rebuild_with_extent(expr: TensorExpr, axis: Axis, extent: int, by: dict[tup
 
     def stage(s: Stage) -> Stage:
         axes = tuple(replace(a, extent=extent) if a.name == axis.name else a for a in s.axes)
-        return replace(s, output=tensor(s.output), axes=axes, body=transform(s.body, leaf))
+        return replace(s, output=tensor(s.output), axes=axes, body=transform_scalar(s.body, leaf))
 
     return TensorExpr(
         expr.name, tuple(tensor(t) for t in expr.inputs), tuple(stage(s) for s in expr.stages), expr.outputs,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roller.errors import TileError, did_you_mean
 from roller.tile.geometry import Geometry
-from roller.tile.windows import slide_of
+from roller.tile.sliding_windows import slide_of
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def counted_transaction_bytes(access: Access, tiles: Ints, transaction_bytes: in
     rows = list(map(tuple, used.tolist()))
     new = [n for n, row in enumerate(rows) if row not in known]
     if new:
-        found = _count_tiles_once(access, axes, used[new], transaction_bytes)
+        found = _bytes_of_distinct_tiles(access, axes, used[new], transaction_bytes)
         known.update(zip((rows[n] for n in new), found.tolist(), strict=True))
     return np.asarray(again * np.array([known[row] for row in rows])[which.reshape(-1)])
 
@@ -108,7 +108,9 @@ def _axes_by_dimension(access: Access) -> dict[int, tuple[int, ...]] | None:
     return {dims[0]: a for dims, a in access.groups}
 
 
-def _count_tiles_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, transaction_bytes: int) -> Floats:
+def _bytes_of_distinct_tiles(
+    access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, transaction_bytes: int
+) -> Floats:
     """Return the bytes in whole transactions over all distinct tile positions, shape ``(N,)``, as exact sums."""
     counts, slots = -(-access.axis_extents // tiles), transaction_bytes // access.tensor.itemsize_bytes
     known = np.ones(len(tiles), bool)
@@ -120,11 +122,11 @@ def _count_tiles_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: I
     leads = _first_run_dims(access, axes, tiles[few])
     for lead in sorted(set(leads.tolist())):  # np.unique loads numpy.ma
         rows = few[leads == lead]
-        found[rows] = transaction_bytes * _transactions_of_runs(access, axes, tiles[rows], lead, slots)
+        found[rows] = transaction_bytes * _count_transactions_of_runs(access, axes, tiles[rows], lead, slots)
     return found
 
 
-def _transactions_of_runs(
+def _count_transactions_of_runs(
     access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, lead: int, slots: int
 ) -> Floats:
     """Return the number of transactions for all runs, which start at dimension ``lead``, shape ``(N,)``, or NaN."""
@@ -133,7 +135,7 @@ def _transactions_of_runs(
     rolled = (np.arange(slots)[:, None] - np.arange(slots)[None, :]) % slots
     for d in range(lead):
         distinct, which = _distinct_tiles(tiles, axes[d])
-        moved = np.stack([_rows_by_offset(access, d, axes[d], tile, slots) for tile in distinct])
+        moved = np.stack([_count_rows_by_offset(access, d, axes[d], tile, slots) for tile in distinct])
         if slots == 1:
             offsets = offsets * moved[which]
             continue
@@ -142,7 +144,7 @@ def _transactions_of_runs(
             mine = which == n
             offsets[mine] = offsets[mine] @ circulant[n].T
     distinct, which = _distinct_tiles(tiles, axes[lead])
-    touched = np.stack([_transactions_by_offset(access, lead, axes[lead], tile, slots) for tile in distinct])
+    touched = np.stack([_count_transactions_by_offset(access, lead, axes[lead], tile, slots) for tile in distinct])
     return np.asarray((touched[which] * offsets).sum(axis=1))
 
 
@@ -173,12 +175,12 @@ def _tiles_cover_dim(access: Access, d: int, axes: tuple[int, ...], tile: Ints) 
     return bool(access._memo[key])
 
 
-def _pitch(access: Access, d: int) -> int:
+def _dimension_stride(access: Access, d: int) -> int:
     """Return the distance (elements) between neighbours along a dimension."""
     return math.prod(access.tensor.shape[d + 1 :])
 
 
-def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
+def _count_rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
     """Count all tiles' rows along a dimension by offset in a transaction, shape ``(slots,)``; NaN if too many."""
     key = ("offsets", d, slots, *tile[list(axes)].tolist())
     if key not in access._memo:
@@ -188,19 +190,19 @@ def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, s
             return np.asarray(access._memo[key])
         steps = np.arange(int(number.max(initial=0)), dtype=np.int64) * int(access.lattice[d])
         inside = np.arange(len(steps))[None, :] < number[:, None]
-        starts = (first[:, None] + steps[None, :])[inside] * _pitch(access, d) % slots
+        starts = (first[:, None] + steps[None, :])[inside] * _dimension_stride(access, d) % slots
         access._memo[key] = np.bincount(starts, minlength=slots).astype(np.float64)
     moved: Floats = access._memo[key]
     return moved
 
 
-def _transactions_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
+def _count_transactions_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
     """Return the number of transactions for a dimension's runs by their rows' offset (elements), shape ``(slots,)``."""
     key = ("touched", d, slots, *tile[list(axes)].tolist())
     if key not in access._memo:
         first, number = access.pieces(d, axes, tile)
-        length = ((number - 1) * int(access.lattice[d]) + 1) * _pitch(access, d)
-        starts = first * _pitch(access, d) % slots
+        length = ((number - 1) * int(access.lattice[d]) + 1) * _dimension_stride(access, d)
+        starts = first * _dimension_stride(access, d) % slots
         span = int(length.max(initial=0)) + 1
         kinds, times = np.unique(starts * span + np.where(number > 0, length, 0), return_counts=True)
         starts, length = kinds[:, None] // span, kinds[:, None] % span

@@ -15,7 +15,7 @@ import numpy as np
 from roller.core.dtypes import NARROW_FLOATS
 from roller.expr import Call, Cast, Index, Load, TensorExpr, Term
 from roller.expr.canonical import fuse_axes
-from roller.expr.joining import join_digits
+from roller.expr.digit_joining import join_channel_digits
 from roller.tile.structures import STRUCTURES
 from roller.tile.tiled_axis import TiledAxis
 
@@ -106,22 +106,22 @@ def window_product(expr: TensorExpr) -> WindowProduct | None:
     # exactly a channel and two window axes of extent 3. The image is indexed by ``axis + window axis + constant`` in
     # two dimensions (any zero padding), the filters by the window axes, the channel and one further spatial axis.
     if "window_product" not in expr._memo:
-        expr._memo["window_product"] = _match(expr)
+        expr._memo["window_product"] = _match_window_product(expr)
     found: WindowProduct | None = expr._memo["window_product"]
     return found
 
 
-def only_reorders(expr: TensorExpr) -> bool:
+def kernels_only_reorder_sums(expr: TensorExpr) -> bool:
     """Return whether kernels of ``expr`` only reorder the terms of its sums, unlike Winograd's algorithm."""
     if "only_reorders" not in expr._memo:
         forms = (expr, fuse_axes(expr))
-        joined = [e for e in map(join_digits, forms) if e is not None]  # forms without blocked channels
+        joined = [e for e in map(join_channel_digits, forms) if e is not None]  # forms without blocked channels
         expr._memo["only_reorders"] = all(window_product(e) is None for e in (*forms, *joined))
     found: bool = expr._memo["only_reorders"]
     return found
 
 
-def _match(expr: TensorExpr) -> WindowProduct | None:
+def _match_window_product(expr: TensorExpr) -> WindowProduct | None:
     stage = expr.anchor
     body = stage.body
     if stage.combiner != "sum" or (len(expr.stages) > 1 and expr.epilogue is None):
@@ -135,17 +135,17 @@ def _match(expr: TensorExpr) -> WindowProduct | None:
         return None
     loaded = [n.arg if isinstance(n, Cast) and n.dtype == "float32" else n for n in body.args]
     for image, filters in (loaded, loaded[::-1]):
-        found = _operands(expr, image, filters) if isinstance(image, Load) and isinstance(filters, Load) else None
+        found = _match_operands(expr, image, filters) if isinstance(image, Load) and isinstance(filters, Load) else None
         if found is not None:
             return replace(found, converted=dtypes != {"float32"})
     return None
 
 
-def _operands(expr: TensorExpr, image: Load, filters: Load) -> WindowProduct | None:
+def _match_operands(expr: TensorExpr, image: Load, filters: Load) -> WindowProduct | None:
     """Return the window product of the two operands in this order, or ``None`` if they form none."""
     extents = expr.anchor.extents
     spatial = {a.name for a in expr.anchor.spatial_axes}
-    slides = [s for d, i in enumerate(image.index) if (s := _slide(i, d, spatial)) is not None]
+    slides = [s for d, i in enumerate(image.index) if (s := _match_sliding_index(i, d, spatial)) is not None]
     plain = [i for i in image.index if len(i.terms) < 2]
     if (
         len(slides) != 2
@@ -173,7 +173,7 @@ def _operands(expr: TensorExpr, image: Load, filters: Load) -> WindowProduct | N
     return WindowProduct(image, filters, (rows, columns), channel.pop(), own.pop(), tuple(sorted(batch)))
 
 
-def _slide(index: Index, dimension: int, spatial: set[str]) -> tuple[str, str, int] | None:
+def _match_sliding_index(index: Index, dimension: int, spatial: set[str]) -> tuple[str, str, int] | None:
     """Return both axes and the dimension if an index is ``axis + window axis + constant``, else ``None``."""
     if len(index.terms) != 2 or any(t != Term(t.axis) for t in index.terms):
         return None
@@ -199,14 +199,14 @@ def _digits_cover_axis(digits: list[tuple[int, int]]) -> bool:
 
 
 @functools.cache
-def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
+def winograd_matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
     """Return the matrices for ``m x m`` output tiles: ``A^T``, ``G`` and ``B^T``.
 
     Their shapes are ``(m, m+2)``, ``(m+2, 3)`` and ``(m+2, m+2)``.
 
     Examples
     --------
-    >>> a, g, b = (np.array(x) for x in matrices(4))
+    >>> a, g, b = (np.array(x) for x in winograd_matrices(4))
     >>> d, w = np.arange(6.0), np.array([1.0, 2.0, 4.0])
     >>> bool(np.allclose(a @ ((g @ w) * (b @ d)), np.convolve(d, w[::-1], "valid")))
     True
@@ -277,12 +277,12 @@ class WinogradPlan:
         return math.prod(t.box for t in self.tiled)
 
     @property
-    def kernel_rows(self) -> int:
+    def tiles_per_micro_kernel(self) -> int:
         """Number of output tiles per micro-kernel."""
         return math.prod(t.group for t in self.tiled)
 
     @property
-    def kernel_groups(self) -> int:
+    def micro_kernels_per_panel(self) -> int:
         """Number of micro-kernels in a task for one panel and one element of the transformed tile."""
         return math.prod(t.groups for t in self.tiled)
 
@@ -333,31 +333,31 @@ def power_of_two_below(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def operations(matrix: Matrix) -> int:
+def count_vector_operations(matrix: Matrix) -> int:
     """Return the number of vector operations in ``matrix @ values``; shared terms of opposite points count once.
 
     Examples
     --------
-    >>> [operations(m) for m in matrices(2)]
+    >>> [count_vector_operations(m) for m in winograd_matrices(2)]
     [4, 6, 6]
     """
     # Rows of opposite points (columns of ``A^T``) differ only in signs: two halves, added and subtracted.
     if len(matrix) < len(matrix[0]):
         kept = [0, *range(1, len(matrix[0]) - 1, 2), len(matrix[0]) - 1]
-        return 2 * (len(kept) - 2) + sum(_sum_operations([row[j] for j in kept]) for row in matrix)
+        return 2 * (len(kept) - 2) + sum(_count_sum_operations([row[j] for j in kept]) for row in matrix)
     total, sizes = 0, [[abs(c) for c in row] for row in matrix]
     for row, size in zip(matrix, sizes, strict=True):
         other = next((r for r, s in zip(matrix, sizes, strict=True) if s == size and r != row), None)
         if other is None:
-            total += _sum_operations(row)
+            total += _count_sum_operations(row)
         elif row > other:
             same = [a for a, b in zip(row, other, strict=True) if a == b]
             opposite = [a for a, b in zip(row, other, strict=True) if a != b]
-            total += _sum_operations(same) + _sum_operations(opposite) + 2
+            total += _count_sum_operations(same) + _count_sum_operations(opposite) + 2
     return total
 
 
-def _sum_operations(coefficients: Sequence[float]) -> int:
+def _count_sum_operations(coefficients: Sequence[float]) -> int:
     """Return the operation count of a weighted sum: a product unless by 1, then a multiply-add per further term."""
     left = [c for c in coefficients if c]
     return len(left) - (left[0] == 1.0)

@@ -12,7 +12,7 @@ import pytest
 
 import roller
 from roller import load_spec, ops
-from roller.arguments import check_constants
+from roller.compile_arguments import name_and_copy_constants
 from roller.errors import LaunchError, RollerError
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu.emit.build_library import required_features
@@ -365,7 +365,7 @@ def test_the_remedy_for_a_tensor_that_cannot_be_viewed_is_for_what_it_is(matmul,
     with pytest.raises(LaunchError, match=f"cannot view Tensor as host memory.*{remedy}"):
         matmul(Tensor(), Tensor())
     with pytest.raises(RollerError, match=f"constants: 'B': cannot view.*{remedy}"):
-        check_constants({"B": Tensor()}, ops.matmul(M, N, K), ConstructOptions())
+        name_and_copy_constants({"B": Tensor()}, ops.matmul(M, N, K), ConstructOptions())
 
 
 @every("note", ["is_neg", "is_conj", "_is_zerotensor"])

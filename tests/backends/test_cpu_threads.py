@@ -66,7 +66,7 @@ machines = st.builds(
 @given(machines, st.integers(0, 20))
 def test_places_spare_the_caller_and_are_distinct_while_they_last(machine, workers):
     cpus, ways, caller = machine
-    got = threads.place_workers(workers, caller, cpus, lambda cpu: str(cpu // ways))
+    got = threads.assign_worker_processors(workers, caller, cpus, lambda cpu: str(cpu // ways))
     assert len(got) == workers
     for where in got:
         assert where and where <= set(cpus)
@@ -79,7 +79,7 @@ def test_places_spare_the_caller_and_are_distinct_while_they_last(machine, worke
 @given(machines, st.integers(0, 20))
 def test_whole_cores_come_before_their_siblings(machine, workers):
     cpus, ways, caller = machine
-    got = threads.place_workers(workers, caller, cpus, lambda cpu: str(cpu // ways))
+    got = threads.assign_worker_processors(workers, caller, cpus, lambda cpu: str(cpu // ways))
     if workers >= len(cpus):
         return
     used = [next(iter(where)) // ways for where in got]
@@ -94,8 +94,8 @@ def test_the_name_of_a_core_is_that_of_its_siblings(tmp_path, monkeypatch):
     for cpu, siblings in ((900, "900-901\n"), (901, "900-901\n")):
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings)
-    assert threads.core_of_processor(900) == threads.core_of_processor(901) == "900-901"
-    assert threads.core_of_processor(902) == "902"
+    assert threads.core_id_of_processor(900) == threads.core_id_of_processor(901) == "900-901"
+    assert threads.core_id_of_processor(902) == "902"
 
 
 # --- workers of a running kernel ------------------------------------------------------------------

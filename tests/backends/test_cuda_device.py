@@ -13,7 +13,7 @@ from roller import ops
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.backends.cuda.device import CudaDevice, OutOfBoundsError
 from roller.backends.cuda.launcher import CudaKernel
-from roller.backends.cuda.module import Module
+from roller.backends.cuda.module import LoadedImage
 from roller.compiler.pipeline import construct
 from roller.errors import LaunchError
 from roller.runtime.profiler import CheckedExpression
@@ -52,7 +52,7 @@ def checked(artifact, device=None):
     subject = CheckedExpression(artifact.expression)
     device = device or CudaDevice(0, {})
     device.prepare(artifact.expression, 0, subject.oracle.points)
-    return device, subject.oracle.check_values(device.check(0, artifact))
+    return device, subject.oracle.check_compared_elements(device.check(0, artifact))
 
 
 def test_a_correct_kernel_passes_and_its_scratchpad_is_asked_for(artifact):
@@ -72,7 +72,7 @@ def carved(artifact, blocks, source="", dynamic=0, static=0, entry="matmul"):
     launch = dataclasses.replace(artifact.launches[0], source=source, dynamic_shared_bytes=dynamic, entry=entry)
     estimate = {"terms": {"blocks_per_unit": float(blocks)}} if blocks else {}
     build = {"static_shared_bytes": static}
-    Module(fake_cupy, dataclasses.replace(artifact, launches=(launch,), estimate=estimate, build=build))
+    LoadedImage(fake_cupy, dataclasses.replace(artifact, launches=(launch,), estimate=estimate, build=build))
     return [percent for _, attribute, percent in fake_cupy.ATTRIBUTES if attribute == 9]
 
 
@@ -209,30 +209,30 @@ def _inputs(artifact):
 
 def test_too_little_memory_is_a_reason_wherever_it_is_asked_for(monkeypatch, cupy):
     """A kernel's own memory as well: a fault would end the device's process, and put the blame on the device."""
-    from roller.backends.cuda.cache_flush import Flush
-    from roller.backends.cuda.guarded_buffer import Buffer
+    from roller.backends.cuda.cache_flush import CacheFlush
+    from roller.backends.cuda.guarded_buffer import GuardedBuffer
 
     def full(nbytes):
         raise MemoryError(f"out of memory allocating {nbytes} bytes")
 
     monkeypatch.setattr(fake_cupy.cuda, "alloc", full)
-    for ask in (lambda: Buffer(fake_cupy, 10), lambda: Flush(fake_cupy, None, 1, 1, None)):
+    for ask in (lambda: GuardedBuffer(fake_cupy, 10), lambda: CacheFlush(fake_cupy, None, 1, 1, None)):
         with pytest.raises(LaunchError, match=r"expected .* MB of free memory, got less \(out of memory"):
             ask()
 
 
 def test_long_inputs_are_tiled_from_one_period(monkeypatch):
-    from roller.backends.cuda.guarded_buffer import Buffer
+    from roller.backends.cuda.guarded_buffer import GuardedBuffer
     from roller.backends.periodic_inputs import PERIOD, PeriodicInput
     from roller.expr import Tensor
 
     x = PeriodicInput(Tensor("A", (3, PERIOD + 17), "int8"), 1, 5)
-    buffer = Buffer(fake_cupy, x.tensor.elements)
+    buffer = GuardedBuffer(fake_cupy, x.tensor.elements)
     buffer.fill(x)
     points = np.array([[0, 0], [0, PERIOD], [1, 9], [2, PERIOD + 16]])
     np.testing.assert_array_equal(buffer.elements(points, x.shape, np.dtype("int8")), x[tuple(points.T)])
     np.testing.assert_array_equal(buffer.read(0, buffer.nbytes).view("int8"), np.asarray(x).ravel())
-    assert buffer.overrun() is None
+    assert buffer.describe_overrun() is None
 
 
 def test_properties_name_the_architecture():

@@ -90,7 +90,7 @@ extern "C" __global__ void k(const float4* __restrict__ x, float* __restrict__ y
   for (int i = 0; i < n; ++i) { float4 v = x[i]; s = fmaf(v.x, v.y, s); s = fmaf(v.z, v.w, s); }
   y[threadIdx.x] = s;
 }"""
-    found = ptx.kernels(toolchain.to_ptx(source, "sm_80"))["k"]
+    found = ptx.kernels(toolchain.compile_to_ptx(source, "sm_80"))["k"]
     loop = found.main_loop
     assert loop is not None
     assert (loop.counts["global_load_128"], loop.counts["fma"]) == (1, 2)

@@ -122,7 +122,7 @@ def test_split_kernels_share_one_binary():
 def places(tmp_path, monkeypatch):
     """A machine with nothing of CUDA on it; the paths given are made as empty files."""
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
-    monkeypatch.setattr(find_nvrtc, "toolkits", lambda: [tmp_path / "toolkit"])
+    monkeypatch.setattr(find_nvrtc, "find_cuda_toolkits", lambda: [tmp_path / "toolkit"])
 
     def make(*paths):
         for path in paths:
@@ -187,12 +187,12 @@ def test_the_newest_release_that_knows_an_architecture_builds_for_it(places, mon
             return Driver()
         return FakeNvrtc("13", [75, 80, 90, 103]) if path.name.endswith("13") else FakeNvrtc("12", [50, 70, 75, 80, 90])
 
-    monkeypatch.setattr(toolchain, "_load_library", loaded)
+    monkeypatch.setattr(toolchain, "_load_nvrtc_library", loaded)
     for kept in (toolchain._load_all_nvrtc, toolchain._driver_cuda_release):
         monkeypatch.setattr(toolchain, kept.__name__, kept.__wrapped__)
     wanted = ("sm_80", "sm_90a", "compute_70", "sm_103f")
     assert " ".join(toolchain._nvrtc_for_architecture(arch).lib.name for arch in wanted) == chosen
-    assert not toolchain._nvrtc_for_architecture("sm_37").knows("sm_37")
+    assert not toolchain._nvrtc_for_architecture("sm_37").supports_architecture("sm_37")
 
 
 def test_a_library_without_headers_takes_the_toolkits_of_its_own_release_or_is_refused(places):
@@ -215,7 +215,7 @@ def test_the_reading_kernel_is_taken_by_the_assembler_and_reads_what_its_source_
     (tmp_path / "flush.ptx").write_bytes(cache_flush.PTX.rstrip(b"\0"))
     subprocess.run([ptxas[0], f"-arch={arch}", tmp_path / "flush.ptx", "-o", tmp_path / "out"], check=True)
     (loop,) = ptx.kernels(cache_flush.PTX.decode())[cache_flush.ENTRY].loops
-    meant = ptx.kernels(toolchain.to_ptx(cache_flush.SOURCE, arch))[cache_flush.ENTRY].loops
+    meant = ptx.kernels(toolchain.compile_to_ptx(cache_flush.SOURCE, arch))[cache_flush.ENTRY].loops
     assert loop.counts["global_load_128"] == 1 and all(x.counts["global_load_128"] for x in meant)
     assert not loop.total("global_store")
 

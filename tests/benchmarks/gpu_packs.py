@@ -10,9 +10,9 @@ from benchmarks.gpu import plan
 from benchmarks.gpu.cards import Card, write_order
 from benchmarks.gpu.plan import OPERATORS, PROBES, VARIANTS, Pack, Planned, Schedule
 from roller.runtime.bundle_format import OperatorEntry, write_bundle
-from roller.runtime.container import PROBES as PROBE_BUNDLE
-from roller.runtime.container import write_container
-from roller.runtime.probe_format import Case, ProbePlan
+from roller.runtime.probe_format import ProbeCase, ProbePlan
+from roller.runtime.verified_container import PROBES as PROBE_BUNDLE
+from roller.runtime.verified_container import write_container
 
 CARDS = (Card("h100", "sm_90a", 132, 80_000_000_000), Card("h200", "sm_90a", 132, 141_000_000_000))
 
@@ -35,12 +35,12 @@ def write_kernels(folder: Path, counts: Mapping[str, int]) -> str:
 
 def write_probes(folder: Path, card: str, cases: int) -> str:
     """Write a bundle of one probe with so many cases; return its checksum."""
-    made = ProbePlan("rates", "", (), 1, tuple(Case(f"case {n}", "k", 1, 32, (), 1e-6) for n in range(cases)))
+    made = ProbePlan("rates", "", (), 1, tuple(ProbeCase(f"case {n}", "k", 1, 32, (), 1e-6) for n in range(cases)))
     with write_container(folder) as work:
         sha256 = work.add("plans/rates.json", json.dumps(made.to_dict()).encode())
         rows = [{"name": "rates", "sha256": sha256, "key": made.key, "cases": cases, "image_sha256": None}]
         body = {"device": card, "language": "cuda", "arch": "sm_90a", "units": 132, "options": [], "plans": rows}
-        return str(work.seal(PROBE_BUNDLE, body)["checksum"])
+        return str(work.write_manifest(PROBE_BUNDLE, body)["checksum"])
 
 
 def write_names(

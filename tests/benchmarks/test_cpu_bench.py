@@ -16,7 +16,7 @@ from benchmarks.cpu.cases import BATCHES, Case, beside, largest_batch, select, s
 from benchmarks.cpu.measure import ROLLER, Record, Settings
 from benchmarks.cpu.peers import NumpyPeer, Prepared, Skipped, available, onnx_operator
 from roller.runtime.check import check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 
 PACE = race.Pace(rounds=3, turn_s=0.0005, settle_s=0.0)
 SUITE = suite()

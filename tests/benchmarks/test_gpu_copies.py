@@ -10,7 +10,7 @@ import pytest
 import roller
 from benchmarks.gpu.pack import FLOORS, RUNNER
 from roller.probing.gpu.bundle import DRIVER
-from roller.runtime.container import copy_package
+from roller.runtime.verified_container import copy_package
 from roller.targets import TARGETS
 
 PACKAGE = Path(roller.__file__).parent

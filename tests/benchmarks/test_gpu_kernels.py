@@ -19,7 +19,7 @@ from benchmarks.gpu.plan import VARIANTS, Pack
 from benchmarks.gpu.rehearsal import FakeClock
 from roller import ops
 from roller.backends.device_process import DeviceProcess
-from roller.backends.devices import DeviceProperties, parse
+from roller.backends.devices import DeviceProperties, parse_device_name
 from roller.errors import LaunchError
 from roller.runtime.profiler import ProfilerSession
 from roller.runtime.records import Record
@@ -65,7 +65,7 @@ def phase(tmp_path, monkeypatch):
     parts = {VARIANTS: write_kernels(tmp_path / VARIANTS, {"form": 5})}
     kept = journal.RunJournal(tmp_path / "r", {}, clock, durable=False)
     said = []
-    job = Job(Pack(tmp_path, CARDS, "h200", "cuda", parts), parse("cuda:0"), kept, said.append, clock=clock)
+    job = Job(Pack(tmp_path, CARDS, "h200", "cuda", parts), parse_device_name("cuda:0"), kept, said.append, clock=clock)
     wanted = kernels.Wanted("correctness", VARIANTS, VARIANTS, "check", tool="memcheck")
     made = SimpleNamespace(run=kernels.Kernels(job, wanted), clock=clock, device=device, kept=kept, said=said)
     yield made
@@ -180,7 +180,7 @@ def test_a_device_process_answers_under_the_checker(tmp_path):
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     check = checker.Checker(str(program), "memcheck")
-    with DeviceProcess(parse("null:h200"), check.command) as process:
+    with DeviceProcess(parse_device_name("null:h200"), check.command) as process:
         assert process.properties().name == "null device"
     assert os.path.exists(check.command[check.command.index("--log-file") + 1] + ".txt")
     check.close()

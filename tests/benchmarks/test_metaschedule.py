@@ -17,7 +17,7 @@ from benchmarks.cpu.metaschedule import duel, journal, report, subjects
 from benchmarks.cpu.metaschedule.duel import Record
 from roller.expr.evaluate import evaluate
 from roller.hardware import load_spec
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 
 SUITE = suite()
 PACE = race.Pace(rounds=3, turn_s=0.0005, settle_s=0.0)

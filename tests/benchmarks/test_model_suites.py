@@ -15,7 +15,7 @@ from benchmarks.suites.suite import Request
 from benchmarks.suites.values import COUNTED, MEASURED, PREDICTED, PUBLISHED, Results, Value, read
 from roller.errors import RollerError
 from roller.hardware import load_spec
-from roller.insight.step_profile.batch_curve import BatchPoint, fit_line
+from roller.insight.step_profile.batch_curve import BatchPoint, fit_batch_line
 
 HEAD = {
     "device": "v100", "quick": True, "date": "2026-01-01T00:00:00", "seed": 0,
@@ -63,7 +63,7 @@ def test_the_table_of_published_times_is_that_of_four_devices():
 def test_the_line_and_its_errors_at_the_nearest_batches():
     points = [BatchPoint(n, 0.5 * n + 1.0, n / (0.5 * n + 1.0), 100 * n + 7, 0, True) for n in (8, 16, 24, 32, 64)]
     points[-1] = points[-1]._replace(throughput=1.25 * points[-1].throughput, allocated_bytes=2 * 6407)
-    values = list(skyline._lines("m", "line from 8", fit_line(points[:3]), points, 8, PREDICTED))
+    values = list(skyline._lines("m", "line from 8", fit_batch_line(points[:3]), points, 8, PREDICTED))
     found = {v.quantity: v for v in values if v.case == "m"}
     assert found["throughput, largest error"].value == pytest.approx(0.2)
     assert found["throughput, mean error"].value == pytest.approx(0.1)

@@ -14,7 +14,7 @@ from roller.compiler.pipeline import lower
 from roller.construction.constructor import program_from_row
 from roller.emulator import prove
 from roller.runtime.check import check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.templates.common.options import ConstructOptions
 
 OPTIONS = ConstructOptions(top_k=4)

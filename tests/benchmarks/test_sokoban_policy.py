@@ -133,7 +133,7 @@ def test_cpu_bounds_are_below_every_price(name):
             tiles = -(-g.extents // register)
             tasks = np.where(g.spatial, register * rng.integers(1, tiles + 1), chunk)
             batch = family.batch(register, tasks)
-            count = decisions_for_device(batch, spec).task_count
+            count = decisions_for_device(batch, spec).count_tasks
             idle = -(-count // spec.units) * spec.units / count
             seconds = pricing.price(batch, spec)["seconds"]
             assert (bound * idle <= seconds * (1 + 1e-9)).all(), family

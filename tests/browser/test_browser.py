@@ -21,8 +21,8 @@ from roller.insight.step_profile.difference import LineDifference, difference
 from roller.insight.step_profile.hints import Hint
 from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
 from roller.insight.step_profile.node import Node, Seconds
+from roller.insight.step_profile.profile_html_page import profile_html
 from roller.insight.step_profile.profile_json import load_profile
-from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.whatif.memory_effect import MemoryEffect
 from roller.models.graph.program_steps import Copy, Run
@@ -64,7 +64,7 @@ def opened(page: str, folder: Path, script: str = ""):
 def drilled(tmp_path_factory):
     """Return a profile, and what its page showed."""
     profile = small_profile()
-    return profile, opened(page_of_profile(profile), tmp_path_factory.mktemp("page"), "drill_down.js")
+    return profile, opened(profile_html(profile), tmp_path_factory.mktemp("page"), "drill_down.js")
 
 
 def test_the_tree_is_gone_into_by_mouse(drilled):
@@ -126,7 +126,7 @@ def test_hints_and_a_difference_stand_in_tables_and_lead_to_their_lines(tmp_path
         ),
     )
     parts = hints_and_difference_data(profile, [h.with_price(2.5, 8) for h in hints], moved, "EUR", rate)
-    found = opened(page_of_profile(profile, parts=parts), tmp_path, "hints.js")
+    found = opened(profile_html(profile, parts=parts), tmp_path, "hints.js")
     assert found["heads"] == ["What-ifs", "Padded sizes"]
     rows = dict(zip([row[0] for row in found["rows"]], found["rows"], strict=True))
     assert rows["AMP()"][1:4] == ["4.000 ms", "-2.000 ms", "-1.000 GiB"]
@@ -144,7 +144,7 @@ def test_hints_and_a_difference_stand_in_tables_and_lead_to_their_lines(tmp_path
 
 
 def test_a_table_of_50_000_rows_scrolls(tmp_path):
-    found = opened(page_of_profile(large_profile(50_000)), tmp_path, "scroll.js")
+    found = opened(profile_html(large_profile(50_000)), tmp_path, "scroll.js")
     assert found["rows"] == 50_001 and found["last"] == 50_001 and found["drawn"] < 40
     assert found["perSecond"] >= 30, found
     assert found["first"] == "kernel_0" and found["left"] == "1 of 50000 rows"
@@ -157,12 +157,12 @@ def test_a_page_of_hostile_names_runs_none_of_them(tmp_path):
     root = Node("step", "step", 1, leaf.seconds, leaf.held_bytes, children=(leaf,))
     profile = StepProfile(hostile, "recorded", hostile, root, 0.5, 0.5, 0.5, notes=(hostile,), out_of_memory=hostile)
     (tmp_path / "look.js").write_text("return page.evaluate(() => [window.hurt ?? null, document.images.length]);")
-    assert opened(page_of_profile(profile), tmp_path, str(tmp_path / "look.js")) == [None, 0]
+    assert opened(profile_html(profile), tmp_path, str(tmp_path / "look.js")) == [None, 0]
 
 
 def test_an_older_profile_opens(tmp_path):
     old = HERE.parent / "insight" / "step_profile" / "version_1.json"
-    opened(page_of_profile(load_profile(old)), tmp_path)
+    opened(profile_html(load_profile(old)), tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 
-from roller.insight.step_profile.profile_json import from_data
+from roller.insight.step_profile.profile_json import profile_from_json_data
 from tests.browser.test_browser import LABELS, ROOT, pytestmark  # noqa: F401 - the marks of the other file hold here
 from tests.browser.test_live_page import ENTRY, NET, driven
 from tests.browser.test_numbers import INTERVALS, interval_of
@@ -26,7 +26,7 @@ def read(request, tmp_path_factory):
     else:
         (folder / "train.py").write_bytes((ROOT / "examples" / "training" / "gan.py").read_bytes())
     found = driven(folder / "train.py", "live_numbers.js", *CASES[request.param])
-    return found, from_data(found["told"]["profile"]["profile"])
+    return found, profile_from_json_data(found["told"]["profile"]["profile"])
 
 
 def test_every_number_has_its_label_its_interval_and_all_digits(read):

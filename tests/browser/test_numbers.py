@@ -7,8 +7,8 @@ import math
 
 import pytest
 
+from roller.insight.step_profile.profile_html_page import profile_html
 from roller.insight.step_profile.profile_json import load_profile, save_profile
-from roller.insight.step_profile.profile_page import page_of_profile
 from tests.browser.test_browser import LABELS, opened, pytestmark  # noqa: F401 - the marks of the other file hold here
 from tests.insight.step_profile.profiles import small_profile
 
@@ -21,7 +21,7 @@ def read(tmp_path_factory):
     folder = tmp_path_factory.mktemp("numbers")
     save_profile(small_profile(), folder / "profile.json")
     profile = load_profile(folder / "profile.json")
-    found = opened(page_of_profile(profile), folder, "every_number.js")
+    found = opened(profile_html(profile), folder, "every_number.js")
     return json.loads((folder / "profile.json").read_text()), profile, found
 
 
@@ -105,7 +105,7 @@ def test_every_moment_has_the_bytes_and_holders_of_the_json(read):
 
 
 def test_a_moment_is_kept_by_keys_and_by_a_click(tmp_path):
-    found = opened(page_of_profile(small_profile()), tmp_path, "keyboard.js")
+    found = opened(profile_html(small_profile()), tmp_path, "keyboard.js")
     assert "after operator 0, kept" in found["kept"] and found["unmoved"] == found["kept"]
     assert "kept" not in found["left"]
     assert "kept" in found["clicked"] and found["still"] == found["clicked"] and found["holders"] == 2

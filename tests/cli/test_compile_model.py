@@ -112,7 +112,7 @@ def test_a_model_for_a_gpu_that_is_not_here_becomes_a_bundle(cli, model, tmp_pat
     def refuse(*_):
         raise LaunchError("no runtime")
 
-    monkeypatch.setattr("roller.models.reference_outputs.expected_of", refuse)
+    monkeypatch.setattr("roller.models.onnxruntime_reference.make_random_expected_outputs", refuse)
     code, _, err = cli("compile-model", model, "--batch", "2", "-d", "v100", "-k", "1", "--out", tmp_path / "c")
     assert code == 0 and "nothing to check results against: no runtime" in err
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import roller
-from roller.backends.devices import is_reachable, parse
+from roller.backends.devices import is_reachable_device_name, parse_device_name
 from roller.cli.main import app
 from roller.errors import LaunchError
 from roller.targets import DEVICES, canonical_device_name, is_simulated_device
@@ -18,10 +18,10 @@ PREDICT = ("predict", "matmul(64, 64, 64)", "--tile", "register=4,32", "--device
 def test_every_kind_of_device_is_known_in_either_case(kind):
     name = f"{kind}:1" if DEVICES[kind].numbered else kind
     assert canonical_device_name(name.upper()) == name
-    assert is_reachable(name.upper()) == is_reachable(name)
+    assert is_reachable_device_name(name.upper()) == is_reachable_device_name(name)
     assert is_simulated_device(name.title()) == is_simulated_device(name)
     if DEVICES[kind].worker and DEVICES[kind].numbered:
-        assert parse(name.upper()) == parse(name)
+        assert parse_device_name(name.upper()) == parse_device_name(name)
 
 
 def test_names_and_paths_of_specifications_keep_their_case():
@@ -59,7 +59,7 @@ def test_the_python_call_takes_either_case():
 def test_a_model_is_not_compiled_for_cores_this_processor_does_not_have(monkeypatch):
     from roller.models import compile as stages
 
-    monkeypatch.setattr(stages, "workers_for", lambda *given: pytest.fail("work was begun"))
+    monkeypatch.setattr(stages, "choose_batch_workers", lambda *given: pytest.fail("work was begun"))
     other = roller.load_spec("cpu", {"units": roller.load_spec("cpu").units + 1})
     with pytest.raises(roller.RollerError, match=r"cpu: units: expected the \d+ cores of this machine.*--threads"):
         stages.resolve_target_and_workers(other)

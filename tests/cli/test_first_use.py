@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from roller.cli.main import app
 from roller.cli.probe import probed_spec_yaml
 from roller.hardware import load_spec
-from roller.hardware.detect import UNPROBED_ERROR, detect_unprobed, is_probed
+from roller.hardware.detect import UNPROBED_ERROR, detect_cpu_without_probe, is_probed
 from roller.hardware.profile_location import profile_path
 from roller.hardware.sections import UNVALIDATED_ERROR, Accuracy
-from roller.probing import Measured, spec_to_yaml
-from roller.probing.run import Report
+from roller.probing import MeasuredValue, spec_to_yaml
+from roller.probing.run_probes import ProbeReport
 
 PREDICT = ("predict", "matmul(64, 64, 64)", "--tile", "register=4,16", "--json")
 
@@ -38,7 +38,7 @@ def test_what_to_run_is_said_once_per_machine(profiles):
 
 def test_other_devices_and_probed_machines_are_not_told(profiles):
     assert CliRunner().invoke(app, [*PREDICT, "--device", "cpu-avx512"]).stderr == ""
-    here = detect_unprobed()
+    here = detect_cpu_without_probe()
     path = profile_path(here.machine)
     path.parent.mkdir(parents=True)
     path.write_text(spec_to_yaml(here, path.stem))
@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
 
 
 def test_assumed_rates_widen_the_interval_and_not_the_ranking(profiles):
-    assumed, base = load_spec("cpu"), detect_unprobed()
+    assumed, base = load_spec("cpu"), detect_cpu_without_probe()
     assert assumed.accuracy.prediction_error == UNPROBED_ERROR > base.accuracy.prediction_error
     assert assumed.sources["accuracy.prediction_error"] == "assumed"
     assert assumed.accuracy.ranking_error == base.accuracy.ranking_error
@@ -66,10 +66,10 @@ def test_assumed_rates_widen_the_interval_and_not_the_ranking(profiles):
 
 def test_a_probed_profile_keeps_its_errors_until_somebody_edits_it(monkeypatch, tmp_path):
     monkeypatch.setenv("ROLLER_PROFILE_DIR", str(tmp_path))
-    base = replace(detect_unprobed(), accuracy=Accuracy(0.2, ranking_error=0.1))
+    base = replace(detect_cpu_without_probe(), accuracy=Accuracy(0.2, ranking_error=0.1))
     base = replace(base, source_items=(*base.source_items, ("accuracy.prediction_error", "measured")))
     bandwidth = "memory_layers.dram.bandwidth_bytes_per_s"
-    report = Report({bandwidth: Measured(12.345678e9, 0.02, 9)}, {}, {})
+    report = ProbeReport({bandwidth: MeasuredValue(12.345678e9, 0.02, 9)}, {}, {})
     path = profile_path(base.machine)
     path.write_text(probed_spec_yaml(base, report, path.stem))
     assert load_spec(path).accuracy == base.accuracy and not load_spec("cpu").doubt
@@ -78,5 +78,5 @@ def test_a_probed_profile_keeps_its_errors_until_somebody_edits_it(monkeypatch, 
         assert edited.values()[bandwidth] == 9e10
         assert edited.accuracy.prediction_error >= UNVALIDATED_ERROR
         # A profile whose errors nobody has validated has them assumed, whatever numbers it has.
-        unvalidated = detect_unprobed().accuracy.prediction_error == edited.accuracy.prediction_error
+        unvalidated = detect_cpu_without_probe().accuracy.prediction_error == edited.accuracy.prediction_error
         assert "errors assumed: found with other numbers" in edited.title or (edited.name == "cpu" and unvalidated)

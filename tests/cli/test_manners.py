@@ -13,7 +13,7 @@ import pytest
 
 import roller
 from roller.cli import construct as construct_verb
-from roller.cli.verbs import VERBS
+from roller.cli.lazy_commands import VERBS
 from roller.errors import RollerWarning
 from roller.ops import REGISTRY
 from roller.runtime.records import STATUSES
@@ -53,7 +53,7 @@ def test_quiet_leaves_results_and_errors(cli, monkeypatch):
     import warnings
 
     odd = RollerWarning("worked around")
-    monkeypatch.setattr(construct_verb, "size_notes", lambda *_: warnings.warn(odd, stacklevel=1) or [])
+    monkeypatch.setattr(construct_verb, "size_limit_notes", lambda *_: warnings.warn(odd, stacklevel=1) or [])
     quiet = cli("-q", "construct", MATMUL, "-d", "v100", "--json")
     assert quiet[0] == 0 and quiet[2] == "" and json.loads(quiet[1])["candidates"]
     assert cli("-q", "construct", "matmull(1)", "-d", "v100")[2].startswith("roller: error: ")

@@ -13,19 +13,19 @@ from roller.cli import main as cli
 from roller.cli import probe as verb
 from roller.cli.common import UsageError
 from roller.hardware import load_spec, spec_folder
-from roller.hardware.detect import detect_unprobed, is_this_machine
+from roller.hardware.detect import detect_cpu_without_probe, is_this_machine
 from roller.hardware.generic_cpu import generic_profile
 from roller.hardware.profile_location import profile_path
-from roller.probing import Measured
-from roller.probing.run import Report
+from roller.probing import MeasuredValue
+from roller.probing.run_probes import ProbeReport
 from tests.offenders import every
 
 FOUND = {
-    "clock_hz": Measured(3.2e9, 0.01, 60),
-    "execution.fork_s": Measured(1.4e-6, 0.05, 60),
-    "memory_layers.l3.bandwidth_bytes_per_s": Measured(2.4e11, 0.04, 60),
-    "memory_layers.l3.bandwidth_per_teu_bytes_per_s": Measured(1.2e11, 0.04, 60),
-    "memory_layers.l1.tlb_entries": Measured(96, 0.0, 60),
+    "clock_hz": MeasuredValue(3.2e9, 0.01, 60),
+    "execution.fork_s": MeasuredValue(1.4e-6, 0.05, 60),
+    "memory_layers.l3.bandwidth_bytes_per_s": MeasuredValue(2.4e11, 0.04, 60),
+    "memory_layers.l3.bandwidth_per_teu_bytes_per_s": MeasuredValue(1.2e11, 0.04, 60),
+    "memory_layers.l1.tlb_entries": MeasuredValue(96, 0.0, 60),
 }
 REFUSED = {"execution.launch_s": "spread 40 % of 60 windows, at most 15 % may be written. Repeat on a quieter machine."}
 
@@ -37,8 +37,8 @@ def run(monkeypatch, tmp_path):
 
     def measure(base, count):
         rounds.append(count)
-        return Report(
-            FOUND, {"beside.roots": Measured(3.5, 0.0, 1)}, REFUSED, {"launch": "no pool"}, ("l2: a remark",), 12.0
+        return ProbeReport(
+            FOUND, {"beside.roots": MeasuredValue(3.5, 0.0, 1)}, REFUSED, {"launch": "no pool"}, ("l2: a remark",), 12.0
         )
 
     monkeypatch.setattr(verb, "_measure", measure)
@@ -67,7 +67,7 @@ def test_the_profile_of_this_machine_lies_on_top_of_detection(run):
     assert {p: after.values()[p] for p in others} == {p: before.values()[p] for p in others}
     assert after.name == "cpu"
     assert after.description.endswith("probed")
-    unprobed = detect_unprobed().values()
+    unprobed = detect_cpu_without_probe().values()
     assert {p: v for p, v in unprobed.items() if p != error} == {p: v for p, v in before.values().items() if p != error}
 
 
@@ -97,15 +97,15 @@ def test_a_kernel_for_the_file_of_this_machine_runs_here(run, tmp_path):
 
 def test_the_profile_of_another_machine_is_left_alone(run):
     run("cpu")
-    path = profile_path(detect_unprobed().machine)
+    path = profile_path(detect_cpu_without_probe().machine)
     text = path.read_text()
-    path.write_text(text.replace(detect_unprobed().machine, "another machine"))
+    path.write_text(text.replace(detect_cpu_without_probe().machine, "another machine"))
     assert load_spec("cpu").sources["clock_hz"] != "measured"
 
 
 def test_a_damaged_profile_says_what_to_do(run):
     run("cpu")
-    profile_path(detect_unprobed().machine).write_text("kind: [")
+    profile_path(detect_cpu_without_probe().machine).write_text("kind: [")
     with pytest.raises(roller.errors.SpecError, match=r"run it again, or delete the file\."):
         load_spec("cpu")
 
@@ -115,7 +115,7 @@ def test_it_works_without_the_shipped_profile(run, tmp_path, monkeypatch):
     detect_module = __import__("roller.hardware.detect", fromlist=["_detect_cpu_spec"])
     detect_module._detect_cpu_spec.cache_clear()
     try:
-        spec = detect_unprobed()
+        spec = detect_cpu_without_probe()
         assert spec.sources["execution.fork_s"] == "assumed"
         assert "nothing else known" not in spec.description  # detection names the model
         path = tmp_path / "mine.yaml"
@@ -214,7 +214,7 @@ def test_out_does_not_overwrite_what_is_not_its_own(run, tmp_path):
 
 
 def test_one_round_does_not_replace_a_full_profile(run, tmp_path):
-    path = profile_path(detect_unprobed().machine)
+    path = profile_path(detect_cpu_without_probe().machine)
     for words in (("--quick",), ("--quick",), ()):  # quick, quick again, then full
         assert run("cpu", *words).exit_code == 0
     full = path.read_text()

@@ -16,8 +16,8 @@ from roller.cli.probe_gpu import base_spec_yaml
 from roller.errors import SpecError
 from roller.hardware import load_spec, parse_spec
 from roller.probing.gpu import bundle as probe_bundle
-from roller.probing.gpu.driver_numbers import choose_base_spec, with_driver_numbers
-from roller.runtime.container import checksum
+from roller.probing.gpu.driver_numbers import choose_base_spec, correct_by_driver_numbers
+from roller.runtime.verified_container import checksum
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = [load_spec(n) for n in ("a100", "cpu-avx2", "h100", "h200", "k80", "mi250x", "mi300x", "mi50", "v100")]
@@ -32,7 +32,7 @@ def results(tmp_path_factory):
     """What a bundle for a V100 brought home: from a null device, and as if it had been a real one."""
     folder = tmp_path_factory.mktemp("probe")
     patch = pytest.MonkeyPatch()
-    patch.setattr(probe_bundle, "build_image", lambda plan, spec: b"image")
+    patch.setattr(probe_bundle, "build_plan_image", lambda plan, spec: b"image")
     done = roller("probe", "cuda:0", "--bundle", folder / "b", "--device", "v100")
     patch.undo()
     assert done.exit_code == 0, done.output
@@ -115,7 +115,7 @@ def ada():
 
 
 def test_an_architecture_nobody_wrote_down_starts_from_the_nearest(tmp_path):
-    spec = with_driver_numbers(choose_base_spec(ada(), SPECS), ada())
+    spec = correct_by_driver_numbers(choose_base_spec(ada(), SPECS), ada())
     assert spec.target == {"language": "cuda", "arch": "sm_89"} and spec.units == 128
     assert spec.layer("l2").capacity_bytes == 75497472 and spec.sources["units"] == "detected"
     assert spec.sources["limits.threads_per_block"] == "datasheet"
@@ -126,10 +126,10 @@ def test_an_architecture_nobody_wrote_down_starts_from_the_nearest(tmp_path):
 
 def test_a_device_like_its_specification_keeps_the_file(tmp_path):
     v100 = DeviceProperties("Tesla V100", "sm_70", 80, 16_900_000_000, 6291456, (), (("units", 80),))
-    spec = with_driver_numbers(choose_base_spec(v100, SPECS), v100)
+    spec = correct_by_driver_numbers(choose_base_spec(v100, SPECS), v100)
     assert spec is next(s for s in SPECS if s.name == "v100")
     assert "# NVIDIA Tesla V100" in base_spec_yaml(spec, tmp_path / "x.yaml")
     pcie = DeviceProperties("H100 PCIe", "sm_90", 114, 85_000_000_000, 52428800, (), (("units", 114),))
-    assert with_driver_numbers(choose_base_spec(pcie, SPECS), pcie).units == 114
+    assert correct_by_driver_numbers(choose_base_spec(pcie, SPECS), pcie).units == 114
     with pytest.raises(SpecError, match="expected an architecture like"):
         choose_base_spec(DeviceProperties("Strange", "xe_12"), SPECS)

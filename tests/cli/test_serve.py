@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roller.cli.serve import _offered_devices, _spec_files_by_name
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 from roller.hardware import load_spec
 
 

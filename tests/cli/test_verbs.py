@@ -6,8 +6,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from roller.cli.lazy_commands import VERBS, LazyCommands
 from roller.cli.main import app
-from roller.cli.verbs import VERBS, LazyCommands
 
 #: What constructing one operator for a named spec has no use for, whatever it costs to load.
 UNUSED = {

@@ -12,7 +12,7 @@ from roller.cli import progress
 from roller.cli.common import OPERATORS_EXAMPLE, candidates_table
 from roller.cli.profile_tables import _memory_text
 from roller.cli.screen import stack_wide_columns
-from roller.cli.sensitivity import _table
+from roller.cli.sensitivity import _effects_table
 from roller.explanation.spec_changes import shortest_number_text
 from roller.hardware import load_spec, parse_spec, spec_folder
 from tests.offenders import every
@@ -26,7 +26,7 @@ def test_a_value_and_its_time_are_one_cell_at_any_width_and_the_advice_is_in_the
     found = roller.sensitivity(roller.ops.matmul(512, 512, 512), device, reconstruct=False)
     best = found.enlarge.best
     for width in (60, 80, 500):
-        text = stack_wide_columns(_table(found), width)
+        text = stack_wide_columns(_effects_table(found), width)
         rows = text.split("\n")
         heads = [r for r in rows if "smaller" in r and "larger" in r]
         labels = [r.split(":")[0].strip() for r in rows if r.strip().startswith(("smaller:", "larger:"))]

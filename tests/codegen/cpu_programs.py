@@ -10,9 +10,9 @@ from roller.tile import RProgram
 @functools.cache
 def host_mcpu():
     """Return the processor that roller compiles for here, which knows of masked features what LLVM does not."""
-    from roller.hardware.detect import detect_unprobed
+    from roller.hardware.detect import detect_cpu_without_probe
 
-    return detect_unprobed().target["mcpu"]
+    return detect_cpu_without_probe().target["mcpu"]
 
 
 def up(n, step):
@@ -42,7 +42,7 @@ def kernel(expression, prog, cores=2):
 
 def assert_right(expression, prog, cores=2, seed=0):
     from roller.runtime.check import check
-    from roller.runtime.inputs import random_inputs
+    from roller.runtime.random_inputs import random_inputs
 
     arrays = random_inputs(expression, seed)
     outputs = kernel(expression, prog, cores)(*arrays)

@@ -5,7 +5,7 @@ from roller.emulator import ORDERS, prove
 from roller.runtime.check import check
 from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
-from roller.tile.fragments import fragment_padding, operands
+from roller.tile.matrix_operands import least_conflict_padding, make_operands
 
 FRAGMENTS = {f.name: f for device in ("a100", "v100") for f in roller.load_spec(device).fragments}
 BANKS = 32, 4
@@ -17,8 +17,8 @@ def program(expr, fragment, register, block, axes=("i", "j", "k"), **fields):
     names = [a.name for a in expr.axes]
     tiles = [dict(zip(axes, extents, strict=True)) for extents in (register, block)]
     padding = [
-        (o.tensor.name, fragment_padding(o, fragment, *BANKS)[0])
-        for o in operands(expr.anchor, expr.tensors, axes, {**dict.fromkeys(names, 1), **tiles[1]})
+        (o.tensor.name, least_conflict_padding(o, fragment, *BANKS)[0])
+        for o in make_operands(expr.anchor, expr.tensors, axes, {**dict.fromkeys(names, 1), **tiles[1]})
     ]
     return RProgram(
         expr,

@@ -7,9 +7,9 @@ pytest.importorskip("tvm")
 
 from roller.te.compat import te, tirx, tvm_ffi
 from roller.te.reader import read as read_te
-from roller.templates.cpu.emit.bindings import remove_nested_bindings
-from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read, write
-from roller.templates.cpu.emit.mathlib import vectorise_math
+from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read_element, write_element
+from roller.templates.cpu.emit.mathlib import replace_math_library_calls
+from roller.templates.cpu.emit.nested_bindings import remove_nested_bindings
 from tests.codegen.cpu_programs import kernel, program
 
 N = 259
@@ -24,7 +24,9 @@ def lets(node):
 def lowered(value, kind="vector"):
     x, y = (declare_buffer(n, (64,), "float32", private=False) for n in "xy")
     return remove_nested_bindings(
-        vectorise_math(LoopBuilder().loop(64, lambda i: write(y, value(read(x, i), i), i), kind))
+        replace_math_library_calls(
+            LoopBuilder().loop(64, lambda i: write_element(y, value(read_element(x, i), i), i), kind)
+        )
     )
 
 
@@ -54,7 +56,9 @@ def test_what_a_branch_binds_stays_in_it():
 
 def test_a_single_function_is_left_as_it_was():
     x, y = (declare_buffer(n, (64,), "float32", private=False) for n in "xy")
-    body = vectorise_math(LoopBuilder().loop(64, lambda i: write(y, tirx.sigmoid(read(x, i)), i), "vector"))
+    body = replace_math_library_calls(
+        LoopBuilder().loop(64, lambda i: write_element(y, tirx.sigmoid(read_element(x, i)), i), "vector")
+    )
     assert remove_nested_bindings(body).same_as(body)
 
 

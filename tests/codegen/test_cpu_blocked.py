@@ -13,7 +13,7 @@ from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.templates.cpu.decisions import BOX, PANEL
 from roller.templates.cpu.emit.axis_plans import program_decisions, spatial_plans
-from roller.templates.cpu.tiled.emit_staging import halo_plan
+from roller.templates.cpu.tiled.emit_staging import plan_box
 from roller.tile.geometry import Geometry
 from tests.codegen.cpu_programs import assert_right, kernel
 
@@ -53,7 +53,7 @@ def test_weights_are_packed_in_panels_and_padded_images_copied_as_boxes():
     assert [decisions.staging(a) for a in (image, weights)] == [BOX, PANEL]
     assert decisions.phases(image) == 1  # strides are no lanes: nothing to de-interleave
     load = next(ld for ld in expr.anchor.loads if ld.tensor == "X")
-    assert halo_plan(load, expr.anchor, spatial_plans(program), "fi", 1, 0).extents[-1] == 16
+    assert plan_box(load, expr.anchor, spatial_plans(program), "fi", 1, 0).extents[-1] == 16
 
 
 @pytest.mark.parametrize("expr", [

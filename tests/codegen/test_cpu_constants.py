@@ -9,9 +9,9 @@ import pytest
 from roller import ops
 from roller.backends.cpu import CpuKernel
 from roller.errors import LaunchError
-from roller.expr import Load, transform
+from roller.expr import Load, transform_scalar
 from roller.runtime.check import check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.templates.cpu.emit.llvm import lower
 from tests.codegen.cpu_programs import canonical, host_mcpu, program
 
@@ -128,7 +128,7 @@ def test_an_input_named_like_a_panel_is_no_panel():
     def renamed(n):
         return replace(n, tensor="B_packed1") if isinstance(n, Load) and n.tensor == bias else n
 
-    stages = tuple(replace(s, body=transform(s.body, renamed)) for s in e.stages)
+    stages = tuple(replace(s, body=transform_scalar(s.body, renamed)) for s in e.stages)
     inputs = tuple(replace(t, name="B_packed1") if t.name == bias else t for t in e.inputs)
     e = replace(e, inputs=inputs, stages=stages)
     assert_right(e, program(canonical(e), "tiled", {"i": 3, "j": 16}, {}, "j", staged=("B",)), "B")

@@ -22,14 +22,14 @@ from roller import ConstructOptions, ops
 from roller.construction.constructor import program_from_row
 from roller.expr.canonical import fuse_axes
 from roller.ops import from_spec
-from roller.perf.batch import batch_of
+from roller.perf.tile_batch import batch_of
 from roller.templates.common.forms import canonical_forms
 from roller.templates.cpu import decisions_for_device, price
 from roller.templates.cpu.decisions import BOX, IN_PLACE, PANEL
 from roller.templates.cpu.emit.axis_plans import program_decisions
 from roller.templates.cpu.emit.build_library import ENTRY, PACK
 from roller.templates.cpu.emit.llvm import lower_module
-from roller.templates.cpu.emit.loop_nest import task_counts
+from roller.templates.cpu.emit.loop_nest import parallel_task_counts
 from roller.templates.cpu.registry import pool as cpu_pool
 from roller.tile.geometry import Geometry
 from tests.cases import ODD_CASES
@@ -99,7 +99,7 @@ def assert_emitted_as_priced(drawn):
         return  # reduced by parts; stages of a stream have tasks of their own
     terms = price(batch_of([made]), SPEC)
     module, _, names = lower_module(made, SPEC.units)
-    loops = task_counts(module[ENTRY].body)
+    loops = parallel_task_counts(module[ENTRY].body)
     tasks = int(terms["tasks"][0])
     assert max(1, loops[-1] if loops else 1) == tasks
     if tasks > 1:

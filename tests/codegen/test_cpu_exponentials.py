@@ -7,9 +7,9 @@ pytest.importorskip("tvm")
 
 import roller
 from roller.te.compat import tirx, tvm_ffi
-from roller.templates.cpu.emit.interleave import interleave_vectors
-from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read, write
-from roller.templates.cpu.emit.mathlib import vectorise_math
+from roller.templates.cpu.emit.interleave import interleave_vector_loops
+from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read_element, write_element
+from roller.templates.cpu.emit.mathlib import replace_math_library_calls
 from tests.codegen.cpu_programs import kernel, program
 
 N = 1 << 16
@@ -82,11 +82,11 @@ def loops(extent, lanes, index, fn=tirx.exp):
     nest = LoopBuilder()
     body = nest.loop(
         extent,
-        lambda i: nest.loop(lanes, lambda j: write(y, fn(read(x, index(i, j))), index(i, j)), "vector"),
+        lambda i: nest.loop(lanes, lambda j: write_element(y, fn(read_element(x, index(i, j))), index(i, j)), "vector"),
         "unroll",
     )
     found = []
-    tvm_ffi.structural_walk(interleave_vectors(vectorise_math(body)), (tirx.For, found.append))
+    tvm_ffi.structural_walk(interleave_vector_loops(replace_math_library_calls(body)), (tirx.For, found.append))
     return sorted((int(f.kind), int(f.extent)) for f in found)
 
 

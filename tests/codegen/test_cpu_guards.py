@@ -10,11 +10,11 @@ pytest.importorskip("tvm")
 
 import roller
 from roller.backends.cpu import CpuKernel
-from roller.expr import Load, walk
+from roller.expr import Load, walk_scalar_tree
 from roller.runtime.guard_pages import AVAILABLE, find_out_of_bounds_access
 from roller.te.compat import te, tirx
-from roller.te.emit import choose, constant
 from roller.te.reader import read
+from roller.te.tvm_expressions import constant, emit_choice
 from tests.codegen.cpu_programs import kernel, program
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Linux to protect pages")
@@ -86,26 +86,26 @@ def test_choices_of_integer_arithmetic_take_no_guard_away(fn):
 def test_only_a_condition_on_positions_is_control_flow():
     i, x = tirx.Var("i", "int32"), tirx.decl_buffer((4,), name="x")
     inside = tirx.if_then_else(i < 4, x[i], 0.0)
-    assert isinstance(choose(inside > 0.0, inside, x[0]), tirx.Select)
-    assert not isinstance(choose(i < 2, inside, x[0]), tirx.Select)
-    assert isinstance(choose(i < 2, x[1], x[0]), tirx.Select)
+    assert isinstance(emit_choice(inside > 0.0, inside, x[0]), tirx.Select)
+    assert not isinstance(emit_choice(i < 2, inside, x[0]), tirx.Select)
+    assert isinstance(emit_choice(i < 2, x[1], x[0]), tirx.Select)
 
 
 def test_tvm_concludes_nothing_on_positions_from_data():
-    """What ``choose`` relies on: under such conditions both guards are still there after simplification."""
-    from roller.te.compat import analyzer
+    """What ``emit_choice`` relies on: under such conditions both guards are still there after simplification."""
+    from roller.te.compat import analyzer_with_extents
 
     i, x = tirx.Var("i", "int32"), tirx.decl_buffer((4,), name="x")
     inside = tirx.if_then_else(i < 4, x[i], 0.0)
     for condition in (inside > 0.0, inside.equal(x[0]), tirx.Not(inside > 0.0)):
-        simplified = analyzer([(i, 100)]).simplify(tirx.Select(condition, inside, inside + 1.0))
+        simplified = analyzer_with_extents([(i, 100)]).simplify(tirx.Select(condition, inside, inside + 1.0))
         assert len(re.findall(r"if_then_else", str(simplified))) == 3
 
 
 def test_a_load_that_never_leaves_its_tensor_is_not_guarded():
     a, b = te.placeholder((8, 8), name="A"), te.placeholder((8, 8), name="B")
     upper = te.compute((8, 8), lambda i, j: tirx.if_then_else(i <= j, a[i, j], b[i, j]), name="Y")
-    assert not any(n.guard for n in walk(read([a, b, upper]).stages[0].body) if isinstance(n, Load))
+    assert not any(n.guard for n in walk_scalar_tree(read([a, b, upper]).stages[0].body) if isinstance(n, Load))
 
 
 @pytest.mark.parametrize(

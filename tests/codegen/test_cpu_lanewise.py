@@ -7,9 +7,9 @@ pytest.importorskip("tvm")
 
 from roller.te.compat import te, tirx
 from roller.te.reader import read as read_te
-from roller.templates.cpu.emit.lanewise import serialize_scalar_loops
-from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read, write
-from roller.templates.cpu.emit.mathlib import vectorise_math
+from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read_element, write_element
+from roller.templates.cpu.emit.mathlib import replace_math_library_calls
+from roller.templates.cpu.emit.serialize_vector_loops import serialize_vector_loops
 from tests.codegen.cpu_programs import kernel, program
 
 N = 1003
@@ -53,8 +53,8 @@ def test_bindings_in_statements_without_vectors_build(case):
 def kind_of(value):
     """Return the kind of the vector loop of one statement, after it was looked at."""
     x, y = (declare_buffer(n, (64,), "float32", private=False) for n in "xy")
-    loop = LoopBuilder().loop(64, lambda i: write(y, value(read(x, i)), i), "vector")
-    return serialize_scalar_loops(vectorise_math(loop)).kind
+    loop = LoopBuilder().loop(64, lambda i: write_element(y, value(read_element(x, i)), i), "vector")
+    return serialize_vector_loops(replace_math_library_calls(loop)).kind
 
 
 def test_only_statements_that_bind_and_fall_back_are_made_serial():

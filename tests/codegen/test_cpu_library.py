@@ -14,7 +14,7 @@ from roller.compiler.pipeline import construct
 from roller.core.c_compiler import require_compiler
 from roller.errors import LaunchError
 from roller.hardware import load_spec
-from roller.templates.cpu.emit.build_library import build_library, link
+from roller.templates.cpu.emit.build_library import build_library, link_library
 from roller.templates.cpu.emit.llvm import lower_for, lower_module
 
 SIZE = 16
@@ -41,7 +41,7 @@ def test_libraries_of_c_are_linked_where_a_kernel_calls_them(tmp_path, code, exp
     source, compiled, library = (tmp_path / f"kernel.{end}" for end in ("c", "o", "so"))
     source.write_text(f"#include <math.h>\nfloat f(float x) {{ return {code}; }}\n")
     subprocess.run([require_compiler("a test"), "-fPIC", "-c", str(source), "-o", str(compiled)], check=True)
-    link(compiled, library)
+    link_library(compiled, library)
     f = ctypes.CDLL(str(library)).f
     f.argtypes, f.restype = [ctypes.c_float], ctypes.c_float
     assert f(0.5) == pytest.approx(expected, rel=1e-5)

@@ -12,8 +12,13 @@ from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.runtime.guard_pages import AVAILABLE, find_out_of_bounds_access
 from roller.templates.cpu.emit.axis_plans import program_decisions
-from roller.templates.cpu.tiled.candidates import reduction_chunks
-from roller.templates.cpu.window_clipping import clipping_segments, padded_slides, shortest, tile_starts
+from roller.templates.cpu.tiled.candidates import candidate_reduction_chunks
+from roller.templates.cpu.window_clipping import (
+    segments_of_equal_clipping,
+    shortest_segment,
+    slides_over_padding,
+    tile_starts,
+)
 from roller.tile.geometry import Geometry
 from tests.codegen.cpu_programs import assert_right, kernel, program
 
@@ -80,7 +85,7 @@ def test_taps_are_left_out_where_the_image_is_not_much_wider_than_the_gaps():
 def test_the_share_is_that_of_the_taps_inside(case):
     form = fuse_axes(convolution(case))
     g, live = Geometry.of(form), program_decisions(tiled(convolution(case), 1, 1, "f", 1)).live[0]
-    for s in padded_slides(g):
+    for s in slides_over_padding(g):
         taps, outputs = int(g.extents[s.tap]), int(g.extents[s.output])
         inside = [[s.low <= s.step * o + s.gap * k < s.high for k in range(taps)] for o in range(outputs)]
         if live[s.tap] < 1.0:  # of tiles of one output
@@ -131,10 +136,10 @@ def test_images_are_read_in_place_where_tiles_end_at_the_guards(case, vector):
 @pytest.mark.parametrize("case", _CUT)
 def test_every_tap_is_inside_for_all_of_a_tile_or_for_none(case):
     form = fuse_axes(convolution(case))
-    g, found = Geometry.of(form), clipping_segments(Geometry.of(form), ("W",))
-    for s in padded_slides(g):
+    g, found = Geometry.of(form), segments_of_equal_clipping(Geometry.of(form), ("W",))
+    for s in slides_over_padding(g):
         ends, outputs = found[s.output], int(g.extents[s.output])
-        for tile in range(1, shortest(ends) + 1):
+        for tile in range(1, shortest_segment(ends) + 1):
             begin = tile_starts(ends, tile)
             assert set(np.add.outer(begin, np.arange(tile)).ravel()) == set(range(outputs))
             taps = s.gap * np.arange(g.extents[s.tap])
@@ -145,7 +150,10 @@ def test_every_tap_is_inside_for_all_of_a_tile_or_for_none(case):
 
 def test_single_outputs_are_no_segment():
     form = fuse_axes(ops.conv2d(1, 8, 17, 17, 24, 3, 3, 1, 1))
-    assert clipping_segments(Geometry.of(form), ("W",)) == {} and clipping_segments(Geometry.of(form), ("X", "W")) == {}
+    assert (
+        segments_of_equal_clipping(Geometry.of(form), ("W",)) == {}
+        and segments_of_equal_clipping(Geometry.of(form), ("X", "W")) == {}
+    )
 
 
 @pytest.mark.parametrize("staged", [("X", "W"), ("W",)])
@@ -158,9 +166,11 @@ def test_channels_in_pieces_around_a_window(staged):
 
 def test_channels_of_an_image_beyond_l2_may_be_passed_in_pieces():
     deep = fuse_axes(ops.conv2d(1, 960, 33, 33, 256, 3, 3, 1, 12, 12))
-    assert [c[list(deep.anchor.extents).index("c")] for c in reduction_chunks(Geometry.of(deep), SPEC)][:2] == [8, 16]
+    assert [c[list(deep.anchor.extents).index("c")] for c in candidate_reduction_chunks(Geometry.of(deep), SPEC)][
+        :2
+    ] == [8, 16]
     small = fuse_axes(ops.conv2d(1, 96, 33, 33, 256, 3, 3, 1, 12, 12))
-    assert reduction_chunks(Geometry.of(small), SPEC) == []
+    assert candidate_reduction_chunks(Geometry.of(small), SPEC) == []
 
 
 def test_a_window_in_pieces_is_passed_whole():

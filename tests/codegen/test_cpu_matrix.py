@@ -9,12 +9,12 @@ import pytest
 import roller
 from roller import ops
 from roller.expr.evaluate import evaluate
-from roller.hardware.detect import CpuInfo, detect_unprobed, match_profile
-from roller.runtime.inputs import random_inputs
-from roller.templates.cpu.matrix.byte_products import byte_product, byte_product_axes, supported_fragments
+from roller.hardware.detect import CpuInfo, detect_cpu_without_probe, match_cpu_profile
+from roller.runtime.random_inputs import random_inputs
+from roller.templates.cpu.matrix.byte_products import byte_product_axes, factors_of_byte_product, supported_fragments
 from roller.tile.geometry import Geometry
 
-HERE = detect_unprobed()
+HERE = detect_cpu_without_probe()
 runs = pytest.mark.skipif(not supported_fragments(HERE), reason="this processor has no dot products of bytes")
 #: A processor with the instruction, wherever the tests run.
 DEVICE = replace(
@@ -198,7 +198,7 @@ def test_what_is_no_product_of_bytes_has_none():
         assert not matrix_programs(expr, DEVICE)
     r, expr = roller.expr, ops.matmul(64, 64, 64, dtype="int8")
     moved = r.Call("mul", tuple(r.Call("sub", (f, r.Const(3, "int32"))) for f in expr.anchor.body.args))
-    assert byte_product(expr.anchor) and byte_product(replace(expr.anchor, body=moved)) is None
+    assert factors_of_byte_product(expr.anchor) and factors_of_byte_product(replace(expr.anchor, body=moved)) is None
 
 
 def test_words_lie_where_the_other_operand_holds_them_in_one_piece():
@@ -224,7 +224,7 @@ def test_detection_lists_the_feature_where_the_processor_has_it(tmp_path):
         f.family for f in supported_fragments(here(set()))
     ] == ["madd"]
     assert here(set()).target["features"] == "avx512bw"
-    assert match_profile("x86_64", CpuInfo(flags=frozenset(_AVX512 | _AVX2)))[0] == "cpu-avx512"
+    assert match_cpu_profile("x86_64", CpuInfo(flags=frozenset(_AVX512 | _AVX2)))[0] == "cpu-avx512"
 
 
 @pytest.mark.parametrize("signs", SIGNS, ids=" ".join)

@@ -3,8 +3,8 @@
 import pytest
 
 from roller import ops
-from roller.expr import FUNCTIONS, Call, walk
-from roller.templates.cpu.rows.emit_once import compute_shared_values_once
+from roller.expr import FUNCTIONS, Call, walk_scalar_tree
+from roller.templates.cpu.rows.emit_shared_values import add_stages_for_shared_values
 from tests.codegen.cpu_programs import assert_right, canonical, program
 
 
@@ -19,26 +19,28 @@ def test_rows_shorter_than_their_vectors_go_through_the_epilogue(width):
 
 
 def specials(s):
-    return [n.fn for n in walk(s.body) if isinstance(n, Call) and FUNCTIONS[n.fn].instruction_class == "special"]
+    return [
+        n.fn for n in walk_scalar_tree(s.body) if isinstance(n, Call) and FUNCTIONS[n.fn].instruction_class == "special"
+    ]
 
 
 def test_a_softmax_computes_an_exponential_and_a_division_once():
-    stages = compute_shared_values_once(canonical(ops.softmax((6, 40)))).stages
+    stages = add_stages_for_shared_values(canonical(ops.softmax((6, 40)))).stages
     wide = {s.name: specials(s) for s in stages if len(s.axes) > 1}
     assert sorted(fn for found in wide.values() for fn in found) == ["exp"]
     assert [s.name for s in stages if len(s.axes) == 1] == ["Y@0"]
 
 
 def test_a_root_of_a_norm_is_computed_once_per_row():
-    stages = compute_shared_values_once(canonical(ops.layer_norm((6, 40)))).stages
+    stages = add_stages_for_shared_values(canonical(ops.layer_norm((6, 40)))).stages
     assert not any(specials(s) for s in stages if len(s.axes) > 1)
 
 
 def test_rows_beyond_what_is_kept_and_expressions_without_rows_stay_as_they_are():
     long = canonical(ops.softmax((2, 70000)))
-    assert compute_shared_values_once(long) is long
+    assert add_stages_for_shared_values(long) is long
     total = canonical(ops.reduce("sum", (6, 40), (1,)))
-    assert compute_shared_values_once(total) is total
+    assert add_stages_for_shared_values(total) is total
 
 
 @pytest.mark.parametrize("shape", [(5, 40), (3, 17), (4, 2, 33), (1, 257)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import roller
 from roller.compiler.pipeline import lower
-from roller.templates.cpu.tiled.register_tile_order import operand_register_count, order_with_fewest_registers
+from roller.templates.cpu.tiled.register_tile_order import count_operand_registers, loop_order_with_fewest_registers
 from tests.codegen.cpu_programs import assert_right
 
 LOOPS = 3
@@ -35,12 +35,12 @@ def most_live(order: Sequence[int], sizes: Sequence[int], uses: Collection[Colle
 
 @given(st.permutations(range(LOOPS)), SIZES, USES)
 def test_held_is_what_is_live(order: Sequence[int], sizes: Sequence[int], uses: Collection[Collection[int]]) -> None:
-    assert operand_register_count(order, sizes, uses) == most_live(order, sizes, uses)
+    assert count_operand_registers(order, sizes, uses) == most_live(order, sizes, uses)
 
 
 @given(SIZES, USES)
 def test_no_order_holds_less(sizes: Sequence[int], uses: Collection[Collection[int]]) -> None:
-    chosen = order_with_fewest_registers(sizes, uses)
+    chosen = loop_order_with_fewest_registers(sizes, uses)
     assert sorted(chosen) == list(range(LOOPS))
     assert most_live(chosen, sizes, uses) == min(
         most_live(order, sizes, uses) for order in itertools.permutations(range(LOOPS))

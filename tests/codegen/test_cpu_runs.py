@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import roller
-from roller.expr import Index, Term, axis_index, run_along
+from roller.expr import Index, Term, axis_index, strided_run_along
 from roller.expr.canonical import group_axes
 from tests.codegen.cpu_programs import assert_right, canonical, kernel, program
 
@@ -42,7 +42,7 @@ def test_runs_are_the_longest_of_constant_step(stride, padded):
         Index((Term("v", stride, w, h),)),
         Index((Term("v", stride, 1, w),)),
     )
-    run = run_along(index, shape, "v", n * h * w)
+    run = strided_run_along(index, shape, "v", n * h * w)
     at = addresses(index, shape, "v", n * h * w)
     steps = np.diff(at)
     inside = (np.arange(1, len(at)) % run.length) != 0

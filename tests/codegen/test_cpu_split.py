@@ -5,7 +5,7 @@ import pytest
 
 from roller import ops
 from roller.errors import BuildError
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from tests.codegen.cpu_programs import assert_right, canonical, kernel, program
 
 

@@ -5,7 +5,13 @@ import pytest
 from roller import ops
 from roller.te.compat import tirx
 from roller.templates.cpu.emit.llvm import lower_module
-from roller.templates.cpu.emit.loop_nest import LoopBuilder, integer, is_parallel, seq, serialize_loops
+from roller.templates.cpu.emit.loop_nest import (
+    LoopBuilder,
+    int32_index,
+    is_parallel,
+    sequence_of_statements,
+    serialize_loops,
+)
 from tests.codegen.cpu_programs import assert_right, canonical, kernel, program
 
 MATMUL = ops.matmul(24, 40, 16)
@@ -55,15 +61,15 @@ def test_on_one_core_no_loop_is_parallel(expr, prog):
 
 @pytest.mark.parametrize("kind", ["serial", "parallel", "vector", "unroll"])
 def test_a_loop_of_one_iteration_is_dropped_whatever_its_kind(kind):
-    nothing = tirx.Evaluate(integer(0))
+    nothing = tirx.Evaluate(int32_index(0))
     assert LoopBuilder().loop(1, lambda i: nothing, kind) is nothing
     assert isinstance(LoopBuilder().loop(2, lambda i: nothing, kind), tirx.For)
 
 
 def test_serial_keeps_every_other_loop():
     nest = LoopBuilder()
-    leaf = lambda _: tirx.Evaluate(integer(1))  # noqa: E731
-    inner = lambda _: seq(nest.loop(4, leaf, "unroll"), nest.loop(8, leaf, "vector"))  # noqa: E731
+    leaf = lambda _: tirx.Evaluate(int32_index(1))  # noqa: E731
+    inner = lambda _: sequence_of_statements(nest.loop(4, leaf, "unroll"), nest.loop(8, leaf, "vector"))  # noqa: E731
     outer = nest.loop(3, inner, "parallel")
     alone = serialize_loops(outer)
     assert is_parallel(outer) and not is_parallel(alone)

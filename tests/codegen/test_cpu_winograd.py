@@ -11,16 +11,16 @@ from roller import ConstructOptions, ops
 from roller.backends.cpu import CpuKernel
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
-from roller.expr.joining import join_digits
-from roller.models.graph.channel_blocks import BlockedLayout, rewrite_to_blocked
+from roller.expr.digit_joining import join_channel_digits
+from roller.models.graph.blocked_channel_rewrite import BlockedLayout, rewrite_to_blocked
 from roller.models.graph.program_steps import KernelSource
 from roller.runtime.check import check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.te.compat import tirx, tvm_ffi
 from roller.templates.cpu.emit.llvm import lower
-from roller.templates.emit.winograd_products import multiply_by_inverse_transform, multiply_by_transform
+from roller.templates.emit.winograd_transform_products import multiply_by_inverse_transform, multiply_by_transform
 from roller.tile.structures import STRUCTURES
-from roller.tile.winograd import matrices, operations, window_product
+from roller.tile.winograd import count_vector_operations, window_product, winograd_matrices
 from tests.codegen.cpu_programs import assert_right, canonical, host_mcpu, kernel, program
 
 
@@ -143,7 +143,7 @@ def test_a_program_that_does_not_fit_says_so():
 
 @pytest.mark.parametrize("m", [2, 4])
 def test_matrices_are_exact(m):
-    a, g, b = (np.array(x) for x in matrices(m))
+    a, g, b = (np.array(x) for x in winograd_matrices(m))
     rng = np.random.default_rng(m)
     d, w = rng.standard_normal((m + 2, m + 2)), rng.standard_normal((3, 3))
     y = a @ ((g @ w @ g.T) * (b @ d @ b.T)) @ a.T
@@ -215,7 +215,7 @@ def test_constants_cost_no_call_their_transform():
 
 def test_operations_are_those_the_template_prints():
     for m, where in itertools.product((2, 4), range(3)):
-        matrix = matrices(m)[where]
+        matrix = winograd_matrices(m)[where]
         values = [tirx.Var(f"x{j}", "float32") for j in range(len(matrix[0]))]
         printed: dict[str, set[str]] = {"Add": set(), "Sub": set(), "Mul": set()}
 
@@ -225,7 +225,7 @@ def test_operations_are_those_the_template_prints():
         for out in (multiply_by_inverse_transform if where == 0 else multiply_by_transform)(matrix, values):
             tvm_ffi.structural_walk(out, count)
         sums = len(printed["Add"]) + len(printed["Sub"])
-        assert sums <= operations(matrix) <= sums + len(printed["Mul"])
+        assert sums <= count_vector_operations(matrix) <= sums + len(printed["Mul"])
 
 
 def blocked(n, c, h, w, f, padding=1, epilogue=(), image=True, result=True, block=16):
@@ -235,7 +235,7 @@ def blocked(n, c, h, w, f, padding=1, epilogue=(), image=True, result=True, bloc
     named = {name: BlockedLayout.of(s, block) for name, s in shapes.items() if len(s) == 4 and name != "W"}
     kept = {name: layout for name, layout in named.items() if (image if name == "X" else result)}
     made = rewrite_to_blocked(KernelSource(e, ("W",)), kept).source.expression
-    return made, join_digits(canonical(made))
+    return made, join_channel_digits(canonical(made))
 
 
 @pytest.mark.parametrize(

@@ -1,47 +1,47 @@
 """Vector widths and masking are decided by arithmetic on the access, not by its source."""
 
 from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, Term, axis_index
-from roller.templates.gpu.emit.padding_masks import padding_is_neutral
-from roller.tile.memory_steps import mean_step
-from roller.tile.rows import contiguous_axis
-from roller.tile.vectors import vectorizable
+from roller.templates.gpu.emit.padding_mask_checks import padding_is_neutral
+from roller.tile.memory_strides import mean_stride_elements
+from roller.tile.row_expressions import most_contiguous_axis
+from roller.tile.vector_access_widths import is_vectorizable
 
 ROW, COL = axis_index("i"), axis_index("j")
 
 
 def test_aligned_rows_are_vectors():
     t = Tensor("A", (8, 16))
-    assert vectorizable((ROW, COL), t, "j", 16, 4)
-    assert not vectorizable((ROW, COL), t, "i", 8, 4)
+    assert is_vectorizable((ROW, COL), t, "j", 16, 4)
+    assert not is_vectorizable((ROW, COL), t, "i", 8, 4)
 
 
 def test_odd_pitch_offset_and_extent_are_not():
-    assert not vectorizable((ROW, COL), Tensor("A", (8, 17)), "j", 16, 4)
-    assert not vectorizable((ROW, axis_index("j", 1, 1)), Tensor("A", (8, 20)), "j", 16, 4)
-    assert not vectorizable((ROW, COL), Tensor("A", (8, 18)), "j", 18, 4)
-    assert not vectorizable((ROW, axis_index("j", 2)), Tensor("A", (8, 32)), "j", 16, 4)
+    assert not is_vectorizable((ROW, COL), Tensor("A", (8, 17)), "j", 16, 4)
+    assert not is_vectorizable((ROW, axis_index("j", 1, 1)), Tensor("A", (8, 20)), "j", 16, 4)
+    assert not is_vectorizable((ROW, COL), Tensor("A", (8, 18)), "j", 18, 4)
+    assert not is_vectorizable((ROW, axis_index("j", 2)), Tensor("A", (8, 32)), "j", 16, 4)
 
 
 def test_width_is_limited_by_bytes():
-    assert not vectorizable((COL,), Tensor("A", (16,), "float64"), "j", 16, 4)
-    assert vectorizable((COL,), Tensor("A", (16,), "float16"), "j", 16, 8)
+    assert not is_vectorizable((COL,), Tensor("A", (16,), "float64"), "j", 16, 4)
+    assert is_vectorizable((COL,), Tensor("A", (16,), "float16"), "j", 16, 8)
 
 
 def test_grouped_axis_is_a_vector_only_where_chunks_stay_in_the_image():
     def image(hw):
         return (Index((Term("p", 1, hw),)), axis_index("f"), Index((Term("p", 1, 1, hw),)))
 
-    assert vectorizable(image(12), Tensor("Y", (4, 3, 12)), "p", 48, 4)
+    assert is_vectorizable(image(12), Tensor("Y", (4, 3, 12)), "p", 48, 4)
     # 14 is even but no multiple of 4: a chunk of four would straddle two images
-    assert not vectorizable(image(14), Tensor("Y", (4, 3, 14)), "p", 56, 4)
-    assert vectorizable(image(14), Tensor("Y", (4, 3, 14)), "p", 56, 2)
+    assert not is_vectorizable(image(14), Tensor("Y", (4, 3, 14)), "p", 56, 4)
+    assert is_vectorizable(image(14), Tensor("Y", (4, 3, 14)), "p", 56, 2)
 
 
 def test_mean_step_prefers_the_contiguous_axis():
-    assert mean_step((ROW, COL), (8, 16), "j", 16) == 1
-    assert mean_step((ROW, COL), (8, 16), "i", 8) == 16
+    assert mean_stride_elements((ROW, COL), (8, 16), "j", 16) == 1
+    assert mean_stride_elements((ROW, COL), (8, 16), "i", 8) == 16
     s = Stage(Tensor("Y", (16,)), (Axis("j", 16), Axis("i", 8, REDUCTION)), (COL,), Load("A", (ROW, COL)), "sum")
-    assert contiguous_axis(s, {"A": Tensor("A", (8, 16))}) == "j"
+    assert most_contiguous_axis(s, {"A": Tensor("A", (8, 16))}) == "j"
 
 
 def test_a_product_needs_every_moving_factor_zero():

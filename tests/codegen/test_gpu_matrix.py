@@ -11,7 +11,7 @@ from roller import ops
 from roller.backends.cuda import toolchain
 from roller.errors import BuildError, TileError
 from roller.expr.canonical import fuse_axes, group_axes
-from roller.tile.fragments import bank_conflict_degree, phase_row_addresses, program_operands, swizzle
+from roller.tile.matrix_operands import bank_conflict_degree, phase_row_addresses, program_operands, swizzle_of_operand
 from tests.codegen.matrix_programs import FRAGMENTS, artifact, assert_right, program
 
 F16 = "mma.m16n8k16.f16.f32"
@@ -44,7 +44,7 @@ def test_a_reduction_split_over_blocks_is_summed_by_a_second_kernel():
 
 
 def main_loop(made, arch="sm_80"):
-    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact(made, arch=arch).source, arch)).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(artifact(made, arch=arch).source, arch)).values()
     assert not [x for x in kernel.lines if "local" in x.split()[0]]
     return kernel.main_loop
 
@@ -154,7 +154,7 @@ def test_convolution_steps_over_its_window(layout, axes):
 def test_results_and_residuals_move_in_vectors():
     expr = ops.matmul(256, 256, 64, dtype="float16", epilogue=("bias", "add", "relu"))
     made = program(expr, F16, (32, 64, 16), (64, 128, 32), stages=2)
-    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact(made).source, "sm_80")).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(artifact(made).source, "sm_80")).values()
     assert kernel.counts["global_store_128"] == 32 * 64 // 8 // 32
     assert kernel.counts["global_load_128"] >= 32 * 64 // 8 // 32
     assert not kernel.counts["global_store_16"]
@@ -169,7 +169,7 @@ def test_no_bank_serves_two_rows_of_a_phase(transposed, k):
     made = program(expr, F16, (64, 64, 16), (128, 128, k))
     assert not any(n for _, n in made.storage_padding)
     for operand in program_operands(made):
-        moved = swizzle(operand, made.fragment, 0)
+        moved = swizzle_of_operand(operand, made.fragment, 0)
         every = [moved(x) for x in range(operand.elements(0))]
         assert sorted(every) == list(range(len(every)))  # a permutation
         assert all(y - every[n] == x - n for n in range(0, len(every), 8) for x, y in enumerate(every[n : n + 8], n))

@@ -92,7 +92,7 @@ def test_copies_are_asynchronous_vectors_and_one_barrier_separates_steps():
     a = pipelined(ops.matmul(256, 256, 256), (8, 8, 1), (128, 64, 16), **kw)
     assert len(re.findall("__syncthreads", a.source)) == 1
     for arch in ("sm_80", "sm_90"):
-        ptx = toolchain.to_ptx(a.source, arch)
+        ptx = toolchain.compile_to_ptx(a.source, arch)
         loop = step_loop(ptx)
         copies = re.findall(r"cp\.async\.c[ga]\.shared\.global(?:\.L2::128B)? \[[^,]+, \[[^,]+, (\d+)", loop)
         assert copies and set(copies) == {"16"}
@@ -119,7 +119,7 @@ def test_without_asynchronous_copies_the_next_tile_waits_in_registers():
     a = pipelined(ops.matmul(256, 256, 256), (8, 8, 1), (128, 64, 16), "sm_70", **kw)
     assert "asm" not in a.source
     assert len(re.findall("__syncthreads", a.source)) == 2  # after the first tile, and one a step
-    loop = step_loop(toolchain.to_ptx(a.source, "sm_70"))
+    loop = step_loop(toolchain.compile_to_ptx(a.source, "sm_70"))
     assert loop.index("ld.global") < loop.index("fma.rn") < loop.rindex("fma.rn") < loop.index("st.shared")
     assert ".local" not in loop
 
@@ -145,7 +145,7 @@ def test_the_main_loop_is_multiply_adds_and_wide_reads(stages, arch):
     # Storage padding, and slots in dynamic scratchpad, hide from the compiler how addresses are aligned.
     kw = {"vector_axis": "j", "vector_elements": 4, "interleaved": True, "storage_padding": (("A", 4),)}
     a = pipelined(ops.matmul(1024, 1024, 1024), (8, 8, 1), (128, 64, 16), arch, stages=stages, **kw)
-    (kernel,) = ptx.kernels(toolchain.to_ptx(a.source, arch)).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(a.source, arch)).values()
     counts = kernel.main_loop.counts
     assert counts["fma"] == 256 and counts["shared_load_128"] == 16  # four points: 2 operands * 8 elements * 4 / 4
     # NVRTC 12.9 does not always build one source alike: 14 of 202 builds read elements of a vector a second time, not
@@ -158,7 +158,7 @@ def test_addresses_of_a_slot_are_added_once():
     # Nine outputs a thread, 8 apart, are no vectors: each is an access of its own, at a constant from one address.
     e = ops.conv2d(4, 24, 18, 18, 96, 1, 1)
     a = pipelined(e, (3, 9, 1), (96, 72, 8), canon=grouped, stages=4, interleaved=True)
-    (kernel,) = ptx.kernels(toolchain.to_ptx(a.source, "sm_90")).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(a.source, "sm_90")).values()
     loop = kernel.main_loop
     assert loop.counts["fma"] >= 27 * 4 and loop.counts["integer"] <= loop.counts["fma"] / 8
     proof = prove(a)
@@ -167,7 +167,7 @@ def test_addresses_of_a_slot_are_added_once():
 
 def test_halves_are_read_from_the_scratchpad_in_vectors_and_converted_once():
     a = pipelined(HALF, (4, 4, 1), (32, 32, 16), "sm_70", stages=2, vector_axis="j", vector_elements=4)
-    (kernel,) = ptx.kernels(toolchain.to_ptx(a.source, "sm_70")).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(a.source, "sm_70")).values()
     assert not kernel.main_loop.counts["shared_load_16"]
     converted = sum("cvt.f32.f16" in x for x in kernel.main_loop.lines)
     assert converted == kernel.main_loop.counts["fma"] * (4 + 4) / (4 * 4)

@@ -11,10 +11,10 @@ import roller
 from roller import ops
 from roller.emulator import prove
 from roller.expr.canonical import fuse_axes
-from roller.perf.batch import TileBatch
-from roller.te.compat import analyzer, substitute, tirx
+from roller.perf.tile_batch import TileBatch
+from roller.te.compat import analyzer_with_extents, substitute, tirx
 from roller.templates.gpu.common.traffic import _tile_of_wave
-from roller.templates.gpu.emit.axis_map import block_position
+from roller.templates.gpu.emit.axis_map import block_coordinates
 from roller.templates.gpu.emit.cuda import lower
 from roller.templates.pricing import estimate_program
 from roller.tile import RProgram
@@ -24,7 +24,7 @@ from tests.offenders import every
 
 def positions(steps, raster):
     flat = tirx.Var("b", "int32")
-    place, simplify = block_position(flat, steps, raster), analyzer([]).simplify
+    place, simplify = block_coordinates(flat, steps, raster), analyzer_with_extents([]).simplify
     count = int(np.prod(steps))
     return [tuple(int(simplify(substitute(p, {flat: tirx.const(b, "int32")}))) for p in place) for b in range(count)]
 

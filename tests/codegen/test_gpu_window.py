@@ -14,7 +14,7 @@ from roller.compiler.pipeline import lower
 from roller.construction.constructor import program_from_row
 from roller.emulator import prove
 from roller.errors import BuildError
-from roller.perf.batch import batch_of
+from roller.perf.tile_batch import batch_of
 from roller.runtime.check import check
 from roller.templates.common.forms import canonical_forms
 from roller.tile import RProgram

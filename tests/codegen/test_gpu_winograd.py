@@ -16,12 +16,19 @@ from roller.emulator import emulate, prove
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
 from roller.runtime.check import check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
 from roller.tile.alignment import broken_rules
 from roller.tile.structures import STRUCTURES
-from roller.tile.winograd_products import CHANNEL, ELEMENT, FILTER, TILE, batched_product, products_program
+from roller.tile.winograd_batched_product import (
+    CHANNEL,
+    ELEMENT,
+    FILTER,
+    TILE,
+    batched_product,
+    tiled_product_of_program,
+)
 
 
 def winograd(expression, m, register=None, block=None, **changes):
@@ -131,12 +138,12 @@ def test_a_program_says_what_its_product_is():
     program = winograd(e, 4, {FILTER: 4, TILE: 2}, {FILTER: 32, TILE: 16, CHANNEL: 8})
     assert program.tile("register") == {"n": 1, "f": 4, "ho": 4, "wo": 8, "c": 1, "kh": 3, "kw": 3}
     assert program.block_tile == {"n": 1, "f": 32, "ho": 4, "wo": 64, "c": 8, "kh": 3, "kw": 3}
-    inner = products_program(program)
+    inner = tiled_product_of_program(program)
     assert inner.block_tile == {"e": 1, "f": 32, "t": 16, "c": 8}
     assert inner.threads_per_block == program.threads_per_block == 64
     assert RProgram.from_dict(program.to_dict()) == program
-    assert products_program(inner) is None
-    assert products_program(replace(program, kind="cpu")) is None
+    assert tiled_product_of_program(inner) is None
+    assert tiled_product_of_program(replace(program, kind="cpu")) is None
 
 
 @pytest.mark.parametrize("m", [2, 4])
@@ -240,7 +247,7 @@ def test_neighbours_are_tilings_of_the_same_product():
     found = neighbour_programs(best, CONV, roller.load_spec("v100"), ConstructOptions())
     assert len(found) > 5
     assert {c.program.structure for c in found} == {"winograd4"}
-    assert {products_program(c.program).block_tile[ELEMENT] for c in found} == {1}
+    assert {tiled_product_of_program(c.program).block_tile[ELEMENT] for c in found} == {1}
 
 
 @pytest.mark.parametrize("arch", ["sm_70", "sm_80", "sm_90"])

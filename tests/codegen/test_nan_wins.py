@@ -200,7 +200,7 @@ def test_instructions_of_a_maximum_and_of_a_bound(device, arch):
     for name in ("max", "relu"):
         e = ops.elementwise(name, (N,))
         (best,) = roller.construct(e, device, top_k=1)
-        text = toolchain.to_ptx(lower(best.program, e, roller.load_spec(device)).source, arch)
+        text = toolchain.compile_to_ptx(lower(best.program, e, roller.load_spec(device)).source, arch)
         found[name] = [len(re.findall(rf"\b{op}\b", text)) for op in (r"max\.NaN", r"setp\.\w+\.f32", "selp")]
     assert found == (
         {"max": [1, 0, 0], "relu": [1, 0, 0]} if arch == "sm_80" else {"max": [0, 2, 1], "relu": [0, 1, 1]}

@@ -8,14 +8,14 @@ pytest.importorskip("tvm")
 from benchmarks import ptx
 from roller import ops
 from roller.backends.cuda import toolchain
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.emulator import prove
 from roller.errors import BuildError, TileError
 from roller.expr import Axis, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.templates.gpu.emit.cuda import lower
-from roller.templates.gpu.warp_group import emit_functions as group_functions
+from roller.templates.gpu.warp_group import emit_wgmma_functions as group_functions
 from roller.tile import RProgram
-from roller.tile.warp_groups import ALIGNMENT_BYTES, group_tile
+from roller.tile.warp_group_tiles import ALIGNMENT_BYTES, group_tile
 from tests.emulator.test_warp_groups import layout
 
 needs_nvrtc = pytest.mark.skipif(toolchain.available() is not None, reason="no NVRTC")
@@ -96,7 +96,7 @@ def test_kernels_of_warp_groups_are_right(name):
 def test_main_loop_has_the_instructions_meant_and_no_local_memory(transpose_b):
     expr = ops.matmul(1024, 1024, 1024, dtype="float16", transpose_b=transpose_b)
     artifact = lowered(expr, IJK, (64, 256), (2, 1), 64, 256, stages=4)
-    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact.source, "sm_90a")).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(artifact.source, "sm_90a")).values()
     assert not [x for x in kernel.lines if "local" in x.split()[0]]
     counts = kernel.main_loop.counts
     assert counts["matrix"] == 4
@@ -116,7 +116,7 @@ def test_main_loop_has_the_instructions_meant_and_no_local_memory(transpose_b):
 )
 def test_results_leave_in_whole_sectors_where_the_output_allows(out_dtype, columns, stored):
     expr = ops.matmul(128, columns, 64, dtype="float16", out_dtype=out_dtype, transpose_b=True)
-    text = toolchain.to_ptx(lowered(expr, IJK, (64, 64), (1, 1), 64, 64).source, "sm_90a")
+    text = toolchain.compile_to_ptx(lowered(expr, IJK, (64, 64), (1, 1), 64, 64).source, "sm_90a")
     found = {w for x in text.splitlines() for w in x.split() if w.startswith("st.global")}
     assert {w.rpartition(".")[0] for w in found} == {stored}
 
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused():
         lowered(expr, IJK, (32, 64), (1, 1), 64, 64)
     wrong = Fragment("wgmma.m64n64k32.s8.s32", 64, 64, 32, "int8", "int32", 128, "group_matrix", "sm_90a")
     with pytest.raises(BuildError, match="expected 64 x n x 16 of"):
-        group_functions.define_product_function(wrong, False, False)
+        group_functions.define_wgmma_function(wrong, False, False)
 
 
 def test_other_reductions_that_count_on_barriers_of_tvm_are_refused():

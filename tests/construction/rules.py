@@ -11,8 +11,8 @@ from roller.expr import SPATIAL
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
-from roller.tile.layout import program_layout, window_halo
-from roller.tile.windows import row_box, slide_of
+from roller.tile.sliding_windows import row_box, slide_of
+from roller.tile.staged_tile_layout import program_layout, window_halo
 from tests.tile.instructions import Box, Load, instructions
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import roller
 from roller import ops
-from roller.construction.worth_timing import GAIN, positions_worth_timing, worth_timing
+from roller.construction.worth_timing import GAIN, positions_of_candidates_to_time, positions_worth_timing
 from roller.hardware import load_spec
-from roller.perf.accuracy import kernel_family
+from roller.perf.expected_errors import kernel_family_key
 
 SPEC = load_spec("v100").with_overrides({"accuracy.ranking_error": 0.2, "accuracy.same_kernel_error": 0.04})
 FOUND = roller.construct(ops.matmul(1024, 1024, 1024), SPEC, top_k=10)
@@ -38,20 +38,23 @@ def ranked(*ratios, same_kernel=()):
     ],
 )
 def test_what_overlaps_is_timed_once_per_kernel(ratios, same, kept):
-    assert worth_timing(ranked(*ratios, same_kernel=same), SPEC) == kept
+    assert positions_of_candidates_to_time(ranked(*ratios, same_kernel=same), SPEC) == kept
 
 
 def test_of_a_family_the_best_represents():
-    for position in worth_timing(FOUND, SPEC):
-        mine = kernel_family(FOUND[position].program)
-        assert position == next(n for n, c in enumerate(FOUND) if kernel_family(c.program) == mine)
+    for position in positions_of_candidates_to_time(FOUND, SPEC):
+        mine = kernel_family_key(FOUND[position].program)
+        assert position == next(n for n, c in enumerate(FOUND) if kernel_family_key(c.program) == mine)
 
 
 def test_a_surer_model_times_less():
-    counts = [len(worth_timing(FOUND, SPEC.with_overrides({"accuracy.ranking_error": s}))) for s in (0.001, 0.1, 3.0)]
+    counts = [
+        len(positions_of_candidates_to_time(FOUND, SPEC.with_overrides({"accuracy.ranking_error": s})))
+        for s in (0.001, 0.1, 3.0)
+    ]
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
-    assert counts[-1] == len({kernel_family(c.program) for c in FOUND})
+    assert counts[-1] == len({kernel_family_key(c.program) for c in FOUND})
 
 
 def test_of_many_predicted_alike_the_next_one_adds_little():

@@ -7,15 +7,15 @@ import pytest
 
 import roller
 from roller import ConstructOptions, ops
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu import price, programs_of_form
-from roller.templates.gpu.common.combine_parts import combine_parts_s
+from roller.templates.gpu.common.combine_parts_cost import combine_parts_s
 from roller.templates.gpu.tiled.variants import (
     STAGES,
+    pipeline_stage_counts,
     pipeline_variants_of_program,
     promising_other_splits,
-    stage_choices,
     tiled_variants,
 )
 from roller.templates.pricing import estimate_program
@@ -44,7 +44,7 @@ def test_a_pipeline_is_chosen_where_it_is_predicted_faster(name, device):
     plain, free = best(name, device, pipelining=False), best(name, device)
     assert (plain.program.stages, plain.program.raster) == (1, 1)
     assert free.estimate.seconds < plain.estimate.seconds
-    assert free.program.stages in stage_choices(roller.load_spec(device))
+    assert free.program.stages in pipeline_stage_counts(roller.load_spec(device))
 
 
 def test_one_step_has_nothing_to_overlap():
@@ -59,7 +59,7 @@ def test_variants_are_faster_than_their_programs_and_distinct(device):
         seen = set()
         for v in tiled_variants(batch, spec):
             stages, raster = np.broadcast_arrays(v.stages, v.raster)
-            assert (stages * raster > 1).all() and np.isin(stages, (1, *stage_choices(spec))).all()
+            assert (stages * raster > 1).all() and np.isin(stages, (1, *pipeline_stage_counts(spec))).all()
             fast, plain = price(v, spec)["seconds"], price(replace(v, stages=1, raster=1), spec)["seconds"]
             assert (fast < plain).all() and np.isfinite(fast).all()
             seen |= {(v.register[n].tobytes(), v.block[n].tobytes(), int(v.split_k[n])) for n in range(len(v))}

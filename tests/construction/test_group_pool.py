@@ -15,7 +15,7 @@ from roller.emulator import prove
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu.emit.cuda import lower
 from roller.templates.gpu.matrix.candidates import matrix_candidates
-from roller.templates.gpu.matrix.price import matrix_work
+from roller.templates.gpu.matrix.price import matrix_block_work
 from roller.tile.geometry import Geometry
 
 H200 = roller.load_spec("h200")
@@ -70,7 +70,7 @@ def test_every_product_is_priced_with_the_operands_it_reads_anew():
     batch = next(b for b in _batches(ops.matmul(4096, 4096, 4096, **F16)) if b.fragment.n == 128)
     half = replace(batch, fragment=next(f for f in H200.fragments if f.name == "wgmma.m64n64k16.f16.f32"))
     none = (np.zeros(len(batch)), np.zeros(len(batch)))
-    wide, narrow = (matrix_work(b, H200, none, None) for b in (batch, half))
+    wide, narrow = (matrix_block_work(b, H200, none, None) for b in (batch, half))
     m, n = batch.register[:, 0], batch.register[:, 1]
     again = m * 16 * 2 * (n / 64 - n / 128)  # bytes of A per 16 of k: read for twice as many products
     # A quarter of them for each of the group's warps, at 128 bytes a cycle.
@@ -80,5 +80,5 @@ def test_every_product_is_priced_with_the_operands_it_reads_anew():
 
 def test_fewer_steps_are_on_their_way_than_stages_where_products_outlive_their_step():
     batch = _batches(ops.matmul(1024, 1024, 1024, **F16))[0]
-    ahead = {stages: replace(batch, stages=stages).steps_ahead for stages in (1, 2, 3, 4)}
+    ahead = {stages: replace(batch, stages=stages).copy_steps_in_flight for stages in (1, 2, 3, 4)}
     assert ahead == {1: 0, 2: 1, 3: 1, 4: 2}

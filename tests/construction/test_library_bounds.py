@@ -11,14 +11,14 @@ import pytest
 from roller import load_spec, ops
 from roller.construction import library_pricing
 from roller.construction.constructor import program_from_row
-from roller.construction.named_layouts import scratchpad_layouts
-from roller.perf.batch import TileBatch
+from roller.construction.layouts_for_named_tiles import scratchpad_layouts
+from roller.perf.tile_batch import TileBatch
 from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.templates.gpu.tiled.layout_bounds import LayoutBounds
 from roller.templates.registry import programs_of
 from roller.tile.geometry import Geometry
-from roller.tile.layout import lane_reads
+from roller.tile.staged_tile_layout import lane_reads
 from roller.tile.structures import TILED
 from roller.tile.transactions import counted_transaction_bytes, tile_transaction_bytes
 
@@ -34,7 +34,9 @@ SMALL = {
 
 def _batches(expr, spec):
     return [
-        b for b in programs_of(expr, library_pricing.with_call_overhead(expr, spec, "library-graph"), OPTIONS) if len(b)
+        b
+        for b in programs_of(expr, library_pricing.spec_with_call_overhead(expr, spec, "library-graph"), OPTIONS)
+        if len(b)
     ]
 
 

@@ -12,8 +12,8 @@ from roller import ConstructOptions, ops
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu.matrix.candidates import REGISTER_STAGES, matrix_candidates, matrix_forms
 from roller.tile import RProgram
-from roller.tile.fragments import block_scratchpad_bytes, phase_row_addresses, program_operands
 from roller.tile.geometry import Geometry
+from roller.tile.matrix_operands import matrix_block_scratchpad_bytes, phase_row_addresses, program_operands
 from tests.cases import arrays_for
 from tests.goldens import assert_golden
 from tests.offenders import every
@@ -123,7 +123,7 @@ def test_programs_are_aligned_with_their_fragment_and_fit(name, device):
         sizes = {x: x.elements(padding.get(x.tensor.name, 0)) * x.tensor.itemsize_bytes for x in program_operands(p)}
         assert (
             c.estimate.terms["scratchpad_bytes"]
-            == block_scratchpad_bytes(p, program_operands(p))
+            == matrix_block_scratchpad_bytes(p, program_operands(p))
             >= p.stages * sum(sizes.values())
         )
         assert p.stages * sum(sizes.values()) <= spec.layer("shared").usable_bytes

@@ -17,7 +17,7 @@ from roller.construction.program_names import program_from_name
 from roller.errors import TileError
 from roller.hardware import load_spec
 from roller.tile.program import RProgram
-from roller.tile.program_name import ProgramName, read_name
+from roller.tile.program_name import ProgramName, parse_program_name
 from tests.cases import ODD_CASES
 from tests.offenders import every
 
@@ -103,7 +103,7 @@ def test_names_that_would_be_misread_are_strings():
     )  # fmt: skip
     text = RProgram.__str__(program)  # of no expression: a stand-in
     assert "'" not in text, "it is quoted by these in a shell"
-    said = read_name(f"  {text}\n")
+    said = parse_program_name(f"  {text}\n")
     assert said == ProgramName(
         "gpu", "tiled", tuple((x, tuple(zip(odd, e, strict=True))) for x, e in program.tiles), ("a b", 4), odd[:3],
         program.storage_padding, True, 2, ("i",), True, 3, 4, "mma.x", odd[1:4],

@@ -15,7 +15,7 @@ import roller
 from benchmarks.tables import read_table
 from roller import ops
 from roller.tile.alignment import RULES, broken_rules
-from roller.tile.winograd_products import products_program
+from roller.tile.winograd_batched_product import tiled_product_of_program
 from tests.construction import rules
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def _check_programs(expr: roller.TensorExpr, device: str) -> None:
     for c in found:
         assert c.status == "constructed" and c.reason is None and c.program.kind == spec.kind
         relaxed = broken_rules(c.program, spec)
-        p = replace(products_program(c.program) or c.program, relaxed=c.program.relaxed)
+        p = replace(tiled_product_of_program(c.program) or c.program, relaxed=c.program.relaxed)
         where = f"{expr.name} {device} {p}"
         assert set(p.relaxed) <= set(RULES) and p.relaxed == relaxed, where
         assert rules.fills_units(p, spec) or _walks(p, spec.teu.lanes), where  # nothing else relaxes it on a GPU

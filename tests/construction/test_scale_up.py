@@ -13,7 +13,7 @@ import roller
 from roller import ConstructOptions, ops
 from roller.expr.canonical import fuse_axes
 from roller.templates.common.data_reuse_score import reuse_score, traffic_and_footprint
-from roller.templates.common.reduction import MAX_STEP_POINTS, reduction_steps
+from roller.templates.common.reduction_steps import MAX_STEP_POINTS, reduction_steps
 from roller.templates.common.scale_up import aligned_extents, factorisations_of_lanes, unique_rows
 from roller.templates.gpu import programs_of_form
 from roller.tile.geometry import Geometry

@@ -10,7 +10,7 @@ import re
 import sys
 
 import roller
-from roller.cli.verbs import VERBS
+from roller.cli.lazy_commands import VERBS
 from tests.docs.pages import DOCS, ROOT
 from tests.offenders import every
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from roller.insight.step_profile.profile_json import FORMAT, VERSION, from_data, to_data
+from roller.insight.step_profile.profile_json import FORMAT, VERSION, profile_from_json_data, profile_to_json_data
 from roller.insight.step_profile.profiling import profile
 from tests.docs.pages import DOCS, ROOT, blocks_of
 
@@ -20,16 +20,16 @@ SHOWN = (ROOT / "README.md", DOCS / "index.md", DOCS / "guides" / "profile.md")
 def test_the_example_of_the_format_is_a_profile():
     (text,) = [block.text for block in blocks_of(FORMAT_PAGE) if block.language == "json"]
     data = json.loads(text)
-    found = from_data(data)
+    found = profile_from_json_data(data)
     assert (data["format"], data["version"]) == (FORMAT, VERSION)
     assert (found.total_bytes, found.iteration_s, found.line("train.py:7").registered_bytes) == (4096, 0.003, 4096)
-    assert to_data(found)["nodes"] == data["nodes"]
+    assert profile_to_json_data(found)["nodes"] == data["nodes"]
 
 
 def test_the_page_of_the_format_names_every_key():
     page = FORMAT_PAGE.read_text(encoding="utf-8")
     kept = json.loads((ROOT / "tests/insight/step_profile/version_1.json").read_text(encoding="utf-8"))
-    keys = {*to_data(from_data(kept)), *(key for node in kept["nodes"] for key in node)}
+    keys = {*profile_to_json_data(profile_from_json_data(kept)), *(key for node in kept["nodes"] for key in node)}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 

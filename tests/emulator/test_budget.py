@@ -9,7 +9,7 @@ pytest.importorskip("tvm")
 import roller
 from roller import ops
 from roller.compiler import pipeline
-from roller.compiler.autotune.proving import _compare_to_reference
+from roller.compiler.autotune.proving import _difference_from_reference
 from roller.emulator import budgeted_proof, prove
 from roller.emulator.proof import BLOCKS, NOTHING, WHOLE
 from roller.emulator.time_allowance import Allowance
@@ -48,7 +48,7 @@ def kernel(name):
 
 
 def judged(made, built, **options):
-    return prove(made, budget_s=SECONDS, compare_at=_compare_to_reference, cache_dir=built, **options)
+    return prove(made, budget_s=SECONDS, compare_at=_difference_from_reference, cache_dir=built, **options)
 
 
 #: Several builds of g++ each: the quick ones in the fast tests, all in the slow ones.

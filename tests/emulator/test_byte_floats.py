@@ -51,4 +51,4 @@ def test_kernels_of_bytes_are_right(operator, dtype, device, built):
     proof = prove(artifact, compare=lambda *a: check(*a).message, cache_dir=built, orders=("forward",))
     assert proof.ok, f"{artifact.program}: {proof}"
     if artifact.language == "cuda" and toolchain.available() is None:
-        assert ".entry" in toolchain.to_ptx(artifact.source, artifact.target["arch"])
+        assert ".entry" in toolchain.compile_to_ptx(artifact.source, artifact.target["arch"])

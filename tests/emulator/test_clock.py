@@ -14,8 +14,8 @@ pytest.importorskip("tvm")
 import roller
 from roller import ops
 from roller.compiler import pipeline
-from roller.compiler.autotune.proving import _compare_to_reference
-from roller.emulator import Emulated, budgeted_proof, prove
+from roller.compiler.autotune.proving import _difference_from_reference
+from roller.emulator import EmulatedArtifact, budgeted_proof, prove
 from roller.emulator.emulate import ORDERS
 from roller.emulator.proof import BLOCKS, NOTHING, WHOLE, Proof
 from roller.emulator.time_allowance import Allowance
@@ -41,7 +41,7 @@ def kernel(name):
 @pytest.fixture
 def runs(monkeypatch):
     """Count what runs to its end; ``runs.late`` says which calls do not."""
-    run = Emulated.run
+    run = EmulatedArtifact.run
 
     class Runs:
         late = staticmethod(lambda number: False)
@@ -61,7 +61,7 @@ def runs(monkeypatch):
     runs = Runs()
     runs.half = False
     runs.start()
-    monkeypatch.setattr(Emulated, "run", lambda self, buffers, **options: runs(self, buffers, **options))
+    monkeypatch.setattr(EmulatedArtifact, "run", lambda self, buffers, **options: runs(self, buffers, **options))
     return runs
 
 
@@ -95,19 +95,19 @@ def test_wherever_time_runs_out_right_kernels_stay_right(built, runs, monkeypatc
         for late in (lambda n, at=at: n == at, lambda n, at=at: n >= at):
             runs.late = late
             runs.start()
-            proof = prove(made, budget_s=20.0, compare_at=_compare_to_reference, cache_dir=built)
+            proof = prove(made, budget_s=20.0, compare_at=_difference_from_reference, cache_dir=built)
             assert proof.ok, (at, str(proof))
             says_no_more_than(proof, runs.ended, blocks)
             if wrong is not None:
                 runs.start()
-                proof = prove(wrong, budget_s=20.0, compare_at=_compare_to_reference, cache_dir=built)
+                proof = prove(wrong, budget_s=20.0, compare_at=_difference_from_reference, cache_dir=built)
                 assert proof.proved.startswith("not proved ("), (at, proof.proved)
                 assert proof.ok == (proof.scope == NOTHING and not proof.failures)
 
 
 def test_blocks_that_stay_alone_are_looked_at_for_what_they_must_not_write(built, runs, monkeypatch):
     verified = []
-    monkeypatch.setattr(budgeted_proof.Buffer, "verify", lambda self, entry: verified.append(self.argument.name))
+    monkeypatch.setattr(budgeted_proof.GuardedBuffer, "verify", lambda self, entry: verified.append(self.argument.name))
     runs.late = lambda n: n > 2
     assert prove(kernel("tiled"), budget_s=20.0, cache_dir=built).scope == BLOCKS
     assert verified == [a.name for a in kernel("tiled").arguments]
@@ -115,27 +115,27 @@ def test_blocks_that_stay_alone_are_looked_at_for_what_they_must_not_write(built
     def found(self, entry):
         raise EmulationError(f"{entry}: wrote to input 'A'")
 
-    monkeypatch.setattr(budgeted_proof.Buffer, "verify", found)
+    monkeypatch.setattr(budgeted_proof.GuardedBuffer, "verify", found)
     runs.start()
     proof = prove(kernel("tiled"), budget_s=20.0, cache_dir=built)
     assert not proof.ok and "wrote to input" in str(proof) and proof.proved.startswith("not proved (forward order: ")
 
 
 def test_what_another_launch_has_not_written_condemns_nothing(built, runs, monkeypatch):
-    run = Emulated.run
+    run = EmulatedArtifact.run
 
     def alone(self, buffers, **options):
         if options.get("only"):
             raise EmulationError("out of bounds: it read what is not there")
         run(self, buffers, **options)
 
-    monkeypatch.setattr(Emulated, "run", alone)
-    proof = prove(kernel("split"), budget_s=20.0, compare_at=_compare_to_reference, cache_dir=built)
+    monkeypatch.setattr(EmulatedArtifact, "run", alone)
+    proof = prove(kernel("split"), budget_s=20.0, compare_at=_difference_from_reference, cache_dir=built)
     assert proof.proved == "emulated"
 
 
 def test_runs_are_charged_for_their_own_processor_time_and_nothing_else(built):
-    emulated = Emulated(kernel("tiled"), cache_dir=built)
+    emulated = EmulatedArtifact(kernel("tiled"), cache_dir=built)
     buffers = emulated.buffers([np.zeros(t.shape, t.dtype) for t in emulated.artifact.expression.inputs])
     allowance = Allowance(50.0)
     time.sleep(0.05)

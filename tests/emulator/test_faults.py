@@ -10,7 +10,7 @@ import pytest
 
 from roller import ops
 from roller.artifact import Launch
-from roller.emulator import ORDERS, Emulated, emulate, prove
+from roller.emulator import ORDERS, EmulatedArtifact, emulate, prove
 from roller.errors import EmulationError
 from roller.expr.canonical import fuse_axes
 from roller.tile import RProgram
@@ -219,7 +219,7 @@ def test_arguments_of_different_types_in_the_wrong_order_are_caught(built):
     source = kernel("int* X_ptr, float* Y_ptr", "Y_ptr[threadIdx.x] = X_ptr[threadIdx.x];")
     made = artifact(source, [("X", 32, "int32")], [("Y", 32, "float32")], block=32, arguments=("Y", "X"))
     with pytest.raises(EmulationError, match="parameter X_ptr: expected int, got argument 'Y' of float32"):
-        Emulated(made, cache_dir=built)
+        EmulatedArtifact(made, cache_dir=built)
 
 
 def test_writing_to_an_input_and_beyond_a_buffer_show_without_checks(built):

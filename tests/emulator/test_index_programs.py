@@ -16,10 +16,10 @@ from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, Tenso
 from roller.expr.canonical import fuse_axes
 from roller.runtime.check import check
 from roller.te.reader import read
-from roller.templates.gpu.emit.axis_map import AxisMap, register_index, register_tile_loops
+from roller.templates.gpu.emit.axis_map import AxisMap, register_index_of_point, register_tile_loops
 from roller.templates.gpu.emit.cuda import lower
-from roller.templates.gpu.emit.tir_statements import buffer, int32_literal, store
-from roller.tile.vectors import vectorizable
+from roller.templates.gpu.emit.tir_statements import declare_buffer, int32_literal, store
+from roller.tile.vector_access_widths import is_vectorizable
 
 
 def expand(shape, factors, dtype="float32"):
@@ -105,7 +105,7 @@ def test_the_compiler_of_the_device_takes_them(name, device):
     expr, spec = read(CASES[name]) if isinstance(CASES[name], list) else CASES[name], roller.load_spec(device).emitted
     for found in roller.construct(expr, spec, top_k=3):
         for launch in pipeline.lower(found.program, expr, spec).launches:
-            assert launch.entry in toolchain.to_ptx(launch.source, spec.target["arch"])
+            assert launch.entry in toolchain.compile_to_ptx(launch.source, spec.target["arch"])
 
 
 NAMED = {
@@ -147,11 +147,11 @@ def test_an_axis_that_a_person_named_like_a_fused_one_stays_apart():
 
 def test_registers_of_axes_whose_names_differ_in_signs_alone_are_all_reached():
     maps = [AxisMap("j/3", 8, 1, 4, 2), AxisMap("j%3", 3, 1, 3), AxisMap("j*3", 4, 1, 2, 2)]
-    held, found = buffer("held", (24,), "int32", "local"), []
+    held, found = declare_buffer("held", (24,), "int32", "local"), []
 
     def point(at):
         found.extend(at.chunk.values())
-        return store(held, int32_literal(1), register_index(maps, at))
+        return store(held, int32_literal(1), register_index_of_point(maps, at))
 
     register_tile_loops(maps, point)
     variables = [v for v in found if type(v).__name__ == "Var"]
@@ -160,7 +160,7 @@ def test_registers_of_axes_whose_names_differ_in_signs_alone_are_all_reached():
 
 def test_a_vector_is_one_only_where_no_term_steps_or_wraps_within_it():
     def read_by(div, mod, elements=64):
-        return vectorizable((Index((Term("r", 1, div, mod),)),), Tensor("Z", (elements,)), "r", 60, 4)
+        return is_vectorizable((Index((Term("r", 1, div, mod),)),), Tensor("Z", (elements,)), "r", 60, 4)
 
     assert read_by(1, 0) and read_by(1, 12) and not read_by(1, 6) and not read_by(2, 0) and not read_by(1, 10)
-    assert vectorizable((Index((Term("r", 1, 1, 6),)),), Tensor("Z", (6,)), "r", 60, 2)
+    assert is_vectorizable((Index((Term("r", 1, 1, 6),)),), Tensor("Z", (6,)), "r", 60, 2)

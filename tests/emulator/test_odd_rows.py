@@ -94,7 +94,7 @@ def test_what_is_constructed_for_long_odd_rows_is_right(built, device, dtype):
 @pytest.mark.parametrize("name", ["kept", "read again", "held, bfloat16", "split over blocks"])
 def test_odd_rows_are_built_with_wide_accesses(arch, name):
     artifact = lowered(name, arch)
-    kernels = ptx.kernels(toolchain.to_ptx(artifact.source, arch)).values()
+    kernels = ptx.kernels(toolchain.compile_to_ptx(artifact.source, arch)).values()
     assert any(k.counts["global_load_128"] for k in kernels)
     assert not [c for k in kernels for c in k.counts if c.startswith("local")]
     assert toolchain.build(artifact).build["spill_bytes"] == 0

@@ -66,7 +66,7 @@ def assert_builds(expr, arch, count):
     spec = roller.load_spec(DEVICES[arch])
     for c in roller.construct(expr, spec, top_k=count):
         artifact = replace(pipeline.lower(c.program, expr, spec), estimate=c.estimate.to_dict())
-        kernels = ptx.kernels(toolchain.to_ptx(artifact.source, arch)).values()
+        kernels = ptx.kernels(toolchain.compile_to_ptx(artifact.source, arch)).values()
         assert not [c for k in kernels for c in k.counts if c.startswith("local")], c.program
         assert toolchain.build(artifact).build["spill_bytes"] == 0, c.program
 

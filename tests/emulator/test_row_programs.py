@@ -82,7 +82,7 @@ def test_rows_too_long_for_registers_are_held_in_a_large_scratchpad():
     assert program.staged == ("X",) and program.reduction_steps["k"] > 1
     artifact = pipeline.lower(program, expr, spec)
     assert artifact.launches[0].dynamic_shared_bytes >= 4 * 50257
-    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact.source, "sm_90")).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(artifact.source, "sm_90")).values()
     # X is loaded as often as Y is stored: once, in whole steps and the rest of the row.
     assert kernel.counts["global_load_32"] == kernel.counts["global_store_32"]
     assert toolchain.build(artifact).build["spill_bytes"] == 0
@@ -130,7 +130,7 @@ ACCESSES = {
 @pytest.mark.parametrize("name", ACCESSES)
 def test_a_kept_row_is_loaded_once_in_wide_accesses(name, arch):
     artifact = lowered(name, arch)
-    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact.source, arch)).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(artifact.source, arch)).values()
     loads, stores = ACCESSES[name]
     counts = kernel.counts
     assert {c: n for c, n in counts.items() if c.startswith("global_load")} == loads
@@ -141,14 +141,14 @@ def test_a_kept_row_is_loaded_once_in_wide_accesses(name, arch):
 
 @pytest.mark.skipif(toolchain.available() is not None, reason="needs the CUDA wheels")
 def test_lanes_of_one_warp_need_no_scratchpad():
-    (kernel,) = ptx.kernels(toolchain.to_ptx(lowered("kept, a row of part of a warp").source, "sm_80")).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(lowered("kept, a row of part of a warp").source, "sm_80")).values()
     assert not [c for c in kernel.counts if c.startswith(("shared", "barrier"))]
     assert kernel.counts["shuffle"] == 2 * 4  # sixteen lanes, two reductions
 
 
 @pytest.mark.skipif(toolchain.available() is not None, reason="needs the CUDA wheels")
 def test_warps_of_a_row_meet_once_in_the_scratchpad():
-    (kernel,) = ptx.kernels(toolchain.to_ptx(lowered("kept, eight warps").source, "sm_80")).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(lowered("kept, eight warps").source, "sm_80")).values()
     assert kernel.counts["shuffle"] == 2 * (5 + 3)
     assert kernel.counts["shared_store_32"] == 2 and kernel.counts["shared_load_32"] == 2
     assert kernel.counts["barrier"] <= 3
@@ -177,7 +177,7 @@ def test_what_an_element_wise_result_is_made_of_is_kept(built):
     tiles = (("register", (1, 8)), ("shared", (4, 256)))
     program = RProgram(expr, "gpu", "rows", tiles, vector_axis="r", vector_elements=4, interleaved=True)
     artifact = lower(program, expr, "sm_80", "test")
-    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact.source, "sm_80")).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(artifact.source, "sm_80")).values()
     assert kernel.counts["global_load_128"] == 3 * 2 and kernel.counts["global_store_128"] == 2 * 2
     assert not kernel.counts["global_load_32"]
     proof = prove(artifact, compare=lambda *a: check(*a).message, cache_dir=built)

@@ -11,12 +11,18 @@ from roller.backends.cuda import toolchain
 from roller.emulator import prove
 from roller.expr import REDUCTION, Axis, Call, Const, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.canonical import fuse_axes
-from roller.expr.scalar import walk
+from roller.expr.scalar import walk_scalar_tree
 from roller.runtime.check import check
 from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
-from roller.tile.row_values import Share, extra_registers_of_shared_values, row_form, row_mix, shared_values
-from roller.tile.rows import row_stages
+from roller.tile.row_expressions import row_stages
+from roller.tile.row_values import (
+    InstructionFrequency,
+    extra_registers_of_shared_values,
+    row_form,
+    row_instruction_mix,
+    shared_values,
+)
 
 
 def normalised(rows, columns, divisor, dtype="float32", value=None, term=None):
@@ -57,14 +63,14 @@ def bodies(expr):
 def divides_elements(expr):
     """Whether the last stage divides once per element."""
     form = bodies(expr)[-1]
-    inside = {n for v in form.row for n in walk(v)}
-    return any(isinstance(n, Call) and n.fn == "div" and n not in inside for n in walk(form.body))
+    inside = {n for v in form.row for n in walk_scalar_tree(v)}
+    return any(isinstance(n, Call) and n.fn == "div" and n not in inside for n in walk_scalar_tree(form.body))
 
 
 @pytest.mark.parametrize("expr", [ops.softmax((7, 45)), ops.softmax((7, 45), dtype="float16"), GUARDED, DOUBLE, ROOT])
 def test_a_divisor_that_is_certainly_normal_becomes_a_reciprocal_of_its_row(expr):
     assert not divides_elements(expr)
-    assert any(s is Share.ROW and fn == "special" for s, _, fn, _ in row_mix(expr))
+    assert any(s is InstructionFrequency.ROW and fn == "special" for s, _, fn, _ in row_instruction_mix(expr))
 
 
 @pytest.mark.parametrize("expr", [BARE, UNSHIFTED, JUMPS])
@@ -89,7 +95,10 @@ def test_a_shared_exponential_takes_the_place_of_its_input():
     expr = ops.softmax((7, 45), dtype="float16")
     (value,) = shared_values(expr)
     assert value.fn == "exp" and extra_registers_of_shared_values(expr) == 0
-    assert sum(n for s, _, fn, n in row_mix(expr) if s is Share.ELEMENT and fn == "special") == 1
+    assert (
+        sum(n for s, _, fn, n in row_instruction_mix(expr) if s is InstructionFrequency.ELEMENT and fn == "special")
+        == 1
+    )
     assert shared_values(UNSHIFTED) and not shared_values(ops.layer_norm((7, 45)))
 
 
@@ -127,7 +136,7 @@ def test_a_kept_softmax_has_one_exponential_per_element_and_one_division_per_row
     tiles = (("register", (1, 16)), ("shared", (1, 2048)))
     program = RProgram(expr, "gpu", "rows", tiles, vector_axis="k", vector_elements=4, interleaved=True)
     artifact = lower(program, expr, arch, "test")
-    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact.source, arch)).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(artifact.source, arch)).values()
     opcodes = [line.split()[0] for line in kernel.lines]
     assert sum(o.startswith("ex2") for o in opcodes) == 16
     assert sum(o.startswith(("div.rn", "rcp")) for o in opcodes) == 1

@@ -15,7 +15,7 @@ from roller.expr.canonical import fuse_axes
 from roller.runtime.check import check
 from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
-from roller.tile.layout import lane_reads
+from roller.tile.staged_tile_layout import lane_reads
 
 needs_cuda = pytest.mark.skipif(toolchain.available() is not None, reason="needs the CUDA wheels")
 
@@ -70,7 +70,7 @@ def test_all_loads_come_before_the_first_store():
     expr = ops.elementwise(("add",), (128, 1024))
     program = roller.construct(expr, device="v100", top_k=1)[0].program
     source = pipeline.lower(program, expr, roller.load_spec("v100")).source
-    (kernel,) = ptx.kernels(toolchain.to_ptx(source, "sm_80")).values()
+    (kernel,) = ptx.kernels(toolchain.compile_to_ptx(source, "sm_80")).values()
     classes = [ptx.instruction_class(x) for x in kernel.lines]
     loads = [n for n, c in enumerate(classes) if c.startswith("global_load")]
     stores = [n for n, c in enumerate(classes) if c.startswith("global_store")]

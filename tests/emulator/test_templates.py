@@ -10,7 +10,7 @@ pytest.importorskip("tvm")
 import roller
 from roller import ops
 from roller.compiler import pipeline
-from roller.emulator import Emulated, prove
+from roller.emulator import EmulatedArtifact, prove
 from roller.emulator.emulate import round_to_dtype
 from roller.expr.canonical import fuse_axes
 from roller.hardware import load_spec
@@ -145,6 +145,6 @@ def test_a_large_matmul_is_right(built):
     e = ops.matmul(512, 512, 512)
     arrays = random_arrays(e)
     (candidate,) = roller.construct(e, device="v100", top_k=1)
-    emulated = Emulated(pipeline.lower(candidate.program, e, load_spec("v100")), cache_dir=built)
+    emulated = EmulatedArtifact(pipeline.lower(candidate.program, e, load_spec("v100")), cache_dir=built)
     (got,) = emulated(arrays)
     assert Oracle(e, arrays).check([got]).ok

@@ -171,5 +171,5 @@ def test_what_a_pipeline_must_not_do_is_caught(built, name):
 def test_the_product_builds_without_spills(n_major):
     built = toolchain.build(matmul(n_major))
     assert built.build["spill_bytes"] == 0
-    ptx = toolchain.to_ptx(built.source, "sm_90a")
+    ptx = toolchain.compile_to_ptx(built.source, "sm_90a")
     assert ptx.count("wgmma.mma_async") == 4 and "cp.async.cg.shared.global" in ptx and ".local" not in ptx

@@ -11,7 +11,7 @@ import pytest
 import roller
 from roller import ops
 from roller.errors import TileError
-from roller.explanation.construction_steps import construction_path
+from roller.explanation.construction_steps import reconstruct_construction
 from roller.explanation.explanation import ordered_sections
 from roller.explanation.render_sections import render_text
 from roller.templates.common.data_reuse_score import reuse_score, traffic_and_footprint
@@ -137,7 +137,7 @@ def test_roads_lead_to_every_candidate_that_grew():
     spec, options = roller.load_spec("v100"), roller.ConstructOptions()
     found = roller.construct(CASES["v100"], spec)
     for c in found:
-        assert construction_path(c.program, spec, options).steps, str(c.program)
+        assert reconstruct_construction(c.program, spec, options).steps, str(c.program)
     g, seen, of_blocks = Geometry.of(found[0].program.expr), GrowthTrace(), GrowthTrace()
     plain_tiles = grow_register_tiles(g, spec)
     assert (grow_register_tiles(g, spec, seen) == plain_tiles).all(), "being watched changes nothing"

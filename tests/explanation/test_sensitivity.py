@@ -15,14 +15,14 @@ from roller.explanation import spec_changes
 from roller.explanation.sensitivity import COST
 from roller.hardware import load_spec
 from roller.hardware.checks import Quantity
-from roller.perf.sensitivity import elasticity, field_steps
+from roller.perf.sensitivity import elasticity, finite_difference_steps
 from roller.templates.pricing import log_prices
 
 
 def elasticities(programs, spec):
     """Return, per field that matters to any of the programs, the elasticities of their predicted times."""
     base = log_prices(programs, spec)
-    found = {s: elasticity(s, lambda other: log_prices(programs, other), base) for s in field_steps(spec)}
+    found = {s: elasticity(s, lambda other: log_prices(programs, other), base) for s in finite_difference_steps(spec)}
     return {s: e for s, e in found.items() if np.abs(e).max(initial=0.0) > 0}
 
 
@@ -66,10 +66,10 @@ def test_a_side_on_which_a_program_does_not_fit_does_not_count():
     spec = load_spec("v100")
     program = roller.construct(MATMUL, spec, top_k=1)[0].program
     base = log_prices([program], spec)
-    for step in field_steps(spec):
+    for step in finite_difference_steps(spec):
         found = elasticity(step, lambda other: log_prices([program], other), base)
         assert math.isfinite(found[0]), step.field
-    shared = next(s for s in field_steps(spec) if s.field == "limits.registers_per_unit")
+    shared = next(s for s in finite_difference_steps(spec) if s.field == "limits.registers_per_unit")
     assert [x / shared.value for x, _ in shared.sides] == [0.5, 2]
 
 
@@ -103,7 +103,7 @@ def check_against(found, seconds_of, spec):
 def test_a_few_fields_against_construct():
     expr, options = ops.elementwise("gelu", (4096, 512)), roller.ConstructOptions()
     fields = ("units", "clock_hz", DRAM["v100"], "limits.registers_per_unit")
-    found = list(spec_changes.effects(load_spec("v100"), spec_changes.constructing_pricer([expr], options), fields))
+    found = list(spec_changes.effects(load_spec("v100"), spec_changes.reconstructing_pricer([expr], options), fields))
     assert [e.field for e in found] == [f for f in load_spec("v100").values() if f in fields]
     for e in found:
         for c in e.changes:
@@ -151,9 +151,9 @@ def test_values_are_as_many_digits_as_are_printed():
 
 def test_waves_are_steps_to_either_side():
     """Of 96 blocks a unit each, 80 units take two waves: no other count near it is better, 100 take one."""
-    values = spec_changes.changed_values(80, Quantity("units", 1, 999, True))
-    changes = tuple(spec_changes.relative_change(n, (float(-(-96 // n)),), (2.0,)) for n in values)
-    effect = spec_changes.Effect("units", 80, "units", (2.0,), changes)
+    values = spec_changes.values_to_try(80, Quantity("units", 1, 999, True))
+    changes = tuple(spec_changes.relative_field_change(n, (float(-(-96 // n)),), (2.0,)) for n in values)
+    effect = spec_changes.FieldEffect("units", 80, "units", (2.0,), changes)
     assert [(c.value, round(c.percent)) for c in effect.changes] == [(64, 0), (72, 0), (88, 0), (100, -50)]
     assert effect.best.value == effect.beside(larger=True).value == 100
     assert effect.beside(larger=False).value == 72

@@ -8,7 +8,7 @@ import pytest
 
 import roller
 from roller import ops
-from roller.explanation.price_comparison import Difference, difference_sentence
+from roller.explanation.price_comparison import TermDifference, difference_sentence
 from tests.perf.test_terms import rebuilt
 
 MATMUL = ops.matmul(512, 768, 1024)
@@ -87,5 +87,5 @@ def test_a_matrix_program_is_held_against_the_winner():
 
 
 def test_a_sentence_leaves_out_what_only_passes_a_number_on():
-    road = [Difference("a", 2.0, 1.0, ""), Difference("b", 2.0, 1.0, ""), Difference("c", 8.0, 4.0, "")]
+    road = [TermDifference("a", 2.0, 1.0, ""), TermDifference("b", 2.0, 1.0, ""), TermDifference("c", 8.0, 4.0, "")]
     assert difference_sentence(road) == "a 2 against 1 <- c 8 against 4"

@@ -23,18 +23,18 @@ from roller.expr import (
     TensorExpr,
     Term,
     axis_index,
-    transform,
+    transform_scalar,
 )
-from roller.expr.compose import inline_producer, scalar_dtype
+from roller.expr.compose_stages import common_dtype_of_scalar, inline_producer
 from roller.expr.index_arithmetic import (
     access_at_address,
-    address,
+    axis_splits_to_affine,
     compose_index,
     divide_index,
-    invert_store,
+    invert_store_map,
     reshape_access,
+    row_major_address,
     simplify_index,
-    splits_to_affine,
 )
 
 SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
@@ -98,7 +98,7 @@ def test_a_split_dimension_divides_until_its_axis_is_split():
     extents = {"k": 768}
     heads = reshape_access((axis_index("k"),), (768,), (12, 64), extents)
     assert heads == (Index((Term("k", 1, 64),)), Index((Term("k", 1, 1, 64),)))
-    (cut,) = splits_to_affine(heads, extents)
+    (cut,) = axis_splits_to_affine(heads, extents)
     assert cut.parts == (("k/1", 12), ("k/0", 64))
     digits = dict(cut.parts)
     assert [compose_index(i, {"k": cut.index}, digits) for i in heads] == [axis_index("k/1"), axis_index("k/0")]
@@ -115,9 +115,10 @@ def test_positions_in_another_shape_are_the_same_memory(shape, random):
         at = grid(extents)
         assert all(i.range(extents)[0] >= 0 and i.range(extents)[1] < n for i, n in zip(found, other, strict=True))
         np.testing.assert_array_equal(
-            address(found, other)(at) + 0 * at["d0"], address(identity(axes), shape)(at) + 0 * at["d0"]
+            row_major_address(found, other)(at) + 0 * at["d0"],
+            row_major_address(identity(axes), shape)(at) + 0 * at["d0"],
         )
-    assert access_at_address(address(identity(axes), shape), shape, extents) == tuple(
+    assert access_at_address(row_major_address(identity(axes), shape), shape, extents) == tuple(
         Index() if a.extent == 1 else axis_index(a.name) for a in axes
     )
 
@@ -180,7 +181,7 @@ def put_into(stage: Stage, producer: Stage, shape) -> Stage | None:
     if any(f is None for f in found):
         return None
     swapped = dict(zip(stage.loads, found, strict=True))
-    return replace(stage, body=transform(stage.body, lambda n: swapped.get(n, n) if isinstance(n, Load) else n))
+    return replace(stage, body=transform_scalar(stage.body, lambda n: swapped.get(n, n) if isinstance(n, Load) else n))
 
 
 def is_valid(x: Tensor, stage: Stage) -> bool:
@@ -254,7 +255,7 @@ def test_what_storing_rounds_is_still_rounded():
         Call("add", (Load("x", (axis_index("d0"),)), Const(1.0))),
     )  # fmt: skip
     found = inline_producer(Load("h", (axis_index("a"),)), (4,), {"a": 4}, stage, {"x": "float32"})
-    assert scalar_dtype(found, {"x": "float32"}) == "float16"
+    assert common_dtype_of_scalar(found, {"x": "float32"}) == "float16"
     narrow = Stage(Tensor("h", (4,), "int8"), stage.axes, stage.store, stage.body)
     assert inline_producer(Load("h", (axis_index("a"),)), (4,), {"a": 4}, narrow, {"x": "int8"}) is None
 
@@ -262,11 +263,11 @@ def test_what_storing_rounds_is_still_rounded():
 def test_axes_are_found_again_from_where_they_are_stored():
     extents = {"n": 2, "c": 6, "p": 10}
     store = (axis_index("n"), Index((Term("c", 10), Term("p"))))
-    assert invert_store(store, extents, (Index((), 1), axis_index("q", 1, 3)), {"q": 50}) is None, "carries into c"
-    assert invert_store(store, extents, (Index((), 1), axis_index("q", 10, 3)), {"q": 6}) == {
+    assert invert_store_map(store, extents, (Index((), 1), axis_index("q", 1, 3)), {"q": 50}) is None, "carries into c"
+    assert invert_store_map(store, extents, (Index((), 1), axis_index("q", 10, 3)), {"q": 6}) == {
         "n": Index((), 1), "c": axis_index("q"), "p": Index((), 3)
     }  # fmt: skip
-    assert invert_store(store, extents, (axis_index("n"), axis_index("q")), {"n": 2, "q": 60}) == {
+    assert invert_store_map(store, extents, (axis_index("n"), axis_index("q")), {"n": 2, "q": 60}) == {
         "n": axis_index("n"), "c": Index((Term("q", 1, 10),)), "p": Index((Term("q", 1, 1, 10),))
     }  # fmt: skip
 

@@ -10,11 +10,11 @@ from benchmarks.check_quality.interpreter import Interpreter
 from roller import ops
 from roller.core.dtypes import round_to_dtype
 from roller.expr import Axis, Call, Cast, Const, IndexValue, Load, Stage, Tensor, TensorExpr, axis_index
-from roller.expr.error_bounds import Enclosure
-from roller.expr.interval_rules import enclose
-from roller.expr.rounding import EPS, Enclosed, promote_dtypes, round_enclosure
+from roller.expr.error_bounds import ReferenceWithBounds
+from roller.expr.interval_rules import enclose_call
+from roller.expr.rounded_enclosures import EPS, EnclosedValues, promote_dtypes, round_enclosure
 from roller.runtime.check import Oracle, check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from tests.offenders import every
 
 AT = axis_index("i")
@@ -174,18 +174,18 @@ def test_nan_is_the_extreme_of_what_it_is_among(kind):
 
 
 def test_rounding_keeps_what_a_dtype_represents_a_point():
-    exact = Enclosed.point(np.array([0.5, 3.0]))
+    exact = EnclosedValues.point(np.array([0.5, 3.0]))
     assert round_enclosure(exact, "float32").is_point
-    third = round_enclosure(Enclosed.point(np.array([1 / 3])), "float16")
+    third = round_enclosure(EnclosedValues.point(np.array([1 / 3])), "float16")
     assert third.low[0] <= round_to_dtype(1 / 3, "float16") <= third.high[0] < 1 / 3 + 2.0**-11
     assert promote_dtypes("int64", "float32") == "float32"
 
 
 def test_a_quotient_through_zero_may_be_anything():
-    one = Enclosed.point(np.array([1.0]))
-    near = Enclosed(np.array([1e-9]), np.array([-1e-9]), np.array([3e-9]))
-    assert enclose("div", [one, near], "float32").unknown.all()
-    assert not enclose("div", [near, one], "float32").unknown.any()
+    one = EnclosedValues.point(np.array([1.0]))
+    near = EnclosedValues(np.array([1e-9]), np.array([-1e-9]), np.array([3e-9]))
+    assert enclose_call("div", [one, near], "float32").unknown.all()
+    assert not enclose_call("div", [near, one], "float32").unknown.any()
 
 
 def test_a_power_of_nan_may_be_one():
@@ -212,7 +212,7 @@ def test_a_possible_nan_in_one_piece_of_a_reduction_may_come_out(combiner, monke
 def test_enclosures_agree_with_the_reference():
     for e in (ops.softmax((6, 40)), ops.layer_norm((5, 33)), ops.conv2d(1, 3, 7, 7, 4, 3, 3, padding=1)):
         arrays = random_inputs(e)
-        run = Enclosure(e, {t.name: a for t, a in zip(e.inputs, arrays, strict=True)})
+        run = ReferenceWithBounds(e, {t.name: a for t, a in zip(e.inputs, arrays, strict=True)})
         (t,) = e.output_tensors
         points = np.indices(t.shape).reshape(len(t.shape), -1).T
         found = run.at(t.name, points)

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from roller.expr import Bound, Index, Load, Term, axis_index
-from roller.expr.inequalities import HalfBound, add_provable_guards, never_leaves
+from roller.expr.index_bound_proofs import HalfBound, add_provable_guards, index_stays_in_dimension
 
 
 def holds(fact, at):
@@ -40,7 +40,7 @@ def test_what_is_proved_is_true(seed):
             facts.append(HalfBound(drawn(rng, "ij"), low, high))
         index = drawn(rng, "ij")
         for size in (4, 9, 16):
-            found, meant = (f(index, size, facts, extents) for f in (never_leaves, everywhere))
+            found, meant = (f(index, size, facts, extents) for f in (index_stays_in_dimension, everywhere))
             assert meant or not found, (index, size, facts, extents)
             proved, true = proved + found, true + meant
     assert proved > 0.9 * true, "little of what is true is given up"
@@ -51,17 +51,17 @@ def test_sums_of_guards_bound_a_difference():
     plus, minus = Index((Term("i"), Term("j"))), Index((Term("i"), Term("j", -1)))
     extents = {"i": 10**9, "j": 10**9}
     facts = [HalfBound(plus, None, 40), HalfBound(minus, -7, 7)]
-    assert never_leaves(i, 23, facts, extents)
-    assert not never_leaves(i, 22, facts, extents)
-    assert never_leaves(Index(minus.terms, 7), 14, facts, extents)
-    assert never_leaves(j, 24, facts, extents)
+    assert index_stays_in_dimension(i, 23, facts, extents)
+    assert not index_stays_in_dimension(i, 22, facts, extents)
+    assert index_stays_in_dimension(Index(minus.terms, 7), 14, facts, extents)
+    assert index_stays_in_dimension(j, 24, facts, extents)
 
 
 def test_a_system_too_large_is_given_up():
     rng = random.Random(1)
     axes = "abcdefghij"
     facts = [HalfBound(Index(tuple(Term(a, rng.choice((-3, -2, -1, 1, 2, 3))) for a in axes)), 0) for _ in range(60)]
-    assert not never_leaves(axis_index("a"), 5, facts, dict.fromkeys(axes, 100))
+    assert not index_stays_in_dimension(axis_index("a"), 5, facts, dict.fromkeys(axes, 100))
 
 
 def test_guards_are_added_where_they_are_implied_only():

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 
 from roller.errors import ExprError, RollerError
 from roller.expr import Tensor, TensorExpr
-from roller.expr.resizing import grow_size, growing_sizes
+from roller.expr.growing_sizes import enlarge_size, growing_sizes
 from roller.ops import parse
 from roller.te.reader import read
 from tests.fuzz.arrays import inputs_of
@@ -42,7 +42,7 @@ def assert_grows(expr, extra, seed=0):
     if not all(np.isfinite(r).all() for r in meant):
         return  # a zero times what is not finite is no zero
     for size in growing_sizes(expr):
-        larger = grow_size(expr, size, size.extent + extra)
+        larger = enlarge_size(expr, size, size.extent + extra)
         arrays = []
         for t in larger.inputs:
             array = np.zeros(t.shape, given[t.name].dtype)
@@ -76,7 +76,7 @@ def test_a_size_has_its_axes_and_dimensions():
     _, columns, inner = growing_sizes(expr)
     assert (columns.reduced, inner.reduced) == (False, True)
     assert len(columns.axes) == 2 and len(columns.dims) == 4  # of product and epilogue; operand, bias, both results
-    assert grow_size(expr, inner, 16).anchor.points == 5 * 7 * 16
+    assert enlarge_size(expr, inner, 16).anchor.points == 5 * 7 * 16
 
 
 @pytest.mark.parametrize(("outside", "grows"), [(0.0, True), (1.0, False)])
@@ -94,4 +94,4 @@ def test_a_sum_takes_no_padding_in_that_is_not_zero(outside, grows):
 def test_sizes_only_grow():
     expr = parse("matmul(m=5, n=7, k=9)")
     with pytest.raises(ExprError, match="expected an extent of at least 5, got 4"):
-        grow_size(expr, growing_sizes(expr)[0], 4)
+        enlarge_size(expr, growing_sizes(expr)[0], 4)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from roller import ops
 from roller.expr import Index, Term
-from roller.expr.sliding import sliding_axes
+from roller.expr.sliding_windows import sliding_window_axes
 from roller.tile.geometry import Geometry
 from roller.tile.structures import structure_of
 from tests.offenders import every
@@ -38,7 +38,7 @@ def touching(index, extents):
 def test_one_axis_of_each_kind_slides_exactly_where_points_meet(coefs, sizes, const):
     index = Index((Term("s0", coefs[0]), Term("r0", coefs[1])), const)
     spatial, reduced = {"s0": sizes[0]}, {"r0": sizes[1]}
-    assert set(sliding_axes(index, spatial, reduced)) == touching(index, spatial | reduced)
+    assert set(sliding_window_axes(index, spatial, reduced)) == touching(index, spatial | reduced)
 
 
 @given(
@@ -48,14 +48,14 @@ def test_one_axis_of_each_kind_slides_exactly_where_points_meet(coefs, sizes, co
 def test_no_axis_by_which_points_meet_is_missed(terms, sizes):
     extents = dict(zip(SPATIAL + REDUCED, sizes, strict=True))
     index = Index(tuple(Term(a, c) for a, c in terms))
-    found = sliding_axes(index, {a: extents[a] for a in SPATIAL}, {a: extents[a] for a in REDUCED})
+    found = sliding_window_axes(index, {a: extents[a] for a in SPATIAL}, {a: extents[a] for a in REDUCED})
     assert touching(index, extents) <= set(found)
 
 
 def test_a_window_over_channels_in_blocks_slides_with_both_digits():
     index = Index((Term("out"), Term("block", 8), Term("inner")))
-    assert sliding_axes(index, {"out": 3}, {"block": 4, "inner": 8}) == ("out", "block", "inner")
-    assert sliding_axes(Index((Term("out", 32), *index.terms[1:])), {"out": 3}, {"block": 4, "inner": 8}) == ()
+    assert sliding_window_axes(index, {"out": 3}, {"block": 4, "inner": 8}) == ("out", "block", "inner")
+    assert sliding_window_axes(Index((Term("out", 32), *index.terms[1:])), {"out": 3}, {"block": 4, "inner": 8}) == ()
 
 
 @every(

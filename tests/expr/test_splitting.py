@@ -5,9 +5,9 @@ import pytest
 
 from roller import ops
 from roller.expr import SPATIAL, Axis, Index, IndexValue, Load, Stage, Tensor, TensorExpr, Term, axis_index
+from roller.expr.axis_splitting import split_axes
 from roller.expr.canonical import fuse_axes, group_axes
-from roller.expr.splitting import split_axes
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 
 
 def same(expr, form):

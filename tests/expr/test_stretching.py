@@ -8,12 +8,12 @@ import pytest
 
 from roller import ops
 from roller.errors import ExprError
-from roller.expr.stretching import apply_stretches, stretch_of
+from roller.expr.extent_stretching import apply_stretches, find_stretch
 from tests.offenders import every
 
 
 def stretched(expr, extents):
-    return apply_stretches(expr, [stretch_of(expr, n) for n in extents], extents)
+    return apply_stretches(expr, [find_stretch(expr, n) for n in extents], extents)
 
 
 @every(
@@ -50,12 +50,12 @@ def test_operators_are_those_of_the_other_size(make, axes):
 
 def test_what_is_not_one_answer_is_refused():
     with pytest.raises(ExprError, match="a constant of stage"):
-        stretch_of(ops.layer_norm((4, 8)), "d1")
+        find_stretch(ops.layer_norm((4, 8)), "d1")
     for extent, why in ((1, "a sum and a mean are the same"), (4, "a constant of stage")):
         with pytest.raises(ExprError, match=why):
-            stretch_of(ops.reduce("mean", (extent,)), "d0")
+            find_stretch(ops.reduce("mean", (extent,)), "d0")
     with pytest.raises(ExprError, match="expected an axis of"):
-        stretch_of(ops.matmul(4, 8, 8), "m")
+        find_stretch(ops.matmul(4, 8, 8), "m")
     blocked = ops.from_blocked(1, 16, 4, 4, 8)
     with pytest.raises(ExprError, match="divides it, or counts it backwards"):
-        stretch_of(blocked, blocked.axes[1].name)
+        find_stretch(blocked, blocked.axes[1].name)

@@ -11,7 +11,7 @@ from roller import ops
 from roller.expr import REDUCTION, SPATIAL, Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.expr.canonical import fuse_axes
 from roller.expr.evaluate import evaluate
-from roller.expr.trimming import live_span, trim_reductions
+from roller.expr.reduction_trimming import contributing_reduction_span, trim_reductions
 
 
 def reductions(expr):
@@ -35,7 +35,7 @@ def windowed(outputs, taps, step, gap, const, size, combiner="sum", outside=0.0)
 def test_the_span_is_that_of_the_points_inside(outputs, taps, step, gap, const, size):
     e = windowed(outputs, taps, step, gap, const, size)
     inside = [k for k in range(taps) if any(0 <= step * i + gap * k + const < size for i in range(outputs))]
-    first, end = live_span(e.anchor, e.anchor.axes[1])
+    first, end = contributing_reduction_span(e.anchor, e.anchor.axes[1])
     if inside:
         assert first <= inside[0] and end > inside[-1]
         if abs(step) <= 1:  # larger steps may jump over the image
@@ -59,7 +59,7 @@ def test_one_side_at_a_time(rate):
 def test_padding_on_one_side_trims_that_side():
     above = ops.conv2d(1, 4, 5, 5, 4, 5, 1, padding=(15, 0, 0, 0), dilation=(4, 1))
     kh = next(a for a in above.anchor.axes if a.name == "kh")
-    assert live_span(above.anchor, kh) == (3, 5)  # rows y + 4 k - 15 of five, y below four
+    assert contributing_reduction_span(above.anchor, kh) == (3, 5)  # rows y + 4 k - 15 of five, y below four
 
 
 def test_what_adds_something_outside_stays():

@@ -54,7 +54,7 @@ def main() -> None:
         tall = roller.compile_model(model(), device="cpu-avx2", top_k=1, progress=False)
         _new(FILES / "model-2", lambda path: Session(tall.plan, tall.artifacts, cores=1).save(path))
     probe_bundle._PLANS = (memory.latency_plan, compute.control_plan)  # of the format, two say all
-    _new(FILES / "probes-1", lambda path: probe_bundle.create_bundle(roller.load_spec("k80"), path, images=False,
+    _new(FILES / "probes-1", lambda path: probe_bundle.write_probe_bundle(roller.load_spec("k80"), path, images=False,
                                                                      driver=False))  # fmt: skip
     spec = roller.load_spec("v100")
     _new(FILES / "bundle-1", lambda path: create_bundle(ROWS, spec, path, top_k=1, binaries=False, workers=1))

@@ -16,7 +16,7 @@ from roller.artifact import KernelArtifact
 from roller.core.processor import missing_features
 from roller.errors import ArtifactError
 from roller.models.session.gpu_bundle import ModelBundle
-from roller.runtime import cache_transfer, container
+from roller.runtime import cache_transfer, verified_container
 from roller.runtime.bundle_format import Bundle
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache, import_cache
@@ -25,8 +25,9 @@ from tests.formats.make import EXPR, FILES, WEIGHTS
 from tests.offenders import every
 
 CONTAINERS = {
-    "bundle": container.BUNDLE, "probes": container.PROBES, "model-bundle": container.MODEL_BUNDLE,
-    "model": container.SAVED,
+    "bundle": verified_container.BUNDLE, "probes": verified_container.PROBES,
+    "model-bundle": verified_container.MODEL_BUNDLE,
+    "model": verified_container.SAVED,
 }  # fmt: skip
 KERNELS = ("kernel-1.json", "kernel-2.json", "kernel-3.roller")
 
@@ -45,7 +46,7 @@ def test_every_format_has_its_file():
     ):  # fmt: skip
         oldest = CONTAINERS[stem].oldest if stem in CONTAINERS else 1
         assert {f"{stem}-{n}" for n in range(oldest, version + 1)} <= names, f"{stem}: add the file of the new format"
-    assert container.SAVED.oldest == 2, "say in these tests what becomes of the earlier format"
+    assert verified_container.SAVED.oldest == 2, "say in these tests what becomes of the earlier format"
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -145,7 +146,9 @@ def test_bundles_of_later_formats_say_what_to_do(tmp_path, name, read):
 
 @pytest.mark.parametrize(("version", "remedy"), [(1, "Save the model again with this roller."), (3, "Upgrade roller")])
 def test_models_saved_by_another_version_say_what_to_do(tmp_path, version, remedy):
-    (tmp_path / "model.json").write_text(json.dumps({"format": container.SAVED.format, "format_version": version}))
+    (tmp_path / "model.json").write_text(
+        json.dumps({"format": verified_container.SAVED.format, "format_version": version})
+    )
     with pytest.raises(ArtifactError, match=remedy) as error:
         roller.load_model(tmp_path)
     assert one_sentence(error.value)

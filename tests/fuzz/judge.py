@@ -128,7 +128,7 @@ def each_candidate(case: Data, expr: Any, device: str, one: Callable[[Any, str],
     """Construct and lower every candidate of a case, and have each judged; the first finding is the verdict."""
     import roller
     from roller.compiler.pipeline import lower
-    from roller.construction.constructor import share_of_device
+    from roller.construction.constructor import spec_of_device_share
     from roller.hardware import load_spec
 
     report("constructing")
@@ -137,7 +137,7 @@ def each_candidate(case: Data, expr: Any, device: str, one: Callable[[Any, str],
         found = roller.construct(expr, device, options=options)
     except Exception as error:  # noqa: BLE001
         return refusal(error, "construct")
-    spec = share_of_device(load_spec(device), options)
+    spec = spec_of_device_share(load_spec(device), options)
     refused: list[Verdict] = []
     for candidate in found:
         what = f"{device} {candidate.program.structure} {candidate.program.tiles}"

@@ -6,7 +6,7 @@ import pytest
 
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
-from roller.probing.measured import Measured
+from roller.probing.measured import MeasuredValue
 from roller.probing.spec_yaml import insert_measured_values, spec_to_yaml
 from tests.offenders import every
 
@@ -74,7 +74,7 @@ def test_a_written_specification_reads_back_with_all_of_it(name):
 
 def test_a_measured_clock_takes_the_place_of_the_boost_clock():
     text = insert_measured_values(
-        text_of("h200"), {"clock_hz": Measured(1.9e9, 0.01, 9)}, "probed 2026-05-01 by roller probe"
+        text_of("h200"), {"clock_hz": MeasuredValue(1.9e9, 0.01, 9)}, "probed 2026-05-01 by roller probe"
     )
     spec = parse_spec(text, "mine.yaml")
     assert (spec.clock_hz, spec.sources["clock_hz"], spec.sustained_clock_hz) == (1.9e9, "measured", 1.83e9)

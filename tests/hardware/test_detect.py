@@ -6,7 +6,7 @@ import pytest
 
 from roller.errors import SpecError
 from roller.hardware import load_spec
-from roller.hardware.detect import X86_TARGETS, CpuInfo, count_cores, detect_cpu, match_profile, read_cpuinfo
+from roller.hardware.detect import X86_TARGETS, CpuInfo, count_usable_cores, detect_cpu, match_cpu_profile, read_cpuinfo
 from tests.offenders import every
 
 FLAGS = {name: flags for name, _, flags in X86_TARGETS}
@@ -91,20 +91,20 @@ def test_a_machine_that_tells_nothing_keeps_the_profile(tmp_path):
     ],
 )
 def test_profile_and_code_generation_name(arch, info, expected):
-    assert match_profile(arch, info) == expected
+    assert match_cpu_profile(arch, info) == expected
 
 
 def test_other_architectures_are_refused():
     with pytest.raises(SpecError, match=r"device 'cpu': no profile for architecture 'riscv64'\. Pass the path"):
-        match_profile("riscv64", CpuInfo())
+        match_cpu_profile("riscv64", CpuInfo())
 
 
 def test_smt_siblings_are_one_core(tmp_path):
     for i in range(4):
         write(tmp_path, f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list", f"{i % 2},{i % 2 + 2}\n")
-    assert count_cores(tmp_path, (0, 1, 2, 3)) == 2
-    assert count_cores(tmp_path, (0, 2)) == 1
-    assert count_cores(tmp_path, (1,)) == 1
+    assert count_usable_cores(tmp_path, (0, 1, 2, 3)) == 2
+    assert count_usable_cores(tmp_path, (0, 2)) == 1
+    assert count_usable_cores(tmp_path, (1,)) == 1
 
 
 @every(
@@ -112,14 +112,14 @@ def test_smt_siblings_are_one_core(tmp_path):
 )
 def test_control_group_limits_cores(tmp_path, quota, cores):
     write(tmp_path, "sys/fs/cgroup/cpu.max", quota)
-    assert count_cores(tmp_path, tuple(range(8))) == cores
+    assert count_usable_cores(tmp_path, tuple(range(8))) == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("-1", 8), ("200000", 2)])
 def test_control_group_of_version_1(tmp_path, quota, cores):
     write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", f"{quota}\n")
     write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
-    assert count_cores(tmp_path, tuple(range(8))) == cores
+    assert count_usable_cores(tmp_path, tuple(range(8))) == cores
 
 
 def test_broken_cpuinfo_is_empty_knowledge(tmp_path):

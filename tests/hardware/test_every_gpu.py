@@ -9,7 +9,7 @@ import pytest
 import roller
 from benchmarks.common import operators
 from roller import ops
-from roller.backends.devices import DeviceProperties, match_spec
+from roller.backends.devices import DeviceProperties, find_matching_spec
 from roller.compiler.pipeline import lower
 from roller.errors import BuildError, NoCandidateError, RollerWarning
 from roller.hardware import list_specs, load_spec
@@ -60,7 +60,7 @@ def test_a_device_is_found_by_its_architecture_units_and_memory(name):
     spec = load_spec(name)
     memory = int(spec.memory_layers[-1].capacity_bytes * 0.97)  # the driver keeps a little
     found = DeviceProperties("a GPU", spec.target["arch"], spec.units, memory, 0, (), ())
-    assert match_spec(found, map(load_spec, GPUS)).name == name
+    assert find_matching_spec(found, map(load_spec, GPUS)).name == name
 
 
 PRICED = {"mi100": ("float16", "bfloat16", "int8"), "mi210": ("float16", "bfloat16", "int8"),

@@ -11,7 +11,7 @@ import roller
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
 from roller.hardware.consistency import check_spec_file, spec_warnings
-from roller.hardware.peaks import peak_flops_per_s
+from roller.hardware.peaks import peak_flops_and_instruction_class
 from roller.hardware.spec import settable_fields
 from tests.offenders import every
 
@@ -80,7 +80,7 @@ def test_the_list_has_the_peak_of_the_matrix_unit_and_its_clock(cli):
     out = cli("devices")[1]
     (row,) = [line.split() for line in out.splitlines() if line.strip().startswith("h200 ")]
     assert {"1.98", "66.9", "1.07e+03"} <= set(row)
-    assert peak_flops_per_s(load_spec("k80"), "float16") is None
+    assert peak_flops_and_instruction_class(load_spec("k80"), "float16") is None
 
 
 @every("lanes", [1, 2, 256, 1024])

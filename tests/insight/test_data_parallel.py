@@ -17,7 +17,7 @@ from roller.insight.memory.largest_batch import memory_on_device
 from roller.insight.step.breakdown import exposed_network_us
 from roller.insight.step.from_trace import build_priced_step_graph
 from roller.insight.step.simulate import simulate
-from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
+from roller.insight.trace.gradient_buckets import buckets, trace_with_bucket_storages
 from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
@@ -105,7 +105,7 @@ def test_a_gradient_that_is_read_and_written_anew_is_reduced_again():
     turns = Trace((first, read, second, first, update), made.events, made.storages, (0, 5), {})
     assert [(b.names, b.ready, b.update) for b in buckets(again)] == [(("w1",), 2, 4), (("w0",), 3, 4)]
     assert [(b.names, b.ready, b.update) for b in buckets(turns)] == [(("w0",), 0, 1), (("w1",), 2, 4), (("w0",), 3, 4)]
-    held = add_bucket_storages(turns, buckets(turns)).storages
+    held = trace_with_bucket_storages(turns, buckets(turns)).storages
     assert sum(s.size_bytes for s in held.values()) - sum(s.size_bytes for s in made.storages.values()) == 5 * MIB
 
 
@@ -132,7 +132,7 @@ def test_more_devices_never_finish_a_step_sooner_and_hold_buckets_too():
     one, two = (forecast(made, "a100", devices=n) for n in (1, 2))
     assert two.memory.peak.requested_bytes - one.memory.peak.requested_bytes == 48 * MIB
     assert two.throughput == pytest.approx(16 / two.iteration_s) and one.exposed_s == 0 < two.exposed_s <= two.links_s
-    assert memory_on_device(add_bucket_storages(made, buckets(made)), "a100").peak == two.memory.peak
+    assert memory_on_device(trace_with_bucket_storages(made, buckets(made)), "a100").peak == two.memory.peak
 
 
 def test_waiting_for_links_is_not_waiting_for_launches():

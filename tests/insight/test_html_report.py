@@ -13,9 +13,9 @@ from roller.errors import ArtifactError, RollerError
 from roller.insight.rate_card import HourlyRate, RateCard
 from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
-from roller.insight.step_profile.profile_json import save_profile, to_data
-from roller.insight.step_profile.profile_page import page_of_profile
-from roller.insight.step_profile.profile_with_parts import load_profile_with_parts
+from roller.insight.step_profile.profile_html_page import profile_html
+from roller.insight.step_profile.profile_json import profile_to_json_data, save_profile
+from roller.insight.step_profile.profile_output_reader import load_profile_with_hints
 from roller.insight.step_profile.source_line_reader import source_line_reader
 from roller.report.report_of_path import hints_page_data, html_report, kind_of_report
 from tests.insight.step_profile.profiles import small_profile
@@ -118,7 +118,7 @@ def test_a_page_holds_hints_with_their_price(tmp_path):
     profile = replace(small_profile(), make_graph=graph_with_lines)
     card = RateCard("EUR", {"a100": HourlyRate(3.6, "mine", "2020-01-31")})
     parts = hints_page_data(profile, card)
-    found = data_of(page_of_profile(profile, parts=parts))
+    found = data_of(profile_html(profile, parts=parts))
     assert [x["change"] for x in found["hints"]] == [x.change for x in profile.hints()]
     amp = next(x for x in found["hints"] if x["change"] == "AMP()")
     assert amp["price_after"] == pytest.approx(amp["iteration_s"] / 8 * 1e6 * 0.001)
@@ -126,7 +126,7 @@ def test_a_page_holds_hints_with_their_price(tmp_path):
     lacking = hints_page_data(profile, RateCard("EUR", {}))
     assert lacking["price"] is None and lacking["price_note"] == "No price for a100: its cost is not shown."
     assert all(x["price_after"] is None for x in lacking["hints"])
-    private = data_of(page_of_profile(profile, parts=parts, anonymous=True))
+    private = data_of(profile_html(profile, parts=parts, anonymous=True))
     assert "train.py" not in json.dumps(private["hints"])
 
 
@@ -175,7 +175,7 @@ def _printed(profile):
     hints = replace(profile, make_graph=graph_with_lines).hints(3.6)
     card = HourlyRate(3.6, "mine", "2020-01-31")
     return {
-        "profile": to_data(profile),
+        "profile": profile_to_json_data(profile),
         **hints_and_difference_data(profile, hints, difference(other, profile), "EUR", card),
     }
 
@@ -219,7 +219,7 @@ def test_what_is_printed_beside_a_profile_is_checked(tmp_path, damage, said):
     path = tmp_path / "roller-profile.json"
     path.write_text(json.dumps(damage(_printed(small_profile()))))
     with pytest.raises(ArtifactError) as refused:
-        load_profile_with_parts(path)
+        load_profile_with_hints(path)
     assert said in str(refused.value)
 
 

@@ -15,7 +15,7 @@ from roller.errors import RollerError  # noqa: E402
 from roller.insight.cost.step_cost import price_step  # noqa: E402
 from roller.insight.sensitivity import sensitivity_of_step  # noqa: E402
 from roller.insight.step.from_trace import from_trace  # noqa: E402
-from roller.insight.trace.pytorch.tf32 import preserve_tf32, set_tf32, tf32_kinds  # noqa: E402
+from roller.insight.trace.pytorch.tf32 import allow_tf32_only_for, operator_kinds_allowing_tf32, preserve_tf32  # noqa: E402
 from roller.insight.trace.trace import Trace  # noqa: E402
 from roller.insight.whatif.predict import what_if  # noqa: E402
 from roller.insight.whatif.whatifs.amp import AMP  # noqa: E402
@@ -37,11 +37,11 @@ def test_switches_that_pytorch_froze_are_written_and_restored(monkeypatch):
     monkeypatch.setitem(vars(torch.backends.m), "__allow_nonbracketed_mutation_flag", False)
     with pytest.raises(RuntimeError, match="disable_global_flags"):
         torch.backends.cudnn.benchmark = False
-    before = tf32_kinds()
+    before = operator_kinds_allowing_tf32()
     with preserve_tf32():
-        set_tf32(["product"])
-        assert tf32_kinds() == ["product"]
-    assert tf32_kinds() == before and torch.backends.flags_frozen()
+        allow_tf32_only_for(["product"])
+        assert operator_kinds_allowing_tf32() == ["product"]
+    assert operator_kinds_allowing_tf32() == before and torch.backends.flags_frozen()
 
 
 def seconds(step, **options):

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import roller
 from roller.errors import ModelError, RollerError
 from roller.insight.cost.kernel_prices import KernelPricer
-from roller.insight.cost.padding import LEAST_GAIN
+from roller.insight.cost.worthwhile_size_padding import LEAST_GAIN
 from tests.offenders import every
 
 
@@ -72,7 +72,7 @@ def test_together_and_one_by_one_prices_are_the_same():
     spec = roller.load_spec("t4").sustained
     exprs = [roller.ops.matmul(m, 64, 96) for m in range(8, 24)]
     together, one_by_one = KernelPricer(spec, "roller"), KernelPricer(spec, "roller")
-    together.price_in_parallel(exprs)
+    together.price_expressions_in_parallel(exprs)
     assert [together.price_expression(e) for e in exprs] == [one_by_one.price_expression(e) for e in exprs]
 
 

@@ -16,7 +16,7 @@ from roller.errors import ModelError  # noqa: E402
 from roller.insight.measured_step import measure_step  # noqa: E402
 from roller.insight.trace.options import TraceOptions  # noqa: E402
 from roller.insight.trace.progress import Cancelled, listening  # noqa: E402
-from roller.insight.trace.pytorch.timed_step import _operator_seconds, measure_entry  # noqa: E402
+from roller.insight.trace.pytorch.timed_step import _operator_times_and_notes, measure_entry  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 from tests.insight.measured_entries import ENTRIES, HEAD, MLP  # noqa: E402
 
@@ -144,11 +144,11 @@ class Recorded:
 
 def test_seconds_of_operators_are_medians_where_steps_run_the_same():
     calls = [("a", ((2,),)), ("b", ((2,),))]
-    assert _operator_seconds(Recorded("a", "b"), [9.0, 9.0], [(calls, [1.0, 4.0]), (calls, [3.0, 5.0])]) == (
+    assert _operator_times_and_notes(Recorded("a", "b"), [9.0, 9.0], [(calls, [1.0, 4.0]), (calls, [3.0, 5.0])]) == (
         ((2.0, 1.0, 3.0), (4.5, 4.0, 5.0)), (),
     )  # fmt: skip
     other = [("a", ((2,),)), ("b", ((7,),))]
-    found, notes = _operator_seconds(Recorded("a", "b"), [9.0, 8.0], [(other, [1.0, 4.0]), (other[:1], [3.0])])
+    found, notes = _operator_times_and_notes(Recorded("a", "b"), [9.0, 8.0], [(other, [1.0, 4.0]), (other[:1], [3.0])])
     assert found == ((2.0, 1.0, 3.0), (8.0, 8.0, 8.0)), "the ends are the median of what was timed once"
     assert notes == (
         "operators: 2 of 2 timed steps run other operators or shapes than the recorded step. 1 of 2 operators are "

@@ -98,9 +98,9 @@ def _snapshot(folder: Path) -> None:
 
 
 def _read_snapshot(folder: Path) -> None:
-    from roller.insight.memory.snapshot import read_snapshot, snapshot_events
+    from roller.insight.memory.snapshot import memory_events_of_snapshot, read_snapshot
 
-    snapshot_events(read_snapshot(folder / "snapshot.pickle"))
+    memory_events_of_snapshot(read_snapshot(folder / "snapshot.pickle"))
 
 
 def _profile(folder: Path) -> None:

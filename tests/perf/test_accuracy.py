@@ -10,8 +10,8 @@ import pytest
 import roller
 from roller import ops
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
-from roller.perf.accuracy import UNVALIDATED, kernel_family, prediction_error, ranking_error
 from roller.perf.estimate import Estimate
+from roller.perf.expected_errors import UNVALIDATED, kernel_family_key, prediction_error, ranking_error
 from tests.offenders import every
 
 MATMUL = ops.matmul(512, 512, 512)
@@ -68,7 +68,7 @@ def test_a_family_shares_its_kernel_whatever_the_block():
     for a in found:
         for b in found:
             same = a.program.tiles[0] == b.program.tiles[0] and (a.program.split_k > 1) == (b.program.split_k > 1)
-            assert (kernel_family(a.program) == kernel_family(b.program)) == same
+            assert (kernel_family_key(a.program) == kernel_family_key(b.program)) == same
 
 
 def test_the_interval_is_one_error_to_either_side():

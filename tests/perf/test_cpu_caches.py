@@ -11,7 +11,7 @@ import roller
 from roller import ops
 from roller.construction.explicit_tiles import program_from_tiles
 from roller.templates import pricing
-from roller.templates.cpu.common.caches import bandwidth_of, cached_share
+from roller.templates.cpu.common.caches import bandwidth_of_active_cores, share_still_cached
 from roller.tile.program import RProgram
 
 
@@ -33,7 +33,7 @@ def _terms(program, spec):
 
 
 def test_the_share_kept_falls_smoothly_with_the_working_set():
-    shares = cached_share(1.0, 1.0 / np.array([0.5, 1.0, 1.1, 2.0, 8.0]))
+    shares = share_still_cached(1.0, 1.0 / np.array([0.5, 1.0, 1.1, 2.0, 8.0]))
     assert shares[0] == shares[1] == 1.0
     assert (np.diff(shares[1:]) < 0).all() and shares[-1] < 1e-3
     assert shares[3] == pytest.approx(np.exp((shares[3] - 1) * 2.0), abs=1e-6)
@@ -41,9 +41,9 @@ def test_the_share_kept_falls_smoothly_with_the_working_set():
 
 def test_one_core_draws_no_more_than_it_can_and_all_no_more_than_there_is(spec):
     layer = replace(spec.layer("l3"), bandwidth_bytes_per_s=1.5e11, bandwidth_per_teu_bytes_per_s=1.0e11)
-    assert bandwidth_of(layer, np.array([1, 2]), spec).tolist() == [1.0e11, 1.5e11]
+    assert bandwidth_of_active_cores(layer, np.array([1, 2]), spec).tolist() == [1.0e11, 1.5e11]
     unknown = replace(layer, bandwidth_per_teu_bytes_per_s=None)
-    assert bandwidth_of(unknown, np.array([1, 2]), spec).tolist() == [7.5e10, 1.5e11]
+    assert bandwidth_of_active_cores(unknown, np.array([1, 2]), spec).tolist() == [7.5e10, 1.5e11]
 
 
 def test_a_panel_larger_than_l2_comes_from_l3_for_every_row_of_tiles(spec):

@@ -12,7 +12,7 @@ from roller import ops
 from roller.templates import pricing
 from roller.templates.cpu.emit.build_library import ENTRY
 from roller.templates.cpu.emit.llvm import lower_module
-from roller.templates.cpu.emit.loop_nest import task_counts
+from roller.templates.cpu.emit.loop_nest import parallel_task_counts
 from roller.templates.pricing import estimate_program
 from tests.offenders import every
 
@@ -121,7 +121,7 @@ def test_every_parallel_loop_is_a_fork():
         program = replace(packing, staged=staged, tiles=(*packing.tiles[:-1], ("l2", task)))
         terms = estimate_program(program, spec).terms
         forks = (terms["launch_s"] - spec.execution.launch_s) / spec.execution.fork_s
-        loops = task_counts(lower_module(program, spec.units)[0][ENTRY].body)
+        loops = parallel_task_counts(lower_module(program, spec.units)[0][ENTRY].body)
         assert forks == pytest.approx(len(loops))
         seen.add(len(loops))
     assert seen == {1, 2, 3}

@@ -11,20 +11,20 @@ import roller
 from roller import ConstructOptions, ops
 from roller.errors import SpecError
 from roller.expr.canonical import fuse_axes, group_axes
-from roller.perf.accuracy import UNVALIDATED, prediction_error
-from roller.perf.batch import TileBatch
+from roller.perf.expected_errors import UNVALIDATED, prediction_error
+from roller.perf.tile_batch import TileBatch
 from roller.templates import gpu, pricing
 from roller.templates.common.forms import canonical_forms
-from roller.templates.gpu.common.occupancy import MATRIX_BASE_REGISTERS, usable_registers
-from roller.templates.gpu.common.operand_copies import (
+from roller.templates.gpu.common.occupancy import MATRIX_BASE_REGISTERS, operand_register_limit
+from roller.templates.gpu.common.operand_copy_counts import (
     copies_both_operands_asynchronously,
     fetched_element_registers,
     gather_address_registers,
     operand_copies,
 )
 from roller.templates.gpu.matrix.candidates import STAGES, matrix_candidates
-from roller.tile.fragments import program_operands
 from roller.tile.geometry import Geometry
+from roller.tile.matrix_operands import program_operands
 
 A100 = roller.load_spec("a100")
 EXPRS = {
@@ -83,7 +83,8 @@ def test_threads_that_find_no_row_of_a_tile_fetch_nothing():
 def test_registers_of_a_matrix_program_are_those_its_block_leaves_a_thread():
     geometry = Geometry.of(ops.matmul(512, 512, 64, dtype="float16"))
     few, many = (
-        usable_registers(one_program(geometry, b, t), A100)[0] for b, t in (((64, 64, 16), 512), ((32, 32, 16), 128))
+        operand_register_limit(one_program(geometry, b, t), A100)[0]
+        for b, t in (((64, 64, 16), 512), ((32, 32, 16), 128))
     )
     assert (few, many) == (128 - MATRIX_BASE_REGISTERS, 255 - MATRIX_BASE_REGISTERS)
 

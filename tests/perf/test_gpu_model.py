@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import roller
 from roller import ConstructOptions, ops, perf
 from roller.expr.canonical import fuse_axes
-from roller.perf.phases import alternate_phases, overlap_two_phases
+from roller.perf.phase_overlap import time_of_alternating_phases, time_of_two_overlapping_phases
 from roller.templates import gpu, pricing
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu import programs_of_form
@@ -38,34 +38,34 @@ _times = st.floats(1e-9, 1.0)
 
 @given(memory=_times, compute=_times, blocks=st.integers(1, 64))
 def test_overlap_lies_between_the_longer_phase_and_the_sum(memory, compute, blocks):
-    time = float(overlap_two_phases(np.array(memory), np.array(compute), blocks))
+    time = float(time_of_two_overlapping_phases(np.array(memory), np.array(compute), blocks))
     assert max(memory, compute) * (1 - 1e-9) <= time <= (memory + compute) * (1 + 1e-6)
-    more = float(overlap_two_phases(np.array(memory), np.array(compute), blocks + 1))
+    more = float(time_of_two_overlapping_phases(np.array(memory), np.array(compute), blocks + 1))
     assert more <= time * (1 + 1e-6)
-    assert time == float(overlap_two_phases(np.array(compute), np.array(memory), blocks))
+    assert time == float(time_of_two_overlapping_phases(np.array(compute), np.array(memory), blocks))
 
 
 def test_one_customer_adds_and_many_hide_the_shorter_phase():
-    assert float(overlap_two_phases(np.array(3.0), np.array(1.0), 1)) == pytest.approx(4.0)
-    assert float(overlap_two_phases(np.array(3.0), np.array(1.0), 64)) == pytest.approx(3.0)
+    assert float(time_of_two_overlapping_phases(np.array(3.0), np.array(1.0), 1)) == pytest.approx(4.0)
+    assert float(time_of_two_overlapping_phases(np.array(3.0), np.array(1.0), 64)) == pytest.approx(3.0)
 
 
 @given(phases=st.lists(_times, min_size=1, max_size=4), customers=st.floats(1, 16))
 def test_alternating_phases_take_between_the_longest_and_their_sum(phases, customers):
     times = [np.array([t]) for t in phases]
-    time = float(alternate_phases(times, np.array([customers]))[0])
+    time = float(time_of_alternating_phases(times, np.array([customers]))[0])
     assert max(phases) * (1 - 1e-9) <= time <= sum(phases) * (1 + 1e-9)
-    assert float(alternate_phases(times, np.array([customers + 0.5]))[0]) <= time * (1 + 1e-9)
-    assert float(alternate_phases([*times, np.array([0.0])], np.array([customers]))[0]) == pytest.approx(time)
+    assert float(time_of_alternating_phases(times, np.array([customers + 0.5]))[0]) <= time * (1 + 1e-9)
+    assert float(time_of_alternating_phases([*times, np.array([0.0])], np.array([customers]))[0]) == pytest.approx(time)
 
 
 @given(memory=_times, compute=_times, customers=st.integers(1, 32))
 def test_two_alternating_phases_have_a_closed_form(memory, compute, customers):
     """Buzen's, which the CPU half uses."""
-    closed = float(overlap_two_phases(np.array(memory), np.array(compute), customers))
-    assert float(alternate_phases((np.array(memory), np.array(compute)), np.array(customers))) == pytest.approx(
-        closed, rel=1e-5
-    )
+    closed = float(time_of_two_overlapping_phases(np.array(memory), np.array(compute), customers))
+    assert float(
+        time_of_alternating_phases((np.array(memory), np.array(compute)), np.array(customers))
+    ) == pytest.approx(closed, rel=1e-5)
 
 
 @pytest.mark.parametrize("device", ["v100", "k80", "mi50", "h200"])
@@ -174,8 +174,10 @@ def test_stages_and_orders_of_one_batch_cost_what_they_cost_alone(name, device):
             for s, r in np.broadcast(stages, raster)
         ]
         assert (gpu.price(together, spec)["seconds"] == np.concatenate(alone)).all()
-    assert batch.priced(spec, np.ones(len(batch))).known_seconds(spec) is not None
-    assert replace(batch, stages=2).known_seconds(spec) is None and batch.take(np.arange(2)).known_seconds(spec) is None
+    assert batch.priced(spec, np.ones(len(batch))).stored_seconds(spec) is not None
+    assert (
+        replace(batch, stages=2).stored_seconds(spec) is None and batch.take(np.arange(2)).stored_seconds(spec) is None
+    )
 
 
 @pytest.mark.parametrize("name", EXPRS)

@@ -72,10 +72,10 @@ def test_mechanisms_of_named_tiles_are_those_of_named_programs(fragment):
     tile = {"smem": (64, 64, 32), "reg": (32, 32) if fragment else (4, 4)}
     how = {"stages": 3, "raster": 2, "split_k": 4}
     found = roller.predict(expr, "a100", tile, **fragment, **how)
-    from roller.construction.explicit_tiles import Mechanisms
+    from roller.construction.explicit_tiles import ProgramMechanisms
 
     program = price_named_tiles(
-        expr, roller.load_spec("a100"), tile, fragment.get("fragment"), Mechanisms(3, 4, 2)
+        expr, roller.load_spec("a100"), tile, fragment.get("fragment"), ProgramMechanisms(3, 4, 2)
     ).program
     assert (program.stages, program.raster, program.split_k) == (3, 2, 4)
     assert roller.predict(expr, "a100", str(program)) == found

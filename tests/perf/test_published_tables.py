@@ -19,7 +19,7 @@ def _errors(predicted, measured):
 
 def test_compute_rate_of_one_sm():
     t = columns("v100_sm_gflops")
-    predicted = gpu.compute_rate_per_unit(V100, t["reg_tile_elems"], t["warps_per_sm"]) / 1e9
+    predicted = gpu.unit_flops_per_s(V100, t["reg_tile_elems"], t["warps_per_sm"]) / 1e9
     errors = _errors(predicted, t["gflops_per_sm"])
     assert len(errors) == 234
     assert errors.mean() <= 0.02 and errors.max() <= 0.08
@@ -28,7 +28,7 @@ def test_compute_rate_of_one_sm():
 def test_compute_rate_of_one_warp():
     t = columns("v100_warp_gflops")
     elements = t["reg_y"] * t["reg_x"]
-    predicted = gpu.compute_rate_per_unit(V100, elements, np.ones(len(elements))) / 1e9
+    predicted = gpu.unit_flops_per_s(V100, elements, np.ones(len(elements))) / 1e9
     errors = _errors(predicted, t["gflops_one_warp"])
     assert len(errors) == 786
     assert errors.mean() <= 0.03 and errors.max() <= 0.08

@@ -10,7 +10,7 @@ from roller import ops
 from roller.hardware import list_specs, load_spec
 from roller.insight.forecast import forecast
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
-from roller.perf.matrix_unit_notes import unit_notes
+from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 from tests.offenders import every
 
 NARROW = ("float16", "bfloat16", "int8", "float8_e4m3fn")
@@ -35,31 +35,31 @@ def product(dtype: str, **how: str) -> object:
     ],
 )  # fmt: skip
 def test_what_a_unit_lacks_is_said(device: str, dtype: str, said: str) -> None:
-    found = unit_notes([product(dtype)], load_spec(device))
+    found = notes_on_matrix_unit([product(dtype)], load_spec(device))
     assert (len(found) == 1 and said in found[0]) if said else found == ()
 
 
 def test_matrix_instructions_that_no_template_emits_are_said_of_our_kernels() -> None:
     spec = load_spec("mi300x")
-    (note,) = unit_notes([product("float16")], spec, ours=True)
+    (note,) = notes_on_matrix_unit([product("float16")], spec, ours=True)
     assert "(mfma), which no template emits code for" in note
-    assert unit_notes([product("float16")], load_spec("a100"), ours=True) == ()
+    assert notes_on_matrix_unit([product("float16")], load_spec("a100"), ours=True) == ()
 
 
 @every("device", GPUS)
 @every("dtype", NARROW)
 def test_a_dtype_without_a_fragment_is_never_priced_without_a_word(device: str, dtype: str) -> None:
     spec = load_spec(device)
-    assert bool([f for f in spec.fragments if f.operand == dtype]) or unit_notes([product(dtype)], spec)
+    assert bool([f for f in spec.fragments if f.operand == dtype]) or notes_on_matrix_unit([product(dtype)], spec)
 
 
 def test_what_is_no_product_has_no_note() -> None:
-    assert unit_notes([ops.softmax((64, 64), dtype="bfloat16"), ops.reduce("sum", (8, 8), axes=(1,))],
+    assert notes_on_matrix_unit([ops.softmax((64, 64), dtype="bfloat16"), ops.reduce("sum", (8, 8), axes=(1,))],
                       load_spec("t4")) == ()  # fmt: skip
 
 
 def test_sums_that_no_instruction_has_are_said() -> None:
-    (note,) = unit_notes([product("int8", acc_dtype="float32")], load_spec("a100"))
+    (note,) = notes_on_matrix_unit([product("int8", acc_dtype="float32")], load_spec("a100"))
     assert note == "int8 with sums in float32 has no matrix unit on a100: priced on CUDA cores."
 
 

@@ -12,7 +12,7 @@ import pytest
 from roller.errors import BuildError, LaunchError, SpecError
 from roller.hardware import load_spec
 from roller.hardware.spec import settable_fields
-from roller.probing import microbench_folder, probes, read_statement
+from roller.probing import microbench_folder, probes, read_probe_header
 from roller.probing.cpu import CpuSession
 from roller.probing.cpu import session as session_module
 from tests.offenders import every
@@ -40,7 +40,7 @@ def aligned(elements, dtype=np.float32):
 
 @every("probe", PROBES, ids=lambda p: p.name)
 def test_every_probe_states_what_it_does(probe):
-    said = read_statement(microbench_folder() / probe.source)
+    said = read_probe_header(microbench_folder() / probe.source)
     assert all(len(text) > 40 for text in (said.measures, said.spoiled_by, said.proof))
     for field in probe.fields:
         assert field in settable_fields(load_spec("cpu-avx512")) or field in NOT_YET
@@ -211,7 +211,7 @@ def test_headers_without_a_statement_are_refused(tmp_path):
     path = Path(tmp_path, "x.c")
     path.write_text("/* Measures: something\n * Proof: none\n */\n")
     with pytest.raises(SpecError, match="expected a line 'Spoiled by"):
-        read_statement(path)
+        read_probe_header(path)
 
 
 @pytest.mark.skipif("x86_64" not in platform.machine(), reason="the narrower vectors of this instruction set")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from roller.hardware import load_spec
-from roller.probing import Measured
+from roller.probing import MeasuredValue
 from roller.probing.cpu import memory, overheads, rates
 
 
@@ -30,7 +30,7 @@ class MadeUp:
 
     def seconds(self, kernel, data=(0,), size=0, cores=1, **options):
         told = self._seconds(kernel, size) if callable(self._seconds) else self._seconds[kernel]
-        return Measured(told, 0.01, 40)
+        return MeasuredValue(told, 0.01, 40)
 
 
 def test_a_clock_is_chain_over_time_and_a_second_chain_must_be_free():
@@ -98,7 +98,7 @@ def test_the_stations_of_the_law_are_found_again(b):
 
 def test_a_cache_nobody_describes_is_as_large_as_what_it_holds():
     session = MadeUp(lambda kernel, size: 16e-9 if size <= 48 << 10 else 160e-9)
-    found = memory._measure_capacity(session, Measured(1e-9, 0, 1), Measured(10e-9, 0, 1), 4096)
+    found = memory._measure_capacity(session, MeasuredValue(1e-9, 0, 1), MeasuredValue(10e-9, 0, 1), 4096)
     assert found.value == 48 << 10
 
 
@@ -112,12 +112,12 @@ def test_tasks_and_rows_are_intercepts():
 
 def test_blocks_fit_their_layer_and_not_the_one_before():
     session = SimpleNamespace(spec=load_spec("cpu-avx512"), cores=2)
-    sizes = {n: memory.block_bytes(n, session) for n in ("l1", "l2", "l3")}
+    sizes = {n: memory.cache_block_bytes(n, session) for n in ("l1", "l2", "l3")}
     layers = {n: session.spec.layer(n).capacity_bytes for n in sizes}
     assert all(sizes[n] <= layers[n] for n in sizes)
     assert sizes["l2"] > 3 * layers["l1"]
     assert sizes["l3"] > 3 * layers["l2"]
-    assert memory.memory_bytes(session) * session.cores >= 4 * layers["l3"]
+    assert memory.uncached_block_bytes(session) * session.cores >= 4 * layers["l3"]
 
 
 def test_pages_that_are_no_slower_than_known_ones_are_withdrawn():

@@ -11,8 +11,8 @@ import pytest
 import roller
 from roller import ops
 from roller.hardware import load_spec
-from roller.probing.cached_measurements import cached_evidence
-from roller.probing.diagnosis import OPERATORS, PLAUSIBLE, RECORDS, Observation, diagnose
+from roller.probing.cached_measurements import cached_measured_programs
+from roller.probing.diagnosis import OPERATORS, PLAUSIBLE, RECORDS, MeasuredProgram, diagnose
 from roller.runtime.cache import KernelCache
 from roller.templates.pricing import log_prices
 from tests.runtime.cache_entries import make_entry, make_key
@@ -45,7 +45,7 @@ def measured(device, change, noise=0.02, expressions=ALL, seed=0, count=3):
         found = roller.construct(e, spec, top_k=count)
         seconds = np.exp(log_prices([c.program for c in found], true))
         seconds = seconds * np.exp(noise * rng.standard_normal(len(found))) * np.exp(noise * rng.standard_normal())
-        out += [Observation(str(e), c.program, float(s)) for c, s in zip(found, seconds, strict=True)]
+        out += [MeasuredProgram(str(e), c.program, float(s)) for c, s in zip(found, seconds, strict=True)]
     return out, spec
 
 
@@ -73,7 +73,9 @@ def test_a_few_wild_records_change_nothing():
     field = "memory_layers.global.bandwidth_bytes_per_s"
     observations, spec = measured("v100", {field: 1.18})
     rng = np.random.default_rng(1)
-    wild = [Observation(o.operator, o.program, o.measured_s * (4 if rng.random() < 0.08 else 1)) for o in observations]
+    wild = [
+        MeasuredProgram(o.operator, o.program, o.measured_s * (4 if rng.random() < 0.08 else 1)) for o in observations
+    ]
     found = diagnose(wild, spec)
     assert found.finding is not None and found.finding.field == field
     assert found.finding.too_high == pytest.approx(0.18, abs=0.06)
@@ -116,7 +118,7 @@ def test_too_few_records_tell_nothing():
 def test_times_that_no_number_explains_are_called_disturbed():
     """A busy machine's times were explained by vectors of 879 lanes."""
     observations, spec = measured("cpu-avx512", {}, noise=0.01)
-    busy = [Observation(o.operator, o.program, o.measured_s * 300) for o in observations]
+    busy = [MeasuredProgram(o.operator, o.program, o.measured_s * 300) for o in observations]
     found = diagnose(busy, spec)
     assert found.finding is None
     assert "They look disturbed, or measured on another device" in found.reason
@@ -138,7 +140,7 @@ def test_doubtful_times_are_no_evidence_and_say_what_disturbed_them():
         first, *rest = entry.candidates
         doubted = replace(first, status="doubtful", reason=why.format(others)) if others else first
         cache.store(make_key(expr), replace(entry, candidates=(doubted, *rest)))
-    found = cached_evidence(cache, "v100", outdated=True)
+    found = cached_measured_programs(cache, "v100", outdated=True)
     assert [o.program.axes[0].extent for o in found.observations] == [66]
     assert found.doubtful == (("other programs kept 1.9 of 2 processors busy", 2),)
 
@@ -149,9 +151,9 @@ def test_evidence_is_what_the_cache_measured_here():
     roller.compile(ops.elementwise("relu", (66,)), "cpu", deterministic=True)  # not timed
     roller.compile(ops.elementwise("relu", (67,)), "v100", top_k=3)
     roller.compile(ops.elementwise("relu", (68,)), "cpu", options=roller.ConstructOptions(top_k=2, units=1))
-    found = cached_evidence(KernelCache(), "cpu")
+    found = cached_measured_programs(KernelCache(), "cpu")
     assert found.outdated == 0
     assert {o.program.axes[0].extent for o in found.observations} == {64, 65}
     assert all(o.measured_s > 0 for o in found.observations)
     assert len({id(o.program.expr) for o in found.observations}) == 2
-    assert cached_evidence(KernelCache(), "v100").observations == ()
+    assert cached_measured_programs(KernelCache(), "v100").observations == ()

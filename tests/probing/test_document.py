@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
-from roller.probing import Measured, insert_measured_values, save_spec, spec_to_yaml
+from roller.probing import MeasuredValue, check_and_write_spec, insert_measured_values, spec_to_yaml
 from tests.offenders import every
 
 STAMP = "probed 2026-05-01 by roller probe"
@@ -23,7 +23,7 @@ def text_of(name):
 def test_values_of_every_shipped_spec_become_measured_and_nothing_else_changes(name):
     spec = load_spec(name)
     numbers = {p: v for p, v in spec.values().items() if not p.startswith("accuracy.")}
-    found = {p: Measured(v * 1.001, 0.03, 40) for p, v in numbers.items() if isinstance(v, float)}
+    found = {p: MeasuredValue(v * 1.001, 0.03, 40) for p, v in numbers.items() if isinstance(v, float)}
     text = insert_measured_values(text_of(name), found, STAMP)
     after = parse_spec(text, name)
     for path, value in after.values().items():
@@ -50,7 +50,7 @@ def _entries(node, path=""):
 
 
 def test_other_sources_and_notes_stay():
-    found = {"clock_hz": Measured(1.4e9, 0.02, 9), "memory_layers.l2.latency_s": Measured(1.5e-7, 0.02, 9)}
+    found = {"clock_hz": MeasuredValue(1.4e9, 0.02, 9), "memory_layers.l2.latency_s": MeasuredValue(1.5e-7, 0.02, 9)}
     before = dict(_entries(yaml.safe_load(text_of("v100"))))
     after = dict(_entries(yaml.safe_load(insert_measured_values(text_of("v100"), found, STAMP))))
     clock = after["clock_hz"]
@@ -60,20 +60,20 @@ def test_other_sources_and_notes_stay():
 
 
 def test_a_second_run_replaces_the_first():
-    one = insert_measured_values(text_of("v100"), {"clock_hz": Measured(1.4e9, 0.02, 9)}, STAMP)
-    two = insert_measured_values(one, {"clock_hz": Measured(1.3e9, 0.01, 9)}, "probed 2026-06-01 by roller probe")
+    one = insert_measured_values(text_of("v100"), {"clock_hz": MeasuredValue(1.4e9, 0.02, 9)}, STAMP)
+    two = insert_measured_values(one, {"clock_hz": MeasuredValue(1.3e9, 0.01, 9)}, "probed 2026-06-01 by roller probe")
     entry = yaml.safe_load(two)["clock_hz"]
     assert (entry["measured"], entry["spread"]) == (1.3e9, 0.01)
     assert entry["note"].count("probed") == 1
-    assert insert_measured_values(two, {"clock_hz": Measured(1.4e9, 0.02, 9)}, STAMP) == one
+    assert insert_measured_values(two, {"clock_hz": MeasuredValue(1.4e9, 0.02, 9)}, STAMP) == one
 
 
 def test_fields_the_file_lacks_are_added_to_their_section():
     found = {
-        "memory_layers.l3.bandwidth_per_teu_bytes_per_s": Measured(9.9e10, 0.05, 20),
-        "memory_layers.l3.saturation_exponent": Measured(4.0, 0.05, 20),
-        "compute.ops_per_cycle_per_unit.add.float16": Measured(64.0, 0.0, 20),
-        "execution.overlap_blocks": Measured(2, 0.0, 20),
+        "memory_layers.l3.bandwidth_per_teu_bytes_per_s": MeasuredValue(9.9e10, 0.05, 20),
+        "memory_layers.l3.saturation_exponent": MeasuredValue(4.0, 0.05, 20),
+        "compute.ops_per_cycle_per_unit.add.float16": MeasuredValue(64.0, 0.0, 20),
+        "execution.overlap_blocks": MeasuredValue(2, 0.0, 20),
     }
     spec = parse_spec(insert_measured_values(text_of("cpu-avx512"), found, STAMP), "x")
     assert spec.layer("l3").bandwidth_per_teu_bytes_per_s == 9.9e10
@@ -87,11 +87,11 @@ def test_any_style_of_yaml_is_edited(style):
     data = yaml.safe_load(text_of("cpu-neon"))
     text = "# head\n" + yaml.safe_dump(data, sort_keys=False, default_flow_style=style == "flow")
     found = {
-        "units": Measured(4, 0.0, 3),
-        "memory_layers.dram.latency_s": Measured(8e-8, 0.1, 30),
-        "memory_layers.l1.banks": Measured(8, 0.0, 3),
-        "memory_layers.l1.bank_width_bytes": Measured(8, 0.0, 3),
-        "limits.usable_vector_registers": Measured(24, 0.0, 3),
+        "units": MeasuredValue(4, 0.0, 3),
+        "memory_layers.dram.latency_s": MeasuredValue(8e-8, 0.1, 30),
+        "memory_layers.l1.banks": MeasuredValue(8, 0.0, 3),
+        "memory_layers.l1.bank_width_bytes": MeasuredValue(8, 0.0, 3),
+        "limits.usable_vector_registers": MeasuredValue(24, 0.0, 3),
     }
     spec = parse_spec(insert_measured_values(text, found, STAMP), "x")
     assert {p: spec.values()[p] for p in found} == {p: m.value for p, m in found.items()}
@@ -102,24 +102,24 @@ def test_any_style_of_yaml_is_edited(style):
 @given(value=st.floats(1e8, 1e17), spread=st.floats(0, 1))
 def test_numbers_read_back(value, spread):
     path = "memory_layers.l1.bandwidth_bytes_per_s"
-    spec = parse_spec(insert_measured_values(text_of("cpu-avx2"), {path: Measured(value, spread, 5)}, STAMP), "x")
+    spec = parse_spec(insert_measured_values(text_of("cpu-avx2"), {path: MeasuredValue(value, spread, 5)}, STAMP), "x")
     assert spec.layer("l1").bandwidth_bytes_per_s == pytest.approx(value, rel=1e-3)
 
 
 def test_wrong_values_are_refused():
     with pytest.raises(SpecError, match=r"v100.yaml: memory_layers.l9.latency_s: unknown field"):
         insert_measured_values(
-            text_of("v100"), {"memory_layers.l9.latency_s": Measured(1e-9, 0, 3)}, STAMP, "v100.yaml"
+            text_of("v100"), {"memory_layers.l9.latency_s": MeasuredValue(1e-9, 0, 3)}, STAMP, "v100.yaml"
         )
     with pytest.raises(SpecError, match=r"clock_hz\.measured: expected a value from"):
-        insert_measured_values(text_of("v100"), {"clock_hz": Measured(1.4, 0, 3)}, STAMP)
+        insert_measured_values(text_of("v100"), {"clock_hz": MeasuredValue(1.4, 0, 3)}, STAMP)
 
 
 @every("name", [*list_specs(), "cpu"])
 def test_a_spec_becomes_a_file_and_comes_back(name, tmp_path):
     spec = load_spec(name)
     path = tmp_path / "copy.yaml"
-    save_spec(path, spec_to_yaml(spec, "copy"))
+    check_and_write_spec(path, spec_to_yaml(spec, "copy"))
     copy = load_spec(path)
     assert copy.values() == spec.values()
     assert (copy.kind, copy.target, copy.teu) == (spec.kind, spec.target, spec.teu)
@@ -141,10 +141,10 @@ def test_the_name_of_this_machine_is_reserved():
 
 def test_nothing_is_written_where_the_text_is_wrong(tmp_path):
     path = tmp_path / "x.yaml"
-    save_spec(path, text_of("v100"))
+    check_and_write_spec(path, text_of("v100"))
     with pytest.raises(SpecError):
-        save_spec(path, "name: x\n")
+        check_and_write_spec(path, "name: x\n")
     assert path.read_text() == text_of("v100")
     assert [p.name for p in tmp_path.iterdir()] == ["x.yaml"]
     with pytest.raises(SpecError, match="cannot write the specification"):
-        save_spec(tmp_path / "no" / "x.yaml", text_of("v100"))
+        check_and_write_spec(tmp_path / "no" / "x.yaml", text_of("v100"))

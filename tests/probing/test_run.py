@@ -8,8 +8,8 @@ import pytest
 
 from roller.errors import LaunchError
 from roller.hardware import load_spec
-from roller.probing import Finding, Measured, Probe, combine_rounds
-from roller.probing.run import run_probes
+from roller.probing import MeasuredValue, Probe, ProbeResult, median_of_good_rounds
+from roller.probing.run_probes import run_probes
 from tests.runtime.fake_clock import FakeClock
 
 SPEC = load_spec("cpu-avx512")
@@ -26,7 +26,7 @@ def steady(path, value, noise, seed):
 
     def run(session):
         worse = {1: 0.7, -1: 1.6}[1 if path.endswith(("per_s", "hz")) else -1] if next(rounds) == 2 else 1.0
-        return Finding({path: Measured(value * worse * (1 + noise * draw.uniform(-1, 1)), noise, 20)})
+        return ProbeResult({path: MeasuredValue(value * worse * (1 + noise * draw.uniform(-1, 1)), noise, 20)})
 
     return probe("p", run, path)
 
@@ -45,7 +45,7 @@ def test_a_noisy_probe_is_refused_by_name_and_its_neighbour_is_not():
     draw = random.Random(3)
 
     def noisy(session):
-        return Finding({"clock_hz": Measured(3e9 * draw.uniform(0.5, 1.5), 0.4, 20)})
+        return ProbeResult({"clock_hz": MeasuredValue(3e9 * draw.uniform(0.5, 1.5), 0.4, 20)})
 
     report = run_probes([probe("noisy", noisy, "clock_hz"), steady("execution.fork_s", 2e-6, 0.01, 1)], None, SPEC)
     assert "clock_hz" not in report.values
@@ -58,7 +58,7 @@ def test_rounds_that_contradict_each_other_are_refused_even_if_each_is_quiet():
     values = iter([10, 20, 30, 40, 50, 60, 70])
 
     def run(session):
-        return Finding({"memory_layers.l1.tlb_entries": Measured(next(values), 0.0, 20)})
+        return ProbeResult({"memory_layers.l1.tlb_entries": MeasuredValue(next(values), 0.0, 20)})
 
     report = run_probes([probe("p", run, "memory_layers.l1.tlb_entries")], None, SPEC)
     assert "spread" in report.refused["memory_layers.l1.tlb_entries"]
@@ -66,7 +66,7 @@ def test_rounds_that_contradict_each_other_are_refused_even_if_each_is_quiet():
 
 def test_a_value_whose_proof_failed_is_refused_with_the_reason():
     def run(session):
-        return Finding({"clock_hz": Measured(3e9, 0.0, 20)}, doubts={"clock_hz": "not bound by latency."})
+        return ProbeResult({"clock_hz": MeasuredValue(3e9, 0.0, 20)}, doubts={"clock_hz": "not bound by latency."})
 
     report = run_probes([probe("p", run, "clock_hz")], None, SPEC)
     assert report.refused == {"clock_hz": "not bound by latency."}
@@ -84,7 +84,9 @@ def test_a_probe_that_cannot_run_does_not_stop_the_others():
 
 def test_what_the_schema_has_no_field_for_is_shown_not_written():
     def run(session):
-        return Finding({"beside.divisions": Measured(1.0, 0.0, 1), "memory_layers.l1.colour": Measured(1.0, 0.0, 1)})
+        return ProbeResult(
+            {"beside.divisions": MeasuredValue(1.0, 0.0, 1), "memory_layers.l1.colour": MeasuredValue(1.0, 0.0, 1)}
+        )
 
     report = run_probes([probe("p", run)], None, SPEC, rounds=1)
     assert set(report.beside) == {"beside.divisions", "memory_layers.l1.colour"}
@@ -99,15 +101,15 @@ def test_progress_names_every_probe_of_every_round():
 
 def test_a_slow_machine_gets_fewer_rounds(monkeypatch):
     clock = iter(range(0, 10000, 10))
-    monkeypatch.setattr("roller.probing.run.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("roller.probing.run_probes.time.perf_counter", lambda: float(next(clock)))
     seen = []
     run_probes([steady("execution.fork_s", 2e-6, 0.0, 1)], None, SPEC, 50, seen.append)
     assert 1 <= len(seen) < 50
 
 
 def test_one_round_is_taken_as_it_is():
-    assert combine_rounds([Measured(2.0, 0.05, 7)], better=1) == Measured(2.0, 0.05, 7)
-    assert combine_rounds([Measured(2.0, 0.05, 7)]) == Measured(2.0, 0.05, 7)
+    assert median_of_good_rounds([MeasuredValue(2.0, 0.05, 7)], better=1) == MeasuredValue(2.0, 0.05, 7)
+    assert median_of_good_rounds([MeasuredValue(2.0, 0.05, 7)]) == MeasuredValue(2.0, 0.05, 7)
 
 
 def test_a_probe_that_others_disturbed_names_them_and_not_the_unit():
@@ -117,12 +119,12 @@ def test_a_probe_that_others_disturbed_names_them_and_not_the_unit():
 
     def doubted(session):
         clock.spend(1.0)
-        return Finding({"compute.ops_per_cycle_per_unit.special": Measured(0.5, 0.01, 20)}, doubts={
+        return ProbeResult({"compute.ops_per_cycle_per_unit.special": MeasuredValue(0.5, 0.01, 20)}, doubts={
             "compute.ops_per_cycle_per_unit.special": blame})  # fmt: skip
 
     def noisy(session):
         clock.spend(1.0)
-        return Finding({"clock_hz": Measured(3e9, 0.4, 20)})
+        return ProbeResult({"clock_hz": MeasuredValue(3e9, 0.4, 20)})
 
     probes = [probe("d", doubted, "compute.ops_per_cycle_per_unit.special"), probe("n", noisy, "clock_hz")]
     report = run_probes(probes, None, SPEC, rounds=1, load=clock.load)

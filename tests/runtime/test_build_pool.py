@@ -107,7 +107,7 @@ def test_programs_are_built_in_parallel_and_one_bad_program_is_a_record():
     from roller import ops
     from roller.backends.cpu import CpuKernel
     from roller.runtime.check import check
-    from roller.runtime.inputs import random_inputs
+    from roller.runtime.random_inputs import random_inputs
     from roller.templates.cpu.emit.llvm import lower
     from tests.codegen.cpu_programs import canonical, host_mcpu, program
 

@@ -21,10 +21,10 @@ from roller.cli.bundle import _drop_binaries_to_limit
 from roller.cli.main import main as cli
 from roller.errors import ArtifactError
 from roller.runtime import bundle as bundle_main
-from roller.runtime.bundle_format import Bundle, pack, unpack
+from roller.runtime.bundle_format import Bundle, pack_candidates, unpack_candidates
 from roller.runtime.bundle_import import import_results
 from roller.runtime.cache import KernelCache
-from roller.runtime.container import MANIFEST, checksum
+from roller.runtime.verified_container import MANIFEST, checksum
 from tests.emulator.faults import index_off_by_one, planted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,12 +137,14 @@ def test_wrong_kernels_are_left_out_and_those_without_time_listed(tmp_path, monk
 def test_candidates_survive_packing_and_share_what_they_share(made):
     bundle = Bundle(made)
     candidates = bundle.load(bundle.operators[0])
-    again = unpack(pack(candidates), "x")
+    again = unpack_candidates(pack_candidates(candidates), "x")
     assert again == candidates
     doubled = [*candidates, *((f"{n}'", a) for n, a in candidates)]
-    assert len(pack(doubled)) < 1.2 * len(pack(candidates))
-    assert all(a.binary is None for _, a in unpack(pack(candidates, binaries=0), "x"))
-    assert [a.source for _, a in unpack(pack(candidates, binaries=0), "x")] == [a.source for _, a in candidates]
+    assert len(pack_candidates(doubled)) < 1.2 * len(pack_candidates(candidates))
+    assert all(a.binary is None for _, a in unpack_candidates(pack_candidates(candidates, binaries=0), "x"))
+    assert [a.source for _, a in unpack_candidates(pack_candidates(candidates, binaries=0), "x")] == [
+        a.source for _, a in candidates
+    ]
 
 
 @pytest.mark.skipif(toolchain.available() is not None, reason="no NVRTC: bundles carry sources only")
@@ -156,7 +158,7 @@ def test_a_limit_drops_the_binaries_of_the_worst_ranks_and_keeps_sources(made):
     assert sum(len(d) for _, d in fewer) <= size * 0.8
     assert left_out > 0
     for entry, data in fewer:
-        artifacts = [a for _, a in unpack(data, entry.id)]
+        artifacts = [a for _, a in unpack_candidates(data, entry.id)]
         assert [a.binary is not None for a in artifacts] == [n < entry.binaries for n in range(len(artifacts))]
         assert all(a.source for a in artifacts)
     with pytest.raises(ArtifactError, match="the sources alone take"):
@@ -352,7 +354,7 @@ def test_other_refusals_name_the_cause(copied, made, tmp_path, capsys):
     (Path(copied) / MANIFEST).write_text("{")
     assert "not valid JSON" in refused(copied, "--json", out)
     with pytest.raises(ArtifactError, match="cut short"):
-        unpack((made / Bundle(made).operators[0].file).read_bytes()[:-20], "x")
+        unpack_candidates((made / Bundle(made).operators[0].file).read_bytes()[:-20], "x")
 
 
 def measured_elsewhere(whole, tmp_path):

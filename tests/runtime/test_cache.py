@@ -178,7 +178,7 @@ def test_measurements_are_appended_and_outlive_the_kernels() -> None:
 
 
 def artifact_file(cache: KernelCache) -> Path:
-    (digest, _) = next(cache.files.digests())
+    (digest, _) = next(cache.files.digests_and_sizes())
     return cache.files.path(digest)
 
 
@@ -256,7 +256,7 @@ def test_an_index_that_cannot_be_opened_now_is_not_moved_aside(monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(cache.database, "_connect", closed)
         with pytest.raises(sqlite3.OperationalError):
-            cache.database.set_aside()
+            cache.database.set_aside_if_damaged()
     assert cache.info()["damaged_databases"] == [] and cache.info()["entries"] == 1
 
 

@@ -16,8 +16,13 @@ import pytest
 import roller
 from roller.errors import ArtifactError, NoCandidateError, RollerError, RollerWarning
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_limit import DEFAULT_BYTES, parse_size, read_limit, set_limit
-from roller.runtime.cache_listing import drop, list_cached_kernels, remove_if_wrong, remove_wrong_kernel_on_failure
+from roller.runtime.cache_limit import DEFAULT_BYTES, parse_size, read_limit_and_origin, set_limit
+from roller.runtime.cache_listing import (
+    drop_kernel,
+    list_cached_kernels,
+    remove_if_wrong,
+    remove_wrong_kernel_on_failure,
+)
 from tests.runtime.cache_entries import make_entry, make_key
 
 RELU = roller.ops.elementwise("relu", (64,))
@@ -109,14 +114,14 @@ def test_one_kernel_is_dropped_and_a_file_that_two_share_stays() -> None:
     (one, two), entry = (make_key(RELU, x) for x in "ab"), make_entry(RELU, "same")
     cache.store(one, entry)
     cache.store(two, entry)
-    assert drop(cache, one.digest[:12]).key == one.digest
+    assert drop_kernel(cache, one.digest[:12]).key == one.digest
     assert cache.load(one) is None and cache.load(two) == entry
     with pytest.raises(ArtifactError, match=r"expected the beginning of a kernel's key, got '0000'\."):
-        drop(cache, "0000")
+        drop_kernel(cache, "0000")
     with pytest.raises(ArtifactError, match="expected the beginning"):
-        drop(cache, "")
-    drop(cache, two.digest.upper())
-    assert list_cached_kernels(cache) == [] and list(cache.files.digests()) == []
+        drop_kernel(cache, "")
+    drop_kernel(cache, two.digest.upper())
+    assert list_cached_kernels(cache) == [] and list(cache.files.digests_and_sizes()) == []
 
 
 def test_a_wrong_kernel_is_forgotten_and_one_that_took_its_place_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +138,7 @@ def test_a_wrong_kernel_is_forgotten_and_one_that_took_its_place_is_not(monkeypa
         raise NoCandidateError("all are wrong", (entry.artifact.program.digest,))
     assert cache.load(key) == new
     assert remove_if_wrong(cache, key, lambda kernel: kernel == new.artifact)
-    assert cache.load(key) is None and list(cache.files.digests()) == []
+    assert cache.load(key) is None and list(cache.files.digests_and_sizes()) == []
 
 
 def test_a_key_that_two_begin_with_is_refused() -> None:
@@ -142,17 +147,17 @@ def test_a_key_that_two_begin_with_is_refused() -> None:
     keys = [h.key[0] for h in list_cached_kernels(cache)]
     twice = next(k for k in keys if keys.count(k) > 1)
     with pytest.raises(ArtifactError, match=f"expected one kernel, {keys.count(twice)} begin with '{twice}'"):
-        drop(cache, twice)
+        drop_kernel(cache, twice)
 
 
 def test_the_least_recently_used_goes_and_what_was_read_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = KernelCache()
     files = stored(cache, "a", "b", "c", "d")
-    (size,) = {s for _, s in cache.files.digests()}
+    (size,) = {s for _, s in cache.files.digests_and_sizes()}
     assert cache.load(make_key(RELU, "a")) is not None, "it is used just now"
     monkeypatch.setenv("ROLLER_CACHE_SIZE", str(int(3.5 * size)))
     assert cache.trim() == (1, size)
-    assert {d for d, _ in cache.files.digests()} == {files[0], *files[2:]}
+    assert {d for d, _ in cache.files.digests_and_sizes()} == {files[0], *files[2:]}
     assert cache.load(make_key(RELU, "b")) is None
     assert cache.store(make_key(RELU, "e"), make_entry(RELU, "e"))
     assert cache.load(make_key(RELU, "c")) is None
@@ -164,8 +169,8 @@ def test_the_least_recently_used_goes_and_what_was_read_stays(monkeypatch: pytes
 
 def test_looking_at_all_files_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, looked = KernelCache(), []
-    real = cache.files.digests
-    monkeypatch.setattr(cache.files, "digests", lambda: looked.append(1) or real())
+    real = cache.files.digests_and_sizes
+    monkeypatch.setattr(cache.files, "digests_and_sizes", lambda: looked.append(1) or real())
     stored(cache, "a", "b", "c", "d")
     assert len(looked) == 1, "four kernels are nothing to 4 GiB"
 
@@ -178,7 +183,7 @@ def test_a_file_without_a_row_goes_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cache.load(make_key(RELU, "a")) is None
     size = cache.files.path(files[1]).stat().st_size
     assert cache.trim(1.5 * size) == (1, size)
-    assert [d for d, _ in cache.files.digests()] == [files[1]]
+    assert [d for d, _ in cache.files.digests_and_sizes()] == [files[1]]
 
 
 def test_a_reader_that_lost_the_race_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,23 +200,23 @@ def test_a_reader_that_lost_the_race_is_no_damage(monkeypatch: pytest.MonkeyPatc
 def test_the_limit_is_of_the_variable_then_of_the_folder_then_the_default(
     cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert read_limit(cache_dir) == (DEFAULT_BYTES, "the default")
+    assert read_limit_and_origin(cache_dir) == (DEFAULT_BYTES, "the default")
     set_limit(cache_dir, 5e6)
-    assert read_limit(cache_dir) == (5e6, "roller cache limit")
+    assert read_limit_and_origin(cache_dir) == (5e6, "roller cache limit")
     set_limit(cache_dir, math.inf)
-    assert read_limit(cache_dir) == (math.inf, "roller cache limit")
+    assert read_limit_and_origin(cache_dir) == (math.inf, "roller cache limit")
     monkeypatch.setenv("ROLLER_CACHE_SIZE", "2 GiB")
-    assert read_limit(cache_dir) == (float(2 << 30), "ROLLER_CACHE_SIZE")
+    assert read_limit_and_origin(cache_dir) == (float(2 << 30), "ROLLER_CACHE_SIZE")
     monkeypatch.setenv("ROLLER_CACHE_SIZE", "much")
     with pytest.raises(RollerError, match=r"ROLLER_CACHE_SIZE: expected a size like 500M or 4GiB, or none, got 'much'"):
-        read_limit(cache_dir)
+        read_limit_and_origin(cache_dir)
     key = make_key(RELU)
     with pytest.warns(RollerWarning, match="ROLLER_CACHE_SIZE: expected a size"):
         assert KernelCache().store(key, make_entry(RELU)), "what was compiled is not lost by it"
     assert KernelCache().store(key, make_entry(RELU)), "said once"
     (cache_dir / "limit").write_bytes(b"\xff\xfe nonsense")
     monkeypatch.delenv("ROLLER_CACHE_SIZE")
-    assert read_limit(cache_dir)[0] == DEFAULT_BYTES, "a damaged one is as if it were not there"
+    assert read_limit_and_origin(cache_dir)[0] == DEFAULT_BYTES, "a damaged one is as if it were not there"
 
 
 @pytest.mark.parametrize(("text", "size"), [("0", 0), ("1k", 1024), ("1.5 MB", 1.5 * (1 << 20)), ("7TiB", 7 << 40)])
@@ -249,7 +254,7 @@ for n in itertools.count():
 def test_writers_that_trim_at_the_same_time_and_are_killed_leave_a_sound_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = KernelCache()
     stored(cache, "a")
-    (size,) = {s for _, s in cache.files.digests()}
+    (size,) = {s for _, s in cache.files.digests_and_sizes()}
     monkeypatch.setenv("ROLLER_CACHE_SIZE", str(5 * size))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", *filter(None, sys.path)])[1:])
     writers = [

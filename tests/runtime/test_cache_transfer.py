@@ -14,7 +14,8 @@ import pytest
 import roller
 from roller.errors import ArtifactError
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_transfer import _sum, export_cache, import_cache
+from roller.runtime.cache_transfer import export_cache, import_cache
+from roller.runtime.verified_container import checksum
 from tests.offenders import every
 from tests.runtime.cache_entries import make_entry, make_key
 
@@ -76,7 +77,7 @@ def edit_manifest(members: Members, change: Callable[[dict[str, Any]], None], se
     manifest = json.loads(members[0][1])
     change(manifest)
     if seal:
-        manifest["checksum"] = _sum({k: v for k, v in manifest.items() if k != "checksum"})
+        manifest["checksum"] = checksum({k: v for k, v in manifest.items() if k != "checksum"})
     replace_data(members, 0, json.dumps(manifest).encode())
 
 

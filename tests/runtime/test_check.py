@@ -7,7 +7,7 @@ from roller import ops
 from roller.errors import ExprError
 from roller.expr import Axis, Call, Cast, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.runtime.check import Oracle, check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.runtime.sample_points import sample_output_points
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from roller.backends.cpu import threads
 from roller.core.processor import busy_and_stolen_seconds, may_share_cores
-from roller.runtime.clock import QUIET_SHARE, ClockSample, Load, SystemClock, TrustingClock, system_clock
+from roller.runtime.clock import QUIET_SHARE, ClockSample, Load, SystemClock, TrustingClock, system_or_trusting_clock
 from roller.runtime.disturbance import Disturbance, observe_machine
 from roller.runtime.timing import PATIENCE_S, Contender, measure_median, time_candidates
-from roller.runtime.timing_windows import MIN_SAMPLE_S, ExtraTime, Series
+from roller.runtime.timing_windows import MIN_SAMPLE_S, ExtraTime, TimingSeries
 from tests.runtime.fake_clock import FakeClock
 
 #: Two programs that never rest share both processors evenly; two others take bursts.
@@ -58,13 +58,13 @@ def test_patience_is_bounded():
     # Looks and samples that are taken whatever the patience: a few runs of each.
     assert PATIENCE_S / 2 < clock.at < PATIENCE_S + 10 * 6 * 0.06
     patience = ExtraTime(clock, 1.0)
-    assert patience.lasts()
+    assert patience.count_and_has_time_left()
     clock.at += 0.6
     patience.pause()
     clock.at += 5.0
-    assert patience.lasts()
+    assert patience.count_and_has_time_left()
     clock.at += 0.5
-    assert not patience.lasts()
+    assert not patience.count_and_has_time_left()
 
 
 def test_each_contender_has_a_share_of_the_patience_and_what_was_left_before():
@@ -73,17 +73,17 @@ def test_each_contender_has_a_share_of_the_patience_and_what_was_left_before():
 
     def spent() -> float:
         start = clock.at
-        while patience.lasts():
+        while patience.count_and_has_time_left():
             clock.at += 1 / 64
-        patience.pass_on()
+        patience.start_next_share()
         return clock.at - start
 
     assert spent() == pytest.approx(0.25)
-    patience.pass_on()  # a contender that needs none
+    patience.start_next_share()  # a contender that needs none
     assert spent() == pytest.approx(0.5)
-    assert patience.lasts()
+    assert patience.count_and_has_time_left()
     clock.at += 0.35  # a try that takes longer than is left
-    patience.pass_on()
+    patience.start_next_share()
     assert spent() == 0.0, "four were expected"
 
 
@@ -101,7 +101,7 @@ def test_whoever_comes_last_is_taken_again_as_often_as_the_first(known):
 def test_a_kernel_that_raises_leaves_no_file_open(tmp_path, monkeypatch):
     write(tmp_path, "proc/self/task/7/schedstat", "1000 0 3\n")
     clock, opened = SystemClock(lambda: [7], tmp_path), list[int]()
-    monkeypatch.setattr("roller.runtime.timing.system_clock", lambda: clock)
+    monkeypatch.setattr("roller.runtime.timing.system_or_trusting_clock", lambda: clock)
 
     def run() -> None:
         opened.append(len(clock._stats))
@@ -166,7 +166,7 @@ def test_a_long_run_that_others_disturbed_once_is_taken_again(patience_s):
 def test_a_series_has_a_window_whenever_patience_ends():
     """Where a window shows that it holds more calls, those before it go, and one of the new kind takes their place."""
     clock = FakeClock()
-    series = Series(uneven(clock, 2e-4, 1e-6, 1e-6, 1e-8), clock, 1, 3)
+    series = TimingSeries(uneven(clock, 2e-4, 1e-6, 1e-6, 1e-8), clock, 1, 3)
     for _ in range(4):
         found = series.take()
         assert series.windows and series.windows[-1] is found
@@ -259,13 +259,13 @@ def test_a_hypervisor_that_takes_much_makes_long_kernels_doubtful():
 
 def test_a_trusting_clock_doubts_nothing(monkeypatch):
     monkeypatch.setenv("ROLLER_TRUST_CLOCK", "1")
-    assert isinstance(system_clock(), TrustingClock)
+    assert isinstance(system_or_trusting_clock(), TrustingClock)
     clock = FakeClock(**SPINNING)
     clock.trusting, clock.counted = True, False
     assert time_candidates([Contender("a", clock.kernel(0.1), 0.2)], clock=clock)["a"].doubt == ""
     for text in ("", "0"):
         monkeypatch.setenv("ROLLER_TRUST_CLOCK", text)
-        assert not isinstance(system_clock(), TrustingClock)
+        assert not isinstance(system_or_trusting_clock(), TrustingClock)
 
 
 def write(root: Path, path: str, text: str) -> None:

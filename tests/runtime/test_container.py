@@ -8,8 +8,8 @@ import re
 import pytest
 
 from roller.errors import ArtifactError
-from roller.runtime.container import KINDS, MANIFEST, Container, DocumentKind, checksum, write_container
 from roller.runtime.resumable_run import ResumedRun
+from roller.runtime.verified_container import KINDS, MANIFEST, Container, DocumentKind, checksum, write_container
 from tests.offenders import every
 
 DAMAGED = "not valid JSON .* Copy the box again."
@@ -19,7 +19,7 @@ RESULTS = DocumentKind("a-result", 1, "a result")
 
 def boxed(path):
     with write_container(path) as work:
-        work.seal(BOX, {"files": {"in/one": work.add("in/one", b"1"), "two": work.add("two", b"{}")}})
+        work.write_manifest(BOX, {"files": {"in/one": work.add("in/one", b"1"), "two": work.add("two", b"{}")}})
     return path
 
 
@@ -45,7 +45,7 @@ def test_nothing_is_left_of_a_folder_that_was_not_finished(tmp_path, stop):
 
 def test_a_finished_folder_has_a_manifest_that_says_what_it_holds(tmp_path):
     with write_container(tmp_path / "b") as work:
-        manifest = work.seal(BOX, {"sizes": (1, 2)})
+        manifest = work.write_manifest(BOX, {"sizes": (1, 2)})
         assert not (tmp_path / "b").exists()
     found = json.loads((tmp_path / "b" / MANIFEST).read_text())
     plain = {"format": "a-box", "version": 3, "sizes": [1, 2]}

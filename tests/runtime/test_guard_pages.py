@@ -15,14 +15,14 @@ import pytest
 
 pytest.importorskip("tvm")
 
-import roller.te.emit
-from roller.runtime import cpu_profile, guard_pages
+import roller.te.tvm_expressions
+from roller.runtime import cpu_kernel_profiling, guard_pages
 from roller.runtime.clock import ClockSample, Load, SystemClock
 from roller.runtime.guard_pages import (
     AVAILABLE,
     allocate_between_guard_pages,
     find_out_of_bounds_access,
-    kernels_out_of_bounds,
+    kernels_with_bad_accesses,
 )
 from roller.te.compat import te, tirx
 from roller.te.reader import read
@@ -82,7 +82,7 @@ def made():
 @pytest.fixture
 def eager(monkeypatch):
     """Emission that takes no branch for control flow: TVM then drops the guard that the condition implies."""
-    monkeypatch.setattr(roller.te.emit, "_has_branch", lambda e: False)
+    monkeypatch.setattr(roller.te.tvm_expressions, "_contains_conditional", lambda e: False)
 
 
 def test_a_kernel_that_leaves_an_array_is_told_which(eager):
@@ -94,19 +94,19 @@ def test_of_several_kernels_those_that_leave_their_arrays_are_told(eager):
     e = roller.ops.elementwise("exp", (64,))
     (axis,) = (a.name for a in e.stages[0].axes)
     inside, leaves = kernel(e, program(e, "streaming", {axis: 8}, {axis: 64}, axis)), made()[1]
-    assert kernels_out_of_bounds({"a": inside, "b": leaves, "c": inside}) == ["b"]
-    assert kernels_out_of_bounds({"a": inside, "c": inside}) == kernels_out_of_bounds({}) == []
+    assert kernels_with_bad_accesses({"a": inside, "b": leaves, "c": inside}) == ["b"]
+    assert kernels_with_bad_accesses({"a": inside, "c": inside}) == kernels_with_bad_accesses({}) == []
 
 
 def test_a_candidate_that_leaves_an_array_is_a_record_and_its_results_are_not_asked(eager):
     e, found = made()
-    (record,) = cpu_profile.CpuBench(e).profile({"bad": found.artifact}, timed=False).values()
+    (record,) = cpu_kernel_profiling.CpuBench(e).profile({"bad": found.artifact}, timed=False).values()
     assert record.status == "wrong" and "beyond the end of 'S'" in record.reason
 
 
 def test_a_candidate_that_stays_inside_is_checked():
     e, found = made()
-    (record,) = cpu_profile.CpuBench(e).profile({"good": found.artifact}, timed=False).values()
+    (record,) = cpu_kernel_profiling.CpuBench(e).profile({"good": found.artifact}, timed=False).values()
     assert record.status == "checked"
 
 
@@ -144,7 +144,7 @@ def test_an_interrupt_while_forking_ends_the_child(children, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
         return child
 
-    monkeypatch.setattr(guard_pages, "_run_child", lambda *_: signal.pause())
+    monkeypatch.setattr(guard_pages, "_run_in_child_and_exit", lambda *_: signal.pause())
     monkeypatch.setattr(os, "fork", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -156,12 +156,12 @@ def test_an_interrupt_while_forking_ends_the_child(children, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, 0])
 def test_only_a_fault_is_evidence(number, children, monkeypatch):
-    monkeypatch.setattr(guard_pages, "_run_child", lambda *_: os.kill(os.getpid(), number) or os._exit(0))
+    monkeypatch.setattr(guard_pages, "_run_in_child_and_exit", lambda *_: os.kill(os.getpid(), number) or os._exit(0))
     assert (find_out_of_bounds_access(NOTHING) is None) == (number != signal.SIGSEGV)
 
 
 def test_a_child_that_hangs_is_no_evidence(children, monkeypatch):
-    monkeypatch.setattr(guard_pages, "_run_child", lambda *_: signal.pause())
+    monkeypatch.setattr(guard_pages, "_run_in_child_and_exit", lambda *_: signal.pause())
     monkeypatch.setattr(guard_pages, "_PATIENT_S", 0.0)
     assert find_out_of_bounds_access(NOTHING) is None
 
@@ -169,9 +169,9 @@ def test_a_child_that_hangs_is_no_evidence(children, monkeypatch):
 def test_expressions_without_guards_are_not_run_twice(monkeypatch):
     x = te.placeholder((64,), name="X")
     e = read([x, te.compute((64,), lambda i: x[i] * 2.0, name="Y")])
-    monkeypatch.setattr(cpu_profile, "find_out_of_bounds_access", lambda _: pytest.fail("ran"))
+    monkeypatch.setattr(cpu_kernel_profiling, "find_out_of_bounds_access", lambda _: pytest.fail("ran"))
     found = kernel(e, program(e, "streaming", {"i": 64}, {"i": 64}, "i"))
-    (record,) = cpu_profile.CpuBench(e).profile({"good": found.artifact}, timed=False).values()
+    (record,) = cpu_kernel_profiling.CpuBench(e).profile({"good": found.artifact}, timed=False).values()
     assert record.status == "checked"
 
 
@@ -190,7 +190,7 @@ class Alone(FakeClock):
 
 def test_kernels_with_guards_are_ranked_where_nobody_else_runs(monkeypatch):
     """The children that run between protected pages are no other program."""
-    quick, runs = guard_pages.run_on_allocated_memory, []
+    quick, runs = guard_pages.run_once_on_allocated_memory, []
 
     def slow(found, place):
         quick(found, place)
@@ -201,9 +201,9 @@ def test_kernels_with_guards_are_ranked_where_nobody_else_runs(monkeypatch):
         runs.append(find_out_of_bounds_access(found))
         return runs[-1]
 
-    monkeypatch.setattr(guard_pages, "run_on_allocated_memory", slow)
-    monkeypatch.setattr(cpu_profile, "find_out_of_bounds_access", noted)
+    monkeypatch.setattr(guard_pages, "run_once_on_allocated_memory", slow)
+    monkeypatch.setattr(cpu_kernel_profiling, "find_out_of_bounds_access", noted)
     e, found = made()
-    records = cpu_profile.CpuBench(e, clock=Alone()).profile({"a": found.artifact, "b": found.artifact})
+    records = cpu_kernel_profiling.CpuBench(e, clock=Alone()).profile({"a": found.artifact, "b": found.artifact})
     assert runs == [None, None]
     assert [(r.status, r.tied) for r in records.values()] == [("measured", "")] * 2

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from roller.errors import ArtifactError
-from roller.runtime import replace_model
-from roller.runtime.container import check_output_folder
-from roller.runtime.replace_model import check_replaceable, foreign_files, replace_model_folder
+from roller.runtime import replace_saved_model
+from roller.runtime.replace_saved_model import check_replaceable, replace_model_folder, unlisted_files
+from roller.runtime.verified_container import check_output_folder
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_folder_of_rollers_is_replaced_whole(model):
-    assert foreign_files(model) == []
+    assert unlisted_files(model) == []
     with replace_model_folder(model, force=True) as target:
         fill(target, "new")
         assert (model / "arrays.bin").read_text() == "old", "it stays until the new one is whole"
@@ -101,16 +101,16 @@ def test_texts_of_a_manifest_are_no_files(model, name):
 def test_what_only_bears_the_name_of_a_file_is_refused(model, make):
     (model / "arrays.bin").unlink()
     make(model / "arrays.bin")
-    assert foreign_files(model) == ["arrays.bin"]
+    assert unlisted_files(model) == ["arrays.bin"]
 
 
 def test_formats_are_compared_exactly(model):
     (model / "model.json").write_text('{"format": "roller-mine", "kernels": [], "arrays": {"file": "arrays.bin"}}')
-    assert foreign_files(model) is None
+    assert unlisted_files(model) is None
 
 
 def test_without_an_exchange_nothing_is_lost(model, monkeypatch):
-    monkeypatch.setattr(replace_model, "_exchange_atomically", lambda one, other: False)
+    monkeypatch.setattr(replace_saved_model, "_exchange_atomically", lambda one, other: False)
     with replace_model_folder(model, force=True) as target:
         fill(target, "new")
     assert (model / "arrays.bin").read_text() == "new" and names(model.parent) == ["model"]
@@ -125,8 +125,8 @@ def test_who_comes_between_the_renames_costs_neither_version(model, monkeypatch)
             model.mkdir()
             (model / "theirs").write_text("theirs")
 
-    monkeypatch.setattr(replace_model, "_exchange_atomically", lambda one, other: False)
-    monkeypatch.setattr(replace_model.os, "replace", other_comes_first)
+    monkeypatch.setattr(replace_saved_model, "_exchange_atomically", lambda one, other: False)
+    monkeypatch.setattr(replace_saved_model.os, "replace", other_comes_first)
     with pytest.raises(ArtifactError, match="kept in"), replace_model_folder(model, force=True) as target:
         fill(target, "new")
     assert (model / "theirs").read_text() == "theirs"
@@ -171,7 +171,7 @@ def test_the_mode_is_kept_and_what_cannot_be_removed_is_a_warning(model, monkeyp
         raise PermissionError(13, "Permission denied")
 
     model.chmod(0o750)
-    monkeypatch.setattr(replace_model.shutil, "rmtree", fails)
+    monkeypatch.setattr(replace_saved_model.shutil, "rmtree", fails)
     with replace_model_folder(model, force=True) as target:
         fill(target, "new")
     assert (model / "arrays.bin").read_text() == "new" and model.stat().st_mode & 0o777 == 0o750
@@ -197,7 +197,7 @@ def test_what_lies_where_the_new_one_is_written_is_not_removed_unseen(model, mak
         (stage / "mine.txt").write_text("mine")
     with pytest.raises(ArtifactError, match=r"got something else. Move it\."), replace_model_folder(model, force=True):
         pytest.fail("it was written")
-    assert os.path.lexists(stage) and foreign_files(model) == []
+    assert os.path.lexists(stage) and unlisted_files(model) == []
 
 
 def test_what_a_killed_run_left_half_written_is_removed(model):
@@ -205,7 +205,7 @@ def test_what_a_killed_run_left_half_written_is_removed(model):
     (stage / f".{model.name}.abcd1234" / "kernels").mkdir(parents=True)
     with replace_model_folder(model, force=True) as new:
         shutil.copytree(model, new)
-    assert not stage.exists() and foreign_files(model) == []
+    assert not stage.exists() and unlisted_files(model) == []
 
 
 @pytest.mark.parametrize("length", [240, 254, 255])

@@ -17,7 +17,7 @@ import roller
 from roller import ops
 from roller.artifact import Argument, KernelArtifact
 from roller.backends.device_process import DeviceFault, DeviceProcess, resolve_device
-from roller.backends.devices import DeviceProperties, match_spec, parse
+from roller.backends.devices import DeviceProperties, find_matching_spec, parse_device_name
 from roller.cli.main import main as cli
 from roller.errors import LaunchError, SpecError
 from roller.hardware import list_specs, load_spec
@@ -43,7 +43,7 @@ def artifacts():
 
 def test_every_fault_is_a_record_and_the_others_finish(artifacts):
     seen = []
-    device = parse("null:v100?hang=1&crash=2&wrong=3&out_of_bounds=4")
+    device = parse_device_name("null:v100?hang=1&crash=2&wrong=3&out_of_bounds=4")
     records = profile(EXPR, artifacts, [device], QUICK, seen.append)
     assert list(records) == list(artifacts)
     assert [r.candidate_id for r in seen] == list(artifacts)
@@ -65,28 +65,30 @@ def test_times_are_seeded_by_candidate_alone(artifacts):
     names = list(artifacts)
     some = {n: artifacts[n] for n in names[:3]}
     backwards = {n: artifacts[n] for n in reversed(names[:3])}
-    one, two = (profile(EXPR, a, [parse("null:v100?noise=0.05")]) for a in (some, backwards))
+    one, two = (profile(EXPR, a, [parse_device_name("null:v100?noise=0.05")]) for a in (some, backwards))
     assert {n: r.measured_s for n, r in one.items()} == {n: r.measured_s for n, r in two.items()}
-    other = profile(EXPR, some, [parse("null:v100?noise=0.05&seed=1")])
+    other = profile(EXPR, some, [parse_device_name("null:v100?noise=0.05&seed=1")])
     assert all(other[n].measured_s != one[n].measured_s for n in some)
 
 
 def test_losers_are_dropped_after_one_run(artifacts):
     slow = {n: replace(a, estimate={**a.estimate, "seconds": 1e-4 * (1 + 9 * (i % 2))})
             for i, (n, a) in enumerate(artifacts.items())}  # fmt: skip
-    records = list(profile(EXPR, slow, [parse("null:v100")]).values())
+    records = list(profile(EXPR, slow, [parse_device_name("null:v100")]).values())
     assert [r.status for r in records] == ["measured", "slower"] * 3
     assert all(r.measured_s == pytest.approx(1e-3, rel=0.2) and r.spread_s is None for r in records[1::2])
 
 
 def test_several_devices_share_the_candidates(artifacts):
-    records = profile(EXPR, artifacts, [parse("null:v100?hang=0"), parse("null:v100?hang=0")], QUICK)
+    records = profile(
+        EXPR, artifacts, [parse_device_name("null:v100?hang=0"), parse_device_name("null:v100?hang=0")], QUICK
+    )
     # The one that hangs keeps one device busy; the other one does the rest meanwhile.
     assert [r.status for r in records.values()] == ["timeout", *["measured"] * 5]
 
 
 def test_a_spent_budget_leaves_the_rest_built(artifacts):
-    records = list(profile(EXPR, artifacts, [parse("null:v100")], replace(QUICK, budget_s=0.0)).values())
+    records = list(profile(EXPR, artifacts, [parse_device_name("null:v100")], replace(QUICK, budget_s=0.0)).values())
     assert records[0].status == "measured"
     assert {(r.status, r.reason) for r in records[1:]} == {("built", "not profiled: the budget of 0 s was spent")}
 
@@ -142,9 +144,9 @@ def test_without_cupy_one_error_says_what_to_install_and_what_works(monkeypatch,
 def test_malformed_devices_are_refused():
     for name in ("cuda:x", "null:", "null:v100?hagn=1", "null:v100?hang=soon"):
         with pytest.raises(LaunchError, match="device '"):
-            parse(name)
+            parse_device_name(name)
     with pytest.raises(LaunchError, match="did you mean 'hang'"):
-        parse("null:v100?hagn=1")
+        parse_device_name("null:v100?hagn=1")
     with pytest.raises(LaunchError, match="expected the specification of a GPU, got a cpu"):
         resolve_device("null:cpu-avx2", list_specs(), load_spec)
 
@@ -154,12 +156,12 @@ def test_a_device_takes_the_spec_it_resembles(name):
     spec = load_spec(name)
     memory = int(spec.memory_layers[-1].capacity_bytes * 0.97)
     seen = DeviceProperties("unknown product", spec.target["arch"], spec.units, memory)
-    assert match_spec(seen, [load_spec(n) for n in list_specs()]).name == name
+    assert find_matching_spec(seen, [load_spec(n) for n in list_specs()]).name == name
 
 
 def test_an_unknown_architecture_names_the_known_ones():
     with pytest.raises(SpecError, match=r"expected a specification of 'sm_133', found only .*sm_70"):
-        match_spec(DeviceProperties("later GPU", "sm_133", 10, 10), [load_spec(n) for n in list_specs()])
+        find_matching_spec(DeviceProperties("later GPU", "sm_133", 10, 10), [load_spec(n) for n in list_specs()])
 
 
 def test_the_device_process_ends_with_its_parent_even_while_it_hangs(artifacts, tmp_path):
@@ -201,7 +203,7 @@ def test_the_device_process_ends_with_its_parent_even_while_it_hangs(artifacts, 
 
 
 def test_a_refusal_leaves_the_process_alive_and_a_fault_replaces_it():
-    with DeviceProcess(parse("null:v100")) as process:
+    with DeviceProcess(parse_device_name("null:v100")) as process:
         assert process.properties().name == "null device"
         with pytest.raises(DeviceFault) as refused:
             process.request({"op": "check", "position": 0, "artifact": {}}, timeout_s=10)

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("pygls")
 
-from roller.insight.step_profile.git_revision import source_lines
+from roller.insight.step_profile.git_revision import split_source_lines
 from tests.server.entries import NET
 from tests.server.processes import alive, descendants_of, wait_until
 from tests.server.test_editor_lifetime import Conversation
@@ -194,4 +194,4 @@ def _is_sound_again(one: Conversation, attacker: Attacker) -> None:
     for hint in inlays:
         row = lines[hint["position"]["line"] - 1]
         assert (hint["data"]["wall_s"], hint["data"]["held_bytes"]) == (row["wall_s"], row["held_bytes"])
-        assert hint["position"]["character"] == len(source_lines(NET)[row["line"] - 1].encode("utf-16-le")) // 2
+        assert hint["position"]["character"] == len(split_source_lines(NET)[row["line"] - 1].encode("utf-16-le")) // 2

@@ -18,13 +18,13 @@ from lsprotocol import types
 
 from roller.errors import RollerError
 from roller.server.lsp import editor_page, editor_session, progress
-from roller.server.lsp.diagnostics import find_session_problems, hint_text
+from roller.server.lsp.diagnostics import hint_text, session_findings
 from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.editor_state import EditorState
 from roller.server.lsp.language_server import make_server
 from roller.server.lsp.positions import map_lines
 from roller.server.lsp.profile_figures import ProfileFigures
-from roller.server.lsp.settings import Settings, unknown_settings
+from roller.server.lsp.settings import Settings, unknown_settings_message
 from roller.server.profile_request import StepOptions
 from roller.server.worker_process import WorkerProcesses
 
@@ -82,7 +82,7 @@ def test_a_profile_that_cannot_be_shown_is_said_and_leaves_no_figures_of_another
         monkeypatch.setattr(ProfileFigures, "of", figures)
         session.session._tell(_RESULT)
         await _settled(session)
-        (said,) = find_session_problems(session)
+        (said,) = session_findings(session)
         assert (said.file, said.line, said.severity) == ("train.py", 1, types.DiagnosticSeverity.Error)
         assert "KeyError: 'nodes'" in said.text
         session.session._tell(_RESULT)
@@ -91,7 +91,7 @@ def test_a_profile_that_cannot_be_shown_is_said_and_leaves_no_figures_of_another
         session.session._tell(_RESULT)
         await _settled(session)
         assert session.figures is None
-        assert "expected nodes, got none" in find_session_problems(session)[0].text
+        assert "expected nodes, got none" in session_findings(session)[0].text
         await session.close()
 
     asyncio.run(talk())
@@ -128,7 +128,7 @@ def test_places_are_those_of_the_text_itself(tmp_path: Path, monkeypatch: pytest
     async def talk() -> None:
         session = _session(tmp_path, lambda *_: None)
         for new in ("a\nb", "b\na"):
-            assert session.placed("a\nb", new) == map_lines("a\nb", new)
+            assert session.map_lines_cached("a\nb", new) == map_lines("a\nb", new)
         assert map_lines("a\nb", "a\nb") != map_lines("a\nb", "b\na")
         await session.close()
 
@@ -157,7 +157,7 @@ def test_the_same_diagnostics_are_published_once(tmp_path: Path, monkeypatch: py
     async def talk() -> None:
         state, sent = _state(tmp_path, monkeypatch)
         session = _session(tmp_path, state._take)
-        head = {**session.session._head(), "type": "state"}
+        head = {**session.session._state_header(), "type": "state"}
         texts = ["train.py:1: wrong.", "train.py:1: wrong.", "train.py:1: other.", None, None]
         for text in texts:
             error = None if text is None else {"text": text, "problems": [], "output": []}
@@ -181,10 +181,10 @@ def test_a_page_that_nobody_serves_is_refused(tmp_path: Path, monkeypatch: pytes
         with monkeypatch.context() as broken:
             broken.setattr(editor_page._ServerWithoutSignals, "serve", fails)
             with pytest.raises(RollerError, match=r"expected a page at 127\.0\.0\.1:\d+, got 'OSError: no more'"):
-                await state.served_page(session)
-        served = await state.served_page(session)
+                await state.start_or_get_page(session)
+        served = await state.start_or_get_page(session)
         assert served.is_served
-        assert await state.served_page(session) is served
+        assert await state.start_or_get_page(session) is served
         await state.close()
         await session.close()
 
@@ -241,7 +241,7 @@ def test_settings_that_are_unknown_are_said(tmp_path: Path, monkeypatch: pytest.
     assert state.settings.options.batch == 8  # the others hold
     properties = re.findall(r'"roller\.(\w+)": \{', Path("editors/vscode/package.json").read_text("utf-8"))
     assert len(properties) > 8
-    assert unknown_settings(dict.fromkeys(properties, None)) == ""
-    assert unknown_settings({"\x1b[2J" + "x" * 999: 1, 7: 1}).count("expected") == 2
-    assert "\x1b" not in unknown_settings({"\x1b[2J": 1})
-    assert Settings().updated({"devcie": 1}) == Settings()
+    assert unknown_settings_message(dict.fromkeys(properties, None)) == ""
+    assert unknown_settings_message({"\x1b[2J" + "x" * 999: 1, 7: 1}).count("expected") == 2
+    assert "\x1b" not in unknown_settings_message({"\x1b[2J": 1})
+    assert Settings().updated_from_json({"devcie": 1}) == Settings()

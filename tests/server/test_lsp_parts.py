@@ -14,8 +14,8 @@ pytest.importorskip("pygls")
 
 from lsprotocol import types
 
-from roller.insight.step_profile.git_revision import moved_line_names, source_lines
-from roller.server.lsp.batch_edit import NoBatchError, batch_edit, find_or_choose_batch_literal
+from roller.insight.step_profile.git_revision import moved_line_names, split_source_lines
+from roller.server.lsp.batch_size_edit import NoBatchError, batch_edit, find_or_choose_batch_literal
 from roller.server.lsp.diagnostics import _remedies_text
 from roller.server.lsp.language_server import make_server
 from roller.server.lsp.number_texts import markdown_code, size_text, time_text
@@ -88,7 +88,7 @@ def test_positions_count_units_from_the_last_end_of_a_line(text: str, encoding: 
         if text[offset - 1 : offset + 1] == "\r\n":
             continue  # no place: within an end
         found = position_at(text, offset, encoding)
-        lines = source_lines(text[:offset])
+        lines = split_source_lines(text[:offset])
         assert found.line == len(lines) - 1
         size = {"utf-8": 1, "utf-16": 2, "utf-32": 4}[encoding]
         assert found.character * size == len(lines[-1].encode(_CODECS[encoding]))
@@ -102,14 +102,17 @@ def test_lines_are_those_of_python(text: str) -> None:
     except SyntaxError:
         return
     last = tree.body[-1]
-    assert source_lines(source)[last.lineno - 1 :][0].strip().startswith("X") or source_lines(source)[-1] == "X"
-    assert last.lineno <= len(source_lines(source))
+    assert (
+        split_source_lines(source)[last.lineno - 1 :][0].strip().startswith("X")
+        or split_source_lines(source)[-1] == "X"
+    )
+    assert last.lineno <= len(split_source_lines(source))
 
 
 @given(old=_LINES, new=_LINES)
 def test_moved_lines_are_equal_or_marked_as_changed(old: list[str], new: list[str]) -> None:
     placed = map_lines("\n".join(old), "\n".join(new))
-    lines = source_lines("\n".join(old)), source_lines("\n".join(new))
+    lines = split_source_lines("\n".join(old)), split_source_lines("\n".join(new))
     for before, at in placed.items():
         assert (lines[0][before - 1] == lines[1][at.line - 1]) is not at.is_changed
     found = [at.line for at in placed.values()]
@@ -154,16 +157,16 @@ def test_half_a_character_has_a_length() -> None:
 )  # fmt: skip
 def test_wrong_settings_are_refused(data: Any) -> None:
     with pytest.raises(SettingsError, match="expected"):
-        Settings().updated(data)
+        Settings().updated_from_json(data)
 
 
 def test_settings_are_merged() -> None:
-    first = Settings().updated({"device": "h100,2xa100", "batch": 8.0, "unknown": 1, "amp": None})
+    first = Settings().updated_from_json({"device": "h100,2xa100", "batch": 8.0, "unknown": 1, "amp": None})
     assert first.options.devices == (("h100", 1), ("a100", 2)) == parse_device_setting(["h100", "2xa100", "h100"])
     assert first.options.batch == 8
-    second = first.updated({"live": False, "arguments": ["--epochs", "1"], "runScripts": True})
+    second = first.updated_from_json({"live": False, "arguments": ["--epochs", "1"], "runScripts": True})
     assert (second.options, second.is_live, second.arguments) == (first.options, False, ("--epochs", "1"))
-    assert second.updated(None) == second.updated({}) == second
+    assert second.updated_from_json(None) == second.updated_from_json({}) == second
 
 
 def test_what_comes_before_initialize_or_after_shutdown_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller.server.message_parts import Joiner, split_message
+from roller.server.message_parts import MessageJoiner, split_message
 
 _ROW = {"seconds": {"forward": [0.1, 0.2, 0.3]}, "name": "π"}
 _VALUE = st.recursive(
@@ -21,7 +21,7 @@ _LONG = st.builds(lambda row, count: [row] * count, _VALUE, st.integers(1900, 21
 _DATA = st.dictionaries(st.text(max_size=3), _VALUE | _LONG | st.dictionaries(st.text(max_size=3), _LONG, max_size=2))
 
 
-def _joined(joiner: Joiner, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _joined(joiner: MessageJoiner, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = [joiner.take(json.loads(json.dumps(one))) for one in messages]
     return [one for one in found if one is not None]
 
@@ -30,7 +30,7 @@ def _joined(joiner: Joiner, messages: list[dict[str, Any]]) -> list[dict[str, An
 @given(data=_DATA)
 def test_messages_are_whole_again(data: Any) -> None:
     message = {"id": 1, "stage": "profile", "data": data}
-    assert _joined(Joiner(), [*split_message(message)]) == [message]
+    assert _joined(MessageJoiner(), [*split_message(message)]) == [message]
 
 
 def test_no_part_is_long() -> None:
@@ -44,7 +44,7 @@ def test_no_part_is_long() -> None:
 def test_what_was_broken_off_is_forgotten() -> None:
     long, short = {"rows": [*range(9000)]}, {"id": 2}
     begun = [*split_message(long)][:2]
-    joiner = Joiner()
+    joiner = MessageJoiner()
     assert _joined(joiner, [*begun, *split_message(short)]) == [short]
     assert _joined(joiner, [*begun, *split_message(long)]) == [long]
 
@@ -61,4 +61,4 @@ def test_what_was_broken_off_is_forgotten() -> None:
 )
 def test_parts_without_a_place_are_refused(messages: list[dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match="a part"):
-        _joined(Joiner(), messages)
+        _joined(MessageJoiner(), messages)

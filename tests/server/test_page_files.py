@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roller.server.hint_options import what_if_options_of_hint
+from roller.server.hint_what_if_options import what_if_options_of_hint
 from roller.server.page_files import page_files
 
 ROOT = Path(__file__).resolve().parents[2]

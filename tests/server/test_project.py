@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roller.server.project import Project, ProjectError, digest_of_bytes, file_state
+from roller.server.project import Project, ProjectError, digest_of_bytes, file_mtime_size_inode
 from tests.offenders import every
 
 _OUTSIDE = (
@@ -104,11 +104,11 @@ def test_messages_name_files_relative_to_the_project(project: Project) -> None:
 
 
 def test_the_state_of_a_file_changes_with_it(project: Project) -> None:
-    before = file_state(project.entry)
+    before = file_mtime_size_inode(project.entry)
     project.write("train.py", "x = 5\n", project.read("train.py").digest)
-    after = file_state(project.entry)
+    after = file_mtime_size_inode(project.entry)
     project.entry.unlink()
-    assert len({before, after, file_state(project.entry)}) == 3
+    assert len({before, after, file_mtime_size_inode(project.entry)}) == 3
 
 
 def test_a_source_keeps_the_encoding_that_it_declares(project: Project) -> None:

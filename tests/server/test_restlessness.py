@@ -21,7 +21,7 @@ def test_a_step_that_writes_its_own_source_is_given_up(monkeypatch: pytest.Monke
             assert found.must_wait == (count >= 10)
             if found.must_wait:
                 await found.rest("train.py", lambda: stopped.append(1))
-            found.note_change(is_running=True)
+            found.count_file_change(is_running=True)
         with pytest.raises(RollerError, match=r"train\.py: expected files that stay as they are"):
             await found.rest("train.py", lambda: None)
         assert not found.must_wait
@@ -33,6 +33,6 @@ def test_a_step_that_writes_its_own_source_is_given_up(monkeypatch: pytest.Monke
 def test_a_change_while_nothing_runs_is_a_persons() -> None:
     found = InterruptionCounter()
     for _ in range(12):
-        found.note_change(is_running=True)
-    found.note_change(is_running=False)
+        found.count_file_change(is_running=True)
+    found.count_file_change(is_running=False)
     assert not found.must_wait

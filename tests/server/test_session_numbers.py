@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("torch")
 
 from roller.hardware import load_spec
-from roller.insight.step_profile.profile_json import from_data
-from roller.probing import Measured, insert_measured_values, spec_to_yaml
+from roller.insight.step_profile.profile_json import profile_from_json_data
+from roller.probing import MeasuredValue, insert_measured_values, spec_to_yaml
 from roller.server.profile_request import StepOptions
 from roller.server.project import Project
 from roller.server.session import Session
@@ -86,7 +86,7 @@ _CASES = {
 
 def _own_device(folder: Path) -> dict[str, str]:
     """Write the specification of a device of one's own that was probed; return name -> file."""
-    bandwidth = {"memory_layers.global.bandwidth_bytes_per_s": Measured(8.1e11, 0.01, 9)}
+    bandwidth = {"memory_layers.global.bandwidth_bytes_per_s": MeasuredValue(8.1e11, 0.01, 9)}
     text = insert_measured_values(
         spec_to_yaml(load_spec("v100"), "mine"), bandwidth, "probed 2026-05-01 by roller probe"
     )
@@ -175,7 +175,7 @@ def test_a_sessions_numbers_are_those_of_the_command_line(name: str, tmp_path: P
 
 def _check_profile(sent: dict[str, Any], profile: dict[str, Any]) -> None:
     assert sent["profile"] == profile
-    nodes = list(from_data(profile).root.walk())
+    nodes = list(profile_from_json_data(profile).root.walk())
     assert sent["intervals"] == [None if x.interval_s is None else list(x.interval_s) for x in nodes]
     assert any(ends and ends[0] < ends[1] for ends in sent["intervals"][1:])
 

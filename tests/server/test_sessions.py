@@ -108,14 +108,14 @@ def test_what_a_projects_code_may_do(tmp_path: Path) -> None:
         for body, words in bodies.items():
             await asyncio.sleep(0.6)  # a person's save, not one that the profile makes of itself
             _entry(tmp_path, f"import os; os.chdir({str(tmp_path)!r})\n{body}")
-            watched.session.look()
+            watched.session.check_files_for_changes()
             await watched.ended()
             assert watched.session.state.status == "failed", body
             assert words in watched.error, (body, watched.error)
             assert "expected" in watched.error
             assert "Traceback" not in watched.error
         (tmp_path / "train.py").write_text(NET)
-        watched.session.look()
+        watched.session.check_files_for_changes()
         await watched.ended()
         assert watched.session.state.status == "ready", watched.error
 
@@ -144,7 +144,7 @@ def test_what_a_project_writes_into_the_conversation_is_no_answer(tmp_path: Path
     async def act(watched: Watched) -> None:
         for body, words in bodies.items():
             _entry(tmp_path, sockets + body + "time.sleep(1000)")
-            watched.session.look()
+            watched.session.check_files_for_changes()
             await watched.ended()
             assert words in watched.error, (body, watched.error)
 
@@ -196,7 +196,7 @@ def test_what_a_project_forks_and_detaches_ends_with_it(tmp_path: Path) -> None:
         pids = {int(line) for line in numbers.read_text().split()}
         assert len(pids) >= 3  # a provider may run more than once
         (tmp_path / "train.py").write_text(NET)  # a save ends the process that forked them
-        watched.session.look()
+        watched.session.check_files_for_changes()
         await watched.ended()
         assert watched.session.state.status == "ready", watched.error
         await watched.until(lambda: not alive(pids))
@@ -222,12 +222,12 @@ def test_two_saves_give_one_result_of_the_second(tmp_path: Path) -> None:
         await watched.ended()
         watched.told.clear()
         _entry(tmp_path, "import time; time.sleep(1000)")
-        watched.session.look()
+        watched.session.check_files_for_changes()
         await watched.until(lambda: watched.session._worker is not None)
         first = watched.session._worker
         assert first is not None
         (tmp_path / "train.py").write_text(edited(NET, "batch_size=16", "batch_size=48"))
-        watched.session.look()
+        watched.session.check_files_for_changes()
         await watched.until(lambda: not alive({first.pid}))
         await watched.ended()
         found = [x for x in watched.told if x["type"] == "result" and x["stage"] == "profile"]
@@ -286,7 +286,7 @@ def test_the_process_that_forks_may_be_killed(tmp_path: Path) -> None:
         assert server is not None
         os.kill(server.pid, signal.SIGKILL)
         (tmp_path / "train.py").write_text(edited(NET, "batch_size=16", "batch_size=8"))
-        watched.session.look()
+        watched.session.check_files_for_changes()
         await watched.ended()
         if watched.session.state.status == "failed":  # it was asked before its end was noticed
             assert "expected" in watched.error

@@ -91,21 +91,21 @@ def test_two_servers_of_one_project_see_each_others_saves_and_overwrite_none(tmp
         other = Session(Project(entry), WorkerProcesses(), is_live=False)
         beside = PageServer(other, site.page.hosts, [], owns_session=False)
         text = entry.read_text()
-        base = site.page._greeting()["source"]["digest"]
-        assert base == beside._greeting()["source"]["digest"]
+        base = site.page._hello_message()["source"]["digest"]
+        assert base == beside._hello_message()["source"]["digest"]
 
         def save(page: PageServer, words: str) -> dict[str, object]:
             return page._answer(json.dumps({"type": "save", "file": "train.py", "text": text + words, "base": base}))
 
         assert save(beside, "# theirs\n")["type"] == "saved"
-        site.page.session.look()
+        site.page.session.check_files_for_changes()
         assert (site.page.session.state.status, site.page.session.state.revision) == ("stale", 1)
         refused = save(site.page, "# ours\n")
         assert refused["type"] == "refused"
         assert "got a newer one. Read it again, then save." in str(refused["text"])
         assert entry.read_text() == f"{text}# theirs\n"
-        site.page.session.look()
-        other.look()
+        site.page.session.check_files_for_changes()
+        other.check_files_for_changes()
         assert (site.page.session.state.revision, other.state.revision) == (1, 1), "nobody answers a save by another"
 
     _attack(tmp_path, act)
@@ -119,7 +119,7 @@ def test_a_project_whose_folder_is_deleted_is_told_in_words_and_may_come_back(tm
         base = session.project.read("train.py").digest
         shutil.move(folder, tmp_path / "away")
         for _ in range(3):
-            session.look()
+            session.check_files_for_changes()
         assert (session.state.status, session.state.revision) == ("stale", 1)
         state = json.loads(await found.recv())
         assert "expected a Python file below 'project'" in state["batch"]["error"]
@@ -136,7 +136,7 @@ def test_a_project_whose_folder_is_deleted_is_told_in_words_and_may_come_back(tm
         later = await site.opened()  # one who comes meanwhile gets in, and is told
         await later.close()
         shutil.move(tmp_path / "away", folder)
-        session.look()
+        session.check_files_for_changes()
         assert session.state.revision == 2
         assert json.loads(await found.recv())["batch"]["value"] == 16
         await found.close()

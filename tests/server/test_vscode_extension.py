@@ -35,12 +35,12 @@ def test_settings_are_those_of_the_server() -> None:
     named = {name.removeprefix("roller.") for name in manifest["contributes"]["configuration"]["properties"]}
     for name in named - {"python"}:  # which the extension alone needs
         with pytest.raises(SettingsError, match="expected"):
-            Settings().updated({name: {"of": "no type"}})
+            Settings().updated_from_json({name: {"of": "no type"}})
     defaults = {
         name.removeprefix("roller."): one["default"]
         for name, one in manifest["contributes"]["configuration"]["properties"].items()
     }
-    assert Settings().updated({name: defaults[name] for name in named}) == Settings()
+    assert Settings().updated_from_json({name: defaults[name] for name in named}) == Settings()
 
 
 def test_commands_and_protocol_are_those_of_the_server() -> None:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from roller.cli.main import app
-from roller.cli.usage import UsageError
+from roller.cli.usage_error import UsageError
 from roller.errors import ModelError, RollerError
 from roller.runtime.clock import ClockSample, Load
 from roller.suite import pairs, turn_coordinator, worker
@@ -174,7 +174,7 @@ class StepClock:
 
 def test_blocks_are_run_as_they_are_asked_for_and_become_a_sample(tmp_path, monkeypatch):
     clock = StepClock()
-    monkeypatch.setattr(turn_coordinator, "system_clock", lambda: clock)
+    monkeypatch.setattr(turn_coordinator, "system_or_trusting_clock", lambda: clock)
     coordinator = TurnCoordinator(tmp_path, lambda: other.is_alive())
     other = threading.Thread(
         target=run_requested_blocks, args=(clock.step, tmp_path), kwargs={"steps_per_call": 2}, daemon=True
@@ -238,12 +238,12 @@ def test_a_process_starts_again_once_for_fixed_addresses(monkeypatch):
             state[0] = wanted
         return state[0]
 
-    monkeypatch.setattr(worker, "_personality_call", lambda: personality)
+    monkeypatch.setattr(worker, "_personality_function", lambda: personality)
     monkeypatch.setattr(os, "execv", lambda path, words: starts.append(words))
     worker.disable_address_randomization()
     worker.disable_address_randomization()
     assert len(starts) == 1 and worker.has_fixed_addresses()
-    monkeypatch.setattr(worker, "_personality_call", lambda: None)
+    monkeypatch.setattr(worker, "_personality_function", lambda: None)
     worker.disable_address_randomization()
     assert len(starts) == 1 and not worker.has_fixed_addresses()
 

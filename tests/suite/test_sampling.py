@@ -11,7 +11,7 @@ from roller.errors import RollerError
 from roller.runtime.clock import ClockSample, Load
 from roller.suite import sampling
 from roller.suite.mean_interval import batch_means, mean_interval, ratio_interval, student_quantile
-from roller.suite.sampling import QUICK, SamplingRule, sample_iterations, warm_up_length
+from roller.suite.sampling import QUICK, SamplingRule, count_warm_up_iterations, sample_iterations
 
 
 class Machine:
@@ -48,7 +48,7 @@ class Machine:
 
     def sample(self, rule, budget_s=1e9, **given):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampling, "system_clock", lambda: self)
+            patch.setattr(sampling, "system_or_trusting_clock", lambda: self)
             return sample_iterations(self.step, rule, budget_s=budget_s, **given)
 
 
@@ -70,15 +70,15 @@ def test_warm_up_is_found_by_the_data():
 @pytest.mark.parametrize("window", [1, 3, 20])
 def test_a_series_shorter_than_the_rule_is_not_warm(window):
     rule = SamplingRule(window=window)
-    assert warm_up_length([1.0] * (2 * window - 2), rule) is None
-    assert warm_up_length([1.0] * (2 * window - 1), rule) == 2 * window - 1
+    assert count_warm_up_iterations([1.0] * (2 * window - 2), rule) is None
+    assert count_warm_up_iterations([1.0] * (2 * window - 1), rule) == 2 * window - 1
 
 
 def test_a_drift_of_the_tolerance_is_not_warm():
     # Of three medians in a row the last is 1.02 ** 2 = 1.0404 of the first.
     drift = [1.02**n for n in range(100)]
-    assert warm_up_length(drift, SamplingRule(window=3, tolerance=0.040)) is None
-    assert warm_up_length(drift, SamplingRule(window=3, tolerance=0.041)) == 5
+    assert count_warm_up_iterations(drift, SamplingRule(window=3, tolerance=0.040)) is None
+    assert count_warm_up_iterations(drift, SamplingRule(window=3, tolerance=0.041)) == 5
 
 
 def test_the_interval_stops_sampling_between_least_and_most():

@@ -13,13 +13,13 @@ import pytest
 import roller
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
-from roller.backends.devices import is_reachable, parse
+from roller.backends.devices import is_reachable_device_name, parse_device_name
 from roller.compiler.pipeline import lower
 from roller.emulator import prove
 from roller.errors import BuildError, EmulationError, LaunchError
 from roller.hardware import list_specs
 from roller.models.session.gpu_device import open_device
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.targets import DEVICES, KINDS, LANGUAGES, TARGETS, is_simulated_device, target_for, target_of_language
 from roller.targets.lazy import import_object
 from roller.tile.structures import STRUCTURES
@@ -139,7 +139,7 @@ def test_what_is_for_another_target_is_refused_with_a_remedy(target):
         made = replace(kernel("tiled", "v100"), language=other.language, binary=b"image")
         if other.toolchain and other is not target and target.toolchain:
             with pytest.raises(BuildError, match=REMEDY):
-                target.tools().build(made)
+                target.toolchain_module().build(made)
         if other is not target:
             with pytest.raises(LaunchError, match=REMEDY):
                 target.load(made)
@@ -148,7 +148,7 @@ def test_what_is_for_another_target_is_refused_with_a_remedy(target):
                 prove(made)
     if not target.toolchain:
         with pytest.raises(BuildError, match=REMEDY):
-            target.tools()
+            target.toolchain_module()
     strange = next(k for k in KINDS if k != target.kind.name)
     program = replace(kernel("tiled", "v100").program, kind=strange)
     spec = next(s for s in map(roller.load_spec, list_specs()) if target_for(s) is target)
@@ -159,10 +159,12 @@ def test_what_is_for_another_target_is_refused_with_a_remedy(target):
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.device], ids=lambda t: t.name)
 def test_devices_are_named_and_opened_or_say_what_is_missing(target):
     name = target.first_device if target.numbered else f"{target.device}:v100"
-    assert is_reachable(name) == bool(target.worker)
+    assert is_reachable_device_name(name) == bool(target.worker)
     assert is_simulated_device(name) == target.pretends
     if target.worker:
-        assert parse(name).target is target and parse(parse(name).text) == parse(name)
+        assert parse_device_name(name).target is target and parse_device_name(
+            parse_device_name(name).text
+        ) == parse_device_name(name)
     for opened in [lambda: target.open_worker(0, {})] * bool(target.worker) + [lambda: open_device(name, "sm_70")]:
         try:
             assert opened().properties()["name"]
@@ -176,4 +178,4 @@ def test_what_nobody_is_called_is_refused():
         target_of_language("cud", "here")
     with pytest.raises(LaunchError, match=r"Name a GPU of this machine\.$"):
         open_device("ipu:0", "mk2")
-    assert not is_simulated_device("ipu:0") and not is_reachable("emulated")
+    assert not is_simulated_device("ipu:0") and not is_reachable_device_name("emulated")

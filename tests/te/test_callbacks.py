@@ -12,7 +12,7 @@ import roller
 from roller.compiler.pipeline import lower
 from roller.emulator import emulate
 from roller.runtime.check import check
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 from roller.te.compat import structural_map, structural_walk, tirx
 
 

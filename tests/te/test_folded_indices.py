@@ -11,7 +11,7 @@ pytest.importorskip("tvm")
 
 import roller
 from roller.te.compat import te, tirx
-from roller.te.emit import choose
+from roller.te.tvm_expressions import emit_choice
 
 
 def test_a_remainder_in_a_select_keeps_every_load_inside() -> None:
@@ -33,7 +33,7 @@ def test_only_what_a_condition_speaks_of_is_a_branch() -> None:
     x = tirx.decl_buffer((4,), name="x")
 
     def kind(condition: Any, at: Any) -> str:
-        return type(choose(condition, x[at], tirx.const(0.0, "float32"))).__name__
+        return type(emit_choice(condition, x[at], tirx.const(0.0, "float32"))).__name__
 
     assert kind(i < 4, tirx.floormod(i, 4)) == "Call"
     assert kind(i < 4, 3 - tirx.floordiv(tirx.floormod(i, 8), 2)) == "Call"

@@ -12,7 +12,7 @@ pytest.importorskip("tvm")
 
 import roller
 from roller.errors import ExprError
-from roller.te.compat import analyzer, substitute, te, tirx
+from roller.te.compat import analyzer_with_extents, substitute, te, tirx
 from roller.te.reader import read
 
 _N = 64
@@ -47,7 +47,9 @@ def test_conditions_guard_what_they_imply(condition: Callable[[Any], Any], holds
     i = tirx.Var("i", "int32")
 
     def truth(n: int) -> bool:
-        return bool(int(analyzer([]).simplify(substitute(condition(i), {i: tirx.const(n, "int32")})).value))
+        return bool(
+            int(analyzer_with_extents([]).simplify(substitute(condition(i), {i: tirx.const(n, "int32")})).value)
+        )
 
     meant = np.array([s[n - shift] if truth(n) == holds else z[n] for n in range(_N)])
     np.testing.assert_array_equal(expr.evaluate([z, s])[0], meant)

@@ -14,7 +14,7 @@ from tvm import topi
 
 from roller import ops
 from roller.errors import ExprError
-from roller.expr import Bound, Index, IndexValue, TensorExpr, Term, walk
+from roller.expr import Bound, Index, IndexValue, TensorExpr, Term, walk_scalar_tree
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.te.compat import Schedule, te, tirx
 from roller.te.reader import read, to_te
@@ -335,5 +335,9 @@ def test_a_position_beyond_32_bits_is_arithmetic() -> None:
     x = _p("X", 70_000, dtype="int64")
     wide = tirx.const(70_000, "int64")
     expr = read([x, te.compute((70_000,), lambda i: x[i] + i.astype("int64") * wide, name="Y")])
-    assert all(n.index.range({"i": 70_000})[1] < 2**31 for n in walk(expr.stages[0].body) if isinstance(n, IndexValue))
+    assert all(
+        n.index.range({"i": 70_000})[1] < 2**31
+        for n in walk_scalar_tree(expr.stages[0].body)
+        if isinstance(n, IndexValue)
+    )
     assert expr.evaluate([np.zeros(70_000, np.int64)])[0][-1] == 69_999 * 70_000

@@ -12,7 +12,7 @@ pytest.importorskip("tvm")
 
 import roller
 from roller.errors import ExprError
-from roller.te.compat import analyzer, substitute, te, tirx
+from roller.te.compat import analyzer_with_extents, substitute, te, tirx
 from roller.te.reader import read
 from tests.offenders import every
 
@@ -30,7 +30,7 @@ def made(extents: tuple[int, ...], shape: tuple[int, ...], condition: Any, at: A
 
 def meant(extents: tuple[int, ...], w: np.ndarray, condition: Any, at: Any, other: float = 0.5) -> np.ndarray:
     axes = [tirx.Var(f"a{n}", "int32") for n in range(len(extents))]
-    known = analyzer([])
+    known = analyzer_with_extents([])
 
     def value(e: Any, point: tuple[int, ...]) -> int:
         here = {a: tirx.const(x, "int32") for a, x in zip(axes, point, strict=True)}

@@ -13,23 +13,23 @@ import numpy as np
 
 from roller.expr import Load
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch, batch_of
+from roller.perf.tile_batch import TileBatch, batch_of
 from roller.te.compat import TensorLoad, tirx, tvm, tvm_ffi
-from roller.templates.gpu.common import operand_copies as matrix_copies
-from roller.templates.gpu.common import row_shape, row_widths
+from roller.templates.gpu.common import operand_copy_counts as matrix_copies
+from roller.templates.gpu.common import row_access_widths, row_reads_and_reductions
 from roller.templates.gpu.common import vector_widths as gpu_vectors
-from roller.templates.gpu.common import window_walks as walk
-from roller.templates.gpu.common.occupancy import next_tile_registers
+from roller.templates.gpu.common import window_thread_walks as walk
+from roller.templates.gpu.common.occupancy import registers_for_prefetched_tile
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.staged_copies import StagedCopy
-from roller.templates.gpu.common.window_products import matrix_product_of_batch
+from roller.templates.gpu.common.staged_copy_counts import StagedCopy
+from roller.templates.gpu.common.window_product_batches import find_matrix_product
 from roller.templates.gpu.emit import kernels_of_program
 from roller.templates.gpu.emit.kernel_context import KernelContext
 from roller.templates.gpu.emit.register_tiles import RegisterTile
 from roller.templates.gpu.emit.staged_tiles import CopyRounds
 from roller.templates.gpu.emit.tir_statements import Buffer, Stmt, dtype_name
 from roller.templates.gpu.matrix import emit as matrix
-from roller.templates.gpu.matrix.emit_copy import OperandCopy
+from roller.templates.gpu.matrix.emit_copy import OperandCopyEmitter
 from roller.templates.gpu.rows import emit as rows
 from roller.templates.gpu.rows.emit_shifted_columns import ShiftedColumns
 from roller.templates.gpu.streaming import emit as streaming
@@ -37,7 +37,7 @@ from roller.templates.gpu.warp_group import emit_copies as group_copies
 from roller.templates.gpu.window import emit as window
 from roller.tile import RProgram
 from roller.tile.geometry import Access, Ints
-from roller.tile.layout import staged_axes
+from roller.tile.staged_tile_layout import staged_axes
 
 #: One decision: its name, what the price takes it for, and what the template does.
 Twin = tuple[str, Any, Any]
@@ -49,7 +49,7 @@ class Emitted:
 
     kernels: list[Stmt] = field(default_factory=list)
     rounds: dict[Load, CopyRounds] = field(default_factory=dict)
-    copies: dict[Load, OperandCopy] = field(default_factory=dict)
+    copies: dict[Load, OperandCopyEmitter] = field(default_factory=dict)
     chunks: dict[Load, bool] = field(default_factory=dict)
     fragments: dict[str, list[RegisterTile]] = field(default_factory=dict)
     shifted: list[ShiftedColumns | None] = field(default_factory=list)
@@ -145,12 +145,12 @@ def _recorded(out: Emitted) -> Iterator[None]:
 
         return patch.object(owner, name, call)
 
-    def copied(copy: OperandCopy, *args: Any) -> None:
+    def copied(copy: OperandCopyEmitter, *args: Any) -> None:
         out.copies[copy.operand.load] = copy
 
     patches = [
         recorder(CopyRounds, "of", lambda r, ctx, t, *_: out.rounds.setdefault(t.load, r)),
-        recorder(matrix, "OperandCopy", copied),
+        recorder(matrix, "OperandCopyEmitter", copied),
         recorder(
             group_copies, "_chunks_are_aligned_runs", lambda found, ctx, t, *_: out.chunks.update({t.load: found})
         ),
@@ -165,7 +165,7 @@ def _recorded(out: Emitted) -> Iterator[None]:
             lambda f, c, w, m, prefix, *_: out.fragments.setdefault(prefix, []).extend(f),
         ),
         recorder(ShiftedColumns, "of", lambda found, *_: out.shifted.append(found)),
-        recorder(window.WindowKernel, "_row_vectors", lambda found, w: out.windows.append(w)),
+        recorder(window.WindowKernel, "_row_vector_lead_width_and_count", lambda found, w: out.windows.append(w)),
     ]
     for p in patches:
         p.start()
@@ -178,7 +178,7 @@ def _recorded(out: Emitted) -> Iterator[None]:
 
 def twins(program: RProgram, spec: DeviceSpec) -> Iterator[Twin]:
     """Return every decision of a program's price with that of its template."""
-    found = matrix_product_of_batch(batch_of([program]))
+    found = find_matrix_product(batch_of([program]))
     program = program if found is None else found.inner(program)
     batch, done = batch_of([program]), emit(program, spec)
     laid = SharedMemoryLayout.of(batch, [program], spec)
@@ -196,7 +196,7 @@ def twins(program: RProgram, spec: DeviceSpec) -> Iterator[Twin]:
         yield from _window(batch, done)
     elif program.structure == "tiled":
         yield from _copies(batch, laid.padding, done)
-        yield "waits in registers", bool(next_tile_registers(batch, spec)[0]), done.elements("next") > 0
+        yield "waits in registers", bool(registers_for_prefetched_tile(batch, spec)[0]), done.elements("next") > 0
 
 
 def _stream_widths(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
@@ -208,12 +208,14 @@ def _stream_widths(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
 
 
 def _row_widths(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
-    shape = row_shape.RowShape.of(batch.geometry)
+    shape = row_reads_and_reductions.RowReadsAndReductions.of(batch.geometry)
     if len(done.kernels) == 1 and not shape.other_bytes:
-        at_edges = row_widths.shifted_vector_elements(batch)[0] > 1
-        reads = [(r.access, row_widths.row_access_width(r.access, batch)) for r in shape.reads]
+        at_edges = row_access_widths.shifted_vector_elements(batch)[0] > 1
+        reads = [(r.access, row_access_widths.row_access_width(r.access, batch)) for r in shape.reads]
         yield from _loads(reads, done, at_edges=at_edges)
-        yield from _stores([(a, row_widths.row_access_width(a, batch)) for a in shape.stores], done, at_edges=at_edges)
+        yield from _stores(
+            [(a, row_access_widths.row_access_width(a, batch)) for a in shape.stores], done, at_edges=at_edges
+        )
 
 
 def _loads(accesses: Sequence[tuple[Access, Ints]], done: Emitted, *, at_edges: bool = False) -> Iterator[Twin]:
@@ -279,17 +281,21 @@ def _window(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
 
 
 def _rows(batch: TileBatch, done: Emitted) -> Iterator[Twin]:
-    shape = row_shape.RowShape.of(batch.geometry)
+    shape = row_reads_and_reductions.RowReadsAndReductions.of(batch.geometry)
     reads = {(r.access.tensor.name, r.access.index): r for r in shape.reads}
-    kept = {key for key, r in reads.items() if r.keepable and row_shape.keeps_whole_rows(batch)[0]}
+    kept = {
+        key
+        for key, r in reads.items()
+        if r.keepable and row_reads_and_reductions.whole_rows_in_registers_mask(batch)[0]
+    }
     held = done.fragments.get("kept", ())
     yield "kept in registers", kept, {(f.load.tensor, f.load.index) for f in held}
     shifted = next((s for s in done.shifted if s is not None), None)
-    yield "shift", int(row_widths.shifted_vector_elements(batch)[0]), shifted.shift.width if shifted else 1
+    yield "shift", int(row_access_widths.shifted_vector_elements(batch)[0]), shifted.shift.width if shifted else 1
     for f in (*held, *done.fragments.get("vec", ())):
         r = reads.get((f.load.tensor, f.load.index))
         if r is not None:
-            width = int(row_widths.row_access_width(r.access, batch)[0])
+            width = int(row_access_widths.row_access_width(r.access, batch)[0])
             # The kernel of another stage may load the same by threads of its own.
             own = {x.width for x in (*held, *done.fragments.get("vec", ())) if x.load == f.load}
             yield f"load of {f.load.tensor}: elements at once", width, width if width in own else f.width

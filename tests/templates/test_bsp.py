@@ -18,17 +18,17 @@ from roller.artifact import KernelArtifact
 from roller.compiler.pipeline import lower
 from roller.construction.neighbours import neighbour_programs
 from roller.emulator import prove
-from roller.emulator.codelet_emulator import EmulatedSteps
+from roller.emulator.codelet_emulator import EmulatedCodelets
 from roller.errors import BuildError, EmulationError, NoCandidateError, TileError
 from roller.expr import Index, Tensor
 from roller.expr.scalar import Term
 from roller.ops import from_spec
-from roller.perf.batch import batch_of
-from roller.templates.bsp.common.program_counts import elements_per_piece, pieces_per_tile
+from roller.perf.tile_batch import batch_of
+from roller.templates.bsp.common.tile_and_superstep_counts import pieces_per_tile, results_per_worker_piece
 from roller.templates.bsp.emit.schedule import build_schedule
 from roller.templates.pricing import estimate_with_terms
-from roller.tile.boxes import Box, boxes_of, whole_axes
-from roller.tile.supersteps import Schedule, codelet_name
+from roller.tile.superstep_schedule import Schedule, codelet_name
+from roller.tile.tensor_boxes import Box, axes_tiles_must_span, boxes_of
 from tests.builds import builds_folder
 
 SPEC = roller.load_spec("ipu_mk2")
@@ -76,8 +76,8 @@ def test_a_box_holds_what_any_tile_of_its_extent_touches(data):
 
 def test_what_a_unit_computes_itself_is_whole():
     softmax = roller.construct(roller.ops.parse("softmax((12, 130))"), SPEC, top_k=1)[0].program
-    assert whole_axes(softmax.expr) == {"k"}
-    assert whole_axes(roller.ops.matmul(8, 8, 8)) == frozenset()
+    assert axes_tiles_must_span(softmax.expr) == {"k"}
+    assert axes_tiles_must_span(roller.ops.matmul(8, 8, 8)) == frozenset()
     tiles = {"scratchpad": {"d0": 2, "k": 65}}
     with pytest.raises(TileError, match="all 130 of axis 'k'"):
         roller.predict(roller.ops.parse("softmax((12, 130))"), SPEC, tiles)
@@ -171,7 +171,7 @@ def test_what_no_exchange_brought_cannot_be_read():
 def test_an_output_nobody_sends_is_missed():
     artifact = kernels(OPERATORS[0])[0]
     schedule = {**artifact.target["schedule"], "tasks": artifact.target["schedule"]["tasks"] - 1}
-    broken = EmulatedSteps(replace(artifact, target={**artifact.target, "schedule": schedule}),
+    broken = EmulatedCodelets(replace(artifact, target={**artifact.target, "schedule": schedule}),
                            cache_dir=builds_folder())  # fmt: skip
     arrays = [np.zeros(a.shape, a.dtype) for a in artifact.inputs]
     with pytest.raises(EmulationError, match="no unit sent one"):
@@ -224,7 +224,7 @@ def test_two_workers_of_a_unit_write_no_word_in_common():
 ])  # fmt: skip
 def test_workers_have_the_shares_that_are_priced(text, monkeypatch):
     expr, written = roller.ops.parse(text), {}
-    run = EmulatedSteps.run
+    run = EmulatedCodelets.run
 
     def watched(self, entry, memories, how):
         run(self, entry, memories, how)
@@ -232,7 +232,7 @@ def test_workers_have_the_shares_that_are_priced(text, monkeypatch):
         owners = np.repeat(memory.owners, max(1, 4 // memory.data.itemsize))[: len(memory.data)]
         written.setdefault(entry, (memory.data.itemsize, owners[memory.held > 0]))  # of the first unit: a whole tile
 
-    monkeypatch.setattr(EmulatedSteps, "run", watched)
+    monkeypatch.setattr(EmulatedCodelets, "run", watched)
     options = roller.ConstructOptions(top_k=40, matrix_units=False)
     program = max((c.program for c in roller.construct(expr, SPEC, options=options) if c.program.split_k == 1),
                   key=lambda p: np.prod(list(p.block_tile.values())))  # fmt: skip
@@ -240,6 +240,6 @@ def test_workers_have_the_shares_that_are_priced(text, monkeypatch):
     batch, vector = batch_of([program]), program.tile("register")[program.vector_axis]
     assert len(written) == len(program.expr.stages)
     for stage, (itemsize, owners) in zip(program.expr.stages, written.values(), strict=True):
-        busiest, piece = np.bincount(owners)[1:].max(), elements_per_piece(vector, itemsize)
+        busiest, piece = np.bincount(owners)[1:].max(), results_per_worker_piece(vector, itemsize)
         share = -(-int(pieces_per_tile(stage, batch)[0]) // SPEC.limits.threads_per_unit)
         assert (share - 1) * piece < busiest <= share * piece

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 from roller.errors import ArtifactError
 from roller.expr import Axis, Index, Stage, Term
 from roller.tile.geometry import Access, Geometry
-from roller.tile.layout import tile_layout
 from roller.tile.program import RProgram
+from roller.tile.staged_tile_layout import tile_layout
 
 
 @dataclass(frozen=True)

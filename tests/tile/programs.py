@@ -45,7 +45,9 @@ def random_block(expr: TensorExpr, rng: random.Random, most_tiles: int = 200) ->
 
 def traffic_bytes(geometry: Geometry, tiles: np.ndarray) -> np.ndarray:
     """Q(T): bytes loaded by all tiles of the launch plus bytes stored once, ``(N,)``."""
-    loaded = sum((a.loaded_elements(tiles) * a.tensor.itemsize_bytes for a in geometry.loads), np.zeros(len(tiles)))
+    loaded = sum(
+        (a.elements_loaded_per_launch(tiles) * a.tensor.itemsize_bytes for a in geometry.loads), np.zeros(len(tiles))
+    )
     return loaded + float(geometry.store.tensor.nbytes)
 
 
@@ -56,7 +58,7 @@ def assert_counts(prog: RProgram, counts: Counts) -> None:
     assert counts.footprint_bytes == int(geometry.footprint_bytes(tile)[0])
     assert counts.traffic_bytes == float(traffic_bytes(geometry, tile)[0])
     if prog.expr.epilogue is not None:
-        extras = sum(float(a.loaded_elements(tile)[0]) * a.tensor.itemsize_bytes for a in geometry.extras)
+        extras = sum(float(a.elements_loaded_per_launch(tile)[0]) * a.tensor.itemsize_bytes for a in geometry.extras)
         assert counts.epilogue_bytes == extras
 
 

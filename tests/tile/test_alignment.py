@@ -15,7 +15,7 @@ from roller.tile.alignment import (
     fills_execution_units,
     fills_transactions,
     limits_padding_waste,
-    precompute_transactions,
+    precompute_fills_transactions,
 )
 from tests.offenders import every
 
@@ -63,7 +63,7 @@ def test_transactions_of_many_programs_are_those_of_each():
     alone = [fills_transactions(_matmul((1, 1, 1), t), V100, 1.0) for t in tiles]
     programs = [_matmul((1, 1, 1), t) for t in tiles]
     programs = [replace(p, expr=programs[0].expr) for p in programs]
-    precompute_transactions(programs, V100)
+    precompute_fills_transactions(programs, V100)
     assert len(programs[0].expr._memo["transactions"]) == len(tiles) and {True, False} == set(alone)
     assert [fills_transactions(p, V100, 1.0) for p in programs] == alone
 

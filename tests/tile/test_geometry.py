@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.tile.geometry import Geometry
-from roller.tile.layout import tile_layout
+from roller.tile.staged_tile_layout import tile_layout
 from tests.cases import ODD_CASES
 from tests.offenders import every
 from tests.tile.programs import traffic_bytes
@@ -21,7 +21,7 @@ from tests.tile.programs import traffic_bytes
 def _reads(m, n, k, tile):
     """Elements a matmul loads with tiles of ``tile`` outputs and one reduction point."""
     g = Geometry.of(ops.matmul(m, n, k))
-    return float(sum(a.loaded_elements(np.array([[*tile, 1]]))[0] for a in g.loads))
+    return float(sum(a.elements_loaded_per_launch(np.array([[*tile, 1]]))[0] for a in g.loads))
 
 
 @pytest.mark.parametrize(("tile", "factor"), [((1, 1), 2.0), ((1, 4), 1.25), ((4, 4), 0.5)])
@@ -88,7 +88,7 @@ def test_traffic_is_never_below_compulsory_where_everything_is_read():
 def test_epilogue_operands_come_once_per_output_tile():
     g = Geometry.of(ops.matmul(8, 8, 64, epilogue=("bias",)))
     (bias,) = g.extras
-    assert bias.loaded_elements(np.array([[4, 4, 4], [4, 4, 64], [8, 8, 4]])).tolist() == [16, 16, 8]
+    assert bias.elements_loaded_per_launch(np.array([[4, 4, 4], [4, 4, 64], [8, 8, 4]])).tolist() == [16, 16, 8]
 
 
 def test_grid_order_ends_with_the_axis_contiguous_in_the_output():

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.tile import RProgram
-from roller.tile.layout import LaneReads, lane_reads, storage_padding, thread_read_ratio, tile_layout
-from roller.tile.memory_steps import pitches
+from roller.tile.memory_strides import row_major_strides
+from roller.tile.staged_tile_layout import (
+    LaneReads,
+    lane_reads,
+    least_conflict_storage_padding,
+    thread_read_ratio,
+    tile_layout,
+)
 from tests.offenders import every
 
 
@@ -47,13 +53,13 @@ def test_a_3x4_tile_on_4_banks_read_by_3x1_pads_1():
 def test_contiguous_rows_stay_conflicted_for_every_vector_friendly_pad():
     reads = lane_reads(_block_128x64(interleaved=False), 32)["A"]
     assert [reads.worst_conflict_degree(pad, 32, 4) for pad in range(0, 129, 4)] == [2] * 33
-    assert storage_padding(reads, 32, 4) == (0, 2)
+    assert least_conflict_storage_padding(reads, 32, 4) == (0, 2)
 
 
 def test_interleaved_rows_do_not():
     reads = lane_reads(_block_128x64(interleaved=True), 32)["A"]
     assert reads.worst_conflict_degree(0, 32, 4) == 2
-    assert storage_padding(reads, 32, 4) == (4, 1)
+    assert least_conflict_storage_padding(reads, 32, 4) == (4, 1)
     assert [reads.worst_conflict_degree(pad, 32, 4) for pad in range(4, 32, 4)] == [1] * 7
 
 
@@ -95,7 +101,7 @@ def test_conflict_degree_by_brute_force(lanes, row, pad, width, size, banks):
 )  # fmt: skip
 def test_padding_is_the_smallest_with_the_fewest_conflicts_and_keeps_vectors_whole(lanes, row, size):
     reads = LaneReads(tuple(c for c, _ in lanes), tuple(r for _, r in lanes), row, 1, size)
-    pad, degree = storage_padding(reads, 32, 4)
+    pad, degree = least_conflict_storage_padding(reads, 32, 4)
     vector = 16 // size
     step = vector if row % vector == 0 else 1
     degrees = {p: reads.worst_conflict_degree(p, 32, 4) for p in range(0, 8 * step + 1, step)}
@@ -110,7 +116,7 @@ def test_an_affine_tile_keeps_the_layout_of_its_tensor():
     layout = tile_layout(expr.anchor, load, expr.tensors["X"], tile)
     assert layout.extents == (1, 2, 6, 10) and layout.axes == ()
     assert layout.pitches(padding=2) == (144, 72, 12, 1)
-    assert pitches(layout.extents) == (120, 60, 10, 1)
+    assert row_major_strides(layout.extents) == (120, 60, 10, 1)
 
 
 def test_a_strided_tile_without_windows_is_staged_by_its_axes():

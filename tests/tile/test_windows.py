@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.tile.windows import Slide, halo, row_box, slide_of
+from roller.tile.sliding_windows import Slide, halo_layout, row_box, slide_of
 from tests.offenders import every
 
 
@@ -67,8 +67,8 @@ def test_rows_start_where_vectors_of_the_tensor_do():
     s = slide_of(ops.depthwise_conv2d(1, 3, 16, 16, 3, 3, padding=1).anchor)
     assert s is not None
     tile = {"n": 1, "c": 1, "ho": 4, "wo": 4, "kh": 3, "kw": 3}
-    rows = halo(s, (1, 3, 16, 16), 4, tile, {**tile, "wo": 8})
+    rows = halo_layout(s, (1, 3, 16, 16), 4, tile, {**tile, "wo": 8})
     assert (rows.copy, rows.shift, rows.lead, rows.width) == (4, 3, 3, 4)
     assert rows.extent % 4 == 0 and rows.lead + 6 <= rows.chunks * rows.width
-    odd = halo(s, (1, 3, 15, 15), 4, tile, {**tile, "wo": 8})
+    odd = halo_layout(s, (1, 3, 15, 15), 4, tile, {**tile, "wo": 8})
     assert (odd.copy, odd.shift, odd.width, odd.chunks) == (1, 0, 4, 2)

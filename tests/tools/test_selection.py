@@ -39,7 +39,7 @@ def test_nearest_tests_come_first_and_say_why():
     [
         # Public names, verbs, facades.
         ("roller/insight/lint.py", "tests/insight/test_lint.py"),
-        ("roller/cli/doctor.py", "tests/cli/test_manners.py"),
+        ("roller/cli/spec_doctor.py", "tests/cli/test_manners.py"),
         ("roller/compiler/pipeline.py", "tests/test_pipeline.py"),
         # By the kind of a device, and by its target.
         ("roller/templates/gpu/checks.py", "tests/construction/test_program_names.py"),
@@ -70,7 +70,7 @@ def test_what_imports_do_not_show_is_reached(changed, reached):
 @whole_graph
 def test_leaves_select_little():
     everything = len(test_files(repository()))
-    for path in ("roller/explanation/sensitivity.py", "roller/insight/sweep.py", "roller/cli/doctor.py"):
+    for path in ("roller/explanation/sensitivity.py", "roller/insight/sweep.py", "roller/cli/spec_doctor.py"):
         assert len(selected(path)) < everything / 5, path
 
 

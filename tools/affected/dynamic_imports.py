@@ -45,7 +45,7 @@ class DynamicImport:
 
 
 #: Files whose strings name modules for others: the name alone is no edge; whoever asks has one, by a rule below.
-TABLES = re.compile(rf"roller/(__init__|cli/verbs|targets/\w+|templates/{KIND}/registry)\.py")
+TABLES = re.compile(rf"roller/(__init__|cli/lazy_commands|targets/\w+|templates/{KIND}/registry)\.py")
 #: Modules whose functions import what they need: each function is a node of its own, so that a
 #: caller depends only on the functions it uses.
 FACADES = ("roller/compiler/pipeline.py",)
@@ -74,7 +74,7 @@ RULES = (
     ),
     DynamicImport(
         "verbs of the command line", (r"VERBS\b", r"LazyCommands", r"--help[\"']", r"get_command\(app\)"),
-        r"roller\.cli\.\w+", ("roller/cli/verbs.py::load_command",),
+        r"roller\.cli\.\w+", ("roller/cli/lazy_commands.py::load_command",),
     ),
     DynamicImport(
         "what the process that forks for live profiles imports first", (r"_PRELOADED\b",),
@@ -110,7 +110,8 @@ RULES = (
     # Code generation.
     DynamicImport(
         "emitters",
-        (r"writer_of\(.*\)\.emit", r"template\.emitted", r"\.lower\([^)\s]", *_of_a_target("prepare|generation")),
+        (r"template_writing\(.*\)\.emit", r"template\.emitted", r"\.lower\([^)\s]",
+         *_of_a_target("prepare|generation")),
         rf"roller\.templates\.{KIND}\.(\w+\.emit\w*|emit(\.\w+)?)",
         (f"{_TARGETS}.prepare", f"{_TARGETS}.generation",
          "roller/templates/common/template.py::Template.emitted"),
@@ -118,20 +119,20 @@ RULES = (
     # Targets.
     DynamicImport(
         "toolchains and launchers",
-        (r"\.tools\(\)", r"\.can_build\b", r"handle\.target", *_of_a_target("build|load")),
-        r"roller\.backends\.\w+\.(toolchain|launcher|device|gpu)", (f"{_TARGETS}.tools", f"{_TARGETS}.load"),
+        (r"\.toolchain_module\(\)", r"\.can_build\b", r"handle\.target", *_of_a_target("build|load")),
+        r"roller\.backends\.\w+\.(toolchain|launcher|device|gpu)", (f"{_TARGETS}.toolchain_module", f"{_TARGETS}.load"),
     ),
     DynamicImport("workers", (r"\.open_worker\b",), r"roller\.backends\.\w+\.device", (f"{_TARGETS}.open_worker",)),
     DynamicImport(
         "devices of sessions", (r"session_device\b",),
-        r"roller\.(model\.gpu_device|backends\.null\.gpu|emulator\.device)",
+        r"roller\.(models\.session\.gpu_device|backends\.null\.gpu|emulator\.emulated_device)",
         tuple(
             f"roller/targets/{target}.py::_open_{device}_device"
             for target, device in (("cuda", "cupy"), ("hip", "rocm"), ("emulated", "emulated"), ("null", "null"))
         ),
     ),
     DynamicImport(
-        "emulators", (r"known\[artifact\.language\]",), r"roller\.emulator\.(emulate|bsp)",
+        "emulators", (r"known\[artifact\.language\]",), r"roller\.emulator\.(emulate|codelet_emulator)",
         ("roller/emulator/emulate.py::emulator_of_artifact",),
     ),
     DynamicImport("every target", (r"import pytest(?s:.*)\bTARGETS\b",), r"roller\.(backends|probing|emulator)(\..*)?"),
@@ -159,7 +160,7 @@ RULES = (
     DynamicImport("a script to record", (), r"examples\..*", ("roller/cli/record.py::record_command",)),
     DynamicImport(
         "a script to trace", (), r"examples\..*",
-        ("roller/insight/trace/pytorch/script_run.py::ScriptRunner._run_script",),
+        ("roller/insight/trace/pytorch/script_runner.py::ScriptRunner._run_script",),
     ),
     DynamicImport(
         "an entry file to trace", (), r"examples\..*", ("roller/insight/trace/pytorch/entry_file.py::load_entry_file",)

@@ -79,7 +79,7 @@ class _Builder:
             )  # fmt: skip
         self._facades = {path: _functions(self._texts[path]) for path in FACADES}
         self._names = Names(
-            self._modules, self._texts["roller/__init__.py"], self._texts["roller/cli/verbs.py"], self._facades
+            self._modules, self._texts["roller/__init__.py"], self._texts["roller/cli/lazy_commands.py"], self._facades
         )
         imported = {self._modules[m] for m in self._imports.modules if m in self._modules}
         self._data = DataFiles(p for p in repository.files if p not in imported)

@@ -43,7 +43,7 @@ class Names:
     homes
         Text of the table of public names, ``roller/__init__.py``.
     verbs
-        Text of the table of verbs, ``roller/cli/verbs.py``.
+        Text of the table of verbs, ``roller/cli/lazy_commands.py``.
     facades
         Names of the functions of each facade, by its path.
     """

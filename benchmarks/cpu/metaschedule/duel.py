@@ -20,7 +20,7 @@ from benchmarks.cpu.metaschedule.subjects import BATCH, Task, kind_of, subject
 from benchmarks.cpu.race import Call, Pace, race, settle
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.expr import TensorExpr
-from roller.runtime.inputs import random_inputs
+from roller.runtime.random_inputs import random_inputs
 
 #: Programs of MetaSchedule that are measured again, and that race: it measured on a machine with other work, so its
 #: first need not be its best.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu.cases import Case, suite
-from roller.expr import Axis, Bound, Load, Scalar, Stage, Tensor, TensorExpr, axis_index, transform
+from roller.expr import Axis, Bound, Load, Scalar, Stage, Tensor, TensorExpr, axis_index, transform_scalar
 
 BATCH = 1
 #: The representatives, in order of the report.
@@ -73,7 +73,7 @@ def _split(stage: Stage, tensors: dict[str, Tensor]) -> list[Stage]:
         index = tuple(replace(i, const=i.const - low) for i, low in zip(node.index, lows, strict=True))
         return Load(pad.name, index)
 
-    body = transform(stage.body, leaf)
+    body = transform_scalar(stage.body, leaf)
     return [*made.values(), replace(stage, body=body)]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.array_hints import check_tensor_has_values, host_copy_hint
+from roller.backends.foreign_array_checks import check_tensor_has_values, host_copy_hint
 from roller.core.dtypes import DTYPES, numpy_dtype
 from roller.errors import LaunchError
 
@@ -116,7 +116,7 @@ def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
         ) from err
 
 
-def argument_slots(artifact: KernelArtifact) -> tuple[list[ArgumentSlot], list[ArgumentSlot]]:
+def input_and_output_slots(artifact: KernelArtifact) -> tuple[list[ArgumentSlot], list[ArgumentSlot]]:
     """Return the slots for the inputs of a call (except constants), and the slots for its outputs."""
     constants = {c.position for c in artifact.constants}
     pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from roller.backends.cpu import threads
-from roller.backends.cpu.launcher import LINE_BYTES, CpuKernel, load_tvm_runtime, thread_pool_runtime
+from roller.backends.cpu.launcher import LINE_BYTES, CpuKernel, load_tvm_runtime, runtime_and_pool_resizer
 from roller.core.dtypes import storage_dtype
 
 
@@ -19,13 +19,13 @@ class ArgumentAllocator(Protocol):
         ...
 
 
-def run_on_allocated_memory(kernel: CpuKernel, place: ArgumentAllocator) -> None:
+def run_once_on_allocated_memory(kernel: CpuKernel, place: ArgumentAllocator) -> None:
     """Pack the constants and call the kernel once, with ``place`` as the allocator for each argument."""
     artifact, views = kernel.artifact, {}
     for a in artifact.arguments:
         stored = storage_dtype(a.dtype)
         alignment_bytes = LINE_BYTES if a.role == "panel" else stored.itemsize
         views[a.name] = load_tvm_runtime().from_dlpack(place(a.name, a.shape or (1,), stored, alignment_bytes))
-    threads.prepare_pool(kernel.cores, thread_pool_runtime)
+    threads.prepare_pool_for_kernel(kernel.cores, runtime_and_pool_resizer)
     for launch in (*([artifact.prepare] if artifact.prepare else ()), *artifact.launches):
         kernel.module[launch.entry](*(views[n] for n in launch.arguments))

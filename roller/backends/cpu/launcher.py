@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.call_options import refuse_unknown
+from roller.backends.call_options import refuse_unknown_options
 from roller.backends.constant_inputs import constant_arrays
 from roller.backends.cpu import threads
-from roller.backends.cpu.argument_slots import WritableView, argument_slots
+from roller.backends.cpu.argument_slots import WritableView, input_and_output_slots
 from roller.backends.cpu.feature_check import check_features
-from roller.core.imports import import_without_package
-from roller.core.scratch import scratch_folder
+from roller.core.import_without_package import import_without_package
+from roller.core.temporary_folders import scratch_folder
 from roller.errors import LaunchError, counted
 from roller.targets import check_language
 
@@ -49,7 +49,7 @@ def load_tvm_runtime() -> Any:
         raise LaunchError(
             f"CPU launcher: expected the package 'apache-tvm-ffi', got {err}. Install roller with its 'cpu' extra."
         ) from err
-    path = _find_runtime()
+    path = _find_tvm_runtime_library()
     threads.set_tvm_thread_defaults()
     try:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
@@ -58,7 +58,7 @@ def load_tvm_runtime() -> Any:
     return tvm_ffi
 
 
-def _find_runtime() -> Path:
+def _find_tvm_runtime_library() -> Path:
     spec = importlib.util.find_spec("tvm")  # finds the package, does not import it
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     for place in places:
@@ -93,9 +93,9 @@ class CpuKernel:
         self.cores = int(artifact.target.get("cores", 1))
         #: Number of threads to prepare before a call; 0 for a kernel without parallel loops.
         self._threads = self.cores if artifact.target.get("parallel", True) else 0
-        self.module, self._function = _load(artifact.binary, artifact.launches[0].entry)
+        self.module, self._function = _load_library_function(artifact.binary, artifact.launches[0].entry)
         constants = constant_arrays(artifact)
-        self._inputs, self._outputs = argument_slots(artifact)
+        self._inputs, self._outputs = input_and_output_slots(artifact)
         self._from_dlpack = load_tvm_runtime().from_dlpack
         #: Arguments that follow the caller's arrays in every call: constants, and panels packed from them here.
         self._held_arrays = self._prepared(constants) if constants else ()
@@ -105,7 +105,7 @@ class CpuKernel:
         """Return a kernel for the shapes of ``artifact`` that shares this one's library, constants and panels."""
         other = copy.copy(self)
         other.artifact = artifact
-        other._inputs, other._outputs = argument_slots(artifact)
+        other._inputs, other._outputs = input_and_output_slots(artifact)
         other._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
         return other
 
@@ -131,10 +131,10 @@ class CpuKernel:
         """Run the kernel."""
         if options:
             remedy = "A CPU kernel has no stream: the call returns when the result is there."
-            refuse_unknown(self.artifact.expression.name, "CPU", options, ("out",), remedy)
+            refuse_unknown_options(self.artifact.expression.name, "CPU", options, ("out",), remedy)
         views, result = self._views(arrays, out)
         if self._threads:
-            threads.prepare_pool(self._threads, thread_pool_runtime)
+            threads.prepare_pool_for_kernel(self._threads, runtime_and_pool_resizer)
         self._function(*views, *self._held)
         return result
 
@@ -149,7 +149,7 @@ class CpuKernel:
             _BoundCall(self.module, self._function, [*bound, *held], self._threads)
             for held in (self._held, *((*c, *sizes) for c in self._copies(rotating_bytes)))
         ]
-        return (runs[0] if len(runs) == 1 else _RotatingCalls(runs)), result
+        return (runs[0] if len(runs) == 1 else _RotatingCall(runs)), result
 
     def _copies(self, total_bytes: int) -> list[tuple[Any, ...]]:
         """Return additional copies of constants and panels; with the originals, they occupy about ``total_bytes``."""
@@ -179,10 +179,10 @@ class CpuKernel:
             for i, slot in enumerate(self._outputs):
                 views.append(slot.view(made[i]) if slot.viewed else made[i])
             return views, made[0] if len(made) == 1 else tuple(made)
-        self._add_outputs(out, views, name)
+        self._append_output_views(out, views, name)
         return views, out
 
-    def _add_outputs(self, out: Any, views: list[np.ndarray], name: str) -> None:
+    def _append_output_views(self, out: Any, views: list[np.ndarray], name: str) -> None:
         """Append the views of the caller's output arrays; raise an error if one overlaps another argument."""
         outputs = self._outputs
         given = (out,) if len(outputs) == 1 and not isinstance(out, (tuple, list)) else out
@@ -214,11 +214,11 @@ class _BoundCall:
 
     def __call__(self) -> None:
         if self.threads:
-            threads.prepare_pool(self.threads, thread_pool_runtime)
+            threads.prepare_pool_for_kernel(self.threads, runtime_and_pool_resizer)
         self.function(*self.views)
 
 
-class _RotatingCalls:
+class _RotatingCall:
     """Callable that makes the next of several equivalent calls each time, in rotation."""
 
     __slots__ = ("_next",)
@@ -245,7 +245,7 @@ def _copy_aligned(array: np.ndarray, count: int) -> list[np.ndarray]:
     return [row[: array.nbytes].view(array.dtype).reshape(array.shape) for row in rows]
 
 
-def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
+def _load_library_function(binary: bytes, entry: str) -> tuple[Any, Any]:
     """Load a library from memory through a temporary file; return the library and its function ``entry``."""
     ffi = load_tvm_runtime()
     with scratch_folder() as folder:
@@ -260,7 +260,7 @@ def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
             ) from err
 
 
-def thread_pool_runtime() -> tuple[ctypes.CDLL, Any]:
+def runtime_and_pool_resizer() -> tuple[ctypes.CDLL, Any]:
     """Return TVM's runtime library and the function that sets the size of a thread pool (``None`` if TVM lacks it)."""
     configure = load_tvm_runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
-    return ctypes.CDLL(str(_find_runtime())), configure
+    return ctypes.CDLL(str(_find_tvm_runtime_library())), configure

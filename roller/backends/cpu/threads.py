@@ -44,21 +44,21 @@ def processors() -> tuple[int, ...]:
     return affinity_processors()
 
 
-def most_threads() -> int:
+def count_simultaneous_threads() -> int:
     """Return how many threads of this process can run simultaneously."""
     return processors_granted_by_cgroup(len(processors()))
 
 
-def place_workers(
+def assign_worker_processors(
     workers: int, caller: int, processors: Sequence[int], core_of: Callable[[int], str]
 ) -> list[set[int]]:
     """Return the processors that each worker may use: one each, on separate cores first, not the caller's if possible.
 
     Examples
     --------
-    >>> place_workers(2, 0, [0, 1, 2, 3], lambda cpu: str(cpu // 2))
+    >>> assign_worker_processors(2, 0, [0, 1, 2, 3], lambda cpu: str(cpu // 2))
     [{2}, {1}]
-    >>> place_workers(1, 0, [0], str)
+    >>> assign_worker_processors(1, 0, [0], str)
     [{0}]
     """
     taken, first, siblings = {core_of(caller)}, list[int](), list[int]()
@@ -77,7 +77,7 @@ _PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 @functools.cache
-def core_of_processor(processor: int) -> str:
+def core_id_of_processor(processor: int) -> str:
     """Return an identifier of a processor's core: the core's hardware threads, or ``processor`` if they are unknown."""
     try:
         return (_PROCESSORS / f"cpu{processor}/topology/thread_siblings_list").read_text().strip()
@@ -129,7 +129,7 @@ class WorkerPool:
         self.cores = 0
         self._library.TVMBackendParallelLaunch(_TASK(lambda _task, _env, _data: 0), None, 0)
 
-    def lose(self) -> None:
+    def mark_lost_after_fork(self) -> None:
         """Mark the pool as lost in a forked process: its threads are gone, but its memory is not."""
         self.cores, self.workers, self._lost = 0, [], True
 
@@ -147,7 +147,9 @@ class WorkerPool:
     def _move(self, caller: int) -> None:
         self.caller = caller
         for worker, where in zip(
-            self.workers, place_workers(len(self.workers), caller, processors(), core_of_processor), strict=True
+            self.workers,
+            assign_worker_processors(len(self.workers), caller, processors(), core_id_of_processor),
+            strict=True,
         ):
             try:
                 os.sched_setaffinity(worker, where)
@@ -167,7 +169,7 @@ class WorkerPool:
         return sorted(ids - {threading.get_native_id()})
 
 
-def prepare_pool(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
+def prepare_pool_for_kernel(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
     """Prepare the calling thread's pool for a kernel on ``cores`` threads; this takes 0.2 us if nothing changed."""
     mine: WorkerPool | None = getattr(_pools, "mine", None)
     if mine is None:
@@ -177,7 +179,7 @@ def prepare_pool(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> 
     mine.part()
 
 
-def thread_ids() -> tuple[int, ...] | None:
+def kernel_thread_ids() -> tuple[int, ...] | None:
     """Return the ids of the threads that run the calling thread's kernels; ``None`` if they are unknown."""
     mine: WorkerPool | None = getattr(_pools, "mine", None)
     if mine is None or (mine.cores > 1 and not mine.workers):
@@ -185,7 +187,7 @@ def thread_ids() -> tuple[int, ...] | None:
     return (threading.get_native_id(), *mine.workers)
 
 
-def _fork_hook(act: Callable[[WorkerPool], None]) -> Callable[[], None]:
+def _make_fork_hook(act: Callable[[WorkerPool], None]) -> Callable[[], None]:
     def hook() -> None:
         mine: WorkerPool | None = getattr(_pools, "mine", None)
         if mine is not None:
@@ -195,4 +197,6 @@ def _fork_hook(act: Callable[[WorkerPool], None]) -> Callable[[], None]:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_fork_hook(WorkerPool.wake), after_in_child=_fork_hook(WorkerPool.lose))
+    os.register_at_fork(
+        before=_make_fork_hook(WorkerPool.wake), after_in_child=_make_fork_hook(WorkerPool.mark_lost_after_fork)
+    )

@@ -73,7 +73,7 @@ $L__END:
 \0"""
 
 
-class Flush:
+class CacheFlush:
     """Buffer larger than the last-level cache, and the kernel that reads it.
 
     Parameters
@@ -93,7 +93,7 @@ class Flush:
         runtime.memcpy(end, count.ctypes.data, count.nbytes, runtime.memcpyHostToDevice)
         self._arguments = tuple(np.uint64(p) for p in (self._memory.ptr, end, end + count.nbytes))
         self._grid = (max(1, _BLOCKS_PER_UNIT * units), 1, 1)
-        self._read = None if image is None else _load_kernel(cp, image)
+        self._read = None if image is None else _load_flush_kernel(cp, image)
 
     @property
     def reads(self) -> bool:
@@ -108,7 +108,7 @@ class Flush:
             self._read(self._grid, (_THREADS, 1, 1), self._arguments, 0, self._stream)
 
 
-def _load_kernel(cp: Any, image: bytes) -> Any:
+def _load_flush_kernel(cp: Any, image: bytes) -> Any:
     module = cp.cuda.Module()
     try:
         module.load(image)

@@ -61,7 +61,7 @@ def select_device(cp: Any, index: int) -> None:
 
 
 @contextlib.contextmanager
-def explain_image_errors(name: str, target: object = "") -> Iterator[None]:
+def image_errors_as_launch_errors(name: str, target: object = "") -> Iterator[None]:
     """Turn the driver's refusal of an image or kernel into a :class:`LaunchError`."""
     try:
         yield
@@ -122,9 +122,9 @@ def properties(cp: Any, index: int) -> dict[str, Any]:
     """Return the properties of a device; see :class:`roller.backends.devices.DeviceProperties`."""
     runtime = cp.cuda.runtime
     raw, hip = runtime.getDeviceProperties(index), is_hip(cp)
-    arch = _text(raw["gcnArchName"]).partition(":")[0] if hip else f"sm_{raw['major']}{raw['minor']}"
+    arch = _decode_text(raw["gcnArchName"]).partition(":")[0] if hip else f"sm_{raw['major']}{raw['minor']}"
     return {
-        "name": _text(raw["name"]),
+        "name": _decode_text(raw["name"]),
         "arch": arch,
         "units": int(raw["multiProcessorCount"]),
         "memory_bytes": int(raw["totalGlobalMem"]),
@@ -138,5 +138,5 @@ def properties(cp: Any, index: int) -> dict[str, Any]:
     }
 
 
-def _text(value: Any) -> str:
+def _decode_text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)

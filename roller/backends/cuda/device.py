@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.cuda.cache_flush import PTX, Flush
+from roller.backends.cuda.cache_flush import PTX, CacheFlush
 from roller.backends.cuda.cupy_runtime import (
     import_cupy,
     is_hip,
@@ -24,9 +24,9 @@ from roller.backends.cuda.cupy_runtime import (
     select_device,
     time_by_events,
 )
-from roller.backends.cuda.guarded_buffer import Buffer
-from roller.backends.cuda.module import Module
-from roller.backends.cuda.probe_bench import Bench
+from roller.backends.cuda.guarded_buffer import GuardedBuffer
+from roller.backends.cuda.module import LoadedImage
+from roller.backends.cuda.probe_bench import ProbeBench
 from roller.backends.periodic_inputs import periodic_inputs
 from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
@@ -62,13 +62,13 @@ class CudaDevice:
         select_device(self._cp, index)
         self._said = properties(self._cp, index)
         self._stream = self._cp.cuda.Stream(non_blocking=True)
-        self._flush: Flush | None = None
-        self._sets: list[tuple[list[Buffer], list[Buffer]]] = []
+        self._flush: CacheFlush | None = None
+        self._sets: list[tuple[list[GuardedBuffer], list[GuardedBuffer]]] = []
         self._expression: TensorExpr | None = None
         self._points: Sequence[np.ndarray] = ()
-        self._module: Module | None = None
-        self._scratch: list[Buffer] = []
-        self._bench: Bench | None = None
+        self._module: LoadedImage | None = None
+        self._scratch: list[GuardedBuffer] = []
+        self._bench: ProbeBench | None = None
 
     def _runtime(self) -> Any:
         return import_cupy()
@@ -87,8 +87,8 @@ class CudaDevice:
         sets = max(1, min(_MOST_SETS, math.ceil(2 * self._said["cache_bytes"] / max(needed, 1))))
         try:
             for _ in range(sets):
-                inputs = [Buffer(self._cp, t.nbytes) for t in expression.inputs]
-                outputs = [Buffer(self._cp, t.nbytes) for t in expression.output_tensors]
+                inputs = [GuardedBuffer(self._cp, t.nbytes) for t in expression.inputs]
+                outputs = [GuardedBuffer(self._cp, t.nbytes) for t in expression.output_tensors]
                 self._sets.append((inputs, outputs))
         except LaunchError:
             self._sets = []
@@ -103,10 +103,10 @@ class CudaDevice:
         """Run a candidate once on poisoned outputs; return their elements at the points passed to :meth:`prepare`."""
         del position
         assert self._expression is not None
-        self._module, self._scratch = Module(self._cp, artifact), []
+        self._module, self._scratch = LoadedImage(self._cp, artifact), []
         for a in artifact.arguments:
             if a.role in _OWN:
-                self._scratch.append(Buffer(self._cp, math.prod(a.shape) * storage_dtype(a.dtype).itemsize))
+                self._scratch.append(GuardedBuffer(self._cp, math.prod(a.shape) * storage_dtype(a.dtype).itemsize))
         inputs, outputs = self._sets[0]
         for buffer in (*outputs, *self._scratch):
             buffer.poison()
@@ -117,7 +117,7 @@ class CudaDevice:
         named = zip((*artifact.inputs, *artifact.outputs), (*inputs, *outputs), strict=True)
         work = zip((a for a in artifact.arguments if a.role in _OWN), self._scratch, strict=True)
         for argument, buffer in (*named, *work):
-            overrun = buffer.overrun()
+            overrun = buffer.describe_overrun()
             if overrun is not None:
                 raise OutOfBoundsError(f"wrote {overrun} of {argument.role} '{argument.name}'")
         tensors = self._expression.output_tensors
@@ -130,16 +130,16 @@ class CudaDevice:
         """Time the candidate that was checked last."""
         # A single warm run above drop_s ends the measurement.
         del candidate_id
-        self._awake()
+        self._keep_device_busy()
         self._cold(lambda: self._launch(0))
         first = min(self._cold(lambda: self._launch(0)) for _ in range(2))
         if drop_s is not None and first > max(drop_s, _DROP_ABOVE_S):
-            return {"median_s": first, "samples": 1, "complete": False, "method": self._events}
+            return {"median_s": first, "samples": 1, "complete": False, "method": self._event_timing_method}
         if first < GRAPH_BELOW_S:
             samples, method = self._graphs(first, budget_s), "loop" if is_hip(self._cp) else "graph"
         else:
             count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / first)))
-            samples, method = [self._cold(lambda: self._launch(0)) for _ in range(count)], self._events
+            samples, method = [self._cold(lambda: self._launch(0)) for _ in range(count)], self._event_timing_method
         low, _, high = statistics.quantiles(samples, n=4)
         return {
             "median_s": statistics.median(samples),
@@ -150,7 +150,7 @@ class CudaDevice:
         }
 
     @property
-    def _events(self) -> str:
+    def _event_timing_method(self) -> str:
         """Name of the timing method for single runs."""
         return "events" if self._flush is None or self._flush.reads else "events, the cache overwritten before"
 
@@ -166,8 +166,8 @@ class CudaDevice:
         """Load the kernels and buffers for a probe's plan; free the previous ones."""
         self._module, self._scratch, self._sets, self._bench = None, [], [], None
         self._cp.get_default_memory_pool().free_all_blocks()
-        self._awake(_STAY_AWAKE_S)
-        self._bench = Bench(self._cp, self._stream, image, inputs, output_words)
+        self._keep_device_busy(_STAY_AWAKE_S)
+        self._bench = ProbeBench(self._cp, self._stream, image, inputs, output_words)
 
     def probe_run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
         """Check and time one case of the loaded plan; see :meth:`Bench.run`."""
@@ -192,7 +192,7 @@ class CudaDevice:
         """Return the time of one run in seconds, measured with events after flushing the last-level cache."""
         if self._flush is None:
             units = self._said["units"]
-            self._flush = Flush(self._cp, self._stream, self._said["cache_bytes"], units, self._flush_image())
+            self._flush = CacheFlush(self._cp, self._stream, self._said["cache_bytes"], units, self._flush_image())
         self._flush.start()
         return time_by_events(self._cp, self._stream, run)
 
@@ -216,7 +216,7 @@ class CudaDevice:
         count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / max(once, 1e-6))))
         return [time_by_events(self._cp, self._stream, go) / launches for _ in range(count)]
 
-    def _awake(self, again_s: float = 0.0) -> None:
+    def _keep_device_busy(self, again_s: float = 0.0) -> None:
         """Keep the device busy to raise its clock: longer before the first timing, then for ``again_s`` seconds."""
         seconds = _WAKE_S if self._flush is None else again_s
         if seconds:

@@ -41,7 +41,7 @@ def find_all_nvrtc() -> tuple[NvrtcInstallation, ...]:
     """Return all usable NVRTC libraries: newest release first, wheels before toolkits of the same release."""
     complete: list[NvrtcInstallation] = []
     without: list[Path] = []
-    for library, includes, major in _candidates():
+    for library, includes, major in _nvrtc_candidates():
         found = _existing_header_folders(includes, major)
         if found is None:
             without.append(library)
@@ -55,15 +55,15 @@ def find_all_nvrtc() -> tuple[NvrtcInstallation, ...]:
     raise BuildError(f"CUDA build: expected {names} in wheels or a CUDA toolkit, found none. {REMEDY}.")
 
 
-def _candidates() -> Iterator[tuple[Path, tuple[Path, ...], int]]:
+def _nvrtc_candidates() -> Iterator[tuple[Path, tuple[Path, ...], int]]:
     """Yield possible installations as ``(library, header folders, CUDA release)``, preferred ones first."""
     for major in MAJORS:
         library, includes = _WHEELS[major]
-        for root in _import_folders():
+        for root in _import_path_folders():
             path = root / library / f"libnvrtc.so.{major}"
             if path.is_file():
-                yield path, tuple(f / i for f in _import_folders() for i in includes), major
-        for root in toolkits():
+                yield path, tuple(f / i for f in _import_path_folders() for i in includes), major
+        for root in find_cuda_toolkits():
             for folder in _LIBRARIES:
                 path = root / folder / f"libnvrtc.so.{major}"
                 if path.is_file():
@@ -75,12 +75,12 @@ def _existing_header_folders(includes: Sequence[Path], major: int) -> tuple[Path
     present = [p for p in includes if p.is_dir()]
     for wanted in (HEADER, MATRIX_HEADER):
         if not any((p / wanted).is_file() for p in present):
-            others = (r / i for r in toolkits() if _toolkit_release(r) == major for i in _INCLUDES)
+            others = (r / i for r in find_cuda_toolkits() if _cuda_release_of_toolkit(r) == major for i in _INCLUDES)
             present += [p for p in others if (p / wanted).is_file()][:1]
     return tuple(present) if any((p / HEADER).is_file() for p in present) else None
 
 
-def toolkits() -> list[Path]:
+def find_cuda_toolkits() -> list[Path]:
     """Return the roots of CUDA toolkits: from the environment, from ``nvcc`` on PATH, and from the usual locations."""
     named = [os.environ[n] for n in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(n)]
     nvcc = shutil.which("nvcc")
@@ -90,10 +90,10 @@ def toolkits() -> list[Path]:
     return [p for p in roots if p.is_dir()]
 
 
-def _toolkit_release(root: Path) -> int | None:
+def _cuda_release_of_toolkit(root: Path) -> int | None:
     """Return a toolkit's CUDA release, read from its library's name; ``None`` if it has no supported one."""
     return next((n for n in MAJORS for f in _LIBRARIES if (root / f / f"libnvrtc.so.{n}").is_file()), None)
 
 
-def _import_folders() -> list[Path]:
+def _import_path_folders() -> list[Path]:
     return list(dict.fromkeys(Path(entry or ".") for entry in sys.path))

@@ -22,7 +22,7 @@ _GUARD, _POISON = 0xA5, 0xFF
 _ONE_BY_ONE = 4096
 
 
-class Buffer:
+class GuardedBuffer:
     """Device memory of ``nbytes`` bytes between two guards."""
 
     def __init__(self, cp: Any, nbytes: int) -> None:
@@ -37,7 +37,7 @@ class Buffer:
         """Fill the buffer with a pattern that is NaN as a float, so that unwritten elements are wrong."""
         (self._memory + GUARD_BYTES).memset(_POISON, self.nbytes)
 
-    def overrun(self) -> str | None:
+    def describe_overrun(self) -> str | None:
         """Return a text that says how many bytes of a guard were overwritten, and where; ``None`` if none were."""
         for name, start in (("before its start", 0), ("past its end", GUARD_BYTES + self.nbytes)):
             seen = self.read(start - GUARD_BYTES, GUARD_BYTES)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from roller.artifact import Argument, KernelArtifact
-from roller.backends.array_hints import check_tensor_has_values
-from roller.backends.call_options import refuse_unknown
+from roller.backends.call_options import refuse_unknown_options
 from roller.backends.constant_inputs import constant_arrays, merge_constants
 from roller.backends.cuda.cupy_runtime import import_cupy
-from roller.backends.cuda.module import Module
+from roller.backends.cuda.module import LoadedImage
+from roller.backends.foreign_array_checks import check_tensor_has_values
 from roller.core.dtypes import DTYPES, as_numpy_bits, storage_dtype
 from roller.errors import LaunchError, counted
 from roller.expr import Tensor
@@ -28,7 +28,7 @@ _ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True)
-class _ArgumentSlot:
+class _TensorArgument:
     """Argument of a call: a tensor of the expression and the kernel's argument for it."""
 
     tensor: Tensor
@@ -58,11 +58,13 @@ class CudaKernel:
         self.artifact = artifact
         self._cupy = self._runtime()
         expression = artifact.expression
-        self._inputs = [_ArgumentSlot(t, a) for t, a in zip(expression.inputs, artifact.inputs, strict=True)]
-        self._outputs = [_ArgumentSlot(t, a) for t, a in zip(expression.output_tensors, artifact.outputs, strict=True)]
+        self._inputs = [_TensorArgument(t, a) for t, a in zip(expression.inputs, artifact.inputs, strict=True)]
+        self._outputs = [
+            _TensorArgument(t, a) for t, a in zip(expression.output_tensors, artifact.outputs, strict=True)
+        ]
         self._workspaces = [a for a in artifact.arguments if a.role == "workspace"]
-        self._modules: dict[int, Module] = {}
-        self._images: dict[int, Module] = {}
+        self._modules: dict[int, LoadedImage] = {}
+        self._images: dict[int, LoadedImage] = {}
         self._constants = constant_arrays(artifact)
         self._resident: dict[int, tuple[dict[int, Any], dict[str, Any]]] = {}
 
@@ -87,17 +89,17 @@ class CudaKernel:
         while a stream is being captured: make one call before capturing a graph.
         """
         name = self.artifact.expression.name
-        refuse_unknown(name, self.label, options, ("out", "stream"), "Leave it out.")
+        refuse_unknown_options(name, self.label, options, ("out", "stream"), "Leave it out.")
         free = [s.tensor.name for n, s in enumerate(self._inputs) if n not in self._constants]
         if len(arrays) != len(free):
             raise LaunchError(f"{name}: expected {counted(len(free), 'array')} ({', '.join(free)}), got {len(arrays)}.")
-        torch_device = next((a.device for a in arrays if is_torch(a) and a.is_cuda), None)
-        with self._on(stream, torch_device) as (current, device):
+        torch_device = next((a.device for a in arrays if is_torch_object(a) and a.is_cuda), None)
+        with self._current_device_and_stream(stream, torch_device) as (current, device):
             module = self._module(device)
-            constants, panels = self._on_device(device, module, current)
+            constants, panels = self._constants_and_panels_on(device, module, current)
             every = merge_constants(arrays, constants) if constants else arrays
             inputs = [self._input(s, a) for s, a in zip(self._inputs, every, strict=True)]
-            result = self._made(torch_device) if out is None else _outputs_as_list(out, len(self._outputs))
+            result = self._made(torch_device) if out is None else _caller_outputs_as_list(out, len(self._outputs))
             if len(result) != len(self._outputs):
                 raise LaunchError(f"{name}: 'out': expected {counted(len(self._outputs), 'array')}, got {len(result)}.")
             outputs = [self._output(s, a) for s, a in zip(self._outputs, result, strict=True)]
@@ -111,15 +113,17 @@ class CudaKernel:
             return out
         return result[0] if len(result) == 1 else tuple(result)
 
-    def _module(self, device: int) -> Module:
+    def _module(self, device: int) -> LoadedImage:
         """Return the kernels loaded on a device; the image is loaded once for all sizes."""
         found = self._modules.get(device)
         if found is None:
-            image = self._images.get(device) or self._images.setdefault(device, Module(self._cupy, self.artifact))
+            image = self._images.get(device) or self._images.setdefault(device, LoadedImage(self._cupy, self.artifact))
             found = self._modules.setdefault(device, image.reshaped(self.artifact))
         return found
 
-    def _on_device(self, device: int, module: Module, stream: Any) -> tuple[dict[int, Any], dict[str, Any]]:
+    def _constants_and_panels_on(
+        self, device: int, module: LoadedImage, stream: Any
+    ) -> tuple[dict[int, Any], dict[str, Any]]:
         """Return the constants and panels on a device; the first call creates them for all streams."""
         if device not in self._resident:
             copied = {n: self._cupy.asarray(a) for n, a in self._constants.items()}
@@ -133,7 +137,7 @@ class CudaKernel:
         return self._resident[device]
 
     @contextlib.contextmanager
-    def _on(self, stream: Any, torch_device: Any) -> Iterator[tuple[Any, int]]:
+    def _current_device_and_stream(self, stream: Any, torch_device: Any) -> Iterator[tuple[Any, int]]:
         """Make the caller's device and stream current in CuPy, so that DLPack orders the kernel after earlier work."""
         cuda = self._cupy.cuda
         device = torch_device.index if torch_device is not None else cuda.runtime.getDevice()
@@ -150,7 +154,7 @@ class CudaKernel:
         torch = sys.modules["torch"]
         return [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=torch_device) for t in tensors]
 
-    def _view(self, value: Any, slot: _ArgumentSlot) -> Any:
+    def _view(self, value: Any, slot: _TensorArgument) -> Any:
         """Return a CuPy view of an array after checking its dtype and shape."""
         tensor, where = slot.tensor, f"{self.artifact.expression.name}: argument '{slot.tensor.name}'"
         dtype = str(value.dtype).removeprefix("torch.") if hasattr(value, "dtype") else type(value).__name__
@@ -161,7 +165,7 @@ class CudaKernel:
             )
         return as_cupy_array(self._cupy, value, where)
 
-    def _input(self, slot: _ArgumentSlot, value: Any) -> Any:
+    def _input(self, slot: _TensorArgument, value: Any) -> Any:
         if type(value).__module__.partition(".")[0] == "numpy":
             bits = as_numpy_bits(value)
             return self._view(self._cupy.asarray(bits), slot)
@@ -170,7 +174,7 @@ class CudaKernel:
             view = view.copy(order="C")
         return view
 
-    def _output(self, slot: _ArgumentSlot, value: Any) -> Any:
+    def _output(self, slot: _TensorArgument, value: Any) -> Any:
         if type(value).__module__.partition(".")[0] == "numpy":
             raise LaunchError(f"'out': '{slot.tensor.name}': expected an array on the device, got a NumPy array.")
         view = self._view(value, slot)
@@ -193,14 +197,14 @@ def as_cupy_array(cp: Any, value: Any, where: str) -> Any:
     """Return a device array as a CuPy array without a copy; dtypes such as bfloat16 are viewed as bits."""
     if isinstance(value, cp.ndarray):
         return value
-    if is_torch(value):
+    if is_torch_object(value):
         value = value.detach()
         row = DTYPES.get(str(value.dtype).removeprefix("torch."))
         if row is not None and row.bits:  # CuPy may lack the dtype
             value = value.view(getattr(sys.modules["torch"], "int16" if row.itemsize_bytes == 2 else "uint8"))
     try:
         check_tensor_has_values(value)
-        if hasattr(value, "__cuda_array_interface__") and not is_torch(value):
+        if hasattr(value, "__cuda_array_interface__") and not is_torch_object(value):
             return cp.asarray(value)
         return cp.from_dlpack(value)
     except (RuntimeError, BufferError, TypeError, ValueError) as err:
@@ -235,20 +239,20 @@ def as_cupy_stream(cuda: Any, stream: Any) -> Any:
 def _record_stream(arrays: Sequence[Any], stream: Any, pointer: int) -> None:
     """Record a stream on torch tensors, whose allocator knows only the stream on which they were created."""
     for tensor in arrays:
-        if not is_torch(tensor) or not tensor.is_cuda:
+        if not is_torch_object(tensor) or not tensor.is_cuda:
             continue
         cuda = sys.modules["torch"].cuda
         if pointer == cuda.current_stream(tensor.device).cuda_stream:
             continue
-        if not is_torch(stream):
+        if not is_torch_object(stream):
             stream = cuda.ExternalStream(pointer, tensor.device) if pointer else cuda.default_stream(tensor.device)
         tensor.record_stream(stream)
 
 
-def is_torch(value: Any) -> bool:
+def is_torch_object(value: Any) -> bool:
     """Return whether a value is a torch object, without importing torch."""
     return type(value).__module__.partition(".")[0] == "torch"
 
 
-def _outputs_as_list(out: Any, count: int) -> list[Any]:
+def _caller_outputs_as_list(out: Any, count: int) -> list[Any]:
     return [out] if count == 1 and not isinstance(out, (tuple, list)) else list(out)

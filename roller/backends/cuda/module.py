@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact, Launch
-from roller.backends.cuda.cupy_runtime import explain_image_errors, is_hip
+from roller.backends.cuda.cupy_runtime import image_errors_as_launch_errors, is_hip
 from roller.errors import LaunchError
 from roller.targets import LANGUAGES, check_language
 
@@ -36,7 +36,7 @@ def check_loadable(language: str, binary: bytes | None, where: str) -> None:
         raise LaunchError(f"{where}: expected a built kernel. Build it with its toolchain first.")
 
 
-class Module:
+class LoadedImage:
     """Kernels of one artifact, loaded on the current device; the binary is a cubin or a HIP code object.
 
     Raises
@@ -49,38 +49,38 @@ class Module:
         check_loadable(artifact.language, artifact.binary, artifact.expression.name)
         self.artifact = artifact
         self._image = cp.cuda.Module()
-        with explain_image_errors(artifact.expression.name, artifact.target):
+        with image_errors_as_launch_errors(artifact.expression.name, artifact.target):
             self._image.load(artifact.binary)
             self._calls = [(x, self._function(cp, x)) for x in artifact.launches]
-            self._numbers = _numbers(artifact)
+            self._numbers = _integer_arguments(artifact)
             first = artifact.prepare
             self._first = [(first, self._function(cp, first))] if first else []
 
     def _function(self, cp: Any, launch: Launch) -> Any:
         function = self._image.get_function(launch.entry)
         blocks = int(self.artifact.estimate.get("terms", {}).get("blocks_per_unit", 0))
-        static = int(self.artifact.build.get("static_shared_bytes", 0)) if _declares_static_shared(launch) else 0
-        request_shared_memory(cp, function, launch.dynamic_shared_bytes, launch.dynamic_shared_bytes + static, blocks)
+        static = int(self.artifact.build.get("static_shared_bytes", 0)) if _declares_static_scratchpad(launch) else 0
+        request_scratchpad(cp, function, launch.dynamic_shared_bytes, launch.dynamic_shared_bytes + static, blocks)
         return function
 
-    def reshaped(self, artifact: KernelArtifact) -> Module:
+    def reshaped(self, artifact: KernelArtifact) -> LoadedImage:
         """Return the same kernels with the grids and integer arguments of ``artifact``, which has the same image."""
         out = copy(self)
         out.artifact = artifact
         out._calls = [(x, f) for x, (_, f) in zip(artifact.launches, self._calls, strict=True)]
-        out._numbers = _numbers(artifact)
+        out._numbers = _integer_arguments(artifact)
         return out
 
     def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
         """Launch all kernels in order on a stream; return immediately."""
-        _start(self._calls, {**pointers, **self._numbers}, stream)
+        _launch_calls(self._calls, {**pointers, **self._numbers}, stream)
 
     def prepare(self, pointers: Mapping[str, int], stream: Any) -> None:
         """Launch the kernel that packs constants into panels, if there is one; return immediately."""
-        _start(self._first, {**pointers, **self._numbers}, stream)
+        _launch_calls(self._first, {**pointers, **self._numbers}, stream)
 
 
-def request_shared_memory(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int, blocks: int) -> None:
+def request_scratchpad(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int, blocks: int) -> None:
     """Request a kernel's scratchpad from the driver: for one block, and for all resident blocks of a unit."""
     # HIP needs no request for dynamic scratchpad and has no carveout.
     if is_hip(cp):
@@ -98,17 +98,17 @@ def _shared_memory_percent(cp: Any, used: int, blocks: int) -> int:
     # By default the driver may size the scratchpad for fewer blocks than the estimate assumes.
     if blocks < 1 or not used:
         return 0
-    capacity, reserved = _attribute(cp, _UNIT_SHARED), _attribute(cp, _RESERVED_SHARED)
+    capacity, reserved = _device_attribute(cp, _UNIT_SHARED), _device_attribute(cp, _RESERVED_SHARED)
     return min(100, -(-100 * blocks * (used + reserved) // capacity)) if capacity else 0
 
 
-def _declares_static_shared(launch: Launch) -> bool:
+def _declares_static_scratchpad(launch: Launch) -> bool:
     """Return whether this kernel's source declares static scratchpad; the compiler reports one size for all kernels."""
     _, _, text = launch.source.partition(f" {launch.entry}(")
     return "__shared__" in text.partition('extern "C"')[0].replace("extern __shared__", "")
 
 
-def _attribute(cp: Any, number: int) -> int:
+def _device_attribute(cp: Any, number: int) -> int:
     """Return an attribute of the current device; 0 if the driver does not know it."""
     runtime = cp.cuda.runtime
     try:
@@ -117,11 +117,11 @@ def _attribute(cp: Any, number: int) -> int:
         return 0
 
 
-def _numbers(artifact: KernelArtifact) -> dict[str, np.int32]:
+def _integer_arguments(artifact: KernelArtifact) -> dict[str, np.int32]:
     return {a.name: np.int32(a.number) for a in artifact.arguments if a.number is not None}
 
 
-def _start(calls: Sequence[tuple[Launch, Any]], given: Mapping[str, int | np.int32], stream: Any) -> None:
+def _launch_calls(calls: Sequence[tuple[Launch, Any]], given: Mapping[str, int | np.int32], stream: Any) -> None:
     """Launch kernels with the arguments in ``given``: addresses, or NumPy integers that are passed by value."""
     for launch, function in calls:
         values = tuple(x if isinstance(x := given[n], np.int32) else np.uint64(x) for n in launch.arguments)

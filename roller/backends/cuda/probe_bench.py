@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.cuda.cupy_runtime import explain_image_errors, repeatable_launch, time_by_events
-from roller.backends.cuda.guarded_buffer import Buffer
+from roller.backends.cuda.cupy_runtime import image_errors_as_launch_errors, repeatable_launch, time_by_events
+from roller.backends.cuda.guarded_buffer import GuardedBuffer
 from roller.errors import LaunchError
 
 #: Target time of a case's short run in seconds, far above the launch overhead and the timer's resolution.
@@ -26,7 +26,7 @@ _MOST_LAUNCHES = 512
 _WORD = 4
 
 
-class Bench:
+class ProbeBench:
     """Loaded plan whose cases can be run on one device.
 
     Parameters
@@ -45,11 +45,11 @@ class Bench:
     ) -> None:
         self._cp, self._stream = cp, stream
         self._image = cp.cuda.Module()
-        with explain_image_errors("probe"):
+        with image_errors_as_launch_errors("probe"):
             self._image.load(image)
-        self._inputs = [Buffer(cp, words * _WORD) for words, _ in inputs]
-        self._output = Buffer(cp, output_words * _WORD)
-        self._parameters = Buffer(cp, 64 * _WORD)
+        self._inputs = [GuardedBuffer(cp, words * _WORD) for words, _ in inputs]
+        self._output = GuardedBuffer(cp, output_words * _WORD)
+        self._parameters = GuardedBuffer(cp, 64 * _WORD)
         for buffer, (_, block) in zip(self._inputs, inputs, strict=True):
             buffer.repeat(block)
 
@@ -63,16 +63,17 @@ class Bench:
             self._cp, self._stream, function, case, self._inputs[case["input"]], self._output, self._parameters
         )
         self._output.poison()
-        one.go(check_steps)
+        one.time_steps_s(check_steps)
         values = [one.word(w) for w, _ in case["checks"]]
-        overrun = next((b.overrun() for b in (self._output, *self._inputs) if b.overrun()), None)
+        overrun = next((b.describe_overrun() for b in (self._output, *self._inputs) if b.describe_overrun()), None)
         return {"values": values, "overrun": overrun, **one.time()}
 
 
 class _TimedCase:
     def __init__(
-        self, cp: Any, stream: Any, function: Any, case: Mapping[str, Any], source: Buffer, output: Buffer,
-        parameters: Buffer,
+        self, cp: Any, stream: Any, function: Any, case: Mapping[str, Any], source: GuardedBuffer,
+        output: GuardedBuffer,
+        parameters: GuardedBuffer,
     ) -> None:  # fmt: skip
         self._cp, self._stream, self._function, self._case = cp, stream, function, case
         self._output, self._p = output, parameters
@@ -85,7 +86,7 @@ class _TimedCase:
         raw = self._output.read(index * _WORD, _WORD)
         return float(raw.view(self._case["output_dtype"])[0])
 
-    def go(self, steps: int) -> float:
+    def time_steps_s(self, steps: int) -> float:
         """Run ``steps`` steps of the kernel; return their time in seconds."""
         case = self._case
         values = [1 if case["launches"] else steps, *case["parameters"]]
@@ -118,8 +119,8 @@ class _TimedCase:
         most = _MOST_LAUNCHES if self._case["launches"] else _MOST_STEPS
         steps = min(most, max(1, math.ceil(TARGET_S / self._case["seconds"])))
         for _ in range(4):
-            self.go(steps)
-            seconds = max(self.go(steps), 1e-7)
+            self.time_steps_s(steps)
+            seconds = max(self.time_steps_s(steps), 1e-7)
             if 0.5 * TARGET_S <= seconds <= 4 * TARGET_S or (steps == most and seconds < TARGET_S):
                 break
             steps = min(most, max(1, math.ceil(steps * min(64.0, TARGET_S / seconds))))
@@ -129,7 +130,7 @@ class _TimedCase:
         cycles: tuple[list[float], list[float]] = ([], [])
         for _ in range(windows):
             for n in (0, 1):
-                times[n].append(self.go(steps << n))
+                times[n].append(self.time_steps_s(steps << n))
                 if counted is not None:
                     cycles[n].append(self.word(counted))
         out: dict[str, Any] = {"steps": steps, "once": times[0], "twice": times[1]}

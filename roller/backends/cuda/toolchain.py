@@ -105,7 +105,7 @@ def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple
     return _compile_with_nvrtc(source, arch, options, ("nvrtcGetCUBINSize", "nvrtcGetCUBIN"))
 
 
-def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
+def compile_to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
     """Compile CUDA C to PTX for an architecture (``"sm_70"``); PTX is text and needs no toolkit to read."""
     virtual = arch.replace("sm_", "compute_")
     image, _ = _compile_with_nvrtc(source, virtual, options, ("nvrtcGetPTXSize", "nvrtcGetPTX"))
@@ -118,49 +118,55 @@ def _compile_with_nvrtc(source: str, arch: str, options: Sequence[str], get: tup
     lib, includes = chosen.lib, [f"-I{folder}" for folder in chosen.includes]
     flags = [f"--gpu-architecture={arch}", *includes, "-default-device", "-w", "--ptxas-options=-v", *options]
     program = ctypes.c_void_p()
-    _check(lib, lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
+    _check_nvrtc_status(
+        lib, lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    )
     try:
         args = (ctypes.c_char_p * len(flags))(*(f.encode() for f in flags))
         status = lib.nvrtcCompileProgram(program, len(flags), args)
-        log = _read(lib, lib.nvrtcGetProgramLogSize, lib.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
+        log = (
+            _read_compiler_output(lib, lib.nvrtcGetProgramLogSize, lib.nvrtcGetProgramLog, program)
+            .rstrip(b"\0")
+            .decode()
+        )
         if status:
-            if not chosen.knows(arch):
+            if not chosen.supports_architecture(arch):
                 known = ", ".join(dict.fromkeys(a for c in _load_all_nvrtc() for a in c.architectures))
                 raise BuildError(
                     f"CUDA build: expected an architecture this NVRTC builds for ({known}), got '{arch}'. "
                     f"The source is CUDA C all the same: build it with a CUDA release that knows {arch}."
                 )
-            raise BuildError(f"CUDA build for {arch}: {_error(lib, status)}\n{log.strip()}")
-        return _read(lib, getattr(lib, get[0]), getattr(lib, get[1]), program), log
+            raise BuildError(f"CUDA build for {arch}: {_nvrtc_error_text(lib, status)}\n{log.strip()}")
+        return _read_compiler_output(lib, getattr(lib, get[0]), getattr(lib, get[1]), program), log
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _read(lib: Any, size: Any, get: Any, program: ctypes.c_void_p) -> bytes:
+def _read_compiler_output(lib: Any, size: Any, get: Any, program: ctypes.c_void_p) -> bytes:
     n = ctypes.c_size_t()
-    _check(lib, size(program, ctypes.byref(n)))
+    _check_nvrtc_status(lib, size(program, ctypes.byref(n)))
     out = ctypes.create_string_buffer(n.value)
-    _check(lib, get(program, out))
+    _check_nvrtc_status(lib, get(program, out))
     return out.raw
 
 
-def _architectures(lib: Any) -> list[str]:
+def _supported_architectures(lib: Any) -> list[str]:
     """Return the architectures that NVRTC builds for, oldest first."""
     n = ctypes.c_int()
-    _check(lib, lib.nvrtcGetNumSupportedArchs(ctypes.byref(n)))
+    _check_nvrtc_status(lib, lib.nvrtcGetNumSupportedArchs(ctypes.byref(n)))
     numbers = (ctypes.c_int * n.value)()
-    _check(lib, lib.nvrtcGetSupportedArchs(numbers))
+    _check_nvrtc_status(lib, lib.nvrtcGetSupportedArchs(numbers))
     return [f"sm_{number}" for number in numbers]
 
 
-def _error(lib: Any, status: int) -> str:
+def _nvrtc_error_text(lib: Any, status: int) -> str:
     lib.nvrtcGetErrorString.restype = ctypes.c_char_p
     return str(lib.nvrtcGetErrorString(status).decode())
 
 
-def _check(lib: Any, status: int) -> None:
+def _check_nvrtc_status(lib: Any, status: int) -> None:
     if status:
-        raise BuildError(f"CUDA build: NVRTC failed: {_error(lib, status)}. {find_nvrtc.REMEDY}.")
+        raise BuildError(f"CUDA build: NVRTC failed: {_nvrtc_error_text(lib, status)}. {find_nvrtc.REMEDY}.")
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,7 @@ class _Nvrtc:
     major: int
     architectures: tuple[str, ...]
 
-    def knows(self, arch: str) -> bool:
+    def supports_architecture(self, arch: str) -> bool:
         """Return whether NVRTC builds for an architecture, real or virtual; ``sm_90a`` is a variant of ``sm_90``."""
         return arch.replace("compute_", "sm_").rstrip("af") in self.architectures
 
@@ -182,7 +188,7 @@ def _nvrtc_for_architecture(arch: str) -> _Nvrtc:
     # Releases drop old architectures and add new ones. NVRTC releases whose images the driver can load come first.
     driver = _driver_cuda_release()
     found = sorted(_load_all_nvrtc(), key=lambda c: driver is not None and c.major > driver)
-    return next((c for c in found if c.knows(arch)), found[0])
+    return next((c for c in found if c.supports_architecture(arch)), found[0])
 
 
 @functools.cache
@@ -190,7 +196,7 @@ def _driver_cuda_release() -> int | None:
     """Return the CUDA release of this machine's driver without opening a device; ``None`` if there is no driver."""
     version = ctypes.c_int()
     try:
-        status = _load_library(Path("libcuda.so.1")).cuDriverGetVersion(ctypes.byref(version))
+        status = _load_nvrtc_library(Path("libcuda.so.1")).cuDriverGetVersion(ctypes.byref(version))
     except (OSError, AttributeError):
         return None
     return version.value // 1000 if status == 0 and version.value else None
@@ -203,8 +209,8 @@ def _load_all_nvrtc() -> tuple[_Nvrtc, ...]:
     failures: list[BuildError] = []
     for place in find_nvrtc.find_all_nvrtc():
         try:
-            lib = _load_library(place.library)
-            loaded.append(_Nvrtc(lib, place.includes, place.major, tuple(_architectures(lib))))
+            lib = _load_nvrtc_library(place.library)
+            loaded.append(_Nvrtc(lib, place.includes, place.major, tuple(_supported_architectures(lib))))
         except (OSError, AttributeError) as err:
             failures.append(BuildError(f"CUDA build: cannot load {place.library} ({err}). {find_nvrtc.REMEDY}."))
     if not loaded:
@@ -212,5 +218,5 @@ def _load_all_nvrtc() -> tuple[_Nvrtc, ...]:
     return tuple(loaded)
 
 
-def _load_library(path: Path) -> Any:
+def _load_nvrtc_library(path: Path) -> Any:
     return ctypes.CDLL(str(path))

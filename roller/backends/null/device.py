@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.call_options import refuse_unknown
+from roller.backends.call_options import refuse_unknown_options
 from roller.backends.constant_inputs import constant_arrays, merge_constants
 from roller.backends.periodic_inputs import periodic_inputs
 from roller.core.dtypes import decode_stored_values, encode_stored_values, storage_dtype
@@ -138,7 +138,7 @@ class NullKernel:
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Evaluate the expression in float64 and round the results to the dtypes of the outputs."""
         expression = self.artifact.expression
-        refuse_unknown(expression.name, "null device's", options, ("out",), "A null device has no streams.")
+        refuse_unknown_options(expression.name, "null device's", options, ("out",), "A null device has no streams.")
         given = [np.asarray(a) for a in arrays]
         free = [t for n, t in enumerate(expression.inputs) if n not in self._constants]
         wanted = [(t.shape, str(storage_dtype(t.dtype))) for t in free]

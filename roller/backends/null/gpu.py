@@ -32,7 +32,7 @@ class NullGpuKernel:
 
         def keep() -> None:
             arguments = [a for a in self._artifact.inputs if a.name in held]
-            self._packed[key] = {a.name: _array(held[a.name], a).copy() for a in arguments}
+            self._packed[key] = {a.name: _array_at_pointer(held[a.name], a).copy() for a in arguments}
 
         self._device.push(stream, keep)
 
@@ -43,11 +43,11 @@ class NullGpuKernel:
         def compute() -> None:
             packed, expression = self._packed.get(key, {}), self._artifact.expression
             inputs = [
-                (packed[a.name] if a.name in packed else _array(held[a.name], a)).reshape(t.shape)
+                (packed[a.name] if a.name in packed else _array_at_pointer(held[a.name], a)).reshape(t.shape)
                 for a, t in zip(self._artifact.inputs, expression.inputs, strict=True)
             ]
             outputs = [
-                _array(held[a.name], a).reshape(t.shape)
+                _array_at_pointer(held[a.name], a).reshape(t.shape)
                 for a, t in zip(self._artifact.outputs, expression.output_tensors, strict=True)
             ]
             self._kernel(*inputs, out=tuple(outputs))
@@ -86,7 +86,7 @@ class NullGpu(EmulatedDevice):
         event.work = self.push(stream, lambda: setattr(event, "time_s", self.clock_s), counts=False)
 
 
-def _array(pointer: int, argument: Argument) -> np.ndarray:
+def _array_at_pointer(pointer: int, argument: Argument) -> np.ndarray:
     """View memory as an array of the argument's shape in its storage dtype."""
     dtype = storage_dtype(argument.dtype)
     raw = (ctypes.c_char * (math.prod(argument.shape) * dtype.itemsize)).from_address(pointer)

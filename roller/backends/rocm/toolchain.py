@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from roller.artifact import KernelArtifact
-from roller.core.scratch import scratch_folder
+from roller.core.temporary_folders import scratch_folder
 from roller.errors import BuildError
 from roller.targets import check_language
 

@@ -10,9 +10,9 @@ from roller.artifact import KernelArtifact
 from roller.compiler.autotune.tuning_context import (
     DOUBTFUL,
     TuningContext,
+    artifact_with_results,
     build_and_measure,
-    with_candidate_results,
-    with_record,
+    candidate_with_record,
 )
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.errors import BuildError, NoCandidateError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from roller.templates.common.options import ConstructOptions
 
 
-def wanted(
+def positions_to_try_first(
     candidates: Sequence[Candidate], spec: DeviceSpec, options: ConstructOptions, how: Selection
 ) -> tuple[int, ...]:
     """Return the positions of the candidates that :func:`choose_kernel` tries first; it tries others if these fail."""
@@ -34,9 +34,9 @@ def wanted(
         return (0,)
     if options.top_k != "auto":
         return tuple(range(len(candidates)))
-    from roller.construction.worth_timing import worth_timing
+    from roller.construction.worth_timing import positions_of_candidates_to_time
 
-    return worth_timing(candidates, spec)
+    return positions_of_candidates_to_time(candidates, spec)
 
 
 def choose_kernel(shop: TuningContext, candidates: Sequence[Candidate], how: Selection) -> CompiledKernel:
@@ -45,24 +45,24 @@ def choose_kernel(shop: TuningContext, candidates: Sequence[Candidate], how: Sel
         return choose_first_correct(shop, candidates)
     kernel = (choose_automatically if shop.options.top_k == "auto" else choose_fastest)(shop, candidates)
     if how.refine_s:
-        from roller.compiler.autotune.refine import refine
+        from roller.compiler.autotune.refine import refine_by_local_search
 
-        return refine(shop, kernel, how.refine_s)
+        return refine_by_local_search(shop, kernel, how.refine_s)
     return kernel
 
 
 def choose_fastest(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
     """Build all candidates in parallel, check and time them, and return the fastest with the status of each."""
     records, artifacts = build_and_measure(shop, candidates)
-    outcome = tuple(with_record(c, records[c.id]) for c in candidates)
+    outcome = tuple(candidate_with_record(c, records[c.id]) for c in candidates)
     timed = [c for c in outcome if c.measured_s is not None]
     if not timed:
         raise no_survivor_error(shop.expression, shop.spec, outcome)
-    best, doubt = _fastest_candidate(timed)
-    return CompiledKernel(with_candidate_results(artifacts[best.id], best, doubt, records[best.id].tied), outcome)
+    best, doubt = _fastest_timed_candidate(timed)
+    return CompiledKernel(artifact_with_results(artifacts[best.id], best, doubt, records[best.id].tied), outcome)
 
 
-def _fastest_candidate(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
+def _fastest_timed_candidate(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
     # Times under different disturbances cannot be compared: with no undisturbed time the best prediction wins.
     measured = [c for c in timed if c.status != DOUBTFUL]
     doubtful = [c for c in timed if c.status == DOUBTFUL]
@@ -77,16 +77,16 @@ def _fastest_candidate(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 def choose_automatically(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
     """Choose among candidates that the model cannot distinguish from its favourite; a single one is not timed."""
-    from roller.construction.worth_timing import worth_timing
+    from roller.construction.worth_timing import positions_of_candidates_to_time
 
     # The others are tried only if none of these survives; untried candidates stay ``constructed``.
-    chosen = shop.first or worth_timing(candidates, shop.spec)
+    chosen = shop.first or positions_of_candidates_to_time(candidates, shop.spec)
     if len(chosen) == 1:
         return choose_first_correct(shop, candidates, chosen[0])
-    wanted = [candidates[n] for n in chosen]
-    rest = [c for c in candidates if c not in wanted]
+    positions_to_try_first = [candidates[n] for n in chosen]
+    rest = [c for c in candidates if c not in positions_to_try_first]
     try:
-        kernel = choose_fastest(shop, wanted)
+        kernel = choose_fastest(shop, positions_to_try_first)
     except NoCandidateError:
         if not rest:
             raise
@@ -101,9 +101,9 @@ def choose_first_correct(shop: TuningContext, candidates: Sequence[Candidate], f
     for n in sorted(range(len(candidates)), key=lambda n: (n != first, n)):
         c = candidates[n]
         records, artifacts = build_and_measure(shop, [c], timed=False)
-        outcome[n] = with_record(c, records[c.id])
+        outcome[n] = candidate_with_record(c, records[c.id])
         if outcome[n].status == "checked":
-            return CompiledKernel(with_candidate_results(artifacts[c.id], outcome[n]), tuple(outcome))
+            return CompiledKernel(artifact_with_results(artifacts[c.id], outcome[n]), tuple(outcome))
     raise no_survivor_error(shop.expression, shop.spec, outcome)
 
 
@@ -128,7 +128,7 @@ def choose_first_lowered(
                 outcome[n] = replace(c, status="wrong", reason=verdict.wrong)
                 continue
             outcome[n] = replace(c, proved=verdict.proved)
-        return CompiledKernel(with_candidate_results(artifact, c), tuple(outcome), reachable=False)
+        return CompiledKernel(artifact_with_results(artifact, c), tuple(outcome), reachable=False)
     raise no_survivor_error(expression, spec, outcome)
 
 

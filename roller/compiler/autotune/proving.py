@@ -46,17 +46,17 @@ class ProofVerdict:
     took_s: float = field(default=0.0, compare=False)  #: Processor seconds spent, including g++
 
 
-def processor_seconds() -> float:
+def used_processor_seconds() -> float:
     """Return the processor time, in seconds, that this process and its finished children have used."""
     return sum(os.times()[:4])
 
 
 def missing_emulator_reason() -> str:
     """Return the reason why this machine cannot prove kernels correct; empty if it can."""
-    from roller.emulator.build_library import compiler
+    from roller.emulator.build_library import compiler_path_and_version
 
     try:
-        compiler(os.environ.get("CXX") or "g++")
+        compiler_path_and_version(os.environ.get("CXX") or "g++")
     except EmulationError as err:
         return str(err)
     return ""
@@ -79,9 +79,9 @@ def prove(
     """
     # The whole kernel runs if predicted to fit. Else a smaller kernel of the same structure runs, which has every kind
     # of tile, and then blocks of the kernel itself, which have its own constants.
-    start = processor_seconds()
+    start = used_processor_seconds()
     verdict = _prove_within(artifact, max(seconds, LEAST_S), lower, seed, workers)
-    return replace(verdict, took_s=processor_seconds() - start)
+    return replace(verdict, took_s=used_processor_seconds() - start)
 
 
 def _prove_within(
@@ -94,15 +94,15 @@ def _prove_within(
         verdict, ran_s = _prove_scaled_kernel(artifact, lower, seconds / 2, seed, workers)
         if verdict.wrong:
             return verdict
-        (known if verdict.proved.startswith(EMULATED) else notes).append(_proof_detail(verdict.proved))
+        (known if verdict.proved.startswith(EMULATED) else notes).append(_detail_of_proof_text(verdict.proved))
         left_s -= ran_s
         if left_s * _BYTES_PER_S < sum(t.nbytes for t in artifact.expression.inputs) or left_s < LEAST_S:
-            return _combine_results(known, notes or ["its arrays are too large for the seconds that are left"])
+            return _verdict_from_texts(known, notes or ["its arrays are too large for the seconds that are left"])
     verdict, _ = _emulate_kernel(artifact, left_s, seed, workers)
     if verdict.wrong or verdict.proved == EMULATED:
         return verdict
-    (known if verdict.proved.startswith(EMULATED) else notes).append(_proof_detail(verdict.proved))
-    return _combine_results(known, notes)
+    (known if verdict.proved.startswith(EMULATED) else notes).append(_detail_of_proof_text(verdict.proved))
+    return _verdict_from_texts(known, notes)
 
 
 def _emulate_kernel(
@@ -112,12 +112,14 @@ def _emulate_kernel(
     from roller import emulator
 
     try:
-        proof = emulator.prove(artifact, budget_s=seconds, seed=seed, workers=workers, compare_at=_compare_to_reference)
+        proof = emulator.prove(
+            artifact, budget_s=seconds, seed=seed, workers=workers, compare_at=_difference_from_reference
+        )
     except EmulationError as err:
         return ProofVerdict(f"not proved ({str(err).splitlines()[0].rstrip('.')})"), 0.0
     except MemoryError:
         return ProofVerdict("not proved (not enough memory)"), 0.0
-    return ProofVerdict(proof.proved, "" if proof.ok else _failure_reason(proof)), proof.spent_s
+    return ProofVerdict(proof.proved, "" if proof.ok else _reason_of_failed_proof(proof)), proof.spent_s
 
 
 def _prove_scaled_kernel(
@@ -134,19 +136,19 @@ def _prove_scaled_kernel(
         text = f"{found}: {verdict.wrong}"
         return ProofVerdict(f"not proved ({text})", text if found.same else ""), ran_s
     if not verdict.proved.startswith(EMULATED):
-        return ProofVerdict(f"not proved ({found}: {_proof_detail(verdict.proved)})"), ran_s
-    more = f", {_proof_detail(verdict.proved)}" if verdict.proved != EMULATED else ""
+        return ProofVerdict(f"not proved ({found}: {_detail_of_proof_text(verdict.proved)})"), ran_s
+    more = f", {_detail_of_proof_text(verdict.proved)}" if verdict.proved != EMULATED else ""
     return ProofVerdict(f"{EMULATED}: {found}{more}"), ran_s
 
 
-def _combine_results(known: Sequence[str], notes: Sequence[str]) -> ProofVerdict:
+def _verdict_from_texts(known: Sequence[str], notes: Sequence[str]) -> ProofVerdict:
     return ProofVerdict(f"{EMULATED}: {'; '.join(known)}" if known else f"not proved ({'; '.join(notes)})")
 
 
-def _proof_detail(proved: str) -> str:
+def _detail_of_proof_text(proved: str) -> str:
     """Return the detail from a text about a proof.
 
-    >>> _proof_detail("emulated: 8 of 9 blocks"), _proof_detail("not proved (too large)")
+    >>> _detail_of_proof_text("emulated: 8 of 9 blocks"), _detail_of_proof_text("not proved (too large)")
     ('8 of 9 blocks', 'too large')
     """
     if proved.startswith("not proved ("):
@@ -165,27 +167,27 @@ class ProofBudget:
         del name
         left_s = min(self.seconds - self._spent_s, PROVE_S)
         if left_s < LEAST_S:
-            return with_verdict(artifact, ProofVerdict(f"not proved ({USED_UP})"), 0.0), ""
+            return with_proof_verdict(artifact, ProofVerdict(f"not proved ({USED_UP})"), 0.0), ""
         # One thread: the caller is one process of many.
         verdict = prove(artifact, left_s, lower=self._lower, workers=1)
         self._spent_s += verdict.took_s
-        return with_verdict(artifact, verdict, left_s), verdict.wrong
+        return with_proof_verdict(artifact, verdict, left_s), verdict.wrong
 
 
-def is_proved(artifact: KernelArtifact, seconds: float) -> bool:
+def is_proof_exhausted(artifact: KernelArtifact, seconds: float) -> bool:
     """Return whether ``seconds`` more add nothing: the kernel was timed, proven correct, or tried for as long."""
     if artifact.measured_s is not None:
         return True
-    known = stored_proof(artifact)
+    known = stored_proof_text(artifact)
     return known == EMULATED or (bool(known) and float(artifact.build.get(_TRIED_S, 0.0)) >= seconds)
 
 
-def with_verdict(artifact: KernelArtifact, verdict: ProofVerdict, seconds: float) -> KernelArtifact:
+def with_proof_verdict(artifact: KernelArtifact, verdict: ProofVerdict, seconds: float) -> KernelArtifact:
     """Return the artifact with the verdict stored in ``build``."""
     return replace(artifact, build={**artifact.build, PROVED: verdict.proved, _TRIED_S: seconds})
 
 
-def stored_proof(artifact: KernelArtifact) -> str:
+def stored_proof_text(artifact: KernelArtifact) -> str:
     """Return the stored result of a proof; empty if there is none."""
     return str(artifact.build.get(PROVED, ""))
 
@@ -209,7 +211,7 @@ def proof_budget_s(prove: bool, prove_s: float | None, device_is_here: bool, dev
     return seconds
 
 
-def _compare_to_reference(
+def _difference_from_reference(
     expression: TensorExpr,
     arrays: Sequence[np.ndarray],
     points: Sequence[np.ndarray],
@@ -217,9 +219,9 @@ def _compare_to_reference(
 ) -> str:
     from roller.runtime.check import Oracle
 
-    return Oracle(expression, arrays, points=points).check_values(values).message
+    return Oracle(expression, arrays, points=points).check_compared_elements(values).message
 
 
-def _failure_reason(proof: Proof) -> str:
+def _reason_of_failed_proof(proof: Proof) -> str:
     order, text = proof.failures[0]
     return f"emulated, {order} order: {text}"

@@ -10,9 +10,9 @@ from roller.artifact import KernelArtifact
 from roller.compiler.autotune.tuning_context import (
     DOUBTFUL,
     TuningContext,
+    artifact_with_results,
     build_and_measure,
-    with_candidate_results,
-    with_record,
+    candidate_with_record,
 )
 from roller.compiler.compiled_kernel import CompiledKernel
 
@@ -28,7 +28,7 @@ MARGIN = 0.01
 REACH = 3.0
 
 
-def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> CompiledKernel:
+def refine_by_local_search(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> CompiledKernel:
     """Search around a kernel for ``seconds`` seconds and return the fastest program found."""
     # Each batch of neighbours is timed beside the current best. A winner must win again in the other order; at the end
     # the result is timed against the start. Which neighbours are tried depends only on measured times.
@@ -53,25 +53,23 @@ def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> Compi
             return CompiledKernel(kernel.artifact, tuple(tried.values()))  # undecidable: keep the original
         if (_undisturbed_seconds(records[start.id]) or math.inf) < (_undisturbed_seconds(records[best.id]) or math.inf):
             best, artifacts = start, {start.id: kernel.artifact}
-        best = tried[best.id] = with_record(best, records[best.id])
-    return CompiledKernel(
-        with_candidate_results(artifacts[best.id], best, kernel.artifact.doubt), tuple(tried.values())
-    )
+        best = tried[best.id] = candidate_with_record(best, records[best.id])
+    return CompiledKernel(artifact_with_results(artifacts[best.id], best, kernel.artifact.doubt), tuple(tried.values()))
 
 
 def untried_neighbours(shop: TuningContext, best: Candidate, known: set[str]) -> list[Candidate]:
     """Return the untried neighbours that may be faster."""
     from roller.construction.neighbours import neighbour_programs
-    from roller.perf.accuracy import kernel_family, ranking_error
+    from roller.perf.expected_errors import kernel_family_key, ranking_error
 
-    own = kernel_family(best.program)
+    own = kernel_family_key(best.program)
     found = neighbour_programs(best.program, shop.expression, shop.spec, shop.options)
     return [
         c
         for c in found
         if str(c.program) not in known
         and math.log(c.estimate.seconds / best.estimate.seconds)
-        <= REACH * ranking_error(shop.spec, kernel_family(c.program) == own)
+        <= REACH * ranking_error(shop.spec, kernel_family_key(c.program) == own)
     ]
 
 
@@ -85,7 +83,7 @@ def _time_against_best(
     """Measure ``best`` and the batch together, record all results, and return the fastest one with its artifact."""
     records, made = build_and_measure(shop, batch, known=artifacts)
     for c in (best, *batch):
-        tried[c.id] = with_record(c, records[c.id])
+        tried[c.id] = candidate_with_record(c, records[c.id])
     best_s = _undisturbed_seconds(records[best.id])
     if best_s is None:  # it ran before, so this failure is not its own
         tried[best.id] = best
@@ -97,7 +95,7 @@ def _time_against_best(
     again = shop.judge({i: made[i] for i in (winner.id, best.id)}, True)
     if (_undisturbed_seconds(again[winner.id]) or math.inf) >= (_undisturbed_seconds(again[best.id]) or 0.0):
         return tried[best.id], artifacts
-    tried[winner.id] = with_record(winner, again[winner.id])
+    tried[winner.id] = candidate_with_record(winner, again[winner.id])
     return tried[winner.id], {winner.id: made[winner.id]}
 
 

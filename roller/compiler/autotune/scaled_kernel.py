@@ -43,7 +43,7 @@ class ScaledKernel:
 def find_scaled_kernel(artifact: KernelArtifact, lower: Lower) -> ScaledKernel | None:
     """Return the smallest kernel with the same structure, or the most similar one; ``None`` if no axis can shrink."""
     found: list[ScaledKernel] = []
-    own = source_without_numbers(artifact.source)
+    own = source_lines_without_numbers(artifact.source)
     for tiles in _TILES:
         program = shrink_program(artifact.program, tiles)
         if program is None:
@@ -52,7 +52,7 @@ def find_scaled_kernel(artifact: KernelArtifact, lower: Lower) -> ScaledKernel |
             made = lower(program, program.expr)
         except RollerError:  # too small for the template
             continue
-        other = source_without_numbers(made.source)
+        other = source_lines_without_numbers(made.source)
         lost = sum((Counter(own) - Counter(other)).values()) + sum((Counter(other) - Counter(own)).values())
         found.append(ScaledKernel(made, max(lost, int(own != other)), len(own)))
         if found[-1].same:
@@ -60,10 +60,10 @@ def find_scaled_kernel(artifact: KernelArtifact, lower: Lower) -> ScaledKernel |
     return min(found, key=lambda s: s.differing, default=None)
 
 
-def source_without_numbers(source: str) -> list[str]:
+def source_lines_without_numbers(source: str) -> list[str]:
     """Return the lines of a source without numbers; shifts become divisions, and masks become remainders.
 
-    >>> source_without_numbers("A[(x >> 5) + 64]") == source_without_numbers("A[(x / 3) + 192]")
+    >>> source_lines_without_numbers("A[(x >> 5) + 64]") == source_lines_without_numbers("A[(x / 3) + 192]")
     True
     """
     text = _NUMBER.sub("#", source).replace(">> #", "/ #").replace("& #", "% #")

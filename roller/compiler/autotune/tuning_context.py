@@ -37,7 +37,7 @@ class TuningContext:
     #: Builds candidates by id, given whether they will be timed; ``None`` builds in worker processes of this machine.
     build: Callable[[Mapping[str, Candidate], bool], Mapping[str, BuildResult[KernelArtifact]]] | None = None
     #: Positions that ``top_k="auto"`` times, the likeliest first, if more than predictions is known; empty means those
-    #: of :func:`roller.construction.worth_timing.worth_timing`.
+    #: of :func:`roller.construction.worth_timing.positions_of_candidates_to_time`.
     first: tuple[int, ...] = ()
 
 
@@ -48,7 +48,7 @@ def build_and_measure(
     known: Mapping[str, KernelArtifact] | None = None,
 ) -> tuple[dict[str, Record], dict[str, KernelArtifact]]:
     """Build and measure candidates; return their records and their artifacts, both keyed by candidate id."""
-    from roller.runtime.build_pool import build_all, build_in_process
+    from roller.runtime.build_pool import build_all, build_all_without_fork
 
     jobs = {c.id: c for c in candidates}
     level = logging.INFO if shop.build is None else logging.DEBUG  # a whole model logs its candidates together
@@ -56,7 +56,7 @@ def build_and_measure(
     if shop.build is not None:
         built = dict(shop.build(jobs, timed))
     elif timed:
-        built = build_all(jobs, shop.make, reuse=True) if len(jobs) > 1 else build_in_process(jobs, shop.make)
+        built = build_all(jobs, shop.make, reuse=True) if len(jobs) > 1 else build_all_without_fork(jobs, shop.make)
     else:  # a compiler crash rejects a candidate, a slow machine must not
         built = build_all(jobs, shop.make, timeout_s=float("inf"))
     artifacts = dict(known or {}) | {i: r.value for i, r in built.items() if r.value is not None}
@@ -67,7 +67,7 @@ def build_and_measure(
     return records, artifacts
 
 
-def with_candidate_results(
+def artifact_with_results(
     artifact: KernelArtifact, candidate: Candidate, doubt: str = "", tied: str = ""
 ) -> KernelArtifact:
     """Return the artifact with its candidate's estimate, time, and reasons for doubt or a tie."""
@@ -79,6 +79,6 @@ def with_candidate_results(
     return replace(artifact, estimate=candidate.estimate.to_dict(), measured_s=candidate.measured_s, build=build)
 
 
-def with_record(candidate: Candidate, record: Record) -> Candidate:
+def candidate_with_record(candidate: Candidate, record: Record) -> Candidate:
     """Return the candidate with the status, time and reason from its record."""
     return replace(candidate, status=record.status, measured_s=record.measured_s, reason=record.reason or None)

@@ -22,18 +22,19 @@ Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Box:
+class SizeBox:
     """Bounds of dynamic sizes."""
 
     ends: Mapping[str, tuple[int, int]]  #: Bounds by name, in order; the smallest value is below the largest
     #: Sizes computed from those in ``ends`` and from earlier derived ones: lengths after strides and padding.
     derived: Mapping[str, Formula] = field(default_factory=dict)
 
-    def with_derived(self, sizes: Sizes) -> dict[str, int]:
+    def with_derived_sizes(self, sizes: Sizes) -> dict[str, int]:
         """Return the sizes together with all derived sizes.
 
         >>> from roller.core.formulas import Atom
-        >>> Box({"h": (1, 9)}, {"half": Formula(0, ((1, (Atom(("h",), "ceil", 2),)),))}).with_derived({"h": 5})
+        >>> SizeBox({"h": (1, 9)}, {"half": Formula(0, ((1, (Atom(("h",), "ceil",
+        ...     2),)),))}).with_derived_sizes({"h": 5})
         {'h': 5, 'half': 3}
         """
         found = {n: sizes[n] for n in self.ends}
@@ -44,31 +45,31 @@ class Box:
     @property
     def high(self) -> dict[str, int]:
         """The largest value of each size."""
-        return self.with_derived({n: high for n, (_, high) in self.ends.items()})
+        return self.with_derived_sizes({n: high for n, (_, high) in self.ends.items()})
 
     @property
     def low(self) -> dict[str, int]:
         """The smallest value of each size."""
-        return self.with_derived({n: low for n, (low, _) in self.ends.items()})
+        return self.with_derived_sizes({n: low for n, (low, _) in self.ends.items()})
 
     @property
-    def reading_box(self) -> Box:
+    def box_for_reading_models(self) -> SizeBox:
         """The box for reading models, which must contain distinct sizes above 1.
 
-        >>> Box({"batch": (1, 2), "rows": (1, 5)}).reading_box.ends
+        >>> SizeBox({"batch": (1, 2), "rows": (1, 5)}).box_for_reading_models.ends
         {'batch': (1, 3), 'rows': (1, 5)}
         """
         least = max(3, len(self.ends) + 1)
-        return Box({n: (low, max(least, high)) for n, (low, high) in self.ends.items()}, self.derived)
+        return SizeBox({n: (low, max(least, high)) for n, (low, high) in self.ends.items()}, self.derived)
 
     @property
     def middle(self) -> dict[str, int]:
         """The geometric mean of each size's bounds, above 1 where possible."""
-        return self.with_derived({n: max(min(2, b), round(math.sqrt(a * b))) for n, (a, b) in self.ends.items()})
+        return self.with_derived_sizes({n: max(min(2, b), round(math.sqrt(a * b))) for n, (a, b) in self.ends.items()})
 
-    def at_least_two(self, sizes: Sizes) -> dict[str, int]:
+    def raise_ones_to_two(self, sizes: Sizes) -> dict[str, int]:
         """Return the sizes with each 1 raised to 2 where possible, because axes of one element vanish."""
-        return self.with_derived({n: max(sizes[n], min(2, high)) for n, (_, high) in self.ends.items()})
+        return self.with_derived_sizes({n: max(sizes[n], min(2, high)) for n, (_, high) in self.ends.items()})
 
     def sample_sizes(self, places: tuple[int, ...] = _PLACES) -> list[dict[str, int]]:
         """Return sample sizes at which to compare kernels: a grid, and sizes that grow together."""
@@ -80,7 +81,7 @@ class Box:
             steps = np.linspace(0.0, 1.0, _ALIKE) ** _CLOSER
             between = [[int(x) for x in (a * (b / a) ** steps).round()] for a, b in self.ends.values()]
             found += [p for c in zip(*between, strict=True) if (p := dict(zip(self.ends, c, strict=True))) not in found]
-        return [self.with_derived(p) for p in found]
+        return [self.with_derived_sizes(p) for p in found]
 
     def random_sizes(self, seed: int, low: Sizes | None = None, high: Sizes | None = None) -> Iterator[dict[str, int]]:
         """Yield random log-uniform sizes, none below 2 unless the box ends there."""
@@ -90,6 +91,6 @@ class Box:
             for n, (a, b) in self.ends.items()
         }
         while True:
-            yield self.with_derived(
+            yield self.with_derived_sizes(
                 {n: min(b, int(a * (max(a, b + 1) / a) ** draw.random())) for n, (a, b) in ends.items()}
             )

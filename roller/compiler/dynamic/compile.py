@@ -13,23 +13,23 @@ import numpy as np
 
 from roller.compiler.autotune import Selection
 from roller.compiler.autotune.unemitted_instructions import spec_with_emitted_instructions
+from roller.compiler.dynamic.compile_cpu_extents import compile_extents
 from roller.compiler.dynamic.dynamic_axes import parse_dynamic_axes
 from roller.compiler.dynamic.families import (
-    Family,
-    choose_fewest_rows,
+    ProgramFamily,
+    choose_covering_rows,
+    choose_families_of_first_extents,
     families,
-    families_of_first_extents,
-    price_table,
+    price_families_at_extents,
     sample_extents,
     shortlist_rows,
     templates_allow_families,
 )  # fmt: skip
-from roller.compiler.dynamic.kernel import Variant, VaryingKernel
+from roller.compiler.dynamic.kernel import KernelVariant, VaryingKernel
 from roller.compiler.dynamic.kernel_choice import UNMEASURED, distance_weighted_mean
-from roller.compiler.dynamic.ranges import Range, parse_open_range, refuse_other_options
+from roller.compiler.dynamic.ranges import DynamicRange, parse_open_range, refuse_unsupported_options
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
-from roller.compiler.dynamic.symbolic_operator import compile_extents
-from roller.construction.constructor import share_of_device
+from roller.construction.constructor import spec_of_device_share
 from roller.core.c_compiler import require_compiler
 from roller.errors import NoCandidateError, RollerError, counted
 from roller.expr import TensorExpr
@@ -60,8 +60,8 @@ def compile_varying(
     here: bool, beside: Mapping[str, bool], handle: DeviceHandle | None = None,
 ) -> VaryingKernel | SymbolicRange:  # fmt: skip
     """Compile an expression for all extents of some axes, on this machine's CPU or on a GPU."""
-    _check_device(spec, here, handle)
-    refuse_other_options({**beside, "refine_s": bool(how.refine_s)})
+    _check_device_is_usable(spec, here, handle)
+    refuse_unsupported_options({**beside, "refine_s": bool(how.refine_s)})
     constants = tuple(options.constants_of(expr))
     if spec.traits.blocks:  # chosen by prediction, without a device
         compiled: SymbolicRange = spec.traits.module_for("compiler.dynamic").compile_range(
@@ -70,7 +70,7 @@ def compile_varying(
         return compiled
     timed = not how.deterministic
     require_compiler("compiling for this processor")
-    spec, options = share_of_device(spec, options), replace(options, units=None)
+    spec, options = spec_of_device_share(spec, options), replace(options, units=None)
     # One axis along the first dimension can have kernels whose code takes its extent as a variable (families); all else
     # takes code of some sizes that is generalized (symbolic_operator).
     varies = parse_open_range(expr, shapes, constants)
@@ -81,7 +81,7 @@ def compile_varying(
     return compile_extents(parse_dynamic_axes(expr, shapes, constants), spec, options, seed, timed)
 
 
-def _check_device(spec: DeviceSpec, here: bool, handle: DeviceHandle | None) -> None:
+def _check_device_is_usable(spec: DeviceSpec, here: bool, handle: DeviceHandle | None) -> None:
     if not here and not spec.traits.blocks:
         raise RollerError(
             f"shapes: expected this machine's processor (device='cpu') or a GPU, got {spec.name}. "
@@ -94,14 +94,15 @@ def _check_device(spec: DeviceSpec, here: bool, handle: DeviceHandle | None) -> 
 
 
 def _compile_families(
-    varies: Range, found: Sequence[Family], best: Mapping[int, float], spec: DeviceSpec, options: ConstructOptions,
+    varies: DynamicRange, found: Sequence[ProgramFamily], best: Mapping[int, float], spec: DeviceSpec,
+    options: ConstructOptions,
     seed: int, timed: bool,
 ) -> VaryingKernel:  # fmt: skip
     """Build kernels of families, run them at some extents, and keep a few correct ones."""
     extents = sorted(best)
-    costs = price_table(found, extents, spec)
+    costs = price_families_at_extents(found, extents, spec)
     least = np.minimum(costs.min(axis=0), [best[x] for x in extents])
-    single = families_of_first_extents(found, extents, costs)
+    single = choose_families_of_first_extents(found, extents, costs)
     kept = shortlist_rows(costs, least, max(MOST, len(single) + _COVER), _BUILT, [f.kind for f in found], single)
     variants, reasons = _build_families([found[n] for n in kept], varies, spec)
     places = sample_extents(varies.low, varies.high) if timed else sample_extents(varies.low, varies.high, 1, 2)
@@ -119,20 +120,20 @@ def _compile_families(
         )
     first = range(varies.low, min(varies.low + _PRICED, varies.high + 1))
     times.price({*extents, *first, *(max(variants[n].family.rows, varies.low) for n in right)})
-    kernels, table = _choose_kernels(varies, {n: variants[n] for n in right}, times, reasons)
+    kernels, table = _choose_kernels_for_extents(varies, {n: variants[n] for n in right}, times, reasons)
     regrets = {
         x: float(times.predicted[x][kernels[table[x - varies.low]]] / least[c]) - 1.0 for c, x in enumerate(extents)
     }
     return VaryingKernel(varies, [variants[n] for n in kernels], table, regrets, spec, doubt)
 
 
-def _choose_kernels(
-    varies: Range, right: Mapping[int, Variant], times: _KernelTimes, reasons: Sequence[str]
+def _choose_kernels_for_extents(
+    varies: DynamicRange, right: Mapping[int, KernelVariant], times: _KernelTimes, reasons: Sequence[str]
 ) -> tuple[list[int], np.ndarray]:
     every = np.arange(varies.low, varies.high + 1)
     whole = np.stack([_seconds_at_all_extents(n, v.family.rows, times, every) for n, v in right.items()])
     weighed = np.unique(np.geomspace(varies.low, varies.high, _WEIGHED).round().astype(int)) - varies.low
-    chosen = choose_fewest_rows(whole[:, weighed], whole[:, weighed].min(axis=0), MOST)
+    chosen = choose_covering_rows(whole[:, weighed], whole[:, weighed].min(axis=0), MOST)
     least = whole[chosen].min(axis=0)
     if np.isinf(least).any():
         raise NoCandidateError(
@@ -143,7 +144,9 @@ def _choose_kernels(
     return [list(right)[n] for n in chosen], whole[chosen].argmin(axis=0).astype(np.uint8)
 
 
-def _build_families(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[list[Variant], list[str]]:
+def _build_families(
+    found: Sequence[ProgramFamily], varies: DynamicRange, spec: DeviceSpec
+) -> tuple[list[KernelVariant], list[str]]:
     from roller.runtime.build_pool import build_all
     from roller.templates.cpu.emit.llvm import lower_for
 
@@ -151,12 +154,12 @@ def _build_families(found: Sequence[Family], varies: Range, spec: DeviceSpec) ->
     expression = varies.at(varies.high)
     _LOG.info("%s: building %s for a range", expression.name, counted(len(found), "kernel"))
 
-    def make(family: Family) -> Any:
+    def make(family: ProgramFamily) -> Any:
         program = family.at(varies.high)
         return lower_for(program, expression, spec, replace(family.size, extent=varies.high))
 
     results = build_all({str(n): f for n, f in enumerate(found)}, make)
-    built = [Variant(found[int(n)], r.value) for n, r in results.items() if r.value is not None]
+    built = [KernelVariant(found[int(n)], r.value) for n, r in results.items() if r.value is not None]
     return built, [str(r.record.reason) for r in results.values() if r.value is None]
 
 
@@ -164,7 +167,7 @@ def _build_families(found: Sequence[Family], varies: Range, spec: DeviceSpec) ->
 class _KernelTimes:
     """Measured and predicted times of a range's kernels."""
 
-    families: Sequence[Family]
+    families: Sequence[ProgramFamily]
     spec: DeviceSpec
     predicted: dict[int, np.ndarray] = field(default_factory=dict)  #: Predicted seconds by extent, shape ``(kernels,)``
     measured: dict[int, dict[int, float]] = field(default_factory=dict)  #: Measured seconds by kernel and extent
@@ -172,7 +175,7 @@ class _KernelTimes:
     def price(self, extents: Iterable[int]) -> None:
         """Predict the times of all kernels at the given extents."""
         new = [x for x in sorted(set(extents)) if x not in self.predicted]
-        self.predicted |= zip(new, price_table(self.families, new, self.spec).T, strict=True)
+        self.predicted |= zip(new, price_families_at_extents(self.families, new, self.spec).T, strict=True)
 
     def at(self, n: int, extent: int) -> float:
         """Return a kernel's time at a priced extent in seconds: measured, or predicted and then corrected."""
@@ -199,10 +202,15 @@ class _KernelTimes:
 
 
 def _check_and_time(
-    variants: Sequence[Variant], varies: Range, places: Sequence[int], times: _KernelTimes, seed: int, timed: bool
+    variants: Sequence[KernelVariant],
+    varies: DynamicRange,
+    places: Sequence[int],
+    times: _KernelTimes,
+    seed: int,
+    timed: bool,
 ) -> tuple[str, dict[int, str]]:
     """Check kernels and time competitive ones; return the disturbance (empty if none) and why kernels are wrong."""
-    from roller.runtime.cpu_profile import CpuBench
+    from roller.runtime.cpu_kernel_profiling import CpuBench
 
     wrong: dict[int, str] = {}
     doubt = ""

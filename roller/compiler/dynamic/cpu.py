@@ -13,7 +13,7 @@ from roller.compiler.dynamic.box import Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicKernel, SymbolicProgram
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.templates.cpu.decisions import PANEL, decisions_for_device, vector_copy_run
+from roller.templates.cpu.decisions import PANEL, decisions_for_device, run_copied_in_vectors
 from roller.tile import RProgram
 
 __all__ = ["UNUSED", "fault", "predicted"]
@@ -36,12 +36,14 @@ def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpe
     per_s = spec.compute.ops_per_cycle_per_unit["special"] / spec.teu.lanes * spec.clock_hz * spec.units
     for n in np.flatnonzero(np.isfinite(out)).tolist():
         if programs[n].tensors_divided_by_sizes:
-            elements = _elements_found_by_division(programs[n].at(sizes), programs[n].tensors_divided_by_sizes, spec)
+            elements = _count_elements_found_by_division(
+                programs[n].at(sizes), programs[n].tensors_divided_by_sizes, spec
+            )
             out[n] += elements * _DIVISIONS / per_s
     return out
 
 
-def _elements_found_by_division(program: RProgram, names: frozenset[str], spec: DeviceSpec) -> float:
+def _count_elements_found_by_division(program: RProgram, names: frozenset[str], spec: DeviceSpec) -> float:
     """Return the number of elements per call that are gathered into panels through an index divided by a size."""
     batch = perf.batch_of([program])
     if not batch.traits.reuses:
@@ -52,7 +54,7 @@ def _elements_found_by_division(program: RProgram, names: frozenset[str], spec: 
             continue
         v = batch.vector_axis
         along = () if v is None else (a.index, a.tensor.shape, a.axis_names[v], int(a.axis_extents[v]))
-        if along and not a.bounds and vector_copy_run(*along, int(d.lanes.max())) is not None:
+        if along and not a.bounds and run_copied_in_vectors(*along, int(d.lanes.max())) is not None:
             continue  # whole runs are copied with one division each
         total += float((d.panel_bytes(a) * d.packing_count(a))[0]) / d.held_itemsize_bytes(a)
     return total

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.ranges import range_bounds
+from roller.compiler.dynamic.box import SizeBox, Sizes
+from roller.compiler.dynamic.ranges import parse_range_bounds
 from roller.errors import ExprError, LaunchError, RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
-from roller.expr.stretching import Stretch, apply_stretches, stretch_of
+from roller.expr.extent_stretching import Stretch, apply_stretches, find_stretch
 
 #: Sample extents for generalizing an expression: coprime, so that no two products coincide.
 _LOOKED_AT = (11, 7, 23, 13, 31, 17, 41, 29, 53, 37)
@@ -23,7 +23,7 @@ class DynamicAxes:
 
     expr: TensorExpr  #: The expression at arbitrary extents
     moves: tuple[Stretch, ...]  #: Tensor dimensions that follow each axis
-    box: Box  #: Bounds by axis
+    box: SizeBox  #: Bounds by axis
 
     def at(self, sizes: Sizes) -> TensorExpr:
         """Return the expression at the given sizes."""
@@ -76,7 +76,7 @@ def parse_dynamic_axes(expr: TensorExpr, shapes: Mapping[str, Any], constants: t
             f"shapes: expected axes and the ranges of their extents, got {shown(shapes)}. "
             "Write e.g. shapes={'i': range(1, 4097)}."
         )
-    ends = {str(name): range_bounds(str(name), given) for name, given in shapes.items()}
+    ends = {str(name): parse_range_bounds(str(name), given) for name, given in shapes.items()}
     known = sorted({a.name for s in expr.stages for a in s.axes})
     moves = {}
     for name in ends:
@@ -86,7 +86,7 @@ def parse_dynamic_axes(expr: TensorExpr, shapes: Mapping[str, Any], constants: t
                 f"{expr.name} has {known}."
             )
         try:
-            moves[name] = stretch_of(expr, name)
+            moves[name] = find_stretch(expr, name)
         except ExprError as err:
             raise RollerError(f"shapes: expected an axis that can vary, got {shown(name)}. {err}") from err
     _check_axes(expr, moves, constants)
@@ -95,7 +95,7 @@ def parse_dynamic_axes(expr: TensorExpr, shapes: Mapping[str, Any], constants: t
         raise RollerError(f"shapes: expected a range of several extents, got {shown(shapes)}. Compile for this shape.")
     expr = apply_stretches(expr, [moves[n] for n in fixed], fixed)
     free = {n: e for n, e in ends.items() if n not in fixed}
-    found = DynamicAxes(expr, tuple(stretch_of(expr, n) for n in free), Box(free))
+    found = DynamicAxes(expr, tuple(find_stretch(expr, n) for n in free), SizeBox(free))
     if missing := [n for n in free if n not in found.places]:
         raise RollerError(f"shapes: expected an input whose shape says the extent of {missing[0]!r}, got none.")
     for sizes in (found.box.low, found.box.high):

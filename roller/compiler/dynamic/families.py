@@ -12,11 +12,11 @@ from functools import partial
 
 import numpy as np
 
-from roller.compiler.dynamic.ranges import Range
+from roller.compiler.dynamic.ranges import DynamicRange
 from roller.construction.constructor import construct_candidates, program_from_row
 from roller.construction.ranking import best_programs
 from roller.expr import TensorExpr
-from roller.expr.resizing import Size, growing_sizes, is_leading_dimension, with_size
+from roller.expr.growing_sizes import GrowableSize, expression_with_size, growing_sizes, is_leading_dimension
 from roller.hardware import DeviceSpec
 from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
@@ -39,11 +39,11 @@ _WORTH = 0.0005
 
 
 @dataclass(frozen=True)
-class Family:
+class ProgramFamily:
     """A program that is open in one size."""
 
     program: RProgram  #: The program for one extent
-    size: Size  #: The open size in the program's expression
+    size: GrowableSize  #: The open size in the program's expression
 
     @property
     def axis(self) -> int:
@@ -64,10 +64,10 @@ class Family:
             return (*layer[:n], rows * min(layer[n] // rows, tiles), *layer[n + 1 :])
 
         layers = tuple((name, cut_tile(layer)) for name, layer in self.program.tiles)
-        expr = with_size(self.program.expr, self.size, extent)
+        expr = expression_with_size(self.program.expr, self.size, extent)
         return replace(self.program, expr=expr, tiles=layers, open_axes=(self.size.name,))
 
-    def narrowed(self, rows: int) -> Family:
+    def narrowed(self, rows: int) -> ProgramFamily:
         """Return the family with fewer rows per register tile, which supports smaller extents."""
         n, was = self.axis, self.rows
         layers = tuple(
@@ -98,7 +98,7 @@ def sample_extents(low: int, high: int, first: int = _FIRST, further: int = _FUR
     return tuple(dict.fromkeys([*range(low, end + 1), *(int(x) for x in np.round(ratios))]))
 
 
-def templates_allow_families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> bool:
+def templates_allow_families(varies: DynamicRange, spec: DeviceSpec, options: ConstructOptions) -> bool:
     """Return whether, at most of a few extents, the best program comes from a template that supports open extents."""
     programs = [
         construct_candidates(varies.at(x), spec, replace(options, top_k=1))[0].program
@@ -107,9 +107,11 @@ def templates_allow_families(varies: Range, spec: DeviceSpec, options: Construct
     return 2 * sum(template_writing(p.kind, p).extents_of_calls for p in programs) > len(programs)
 
 
-def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tuple[list[Family], dict[int, float]]:
+def families(
+    varies: DynamicRange, spec: DeviceSpec, options: ConstructOptions
+) -> tuple[list[ProgramFamily], dict[int, float]]:
     """Return the families constructed over the range and the best predicted time per extent, in seconds."""
-    found: dict[str, Family] = {}
+    found: dict[str, ProgramFamily] = {}
     best: dict[int, float] = {}
     lone: Sequence[RProgram] = ()
     for extent in sample_extents(varies.low, varies.high):
@@ -123,7 +125,7 @@ def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tupl
                 found.setdefault(family.name(), family)
     others = tuple(found.values())
     for program in lone:
-        family = next(filter(None, (_family_from_one_row(program, like) for like in others)), None)
+        family = next(filter(None, (_family_from_unit_extent(program, like) for like in others)), None)
         if family is not None:
             found.setdefault(family.name(), family)
     lowest = [f.narrowed(varies.low) for f in found.values() if f.rows == min(f.rows for f in found.values())]
@@ -133,7 +135,7 @@ def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tupl
 
 
 def _best_open_programs(
-    expr: TensorExpr, varies: Range, extent: int, spec: DeviceSpec, options: ConstructOptions
+    expr: TensorExpr, varies: DynamicRange, extent: int, spec: DeviceSpec, options: ConstructOptions
 ) -> Sequence[RProgram]:
     constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
     names = {a for _, a in varies.size.axes}
@@ -149,7 +151,7 @@ def _best_open_programs(
     return [p for p, _ in best_programs(batches, spec, _EACH, partial(program_from_row, spec=spec))]
 
 
-def _as_family(program: RProgram, varies: Range, extent: int) -> Family | None:
+def _as_family(program: RProgram, varies: DynamicRange, extent: int) -> ProgramFamily | None:
     """Return a program as a family, or ``None`` if its template or form depends on the extent."""
     if not template_writing(program.kind, program).extents_of_calls or program.split_k > 1:
         return None
@@ -158,11 +160,11 @@ def _as_family(program: RProgram, varies: Range, extent: int) -> Family | None:
     sizes = [s for s in known if s.name in named and s.extent == extent]
     if len(sizes) != 1 or sizes[0].name not in program.axis_names or program.vector_axis == sizes[0].name:
         return None
-    family = Family(program, sizes[0])
+    family = ProgramFamily(program, sizes[0])
     return family if family.rows <= extent else None
 
 
-def choose_fewest_rows(
+def choose_covering_rows(
     costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH, given: Sequence[int] = ()
 ) -> list[int]:
     """Return the indices of rows of ``costs``, chosen greedily, that together are closest to ``best`` everywhere."""
@@ -192,17 +194,17 @@ def shortlist_rows(
     given: Sequence[int] = (),
 ) -> list[int]:  # fmt: skip
     """Return the indices of rows worth building: up to ``most`` that cover all extents best, then the best others."""
-    first = choose_fewest_rows(costs, least, most, given=given)
+    first = choose_covering_rows(costs, least, most, given=given)
     kinds = kinds or [None] * len(costs)
     known = {kinds[n] for n in first}
     for new in (True, False):
         left = [n for n in range(len(costs)) if n not in first and not (new and kinds[n] in known)]
-        more = choose_fewest_rows(costs[left], least, built - len(first)) if left else []
+        more = choose_covering_rows(costs[left], least, built - len(first)) if left else []
         first += [left[n] for n in more]
     return first
 
 
-def _family_from_one_row(program: RProgram, like: Family) -> Family | None:
+def _family_from_unit_extent(program: RProgram, like: ProgramFamily) -> ProgramFamily | None:
     """Return a program for extent 1, whose form lacks the open axis, as a family like ``like``, or ``None``."""
     if program.split_k > 1:  # as for every family
         return None
@@ -219,7 +221,9 @@ def _family_from_one_row(program: RProgram, like: Family) -> Family | None:
     return replace(like, program=replace(program, expr=whole.expr, tiles=layers))
 
 
-def families_of_first_extents(found: Sequence[Family], extents: Sequence[int], costs: np.ndarray) -> list[int]:
+def choose_families_of_first_extents(
+    found: Sequence[ProgramFamily], extents: Sequence[int], costs: np.ndarray
+) -> list[int]:
     """Return the index of a near-best family per smallest extent, if possible with all rows in one tile."""
     # With all rows in one register tile, the other operand is read once, whatever the caches do.
     rows = np.array([f.rows for f in found])
@@ -233,7 +237,7 @@ def families_of_first_extents(found: Sequence[Family], extents: Sequence[int], c
     return list(own)
 
 
-def price_table(found: Sequence[Family], extents: Sequence[int], spec: DeviceSpec) -> np.ndarray:
+def price_families_at_extents(found: Sequence[ProgramFamily], extents: Sequence[int], spec: DeviceSpec) -> np.ndarray:
     """Return predicted seconds, shape ``(families, extents)``; infinite for unsupported extents."""
     out = np.full((len(found), len(extents)), np.inf)
     for column, extent in enumerate(extents):

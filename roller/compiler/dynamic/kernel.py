@@ -15,8 +15,8 @@ import numpy as np
 from roller.artifact import Argument, Constant, KernelArtifact
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.compiled_kernel import CompiledKernel
-from roller.compiler.dynamic.families import Family
-from roller.compiler.dynamic.ranges import Range
+from roller.compiler.dynamic.families import ProgramFamily
+from roller.compiler.dynamic.ranges import DynamicRange
 from roller.core.display import one_line_repr
 from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted
@@ -29,13 +29,13 @@ _MOST_READY = 1024
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A kernel built for the largest extent, which supports all extents from :attr:`Family.rows` up."""
+class KernelVariant:
+    """A kernel built for the largest extent, which supports all extents from :attr:`ProgramFamily.rows` up."""
 
-    family: Family
+    family: ProgramFamily
     artifact: KernelArtifact
 
-    def at(self, varies: Range, extent: int) -> KernelArtifact:
+    def at(self, varies: DynamicRange, extent: int) -> KernelArtifact:
         """Return the artifact with the shapes at an extent and the same library."""
         program = self.family.at(extent)
         shapes = {t.name: t.shape for t in program.expr.tensors.values()}
@@ -88,7 +88,7 @@ class VaryingKernel(CompiledKernel):
     """
 
     def __init__(
-        self, varies: Range, variants: Sequence[Variant], table: np.ndarray, regrets: dict[int, float],
+        self, varies: DynamicRange, variants: Sequence[KernelVariant], table: np.ndarray, regrets: dict[int, float],
         spec: DeviceSpec, doubt: str = "",
     ) -> None:  # fmt: skip
         self.varies, self.variants, self.spec = varies, tuple(variants), spec
@@ -110,7 +110,7 @@ class VaryingKernel(CompiledKernel):
         """Return the kernels bound to the values of their constant inputs."""
         if not constants:
             return self
-        variants = [Variant(v.family, replace(v.artifact, constants=constants)) for v in self.variants]
+        variants = [KernelVariant(v.family, replace(v.artifact, constants=constants)) for v in self.variants]
         return VaryingKernel(self.varies, variants, self._table, self._regrets, self.spec, self._doubt)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -155,7 +155,7 @@ class VaryingKernel(CompiledKernel):
         return {self.varies.size.name: (self.varies.low, self.varies.high)}
 
     @property
-    def kernels(self) -> tuple[Variant, ...]:
+    def kernels(self) -> tuple[KernelVariant, ...]:
         """The kernels."""
         return self.variants
 
@@ -198,7 +198,7 @@ class VaryingKernel(CompiledKernel):
         shape = np.shape(array) if not hasattr(array, "shape") else array.shape
         return int(shape[self._dim]) if len(shape) > self._dim else self.varies.low
 
-    def _variant_for_extent(self, extent: int) -> Variant:
+    def _variant_for_extent(self, extent: int) -> KernelVariant:
         if not self.varies.low <= extent <= self.varies.high:
             raise LaunchError(
                 f"{self.varies.expr.name}: expected an extent of '{self.varies.size.name}' from {self.varies.low} to "

@@ -74,13 +74,15 @@ def distance_weighted_mean(distances: Sequence[float] | np.ndarray, values: Sequ
     return float(np.average(values, weights=1.0 / (np.asarray(distances) + _APART) ** 2))
 
 
-def mean_correction(predicted: Mapping[int, np.ndarray], measured: Mapping[int, Mapping[int, float]]) -> float:
+def mean_measured_to_predicted_ratio(
+    predicted: Mapping[int, np.ndarray], measured: Mapping[int, Mapping[int, float]]
+) -> float:
     """Return the geometric mean, over kernels and places, of measured over predicted time; 1 without measurements."""
     logs = [math.log(t / predicted[n][place]) for n, times in measured.items() for place, t in times.items()]
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 
-def rank_by_time(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
+def rank_kernels_by_time(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
     """Return the positions of the kernels that support the sizes, the likely fastest kernel first."""
     usable = [n for n, j in enumerate(judged) if j.kernel.takes(sizes)]
     programs = [judged[n].kernel.program for n in usable]
@@ -89,10 +91,12 @@ def rank_by_time(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec)
     return sorted(seconds, key=lambda n: seconds[n])
 
 
-def first_proven_kernel(judged: Sequence[PricedKernel], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> int:
+def fastest_proven_kernel(
+    judged: Sequence[PricedKernel], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec
+) -> int:
     """Return the position of the fastest kernel that is proven correct at the sizes."""
     reasons, room = [], spec.traits.module_for("compiler.dynamic")
-    for row in rank_by_time(judged, sizes, spec):
+    for row in rank_kernels_by_time(judged, sizes, spec):
         why = room.fault(judged[row].kernel, expression, sizes, spec)
         if not why:
             return row

@@ -10,25 +10,25 @@ import numpy as np
 
 from roller.errors import RollerError, shown
 from roller.expr import TensorExpr
-from roller.expr.resizing import Size, growing_sizes, is_leading_dimension, with_size
+from roller.expr.growing_sizes import GrowableSize, expression_with_size, growing_sizes, is_leading_dimension
 
 #: Maximum number of extents in a range: a table has an entry for each.
 MOST_EXTENTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Range:
+class DynamicRange:
     """A dynamic size of an expression."""
 
     expr: TensorExpr  #: The expression at an arbitrary extent
-    size: Size
+    size: GrowableSize
     #: Smallest and largest extent, in elements.
     low: int
     high: int
 
     def at(self, extent: int) -> TensorExpr:
         """Return the expression for an extent."""
-        return with_size(self.expr, self.size, extent)
+        return expression_with_size(self.expr, self.size, extent)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -37,7 +37,9 @@ class Range:
         return next((names.index(t), d) for t, d in self.size.dims if t in names)
 
 
-def parse_open_range(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Range | None:
+def parse_open_range(
+    expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()
+) -> DynamicRange | None:
     """Return the range that ``shapes`` gives if it is one size along the first dimension, otherwise ``None``."""
     if not isinstance(shapes, Mapping) or len(shapes) != 1:
         return None
@@ -47,15 +49,15 @@ def parse_open_range(expr: TensorExpr, shapes: Mapping[str, Any], constants: tup
     found = next((s for s in free if name in {a for _, a in s.axes}), None)
     if found is None:
         return None
-    low, high = range_bounds(str(name), given)
-    return Range(with_size(expr, found, high), _size_with_extent(found, high), low, high)
+    low, high = parse_range_bounds(str(name), given)
+    return DynamicRange(expression_with_size(expr, found, high), _size_with_extent(found, high), low, high)
 
 
-def _size_with_extent(size: Size, extent: int) -> Size:
-    return Size(extent, size.axes, size.dims, size.reduced)
+def _size_with_extent(size: GrowableSize, extent: int) -> GrowableSize:
+    return GrowableSize(extent, size.axes, size.dims, size.reduced)
 
 
-def refuse_other_options(asked: Mapping[str, bool]) -> None:
+def refuse_unsupported_options(asked: Mapping[str, bool]) -> None:
     """Raise an error if an option that ranges do not support is given."""
     given = [name for name, is_asked in asked.items() if is_asked]
     if given:
@@ -65,7 +67,7 @@ def refuse_other_options(asked: Mapping[str, bool]) -> None:
         )
 
 
-def range_bounds(name: str, given: Any) -> tuple[int, int]:
+def parse_range_bounds(name: str, given: Any) -> tuple[int, int]:
     """Return the smallest and the largest extent of a ``range`` or a pair; raise an error if it is invalid."""
     pair: tuple[Any, ...]
     if isinstance(given, range):

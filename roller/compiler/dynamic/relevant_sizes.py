@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, symbolic_forms
+from roller.compiler.dynamic.box import SizeBox, Sizes
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, canonical_symbolic_forms
 from roller.core.formulas import Atom, Formula
 from roller.templates.common.options import ConstructOptions
 
@@ -18,33 +18,35 @@ class RelevantSizes:
     #: The user's expression, or its first canonical form if it contains products of the model's sizes.
     expression: SymbolicExpr
     forms: tuple[SymbolicExpr, ...]  #: The canonical forms
-    box: Box  #: Bounds of the sizes
+    box: SizeBox  #: Bounds of the sizes
     points: tuple[Sizes, ...]  #: Sizes at which the model was read
     formulas: Mapping[str, Formula]  #: Each size of :attr:`box` that is not derived, in terms of the model's sizes
 
     def at(self, sizes: Sizes) -> dict[str, int]:
         """Return the expression's sizes for given sizes of the model."""
-        return self.box.with_derived({n: f.at(sizes) for n, f in self.formulas.items()})
+        return self.box.with_derived_sizes({n: f.at(sizes) for n, f in self.formulas.items()})
 
 
-def relevant_sizes(expr: SymbolicExpr, points: Sequence[Sizes], box: Box, options: ConstructOptions) -> RelevantSizes:
+def relevant_sizes(
+    expr: SymbolicExpr, points: Sequence[Sizes], box: SizeBox, options: ConstructOptions
+) -> RelevantSizes:
     """Return an expression in terms of the sizes that it depends on."""
-    forms = tuple(symbolic_forms(expr, points, options))
+    forms = tuple(canonical_symbolic_forms(expr, points, options))
     used = {n for e in (expr, *forms) for f in e.general.formulas for n in f.sizes}
     products = [f.product for form in forms for f in form.general.formulas]
-    if forms and None not in products and _same_inputs(expr, forms[0], points[0]):
-        groups = _product_groups([p for p in products if p is not None], box)
+    if forms and None not in products and _have_same_inputs(expr, forms[0], points[0]):
+        groups = _sizes_grouped_by_product([p for p in products if p is not None], box)
         if groups and sum(map(len, groups)) > len(groups):
             return _group_by_products(forms, points, box, groups)
     ends, derived = _root_sizes(used, box)
-    mine = Box(ends or dict(box.ends), derived)
-    own = tuple(mine.with_derived(p) for p in points)
+    mine = SizeBox(ends or dict(box.ends), derived)
+    own = tuple(mine.with_derived_sizes(p) for p in points)
     kept = tuple(SymbolicExpr(e.general) for e in (expr, *forms))
     return RelevantSizes(kept[0], kept[1:], mine, own, {n: _product_formula((n,)) for n in mine.ends})
 
 
 def _group_by_products(
-    forms: Sequence[SymbolicExpr], points: Sequence[Sizes], box: Box, groups: Sequence[tuple[str, ...]]
+    forms: Sequence[SymbolicExpr], points: Sequence[Sizes], box: SizeBox, groups: Sequence[tuple[str, ...]]
 ) -> RelevantSizes:
     formulas: dict[str, Formula] = {}
     for g in groups:
@@ -54,9 +56,9 @@ def _group_by_products(
         formulas[name] = _product_formula(g)
     ends, derived = _root_sizes({g[0] for g in groups if len(g) == 1}, box)
     ends |= {n: (f.at(box.low), f.at(box.high)) for n, f in formulas.items() if n not in (*ends, *derived)}
-    mine = Box({n: e for n, e in ends.items() if e[0] < e[1]}, derived)
+    mine = SizeBox({n: e for n, e in ends.items() if e[0] < e[1]}, derived)
     formulas |= {n: _product_formula((n,)) for n in mine.ends if n not in formulas}
-    own = tuple(mine.with_derived({n: formulas[n].at(p) for n in mine.ends}) for p in points)
+    own = tuple(mine.with_derived_sizes({n: formulas[n].at(p) for n in mine.ends}) for p in points)
     few = tuple(SymbolicExpr.of([form.at(p) for p in points], own) for form in forms)
     return RelevantSizes(few[0], few, mine, own, {n: formulas[n] for n in mine.ends})
 
@@ -65,7 +67,7 @@ def _product_formula(names: tuple[str, ...]) -> Formula:
     return Formula(0, ((1, (Atom(names),)),))
 
 
-def _product_groups(products: Sequence[tuple[str, ...]], box: Box) -> list[tuple[str, ...]]:
+def _sizes_grouped_by_product(products: Sequence[tuple[str, ...]], box: SizeBox) -> list[tuple[str, ...]]:
     """Return the sizes that occur in products, grouped if they always occur together."""
     names = sorted({n for p in products for n in p})
     found: dict[tuple[int, ...], list[str]] = {}
@@ -80,7 +82,7 @@ def _product_groups(products: Sequence[tuple[str, ...]], box: Box) -> list[tuple
     return groups
 
 
-def _derivation_chain(name: str, box: Box) -> list[str]:
+def _derivation_chain(name: str, box: SizeBox) -> list[str]:
     """Return the root size of a length, the intermediate lengths, and the length itself."""
     chain = [name]
     while chain[0] in box.derived:
@@ -89,7 +91,7 @@ def _derivation_chain(name: str, box: Box) -> list[str]:
     return chain
 
 
-def _root_sizes(used: set[str], box: Box) -> tuple[dict[str, tuple[int, int]], dict[str, Formula]]:
+def _root_sizes(used: set[str], box: SizeBox) -> tuple[dict[str, tuple[int, int]], dict[str, Formula]]:
     """Return the bounds of the root sizes of an expression's lengths, and the formulas of the derived lengths."""
     # A root with a single dependent length is replaced by that length.
     chains: dict[str, list[list[str]]] = {}
@@ -110,6 +112,6 @@ def _root_sizes(used: set[str], box: Box) -> tuple[dict[str, tuple[int, int]], d
     return kept, {n: f for n, f in box.derived.items() if n in derived}
 
 
-def _same_inputs(expr: SymbolicExpr, form: SymbolicExpr, sizes: Sizes) -> bool:
+def _have_same_inputs(expr: SymbolicExpr, form: SymbolicExpr, sizes: Sizes) -> bool:
     one, other = expr.at(sizes), form.at(sizes)
     return [t.name for t in one.inputs] == [t.name for t in other.inputs] and one.outputs == other.outputs

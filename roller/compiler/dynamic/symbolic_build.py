@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
-from roller.compiler.dynamic.box import Box, Sizes
+from roller.compiler.dynamic.box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, SymbolicKernel, SymbolicProgram
 from roller.compiler.dynamic.symbolic_proof import proven_sizes
-from roller.core.fitting import Fitter
+from roller.core.formula_fitting import FormulaFitter
 from roller.core.formulas import Formula
 from roller.errors import BuildError, RollerError
 from roller.hardware import DeviceSpec
@@ -28,7 +28,7 @@ _POOL, _ROUNDS = 60, 8
 
 
 def build_symbolic_kernel(
-    program: SymbolicProgram, expression: SymbolicExpr, box: Box, spec: DeviceSpec, asked: Sequence[Sizes] = ()
+    program: SymbolicProgram, expression: SymbolicExpr, box: SizeBox, spec: DeviceSpec, asked: Sequence[Sizes] = ()
 ) -> SymbolicKernel:
     """Generate code for several sizes, generalize and compile it, and prove it correct at the ``asked`` sizes."""
     most = _most_frequent_code(program, box, spec)
@@ -41,9 +41,9 @@ def build_symbolic_kernel(
     return replace(kernel, proven=proven_sizes(kernel, asked, spec.units))
 
 
-def _most_frequent_code(program: SymbolicProgram, box: Box, spec: DeviceSpec) -> list[Any]:
+def _most_frequent_code(program: SymbolicProgram, box: SizeBox, spec: DeviceSpec) -> list[Any]:
     """Return sizes with the most frequent kind of code, each with its text and lowered module."""
-    from roller.templates.cpu.emit.generalize_sizes import module_as_data
+    from roller.templates.cpu.emit.generalize_sizes import module_as_tir_text
     from roller.templates.cpu.emit.llvm import lower_module
 
     groups: dict[str, list[Any]] = defaultdict(list)
@@ -54,7 +54,7 @@ def _most_frequent_code(program: SymbolicProgram, box: Box, spec: DeviceSpec) ->
         except RollerError as err:
             refused = str(err)
             continue
-        text = module_as_data(lowered[0], sizes)
+        text = module_as_tir_text(lowered[0], sizes)
         groups[text.shape].append((sizes, text, lowered))
         if len(groups[text.shape]) >= _WRITTEN and _has_enough_values(groups[text.shape], program, box):
             break
@@ -73,22 +73,26 @@ def _most_frequent_code(program: SymbolicProgram, box: Box, spec: DeviceSpec) ->
 
 
 def _compile_generalised(
-    program: SymbolicProgram, expression: SymbolicExpr, spec: DeviceSpec, group: Sequence[Any], fitter: Fitter
+    program: SymbolicProgram, expression: SymbolicExpr, spec: DeviceSpec, group: Sequence[Any], fitter: FormulaFitter
 ) -> KernelArtifact:
     from roller.templates.cpu.emit.build_library import ENTRY, PACK, build_library, required_features
-    from roller.templates.cpu.emit.generalize_sizes import generalize_modules, packs_are_equal, size_argument
+    from roller.templates.cpu.emit.generalize_sizes import (
+        generalize_modules,
+        packing_functions_are_equal,
+        size_argument_name,
+    )
     from roller.templates.cpu.emit.loop_nest import is_parallel
 
     points, modules = [sizes for sizes, _, _ in group], [lowered[0] for _, _, lowered in group]
     _, arguments, names = group[0][2]
-    if not packs_are_equal(modules, PACK) or any(
-        _panel_arguments(x[1]) != _panel_arguments(arguments) for _, _, x in group
+    if not packing_functions_are_equal(modules, PACK) or any(
+        _arguments_of_panels(x[1]) != _arguments_of_panels(arguments) for _, _, x in group
     ):
         raise BuildError(f"{program.program.expr.name}: a kernel of a range: its constants are packed by its sizes.")
     module = generalize_modules([text for _, text, _ in group], fitter)
     if PACK in {v.name_hint for v in modules[0].functions}:
         module[PACK] = modules[0][PACK]
-    extra = tuple(Argument(size_argument(n), "size", (x,), "uint8") for n, x in points[0].items())
+    extra = tuple(Argument(size_argument_name(n), "size", (x,), "uint8") for n, x in points[0].items())
     taken = {f: (*names[f], *(a.name for a in extra)) if f == ENTRY else names[f] for f in names}
     launches = {f: Launch(module[f].script(), f, taken[f]) for f in taken}
     mcpu = spec.target["mcpu"]
@@ -106,7 +110,7 @@ def _compile_generalised(
     ).with_binary(binary, library_bytes=len(binary))  # fmt: skip
 
 
-def _generation_sizes(program: SymbolicProgram, box: Box) -> Iterator[Sizes]:
+def _generation_sizes(program: SymbolicProgram, box: SizeBox) -> Iterator[Sizes]:
     """Yield sizes for code generation: the program's own sizes, then others near and far."""
     found = 0
     seen = set()
@@ -124,30 +128,30 @@ def _generation_sizes(program: SymbolicProgram, box: Box) -> Iterator[Sizes]:
 
 
 def _distinguish_formulas(
-    program: SymbolicProgram, box: Box, spec: DeviceSpec, group: list[Any], dividends: Sequence[Formula]
-) -> Fitter:
+    program: SymbolicProgram, box: SizeBox, spec: DeviceSpec, group: list[Any], dividends: Sequence[Formula]
+) -> FormulaFitter:
     """Add code at further sizes until no rival formulas remain; return the fitter."""
-    from roller.templates.cpu.emit.generalize_sizes import module_as_data, numbers_by_place
+    from roller.templates.cpu.emit.generalize_sizes import module_as_tir_text, number_values_by_position
     from roller.templates.cpu.emit.llvm import lower_module
 
     divisors = _possible_divisors(program.program)
     pool = [p for p, _ in zip(box.random_sizes(3), range(_POOL), strict=False)]
     pool += [
-        box.with_derived({n: max(2, low, p[n] // d * d) for n, (low, _) in box.ends.items()})
+        box.with_derived_sizes({n: max(2, low, p[n] // d * d) for n, (low, _) in box.ends.items()})
         for p in pool for d in (2, 4, 16, 64) if d <= max(p.values())
     ]  # fmt: skip
     pool = [p for p in (box.high, *pool) if program.takes(p)]
     for _ in range(_ROUNDS):
-        fitter = Fitter([sizes for sizes, *_ in group], divisors, dividends)
-        fitter.asked = numbers_by_place([text for _, text, *_ in group])
+        fitter = FormulaFitter([sizes for sizes, *_ in group], divisors, dividends)
+        fitter.asked = number_values_by_position([text for _, text, *_ in group])
         for values in fitter.asked:
             fitter.fit(values)
-        least = _least_generated_sizes(group, box)
+        least = _smallest_generated_sizes(group, box)
         pool = [p for p in pool if all(p[n] >= x for n, x in least.items())]
         for sizes in [p for p, doubt in zip(pool, fitter.doubtful(pool), strict=True) if doubt]:
             pool.remove(sizes)
             lowered = lower_module(program.at(sizes), spec.units)
-            text = module_as_data(lowered[0], sizes)
+            text = module_as_tir_text(lowered[0], sizes)
             if text.shape == group[0][1].shape:
                 group.append((sizes, text, lowered))
                 break
@@ -156,28 +160,28 @@ def _distinguish_formulas(
     return fitter
 
 
-def _least_generated_sizes(group: Sequence[Any], box: Box) -> dict[str, int]:
+def _smallest_generated_sizes(group: Sequence[Any], box: SizeBox) -> dict[str, int]:
     return {n: min(sizes[n] for sizes, *_ in group) for n in box.ends}
 
 
-def _has_enough_values(group: Sequence[Any], program: SymbolicProgram, box: Box) -> bool:
+def _has_enough_values(group: Sequence[Any], program: SymbolicProgram, box: SizeBox) -> bool:
     """Return whether code was generated for enough values of each size."""
     for n, (low, high) in box.ends.items():
         few = range(max(2, low), min(high, max(2, low) + 64) + 1)
-        taken = sum(program.takes(box.with_derived({**box.high, n: x})) for x in few)
+        taken = sum(program.takes(box.with_derived_sizes({**box.high, n: x})) for x in few)
         if len({sizes[n] for sizes, *_ in group}) < min(_VALUES, max(1, taken)):
             return False
     return True
 
 
-def _count_supported_sizes(program: SymbolicProgram, box: Box) -> int:
+def _count_supported_sizes(program: SymbolicProgram, box: SizeBox) -> int:
     if math.prod(high - max(2, low) + 1 for low, high in box.ends.values()) > 4 * _FEWEST:
         return 4 * _FEWEST
     several = itertools.product(*(range(max(2, low), high + 1) for low, high in box.ends.values()))
-    return sum(program.takes(box.with_derived(dict(zip(box.ends, c, strict=True)))) for c in several)
+    return sum(program.takes(box.with_derived_sizes(dict(zip(box.ends, c, strict=True)))) for c in several)
 
 
-def _panel_arguments(arguments: Sequence[Argument]) -> list[Argument]:
+def _arguments_of_panels(arguments: Sequence[Argument]) -> list[Argument]:
     return [a for a in arguments if a.role == "panel"]
 
 

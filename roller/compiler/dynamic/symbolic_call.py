@@ -16,7 +16,7 @@ from roller.artifact import Constant, KernelArtifact
 from roller.compiler.compiled_kernel import CompiledKernel, load_launcher
 from roller.compiler.dynamic.box import Sizes
 from roller.compiler.dynamic.dynamic_axes import DynamicAxes
-from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, first_proven_kernel
+from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, fastest_proven_kernel
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.display import one_line_repr
 from roller.core.validation import parse_call_sizes
@@ -109,7 +109,7 @@ class SymbolicRange(CompiledKernel):
         """Return the kernels bound to the values of their constant inputs."""
         if not constants:
             return self
-        judged = [replace(j, kernel=_with_constants(j.kernel, constants)) for j in self.judged]
+        judged = [replace(j, kernel=kernel_holding_constants(j.kernel, constants)) for j in self.judged]
         return SymbolicRange(
             self.varies, self.expression, judged, self._best, self.spec, self._doubt, reachable=self._reachable
         )
@@ -192,7 +192,7 @@ class SymbolicRange(CompiledKernel):
         key = tuple(sizes.values())
         with self._choosing:
             if key not in self._chosen:
-                self._chosen[key] = first_proven_kernel(self.judged, self.expression.at(sizes), sizes, self.spec)
+                self._chosen[key] = fastest_proven_kernel(self.judged, self.expression.at(sizes), sizes, self.spec)
             return self._chosen[key]
 
     def _artifact(self, sizes: Sizes) -> KernelArtifact:
@@ -235,7 +235,8 @@ class SymbolicRange(CompiledKernel):
         return one_line_repr("SymbolicRange", f"{what}: {counted(len(self.judged), 'kernel')}")
 
 
-def _with_constants(kernel: Any, constants: tuple[Constant, ...]) -> RangeKernel:
+def kernel_holding_constants(kernel: Any, constants: tuple[Constant, ...]) -> RangeKernel:
+    """Return a kernel that holds the given constants."""
     held: RangeKernel = replace(kernel, artifact=replace(kernel.artifact, constants=constants))
     return held
 

@@ -6,16 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
-from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, first_proven_kernel
+from roller.compiler.dynamic.box import SizeBox, Sizes
+from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, fastest_proven_kernel
 from roller.compiler.dynamic.relevant_sizes import RelevantSizes, relevant_sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
-from roller.compiler.dynamic.symbolic_search import Effort, SearchRequest, build_and_check, chosen, search_all
+from roller.compiler.dynamic.symbolic_search import (
+    SearchEffort,
+    SearchRequest,
+    build_and_check,
+    choose_kernels,
+    construct_and_price_all,
+)
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
 #: Effort per kernel of a model: less than for a single operator, since a model has many.
-EFFORT = Effort(each=3, cover=4, built=5, enough=3, budget_s=0.01, patience_s=0.1, timed_at=8, longest_s=0.02,
+EFFORT = SearchEffort(each=3, cover=4, built=5, enough=3, budget_s=0.01, patience_s=0.1, timed_at=8, longest_s=0.02,
                 exact=False, worth=0.002)  # fmt: skip
 
 
@@ -41,7 +47,7 @@ class SymbolicKernels:
         key = tuple(own.values())
         with self._lock:
             if key not in self._chosen:
-                self._chosen[key] = first_proven_kernel(self.judged, self.own.expression.at(own), own, self.spec)
+                self._chosen[key] = fastest_proven_kernel(self.judged, self.own.expression.at(own), own, self.spec)
             return self._chosen[key]
 
     def predicted(self, number: int, sizes: Sizes) -> float:
@@ -53,7 +59,7 @@ class SymbolicKernels:
 
 
 def compile_symbolic(
-    expressions: Mapping[str, tuple[SymbolicExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box,
+    expressions: Mapping[str, tuple[SymbolicExpr, tuple[str, ...]]], points: Sequence[Sizes], box: SizeBox,
     spec: DeviceSpec, options: ConstructOptions, passing_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, SymbolicKernels]:  # fmt: skip
     """Compile expressions for all sizes of a box on this machine's CPU."""
@@ -62,10 +68,10 @@ def compile_symbolic(
         key: SearchRequest(relevant_sizes(e, points, box, options), names, known.get(key, 0))
         for key, (e, names) in expressions.items()
     }
-    searches = search_all(questions, spec, options, EFFORT)
+    searches = construct_and_price_all(questions, spec, options, EFFORT)
     build_and_check(searches, spec, EFFORT, 0, passing_bytes is not None)
     found = {}
     for key, s in searches.items():
-        judged, doubt = chosen(s, spec, EFFORT, 0, passing_bytes is not None)
+        judged, doubt = choose_kernels(s, spec, EFFORT, 0, passing_bytes is not None)
         found[key] = SymbolicKernels(s.question.own, tuple(judged), spec, doubt)
     return found

@@ -11,7 +11,7 @@ from typing import Any
 from roller.artifact import Argument, KernelArtifact
 from roller.compiler.dynamic.box import Sizes
 from roller.core.anti_unification import GeneralizedData, MismatchError, general
-from roller.core.fitting import Fitter
+from roller.core.formula_fitting import FormulaFitter
 from roller.core.formulas import Formula
 from roller.expr import SPATIAL, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
@@ -41,10 +41,12 @@ class SymbolicExpr:
     @classmethod
     def of(cls, several: Sequence[TensorExpr], points: Sequence[Sizes]) -> SymbolicExpr:
         """Return the expression for all sizes, derived from expressions at some sizes."""
-        return cls(general([expr_to_dict(e) for e in several], Fitter(points)))
+        return cls(general([expr_to_dict(e) for e in several], FormulaFitter(points)))
 
 
-def symbolic_forms(expr: SymbolicExpr, points: Sequence[Sizes], options: ConstructOptions) -> list[SymbolicExpr]:
+def canonical_symbolic_forms(
+    expr: SymbolicExpr, points: Sequence[Sizes], options: ConstructOptions
+) -> list[SymbolicExpr]:
     """Return the canonical forms of an expression, generalized over all points."""
     found = []
     for forms_of in (canonical_forms, joined_channel_forms):
@@ -190,7 +192,7 @@ class SymbolicProgram:
             )))  # fmt: skip
         elements = p.vector_elements if p.vector_axis not in self.open_axes else min(lanes, p.vector_elements)
         return replace(
-            self, program=replace(p, tiles=_round_up_to_multiples(tiles), vector_elements=elements, relaxed=())
+            self, program=replace(p, tiles=_tiles_rounded_to_multiples(tiles), vector_elements=elements, relaxed=())
         )
 
 
@@ -209,7 +211,9 @@ def _tensors_divided_by_sizes(node: Any, tensor: str = "") -> Iterator[str]:
         yield from _tensors_divided_by_sizes(part, tensor)
 
 
-def _round_up_to_multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _tiles_rounded_to_multiples(
+    tiles: Sequence[tuple[str, tuple[int, ...]]],
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
     out, above = [], (1,) * len(tiles[0][1])
     for layer, tile in tiles:
         above = tuple(-(-t // a) * a for t, a in zip(tile, above, strict=True))
@@ -237,11 +241,11 @@ class SymbolicKernel:
         """Return the artifact with the shapes of the given sizes and the same library."""
         program = self.program.at(sizes)
         shapes = {t.name: t.shape for t in program.expr.tensors.values()}
-        arguments = tuple(_argument_at(a, shapes, sizes) for a in self.artifact.arguments)
+        arguments = tuple(_argument_at_sizes(a, shapes, sizes) for a in self.artifact.arguments)
         return replace(self.artifact, expression=expression, program=program, arguments=arguments)
 
 
-def _argument_at(a: Argument, shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> Argument:
+def _argument_at_sizes(a: Argument, shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> Argument:
     if a.role == "size":
         return replace(a, shape=(sizes[a.name.rpartition(".")[0]],))
     return a if a.role == "panel" else replace(a, shape=shapes[a.name])

@@ -17,7 +17,7 @@ from roller.errors import RollerError
 from roller.expr import TensorExpr
 
 if TYPE_CHECKING:
-    from roller.runtime.cpu_profile import CpuBench
+    from roller.runtime.cpu_kernel_profiling import CpuBench
 
 #: Exclusive upper bound of index values.
 _INDEX_LIMIT = 1 << 31
@@ -27,11 +27,11 @@ def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, cores: i
     """Return why a kernel cannot be used at the sizes; empty if it is correct."""
     if tuple(sizes.values()) in kernel.proven:
         return ""
-    if _index_overflows(kernel, sizes):
+    if _intermediate_index_overflows(kernel, sizes):
         return f"at {dict(sizes)}: a number of the code is 2**31 or more"
     own = _numbers_of_own_code(kernel, sizes, cores)
     if own is None:
-        return _fault_of_test_run(kernel.at(sizes, expression), expression, sizes, seed)
+        return _run_and_describe_fault(kernel.at(sizes, expression), expression, sizes, seed)
     for formula, number in zip(kernel.formulas, own, strict=True):
         if formula.at(sizes) != number:
             return f"at {dict(sizes)}: expected {number} of {formula}, got {formula.at(sizes)}"
@@ -43,7 +43,7 @@ def proven_sizes(kernel: SymbolicKernel, several: Sequence[Sizes], cores: int) -
     found = set(kernel.proven)
     for sizes in several:
         key = tuple(sizes.values())
-        if key in found or not kernel.takes(sizes) or _index_overflows(kernel, sizes):
+        if key in found or not kernel.takes(sizes) or _intermediate_index_overflows(kernel, sizes):
             continue
         own = _numbers_of_own_code(kernel, sizes, cores)
         if own is not None and own == tuple(f.at(sizes) for f in kernel.formulas):
@@ -51,7 +51,7 @@ def proven_sizes(kernel: SymbolicKernel, several: Sequence[Sizes], cores: int) -
     return frozenset(found)
 
 
-def _index_overflows(kernel: SymbolicKernel, sizes: Sizes) -> bool:
+def _intermediate_index_overflows(kernel: SymbolicKernel, sizes: Sizes) -> bool:
     """Return whether an intermediate value of an index overflows, even if the index itself does not."""
     return any(f.most(sizes) >= _INDEX_LIMIT for f in kernel.formulas if f.terms)
 
@@ -59,26 +59,26 @@ def _index_overflows(kernel: SymbolicKernel, sizes: Sizes) -> bool:
 def _numbers_of_own_code(kernel: SymbolicKernel, sizes: Sizes, cores: int) -> tuple[int, ...] | None:
     """Return the numbers in the program's own code, or ``None`` if it differs otherwise or does not exist."""
     from roller.templates.cpu.emit.build_library import PACK
-    from roller.templates.cpu.emit.generalize_sizes import module_as_data
+    from roller.templates.cpu.emit.generalize_sizes import module_as_tir_text
     from roller.templates.cpu.emit.llvm import lower_module
 
     try:
         module, arguments, _ = lower_module(kernel.program.at(sizes), cores)
     except RollerError:
         return None
-    text = module_as_data(module, sizes)
+    text = module_as_tir_text(module, sizes)
     packs = [module[v].script() for v in module.functions if v.name_hint == PACK]
     meant = [kernel.artifact.prepare.source] if kernel.artifact.prepare is not None else []
     same = (
         text.digest == kernel.code
         and packs == meant
-        and _panel_arguments(arguments) == _panel_arguments(kernel.artifact.arguments)
+        and _arguments_of_panels(arguments) == _arguments_of_panels(kernel.artifact.arguments)
     )
     return tuple(number for _, number in text.numbers) if same else None
 
 
-def _fault_of_test_run(artifact: KernelArtifact, expression: TensorExpr, sizes: Sizes, seed: int) -> str:
-    from roller.runtime.cpu_profile import CpuBench
+def _run_and_describe_fault(artifact: KernelArtifact, expression: TensorExpr, sizes: Sizes, seed: int) -> str:
+    from roller.runtime.cpu_kernel_profiling import CpuBench
 
     try:
         why = find_wrong_kernels({0: artifact}, CpuBench(expression, seed, fenced=True)).get(0, "")
@@ -90,7 +90,7 @@ def _fault_of_test_run(artifact: KernelArtifact, expression: TensorExpr, sizes: 
 def find_out_of_bounds_kernels(kernels: Mapping[int, KernelArtifact], bench: CpuBench) -> dict[int, str]:
     """Run kernels of one shape between guard pages; return descriptions of out-of-bounds accesses by kernel number."""
     from roller.backends.cpu.launcher import CpuKernel
-    from roller.runtime.guard_pages import find_out_of_bounds_access, kernels_out_of_bounds
+    from roller.runtime.guard_pages import find_out_of_bounds_access, kernels_with_bad_accesses
 
     values = {c.position: bench.inputs[c.position].tobytes() for k in kernels.values() for c in k.constants}
     runs = {
@@ -99,7 +99,7 @@ def find_out_of_bounds_kernels(kernels: Mapping[int, KernelArtifact], bench: Cpu
     }
     return {
         n: find_out_of_bounds_access(runs[n]) or "it accesses memory outside its arguments"
-        for n in kernels_out_of_bounds(runs)
+        for n in kernels_with_bad_accesses(runs)
     }
 
 
@@ -113,5 +113,5 @@ def find_wrong_kernels(kernels: Mapping[int, KernelArtifact], bench: CpuBench) -
     return found
 
 
-def _panel_arguments(arguments: tuple[Argument, ...]) -> list[Argument]:
+def _arguments_of_panels(arguments: tuple[Argument, ...]) -> list[Argument]:
     return [a for a in arguments if a.role == "panel"]

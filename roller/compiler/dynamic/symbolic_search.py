@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.families import choose_fewest_rows, shortlist_rows
-from roller.compiler.dynamic.kernel_choice import PricedKernel, mean_correction
+from roller.compiler.dynamic.box import SizeBox, Sizes
+from roller.compiler.dynamic.families import choose_covering_rows, shortlist_rows
+from roller.compiler.dynamic.kernel_choice import PricedKernel, mean_measured_to_predicted_ratio
 from roller.compiler.dynamic.relevant_sizes import RelevantSizes
 from roller.compiler.dynamic.symbolic_build import build_symbolic_kernel
 from roller.compiler.dynamic.symbolic_programs import FEW_LANES, SymbolicExpr, SymbolicKernel, SymbolicProgram
@@ -39,7 +39,7 @@ _NEAR = 1.5
 
 
 @dataclass(frozen=True)
-class Effort:
+class SearchEffort:
     """Limits on the effort of a search."""
 
     each: int  #: Number of programs per constructed size
@@ -55,7 +55,7 @@ class Effort:
     timed_at: int
     longest_s: float
     exact: bool  #: Whether to construct also for sizes at which an axis has one element, which gives other programs
-    worth: float  #: Minimum gain of one more kernel; see :func:`~roller.compiler.dynamic.families.choose_fewest_rows`
+    worth: float  #: Minimum gain of one more kernel; see :func:`~roller.compiler.dynamic.families.choose_covering_rows`
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SearchRequest:
 
 
 @dataclass
-class Search:
+class SearchState:
     """State of the search for the kernels of an expression."""
 
     question: SearchRequest
@@ -92,15 +92,15 @@ class Search:
         self.reasons.append(why)
         _LOG.info("%s: a kernel of the range is left out: %s", self.question.name, why)
 
-    def wanted(self, effort: Effort) -> list[int]:
+    def wanted(self, effort: SearchEffort) -> list[int]:
         """Return the indices of the programs to build."""
         return shortlist_rows(self.costs, self.best, effort.cover, effort.built, [f.kind for f in self.families])
 
-    def timed_at(self, effort: Effort) -> list[int]:
+    def timed_at(self, effort: SearchEffort) -> list[int]:
         """Return the indices of the sample sizes at which to time kernels."""
         short = [n for n in range(len(self.places)) if self.best[n] < effort.longest_s]
         names = tuple(self.question.own.box.ends)
-        return [short[n] for n in spread_positions([self.places[n] for n in short], names, effort.timed_at)]
+        return [short[n] for n in positions_far_apart([self.places[n] for n in short], names, effort.timed_at)]
 
     def lacks(self, enough: int) -> bool:
         """Return whether too few kernels are built or some sample size has no kernel."""
@@ -108,13 +108,13 @@ class Search:
         return len(self.built) < enough or bool(np.isinf(least).any())
 
 
-def search_all(
-    questions: Mapping[str, SearchRequest], spec: DeviceSpec, options: ConstructOptions, effort: Effort
-) -> dict[str, Search]:
+def construct_and_price_all(
+    questions: Mapping[str, SearchRequest], spec: DeviceSpec, options: ConstructOptions, effort: SearchEffort
+) -> dict[str, SearchState]:
     """Construct programs for each expression at sample sizes; price each program at all sample sizes."""
-    from roller.runtime.build_pool import build_all, build_in_process
+    from roller.runtime.build_pool import build_all, build_all_without_fork
 
-    run = build_all if len(questions) > 1 else build_in_process
+    run = build_all if len(questions) > 1 else build_all_without_fork
     results = run(questions, lambda q: _construct_and_price(q, spec, options, effort))
     found = {}
     for key, result in results.items():
@@ -127,18 +127,18 @@ def search_all(
         programs, best, costs = result.value
         # Pickling copies objects: use the known expressions of the forms.
         families = [SymbolicProgram(program, q.own.forms[form], sizes) for program, form, sizes in programs]
-        found[key] = Search(q, families, q.own.box.sample_sizes(), costs, best)
+        found[key] = SearchState(q, families, q.own.box.sample_sizes(), costs, best)
     return found
 
 
 def _construct_and_price(
-    q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, effort: Effort
+    q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, effort: SearchEffort
 ) -> tuple[Any, ...]:
     """Return programs (each with its form's index and its sizes), the best seconds per place, and all seconds."""
     own, places = q.own, q.own.box.sample_sizes()
-    looked_at = [*places, *(p for p in map(own.box.at_least_two, places) if p not in places)]
+    looked_at = [*places, *(p for p in map(own.box.raise_ones_to_two, places) if p not in places)]
     if not effort.exact:
-        looked_at = [p for p in looked_at if p == own.box.at_least_two(p)]
+        looked_at = [p for p in looked_at if p == own.box.raise_ones_to_two(p)]
     several, best = construct_symbolic_programs(q, looked_at, spec, options, effort.each)
     predicted = spec.traits.module_for("compiler.dynamic").predicted
     costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
@@ -148,14 +148,14 @@ def _construct_and_price(
     return programs, np.minimum(known, costs.min(axis=0, initial=np.inf)), costs
 
 
-def _offer_programs(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[SymbolicProgram]:
+def _symbolic_programs_to_consider(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[SymbolicProgram]:
     """Return the symbolic programs to consider for a program constructed at some sizes."""
     return [] if program.split_k > 1 else SymbolicProgram(program, form, sizes).with_narrowed_variants(FEW_LANES)
 
 
 def construct_symbolic_programs(
     q: SearchRequest, looked_at: Sequence[Sizes], spec: DeviceSpec, options: ConstructOptions, each: int,
-    offered: Callable[[RProgram, SymbolicExpr, Sizes], Sequence[SymbolicProgram]] = _offer_programs,
+    offered: Callable[[RProgram, SymbolicExpr, Sizes], Sequence[SymbolicProgram]] = _symbolic_programs_to_consider,
 ) -> tuple[list[SymbolicProgram], dict[tuple[int, ...], float]]:  # fmt: skip
     """Construct programs at some sizes; return the programs for all sizes and the best seconds, keyed by sizes."""
     families: dict[Any, SymbolicProgram] = {}
@@ -174,7 +174,7 @@ def construct_symbolic_programs(
 
 
 def build_and_check(
-    searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, seed: int, timed: bool = True
+    searches: Mapping[str, SearchState], spec: DeviceSpec, effort: SearchEffort, seed: int, timed: bool = True
 ) -> None:
     """Build the most promising programs in parallel and check them; replace those that fail."""
     target_for(spec).prepare()
@@ -191,7 +191,9 @@ def build_and_check(
             _check_kernels(s, [row for name, (_, row) in jobs.items() if name.rpartition("/")[0] == key], seed)
 
 
-def _build_programs(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Effort, timed: bool) -> None:
+def _build_programs(
+    jobs: Mapping[str, tuple[SearchState, int]], spec: DeviceSpec, effort: SearchEffort, timed: bool
+) -> None:
     """Build programs; the process that builds a kernel also proves it correct at the sizes of its timing."""
     from roller.runtime.build_pool import build_all
 
@@ -201,12 +203,14 @@ def _build_programs(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, ef
     for s, row in jobs.values():
         rows.setdefault(id(s), []).append(row)
 
-    def made(job: tuple[Search, int]) -> SymbolicKernel:
+    def made(job: tuple[SearchState, int]) -> SymbolicKernel:
         (s, row), box = job, job[0].question.own.box
         wide = {n: (low, max(high, low + _LEAST_SPAN)) for n, (low, high) in box.ends.items()}
         least = s.costs[[*s.built, *rows[id(s)]]].min(axis=0)
         asked = [s.places[n] for n in s.timed_at(effort) if s.costs[row, n] <= _NEAR * least[n]] if timed else []
-        return build_symbolic_kernel(s.families[row], s.question.own.expression, Box(wide, box.derived), spec, asked)
+        return build_symbolic_kernel(
+            s.families[row], s.question.own.expression, SizeBox(wide, box.derived), spec, asked
+        )
 
     for name, result in build_all(jobs, made, reuse=True).items():
         s, row = jobs[name]
@@ -216,8 +220,8 @@ def _build_programs(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, ef
             s.built[row] = replace(result.value, program=s.families[row])
 
 
-def _check_kernels(s: Search, rows: Sequence[int], seed: int) -> None:
-    from roller.runtime.cpu_profile import CpuBench
+def _check_kernels(s: SearchState, rows: Sequence[int], seed: int) -> None:
+    from roller.runtime.cpu_kernel_profiling import CpuBench
 
     # Only a smoke test: every call proves its kernel at its own sizes (symbolic_proof).
     own = s.question.own
@@ -228,21 +232,23 @@ def _check_kernels(s: Search, rows: Sequence[int], seed: int) -> None:
         for p in [taken[n] for n in sorted({0, len(taken) // 2})] if taken else ():
             wanted.setdefault(tuple(p[n] for n in own.box.ends), []).append(row)
     for values, mine in wanted.items():
-        sizes = own.box.with_derived(dict(zip(own.box.ends, values, strict=True)))
+        sizes = own.box.with_derived_sizes(dict(zip(own.box.ends, values, strict=True)))
         bench = CpuBench(own.expression.at(sizes), seed, fenced=True)
         here = {r: s.built[r].at(sizes, bench.expression) for r in dict.fromkeys(mine) if r in s.built}
         for row, why in find_wrong_kernels(here, bench).items():
             s.drop(row, f"at {sizes}: {why}")
 
 
-def _time_kernels(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, dict[int, float]], str]:
+def _time_kernels(
+    s: SearchState, effort: SearchEffort, seed: int, units: int
+) -> tuple[dict[int, dict[int, float]], str]:
     """Time kernels; return undisturbed seconds, keyed by program and place, and the disturbance (empty if none)."""
-    from roller.runtime.cpu_profile import CpuBench, has_guards
+    from roller.runtime.cpu_kernel_profiling import CpuBench, has_guarded_loads
 
     measured: dict[int, dict[int, float]] = {}
     own, doubt = s.question.own, ""
     for column in s.timed_at(effort):
-        sizes, near = s.places[column], _competitive_kernels(s, column)
+        sizes, near = s.places[column], _kernels_competitive_at_place(s, column)
         if len(near) < 2:
             continue
         expression = own.expression.at(sizes)
@@ -254,7 +260,7 @@ def _time_kernels(s: Search, effort: Effort, seed: int, units: int) -> tuple[dic
             expression, seed, rotating_bytes=s.question.passing_bytes, patience_s=effort.patience_s, fenced=True
         )
         here = {str(r): s.built[r].at(sizes, expression) for r in near}
-        if has_guards(expression):  # guarded accesses, which a compiler may get wrong
+        if has_guarded_loads(expression):  # guarded accesses, which a compiler may get wrong
             for row, why in find_out_of_bounds_kernels({int(r): k for r, k in here.items()}, bench).items():
                 s.drop(row, f"at {sizes}: {why}")
                 del here[str(row)]
@@ -269,36 +275,38 @@ def _time_kernels(s: Search, effort: Effort, seed: int, units: int) -> tuple[dic
     return measured, doubt
 
 
-def _competitive_kernels(s: Search, column: int) -> list[int]:
+def _kernels_competitive_at_place(s: SearchState, column: int) -> list[int]:
     sizes = s.places[column]
     usable = [r for r, k in s.built.items() if k.takes(sizes) and math.isfinite(s.costs[r, column])]
     least = min((s.costs[r, column] for r in usable), default=0.0)
     return [r for r in usable if s.costs[r, column] <= _NEAR * least]
 
 
-def spread_positions(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int]:
+def positions_far_apart(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int]:
     """Return the indices of at most ``most`` sample sizes that are far apart, including the largest."""
     if len(places) <= most:
         return list(range(len(places)))
     logs = np.array([[math.log(p[n]) for n in names] for p in places])
-    chosen = [int(logs.sum(axis=1).argmax())]
-    while len(chosen) < most:
-        off = np.stack([np.abs(logs - logs[n]).sum(axis=1) for n in chosen]).min(axis=0)
+    choose_kernels = [int(logs.sum(axis=1).argmax())]
+    while len(choose_kernels) < most:
+        off = np.stack([np.abs(logs - logs[n]).sum(axis=1) for n in choose_kernels]).min(axis=0)
         if off.max() == 0:
             break
-        chosen.append(int(off.argmax()))
-    return sorted(chosen)
+        choose_kernels.append(int(off.argmax()))
+    return sorted(choose_kernels)
 
 
-def chosen(s: Search, spec: DeviceSpec, effort: Effort, seed: int, timed: bool) -> tuple[list[PricedKernel], str]:
+def choose_kernels(
+    s: SearchState, spec: DeviceSpec, effort: SearchEffort, seed: int, timed: bool
+) -> tuple[list[PricedKernel], str]:
     """Return the kernels that together are closest to the fastest at all places, and the reason for doubt or ``""``."""
     measured, doubt = _time_kernels(s, effort, seed, spec.units) if timed else ({}, "")
     rows = list(s.built)
     measured = {r: t for r, t in measured.items() if r in s.built}
-    usual = mean_correction(dict(enumerate(s.costs)), measured)
+    usual = mean_measured_to_predicted_ratio(dict(enumerate(s.costs)), measured)
     judged = [PricedKernel(s.built[r], tuple(s.places), s.costs[r], dict(measured.get(r, {})), usual) for r in rows]
     seconds = np.array([j.seconds_at_samples for j in judged]).reshape(len(rows), len(s.places))
-    kept = choose_fewest_rows(seconds, seconds.min(axis=0, initial=np.inf), MOST, effort.worth) if rows else []
+    kept = choose_covering_rows(seconds, seconds.min(axis=0, initial=np.inf), MOST, effort.worth) if rows else []
     least = seconds[kept].min(axis=0, initial=np.inf)
     if not rows or np.isinf(least).any():
         open_yet = [p for p, x in zip(s.places, least, strict=True) if np.isinf(x)]

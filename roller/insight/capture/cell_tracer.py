@@ -115,7 +115,7 @@ class _Fork:
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if not self.pid:
-            _become_worker(run, requests, answers, stderr.fileno())
+            _run_worker_in_fork_and_exit(run, requests, answers, stderr.fileno())
         os.close(requests[0])
         os.close(answers[1])
         self.stdin, self.stdout = os.fdopen(requests[1], "wb", 0), os.fdopen(answers[0], "rb", 0)
@@ -149,7 +149,7 @@ class _Fork:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def _become_worker(
+def _run_worker_in_fork_and_exit(
     run: Callable[[], object], requests: tuple[int, int], answers: tuple[int, int], stderr: int
 ) -> NoReturn:
     """Call ``run`` in the fork that called this function, then end the fork in any case."""

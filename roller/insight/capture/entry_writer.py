@@ -9,7 +9,7 @@ from pathlib import Path
 
 from roller.core.files import write_atomically
 from roller.errors import ModelError, RollerError, did_you_mean, shown
-from roller.insight.capture.model_classes import ModelClass, find_model_class
+from roller.insight.capture.model_class_finder import ModelClass, find_model_class
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.project_folder import import_root_and_module
 from roller.insight.traced_step import TracedStep
@@ -106,7 +106,7 @@ class InputShape:
             )
         return cls(tuple(map(int, parts)), dtype)
 
-    def tensor_expression(self) -> str:
+    def batch_tensor_code(self) -> str:
         """Return the Python expression for a batch of such inputs."""
         shape = ", ".join(["batch_size", *map(str, self.sizes)]) if self.sizes else "batch_size,"
         return _MAKERS[self.dtype].format(shape=f"({shape})", dtype=self.dtype)
@@ -143,8 +143,8 @@ def write_entry(
     path = Path(model)
     found = find_model_class(path, class_name)
     shapes = [one if isinstance(one, InputShape) else InputShape.parse(one) for one in inputs]
-    _check_arguments(path, found, arguments)
-    _check_inputs(path, found, shapes)
+    _check_constructor_arguments(path, found, arguments)
+    _check_input_shape_count(path, found, shapes)
     root, module = import_root_and_module(path)
     root = path.parent if root == path.absolute().parent else root  # relative if the path was
     target = Path(out) if out is not None else root / f"{path.stem}_entry.py"
@@ -154,7 +154,7 @@ def write_entry(
         raise ModelError(f"{target}: expected no such file yet, got one. Remove it, or name another: --out FILE.")
     text = _TEXT.format(
         name=found.name, out=target.name, arguments=arguments.strip(), imports=_import_lines(module, found.name),
-        inputs="\n".join(f"        {shape.tensor_expression()}," for shape in shapes),
+        inputs="\n".join(f"        {shape.batch_tensor_code()}," for shape in shapes),
     )  # fmt: skip
     with write_atomically(target) as file:
         file.write(text.encode())
@@ -177,7 +177,7 @@ def _shapes_text(shapes: Sequence[InputShape]) -> str:
     return " and ".join(f"{'x'.join(map(str, ('batch', *one.sizes)))} of {one.dtype}" for one in shapes)
 
 
-def _check_arguments(path: Path, found: ModelClass, arguments: str) -> None:
+def _check_constructor_arguments(path: Path, found: ModelClass, arguments: str) -> None:
     try:
         call = ast.parse(f"f({arguments})", mode="eval").body
     except (SyntaxError, ValueError):
@@ -196,7 +196,7 @@ def _check_arguments(path: Path, found: ModelClass, arguments: str) -> None:
         )
 
 
-def _check_inputs(path: Path, found: ModelClass, shapes: Sequence[InputShape]) -> None:
+def _check_input_shape_count(path: Path, found: ModelClass, shapes: Sequence[InputShape]) -> None:
     if len(shapes) < max(1, len(found.inputs)):
         raise ModelError(
             f"{path}:{found.line}: expected an --input for each of {', '.join(found.inputs) or 'the inputs'} of "

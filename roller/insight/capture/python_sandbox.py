@@ -79,15 +79,15 @@ class PythonSandbox:
         os.system = self._stub_os_system
         os.mkdir = mkdir_redirected
         for name in (*_QUESTIONS, *_OWN_CHANGES):
-            setattr(os, name, self._wrap_path_function(getattr(os, name)))
+            setattr(os, name, self._redirect_paths_of_function(getattr(os, name)))
         # A newly started process does not raise audit events.
-        multiprocessing.process.BaseProcess.start = self._refuse_process  # type: ignore[method-assign, assignment]
+        multiprocessing.process.BaseProcess.start = self._refuse_process_start  # type: ignore[method-assign, assignment]
         sys.addaudithook(self._audit)
 
-    def _refuse_process(self) -> None:
+    def _refuse_process_start(self) -> None:
         self._refuse("a process of multiprocessing")
 
-    def _wrap_path_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _redirect_paths_of_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call_with_redirected_path(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
             place = self._redirected_path(path)

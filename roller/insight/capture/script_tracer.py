@@ -16,7 +16,7 @@ from typing import Any
 from roller.errors import ModelError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.capture.idle_timeout import PATIENCE_S
-from roller.insight.capture.script_worker import FOLDER, blocked_operations_note
+from roller.insight.capture.script_worker import FOLDER, blocked_operations_notes
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import PRECISIONS, FixedOptionError, TraceOptions
 from roller.insight.trace.retracer import Retracer
@@ -93,7 +93,7 @@ class ScriptTracer(ProjectTracer):
             finally:
                 self._stop()
         trace = Trace.from_json(blobs[0].decode(), str(self.entry))
-        return replace(trace, warnings=(*trace.warnings, *blocked_operations_note(reply["kept_from"])))
+        return replace(trace, warnings=(*trace.warnings, *blocked_operations_notes(reply["kept_from"])))
 
     def _request(self, options: TraceOptions) -> dict[str, Any]:
         whole = super()._request(options)

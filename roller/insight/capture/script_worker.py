@@ -15,19 +15,23 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from roller.backends.message_channel import receive, send
+from roller.backends.message_channel import receive_message, send_message
 from roller.errors import RollerError
 from roller.insight.capture.idle_timeout import IdleTimeout
-from roller.insight.capture.kernel_sandbox import leave_network, limit_writes
+from roller.insight.capture.operating_system_sandbox import disconnect_from_network, limit_writes_to_folder
 from roller.insight.capture.python_sandbox import BlockedOperationError, PythonSandbox
-from roller.insight.project_worker import device_rules_from_request, progress_sender, take_pipes
+from roller.insight.project_worker import (
+    device_rules_from_request,
+    progress_listener_for_pipe,
+    take_over_standard_pipes,
+)
 from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.progress import listening
 from roller.insight.trace.trace import Trace
 from roller.insight.tracing import require_torch
 
 if TYPE_CHECKING:
-    from roller.insight.trace.pytorch.script_run import ScriptRunner
+    from roller.insight.trace.pytorch.script_runner import ScriptRunner
 
 #: Environment variable with the folder that this process may write into.
 FOLDER = "ROLLER_SCRIPT_FOLDER"
@@ -37,7 +41,7 @@ _MOST_NAMED = 4
 _LAST_BYTES = 2000
 
 
-def blocked_operations_note(things: Sequence[str]) -> list[str]:
+def blocked_operations_notes(things: Sequence[str]) -> list[str]:
     """Return a list of one note that names a script's blocked and redirected operations; ``[]`` if there were none."""
     if not things:
         return []
@@ -78,7 +82,7 @@ class ScriptWorker:
         try:
             require_torch("profile")
             tracer = self._tracer = self._make_tracer()
-            send_progress, patience = progress_sender(self._answers), self._make_idle_timeout()
+            send_progress, patience = progress_listener_for_pipe(self._answers), self._make_idle_timeout()
 
             def report_activity() -> None:
                 if tracer.session.is_preparing:
@@ -93,25 +97,25 @@ class ScriptWorker:
 
             folder = os.environ[FOLDER]
             PythonSandbox(folder, self._record_blocked_operation).install()
-            limit_writes(folder)
+            limit_writes_to_folder(folder)
             patience.start()
             with listening(listener):
                 trace = tracer.run()
         except RollerError as error:
-            self._answer({"refused": self._refusal_text(error)})
+            self._answer({"refused": self._missing_trace_reason(error)})
         except BaseException as error:  # noqa: BLE001 - the other end says it
             self._answer({"failed": "".join(traceback.format_exception_only(error)).strip()})
-        self._finish(trace)
+        self._answer_with_trace_and_exit(trace)
 
     def _make_tracer(self) -> ScriptRunner:
-        from roller.insight.trace.pytorch.script_run import Script, ScriptRunner
+        from roller.insight.trace.pytorch.script_runner import Script, ScriptRunner
 
         given = self._request
         options = TraceOptions(
             given["batch"], device_rules_from_request(given["device"]), torch_release=given.get("release")
         )
         script = Script(Path(self._script), tuple(given["arguments"]), self._body)
-        tracer = ScriptRunner(script, options, given["calls"], self._finish)
+        tracer = ScriptRunner(script, options, given["calls"], self._answer_with_trace_and_exit)
         if self._cell_of is not None:
             tracer.session.origins.stacks.cell_of = self._cell_of
         return tracer
@@ -134,15 +138,15 @@ class ScriptWorker:
         while frame is not None and self._tracer is not None:
             stacks, file = self._tracer.session.origins.stacks, frame.f_code.co_filename
             if not stacks.is_foreign(file):
-                return f", the last at {stacks.display_name(file)}:{frame.f_lineno},"
+                return f", the last at {stacks.file_name_for_messages(file)}:{frame.f_lineno},"
             frame = frame.f_back
         return ""
 
     def _record_blocked_operation(self, what: str) -> None:
         """Note once that an operation was blocked or redirected, with the line of the script that requested it."""
-        self._kept_from.setdefault(what + self._calling_line_text())
+        self._kept_from.setdefault(what + self._current_project_line_text())
 
-    def _refusal_text(self, error: RollerError) -> str:
+    def _missing_trace_reason(self, error: RollerError) -> str:
         """Return why there is no trace, naming blocked operations, since they may be the cause."""
         refused = error.__context__
         if isinstance(refused, BlockedOperationError):
@@ -151,20 +155,20 @@ class ScriptWorker:
                 f"before it trains, got {list(self._kept_from)[-1]}. Pass arguments that avoid it after --, or catch "
                 f"the PermissionError in the script."
             )
-        return " ".join([str(error), *blocked_operations_note(list(self._kept_from))])
+        return " ".join([str(error), *blocked_operations_notes(list(self._kept_from))])
 
-    def _calling_line_text(self) -> str:
+    def _current_project_line_text(self) -> str:
         assert self._tracer is not None
         stack = self._tracer.session.origins.stacks.current_stack()
         return f" at {stack[-1].file}:{stack[-1].line}" if stack else ""
 
-    def _finish(self, trace: Trace) -> NoReturn:
+    def _answer_with_trace_and_exit(self, trace: Trace) -> NoReturn:
         self._answer({"kept_from": list(self._kept_from)}, [trace.to_json().encode()])
 
     def _answer(self, header: dict[str, Any], blobs: Any = ()) -> NoReturn:
         with self._sending:  # the first response of this process is its only one
             if os.getpid() == self._own:
-                send(self._answers, header, blobs)
+                send_message(self._answers, header, blobs)
             os._exit(0)  # past every except, finally and atexit of the script
 
 
@@ -181,9 +185,9 @@ def _last_stderr_line() -> str:
 
 def main(script: str, body: Callable[[], Any] | None = None, cell_of: Callable[[str], str] | None = None) -> None:
     """Handle one request; see :class:`ScriptWorker` for the arguments."""
-    leave_network()
-    requests, answers = take_pipes()
-    request, _ = receive(requests)
+    disconnect_from_network()
+    requests, answers = take_over_standard_pipes()
+    request, _ = receive_message(requests)
     ScriptWorker(script, answers, request, body, cell_of).run()
 
 

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 from roller.core.display import bytes_text
 from roller.expr import TensorExpr
-from roller.expr.scalar import FUNCTIONS, Call, walk
+from roller.expr.scalar import FUNCTIONS, Call, walk_scalar_tree
 from roller.hardware import DeviceSpec
-from roller.hardware.peaks import peak_flops_per_s
+from roller.hardware.peaks import peak_flops_and_instruction_class
 from roller.insight.cost.kernel_launches import FusedKernel, Kernel, Launch
 from roller.insight.cost.multiplications import multiplication_count
 
@@ -41,7 +41,7 @@ def _bytes_by_direction(launch: Launch) -> tuple[tuple[str, float], ...]:
     return ("read", getattr(launch, "read_bytes", 0.0)), ("write", getattr(launch, "written_bytes", 0.0))
 
 
-def pipe_work(launch: Launch, spec: DeviceSpec) -> PipeWork | None:
+def slowest_pipe_work(launch: Launch, spec: DeviceSpec) -> PipeWork | None:
     """Return a launch's work on its slowest pipe; ``None`` if only its bytes are known or ``spec`` gives no rate."""
     # Products of two tensors are counted on the fastest pipe for their dtype. All other arithmetic is counted by the
     # function calls in the expression.
@@ -63,7 +63,7 @@ def _expression_work_by_pipe(expr: TensorExpr, times: float, spec: DeviceSpec) -
     products = multiplication_count(expr)
     found = []
     if products:
-        peak = peak_flops_per_s(spec, expr.inputs[0].dtype)
+        peak = peak_flops_and_instruction_class(spec, expr.inputs[0].dtype)
         if peak is not None:
             rate, unit = peak
             pipe: Pipe = "fma" if unit == "fma" else "matrix"
@@ -71,7 +71,7 @@ def _expression_work_by_pipe(expr: TensorExpr, times: float, spec: DeviceSpec) -
     calls = {"fma": 0.0, "special": 0.0}
     for stage in expr.stages:
         points = math.prod(axis.extent for axis in stage.axes)
-        for node in walk(stage.body):
+        for node in walk_scalar_tree(stage.body):
             if isinstance(node, Call):
                 calls["special" if FUNCTIONS[node.fn].instruction_class == "special" else "fma"] += points
     found += _function_call_work(times * calls["special"], "special", spec)

@@ -36,10 +36,10 @@ def cached_byte_shares(
     cache = spec.memory_layers[-2]
     if not spec.traits.blocks or cache.scope != "device" or not cache.capacity_bytes:
         return [0.0] * len(operators)
-    traffic = [_operator_traffic(operator) for operator in operators]
+    traffic = [_bytes_read_and_written_by_storage(operator) for operator in operators]
     stack = _LruStack(float(cache.capacity_bytes))
-    uses = _storage_uses(traffic)
-    freed = _storages_freed_by_place(operators, events, uses)
+    uses = _uses_by_storage(traffic)
+    freed = _freed_storages_by_operator(operators, events, uses)
     found = [0.0] * len(operators)
     for place, (read, written) in enumerate(traffic):
         hits = stack.resident_storages() & read.keys()
@@ -55,7 +55,7 @@ def cached_byte_shares(
                 uses[storage].always_found = False
             stack.drop(rest)
     for place, (_, written) in enumerate(traffic):
-        found[place] += sum(size for storage, size in written.items() if uses[storage].stays_cached)
+        found[place] += sum(size for storage, size in written.items() if uses[storage].never_reaches_device_memory)
     whole = [sum(read.values()) + sum(written.values()) for read, written in traffic]
     return [int(STEPS * f / w) / STEPS if w else 0.0 for f, w in zip(found, whole, strict=True)]
 
@@ -71,12 +71,12 @@ class _StorageUse:
     is_freed: bool = False
 
     @property
-    def stays_cached(self) -> bool:
+    def never_reaches_device_memory(self) -> bool:
         """Whether the bytes that the step writes never reach device memory."""
         return self.first_write is not None and self.ends_read and self.always_found and self.is_freed
 
 
-def _storage_uses(traffic: Sequence[tuple[dict[int, int], dict[int, int]]]) -> dict[int, _StorageUse]:
+def _uses_by_storage(traffic: Sequence[tuple[dict[int, int], dict[int, int]]]) -> dict[int, _StorageUse]:
     found: dict[int, _StorageUse] = {}
     for place, (read, written) in enumerate(traffic):
         for storage in read:
@@ -88,7 +88,7 @@ def _storage_uses(traffic: Sequence[tuple[dict[int, int], dict[int, int]]]) -> d
     return found
 
 
-def _storages_freed_by_place(
+def _freed_storages_by_operator(
     operators: Sequence[Operator], events: Iterable[AllocEvent | FreeEvent], uses: Mapping[int, _StorageUse]
 ) -> dict[int, set[int]]:
     """Map each operator's position to the storages freed there; only storages written before they are read count."""
@@ -145,7 +145,7 @@ class _LruStack:
             self.freed_bytes += self.group_of.pop(storage).pop(storage)
 
 
-def _operator_traffic(operator: Operator) -> tuple[dict[int, int], dict[int, int]]:
+def _bytes_read_and_written_by_storage(operator: Operator) -> tuple[dict[int, int], dict[int, int]]:
     """Return the bytes that an operator reads from each storage, and the bytes that it writes to each storage."""
     view = OperatorView(operator)
     if returns_only_views(view):

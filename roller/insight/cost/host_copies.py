@@ -15,7 +15,7 @@ _COPIES = frozenset(("aten._to_copy.default", "aten.copy_.default"))
 
 def host_copy_bytes(operators: Iterable[Operator]) -> float:
     """Return the number of bytes that copies move between host tensors and device tensors."""
-    return math.fsum(_host_copy_bytes_of_operator(o) for o in operators if o.name in _COPIES)
+    return math.fsum(_bytes_copied_from_or_to_host(o) for o in operators if o.name in _COPIES)
 
 
 def host_copy_notes(operators: Iterable[Operator], iteration_s: float) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def host_copy_notes(operators: Iterable[Operator], iteration_s: float) -> tuple[
     )
 
 
-def _host_copy_bytes_of_operator(operator: Operator) -> float:
+def _bytes_copied_from_or_to_host(operator: Operator) -> float:
     sides = [operator.arguments.get(name) for name in ("self", "src") if name in operator.arguments]
     hosts = [side for side in sides if isinstance(side, dict) and "host" in side]
     if hosts:

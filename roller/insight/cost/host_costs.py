@@ -28,7 +28,7 @@ class HostCosts:
         """Return the training thread's time for a batch: the time to fetch it and unmap the previous batch."""
         return self.fetch_us + self.release_us_per_page * size_bytes / self.page_bytes
 
-    def page_faults_us(self, size_bytes: float) -> float:
+    def batch_page_faults_us(self, size_bytes: float) -> float:
         """Return the additional time for the first read of a batch, which faults in its pages."""
         return self.fault_us_per_page * size_bytes / self.page_bytes
 

@@ -70,12 +70,12 @@ class KernelPricer:
         self.spec, self.policy = spec, policy
         self._found: dict[tuple[TensorExpr, str], KernelPrice] = {}
         self._path = None if folder is None else folder / f"{_cache_file_name(spec, policy)}.json"
-        self._kept = _read_prices(self._path)
+        self._kept = _read_prices_from_cache_file(self._path)
         self._new: dict[str, KernelPrice] = {}
 
     def price_expression(self, expr: TensorExpr, library: str = ANY_UNITS) -> KernelPrice:
         """Return the price of one kernel that computes an expression."""
-        # ``library`` is a key of ``POLICIES`` in roller.templates.common.policy; constructed kernels ignore it.
+        # ``library`` is a key of ``POLICIES`` in roller.templates.common.library_policy; constructed kernels ignore it.
         key = expr, library
         found = self._found.get(key)
         if found is None:
@@ -88,7 +88,7 @@ class KernelPricer:
         """The expressions that have been priced, without duplicates."""
         return tuple(dict.fromkeys(expr for expr, _ in self._found))
 
-    def price_in_parallel(self, exprs: Iterable[TensorExpr]) -> None:
+    def price_expressions_in_parallel(self, exprs: Iterable[TensorExpr]) -> None:
         """Price expressions in parallel processes, so that :meth:`price_expression` can look up their prices."""
         # An expression for which no process returns a price is priced on demand.
         todo = [e for e in dict.fromkeys(exprs) if (e, ANY_UNITS) not in self._found]
@@ -120,7 +120,7 @@ class KernelPricer:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            rows = {key: asdict(p) for key, p in (_read_prices(self._path) | self._new).items()}
+            rows = {key: asdict(p) for key, p in (_read_prices_from_cache_file(self._path) | self._new).items()}
             with write_atomically(self._path) as file:
                 file.write(json.dumps(rows).encode())
         except OSError:
@@ -160,7 +160,7 @@ class KernelPricer:
         moved = both / memory.bandwidth_bytes_per_s + (read_bytes - both / 2) / reading
         moved += (written_bytes - both / 2) / memory.bandwidth_bytes_per_s
         if threads is not None:
-            moved *= memory.bandwidth_bytes_per_s / self._bandwidth_of_threads(threads)
+            moved *= memory.bandwidth_bytes_per_s / self._bandwidth_of_thread_count(threads)
         waits = launches * (launch_s + 2 * (memory.latency_s or 0.0))
         accuracy = self.spec.accuracy
         factor = math.exp(accuracy.memory_error or accuracy.prediction_error or _UNKNOWN_ERROR)
@@ -169,7 +169,7 @@ class KernelPricer:
         l2_s = (read_bytes + written_bytes) / self.spec.memory_layers[-2].bandwidth_bytes_per_s
         return KernelPrice(seconds, seconds / factor, seconds * factor, resource, "stream", 0.0, l2_s, waits)
 
-    def _bandwidth_of_threads(self, threads: float) -> float:
+    def _bandwidth_of_thread_count(self, threads: float) -> float:
         """Return the memory bandwidth that this number of threads reaches; on a CPU, the full bandwidth."""
         if not self.spec.traits.blocks:
             return self.spec.memory_layers[-1].bandwidth_bytes_per_s
@@ -177,7 +177,7 @@ class KernelPricer:
 
         return float(dram_bandwidth(self.spec, np.array(max(1.0, threads / self.spec.teu.lanes))))
 
-    def price_fused(self, launch: FusedKernel, library: str = ANY_UNITS) -> KernelPrice:
+    def price_fused_kernel(self, launch: FusedKernel, library: str = ANY_UNITS) -> KernelPrice:
         """Return the price of a fused kernel: the longer of its arithmetic and memory traffic times."""
         products = [self.price_expression(p, library) for p in launch.products]
         rates = self.spec.compute.ops_per_cycle_per_unit
@@ -190,7 +190,7 @@ class KernelPricer:
         factor = max(p.upper / p.seconds for p in products)
         return KernelPrice(seconds, seconds / factor, seconds * factor, "compute", products[0].provenance, arithmetic)
 
-    def price_instructions(self, launch: InstructionKernel) -> KernelPrice:
+    def price_instruction_kernel(self, launch: InstructionKernel) -> KernelPrice:
         """Return the price of a kernel without data reuse: the longer of its issue and memory-traffic times."""
         issue = self.spec.compute.ops_per_cycle_per_unit["issue"] * self.spec.units * self.spec.clock_hz
         moved = self.price_stream(launch.read_bytes, launch.written_bytes, launch.launches)
@@ -202,12 +202,12 @@ class KernelPricer:
 
 
 def _cache_file_name(spec: DeviceSpec, policy: str) -> str:
-    from roller.runtime.cache_key import code_digest
+    from roller.runtime.cache_key import source_code_digest
 
-    return f"{spec.name}-{policy}-{spec.content_key[:16]}-{code_digest(('.',))[:16]}"
+    return f"{spec.name}-{policy}-{spec.content_key[:16]}-{source_code_digest(('.',))[:16]}"
 
 
-def _read_prices(path: Path | None) -> dict[str, KernelPrice]:
+def _read_prices_from_cache_file(path: Path | None) -> dict[str, KernelPrice]:
     """Return the prices in a file, or none if the file is missing or damaged."""
     if path is None:
         return {}

@@ -39,13 +39,13 @@ class LibraryKernelChoice:
             return ((launch.own_kernel, self._price_launch(launch.own_kernel)),)
         if launch.before_cudnn_9 is not None and self._innermost and not self.release.has_cudnn_9:
             return ((launch.before_cudnn_9, self._price_launch(launch.before_cudnn_9)),)
-        ways = [*self._usable_variants(launch)]
+        ways = [*self._priced_usable_variants(launch)]
         # For 16-bit dtypes, cuDNN runs a matrix-unit kernel wherever it has one, even if it has to convert tensors.
         if not ways or all(expr.inputs[0].dtype == "float32" for expr in _expressions_of_kernel(launch)):
             ways.append(((launch, self._price_launch(launch)),))
         return min(ways, key=lambda way: sum(price.seconds for _, price in way))
 
-    def _usable_variants(self, launch: Kernel | FusedKernel) -> Iterator[Sequence[Priced]]:
+    def _priced_usable_variants(self, launch: Kernel | FusedKernel) -> Iterator[Sequence[Priced]]:
         converts = any(way.conversions for way in launch.ways)
         for way in launch.ways:
             if way.conversions and not self._innermost:
@@ -59,32 +59,34 @@ class LibraryKernelChoice:
             yield tuple((part, self._price_launch(part)) for part in (*way.conversions, way.kernel))
 
     def _runs_on_matrix_unit(self, kernel: Kernel | FusedKernel) -> bool:
-        return self._rounds(kernel) or all(
+        return self._rounds_to_tf32(kernel) or all(
             expr.inputs[0].dtype in self._operands for expr in _expressions_of_kernel(kernel)
         )
 
-    def _rounds(self, kernel: Kernel | FusedKernel) -> bool:
+    def _rounds_to_tf32(self, kernel: Kernel | FusedKernel) -> bool:
         """Return whether a kernel rounds its operands to TF32."""
         if kernel.kind not in self.tf32 or "tfloat32" not in self._operands:
             return False
         return all(expr.inputs[0].dtype == "float32" for expr in _expressions_of_kernel(kernel))
 
-    def _library(self, kernel: Kernel | FusedKernel) -> str:
+    def _library_policy(self, kernel: Kernel | FusedKernel) -> str:
         """Return the library policy by which a kernel is priced."""
         if kernel.units == "planar":
             return f"{ANY_UNITS}-threads" if self._innermost else ANY_UNITS
         if kernel.units == "winograd":
             return f"{ANY_UNITS}-winograd"
-        return f"{ANY_UNITS}-tf32" if self._rounds(kernel) else ANY_UNITS
+        return f"{ANY_UNITS}-tf32" if self._rounds_to_tf32(kernel) else ANY_UNITS
 
     def _price_launch(self, launch: Launch) -> KernelPrice:
         if isinstance(launch, Kernel):
-            price = self.kernels.price_expression(launch.expr, self._library(launch)).multiply_by_count(launch.count)
+            price = self.kernels.price_expression(launch.expr, self._library_policy(launch)).multiply_by_count(
+                launch.count
+            )
             return self._limit_to_cache_bandwidth(launch, price) if launch.cache_bytes else price
         if isinstance(launch, FusedKernel):
-            return self.kernels.price_fused(launch, self._library(launch))
+            return self.kernels.price_fused_kernel(launch, self._library_policy(launch))
         if isinstance(launch, InstructionKernel):
-            return self.kernels.price_instructions(launch)
+            return self.kernels.price_instruction_kernel(launch)
         if isinstance(launch, MemoryKernel):
             return self.kernels.price_stream(launch.read_bytes, launch.written_bytes, launch.launches, launch.threads)
         return self.kernels.price_stream(launch.read_bytes, 0.0, kernel_count(launch))

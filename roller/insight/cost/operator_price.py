@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from roller.errors import RollerError, shown
 from roller.hardware import DeviceSpec
-from roller.insight.cost.arithmetic_pipe_work import PipeWork, describe_launch, pipe_work
+from roller.insight.cost.arithmetic_pipe_work import PipeWork, describe_launch, slowest_pipe_work
 from roller.insight.cost.gpu import operator_launches
 from roller.insight.cost.kernel_launches import HostWait, Launch
 from roller.insight.cost.kernel_prices import KernelPrice, KernelPricer
@@ -62,7 +62,7 @@ class Price:
     launches: tuple[LaunchPrice, ...] = ()
 
 
-def check_policy(policy: str, known: Sequence[str] = POLICIES) -> None:
+def check_policy_is_known(policy: str, known: Sequence[str] = POLICIES) -> None:
     """Raise an error if ``policy`` is not one of ``known``."""
     if policy not in known:
         raise RollerError(f"policy: expected one of {list(known)}, got {shown(policy)}.")
@@ -79,7 +79,7 @@ class Pricer:
         tf32: Collection[str] = DEFAULT_TF32, release: TorchRelease = NEWEST,
     ) -> None:  # fmt: skip
         # Without ``kernels`` the disk cache is not used; for ``tf32`` and ``release``, see :class:`LibrarySettings`.
-        check_policy(policy)
+        check_policy_is_known(policy)
         self.spec = spec
         self.kernels = kernels or KernelPricer(spec, policy)
         self._ways = LibraryKernelChoice(self.kernels, tf32, release)
@@ -90,7 +90,7 @@ class Pricer:
         key = operator.signature
         found = self._known.get((key, cached_share))
         if found is None:
-            found = self._price_launches(*_cached_launches(key, operator), cached_share)
+            found = self._price_launches(*_launches_with_cache(key, operator), cached_share)
             self._known[key, cached_share] = found
         return found
 
@@ -110,7 +110,8 @@ class Pricer:
 
     def _row(self, launch: Launch, price: KernelPrice) -> LaunchPrice:
         return LaunchPrice(
-            describe_launch(launch), kernel_count(launch), price.seconds, price.resource, pipe_work(launch, self.spec),
+            describe_launch(launch), kernel_count(launch), price.seconds, price.resource, slowest_pipe_work(launch,
+                                                                                                            self.spec),
             price.lower, price.upper,
         )  # fmt: skip
 
@@ -119,7 +120,7 @@ _LAUNCHES: dict[Any, tuple[tuple[Launch, ...], bool]] = {}
 _MOST_KEPT = 100_000
 
 
-def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], bool]:
+def _launches_with_cache(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], bool]:
     """Return, from a cache for all devices, an operator's launches and whether the operator has a mapping."""
     found = _LAUNCHES.get(key)
     if found is None:
@@ -129,7 +130,9 @@ def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], 
     return found
 
 
-def price_operators(pricer: Pricer, operators: Sequence[Operator], cached: Iterable[float] = ()) -> list[Price]:
+def price_operators_and_save(
+    pricer: Pricer, operators: Sequence[Operator], cached: Iterable[float] = ()
+) -> list[Price]:
     """Return the prices of operators and save the prices of their kernels, even after an interrupt."""
     # ``cached`` gives the share of each operator's bytes that stays in the device's shared cache, by default 0.
     todo, found = tuple(operators), list[Price]()
@@ -153,6 +156,6 @@ def price_operator(operator: Operator, device: str | DeviceSpec, policy: str = "
     >>> found.resource, found.kernels, 0.009 < found.seconds < 0.014
     ('compute', 1, True)
     """
-    from roller.arguments import target_of
+    from roller.compile_arguments import spec_and_local_device
 
-    return Pricer(target_of(device)[0], policy).price_operator(operator)
+    return Pricer(spec_and_local_device(device)[0], policy).price_operator(operator)

@@ -12,7 +12,7 @@ from roller.insight.cost.compiled import apply_policy_to_trace
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettings
-from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy, price_operators
+from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy_is_known, price_operators_and_save
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an eager operator that launches a kernel. Assumed: the time of a 3 GHz CPU; the argument ``host_op_s``
@@ -79,7 +79,7 @@ def price_step(
         If ``policy`` is unknown, the device is neither a GPU nor a CPU, or an option does not fit the policy, the
         device or the PyTorch release.
     """
-    check_policy(policy, STEP_POLICIES)
+    check_policy_is_known(policy, STEP_POLICIES)
     if tf32 is not None and not isinstance(tf32, bool):
         raise RollerError(f"forecast: tf32: expected True, False or None, got {shown(tf32)}. Name one of them.")
     if spec.traits.discrete and not spec.traits.blocks:
@@ -105,7 +105,7 @@ def price_step(
     pricer = pricer_with_disk_cache(spec, "library" if policy == "compiled" else policy, kernels, settings)
     if spec.traits.discrete or policy == "roller":
         steady = trace.steady()
-        prices = price_operators(pricer, steady, cached_byte_shares(steady, spec, trace.events))
+        prices = price_operators_and_save(pricer, steady, cached_byte_shares(steady, spec, trace.events))
     else:  # a CPU's prices depend on the state of its caches in this step, so they are not saved to disk
         prices = ProcessorPricer(spec.sustained).price_last_step(trace)
     operators = tuple(zip(trace.steady(), prices, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 
-from roller.insight.memory.blocks_and_pools import AllocatorHeap, Block, OutOfDeviceMemoryError, Pool
+from roller.insight.memory.allocator_blocks_and_pools import AllocatorHeap, Block, OutOfDeviceMemoryError, Pool
 from roller.insight.memory.expandable_segments import ExpandableSegments, smallest_expandable_block
 from roller.insight.memory.settings import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorSettings
 
@@ -83,7 +83,7 @@ class CachingAllocator(AllocatorHeap):
         if block is not None and stream != block.stream:
             block.users.add(stream)
 
-    def stream_synchronized(self, stream: int) -> None:
+    def mark_stream_synchronized(self, stream: int) -> None:
         """Mark a stream as synchronized; blocks that wait only for that stream become free at the next request."""
         for block in self._waiting:
             block.users.discard(stream)
@@ -158,20 +158,20 @@ class CachingAllocator(AllocatorHeap):
     def _allocate_segment(self, pool: Pool, size: int, stream: int, wanted: int) -> Block:
         """Return a block from a new segment; release cached blocks if the driver has no memory left."""
         if self._has_fraction and self.settings.gc_threshold:
-            self._collect_garbage()
+            self._release_long_unused_blocks()
         asked = self.settings.segment_bytes(size)
-        block = self._request_from_driver(pool, size, asked, stream)
+        block = self._request_segment_from_driver(pool, size, asked, stream)
         if block is None and self._release_oversize_blocks(pool, size, stream):
-            block = self._request_from_driver(pool, size, asked, stream)
+            block = self._request_segment_from_driver(pool, size, asked, stream)
         if block is None:
             self.retries += 1
             self.empty_cache()
-            block = self._request_from_driver(pool, size, asked, stream)
+            block = self._request_segment_from_driver(pool, size, asked, stream)
         if block is None:
             raise OutOfDeviceMemoryError(wanted, self.capacity_bytes, self.stats)
         return block
 
-    def _request_from_driver(self, pool: Pool, size: int, asked: int, stream: int) -> Block | None:
+    def _request_segment_from_driver(self, pool: Pool, size: int, asked: int, stream: int) -> Block | None:
         if self._has_fraction and self.reserved_bytes + asked > self.capacity_bytes:
             return None
         if self.settings.expandable_segments:
@@ -181,7 +181,7 @@ class CachingAllocator(AllocatorHeap):
         address = self.place(asked)
         block = Block(pool, address, asked, stream, address)
         self.first_blocks[address] = block
-        self.count_reserved(asked)
+        self.add_reserved_bytes(asked)
         return block
 
     def _release_oversize_blocks(self, pool: Pool, size: int, stream: int) -> bool:
@@ -208,7 +208,7 @@ class CachingAllocator(AllocatorHeap):
                 self.release_segment(block)
         return released >= wanted
 
-    def _collect_garbage(self) -> None:
+    def _release_long_unused_blocks(self) -> None:
         """Release large unsplit blocks that have long been unused until the threshold is reached."""
         target = self.reserved_bytes - self.settings.gc_threshold * self.capacity_bytes
         blocks = [b for b in self.large.blocks.values() if not b.is_split and not b.expandable]

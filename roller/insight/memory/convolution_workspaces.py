@@ -13,7 +13,7 @@ from roller.insight.trace.convolution_layout import (
     is_depthwise,
     is_planar_matrix_product,
     needs_layout_conversion,
-    padded_channels,
+    padded_channel_count,
 )
 from roller.insight.trace.tensor_bytes import total_bytes
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord
@@ -59,10 +59,10 @@ def convolution_workspace_bytes(
         stride, padding = arguments.get("stride") or (1,), arguments.get("padding") or (0,)
         if is_planar_matrix_product(weight, stride, padding, groups):
             return 0
-    return sum(_converted_copy_bytes(t, groups) for t in tensors if needs_layout_conversion(t, groups))
+    return sum(_layout_copy_bytes(t, groups) for t in tensors if needs_layout_conversion(t, groups))
 
 
-def add_convolution_workspaces(
+def events_with_convolution_workspaces(
     operators: Sequence[Operator],
     events: Iterable[AllocEvent | FreeEvent],
     dtypes: Collection[str] = NARROW_FLOATS,
@@ -89,5 +89,5 @@ def add_convolution_workspaces(
         yield FreeEvent(number - 1, waiting)
 
 
-def _converted_copy_bytes(tensor: TensorRecord, groups: int) -> int:
-    return total_bytes((tensor,)) * padded_channels(tensor, groups) // tensor.shape[1]
+def _layout_copy_bytes(tensor: TensorRecord, groups: int) -> int:
+    return total_bytes((tensor,)) * padded_channel_count(tensor, groups) // tensor.shape[1]

@@ -9,8 +9,8 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
-from roller.insight.memory.simulate import Memory, MemoryHolder, group_holders
+from roller.insight.memory.allocator_blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
+from roller.insight.memory.simulate import Memory, MemoryHolder, group_allocations_by_holder
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Trace
 
 #: Initial and largest size threshold above which ``mmap`` serves a request; it grows to the largest such request freed
@@ -57,7 +57,7 @@ class GlibcHeap:
         if size > self.mapped_from:
             self._held[storage] = (_MAPPED_AT, size)
             return Placement(size, None)
-        address = self._take_chunk(size)
+        address = self._take_chunk_address(size)
         fresh = max(0, address + size - max(address, self._touched))
         self._touched = max(self._touched, address + size)
         self._held[storage] = (address, size)
@@ -78,13 +78,13 @@ class GlibcHeap:
             self.mapped_from = max(self.mapped_from, size)
             self._trimmed_from = 2 * self.mapped_from
 
-    def _take_chunk(self, size: int) -> int:
+    def _take_chunk_address(self, size: int) -> int:
         at = bisect_left(self._free, (size, 0))
         if at == len(self._free):
             address, self._top = self._top, self._top + size
             return address
         found, address = self._free.pop(at)
-        self._remove_chunk_bounds(address, found)
+        self._forget_free_chunk_bounds(address, found)
         if found > size:
             self._add_free_chunk(address + size, found - size)
         return address
@@ -108,9 +108,9 @@ class GlibcHeap:
 
     def _remove_free_chunk(self, address: int, size: int) -> None:
         self._free.pop(bisect_left(self._free, (size, address)))
-        self._remove_chunk_bounds(address, size)
+        self._forget_free_chunk_bounds(address, size)
 
-    def _remove_chunk_bounds(self, address: int, size: int) -> None:
+    def _forget_free_chunk_bounds(self, address: int, size: int) -> None:
         del self._starts[address], self._ends[address + size]
 
     def _add_free_chunk(self, address: int, size: int) -> None:
@@ -118,7 +118,7 @@ class GlibcHeap:
         self._starts[address], self._ends[address + size] = size, address
 
 
-def storage_placements(trace: Trace) -> dict[int, Placement]:
+def placements_by_storage(trace: Trace) -> dict[int, Placement]:
     """Return the placement of each storage in a trace's last step once the heap is in a steady state.
 
     Examples
@@ -126,7 +126,7 @@ def storage_placements(trace: Trace) -> dict[int, Placement]:
     A tensor of 64 MiB gets new pages every time; a smaller tensor reuses the pages of the previous one.
 
     >>> step = (AllocEvent(0, 64 << 20, 0), FreeEvent(0, 0), AllocEvent(1, 1 << 20, 0), FreeEvent(1, 0))
-    >>> found = storage_placements(Trace((), step, {}, (0, 1)))
+    >>> found = placements_by_storage(Trace((), step, {}, (0, 1)))
     >>> found[0].fresh_bytes >> 20, found[1].fresh_bytes
     (64, 0)
     """
@@ -137,10 +137,10 @@ def storage_placements(trace: Trace) -> dict[int, Placement]:
     before: list[AllocEvent | FreeEvent] = []
     step: list[AllocEvent | FreeEvent] = []
     for event in trace.events:
-        (step if event.operator >= first or _belongs_to_step_start(trace, event, first) else before).append(event)
+        (step if event.operator >= first or _frees_previous_gradient(trace, event, first) else before).append(event)
     for event in before:
         _apply_event(heap, event, {})
-    kept = _replaced_storages(trace, step)
+    kept = _kept_storages_by_freed_storage(trace, step)
     names: dict[int, int] = {}
     found: dict[int, Placement] = {}
     for turn in range(_TURNS):
@@ -161,7 +161,7 @@ def storage_placements(trace: Trace) -> dict[int, Placement]:
 _TURNS, _APART = 5, 1 << 40
 
 
-def _belongs_to_step_start(trace: Trace, event: AllocEvent | FreeEvent, first: int) -> bool:
+def _frees_previous_gradient(trace: Trace, event: AllocEvent | FreeEvent, first: int) -> bool:
     """Return whether an event before a step belongs to it, since a step frees the previous step's gradients."""
     if not isinstance(event, FreeEvent) or event.operator != first - 1:
         return False
@@ -177,7 +177,7 @@ def _apply_event(heap: GlibcHeap, event: AllocEvent | FreeEvent, names: Mapping[
     return None
 
 
-def _replaced_storages(trace: Trace, step: Sequence[AllocEvent | FreeEvent]) -> Mapping[int, int]:
+def _kept_storages_by_freed_storage(trace: Trace, step: Sequence[AllocEvent | FreeEvent]) -> Mapping[int, int]:
     """Map each earlier storage that a step frees, e.g. a gradient, to the new storage that replaces it."""
     made = {e.storage: e.size_bytes for e in step if isinstance(e, AllocEvent)}
     freed = {e.storage for e in step if isinstance(e, FreeEvent)}
@@ -217,7 +217,7 @@ def simulate_cpu_memory(trace: Trace, capacity_bytes: int | None, process_bytes:
             peak, peak_operator, grown = live, event.operator, True
     if grown and live == peak:
         at_peak = held
-    holders: tuple[MemoryHolder, ...] = group_holders(trace, at_peak)
+    holders: tuple[MemoryHolder, ...] = group_allocations_by_holder(trace, at_peak)
     return Memory(
         MemoryStats(peak, peak, peak), peak + process_bytes, 0, peak_operator, holders,
         oom=None if oom is None else oom[0], oom_operator=None if oom is None else oom[1],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from roller.insight.memory.blocks_and_pools import AllocatorHeap, Block, Pool
+from roller.insight.memory.allocator_blocks_and_pools import AllocatorHeap, Block, Pool
 from roller.insight.memory.settings import SMALL_SEGMENT_BYTES
 
 
@@ -72,7 +72,7 @@ class ExpandableSegments:
             pool.add_unmapped(rest)
         self.heap.merge_with_neighbours(block)
         pool.add_block(block)
-        self.heap.count_reserved(mapped)
+        self.heap.add_reserved_bytes(mapped)
         return block
 
     def release_pages(self, block: Block) -> None:
@@ -110,10 +110,12 @@ def smallest_expandable_block(pool: Pool, at: int, stream: int) -> Block:
     """Return the free block from ``at`` on that is smallest together with the unmapped block that follows it."""
     block = pool.block_at(at, stream)
     assert block is not None
-    while (after := pool.block_at(at + 1, stream)) is not None and _expandable_bytes(after) < _expandable_bytes(block):
+    while (after := pool.block_at(at + 1, stream)) is not None and _bytes_with_unmapped_neighbour(
+        after
+    ) < _bytes_with_unmapped_neighbour(block):
         block, at = after, at + 1
     return block
 
 
-def _expandable_bytes(block: Block) -> int:
+def _bytes_with_unmapped_neighbour(block: Block) -> int:
     return block.size + (block.next.size if block.next is not None and not block.next.mapped else 0)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from roller.arguments import target_of
+from roller.compile_arguments import spec_and_local_device
 from roller.errors import NoCandidateError
-from roller.hardware import DeviceSpec, capacity
+from roller.hardware import DeviceSpec, memory_capacity
 from roller.insight.memory import simulate
 from roller.insight.memory.cpu_heap import simulate_cpu_memory
 from roller.insight.memory.settings import AllocatorSettings, AllocatorSettingsError
@@ -72,7 +72,7 @@ def largest_batch(
     --------
     Each sample takes 10 bytes, in addition to a constant 25 bytes.
 
-    >>> from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
+    >>> from roller.insight.memory.allocator_blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
     >>> def memory_of(batch):
     ...     stats = MemoryStats(*[25 + 10 * batch] * 3)
     ...     oom = OutOfDeviceMemoryError(10, 100, stats) if stats.reserved_bytes > 100 else None
@@ -94,7 +94,7 @@ def largest_batch(
     guessed = guess()
     probes = [] if guessed is None else [guessed + 1, guessed]
     while high - low > 1:
-        probe = probes.pop() if probes else _extrapolate_batch(known, capacity_bytes)
+        probe = probes.pop() if probes else _batch_reaching_capacity(known, capacity_bytes)
         if not low < probe < high:
             probe = low + 1 if probe == low else (low + min(high, max(16, 4 * low))) // 2
         low, high = (probe, high) if batch_fits(probe) else (low, probe)
@@ -109,7 +109,7 @@ def largest_batch(
 
 def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: AllocatorSettings | None = None) -> Memory:
     """Return the memory of a trace on a device, given the device's capacity and the memory of its libraries."""
-    spec = target_of(device)[0]
+    spec = spec_and_local_device(device)[0]
     if not spec.traits.discrete:
         return simulate_cpu_memory(trace, device_capacity_bytes(spec), spec.process_bytes or 0)
     library = Library.of(spec, trace.options)
@@ -132,7 +132,7 @@ def allocator_settings_for_trace(trace: Trace, settings: AllocatorSettings | Non
 
 def device_capacity_bytes(spec: DeviceSpec) -> int:
     """Return a device's memory in bytes: the smallest that its drivers report, if known."""
-    return capacity.device_memory_capacity(spec).bytes
+    return memory_capacity.device_memory_capacity(spec).bytes
 
 
 def fit_uncertainty_note(
@@ -140,8 +140,8 @@ def fit_uncertainty_note(
 ) -> str:
     """Return a note if an uncertain value of the device decides whether a step fits; otherwise ``""``."""
     # The size of the context is uncertain, and so is the device's memory if drivers report several sizes.
-    spec = target_of(device)[0]
-    known = capacity.device_memory_capacity(spec)
+    spec = spec_and_local_device(device)[0]
+    known = memory_capacity.device_memory_capacity(spec)
     least, most = memory.context_least_bytes, memory.context_most_bytes
     spread = f"{least / _MIB:.0f} to {most / _MIB:.0f} MiB were published of a context and libraries"
     what = f"{known.text}, and {spread}, of which {memory.context_bytes / _MIB:.0f} are counted"
@@ -165,7 +165,7 @@ def largest_batch_on_device(
     trace_of: Callable[[int], Trace], device: str | DeviceSpec, settings: AllocatorSettings | None = None
 ) -> LargestBatch:
     """Return the largest batch that fits a device; this batch and the next are traced, others may be extrapolated."""
-    spec = target_of(device)[0]
+    spec = spec_and_local_device(device)[0]
 
     def guess_batch() -> int | None:
         line = LinearMemoryModel.from_two_traces(trace_of(_NEAR), trace_of(2 * _NEAR))
@@ -233,7 +233,7 @@ class LinearMemoryModel:
         return low or None
 
 
-def _extrapolate_batch(known: dict[int, Memory], capacity_bytes: int) -> int:
+def _batch_reaching_capacity(known: dict[int, Memory], capacity_bytes: int) -> int:
     """Return the batch at which the line through the two largest batches that fit reaches the capacity."""
     fitting = sorted(b for b, memory in known.items() if memory.fits)
     if len(fitting) < 2:

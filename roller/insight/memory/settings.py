@@ -135,47 +135,47 @@ def _split_pairs(text: str) -> list[tuple[str, str]]:
     return [(name.strip(), value.strip()) for name, _, value in (p.partition(":") for p in pairs)]
 
 
-def _read_max_split(text: str) -> int:
+def _parse_max_split_bytes(text: str) -> int:
     if int(text) * MIB <= 20 * MIB:
         raise ValueError(text)
     return int(text) * MIB
 
 
-def _read_fraction_below_1(text: str) -> float:
+def _parse_fraction_below_1(text: str) -> float:
     if not 0 < float(text) < 1:
         raise ValueError(text)
     return float(text)
 
 
-def _read_fraction_up_to_1(text: str) -> float:
+def _parse_fraction_up_to_1(text: str) -> float:
     if not 0 < float(text) <= 1:
         raise ValueError(text)
     return float(text)
 
 
-def _read_power_of_2(text: str) -> int:
+def _parse_power_of_2(text: str) -> int:
     if int(text) < 1 or int(text) & (int(text) - 1):
         raise ValueError(text)
     return int(text)
 
 
-def _read_power2_divisions(text: str) -> tuple[int, ...]:
+def _parse_roundup_divisions(text: str) -> tuple[int, ...]:
     """Parse ``4`` or ``[256:1,512:2,>:8]``: keys are MiB; the first value also applies below its key, ``>`` above."""
     if not text.startswith("["):
-        return (_read_power_of_2(text),) * _POWERS
+        return (_parse_power_of_2(text),) * _POWERS
     found, last = [0] * _POWERS, -1
     for key, _, value in (row.partition(":") for row in text.strip("[]").split(",")):
         if key.strip() == ">":
-            found[last + 1 :] = [_read_power_of_2(value)] * (_POWERS - last - 1)
+            found[last + 1 :] = [_parse_power_of_2(value)] * (_POWERS - last - 1)
             continue
-        at = min(_read_power_of_2(key).bit_length() - 1, _POWERS - 1)
+        at = min(_parse_power_of_2(key).bit_length() - 1, _POWERS - 1)
         if last < 0:
-            found[:at] = [_read_power_of_2(value)] * at
-        found[at], last = _read_power_of_2(value), at
+            found[:at] = [_parse_power_of_2(value)] * at
+        found[at], last = _parse_power_of_2(value), at
     return tuple(found)
 
 
-def _read_backend(text: str) -> str:
+def _parse_backend_setting(text: str) -> str:
     if text != "native":
         raise ValueError(text)
     return text
@@ -183,19 +183,19 @@ def _read_backend(text: str) -> str:
 
 #: Setting -> field, function that reads it, and its valid values.
 _READERS = {
-    "max_split_size_mb": ("max_split_bytes", _read_max_split, "more than 20 (MiB)"),
+    "max_split_size_mb": ("max_split_bytes", _parse_max_split_bytes, "more than 20 (MiB)"),
     "roundup_power2_divisions": (
         "power2_divisions",
-        _read_power2_divisions,
+        _parse_roundup_divisions,
         "a power of two, or [MiB:power of two,...]",
     ),
-    "garbage_collection_threshold": ("gc_threshold", _read_fraction_below_1, "a share between 0 and 1"),
+    "garbage_collection_threshold": ("gc_threshold", _parse_fraction_below_1, "a share between 0 and 1"),
     "expandable_segments": ("expandable_segments", {"True": True, "False": False}.__getitem__, "True or False"),
-    "per_process_memory_fraction": ("memory_fraction", _read_fraction_up_to_1, "a share above 0 and at most 1"),
+    "per_process_memory_fraction": ("memory_fraction", _parse_fraction_up_to_1, "a share above 0 and at most 1"),
     "large_segment_size_mb": (
         "large_segment_bytes",
-        lambda x: _read_max_split(x) if x != "20" else 20 * MIB,
+        lambda x: _parse_max_split_bytes(x) if x != "20" else 20 * MIB,
         "at least 20 (MiB)",
     ),
-    "backend": ("backend", _read_backend, "native, the only one that is simulated"),
+    "backend": ("backend", _parse_backend_setting, "native, the only one that is simulated"),
 }

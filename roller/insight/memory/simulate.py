@@ -9,10 +9,10 @@ from functools import cache
 
 from roller.hardware import DeviceSpec
 from roller.insight.memory.allocator import CachingAllocator
-from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
+from roller.insight.memory.allocator_blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
 from roller.insight.memory.convolution_workspaces import (
     NARROW_FLOATS,
-    add_convolution_workspaces,
+    events_with_convolution_workspaces,
     is_convolution_workspace,
 )
 from roller.insight.memory.settings import AllocatorSettings
@@ -245,35 +245,38 @@ def simulate_memory(
     library = library or Library()
     room = None if capacity_bytes is None else max(0, capacity_bytes - library.context_bytes)
     allocator = CachingAllocator(room, settings)
-    run = _AllocatorRun(allocator, add_workspaces(trace, library), timeline=timeline)
+    run = _AllocatorRun(allocator, events_with_workspaces(trace, library), timeline=timeline)
     run.apply_events()
     total = -(-(allocator.peak.reserved_bytes + library.context_bytes) // _PAGE_BYTES) * _PAGE_BYTES
     held = run.allocations_at_peak()
     error = int(MODEL_ERROR * allocator.peak.reserved_bytes)
     return Memory(
-        allocator.peak, total, error + library.context_error_bytes, run.peak_operator, group_holders(trace, held),
+        allocator.peak, total, error + library.context_error_bytes, run.peak_operator,
+        group_allocations_by_holder(trace, held),
         run.timeline,
         allocator.segment_requests, allocator.retries, run.oom, run.oom_operator, run.at_peak, library.context_bytes,
         held, error, library.context_least_bytes, library.context_most_bytes,
     )  # fmt: skip
 
 
-def add_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
+def events_with_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
     """Return a trace's events with the workspaces of convolutions and one cuBLAS workspace per thread."""
     # Autograd runs the backward pass in a thread of its own, so a training step has two cuBLAS workspaces.
-    events = _add_cublas_workspaces(trace, library)
+    events = _events_with_cublas_workspaces(trace, library)
     if not library.converted_dtypes:
         return events
     planes = library.multiplies_in_planes
     return list(
-        add_convolution_workspaces(trace.operators, events, library.converted_dtypes, multiplies_in_planes=planes)
+        events_with_convolution_workspaces(
+            trace.operators, events, library.converted_dtypes, multiplies_in_planes=planes
+        )
     )
 
 
-def _add_cublas_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
+def _events_with_cublas_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
     calls: dict[bool, int] = {}
     for operator in trace.operators:
-        if _calls_cublas(operator.name):
+        if _operator_calls_cublas(operator.name):
             calls.setdefault(_is_backward(operator.phase), operator.index)
     if not calls or not library.workspace_bytes:
         return list(trace.events)
@@ -288,7 +291,7 @@ def _add_cublas_workspaces(trace: Trace, library: Library) -> list[AllocEvent | 
 
 
 @cache
-def _calls_cublas(name: str) -> bool:
+def _operator_calls_cublas(name: str) -> bool:
     return name.split(".")[1] in _CUBLAS if "." in name else False
 
 
@@ -313,7 +316,7 @@ class _AllocatorRun:
         allocator = self.allocator
         for position, event in enumerate(self.events):
             if self._keeps:
-                self._extend_timeline(event.operator)
+                self._append_bytes_until_operator(event.operator)
             if isinstance(event, FreeEvent):
                 allocator.free(event.storage)
                 continue
@@ -330,9 +333,9 @@ class _AllocatorRun:
             ):
                 self.at_peak, self.peak_event, self.peak_operator = allocator.stats, position, event.operator
         if self._keeps and self.events:
-            self._extend_timeline(self.events[-1].operator + 1)
+            self._append_bytes_until_operator(self.events[-1].operator + 1)
 
-    def _extend_timeline(self, operator: int) -> None:
+    def _append_bytes_until_operator(self, operator: int) -> None:
         """Append to the timeline the bytes after each operator before this one."""
         while len(self.timeline) < operator:
             self.timeline.append((self.allocator.allocated_bytes, self.allocator.reserved_bytes))
@@ -348,7 +351,7 @@ class _AllocatorRun:
         return held
 
 
-def group_holders(trace: Trace, held: Mapping[int, AllocEvent]) -> tuple[MemoryHolder, ...]:
+def group_allocations_by_holder(trace: Trace, held: Mapping[int, AllocEvent]) -> tuple[MemoryHolder, ...]:
     """Return the holders of memory, grouped by kind and by the module and line of the allocating operator."""
     rows: dict[tuple[str, str, tuple[str, int] | None], list[int]] = defaultdict(lambda: [0, 0])
     for number, event in held.items():

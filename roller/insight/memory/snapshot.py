@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 from roller.core.files import read_file, write_atomically
 from roller.errors import MALFORMED, ArtifactError
 from roller.insight.memory.allocator import CachingAllocator
-from roller.insight.memory.blocks_and_pools import Block
+from roller.insight.memory.allocator_blocks_and_pools import Block
 from roller.insight.memory.pickle_limits import check_pickle_sizes
-from roller.insight.memory.profiler_events import MemoryEvent
+from roller.insight.memory.recorded_memory_events import MemoryEvent
 from roller.insight.memory.settings import AllocatorSettings
-from roller.insight.memory.simulate import Library, add_workspaces
+from roller.insight.memory.simulate import Library, events_with_workspaces
 from roller.insight.trace.trace import FreeEvent, Trace
 
 
@@ -30,8 +30,8 @@ def make_snapshot(
     # indices of operators.
     allocator, entries = CachingAllocator(settings=settings), []
     row: dict[str, Any]
-    for event in add_workspaces(trace, library or Library()):
-        time_us, frames = max(event.operator, 0), _snapshot_frames(trace, event.operator)
+    for event in events_with_workspaces(trace, library or Library()):
+        time_us, frames = max(event.operator, 0), _operator_stack_frames(trace, event.operator)
         if isinstance(event, FreeEvent):
             block = allocator.live.get(event.storage)
             if block is not None:
@@ -46,7 +46,7 @@ def make_snapshot(
             entries.append({"action": "segment_alloc", "size": allocator.reserved_bytes - before, **row})
         entries.append({"action": "alloc", "size": event.size_bytes, **row})
     return {
-        "segments": [_segment_record(blocks) for blocks in allocator.segments()],
+        "segments": [_segment_as_snapshot_dict(blocks) for blocks in allocator.segments()],
         "device_traces": [entries],
         "allocator_settings": {"expandable_segments": allocator.settings.expandable_segments},
     }
@@ -74,10 +74,10 @@ def read_snapshot(path: Path | str) -> dict[str, Any]:
     return read
 
 
-def snapshot_events(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
+def memory_events_of_snapshot(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
     """Return the allocations and frees in a snapshot, in order."""
     try:
-        return _allocation_events(read, device)
+        return _memory_events_of_device(read, device)
     except (*MALFORMED, ValueError) as error:
         raise ArtifactError(
             f"memory snapshot: expected the events of device {device}, got what has none ({error!r}). Write it with "
@@ -85,7 +85,7 @@ def snapshot_events(read: Mapping[str, Any], device: int = 0) -> list[MemoryEven
         ) from error
 
 
-def _allocation_events(read: Mapping[str, Any], device: int) -> list[MemoryEvent]:
+def _memory_events_of_device(read: Mapping[str, Any], device: int) -> list[MemoryEvent]:
     reserved, found = 0, []
     for entry in read["device_traces"][device]:
         sign = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}.get(entry["action"])
@@ -104,7 +104,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def _snapshot_frames(trace: Trace, operator: int) -> list[dict[str, Any]]:
+def _operator_stack_frames(trace: Trace, operator: int) -> list[dict[str, Any]]:
     if not 0 <= operator < len(trace.operators):
         return []
     made = trace.operators[operator]
@@ -112,7 +112,7 @@ def _snapshot_frames(trace: Trace, operator: int) -> list[dict[str, Any]]:
     return [frames[0] | {"name": made.module or made.name}, *frames[1:]] if frames else []
 
 
-def _segment_record(blocks: Sequence[Block]) -> dict[str, Any]:
+def _segment_as_snapshot_dict(blocks: Sequence[Block]) -> dict[str, Any]:
     first, allocated = blocks[0], [b for b in blocks if b.allocated]
     return {
         "device": 0,

@@ -175,12 +175,14 @@ def join(
     tuple[JoinedRow, ...]
         The rows, in descending order of the longer of both times on the critical path.
     """
-    old, new = ({row.name: row for row in _mean_step_rows(*one, key)} for one in (measured, predicted))
+    old, new = ({row.name: row for row in _breakdown_rows_per_step(*one, key)} for one in (measured, predicted))
     found = [JoinedRow(name, old.get(name), new.get(name)) for name in {**old, **new}]
     return tuple(sorted(found, key=lambda r: (-max(x.critical_us for x in r[1:] if x is not None), r.name)))
 
 
-def _mean_step_rows(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], str]) -> Iterator[BreakdownRow]:
+def _breakdown_rows_per_step(
+    graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], str]
+) -> Iterator[BreakdownRow]:
     steps = max(1, len(graph.iterations))
     for row in breakdown(graph, timeline, key):
         yield replace(
@@ -217,11 +219,11 @@ def critical_path(graph: StepGraph, timeline: Timeline) -> list[tuple[int, float
     for _ in range(2 * len(graph.tasks)):
         start = timeline.start_us[at]
         waits = before.get((at, True), []) if of_end else []
-        found = _latest_wait(waits, timeline, start)
+        found = _latest_awaited_event(waits, timeline, start)
         since = timeline.end_us[at] - graph.tasks[at].duration_us if found is not None else start
         path.append((at, max(0.0, until - since)))
         if found is None:
-            found = _latest_wait(before.get((at, False), []), timeline, float("-inf"))
+            found = _latest_awaited_event(before.get((at, False), []), timeline, float("-inf"))
             since = start
         if found is None:
             break
@@ -232,7 +234,7 @@ def critical_path(graph: StepGraph, timeline: Timeline) -> list[tuple[int, float
     return list(merged.items())
 
 
-def _latest_wait(
+def _latest_awaited_event(
     waits: Sequence[tuple[int, bool, float]], timeline: Timeline, later_than: float
 ) -> tuple[int, bool, float] | None:
     """Return the wait whose event is the latest; ``None`` if no event is later than ``later_than``."""
@@ -264,10 +266,10 @@ def exposed_network_us(graph: StepGraph, timeline: Timeline) -> float:
         if d.target in waits and d.source not in network and not d.to_end:
             waits[d.target].append(d)
     return sum(
-        max(0.0, timeline.start_us[n] - max((_event_us(d, timeline) for d in own), default=0.0))
+        max(0.0, timeline.start_us[n] - max((_dependency_met_us(d, timeline) for d in own), default=0.0))
         for n, own in waits.items()
     )
 
 
-def _event_us(d: Dependency, timeline: Timeline) -> float:
+def _dependency_met_us(d: Dependency, timeline: Timeline) -> float:
     return (timeline.end_us if d.of_end else timeline.start_us)[d.source] + d.lag_us

@@ -26,7 +26,7 @@ class Overlap:
         return self.cpu_only_us + self.device_only_us + self.both_us
 
 
-def overlap(graph: StepGraph, timeline: Timeline) -> Overlap:
+def overlap_of_cpu_and_device(graph: StepGraph, timeline: Timeline) -> Overlap:
     """Return the overlap of CPU and device; a gap between calls counts as CPU work, a wait within a call does not."""
     device = _union_of_spans((timeline.start_us[t.id], timeline.end_us[t.id]) for t in graph.tasks if t.on_device)
     waits = {

@@ -55,9 +55,9 @@ def from_trace(
     >>> [(task.kind, task.resource) for task in graph.tasks]
     [('launch', ''), ('kernel', 'compute')]
     """
-    from roller.arguments import target_of
+    from roller.compile_arguments import spec_and_local_device
 
-    graph = build_priced_step_graph(price_step(trace, target_of(device)[0], policy), host_op_s)
+    graph = build_priced_step_graph(price_step(trace, spec_and_local_device(device)[0], policy), host_op_s)
     run = simulate(graph)
     tasks = [replace(t, measured_start_us=run.start_us[t.id], measured_end_us=run.end_us[t.id]) for t in graph.tasks]
     spec, several = graph.device, len(trace.unlike())
@@ -78,7 +78,7 @@ def build_priced_step_graph(step: PricedStep, host_op_s: float = HOST_OP_S) -> S
     steps.add_host_time()
     return StepGraph(
         steps.tasks, steps.dependencies, {0: 0.0} if steps.tasks else {}, 1e6 * host_op_s, 0.0,
-        f"step on {step.spec.name}", _gradients_by_task(step.trace, steps), steps.operators, step.spec,
+        f"step on {step.spec.name}", _gradients_with_ready_tasks(step.trace, steps), steps.operators, step.spec,
         settings=step.settings,
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ class _StepGraphBuilder:
         if not price.kernels:
             self.behind_s += 0.0 if is_captured else min(self.host_op_s, HOST_VIEW_S)
         else:
-            context = _context_of_operator(operator)
+            context = _task_context_of_operator(operator)
             if not self.has_device:  # the thread issues an operator and computes it before the next one
                 self.behind_s += self.host_op_s
             if not self.tasks:
@@ -116,7 +116,7 @@ class _StepGraphBuilder:
             self.operators[task] = operator
         self.kernel_of.append(self.last.get(_STREAM if self.has_device else _THREAD))
         if price.waits and _STREAM in self.last:
-            sync = self._add_task(_THREAD, "wait", "sync", 0.0, _context_of_operator(operator), price.resource)
+            sync = self._add_task(_THREAD, "wait", "sync", 0.0, _task_context_of_operator(operator), price.resource)
             self.dependencies.append(Dependency(self.last[_STREAM], True, sync, True, 0.0, "synchronisation"))
 
     def add_host_time(self) -> None:
@@ -146,14 +146,14 @@ class _StepGraphBuilder:
         return number
 
 
-def _context_of_operator(operator: Operator) -> TaskContext:
+def _task_context_of_operator(operator: Operator) -> TaskContext:
     return TaskContext(
         0, operator.phase, operator.module, operator.name, operator.input_shapes,
         operator.input_dtypes, operator.stack,
     )  # fmt: skip
 
 
-def _gradients_by_task(trace: Trace, steps: _StepGraphBuilder) -> tuple[Gradient, ...]:
+def _gradients_with_ready_tasks(trace: Trace, steps: _StepGraphBuilder) -> tuple[Gradient, ...]:
     """Return the gradients of parameters, each ready after the last backward kernel that writes it."""
     work = sorted(steps.operators)
     found = []

@@ -39,7 +39,7 @@ class GzipStream(io.RawIOBase):
         while not self.ready:
             block = self.file.read(_BLOCK)
             if not block:
-                return self._check_end_of_file()
+                return self._read_last_bytes_and_check()
             # The checksum is held back, since zlib returns no data after a checksum that does not match.
             block = self.held + block
             self.held = block[-_TRAILER:]
@@ -55,7 +55,7 @@ class GzipStream(io.RawIOBase):
             self.ready += self.decoder.decompress(block)
             block = self.decoder.unused_data
 
-    def _check_end_of_file(self) -> int:
+    def _read_last_bytes_and_check(self) -> int:
         held, self.held = self.held, b""
         if held:
             try:

@@ -21,7 +21,7 @@ def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
     members: dict[tuple[str, int], list[int]] = defaultdict(list)
     reduced: list[Gradient] = []
     overhead: dict[int, tuple[float, float]] = {}
-    shifts = _clock_offsets(graphs)
+    shifts = _clock_offset_per_rank_us(graphs)
     for rank, (graph, shift) in enumerate(zip(graphs, shifts, strict=True)):
         base = len(tasks)
         seen: dict[str, int] = defaultdict(int)
@@ -54,7 +54,7 @@ def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
                  incomplete=" ".join(lacks))  # fmt: skip
 
 
-def _clock_offsets(graphs: Sequence[StepGraph]) -> list[float]:
+def _clock_offset_per_rank_us(graphs: Sequence[StepGraph]) -> list[float]:
     """Return the clock offset for each rank that makes the collectives of all ranks end together."""
 
     def collective_ends(graph: StepGraph) -> dict[tuple[str, int], float]:

@@ -42,12 +42,12 @@ class KinetoRows:
         try:
             with _open_profile(self.path) as file:
                 yield from self._decode_events(file)
-                self._read_to_end(file)
+                self._read_text_after_events(file)
         except (OSError, EOFError, zlib.error) as error:
             raise not_a_profile_error(self.path, f"what cannot be read ({error})") from error
-        self.refuse_damaged_file()
+        self.raise_if_too_damaged()
 
-    def refuse_damaged_file(self) -> None:
+    def raise_if_too_damaged(self) -> None:
         """Raise an error if too many events are damaged."""
         if len(self.damaged) > max(_ALWAYS, MOST_DAMAGED * self.count):
             said = f"{len(self.damaged)} damaged events of {self.count}, the first: {self.damaged[0]}"
@@ -67,7 +67,7 @@ class KinetoRows:
             found.append("The checksum of the gzip file does not match its content: some of it is altered.")
         return tuple(found)
 
-    def _read_to_end(self, file: TextIO) -> None:
+    def _read_text_after_events(self, file: TextIO) -> None:
         """Read the text after the list, so that the checksum of a gzip file is checked."""
         while file.read(_CHUNK):
             pass
@@ -81,7 +81,7 @@ class KinetoRows:
 
     def _decode_events(self, file: TextIO) -> Iterator[Any]:
         """Yield the items of the list of events, decoded one at a time."""
-        self.head, buffer = self._split_head(file)
+        self.head, buffer = self._read_text_before_events(file)
         decode = json.JSONDecoder().raw_decode
         position, failed = 0, ""
         while True:
@@ -124,7 +124,7 @@ class KinetoRows:
             self.path, f"a list of events that is cut off or broken after event {self.count} ({error})"
         )
 
-    def _split_head(self, file: TextIO) -> tuple[str, str]:
+    def _read_text_before_events(self, file: TextIO) -> tuple[str, str]:
         """Return the text before the list of events, and the text already read after its bracket."""
         buffer = self._read_chunk(file)
         if buffer.lstrip().startswith("["):

@@ -124,7 +124,7 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
         if not isinstance(row, dict):
             rows.damaged.append(f"event {rows.count - 1}: no object")
             continue
-        signs = signs or _gpu_evidence(row)
+        signs = signs or _gpu_use_evidence_in_event(row)
         if row.get("ph") != "X":
             if records is not None and row.get("name") == MEMORY and (said := records.add(row)):
                 rows.damaged.append(f"event {rows.count - 1}: {said}")
@@ -144,7 +144,7 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
         raise not_a_profile_error(path, f"no calls, kernels or operators in it{first}")
     size = _WORLD.search(rows.head)
     return Profile(
-        found, _recording_overhead(rows.head), signs or _gpu_backend(rows.head),
+        found, _recording_overhead_per_event_us(rows.head), signs or _gpu_backend_evidence(rows.head),
         _PROPERTIES.search(rows.head) is not None, 0 if size is None else int(size[1]), rows.notes,
         records,
     )  # fmt: skip
@@ -159,11 +159,11 @@ def _drop_stray_events(found: list[Event], rows: KinetoRows) -> list[Event]:
     kept = [event for event in found if abs(event.start_us - usual_us) <= _LONGEST_US]
     stray = next(event.start_us for event in found if abs(event.start_us - usual_us) > _LONGEST_US)
     rows.damaged += [f"an event more than a day from the others, at {stray:g} us"] * (len(found) - len(kept))
-    rows.refuse_damaged_file()
+    rows.raise_if_too_damaged()
     return kept
 
 
-def _recording_overhead(head: str) -> float | None:
+def _recording_overhead_per_event_us(head: str) -> float | None:
     said = _SAID.search(head)
     try:
         each_us = float(said[1]) if said is not None else math.nan
@@ -172,14 +172,14 @@ def _recording_overhead(head: str) -> float | None:
     return each_us if 0.0 <= each_us < math.inf else None
 
 
-def _gpu_evidence(row: Mapping[str, Any]) -> str:
+def _gpu_use_evidence_in_event(row: Mapping[str, Any]) -> str:
     """Return the evidence for GPU use in an event that is not a device task; ``""`` if there is none.
 
     Examples
     --------
-    >>> _gpu_evidence({"cat": "user_annotation", "name": "nccl:all_to_all"})
+    >>> _gpu_use_evidence_in_event({"cat": "user_annotation", "name": "nccl:all_to_all"})
     'nccl:all_to_all'
-    >>> _gpu_evidence({"cat": "cpu_op", "name": "aten::mm", "args": {"Concrete Inputs": ["", "cpu"]}})
+    >>> _gpu_use_evidence_in_event({"cat": "cpu_op", "name": "aten::mm", "args": {"Concrete Inputs": ["", "cpu"]}})
     ''
     """
     category, name, given = str(row.get("cat") or "").lower(), str(row.get("name")), row.get("args")
@@ -193,7 +193,7 @@ def _gpu_evidence(row: Mapping[str, Any]) -> str:
     return f"{name} on {devices[0]}" if devices else ""
 
 
-def _gpu_backend(head: str) -> str:
+def _gpu_backend_evidence(head: str) -> str:
     found = _BACKEND.search(head)
     return "" if found is None else f"a job over {found[1]}"
 

@@ -94,15 +94,15 @@ class MemoryCurve:
     @property
     def peak_us(self) -> float:
         """The first of ``times_us`` at which the most bytes are allocated."""
-        return float(self.times_us[self._peak])
+        return float(self.times_us[self._peak_index])
 
     @property
     def peak_bytes(self) -> int:
         """The largest number of allocated bytes."""
-        return int(self.allocated_bytes[self._peak])
+        return int(self.allocated_bytes[self._peak_index])
 
     @property
-    def _peak(self) -> int:
+    def _peak_index(self) -> int:
         return int(np.argmax(self.allocated_bytes))
 
     def live(self, at_us: float | None = None) -> tuple[LiveAllocation, ...]:
@@ -130,7 +130,7 @@ class MemoryCurve:
                 f"{self.device}: expected the addresses of allocations, got a profile without them. Record it with a "
                 f"newer PyTorch, and profile_memory=True."
             )
-        count = self._peak + 1 if at_us is None else bisect_right(self.times_us, at_us)
+        count = self._peak_index + 1 if at_us is None else bisect_right(self.times_us, at_us)
         live: dict[int, int] = {}
         for n, (address, size) in enumerate(
             zip(self._addresses[:count].tolist(), self._sizes[:count].tolist(), strict=True)
@@ -198,7 +198,7 @@ class MemoryCurve:
                 f"{self.device}: expected allocated bytes, got a profile with changes only. Record it with a newer "
                 f"PyTorch, and profile_memory=True."
             )
-        count = self._peak + 1 if at_us is None else bisect_right(self.times_us, at_us)
+        count = self._peak_index + 1 if at_us is None else bisect_right(self.times_us, at_us)
         return int(self.allocated_bytes[count - 1] if count else self.allocated_bytes[0] - self._sizes[0]) - live
 
 
@@ -228,11 +228,11 @@ def memory_curves(profile: Profile) -> tuple[MemoryCurve, ...]:
             "read_profile(path, memory=True)."
         )
     names = sorted(records.device_names, key=lambda key: (key[0] == 0, key))
-    contexts = _contexts_of_allocations(records, profile.events)
+    contexts = _context_by_allocation_record(records, profile.events)
     return tuple(_curve_of_device(records, key, contexts) for key in names)
 
 
-def _contexts_of_allocations(records: MemoryRecords, events: list[Event]) -> dict[int, TaskContext]:
+def _context_by_allocation_record(records: MemoryRecords, events: list[Event]) -> dict[int, TaskContext]:
     """Return the context of each allocating record by its index."""
     lanes, made = list(records.lane_names), [n for n, size in enumerate(records.sizes_bytes) if size > 0]
     calls = [Event(MEMORY, "call", records.times_us[n], 0.0, lanes[records.lanes[n]], None, {}) for n in made]

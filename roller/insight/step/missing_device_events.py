@@ -28,7 +28,7 @@ def missing_events_reason(profile: Profile) -> str:
         sign = calls[0].name if calls else profile.device_signs
         said = f"The device's events are missing, though a GPU was at work ({sign})"
         return f"{said}: only the host's time is in the profile. {_REMEDY}" if sign else ""
-    launches, without = _count_launches(profile)
+    launches, without = _count_all_and_lost_launches(profile)
     if without <= MOST_MISSING * launches:
         return ""
     return f"Of {launches} launches {without} have no kernel in the profile: device events are missing. {_REMEDY}"
@@ -39,7 +39,7 @@ def missing_events_notes(profile: Profile) -> tuple[str, ...]:
     if missing_events_reason(profile):
         return ()
     if any(e.kind in DEVICE_KINDS for e in profile.events):
-        launches, without = _count_launches(profile)
+        launches, without = _count_all_and_lost_launches(profile)
         have = "has" if without == 1 else "have"
         said = f"{without} of {launches} launches {have} no kernel in the profile: its time is not in any answer."
         return (said,) if without else ()
@@ -48,17 +48,17 @@ def missing_events_notes(profile: Profile) -> tuple[str, ...]:
     return ("The machine has a GPU, but nothing in the profile ran on it: it is taken for a run on the processor.",)
 
 
-def _count_launches(profile: Profile) -> tuple[int, int]:
+def _count_all_and_lost_launches(profile: Profile) -> tuple[int, int]:
     """Return the number of kernel launches, excluding captured ones, and the number of launches without a kernel."""
     launched = {e.correlation for e in profile.events if e.kind in DEVICE_KINDS}
     kernels = {e.correlation for e in profile.events if e.kind in ("kernel", "collective")}
     calls = [e for e in profile.events if e.kind == "call"]
-    names, captures = {e.name for e in calls if e.correlation in kernels}, _capture_times(calls)
-    launches = [e for e in calls if e.name in names and not _is_captured(e, captures)]
+    names, captures = {e.name for e in calls if e.correlation in kernels}, _graph_capture_times_by_thread(calls)
+    launches = [e for e in calls if e.name in names and not _is_during_graph_capture(e, captures)]
     return len(launches), sum(e.correlation not in launched for e in launches)
 
 
-def _capture_times(calls: Sequence[Event]) -> dict[str, tuple[list[float], list[float]]]:
+def _graph_capture_times_by_thread(calls: Sequence[Event]) -> dict[str, tuple[list[float], list[float]]]:
     """Return the times at which each thread begins and ends graph capture; captured launches do not run."""
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for call in sorted(calls, key=lambda e: e.start_us):
@@ -70,6 +70,6 @@ def _capture_times(calls: Sequence[Event]) -> dict[str, tuple[list[float], list[
     return found
 
 
-def _is_captured(call: Event, captures: dict[str, tuple[list[float], list[float]]]) -> bool:
+def _is_during_graph_capture(call: Event, captures: dict[str, tuple[list[float], list[float]]]) -> bool:
     begins, ends = captures[call.lane]
     return bisect_right(begins, call.start_us) > bisect_right(ends, call.start_us)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from roller.core.gc_pause import gc_paused
 from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.contradictory_dependencies import drop_contradictory_dependencies
-from roller.insight.step.device_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceTaskOrder
+from roller.insight.step.device_task_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceTaskOrder
 from roller.insight.step.graph import Dependency, DependencyKind, Kind, Lane, StepGraph, Task, TaskContext
 from roller.insight.step.kineto_reader import Event
 from roller.insight.step.profile_gradients import profile_gradients
@@ -39,12 +39,12 @@ def build_graph(
     builder = _ProfileGraphBuilder(rows, rank)
     graph = builder.build(name)
     if overhead_us:
-        graph = replace(graph, overhead_us=_recording_overheads(rows, builder.threads, overhead_us))
+        graph = replace(graph, overhead_us=_recording_overheads_by_call(rows, builder.threads, overhead_us))
     builder.clear_draft_references()
     return graph
 
 
-def _recording_overheads(
+def _recording_overheads_by_call(
     events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]], each_us: float
 ) -> dict[int, tuple[float, float]]:
     """Return the recording overhead within and after each call: ``each_us`` per event that begins there."""
@@ -78,7 +78,7 @@ class _ProfileGraphBuilder:
             calls = [e for e in calls if e.lane in busy]
         elif not device:
             calls = [e for e in events if e.kind == "operator"] or calls
-        calls += _loading_events(events, calls)
+        calls += _batch_loading_marks(events, calls)
         where = contexts_of_calls(calls, events)
         self.call_of: dict[int, TaskDraft] = {}
         self.threads = self._calls_by_thread(calls, where)
@@ -106,7 +106,7 @@ class _ProfileGraphBuilder:
                 item = TaskDraft(event, _KINDS.get(event.kind, "cpu"), Lane(self.rank, "thread", event.lane))
                 item.context = context
                 if last is not None:
-                    item.clip_to_previous(last)
+                    item.clip_start_to_previous_end(last)
                 own.append(item)
                 last = item
             if event.correlation is not None:
@@ -128,7 +128,7 @@ class _ProfileGraphBuilder:
             else:  # the task was running when the profile began
                 item.context = _BEFORE
             if own:
-                item.clip_to_previous(own[-1])
+                item.clip_start_to_previous_end(own[-1])
             own.append(item)
         return streams
 
@@ -141,8 +141,8 @@ class _ProfileGraphBuilder:
         """Return the graph of the profile."""
         order = DeviceTaskOrder(self.streams, self.threads, self.sync_events)
         latency, gap, is_measured = order.lags
-        self.dependencies += order.order_tasks()
-        self._add_synchronisations(order)
+        self.dependencies += order.find_task_dependencies()
+        self._add_wait_dependencies(order)
         self._add_queue_dependencies()
         self._add_thread_order()
         origin = min((t.start for t in self.items), default=0.0)
@@ -159,7 +159,7 @@ class _ProfileGraphBuilder:
         return StepGraph(
             tasks, dependencies, starts, latency, gap, name, self.gradients, is_latency_measured=is_measured,
             notes=(said,) if left_out else (),
-            optimizers=self.optimizers, captured_share=_captured_share(order.by_end), origin_us=origin,
+            optimizers=self.optimizers, captured_share=_captured_task_share(order.by_end), origin_us=origin,
         )  # fmt: skip
 
     def _add_dependency(
@@ -167,7 +167,7 @@ class _ProfileGraphBuilder:
     ) -> None:
         self.dependencies.append(Dependency(source.id, of_end, target.id, to_end, lag, because))
 
-    def _add_synchronisations(self, order: DeviceTaskOrder) -> None:
+    def _add_wait_dependencies(self, order: DeviceTaskOrder) -> None:
         """Make the end of each waiting call depend on the tasks it awaits; its duration becomes its time to return."""
         copies: dict[int, list[TaskDraft]] = defaultdict(list)
         for item in order.by_end:
@@ -222,7 +222,7 @@ class _ProfileGraphBuilder:
                     self._add_dependency(other, True, then, False, then.start - other.end, "hand-over")
 
 
-def _captured_share(device: Sequence[TaskDraft]) -> float:
+def _captured_task_share(device: Sequence[TaskDraft]) -> float:
     """Return the share of device tasks whose call launched several tasks."""
     launched = Counter(t.call.id for t in device if t.call is not None)
     return sum(n for n in launched.values() if n > 1) / len(device) if device else 0.0
@@ -232,7 +232,7 @@ def _captured_share(device: Sequence[TaskDraft]) -> float:
 _KINDS: Mapping[str, Kind] = {"call": "launch", "mark": "data"}
 
 
-def _loading_events(events: Sequence[Event], calls: Sequence[Event]) -> list[Event]:
+def _batch_loading_marks(events: Sequence[Event], calls: Sequence[Event]) -> list[Event]:
     """Return the marks of batch loading on the threads of the calls; these marks become tasks."""
     # A mark that contains calls to the device is left out: it is only the context of these calls.
     starts: dict[str, list[float]] = {}

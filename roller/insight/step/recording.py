@@ -108,7 +108,7 @@ class Recorder:
         self._profiler = profile(
             activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD, acc_events=True
         )
-        self._removes += list(_mark_modules(self._torch))
+        self._removes += list(_install_module_marks(self._torch))
         self._profiler.start()
 
     def _stop_profiler(self) -> None:
@@ -119,9 +119,9 @@ class Recorder:
         with TemporaryDirectory() as folder:
             plain = Path(folder) / "profile.json"
             self._profiler.export_chrome_trace(str(plain))
-            self._write_with_overhead(plain)
+            self._write_profile_with_overhead(plain)
 
-    def _write_with_overhead(self, plain: Path) -> None:
+    def _write_profile_with_overhead(self, plain: Path) -> None:
         """Write the profile and, in it, the recording overhead, which is known only at the end."""
         text = plain.read_text(encoding="utf-8")
         said = ""
@@ -173,7 +173,7 @@ def record(path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3)
     return Recorder(path, warmup=warmup, timed=timed, steps=steps)
 
 
-def _mark_modules(torch: Any) -> Iterator[Callable[[], None]]:
+def _install_module_marks(torch: Any) -> Iterator[Callable[[], None]]:
     """Mark every run of a module with its path; yield the functions that remove the hooks."""
     # A module that runs outside all others is the root of its submodules; its path is empty, as in ``named_modules``.
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -198,7 +198,7 @@ def _mark_modules(torch: Any) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def argv_of_script(script: str, given: list[str]) -> Iterator[None]:
+def use_script_argv(script: str, given: list[str]) -> Iterator[None]:
     """Set ``sys.argv`` and ``sys.path`` within the context as if the script had been started directly."""
     import sys
 

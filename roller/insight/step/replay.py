@@ -14,14 +14,14 @@ from roller.core.renamed import warn_renamed
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.step.breakdown import BreakdownRow, LaneCost, breakdown, lanes
-from roller.insight.step.cpu_device_overlap import Overlap, overlap
+from roller.insight.step.cpu_device_overlap import Overlap, overlap_of_cpu_and_device
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.join_ranks import join_ranks
 from roller.insight.step.kineto_reader import Profile, read_profile
 from roller.insight.step.missing_device_events import missing_events_notes, missing_events_reason
 from roller.insight.step.profile_graph import build_graph
 from roller.insight.step.simulate import Timeline, simulate
-from roller.insight.step.steady_step import step_times_us
+from roller.insight.step.steady_step_time import step_times_us
 from roller.insight.step.unexplained_waits import (
     MOST_UNEXPLAINED,
     drop_unexplained_start,
@@ -136,7 +136,7 @@ def from_kineto(
     RollerError
         If no file is named, ranks do not share a collective, the device is unknown, or its kind is not the profile's.
     """
-    from roller.arguments import target_of
+    from roller.compile_arguments import spec_and_local_device
 
     if prices is not None:
         warn_renamed("from_kineto: prices", "measured_us", 4)
@@ -145,10 +145,10 @@ def from_kineto(
     if not files:
         raise RollerError("profiles: expected at least one file, got none. Name one, or one for each rank.")
     graphs = [_read_graph(file, n) for n, file in enumerate(files)]
-    spec = None if device is None else target_of(device)[0]
+    spec = None if device is None else spec_and_local_device(device)[0]
     if spec is not None:
         for graph in graphs:
-            _check_device_kind(graph, spec)
+            _check_profile_matches_device_kind(graph, spec)
     if len(graphs) == 1:
         return replace(drop_unexplained_start(graphs[0]), device=spec, measured_kernels_us=dict(measured_us or {}))
     for file, graph in zip(files, graphs, strict=True):
@@ -171,7 +171,7 @@ def build_profile_graph(profile: Profile, name: str, rank: int = 0) -> StepGraph
     return replace(made, notes=notes, incomplete=missing_events_reason(profile), world_size=profile.world_size)
 
 
-def _check_device_kind(graph: StepGraph, spec: DeviceSpec) -> None:
+def _check_profile_matches_device_kind(graph: StepGraph, spec: DeviceSpec) -> None:
     """Raise an error for a GPU if the profile has no GPU tasks, and for a CPU if the profile has GPU tasks."""
     if (graph.has_device or bool(graph.incomplete)) != spec.traits.blocks:
         gpu = "a GPU, whose kernels it has" if graph.has_device else "a GPU, whose events are missing"
@@ -203,5 +203,5 @@ def replay(graph: StepGraph) -> Replay:
     timeline = simulate(graph)
     return Replay(
         graph.name, graph, timeline, graph.measured_us, timeline.makespan_us, graph.unexplained_share,
-        overlap(graph, timeline), lanes(graph, timeline),
+        overlap_of_cpu_and_device(graph, timeline), lanes(graph, timeline),
     )  # fmt: skip

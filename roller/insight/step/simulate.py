@@ -34,9 +34,7 @@ def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> T
     # start = max(end of the lane's previous task, events of dependencies to the start + lags); end = max(start, events
     # of dependencies to the end + lags) + duration.
     chosen = policy or graph.policy
-    return (None if chosen else _simulate_in_id_order(graph)) or _EventSimulation(
-        graph, chosen or _priority_policy
-    ).run()
+    return (None if chosen else _simulate_in_id_order(graph)) or _EventSimulation(graph, chosen or _task_priority).run()
 
 
 def _simulate_in_id_order(graph: StepGraph) -> Timeline | None:
@@ -69,7 +67,7 @@ def _simulate_in_id_order(graph: StepGraph) -> Timeline | None:
     return Timeline(starts, ends)
 
 
-def _priority_policy(task: Task) -> int:
+def _task_priority(task: Task) -> int:
     return -task.priority
 
 
@@ -97,23 +95,24 @@ class _EventSimulation:
         """Simulate until no task is ready; raise an error if some tasks then have not run."""
         for task in self.graph.tasks:
             if not self.waits_start[task.id]:
-                self._push_ready(task.id)
+                self._push_if_ready(task.id)
         while self.ready:
             at, _, number = heapq.heappop(self.ready)
             lane = self.graph.tasks[number].lane
             if lane in self.held:
                 self.queued.setdefault(lane, []).append(number)
             elif at < self.free.get(lane, at):  # the lane is still occupied; other tasks may also be ready later
-                self._push_ready(number)
+                self._push_if_ready(number)
             else:
                 self._start_task(number, at)
         if not all(self.done):
             raise RollerError(
-                f"{self.graph.name}: expected tasks in an order, got a circle: {self._find_cycle()}. Correct it."
+                f"{self.graph.name}: expected tasks in an order, got a circle: "
+                f"{self._describe_dependency_cycle()}. Correct it."
             )
         return Timeline(self.start, self.end)
 
-    def _push_ready(self, number: int) -> None:
+    def _push_if_ready(self, number: int) -> None:
         task = self.graph.tasks[number]
         at = max(self.earliest[number], self.free.get(task.lane, self.earliest[number]))
         heapq.heappush(self.ready, (at, self.policy(task), number))
@@ -133,7 +132,7 @@ class _EventSimulation:
         self.free[task.lane] = end
         del self.held[task.lane]
         for waiting in self.queued.pop(task.lane, ()):
-            self._push_ready(waiting)
+            self._push_if_ready(waiting)
         self._release_dependencies(self.of_end[number], end)
 
     def _release_dependencies(self, dependencies: Sequence[Dependency], at: float) -> None:
@@ -148,9 +147,9 @@ class _EventSimulation:
                 self.earliest[d.target] = max(self.earliest[d.target], when)
                 self.waits_start[d.target] -= 1
                 if not self.waits_start[d.target]:
-                    self._push_ready(d.target)
+                    self._push_if_ready(d.target)
 
-    def _find_cycle(self) -> str:
+    def _describe_dependency_cycle(self) -> str:
         """Return the names of the tasks in a dependency cycle."""
         before: dict[int, int] = {}
         for d in self.graph.dependencies:

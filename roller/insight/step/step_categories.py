@@ -134,7 +134,7 @@ def step_categories(profile: Profile | Iterable[Event]) -> StepCategories:
     events = list(profile.events if isinstance(profile, Profile) else profile)
     if not events:
         raise RollerError("step_categories: expected events of a profile, got none. Read a profile with read_profile.")
-    steps, notes = _marked_steps(events)
+    steps, notes = _step_spans_and_notes(events)
     spans: dict[Category, _Spans] = {name: _Spans(array("d"), array("d")) for name in CATEGORIES[:-1]}
     for event in events:
         category = _category_of_event(event)
@@ -142,7 +142,7 @@ def step_categories(profile: Profile | Iterable[Event]) -> StepCategories:
             spans[category].starts.append(event.start_us)
             spans[category].ends.append(event.end_us)
     bounds = [at for step in steps for at in (step.start_us, step.end_us)]
-    times, first = _category_of_each_instant([_union_of_spans(own) for own in spans.values()], bounds)
+    times, first = _bounds_and_categories_between([_union_of_spans(own) for own in spans.values()], bounds)
     found = []
     for step in steps:
         begin, end = np.searchsorted(times, (step.start_us, step.end_us))
@@ -185,7 +185,7 @@ def _union_of_spans(spans: _Spans) -> tuple[NDArray[np.float64], NDArray[np.floa
     return starts[begins], ends[np.append(begins[1:] - 1, len(ends) - 1)] if len(begins) else ends
 
 
-def _category_of_each_instant(
+def _bounds_and_categories_between(
     unions: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], bounds: Sequence[float]
 ) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
     """Return all times at which a span begins or ends, and the category between each time and the next."""
@@ -200,14 +200,14 @@ def _category_of_each_instant(
     return times, first
 
 
-def _marked_steps(events: Sequence[Event]) -> tuple[list[_StepSpan], tuple[str, ...]]:
+def _step_spans_and_notes(events: Sequence[Event]) -> tuple[list[_StepSpan], tuple[str, ...]]:
     """Return the steps of a profile, extended to the ends of the tasks they launched, and notes on omitted steps."""
     marks = {(e.start_us, e.end_us, e.name) for e in events if e.kind == "mark" and is_step_mark(e)}
     steps = [_StepSpan(name, start, end) for start, end, name in sorted(marks)]
     if not steps:
         begin, end = min(e.start_us for e in events), max(e.end_us for e in events)
         return [_StepSpan("", begin, end)], ()
-    step_of = _steps_of_launches(events, steps)
+    step_of = _step_by_correlation_id(events, steps)
     device = [e for e in events if e.kind in DEVICE_KINDS]
     counts, firsts, lasts = [0] * len(steps), [math.inf] * len(steps), [-math.inf] * len(steps)
     for task in device:
@@ -228,7 +228,7 @@ def _marked_steps(events: Sequence[Event]) -> tuple[list[_StepSpan], tuple[str, 
     return found[:kept], (said,) if left_out else ()
 
 
-def _steps_of_launches(events: Sequence[Event], steps: Sequence[_StepSpan]) -> dict[int, int]:
+def _step_by_correlation_id(events: Sequence[Event], steps: Sequence[_StepSpan]) -> dict[int, int]:
     """Map the correlation id of each call to the step whose mark contains the whole call."""
     starts, found = [step.start_us for step in steps], dict[int, int]()
     for call in events:

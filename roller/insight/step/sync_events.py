@@ -34,12 +34,12 @@ class SyncEvents:
         }
         self.of_call = {e.correlation: e.arguments for e in self.waits if e.correlation is not None}
 
-    def stream_waits(self) -> dict[int, list[TaskDraft]]:
+    def awaited_tasks_by_waiting_task(self) -> dict[int, list[TaskDraft]]:
         """Map the id of each waiting device task to the tasks on other streams for which the task waits."""
         found: dict[int, list[TaskDraft]] = {}
         for event in sorted(self.waits, key=lambda e: (e.start_us, e.correlation or 0)):
             call = self.call_of.get(-1 if event.correlation is None else event.correlation)
-            source = self._last_task_before_record(event.arguments)
+            source = self._last_task_before_event_record(event.arguments)
             if call is None or source is None:
                 continue
             own = self.issued.get(_stream_lane_name(event.arguments, "stream"), [])
@@ -61,21 +61,23 @@ class SyncEvents:
             lane = _stream_lane_name(said, "stream")
             lanes = [lane] if lane in self.issued else list(self.issued) if len(self.issued) == 1 else []
         elif _ONE_EVENT in call.name:
-            source = self._last_task_before_record(said)
+            source = self._last_task_before_event_record(said)
             return [source] if source is not None and source.end <= until else []
         else:
             return []
-        last = [self._last_task_before(lane, call.start) for lane in lanes]
+        last = [self._last_task_issued_to_lane(lane, call.start) for lane in lanes]
         return [task for task in last if task is not None and task.end <= until]
 
-    def _last_task_before_record(self, said: Mapping[str, Any]) -> TaskDraft | None:
+    def _last_task_before_event_record(self, said: Mapping[str, Any]) -> TaskDraft | None:
         """Return the last task issued to a stream before an event was recorded on it; ``None`` if there is none."""
         record = self.call_of.get(_int_or_minus_1(said.get("wait_on_cuda_event_record_corr_id")))
         return (
-            None if record is None else self._last_task_before(_stream_lane_name(said, "wait_on_stream"), record.start)
+            None
+            if record is None
+            else self._last_task_issued_to_lane(_stream_lane_name(said, "wait_on_stream"), record.start)
         )
 
-    def _last_task_before(self, lane: str, before_us: float) -> TaskDraft | None:
+    def _last_task_issued_to_lane(self, lane: str, before_us: float) -> TaskDraft | None:
         own = self.issued.get(lane, [])
         context = bisect_left(own, (before_us,))
         return own[context - 1][2] if context else None

@@ -75,9 +75,9 @@ class _ContextFinder:
             threads[e.lane].append((e.start_us, -e.duration_us, _CALL, e.name, n))
         # the thread that begins first runs the forward pass; backward threads look up its sequence numbers
         for lane in sorted(threads, key=lambda x: (min(threads[x]), x)):
-            self._sweep_thread(sorted(threads[lane]))
+            self._find_contexts_on_thread(sorted(threads[lane]))
 
-    def _sweep_thread(self, items: list[tuple[float, float, int, str, int]]) -> None:
+    def _find_contexts_on_thread(self, items: list[tuple[float, float, int, str, int]]) -> None:
         stack: list[tuple[float, TaskContext]] = []
         self.last_layer = ""
         for start, minus_duration, kind, name, n in items:
@@ -101,7 +101,7 @@ class _ContextFinder:
         return TaskContext(step, "forward" if step >= 0 and start <= self.ends[step] else "other")
 
     def _context_within(self, event: Event, outer: TaskContext) -> TaskContext:
-        named = "data" if is_batch_loading(event) else _phase_of_mark(event.name)
+        named = "data" if is_batch_loading(event) else _phase_of_mark_or_operator(event.name)
         phase = named or outer.phase
         if event.kind == "mark":
             is_layer = named is None and not _STEP.match(event.name) and not _LIBRARY.match(event.name)
@@ -125,7 +125,7 @@ class _ContextFinder:
 
 
 @lru_cache(maxsize=4096)
-def _phase_of_mark(name: str) -> Phase | None:
+def _phase_of_mark_or_operator(name: str) -> Phase | None:
     """Return the phase that a mark or an operator denotes; ``None`` if it denotes none, as for a module."""
     if name.startswith(MODULE):
         return None

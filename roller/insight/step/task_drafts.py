@@ -38,12 +38,12 @@ class TaskDraft:
         self.name, self.kind, self.lane, self.correlation = event.name, kind, lane, event.correlation
         self.start, self.end, self.own = event.start_us, event.end_us, event.duration_us
         self.unexplained, self.id = 0.0, -1
-        self.size_bytes, self.context = _moved_bytes(event), NO_CONTEXT
+        self.size_bytes, self.context = _bytes_moved_by_event(event), NO_CONTEXT
         self.call: TaskDraft | None = None
         self.previous: TaskDraft | None = None
         self.last: TaskDraft | None = None  # of a call, the last device task it launched
 
-    def clip_to_previous(self, previous: TaskDraft) -> None:
+    def clip_start_to_previous_end(self, previous: TaskDraft) -> None:
         """Clip the start to the end of the previous task, since older profiles have a resolution of one microsecond."""
         self.previous = previous
         if self.start < previous.end:
@@ -51,7 +51,7 @@ class TaskDraft:
             self.own = self.end - self.start
 
 
-def _moved_bytes(event: Event) -> int:
+def _bytes_moved_by_event(event: Event) -> int:
     said = event.arguments
     if event.kind == "collective":
         return _parse_count(said.get("elements")) * element_bytes(str(said.get("dtype", "")), _UNSAID_BYTES)

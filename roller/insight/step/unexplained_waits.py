@@ -74,37 +74,37 @@ def drop_unexplained_start(graph: StepGraph) -> StepGraph:
     """Return a profile without its beginning, with a note, if the rest is explained; otherwise, return it unchanged."""
     if graph.unexplained_share <= MOST_UNEXPLAINED:
         return graph
-    for since, first_step, why in sorted(_possible_cuts(graph), key=lambda cut: cut[0]):
+    for since, first_step, why in sorted(_possible_profile_start_cuts(graph), key=lambda cut: cut[0]):
         made = drop_profile_start(graph, since, first_step)
         if made.tasks and made.unexplained_share <= MOST_UNEXPLAINED:
             return replace(made, notes=(*graph.notes, why))
     return graph
 
 
-def _possible_cuts(graph: StepGraph) -> Iterator[tuple[float, int, str]]:
+def _possible_profile_start_cuts(graph: StepGraph) -> Iterator[tuple[float, int, str]]:
     """Yield possible cuts: the time, the first step from then on, and the reason for the cut."""
     steps: dict[int, float] = {}
     for t in graph.tasks:
         if t.context.iteration >= 0 and not (graph.has_device and t.on_device):
             steps[t.context.iteration] = min(steps.get(t.context.iteration, t.measured_start_us), t.measured_start_us)
-    held = _wait_for_earlier_work(graph)
+    held = _wait_for_work_before_profile(graph)
     if held is not None:
         why = f"until then {held.lane.name} was held, as by work that was queued before the profile began"
-        yield _cut_at_step(steps, held.end_us, why)
+        yield _cut_at_next_step(steps, held.end_us, why)
     late = [w for t in graph.tasks if t.unexplained_us > 0.0 and t.context.iteration < 0 for w in (_wait_of_task(t),)]
     if steps and late:
         why = "what was queued before the first marked step waited for what the profile does not show"
         for since in {min(steps.values()), max(w.end_us for w in late)}:
-            if since > max(steps.values()) and _end_of_profile(graph) - since < MOST_UNEXPLAINED * graph.measured_us:
+            if since > max(steps.values()) and _profile_end_us(graph) - since < MOST_UNEXPLAINED * graph.measured_us:
                 continue  # these kernels belong to no step, and hardly anything follows them
-            yield _cut_at_step(steps, since, f"{why}: {describe_longest_waits(graph, 1)}")
+            yield _cut_at_next_step(steps, since, f"{why}: {describe_longest_waits(graph, 1)}")
 
 
-def _end_of_profile(graph: StepGraph) -> float:
+def _profile_end_us(graph: StepGraph) -> float:
     return max(t.measured_end_us for t in graph.tasks)
 
 
-def _cut_at_step(steps: dict[int, float], since: float, why: str) -> tuple[float, int, str]:
+def _cut_at_next_step(steps: dict[int, float], since: float, why: str) -> tuple[float, int, str]:
     """Return a cut at the beginning of the next step, or within the last step if no other step follows."""
     later = [(at, step) for step, at in steps.items() if at >= since]
     at, step = min(later) if later else (since, max(steps, default=0))
@@ -112,7 +112,7 @@ def _cut_at_step(steps: dict[int, float], since: float, why: str) -> tuple[float
     return at, step, f"The first {at / 1e3:.3f} ms{until} are left off: {why}."
 
 
-def _wait_for_earlier_work(graph: StepGraph) -> UnexplainedWait | None:
+def _wait_for_work_before_profile(graph: StepGraph) -> UnexplainedWait | None:
     """Return the last wait of a call or of a stream's first task for work from before the profile, else ``None``."""
     # The device had done almost none of the profile's work when the wait ended.
     found: UnexplainedWait | None = None

@@ -31,9 +31,9 @@ def wall_time_us(
     chosen = graph.tasks if tasks is None else tasks
     found: dict[int, float] = {}
     covered = [] if within is None else _gaps_between_spans(within)
-    for members in _tasks_by_class(chosen):
+    for members in _device_network_and_other_tasks(chosen):
         spans = sorted((start_us[t.id], end_us[t.id], t.id) for t in members)
-        found.update(_parts_not_covered(spans, covered))
+        found.update(_uncovered_length_by_task(spans, covered))
         covered = _union_of_spans([*covered, *((a, b) for a, b, _ in spans)])
     whole = 0.0
     if within is not None:
@@ -49,7 +49,7 @@ def _gaps_between_spans(spans: Sequence[_Span]) -> list[_Span]:
     return [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
 
-def _tasks_by_class(tasks: Sequence[Task]) -> tuple[list[Task], ...]:
+def _device_network_and_other_tasks(tasks: Sequence[Task]) -> tuple[list[Task], ...]:
     classes: tuple[list[Task], ...] = ([], [], [])
     for task in tasks:
         if not task.is_removed:
@@ -58,7 +58,7 @@ def _tasks_by_class(tasks: Sequence[Task]) -> tuple[list[Task], ...]:
     return classes
 
 
-def _parts_not_covered(spans: Sequence[tuple[float, float, int]], covered: Sequence[_Span]) -> dict[int, float]:
+def _uncovered_length_by_task(spans: Sequence[tuple[float, float, int]], covered: Sequence[_Span]) -> dict[int, float]:
     """Return the length of each span outside earlier spans and outside the covered ones."""
     found: dict[int, float] = {}
     at, own_end = 0, -math.inf

@@ -180,7 +180,7 @@ class BatchCurve:
             If ``allocated_bytes`` is not a finite number.
         """
         _check_finite("batch_of_memory", "bytes", allocated_bytes)
-        line = self._line()
+        line = self._line_or_error()
         if line.c <= 0:
             raise NoCandidateError(
                 "profile: expected memory that grows with the batch, got memory that does not. Ask for a batch."
@@ -198,7 +198,7 @@ class BatchCurve:
             If ``per_s`` is not a finite number.
         """
         _check_finite("batch_of_throughput", "samples/s", per_s)
-        line = self._line()
+        line = self._line_or_error()
         limit = 1.0 / line.a if line.holds else 0.0
         if per_s >= limit:
             raise NoCandidateError(
@@ -213,7 +213,7 @@ class BatchCurve:
             )
         return found
 
-    def _line(self) -> BatchLine:
+    def _line_or_error(self) -> BatchLine:
         if self.line is None:
             why = self.notes[0].rstrip(".") if self.notes else "three batches do not fit"
             raise NoCandidateError(f"profile: expected a line through three batches, got none ({why}).")
@@ -235,13 +235,13 @@ def _check_finite(where: str, unit: str, value: float) -> None:
         raise RollerError(f"profile: {where}: expected a number of {unit}, got {shown(value)}. Pass a finite one.")
 
 
-def fit_line(points: Sequence[BatchPoint]) -> BatchLine:
+def fit_batch_line(points: Sequence[BatchPoint]) -> BatchLine:
     """Fit lines to time and memory; if the time at batch 0 would be negative, set ``b`` to 0 and ``holds`` to false.
 
     Examples
     --------
     >>> points = [BatchPoint(x, 0.5 * x + 1.0, 0.0, 100 * x + 7, 0, True) for x in (8, 16, 24)]
-    >>> line = fit_line(points)
+    >>> line = fit_batch_line(points)
     >>> round(line.a, 9), round(line.b, 9), round(line.c), round(line.d), line.holds
     (0.5, 1.0, 100, 7, True)
     """
@@ -274,9 +274,9 @@ def batch_curve(
         return known[size]
 
     first = point(batch)
-    chosen = _three_batches_upwards(point, first, capacity_bytes, fixed_bytes) or _three_batches_by_halving(
-        point, batch
-    )
+    chosen = _points_at_three_batches_upwards(
+        point, first, capacity_bytes, fixed_bytes
+    ) or _points_at_three_halved_batches(point, batch)
     notes: list[str] = []
     if len(chosen) < 3:
         notes.append(f"Fewer than three batch sizes fit: {', '.join(str(p.batch) for p in chosen) or 'none'}.")
@@ -284,11 +284,11 @@ def batch_curve(
     for size in dict.fromkeys((*others(most), *([most] if most else []))):
         point(size)
     computed = tuple(known[size] for size in sorted(known))
-    line = fit_line(chosen) if len(chosen) == 3 else None
+    line = fit_batch_line(chosen) if len(chosen) == 3 else None
     return BatchCurve(line, computed, most, (*notes, *_line_deviation_notes(line, computed)))
 
 
-def _three_batches_upwards(
+def _points_at_three_batches_upwards(
     point: Callable[[int], BatchPoint], first: BatchPoint, capacity_bytes: int, fixed_bytes: int
 ) -> list[BatchPoint]:
     if not first.fits:
@@ -305,7 +305,7 @@ def _three_batches_upwards(
     return []
 
 
-def _three_batches_by_halving(point: Callable[[int], BatchPoint], batch: int) -> list[BatchPoint]:
+def _points_at_three_halved_batches(point: Callable[[int], BatchPoint], batch: int) -> list[BatchPoint]:
     """Return the three largest fitting batches among ``batch`` and its halves."""
     found: list[BatchPoint] = []
     while batch >= 1 and len(found) < 3:
@@ -326,7 +326,9 @@ def _line_deviation_notes(line: BatchLine | None, computed: Sequence[BatchPoint]
     if slower:
         why = _differing_property_text("bound by the", "bound", slower, line, points)
         sizes = ", ".join(f"{p.batch} ({_line_error_text(line.iteration_s(p.batch), p.iteration_s)})" for p in slower)
-        found.append(f"The line of the time is off at batch {sizes}: {why or _deviation_cause(line, slower)}.")
+        found.append(
+            f"The line of the time is off at batch {sizes}: {why or _line_deviation_cause_text(line, slower)}."
+        )
     fuller = [p for p in points if _differ_by_more_than(line.allocated_bytes(p.batch), p.allocated_bytes, APART_BYTES)]
     if fuller:
         why = _differing_property_text("the peak is in", "peak_phase", fuller, line, points)
@@ -338,7 +340,7 @@ def _line_deviation_notes(line: BatchLine | None, computed: Sequence[BatchPoint]
     return found
 
 
-def _deviation_cause(line: BatchLine, off: Sequence[BatchPoint]) -> str:
+def _line_deviation_cause_text(line: BatchLine, off: Sequence[BatchPoint]) -> str:
     if all(line.batches[0] <= p.batch <= line.batches[-1] for p in off):
         return "time grows in steps there, at multiples of tiles and waves"
     return (

@@ -215,7 +215,7 @@ def _describe_step(one: Mapping[str, object], *both: Mapping[str, object]) -> st
     return " ".join(filter(None, parts))
 
 
-def changed_versions(profile: StepProfile, budget: Budget) -> tuple[str, ...]:
+def changed_version_notes(profile: StepProfile, budget: Budget) -> tuple[str, ...]:
     """Return a sentence for each version that differs between a profile and its budget."""
     found = []
     for name, before in budget.made_with.items():
@@ -239,11 +239,15 @@ def _cost_of_limited_part(profile: StepProfile, limit: Limit) -> tuple[float, in
         return line.wall_s, line.total_held_bytes if line.instances else line.registered_bytes, limit.name
     if limit.part == "module":
         wall_s, held = _cost_of_module(profile.root, limit.name)
-        return wall_s, held, _line_calling_module(profile.root, limit.name) or _heaviest_line(profile, limit.metric)
-    return profile.iteration_s, profile.total_bytes, _heaviest_line(profile, limit.metric)
+        return (
+            wall_s,
+            held,
+            _name_of_line_calling_module(profile.root, limit.name) or _heaviest_line_name(profile, limit.metric),
+        )
+    return profile.iteration_s, profile.total_bytes, _heaviest_line_name(profile, limit.metric)
 
 
-def _heaviest_line(profile: StepProfile, metric: str) -> str:
+def _heaviest_line_name(profile: StepProfile, metric: str) -> str:
     """Return the innermost line on the heaviest path; if the path has none, the heaviest line or the file's line 1."""
     way = profile.heaviest("time" if metric == "time_ms" else "memory")
     lines = [node.name for node in way if node.kind == "line"]
@@ -285,7 +289,7 @@ def _outermost_nodes_of_module(root: Node, name: str) -> Iterator[Node]:
             todo += reversed(node.children)
 
 
-def _line_calling_module(root: Node, name: str) -> str:
+def _name_of_line_calling_module(root: Node, name: str) -> str:
     todo = [(root, "")]
     while todo:
         node, line = todo.pop()

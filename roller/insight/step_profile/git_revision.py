@@ -51,7 +51,7 @@ class Revision:
         with made as project:
             yield project.step(options)
 
-    def moved_lines(self) -> Mapping[str, str]:
+    def moved_line_names_by_old_name(self) -> Mapping[str, str]:
         """Map ``"file:line"`` at the revision to that in the working tree, for matching lines of Python files."""
         found: dict[str, str] = {}
         for old in sorted(self.before.rglob("*.py")):
@@ -69,16 +69,16 @@ class Revision:
 
 def moved_line_names(name: str, old: str, new: str) -> Iterator[tuple[str, str]]:
     """Yield ``"file:line"`` before and after, for lines that are equal or were replaced one by one."""
-    for before, after in moved_line_numbers(source_lines(old), source_lines(new)):
+    for before, after in moved_line_numbers(split_source_lines(old), split_source_lines(new)):
         yield f"{name}:{before}", f"{name}:{after}"
 
 
 def moved_line_numbers(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Yield line numbers (from 1) before and after, for lines that are equal or were replaced one by one."""
-    yield from ((a + 1, b + 1) for a, b in _pair_lines(old, (0, len(old)), new, (0, len(new))))
+    yield from ((a + 1, b + 1) for a, b in _matching_line_pairs(old, (0, len(old)), new, (0, len(new))))
 
 
-def _pair_lines(
+def _matching_line_pairs(
     old: Sequence[str], olds: tuple[int, int], new: Sequence[str], news: tuple[int, int]
 ) -> Iterator[tuple[int, int]]:  # fmt: skip
     """Yield pairs of matching lines in two ranges: common ends, unique lines, and matching lines between these."""
@@ -91,7 +91,7 @@ def _pair_lines(
     anchors = _unique_line_pairs(old, (a, ends[0]), new, (b, ends[1]))
     if anchors:
         for a_next, b_next in [*anchors, ends]:
-            yield from _pair_lines(old, (a, a_next), new, (b, b_next))
+            yield from _matching_line_pairs(old, (a, a_next), new, (b, b_next))
             a, b = a_next, b_next
     else:
         middle = old[a : ends[0]], new[b : ends[1]]
@@ -107,8 +107,8 @@ def _unique_line_pairs(
     """Return the longest increasing sequence of pairs of lines that are unique in both ranges."""
     if olds[0] == olds[1] or news[0] == news[1]:
         return []
-    once = _unique_lines(old, olds)
-    pairs = sorted((once[line], n) for line, n in _unique_lines(new, news).items() if line in once)
+    once = _unique_line_numbers_by_text(old, olds)
+    pairs = sorted((once[line], n) for line, n in _unique_line_numbers_by_text(new, news).items() if line in once)
     ends: list[int] = []  # the smallest end of a sequence of each length, and its pair
     last: list[int] = []
     before: list[int] = []
@@ -124,12 +124,12 @@ def _unique_line_pairs(
     return found[::-1]
 
 
-def _unique_lines(lines: Sequence[str], within: tuple[int, int]) -> dict[str, int]:
+def _unique_line_numbers_by_text(lines: Sequence[str], within: tuple[int, int]) -> dict[str, int]:
     counts = Counter(lines[within[0] : within[1]])
     return {lines[n]: n for n in range(*within) if counts[lines[n]] == 1}
 
 
-def source_lines(text: str) -> list[str]:
+def split_source_lines(text: str) -> list[str]:
     """Split source text into lines as Python does: form feeds and Unicode separators do not end a line."""
     return _LINE_END.split(text)
 
@@ -140,14 +140,16 @@ def checkout_revision(entry: Path, revision: str) -> Iterator[Revision]:
     if revision.startswith("-"):
         raise RollerError(f"git: expected a revision, got {shown(revision)}. Name one, e.g. HEAD~1.")
     where = f"--against git:{revision}"
-    inside = _run_git(entry.resolve().parent, "rev-parse", "--show-toplevel")
+    inside = _git_output_or_none(entry.resolve().parent, "rev-parse", "--show-toplevel")
     if inside is None:
         raise RollerError(f"{where}: expected {entry.name} in a repository of git, got one in none. Name a file.")
     root = Path(inside.decode().strip())
     commit = commit_hash(root, revision)
     place = entry.resolve().relative_to(root)
     with TemporaryDirectory(prefix="roller-") as folder:
-        with tarfile.open(fileobj=io.BytesIO(_run_git(root, "archive", "--format=tar", commit) or b"")) as archive:
+        with tarfile.open(
+            fileobj=io.BytesIO(_git_output_or_none(root, "archive", "--format=tar", commit) or b"")
+        ) as archive:
             _extract_archive(archive, folder)
         before = Path(folder).resolve()
         (before / ".git").touch()  # paths of stacks are relative to the repository, as in the working tree
@@ -158,7 +160,7 @@ def checkout_revision(entry: Path, revision: str) -> Iterator[Revision]:
         yield Revision(revision, before / place, before, root, commit)
 
 
-def _refuse_outside_folder(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+def _member_if_inside_folder(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
     """Return an archive member; ``None`` if it leads outside the folder, as links to data may."""
     try:
         return tarfile.data_filter(member, folder)
@@ -168,7 +170,7 @@ def _refuse_outside_folder(member: tarfile.TarInfo, folder: str) -> tarfile.TarI
 
 def commit_hash(folder: Path, revision: str) -> str:
     """Return the commit hash of a revision."""
-    found = _run_git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    found = _git_output_or_none(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     if found is None:
         raise RollerError(
             f"--against git:{revision}: expected a revision of this repository, got none. Name one that is there, e.g. "
@@ -180,18 +182,18 @@ def commit_hash(folder: Path, revision: str) -> str:
 def _extract_archive(archive: tarfile.TarFile, folder: str) -> None:
     """Extract a git archive; patch releases of Python 3.10 before 3.10.12 have no extraction filter."""
     if hasattr(tarfile, "data_filter"):
-        archive.extractall(folder, filter=_refuse_outside_folder)
+        archive.extractall(folder, filter=_member_if_inside_folder)
     else:
         archive.extractall(folder)
 
 
 def _missing_file_remedy(root: Path, place: Path) -> str:
-    if _run_git(root, "ls-files", "--error-unmatch", "--", str(place)) is None:
+    if _git_output_or_none(root, "ls-files", "--error-unmatch", "--", str(place)) is None:
         return "It is not in git: commit it first."
     return "Name a revision that has it."
 
 
-def _run_git(folder: Path, *arguments: str) -> bytes | None:
+def _git_output_or_none(folder: Path, *arguments: str) -> bytes | None:
     try:
         found = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
     except OSError as error:

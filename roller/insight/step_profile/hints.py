@@ -97,7 +97,7 @@ def _hint_of_search_result(found: SearchResult, graph: StepGraph, memory_of: Mem
 
 
 def _hint_of_answer(name: str, answer: Answer, origin: Literal["what-if", "lint"] = "what-if") -> Hint:
-    line, changed_s = _most_changed_line(answer)
+    line, changed_s = _most_changed_line_and_change(answer)
     return Hint(
         name, answer.iteration_us / 1e6, answer.lower_us / 1e6, answer.upper_us / 1e6,
         (answer.iteration_us - answer.baseline_us) / 1e6, line, changed_s, False, answer.is_hardly_anything,
@@ -106,7 +106,7 @@ def _hint_of_answer(name: str, answer: Answer, origin: Literal["what-if", "lint"
     )  # fmt: skip
 
 
-def _most_changed_line(answer: Answer) -> tuple[str, float]:
+def _most_changed_line_and_change(answer: Answer) -> tuple[str, float]:
     before, after = (_wall_us_by_line(*one) for one in zip(answer.graphs, answer.timelines, strict=True))
     steps = max(1, len(answer.graphs[0].iterations))
     deltas = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after} if name}

@@ -29,7 +29,7 @@ def hints_data(profile: StepProfile, hints: Sequence[Hint]) -> list[dict[str, An
     return [{**hint.to_dict(), "price_per": f"million {of}"} for hint in hints]
 
 
-def price_data(currency: str, rate: _HourlyRateProtocol | None) -> dict[str, Any] | None:
+def hourly_rate_json_data(currency: str, rate: _HourlyRateProtocol | None) -> dict[str, Any] | None:
     """Return the hourly rate of a device as JSON-ready data; ``None`` without a rate."""
     if rate is None:
         return None
@@ -51,7 +51,7 @@ def hints_and_difference_data(
     if found is not None:
         data["difference"] = difference_data(found)
     if hints is not None:
-        data |= {"hints": hints_data(profile, hints), "price": price_data(currency, rate)}
+        data |= {"hints": hints_data(profile, hints), "price": hourly_rate_json_data(currency, rate)}
     return data
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from roller.insight.measured_step import MeasuredStep, measure_step
 from roller.insight.memory.cpu_heap import simulate_cpu_memory
-from roller.insight.step_profile.memory_curve import cpu_memory_over_step
+from roller.insight.step_profile.memory_curve import cpu_memory_points_over_step
 from roller.insight.step_profile.node import Seconds
-from roller.insight.step_profile.predicted_profile import add_memory, path_of_operator
+from roller.insight.step_profile.predicted_profile import add_memory_to_tree, tree_path_of_operator
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 
@@ -36,14 +36,14 @@ def profile_of_measured_step(found: MeasuredStep, name: str = "step") -> StepPro
     intervals = found.operator_interval_s or tuple((took_s, took_s) for took_s in found.operator_s)
     timed = zip(trace.steady(), found.operator_s, intervals, strict=True)
     for operator, took_s, (least_s, most_s) in timed:
-        path = path_of_operator(operator)
+        path = tree_path_of_operator(operator)
         tree.count_call(path)
         error = (least_s / took_s, most_s / took_s) if most_s > least_s and took_s > 0 else None
         tree.add_time((*path, NodeKey("kernel", operator.name)), operator.phase, Seconds(took_s, took_s), error=error)
     # negative if operators took longer when each was timed alone
     tree.add_time((UNTRACKED,), "other", Seconds(found.untracked_s, 0.0, max(0.0, found.untracked_s)), calls=0)
     memory = simulate_cpu_memory(trace, None)
-    add_memory(tree, trace, memory)
+    add_memory_to_tree(tree, trace, memory)
     outside = found.process_peak_bytes - memory.total_bytes
     if outside > 0:
         tree.add_bytes((NO_TENSOR,), "process", held=outside, tensors=0)
@@ -53,6 +53,6 @@ def profile_of_measured_step(found: MeasuredStep, name: str = "step") -> StepPro
     return StepProfile(
         name, "measured", found.machine, root, root.wall_s, lower_s, upper_s, int(trace.options.get("batch") or 0),
         trace.samples, amp=str(precision) if precision else "fp32",
-        checkpoint=tuple(trace.options.get("checkpoint") or ()), memory_curve=cpu_memory_over_step(trace),
+        checkpoint=tuple(trace.options.get("checkpoint") or ()), memory_curve=cpu_memory_points_over_step(trace),
         is_stable=found.is_stable, notes=(*found.notes, *(note for note in trace.warnings if note not in found.notes)),
     )  # fmt: skip

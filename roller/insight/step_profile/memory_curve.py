@@ -6,7 +6,13 @@ from collections import deque
 
 from roller.hardware import DeviceSpec
 from roller.insight.memory.largest_batch import allocator_settings_for_trace, device_capacity_bytes
-from roller.insight.memory.simulate import Library, MemoryHolder, add_workspaces, group_holders, simulate_memory
+from roller.insight.memory.simulate import (
+    Library,
+    MemoryHolder,
+    events_with_workspaces,
+    group_allocations_by_holder,
+    simulate_memory,
+)
 from roller.insight.step_profile.step_profile import MemoryPoint
 from roller.insight.trace.trace import AllocEvent, Storage, Trace
 
@@ -16,36 +22,36 @@ MOST_POINTS = 400
 MOST_HOLDERS = 8
 
 
-def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
+def memory_points_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
     """Return the memory on a device after each operator of the last step, thinned to at most 400 points."""
     if not spec.traits.discrete:
-        return cpu_memory_over_step(trace)
+        return cpu_memory_points_over_step(trace)
     library = Library.of(spec, trace.options)
     settings = allocator_settings_for_trace(trace)
     memory = simulate_memory(trace, device_capacity_bytes(spec), settings=settings, library=library, timeline=True)
     levels = memory.timeline if memory.oom_operator is None else memory.timeline[: memory.oom_operator + 1]
-    kinds = _requested_bytes_by_kind(trace, library)
+    kinds = _requested_bytes_after_operators(trace, library)
     first = len(trace.operators) - len(kinds)
     rows = zip(levels[first:], kinds, strict=False)  # levels end at the operator that runs out of memory
-    points = _thin_points([MemoryPoint(float(n), *level, held) for n, (level, held) in enumerate(rows)])
-    return _add_memory_holders(points, trace, library)
+    points = _thin_memory_points([MemoryPoint(float(n), *level, held) for n, (level, held) in enumerate(rows)])
+    return _points_with_memory_holders(points, trace, library)
 
 
-def cpu_memory_over_step(trace: Trace) -> tuple[MemoryPoint, ...]:
+def cpu_memory_points_over_step(trace: Trace) -> tuple[MemoryPoint, ...]:
     """Return the requested bytes after each operator of the last step, thinned to at most 400 points."""
     library = Library(workspace_bytes=0)
-    kinds = _requested_bytes_by_kind(trace, library)
+    kinds = _requested_bytes_after_operators(trace, library)
     sizes = [sum(held.values()) for held in kinds]
-    points = _thin_points([MemoryPoint(float(n), sizes[n], sizes[n], held) for n, held in enumerate(kinds)])
-    return _add_memory_holders(points, trace, library)
+    points = _thin_memory_points([MemoryPoint(float(n), sizes[n], sizes[n], held) for n, held in enumerate(kinds)])
+    return _points_with_memory_holders(points, trace, library)
 
 
-def _requested_bytes_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
+def _requested_bytes_after_operators(trace: Trace, library: Library) -> list[dict[str, int]]:
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
     kinds: dict[str, int] = {}
     sizes: dict[int, tuple[str, int]] = {}
     found: list[dict[str, int]] = []
-    for event in add_workspaces(trace, library):
+    for event in events_with_workspaces(trace, library):
         found += [dict(kinds) for _ in range(first + len(found), event.operator)]
         if isinstance(event, AllocEvent):
             known = trace.storages.get(event.storage, Storage("workspace" if event.storage < 0 else "unknown"))
@@ -58,17 +64,19 @@ def _requested_bytes_by_kind(trace: Trace, library: Library) -> list[dict[str, i
     return [*found, *(dict(kinds) for _ in range(first + len(found), len(trace.operators)))]
 
 
-def _add_memory_holders(points: tuple[MemoryPoint, ...], trace: Trace, library: Library) -> tuple[MemoryPoint, ...]:
+def _points_with_memory_holders(
+    points: tuple[MemoryPoint, ...], trace: Trace, library: Library
+) -> tuple[MemoryPoint, ...]:
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
     held: dict[int, AllocEvent] = {}
     waiting, found = deque(points), list[MemoryPoint]()
 
     def emit_points_before(operator: int) -> None:  # events before an operator happen after the previous one
         while waiting and first + waiting[0].at < operator:
-            holders = group_holders(trace, held)[:MOST_HOLDERS]
+            holders = group_allocations_by_holder(trace, held)[:MOST_HOLDERS]
             found.append(waiting.popleft()._replace(holders={_holder_name(x): x.requested_bytes for x in holders}))
 
-    for event in add_workspaces(trace, library):
+    for event in events_with_workspaces(trace, library):
         emit_points_before(event.operator)
         if isinstance(event, AllocEvent):
             held[event.storage] = event
@@ -83,7 +91,7 @@ def _holder_name(holder: MemoryHolder) -> str:
     return " ".join(filter(None, (holder.kind.replace("_", " "), holder.module, place)))
 
 
-def _thin_points(points: list[MemoryPoint]) -> tuple[MemoryPoint, ...]:
+def _thin_memory_points(points: list[MemoryPoint]) -> tuple[MemoryPoint, ...]:
     each = -(-len(points) // MOST_POINTS) or 1
     return tuple(
         max(points[at : at + each], key=lambda p: (p.allocated_bytes, sum(p.kinds.values())))

@@ -165,7 +165,7 @@ def sum_seconds_by_phase(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Se
     return {phase: Seconds(*map(math.fsum, zip(*own, strict=True))) for phase, own in found.items()}
 
 
-def compute_node_intervals(root: Node) -> Node:
+def tree_with_node_intervals(root: Node) -> Node:
     """Return the tree with the interval of each node, computed from the errors of its leaves."""
     order = list(root.walk())
     if all(node.error is None for node in order):

@@ -10,7 +10,7 @@ from roller.hardware.calibration import is_calibrated
 from roller.insight.memory.largest_batch import device_capacity_bytes
 from roller.insight.onnx_models import forecast_onnx
 from roller.insight.step_profile.node import Seconds
-from roller.insight.step_profile.predicted_profile import relative_error_bounds
+from roller.insight.step_profile.predicted_profile import relative_price_interval
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 
@@ -24,16 +24,16 @@ def profile_onnx(
     policy: str = "roller",
 ) -> StepProfile:
     """Predict the profile of an ONNX model; for parameters, see :func:`~roller.insight.onnx_models.forecast_onnx`."""
-    from roller.arguments import target_of
+    from roller.compile_arguments import spec_and_local_device
 
-    spec = target_of(device)[0]
+    spec = spec_and_local_device(device)[0]
     found = forecast_onnx(model, spec, batch=batch, shapes=shapes, policy=policy)
     tree = TreeBuilder()
     for kernel in found.kernels:
         seconds = Seconds(kernel.seconds, kernel.seconds)
         tree.add_time(
             (NodeKey("kernel", kernel.name),), "forward", seconds, calls=kernel.runs, bound=kernel.resource,
-            error=relative_error_bounds(kernel),
+            error=relative_price_interval(kernel),
         )  # fmt: skip
     tree.add_bytes((), "parameter", name="constants", held=found.weights_bytes)
     tree.add_bytes((), "activation", name="arena", held=found.arena_bytes)

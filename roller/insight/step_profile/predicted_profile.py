@@ -14,8 +14,8 @@ from roller.insight.step.graph import NETWORK_KINDS, StepGraph, Task, TaskContex
 from roller.insight.step.simulate import Timeline
 from roller.insight.step.wall_time import wall_time_us
 from roller.insight.step_profile.node import Node, Seconds
-from roller.insight.step_profile.tree_builder import NodeKey, Path, TreeBuilder, path_of_call
-from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
+from roller.insight.step_profile.tree_builder import NodeKey, Path, TreeBuilder, tree_path_of_call
+from roller.insight.trace.gradient_buckets import buckets, trace_with_bucket_storages
 from roller.insight.trace.trace import AllocEvent, Operator, Stack, Storage, Trace
 
 #: Key of the node for the time in which no task runs, i.e. host code between calls.
@@ -29,27 +29,27 @@ def tree_of_forecast(trace: Trace, forecast: Forecast) -> Node:
     """Return the tree of a forecast step."""
     tree = TreeBuilder()
     for operator, _ in forecast.step.operators:  # includes views, whose lines belong to the step
-        tree.count_call(path_of_operator(operator))
+        tree.count_call(tree_path_of_operator(operator))
     add_step_times(tree, forecast.graph, forecast.timeline, {o.index: p for o, p in forecast.step.operators})
-    whole = add_gradient_buckets(trace, forecast.devices)
-    add_memory(tree, whole, forecast.memory, frozenset(whole.storages.keys() - trace.storages.keys()))
+    whole = trace_with_gradient_buckets(trace, forecast.devices)
+    add_memory_to_tree(tree, whole, forecast.memory, frozenset(whole.storages.keys() - trace.storages.keys()))
     return tree.build()
 
 
-def add_gradient_buckets(trace: Trace, devices: int) -> Trace:
+def trace_with_gradient_buckets(trace: Trace, devices: int) -> Trace:
     """Return a trace with its gradient buckets if the step runs on several devices; otherwise return it unchanged."""
-    return trace if devices == 1 else add_bucket_storages(trace, buckets(trace))
+    return trace if devices == 1 else trace_with_bucket_storages(trace, buckets(trace))
 
 
-def path_of_operator(operator: Operator) -> Path:
+def tree_path_of_operator(operator: Operator) -> Path:
     """Return the tree path of an operator's node."""
-    return path_of_call(operator.stack, operator.module, operator.name)
+    return tree_path_of_call(operator.stack, operator.module, operator.name)
 
 
 def add_step_times(tree: TreeBuilder, graph: StepGraph, timeline: Timeline, prices: Mapping[int, Price]) -> None:
     """Add the times of a simulated step to a tree."""
     wall_us, rest_us = wall_time_us(graph, timeline.start_us, timeline.end_us)
-    path_of = cache(_path_of_context)
+    path_of = cache(_tree_path_of_context)
     for task in graph.tasks:
         if task.is_removed:
             continue
@@ -65,12 +65,12 @@ def add_step_times(tree: TreeBuilder, graph: StepGraph, timeline: Timeline, pric
                 tree.add_time(
                     (*path, NodeKey("kernel", row.name)), phase, part, calls=row.kernels, bound=row.resource,
                     pipes=pipes,
-                    error=relative_error_bounds(row),
+                    error=relative_price_interval(row),
                 )  # fmt: skip
         else:
             computes = task.on_device or operator is not None
             leaf = path if path[0].kind == "overhead" else (*path, NodeKey("kernel" if computes else "call", task.name))
-            error = None if price is None else relative_error_bounds(price)
+            error = None if price is None else relative_price_interval(price)
             tree.add_time(leaf, phase, took, bound=task.resource if computes else "", error=error)
     lags_us = math.fsum(d.lag_us for d in graph.dependencies if d.kind == "thread")
     if rest_us or lags_us:
@@ -86,15 +86,15 @@ class _TimeWithInterval(Protocol):
     def upper(self) -> float | None: ...
 
 
-def relative_error_bounds(price: _TimeWithInterval) -> tuple[float, float] | None:
+def relative_price_interval(price: _TimeWithInterval) -> tuple[float, float] | None:
     """Return the ends of a price's interval divided by its seconds; ``None`` for 0 s or an unknown error."""
     if price.lower is None or price.upper is None or price.seconds <= 0:
         return None
     return price.lower / price.seconds, price.upper / price.seconds
 
 
-def _path_of_context(context: TaskContext) -> Path:
-    return path_of_call(context.stack, context.module, context.operator)
+def _tree_path_of_context(context: TaskContext) -> Path:
+    return tree_path_of_call(context.stack, context.module, context.operator)
 
 
 def _device_and_host_s(task: Task, is_operator: bool) -> tuple[float, float]:
@@ -110,7 +110,9 @@ def _divide_among_launches(took: Seconds, launches: tuple[LaunchPrice, ...]) -> 
         yield row, Seconds(*(share * part for part in took))
 
 
-def add_memory(tree: TreeBuilder, trace: Trace, memory: Memory, bucket_storages: frozenset[int] = frozenset()) -> None:
+def add_memory_to_tree(
+    tree: TreeBuilder, trace: Trace, memory: Memory, bucket_storages: frozenset[int] = frozenset()
+) -> None:
     """Add to a tree the bytes at the peak of total memory and the bytes that the last step requests."""
     # named storages belong to the module of their parameter, others to the operator that allocates them
     place = _StorageNodes(tree, trace, bucket_storages)
@@ -132,7 +134,7 @@ def add_memory(tree: TreeBuilder, trace: Trace, memory: Memory, bucket_storages:
 class _StorageNodes:
     def __init__(self, tree: TreeBuilder, trace: Trace, bucket_storages: frozenset[int]) -> None:
         self.tree, self.trace, self._bucket_storages = tree, trace, bucket_storages
-        self._path_of: Callable[[Stack, str, str], Path] = cache(path_of_call)
+        self._path_of: Callable[[Stack, str, str], Path] = cache(tree_path_of_call)
 
     def add(self, number: int, event: AllocEvent, *, held: int = 0, requested: int = 0) -> None:
         storage = self.trace.storages.get(number, Storage("workspace" if number < 0 else "unknown"))
@@ -144,7 +146,7 @@ class _StorageNodes:
             module, _, name = storage.name.rpartition(".")
             lines = tuple(f"{f.file}:{f.line}" for f in self.trace.registered.get(storage.name, ()))
             self.tree.add_bytes(
-                self.tree.path_of_module(module), storage.kind, name=name + suffix, held=held, requested=requested,
+                self.tree.tree_path_of_module(module), storage.kind, name=name + suffix, held=held, requested=requested,
                 registered=lines if storage.kind == "parameter" else (),
             )  # fmt: skip
             return

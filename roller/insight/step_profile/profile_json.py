@@ -12,7 +12,7 @@ from typing import Any, get_args
 from roller.core.files import read_file, write_atomically
 from roller.errors import ArtifactError, shown
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchLine, BatchPoint
-from roller.insight.step_profile.node import Node, NodeKind, Seconds, compute_node_intervals
+from roller.insight.step_profile.node import Node, NodeKind, Seconds, tree_with_node_intervals
 from roller.insight.step_profile.step_profile import MemoryPoint, Source, StepProfile
 
 #: Name and version of the written format; all versions from 1 on can be read.
@@ -26,8 +26,8 @@ _KINDS = frozenset(get_args(NodeKind))
 _NAMES_OF_TEXT = frozenset({"name", "source", "device", "amp", "policy", "bound", "out_of_memory", "out_of_memory_at"})
 
 
-def to_data(profile: StepProfile) -> dict[str, Any]:
-    """Return a profile as JSON-ready data; :func:`from_data` is the inverse."""
+def profile_to_json_data(profile: StepProfile) -> dict[str, Any]:
+    """Return a profile as JSON-ready data; :func:`profile_from_json_data` is the inverse."""
     rows: list[dict[str, Any]] = []
     todo: list[tuple[Node, int]] = [(profile.root, -1)]
     while todo:
@@ -45,8 +45,8 @@ def to_data(profile: StepProfile) -> dict[str, Any]:
         "is_calibrated": profile.is_calibrated,
         "categories": dict(profile.categories),
         "memory_curve": [[p.at, p.allocated_bytes, p.reserved_bytes, dict(p.kinds)] for p in profile.memory_curve],
-        "memory_holders": _holders_data(profile.memory_curve),
-        "curve": None if profile.curve is None else curve_data(profile.curve),
+        "memory_holders": _memory_holders_json_data(profile.memory_curve),
+        "curve": None if profile.curve is None else batch_curve_json_data(profile.curve),
         "nodes": rows,
     }
 
@@ -65,7 +65,7 @@ def _node_row(node: Node, parent: int) -> dict[str, Any]:
     return row
 
 
-def _holders_data(points: Sequence[MemoryPoint]) -> dict[str, Any]:
+def _memory_holders_json_data(points: Sequence[MemoryPoint]) -> dict[str, Any]:
     """Return the distinct holder names and, for each point, pairs of a name's index and its bytes."""
     names: dict[str, int] = {}
     rows = [[[names.setdefault(x, len(names)), size] for x, size in p.holders.items()] for p in points]
@@ -82,7 +82,7 @@ def _read_holders(data: Mapping[str, Any], count: int) -> list[dict[str, int]]:
     return found
 
 
-def curve_data(curve: BatchCurve) -> dict[str, Any]:
+def batch_curve_json_data(curve: BatchCurve) -> dict[str, Any]:
     """Return throughput and memory over the batch as JSON-ready data."""
     return {
         "line": None if curve.line is None else curve.line._asdict(),
@@ -96,8 +96,8 @@ def curve_data(curve: BatchCurve) -> dict[str, Any]:
     }
 
 
-def from_data(data: Any, where: str = "profile") -> StepProfile:
-    """Create a profile from data in the format of :func:`to_data`, and check that its parts add up."""
+def profile_from_json_data(data: Any, where: str = "profile") -> StepProfile:
+    """Create a profile from data in the format of :func:`profile_to_json_data`, and check that its parts add up."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ArtifactError(f"{where}: expected a profile of roller, got JSON of another kind. Write it with --out.")
     version = data.get("version")
@@ -129,8 +129,8 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
         is_stable=data.get("is_stable", True) is True,
         is_calibrated=data.get("is_calibrated", False) is True,
         categories=_check_numbers(data.get("categories", {}), float),
-        memory_curve=tuple(_read_point(row, held) for row, held in zip(curve, holders, strict=True)),
-        curve=None if data.get("curve") is None else _read_curve(data["curve"]),
+        memory_curve=tuple(_read_memory_point(row, held) for row, held in zip(curve, holders, strict=True)),
+        curve=None if data.get("curve") is None else _read_batch_curve(data["curve"]),
         **plain,
     )
     if found.out_of_memory_at:
@@ -167,13 +167,13 @@ def _check_numbers(data: Mapping[str, Any], kind: type[int] | type[float]) -> di
     return {_check_text(name): _check_number(value, kind) for name, value in data.items()}
 
 
-def _read_point(row: Sequence[Any], holders: Mapping[str, int]) -> MemoryPoint:
+def _read_memory_point(row: Sequence[Any], holders: Mapping[str, int]) -> MemoryPoint:
     at, allocated, reserved, kinds = row
     sizes = _check_number(allocated, int), _check_number(reserved, int)
     return MemoryPoint(_check_number(at, float), *sizes, _check_numbers(kinds, int), holders)
 
 
-def _read_curve(data: Mapping[str, Any]) -> BatchCurve:
+def _read_batch_curve(data: Mapping[str, Any]) -> BatchCurve:
     line = data["line"]
     if line is not None:
         a, b, c, d = (_check_number(line[name], float) for name in "abcd")
@@ -208,15 +208,15 @@ def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
             _check_numbers(row.get("held_bytes", {}), int), _check_numbers(row.get("requested_bytes", {}), int),
             _check_numbers(row.get("bound_s", {}), float), _check_numbers(row.get("pipe_s", {}), float),
             tuple(_check_line_name(x) for x in row.get("registered", ())), tuple(reversed(children[number])),
-            _read_error(row.get("error")),
+            _read_relative_interval(row.get("error")),
         )  # fmt: skip
         if parent == -1:
-            return compute_node_intervals(node)
+            return tree_with_node_intervals(node)
         children[parent].append(node)
     raise ValueError("no nodes")
 
 
-def _read_error(value: Any) -> tuple[float, float] | None:
+def _read_relative_interval(value: Any) -> tuple[float, float] | None:
     if value is None:  # older files do not have it
         return None
     lower, upper = (_check_number(x, float) for x in value)
@@ -234,7 +234,7 @@ def _check_line_name(value: Any) -> str:
 def save_profile(profile: StepProfile, path: str | Path) -> None:
     """Write a profile as JSON, replacing any existing file atomically."""
     with write_atomically(Path(path)) as file:
-        file.write(json.dumps(to_data(profile), allow_nan=False).encode())
+        file.write(json.dumps(profile_to_json_data(profile), allow_nan=False).encode())
 
 
 def load_profile(path: str | Path) -> StepProfile:
@@ -245,13 +245,13 @@ def load_profile(path: str | Path) -> StepProfile:
     ArtifactError
         If the file cannot be read, contains several profiles, or has an unknown version.
     """
-    data = read_profile_data(path)
+    data = read_profile_file_json(path)
     if isinstance(data, Mapping) and "profile" in data:
-        return from_data(data["profile"], f"{path}: profile")
-    return from_data(data, str(path))
+        return profile_from_json_data(data["profile"], f"{path}: profile")
+    return profile_from_json_data(data, str(path))
 
 
-def read_profile_data(path: str | Path) -> Any:
+def read_profile_file_json(path: str | Path) -> Any:
     """Return the JSON content of a file or, if it is a list, the only item of the list."""
     try:
         data = json.loads(read_file(path))

@@ -22,19 +22,19 @@ from roller.insight.step.from_trace import from_trace
 from roller.insight.step.replay import from_kineto
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
 from roller.insight.step_profile.measured_profile import measured_profile
-from roller.insight.step_profile.memory_curve import memory_over_step
+from roller.insight.step_profile.memory_curve import memory_points_over_step
 from roller.insight.step_profile.onnx_profile import profile_onnx
-from roller.insight.step_profile.predicted_profile import add_gradient_buckets, tree_of_forecast
+from roller.insight.step_profile.predicted_profile import trace_with_gradient_buckets, tree_of_forecast
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded_profile import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.weight_padding import find_weight_paddings
-from roller.insight.trace.affine_batch import TracesByBatch
-from roller.insight.trace.providers import is_script
+from roller.insight.trace.entry_file_providers import is_script
 from roller.insight.trace.trace import Operator, Trace
+from roller.insight.trace.traces_by_affine_batch import TracesByBatch
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
-from roller.runtime.cache_key import code_digest
+from roller.runtime.cache_key import source_code_digest
 
 #: Kind of a file: an entry file with providers, a script without them, an ONNX model, a saved profile, or a recording
 #: of PyTorch's profiler.
@@ -125,7 +125,7 @@ def profile(
     >>> found.source, found.total_bytes == sum(found.memory_parts.values()), found.heaviest()[-1].kind
     ('predicted', True, 'operator')
     """
-    from roller.arguments import target_of
+    from roller.compile_arguments import spec_and_local_device
 
     if measure:
         if device is not None or policy is not None or devices != 1 or calls is not None:
@@ -134,7 +134,7 @@ def profile(
                 "Leave them out."
             )
         return _measure_profile(step, batch, amp, checkpoint, curve, budget_s)
-    kind = None if isinstance(step, Trace) else kind_of_file(step)
+    kind = None if isinstance(step, Trace) else profile_source_file_kind(step)
     if arguments and kind != "script":
         raise RollerError(
             f"profile: arguments: expected none but for a training script, got {shown(list(arguments))}. "
@@ -144,7 +144,7 @@ def profile(
         several = devices if devices != 1 else None
         asked = {"devices": several, "amp": amp, "checkpoint": checkpoint, "calls": calls, "curve": curve or None}
         return _profile_of_file(Path(step), kind, device, batch, policy, asked)
-    spec, policy = target_of(device or DEVICE)[0], policy or "library"
+    spec, policy = spec_and_local_device(device or DEVICE)[0], policy or "library"
     if isinstance(step, Trace):
         traced = step
     elif kind == "script":  # every trace runs the script again
@@ -163,7 +163,7 @@ def profile(
     return replace(made, curve=made.batch_curve()) if curve else made
 
 
-def kind_of_file(path: str | Path) -> FileKind:
+def profile_source_file_kind(path: str | Path) -> FileKind:
     """Return the kind of a file from its suffix, the beginning of its JSON, or the providers in its Python code."""
     name = Path(path).name.lower()
     kind = next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
@@ -177,14 +177,14 @@ def kind_of_file(path: str | Path) -> FileKind:
             head = file.read(_HEAD)
     except OSError as error:
         raise RollerError(
-            f"{path}: expected a file, got {_read_error_text(error)}. Name one that can be read."
+            f"{path}: expected a file, got {_unreadable_file_text(error)}. Name one that can be read."
         ) from error
     if kind == "entry" and is_script(Path(path)):
         return "script"
     return "profile" if kind == "recording" and FORMAT.encode() in head else kind
 
 
-def _read_error_text(error: OSError) -> str:
+def _unreadable_file_text(error: OSError) -> str:
     return "none" if isinstance(error, FileNotFoundError) else f"what cannot be read ({error.strerror})"
 
 
@@ -210,7 +210,7 @@ def _measure_profile(
     step: str | Path | TracedStep, batch: int | None, amp: str | None, checkpoint: bool | str | Sequence[str] | None,
     curve: bool, budget_s: float,
 ) -> StepProfile:  # fmt: skip
-    if isinstance(step, Trace) or (kind := kind_of_file(step)) != "entry":
+    if isinstance(step, Trace) or (kind := profile_source_file_kind(step)) != "entry":
         got = "a trace" if isinstance(step, Trace) else f"a {kind}"
         raise RollerError(f"profile: measure: expected an entry file, which can run, got {got}. Name an entry file.")
     require_torch("profile")
@@ -265,16 +265,21 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
         name, "predicted", spec.name, root, took, scale * forecast.lower_s, scale * forecast.upper_s, forecast.batch,
         forecast.samples or forecast.batch, forecast.devices, forecast.amp or "fp32", forecast.checkpoint,
         forecast.policy, forecast.bound, device_capacity_bytes(spec), forecast.memory.total_error_bytes,
-        _out_of_memory_text(trace, forecast), memory_over_step(add_gradient_buckets(trace, forecast.devices), spec),
+        _out_of_memory_text(trace, forecast), memory_points_over_step(trace_with_gradient_buckets(trace,
+            forecast.devices), spec),
         notes=notes,
-        versions=_profile_versions(spec), is_calibrated=is_calibrated(spec), out_of_memory_at=_failing_line(trace,
+        versions=_profile_versions(spec), is_calibrated=is_calibrated(spec),
+        out_of_memory_at=_out_of_memory_line_name(trace,
                                                                                                             forecast),
     )  # fmt: skip
 
 
 def _profile_versions(spec: DeviceSpec) -> dict[str, str]:
     torch = sys.modules.get("torch")
-    found = {"roller": code_digest(("insight", "perf", "templates"))[:_DIGITS], "device": spec.content_key[:_DIGITS]}
+    found = {
+        "roller": source_code_digest(("insight", "perf", "templates"))[:_DIGITS],
+        "device": spec.content_key[:_DIGITS],
+    }
     return found if torch is None else {**found, "torch": str(torch.__version__)}
 
 
@@ -282,18 +287,18 @@ def _out_of_memory_text(trace: Trace, forecast: Forecast) -> str:
     memory = forecast.memory
     if memory.oom is None:
         return ""
-    operator, line = _failing_operator(trace, forecast), _failing_line(trace, forecast)
+    operator, line = _out_of_memory_operator(trace, forecast), _out_of_memory_line_name(trace, forecast)
     if operator is None:
         return f"before the first operator: {memory.oom}"
     return f"{operator.name} of {operator.phase}{f' at {line}' if line else ''}: {memory.oom}"
 
 
-def _failing_line(trace: Trace, forecast: Forecast) -> str:
-    operator = _failing_operator(trace, forecast)
+def _out_of_memory_line_name(trace: Trace, forecast: Forecast) -> str:
+    operator = _out_of_memory_operator(trace, forecast)
     return "" if operator is None or operator.source is None else f"{operator.source[0]}:{operator.source[1]}"
 
 
-def _failing_operator(trace: Trace, forecast: Forecast) -> Operator | None:
+def _out_of_memory_operator(trace: Trace, forecast: Forecast) -> Operator | None:
     number = forecast.memory.oom_operator
     return None if number is None or not 0 <= number < len(trace.operators) else trace.operators[number]
 
@@ -321,7 +326,7 @@ def _batch_curve_of_trace(
         try:
 
             def held(batch: int) -> Trace:
-                return add_gradient_buckets(
+                return trace_with_gradient_buckets(
                     apply_policy_to_trace(traces.at(batch), policy, on_gpu=spec.traits.blocks), devices
                 )
 
@@ -332,7 +337,7 @@ def _batch_curve_of_trace(
     fixed = sum(found.memory_parts.get(kind, 0) for kind in _FIXED)
     curve = batch_curve(
         point_at, found.batch, found.capacity_bytes, fixed_bytes=fixed, largest=largest,
-        others=lambda most: _additional_batches(found.batch, most),
+        others=lambda most: _powers_of_two_up_to_largest(found.batch, most),
     )  # fmt: skip
     others = {p.batch for p in curve.computed} - set(traces.traced_batches)
     traced = ", ".join(map(str, traces.traced_batches))
@@ -340,7 +345,7 @@ def _batch_curve_of_trace(
     return replace(curve, notes=(*curve.notes, note))
 
 
-def _additional_batches(batch: int, largest: int) -> list[int]:
+def _powers_of_two_up_to_largest(batch: int, largest: int) -> list[int]:
     """Return at most twelve powers of two up to the largest batch, preferring those from the step's batch upwards."""
     most = largest or 4 * batch
     powers = [n for n in (1 << k for k in range(31)) if n <= most]

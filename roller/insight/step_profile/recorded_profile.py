@@ -21,7 +21,7 @@ from roller.insight.step_profile.memory_curve import MOST_HOLDERS, MOST_POINTS
 from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.predicted_profile import BETWEEN_CALLS
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
-from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder, path_of_call
+from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder, tree_path_of_call
 from roller.insight.step_profile.tree_builder import Path as NodePath
 
 
@@ -39,14 +39,14 @@ def profile_of_recording(path: str | Path) -> StepProfile:
     curves = memory_curves(recording)
     points: tuple[MemoryPoint, ...] = ()
     if curves:
-        points = _thin_curve(curves[0])
+        points = _thin_memory_points_of_curve(curves[0])
         notes += [*_add_peak_memory(tree, curves[0]), *curves[0].notes]
         if others := [curve.device for curve in curves[1:] if curve.device != HOST]:
             notes.append(f"Memory is that of {curves[0].device}, without that of {', '.join(others)}.")
     if steps > 1:
         notes.insert(0, f"A mean of {steps} steps.")
     root, times = tree.build(), [step.duration_us / 1e6 for step in categories.steps]
-    device = recording_device(graph, curves)
+    device = device_name_of_recording(graph, curves)
     return StepProfile(
         graph.name, "recorded", device, root, root.wall_s, min(*times, root.wall_s), max(*times, root.wall_s),
         memory_curve=points, categories={name: us / 1e6 for name, us in categories.mean_us.items()},
@@ -54,7 +54,7 @@ def profile_of_recording(path: str | Path) -> StepProfile:
     )  # fmt: skip
 
 
-def recording_device(graph: StepGraph, curves: Sequence[MemoryCurve]) -> str:
+def device_name_of_recording(graph: StepGraph, curves: Sequence[MemoryCurve]) -> str:
     """Return the device of a recording in PyTorch's spelling; ``""`` if it is unknown."""
     if curves:
         return curves[0].device
@@ -67,7 +67,7 @@ def add_recorded_time(
     """Add the times of the mean step to a tree."""
     starts, ends = ([getattr(t, name) for t in graph.tasks] for name in ("measured_start_us", "measured_end_us"))
     wall_us, rest_us = wall_time_us(graph, starts, ends, tasks, steps)
-    path_of, count = cache(_path_of_context), len(steps)
+    path_of, count = cache(_tree_path_of_task_context), len(steps)
     leaves: dict[tuple[NodePath, str], _LeafSums] = {}
     for task in tasks:
         computes = task.on_device or not graph.has_device
@@ -88,14 +88,14 @@ def _add_peak_memory(tree: TreeBuilder, curve: MemoryCurve) -> list[str]:
     """Add the bytes at the memory peak to a tree; return notes on unknown parts."""
     if not curve.is_absolute:
         return ["The recording has changes of memory only: bytes at the peak are not known."]
-    at = _peak_index(curve)
+    at = _memory_peak_index(curve)
     when, allocated = float(curve.times_us[at]), int(curve.allocated_bytes[at])
     at_time = bisect_right(curve.times_us, when) - 1
     try:
         live = curve.live(when) if at_time == at else ()
     except RollerError as error:
         return [str(error)]
-    path_of, notes = cache(_path_of_context), list[str]()
+    path_of, notes = cache(_tree_path_of_task_context), list[str]()
     before = allocated - sum(allocation.size_bytes for allocation in live)
     if before < 0:
         live, before = (), allocated
@@ -110,7 +110,7 @@ def _add_peak_memory(tree: TreeBuilder, curve: MemoryCurve) -> list[str]:
     return [*notes, "Memory is that of the allocator: a recording does not tell the context of the process."]
 
 
-def _peak_index(curve: MemoryCurve) -> int:
+def _memory_peak_index(curve: MemoryCurve) -> int:
     """Return the index of the point with the most reserved bytes and, among those, the most allocated bytes."""
     if not len(curve.reserved_bytes):
         return int(np.argmax(curve.allocated_bytes))
@@ -118,7 +118,7 @@ def _peak_index(curve: MemoryCurve) -> int:
     return int(np.argmax(np.where(most, curve.allocated_bytes, -1)))
 
 
-def _thin_curve(curve: MemoryCurve) -> tuple[MemoryPoint, ...]:
+def _thin_memory_points_of_curve(curve: MemoryCurve) -> tuple[MemoryPoint, ...]:
     count = len(curve.times_us)
     each = -(-count // MOST_POINTS) or 1
     kept = [first + int(np.argmax(curve.allocated_bytes[first : first + each])) for first in range(0, count, each)]
@@ -143,8 +143,8 @@ class _LeafSums:
     calls: int = 0
 
 
-def _path_of_context(context: TaskContext) -> NodePath:
-    path = path_of_call(context.stack, context.module, context.operator)
+def _tree_path_of_task_context(context: TaskContext) -> NodePath:
+    path = tree_path_of_call(context.stack, context.module, context.operator)
     shapes = ", ".join(_shape_text(shape) for shape in context.shapes if shape)
     return (*path, NodeKey("shapes", shapes)) if context.operator and shapes else path
 

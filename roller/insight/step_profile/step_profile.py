@@ -152,7 +152,7 @@ class StepProfile:
             f"{self.name}: {self.label} on {count}{self.device or 'an unnamed device'}",
             f"batch {self.batch}{' per device' * (self.devices > 1)}" * bool(self.batch),
             self.amp * (self.amp != "fp32"),
-            f"{seconds_text(self.iteration_s)} {self._time_unit}{apart}",
+            f"{seconds_text(self.iteration_s)} {self._step_or_inference}{apart}",
             f"{self.throughput:.1f} samples/s" * bool(self.throughput),
             f"{self.total_bytes / _MIB:.0f}{of} MiB" * bool(self.total_bytes),
             f"bound by the {self.bound}" * bool(self.bound),
@@ -165,7 +165,7 @@ class StepProfile:
         return "calibrated" if self.source == "predicted" and self.is_calibrated else self.source
 
     @property
-    def _time_unit(self) -> str:
+    def _step_or_inference(self) -> str:
         trains = {"backward", "optimizer"} & set(self.root.seconds)
         return "a step" if trains or self.source == "recorded" else "an inference"
 
@@ -319,18 +319,18 @@ class StepProfile:
             found = tuple(hint.label_calibrated() for hint in found)
         if per_hour is None or not self.fits:
             return found
-        before_s = self._baseline_s(found)
+        before_s = self._hints_baseline_s(found)
         return tuple(hint.with_price(per_hour, self.samples, before_s) for hint in found)
 
-    def _baseline_s(self, found: tuple[Hint, ...]) -> float:
+    def _hints_baseline_s(self, found: tuple[Hint, ...]) -> float:
         """Return the baseline time for hints; for a recording, this is the median step, not the mean."""
         own = next((hint.iteration_s - hint.delta_s for hint in found if not hint.not_asked), self.iteration_s)
         return self.iteration_s if math.isclose(own, self.iteration_s, rel_tol=1e-9) else own
 
     def _repr_html_(self) -> str:
-        from roller.insight.step_profile.profile_page import notebook_page
+        from roller.insight.step_profile.profile_html_page import profile_html_for_notebook
 
-        return notebook_page(self)
+        return profile_html_for_notebook(self)
 
     def check(self) -> None:
         """Check that the parts of the tree add up to the whole.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from roller.insight.step_profile.node import Node, NodeKind, Seconds, compute_node_intervals
+from roller.insight.step_profile.node import Node, NodeKind, Seconds, tree_with_node_intervals
 from roller.insight.trace.trace import Stack
 
 
@@ -25,13 +25,14 @@ _MODULE_PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 Path = tuple[NodeKey, ...]
 
 
-def path_of_call(stack: Stack, module: str, operator: str = "") -> Path:
+def tree_path_of_call(stack: Stack, module: str, operator: str = "") -> Path:
     """Return the tree path of an operator: the lines in its stack, and the modules between them.
 
     Examples
     --------
     >>> from roller.insight.trace.trace import Frame
-    >>> path = path_of_call((Frame("a.py", 9), Frame("a.py", 4, "Block.forward", "body.0")), "body.0.fc", "aten.mm")
+    >>> path = tree_path_of_call((Frame("a.py", 9), Frame("a.py", 4, "Block.forward", "body.0")), "body.0.fc",
+    ...     "aten.mm")
     >>> [key.name for key in path]
     ['a.py:9', 'body', 'body.0', 'a.py:4', 'body.0.fc', 'aten.mm']
     """
@@ -126,7 +127,7 @@ class TreeBuilder:
         if requested:
             leaf.requested[kind] = leaf.requested.get(kind, 0) + requested
 
-    def path_of_module(self, module: str) -> Path:
+    def tree_path_of_module(self, module: str) -> Path:
         """Return the path of a module's first call; if there is none, a path below the nearest module with a call."""
         known = module
         while known not in self._module_paths:
@@ -135,7 +136,7 @@ class TreeBuilder:
 
     def build(self) -> Node:
         """Return the tree without modules whose only child is another module."""
-        return compute_node_intervals(_build_tree(self._root))
+        return tree_with_node_intervals(_build_tree(self._root))
 
     def _find_or_add_leaf(self, path: Path) -> _NodeDraft:
         at = self._root
@@ -178,13 +179,13 @@ def _build_node(draft: _NodeDraft, children: list[Node]) -> Node:
         draft.key.kind, draft.key.name, calls, {phase: _sum_seconds(own) for phase, own in seconds.items()},
         _sum_bytes(draft.held, *(child.held_bytes for child in children)),
         _sum_bytes(draft.requested, *(child.requested_bytes for child in children)),
-        _sum_floats(draft.bound, [child.bound_s for child in children]),
-        _sum_floats(draft.pipes, [child.pipe_s for child in children]), draft.registered, tuple(children),
-        None if children else _mean_error(draft.errors),
+        _sum_values_by_name(draft.bound, [child.bound_s for child in children]),
+        _sum_values_by_name(draft.pipes, [child.pipe_s for child in children]), draft.registered, tuple(children),
+        None if children else _weighted_mean_interval(draft.errors),
     )  # fmt: skip
 
 
-def _mean_error(errors: list[tuple[float, tuple[float, float]]]) -> tuple[float, float] | None:
+def _weighted_mean_interval(errors: list[tuple[float, tuple[float, float]]]) -> tuple[float, float] | None:
     if len({error for _, error in errors}) < 2:
         return errors[0][1] if errors else None
     whole = math.fsum(weight for weight, _ in errors)
@@ -205,6 +206,6 @@ def _sum_bytes(*parts: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def _sum_floats(own: Mapping[str, list[float]], parts: list[Mapping[str, float]]) -> dict[str, float]:
+def _sum_values_by_name(own: Mapping[str, list[float]], parts: list[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys((*own, *(name for part in parts for name in part)))
     return {n: math.fsum([*own.get(n, ()), *(part[n] for part in parts if n in part)]) for n in names}

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from roller.expr import TensorExpr
-from roller.expr.resizing import Size, growing_sizes
+from roller.expr.growing_sizes import GrowableSize, growing_sizes
 from roller.insight.cost.gpu import operator_launches
 from roller.insight.cost.kernel_launches import Kernel
 from roller.insight.cost.kernel_prices import KernelPricer
-from roller.insight.cost.padding import (
+from roller.insight.cost.step_cost import pricer_with_disk_cache
+from roller.insight.cost.worthwhile_size_padding import (
     LEAST_SHARE,
+    allowed_padded_extents,
     enlarge_sizes,
-    joint_paddings,
-    padded_extents,
+    paddings_to_common_multiples,
     smallest_worthwhile_padding,
 )
-from roller.insight.cost.step_cost import pricer_with_disk_cache
 from roller.insight.step.graph import StepGraph
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 from roller.insight.whatif.primitives import annotate, set_duration
@@ -59,11 +59,11 @@ class _PaddableKernel:
 
     task: int
     kernel: Kernel
-    sizes: tuple[Size, ...]
+    sizes: tuple[GrowableSize, ...]
     weights: tuple[tuple[str, frozenset[int]], ...]
 
     @cached_property
-    def key(self) -> tuple[TensorExpr, tuple[Size, ...]]:
+    def key(self) -> tuple[TensorExpr, tuple[GrowableSize, ...]]:
         return self.kernel.expr, self.sizes
 
 
@@ -74,8 +74,8 @@ def find_weight_paddings(graph: StepGraph, trace: Trace, policy: str = "library"
         return ()  # on a CPU the time of a kernel depends on the step around it
     prices = pricer_with_disk_cache(spec, policy).kernels
     sites = list(_paddable_kernels(graph, trace))
-    targets = _smallest_paddings(graph, sites, prices)
-    found = tuple(_price_padding(one, sites, prices) for one in _merge_paddings(targets))
+    targets = _paddings_of_costly_kernels(graph, sites, prices)
+    found = tuple(_padded_weights_with_prices(one, sites, prices) for one in _merge_paddings(targets))
     prices.save()
     return found
 
@@ -93,7 +93,7 @@ def _paddable_kernels(graph: StepGraph, trace: Trace) -> Iterator[_PaddableKerne
             grows = growing_sizes(kernel.expr)
             count = Counter(size.extent for size in grows)
             # a size that occurs more often in the kernel than in the weight may be the batch: it is ambiguous
-            own = tuple(s for s in grows if count[s.extent] == dims[s.extent] and padded_extents(s.extent))
+            own = tuple(s for s in grows if count[s.extent] == dims[s.extent] and allowed_padded_extents(s.extent))
             if own:
                 yield _PaddableKernel(number, kernel, own, tuple((names[t.storage], frozenset(t.shape)) for t in held))
 
@@ -119,15 +119,17 @@ def _copy_source_and_result(operator: Operator) -> tuple[TensorRecord, TensorRec
     return (source, result) if source.shape == result.shape and source.storage != result.storage else None
 
 
-def _smallest_paddings(
+def _paddings_of_costly_kernels(
     graph: StepGraph, sites: Sequence[_PaddableKernel], prices: KernelPricer
 ) -> list[dict[int, int]]:
-    seconds: dict[tuple[TensorExpr, tuple[Size, ...]], float] = defaultdict(float)
+    seconds: dict[tuple[TensorExpr, tuple[GrowableSize, ...]], float] = defaultdict(float)
     for site in sites:
         seconds[site.key] += site.kernel.count * prices.price_expression(site.kernel.expr).seconds
     whole = sum(task.duration_us for task in graph.tasks if task.on_device) / 1e6
     examined = [key for key, took in seconds.items() if took >= LEAST_SHARE * whole]
-    prices.price_in_parallel(enlarge_sizes(expr, extents) for expr, own in examined for extents in joint_paddings(own))
+    prices.price_expressions_in_parallel(
+        enlarge_sizes(expr, extents) for expr, own in examined for extents in paddings_to_common_multiples(own)
+    )
     found = [smallest_worthwhile_padding(expr, own, prices) for expr, own in examined]
     return [{size.extent: padded for size, padded in one.items()} for one in found if one]
 
@@ -144,7 +146,9 @@ def _merge_paddings(paddings: Sequence[Mapping[int, int]]) -> list[dict[int, int
     return groups
 
 
-def _price_padding(sizes: Mapping[int, int], sites: Sequence[_PaddableKernel], prices: KernelPricer) -> PaddedWeights:
+def _padded_weights_with_prices(
+    sizes: Mapping[int, int], sites: Sequence[_PaddableKernel], prices: KernelPricer
+) -> PaddedWeights:
     delta: dict[int, float] = defaultdict(float)
     weights: dict[str, None] = {}
     for site in sites:

@@ -42,28 +42,29 @@ def suggests_channels_last(tensor: TensorRecord) -> bool:
     return True
 
 
-def channels_padded_to_vectors(channels: int, dtype: str) -> int:
+def channel_count_padded_to_vectors(channels: int, dtype: str) -> int:
     """Return ``channels`` rounded up so that each pixel of an image fills whole vectors; at least four.
 
     Examples
     --------
-    >>> [channels_padded_to_vectors(n, "float16") for n in (1, 3, 20, 64)], channels_padded_to_vectors(20, "float32")
+    >>> ([channel_count_padded_to_vectors(n, "float16") for n in (1, 3, 20, 64)],
+    ...  channel_count_padded_to_vectors(20, "float32"))
     ([4, 4, 24, 64], 20)
     """
     if channels <= _FEW_CHANNELS:
         return _FEW_CHANNELS
-    vector = channels_per_vector(dtype)
+    vector = channel_count_per_vector(dtype)
     return -(-channels // vector) * vector
 
 
-def channels_per_vector(dtype: str) -> int:
+def channel_count_per_vector(dtype: str) -> int:
     """Return the number of channels in a vector."""
     return max(1, _VECTOR_BYTES // itemsize(dtype))
 
 
-def padded_channels(tensor: TensorRecord, groups: int) -> int:
+def padded_channel_count(tensor: TensorRecord, groups: int) -> int:
     """Return the number of channels that a matrix unit's kernel needs; grouped channels are not padded."""
-    return tensor.shape[1] if groups > 1 else channels_padded_to_vectors(tensor.shape[1], tensor.dtype)
+    return tensor.shape[1] if groups > 1 else channel_count_padded_to_vectors(tensor.shape[1], tensor.dtype)
 
 
 def needs_layout_conversion(tensor: TensorRecord, groups: int) -> bool:
@@ -71,7 +72,7 @@ def needs_layout_conversion(tensor: TensorRecord, groups: int) -> bool:
 
     A tensor whose channels are innermost and form whole vectors is used unchanged.
     """
-    return padded_channels(tensor, groups) != tensor.shape[1] or not is_channels_last(tensor)
+    return padded_channel_count(tensor, groups) != tensor.shape[1] or not is_channels_last(tensor)
 
 
 def is_depthwise(weight: TensorRecord, groups: int, transposed: bool) -> bool:
@@ -87,4 +88,4 @@ def is_planar_matrix_product(weight: TensorRecord, stride: Sequence[int], paddin
     filters, channels, *window = weight.shape
     if groups != 1 or len(window) > 2 or {*window, *stride} != {1} or any(padding):
         return False
-    return all(channels_padded_to_vectors(n, weight.dtype) == n for n in (channels, filters))
+    return all(channel_count_padded_to_vectors(n, weight.dtype) == n for n in (channels, filters))

@@ -163,7 +163,7 @@ def bucket_slices(
     return found
 
 
-def add_bucket_storages(trace: Trace, found: Sequence[Bucket]) -> Trace:
+def trace_with_bucket_storages(trace: Trace, found: Sequence[Bucket]) -> Trace:
     """Return a trace that allocates the buckets at its start, in addition to the gradients, as PyTorch does by default.
 
     Buckets whose gradients were already reduced in the same step share memory.

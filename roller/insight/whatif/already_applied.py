@@ -40,7 +40,7 @@ def captured_graph_reason(graph: StepGraph) -> str:
 def fused_optimizer_reason(graph: StepGraph) -> str:
     """Return the reason if the optimizer's name or kernels show that it is fused; otherwise ``""``."""
     named = [name for name in graph.optimizers if name.startswith("Fused")]
-    if named or _share_of_update(graph, _FUSED) >= MOSTLY:
+    if named or _update_time_share_of_kernels(graph, _FUSED) >= MOSTLY:
         return f"The update runs {named[0] if named else 'fused kernels'}."
     steps = tasks_by_step(graph, compute_tasks(graph, "optimizer"))
     is_adam = possible_optimizers(graph)[:1] in (("adam",), ("adamw",))
@@ -53,10 +53,14 @@ def fused_optimizer_reason(graph: StepGraph) -> str:
 
 def foreach_optimizer_reason(graph: StepGraph) -> str:
     """Return the reason if the optimizer updates several parameters per kernel; otherwise ``""``."""
-    return "The update works on many parameters at once." if _share_of_update(graph, _GROUPED) >= MOSTLY else ""
+    return (
+        "The update works on many parameters at once."
+        if _update_time_share_of_kernels(graph, _GROUPED) >= MOSTLY
+        else ""
+    )
 
 
-def _share_of_update(graph: StepGraph, pattern: re.Pattern[str]) -> float:
+def _update_time_share_of_kernels(graph: StepGraph, pattern: re.Pattern[str]) -> float:
     update = compute_tasks(graph, "optimizer")
     found = [n for n in update if pattern.search(f"{graph.tasks[n].context.operator} {graph.tasks[n].name}")]
     whole = total_duration_us(graph, update)

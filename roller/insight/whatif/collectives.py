@@ -67,7 +67,7 @@ def sparse_all_gather_us(
     return (devices - 1) * kept * (index_bytes + value_bytes) / bytes_per_s * 1e6
 
 
-def check_slice_count(graph: StepGraph, slice_bytes: float) -> float:
+def check_and_return_gradient_bytes(graph: StepGraph, slice_bytes: float) -> float:
     """Return the size of a step's gradients in bytes; raise an error if slices of ``slice_bytes`` would be too many."""
     size = parameter_bytes(graph)
     if size / slice_bytes > _MOST_SLICES:

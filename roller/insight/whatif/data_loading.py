@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roller.insight.step.graph import Lane, StepGraph, TaskContext
 from roller.insight.step.simulate import simulate
-from roller.insight.step.steady_step import steady_step_us
+from roller.insight.step.steady_step_time import steady_step_us
 from roller.insight.whatif.insertion import NewTask
 from roller.insight.whatif.primitives import select
 from roller.insight.whatif.task_selection import sort_by_start
@@ -15,7 +15,7 @@ from roller.insight.whatif.task_selection import sort_by_start
 STEADY = 4
 
 
-def loading_tasks(graph: StepGraph) -> tuple[int, ...]:
+def batch_loading_task_ids(graph: StepGraph) -> tuple[int, ...]:
     """Return the tasks that load batches on the training thread, sorted by start time."""
     return sort_by_start(graph, select(graph, lambda t: t.kind == "data" and t.lane.kind == "thread"))
 
@@ -27,7 +27,7 @@ def batch_loading_times_us(graph: StepGraph, loads: Sequence[int], of: int | Non
     return [of * steady_step_us(graph, simulate(graph))] * len(loads)
 
 
-def loader_worker_tasks(
+def new_loader_worker_tasks(
     loads: Sequence[int], took_us: Sequence[float], workers: int, ready: int, *, is_measured: bool
 ) -> list[NewTask]:
     """Return the loading tasks of workers, which start staggered and run at most ``ready`` batches ahead."""

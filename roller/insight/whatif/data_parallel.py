@@ -11,7 +11,7 @@ from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from roller.insight.whatif.collectives import CHANNEL, buckets_by_step
 from roller.insight.whatif.insertion import NewTask, insert
-from roller.insight.whatif.task_selection import compute_tasks, start_key, tasks_by_step
+from roller.insight.whatif.task_selection import compute_tasks, start_time_sort_key, tasks_by_step
 
 
 def add_data_parallelism(
@@ -48,8 +48,8 @@ def add_data_parallelism(
                 context=graph.tasks[bucket.ready].context,
             ))  # fmt: skip
             back = replace(copy, name="unbucket", behind=None, after=(last,))
-            begun = start_key(graph, bucket.ready)  # earlier updates read the gradients of the previous step
-            later = (n for n in updates.get(iteration, ()) if start_key(graph, n) > begun)
+            begun = start_time_sort_key(graph, bucket.ready)  # earlier updates read the gradients of the previous step
+            later = (n for n in updates.get(iteration, ()) if start_time_sort_key(graph, n) > begun)
             reader = next(later, None) if bucket.update is None else bucket.update
             if reader is None:
                 unread.append((back, copied))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from roller.core.dtypes import FLOATS
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.hardware.peaks import peak_flops_per_s
+from roller.hardware.peaks import peak_flops_and_instruction_class
 from roller.insight.step.graph import StepGraph, Task
 from roller.insight.step.profile_dtypes import dtype_from_profile_name
 from roller.insight.whatif.task_prices import PricedValue, TaskPrices
@@ -48,16 +48,16 @@ class DeviceRatios:
 
 def device_ratios(graph: StepGraph, device: str) -> DeviceRatios:
     """Return the ratios of times on ``device`` to times on the profile's device."""
-    from roller.arguments import target_of
+    from roller.compile_arguments import spec_and_local_device
 
     if graph.device is None:
         raise RollerError(
             f"{graph.name}: device: expected the device of the profile, to compare {device} with, got none. Name it: "
             f"--device, or from_kineto(..., device=)."
         )
-    return DeviceRatios(TaskPrices(graph), graph.device, target_of(device)[0])
+    return DeviceRatios(TaskPrices(graph), graph.device, spec_and_local_device(device)[0])
 
 
 def _peak_flops_per_s(spec: DeviceSpec, dtype: str) -> float:
-    found = peak_flops_per_s(spec, dtype) or peak_flops_per_s(spec, "float32")
+    found = peak_flops_and_instruction_class(spec, dtype) or peak_flops_and_instruction_class(spec, "float32")
     return found[0] if found else 2 * spec.compute.ops_per_cycle_per_unit["fma"] * spec.units * spec.clock_hz

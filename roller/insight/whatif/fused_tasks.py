@@ -19,7 +19,7 @@ from roller.insight.whatif.task_selection import compute_tasks, neighbouring_ker
 Durations = Mapping[int, float | None]
 
 
-def durations_of_generated_kernels(graph: StepGraph) -> Durations | None:
+def durations_with_generated_kernels(graph: StepGraph) -> Durations | None:
     """Return durations with the kernels that PyTorch's compiler generates; ``None`` if they are unknown."""
     tasks = sort_by_start(graph, compute_tasks(graph, "forward", "backward"))
     device, known = graph.device, graph.operators
@@ -32,7 +32,7 @@ def _generated_kernel_durations(graph: StepGraph, tasks: Sequence[int], pricer: 
     operators = [graph.operators[n] for n in tasks]
     kernels = list(_replacement_kernels(operators, pricer))
     uses = Counter(place for _, of in kernels for place in of)
-    own_s = _operator_seconds(operators, pricer)
+    own_s = _seconds_per_operator(operators, pricer)
     found: dict[int, float] = {}
     for kernel_s, of in kernels:
         before_s = sum(own_s[place] / uses[place] for place in of)
@@ -43,7 +43,7 @@ def _generated_kernel_durations(graph: StepGraph, tasks: Sequence[int], pricer: 
     return {tasks[place]: found.get(tasks[place]) for place in uses}
 
 
-def _operator_seconds(operators: Sequence[Operator], pricer: Pricer) -> list[float]:
+def _seconds_per_operator(operators: Sequence[Operator], pricer: Pricer) -> list[float]:
     shares = cached_byte_shares(operators, pricer.spec)
     return [pricer.price_operator(o, share).seconds for o, share in zip(operators, shares, strict=True)]
 
@@ -52,12 +52,12 @@ def _replacement_kernels(operators: Sequence[Operator], pricer: Pricer) -> Itera
     """Yield the time (s) and the replaced positions of each generated kernel and each partly replaced call."""
     found = compile_operators(operators)
     taken = {place for one in found if one.is_generated for place in one.of}
-    for one, seconds in zip(found, _operator_seconds([one.operator for one in found], pricer), strict=True):
+    for one, seconds in zip(found, _seconds_per_operator([one.operator for one in found], pricer), strict=True):
         if one.is_generated or taken.intersection(one.of):
             yield seconds, one.of
 
 
-def durations_of_fused_chains(graph: StepGraph, longest: int) -> Durations:
+def durations_with_fused_chains(graph: StepGraph, longest: int) -> Durations:
     """Return durations with fused chains of at most ``longest`` memory-bound neighbours in one phase and layer."""
     prices, before = TaskPrices(graph), neighbouring_kernels(graph)[0]
     chains: dict[int, list[int]] = {}

@@ -136,7 +136,7 @@ class _Insertion:
         because: DependencyKind = "stream" if on_stream else "thread"
         gap = self.graph.gap_us if on_stream else 0.0
         around = self.of_source[beside] if behind else self.of_target[beside]
-        order = next((p for p in around if self._is_lane_order(self.dependencies[p])), None)
+        order = next((p for p in around if self._is_lane_order_dependency(self.dependencies[p])), None)
         lag = 0.0 if order is None else self.dependencies[order].lag_us
         if order is None and behind:
             self._add_dependency(Dependency(beside, True, new, False, gap, because))
@@ -155,7 +155,7 @@ class _Insertion:
         if behind and self.tasks[beside].is_removed:
             self._move_successors(beside, new)
 
-    def _is_lane_order(self, d: Dependency) -> bool:
+    def _is_lane_order_dependency(self, d: Dependency) -> bool:
         return d.kind in _LANE_ORDER and d.of_end
 
     def _move_successors(self, removed: int, new: int) -> None:

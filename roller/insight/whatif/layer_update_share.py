@@ -10,7 +10,7 @@ from roller.insight.whatif.task_selection import (
     compute_tasks,
     matches_layers,
     parameter_bytes,
-    pick_evenly,
+    pick_evenly_spaced_tasks,
     tasks_by_step,
     total_duration_us,
 )
@@ -28,7 +28,7 @@ def scale_update_of_layers(graph: StepGraph, layers: str | Sequence[str], factor
     removed: list[int] = []
     for tasks in tasks_by_step(graph, compute_tasks(graph, "optimizer")).values():
         if factor == 0.0 and len(tasks) >= len(own):  # the update has kernels for every parameter
-            removed += pick_evenly(tasks, round(gone * len(tasks)))
+            removed += pick_evenly_spaced_tasks(tasks, round(gone * len(tasks)))
     kept = compute_tasks(graph, "optimizer") - set(removed)
     before, left = total_duration_us(graph, compute_tasks(graph, "optimizer")), total_duration_us(graph, kept)
     return scale(remove(graph, removed), kept, share * before / left if left else 1.0)

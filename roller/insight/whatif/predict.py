@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.insight.step.breakdown import BreakdownRow, breakdown, critical_path
-from roller.insight.step.cpu_device_overlap import Overlap, overlap
+from roller.insight.step.cpu_device_overlap import Overlap, overlap_of_cpu_and_device
 from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.step.simulate import Timeline, simulate
-from roller.insight.step.steady_step import steady_step_us, step_times_us
+from roller.insight.step.steady_step_time import steady_step_us, step_times_us
 from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits, replay_disagrees
-from roller.insight.whatif.median_steps import use_median_durations
-from roller.insight.whatif.module_loading import remove_module_loading
+from roller.insight.whatif.kernel_module_loading import remove_module_loading
+from roller.insight.whatif.median_task_durations import use_median_durations
 from roller.insight.whatif.primitives import without_overhead
 from roller.insight.whatif.unroll_steps import unroll_steps
 
@@ -206,7 +206,8 @@ def what_if(
     scale = step_us / median_us if common is not graph and median_us else 1.0
     return Answer(
         changed.name, median_us * scale, middle * scale, min(low, middle) * scale, max(high, middle) * scale,
-        overlap(base, before), overlap(changed, after), breakdown(base, before, "phase"),
+        overlap_of_cpu_and_device(base, before), overlap_of_cpu_and_device(changed, after), breakdown(base, before,
+                                                                                                      "phase"),
         breakdown(changed, after, "phase"),
         _relative_step_range(graph), graph.unexplained_share, _provenance_shares(changed, after),
         changed.assumptions + _ALWAYS + (() if known or not _has_measured_host_times(graph) else (_OVERHEAD,)),

@@ -14,7 +14,7 @@ import yaml
 
 from roller.core.files import read_text
 from roller.errors import RollerError, did_you_mean, shown
-from roller.insight.whatif.what_if import WhatIf, plain_types, type_hints_of
+from roller.insight.whatif.what_if import WhatIf, plain_types_in_annotation, type_hints_of
 from roller.insight.whatif.whatifs import WHATIFS
 
 _KEYS = {"device", "measured_us", "prices", "changes", "scenarios"}
@@ -152,7 +152,7 @@ def _is_duration(value: Any) -> bool:
 
 def _to_parameter_type(value: Any, hint: Any) -> Any:
     """Convert a YAML value to a parameter's type: layer names to text, and 25e9 (a text in YAML) to a number."""
-    plain = plain_types(hint)
+    plain = plain_types_in_annotation(hint)
     if isinstance(value, list):
         return tuple(_to_parameter_type(v, hint) for v in value)
     if isinstance(value, Mapping):

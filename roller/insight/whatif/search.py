@@ -9,8 +9,8 @@ from itertools import combinations
 from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.simulate import simulate
+from roller.insight.whatif.kernel_module_loading import remove_module_loading
 from roller.insight.whatif.memory_effect import MemoryEffect, MemoryOf, memory_effect
-from roller.insight.whatif.module_loading import remove_module_loading
 from roller.insight.whatif.optimizer_bytes import KINDS, possible_optimizers
 from roller.insight.whatif.predict import HARDLY, Answer, what_if
 from roller.insight.whatif.primitives import without_overhead
@@ -93,10 +93,10 @@ def search(
         if type(one.changes[0]) is not type(other.changes[0]):
             try_changes(one.changes + other.changes, False)
     alone = {x.name: x.answer.gain for x in found if x.answer is not None and len(x.changes) == 1}
-    return tuple(x for x in _sort_by_gain(found) if _gains_more_as_pair(x, alone))
+    return tuple(x for x in _sort_by_gain(found) if _pair_gains_more_than_each(x, alone))
 
 
-def _gains_more_as_pair(found: SearchResult, alone: Mapping[str, float]) -> bool:
+def _pair_gains_more_than_each(found: SearchResult, alone: Mapping[str, float]) -> bool:
     if len(found.changes) == 1 or found.answer is None:
         return True
     return found.answer.gain > max(alone[str(c)] for c in found.changes) + HARDLY

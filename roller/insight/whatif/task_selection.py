@@ -71,10 +71,10 @@ def compute_tasks_in_layers(graph: StepGraph, patterns: str | Sequence[str]) -> 
 
 def sort_by_start(graph: StepGraph, tasks: Iterable[int]) -> tuple[int, ...]:
     """Return tasks in the order in which they ran."""
-    return tuple(sorted(tasks, key=lambda n: start_key(graph, n)))
+    return tuple(sorted(tasks, key=lambda n: start_time_sort_key(graph, n)))
 
 
-def start_key(graph: StepGraph, task: int) -> tuple[float, int]:
+def start_time_sort_key(graph: StepGraph, task: int) -> tuple[float, int]:
     """Return the sort key of a task: its measured start, then its id."""
     return graph.tasks[task].measured_start_us, task
 
@@ -140,12 +140,12 @@ def shortest_kernel_us(graph: StepGraph) -> float:
     return durations[len(durations) // 20] if durations else 0.0
 
 
-def pick_evenly(tasks: Sequence[int], count: int) -> tuple[int, ...]:
+def pick_evenly_spaced_tasks(tasks: Sequence[int], count: int) -> tuple[int, ...]:
     """Return ``count`` evenly spaced tasks.
 
     Examples
     --------
-    >>> pick_evenly((3, 4, 5, 6, 7, 8), 3)
+    >>> pick_evenly_spaced_tasks((3, 4, 5, 6, 7, 8), 3)
     (3, 5, 7)
     """
     return tuple(tasks[int(n * len(tasks) / count)] for n in range(min(count, len(tasks))))

@@ -24,7 +24,7 @@ def unroll_steps(graph: StepGraph, times: int) -> StepGraph:
     if copies <= 1 or not graph.tasks:
         return graph
     count, length = len(graph.tasks), graph.measured_us
-    firsts, lasts = _first_and_last_tasks(graph)
+    firsts, lasts = _first_and_last_tasks_by_lane(graph)
     tasks: list[Task] = []
     dependencies: list[Dependency] = []
     gradients: list[Gradient] = []
@@ -54,7 +54,7 @@ def unroll_steps(graph: StepGraph, times: int) -> StepGraph:
     )
 
 
-def _first_and_last_tasks(graph: StepGraph) -> tuple[dict[Lane, int], dict[Lane, int]]:
+def _first_and_last_tasks_by_lane(graph: StepGraph) -> tuple[dict[Lane, int], dict[Lane, int]]:
     firsts: dict[Lane, int] = {}
     lasts: dict[Lane, int] = {}
     for t in sorted(graph.tasks, key=lambda t: (t.measured_start_us, t.id)):

@@ -52,11 +52,11 @@ def type_hints_of(kind: type) -> Mapping[str, Any]:
         return {}
 
 
-def plain_types(hint: Any) -> frozenset[Any]:
+def plain_types_in_annotation(hint: Any) -> frozenset[Any]:
     """Return the plain types in an annotation."""
     if hint in _PLAIN:
         return frozenset({hint})
-    return frozenset().union(*(plain_types(one) for one in get_args(hint)))
+    return frozenset().union(*(plain_types_in_annotation(one) for one in get_args(hint)))
 
 
 def _matches_type(value: Any, hint: Any) -> bool:
@@ -121,7 +121,11 @@ class WhatIf(ABC):
         if not _matches_type(value, hint):
             raise RollerError(f"{where}: expected {_type_in_words(hint)}, got {shown(value)}. Correct it.")
         least = metadata.get("least")
-        most = _MOST if int in plain_types(hint) and float not in plain_types(hint) else float("inf")
+        most = (
+            _MOST
+            if int in plain_types_in_annotation(hint) and float not in plain_types_in_annotation(hint)
+            else float("inf")
+        )
         for number in filter(_is_number, _flatten_values(value)):
             low = number >= least if least is not None else number > 0
             if not (low and number < most):

@@ -13,7 +13,7 @@ from roller.runtime.records import Record, grouped_reasons
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchResult:
     """Artifacts, failure reasons and origins, each by kernel key; and the batch's compile time in seconds.
 
     Parameters
@@ -37,17 +37,17 @@ class Batch:
         return sum(o == origin for o in self.origins.values())
 
     @property
-    def grouped_failure_reasons(self) -> str:
+    def failure_reasons_text(self) -> str:
         """Failure reasons, grouped, without a remedy or a final full stop."""
         reasons = {key: why.partition(" Try a larger top_k")[0].rstrip(".") for key, why in self.failures.items()}
         return grouped_reasons(Record(key, "failed", why) for key, why in reasons.items())
 
-    def raise_failures(self, name: str, device: str) -> None:
+    def raise_if_any_failed(self, name: str, device: str) -> None:
         """Raise :class:`NoCandidateError` with the grouped reasons if a kernel failed."""
         if not self.failures:
             return
         kept = f" The other {len(self.artifacts)} are in the cache." if self.artifacts else ""
         raise NoCandidateError(
             f"{name} on {device}: {len(self.failures)} of {len(self.failures) + len(self.artifacts)} kernels have no "
-            f"candidate that works: {self.grouped_failure_reasons}.{kept} Try a larger top_k, or report the kernels."
+            f"candidate that works: {self.failure_reasons_text}.{kept} Try a larger top_k, or report the kernels."
         )

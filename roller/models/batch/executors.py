@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from roller.core.processor import usable_processors
 from roller.core.validation import validate_integer
 from roller.errors import RollerError, RollerWarning, counted, shown
-from roller.models.batch.tasks import CheckAndTime, Task, preload_task_modules, run_task
+from roller.models.batch.worker_tasks import CheckAndTimeTask, WorkerTask, preload_task_modules, run_task
 from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.records import Record
 from roller.targets import target_of_language
@@ -58,10 +58,10 @@ class Workers(Protocol):
     def prepare(self, language: str) -> None:
         """Load the code generator of a language before the first build."""
 
-    def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
+    def map(self, tasks: Mapping[str, WorkerTask], on_result: OnResult | None = None, patient: bool = False) -> Results:
         """Run all tasks; return a result for each id. ``patient`` disables timeouts."""
 
-    def judge(self, task: CheckAndTime) -> dict[str, Record]:
+    def judge(self, task: CheckAndTimeTask) -> dict[str, Record]:
         """Check and time one kernel's candidates; return a record per candidate id."""
 
     def close(self) -> None:
@@ -82,11 +82,11 @@ class ForkedWorkers:
         preload_task_modules()
         target_of_language(language, "batch").prepare()
 
-    def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
+    def map(self, tasks: Mapping[str, WorkerTask], on_result: OnResult | None = None, patient: bool = False) -> Results:
         """Run all tasks; each task that runs kernels gets its own process."""
         return self._run_in_processes(tasks, on_result, patient, None)
 
-    def check(self, tasks: Mapping[str, CheckAndTime], on_result: OnResult | None = None) -> Results:
+    def check(self, tasks: Mapping[str, CheckAndTimeTask], on_result: OnResult | None = None) -> Results:
         """Check untimed kernels one after another in a few processes, without a timeout."""
         # Forking a process that holds TVM takes as long as such a check, so processes are reused. A kernel may corrupt
         # its process: after any failure all kernels are checked again, each in a process of its own.
@@ -95,7 +95,7 @@ class ForkedWorkers:
         right = all(r.value is not None and all(x.ok for x in r.value.values()) for r in found.values())
         return found if right else self.map(tasks, patient=True)
 
-    def map_while_preparing(self, tasks: Mapping[str, Task], language: str) -> Results:
+    def run_tasks_while_preparing(self, tasks: Mapping[str, WorkerTask], language: str) -> Results:
         """Run tasks that need no code generator while :meth:`prepare` runs, without a timeout; ignore its failure."""
 
         def prepare_ignoring_errors() -> None:
@@ -105,7 +105,11 @@ class ForkedWorkers:
         return self._run_in_processes(tasks, None, True, prepare_ignoring_errors)
 
     def _run_in_processes(
-        self, tasks: Mapping[str, Task], on_result: OnResult | None, patient: bool, meanwhile: Callable[[], None] | None
+        self,
+        tasks: Mapping[str, WorkerTask],
+        on_result: OnResult | None,
+        patient: bool,
+        meanwhile: Callable[[], None] | None,
     ) -> Results:
         timeout_s = float("inf") if patient else _BUILD_S
         told = None if on_result is None else lambda record: on_result(record.candidate_id)
@@ -114,7 +118,7 @@ class ForkedWorkers:
             tasks, run_task, workers=self.workers, timeout_s=timeout_s, on_result=told, reuse=reuse, meanwhile=meanwhile
         )
 
-    def judge(self, task: CheckAndTime) -> dict[str, Record]:
+    def judge(self, task: CheckAndTimeTask) -> dict[str, Record]:
         """Check and time candidates in a separate process, so that a crash ends neither the batch nor other kernels."""
         if task.device:  # the device's own process isolates the kernels and is replaced after faults
             return task.run(self._open_device_session(task.device, task.seed))
@@ -126,11 +130,11 @@ class ForkedWorkers:
 
     def _open_device_session(self, name: str, seed: int) -> ProfilerSession:
         """Return the session of a device, opened once per batch."""
-        from roller.backends.devices import parse
+        from roller.backends.devices import parse_device_name
         from roller.runtime.profiler import ProfileOptions, ProfilerSession
 
         if name not in self._devices:
-            self._devices[name] = ProfilerSession(parse(name), ProfileOptions(seed=seed))
+            self._devices[name] = ProfilerSession(parse_device_name(name), ProfileOptions(seed=seed))
         return self._devices[name]
 
     def close(self) -> None:
@@ -140,7 +144,7 @@ class ForkedWorkers:
 
 
 def isolate_crashing_candidates(
-    task: CheckAndTime, result: BuildResult[Any], again: Callable[[CheckAndTime], BuildResult[Any]]
+    task: CheckAndTimeTask, result: BuildResult[Any], again: Callable[[CheckAndTimeTask], BuildResult[Any]]
 ) -> dict[str, Record]:
     """Return the records in ``result``; after a crash, check each candidate alone and time the survivors again."""
     if result.value is not None:
@@ -158,7 +162,7 @@ def isolate_crashing_candidates(
     return records
 
 
-def _restrict_to_candidates(task: CheckAndTime, ids: list[str], timed: bool) -> CheckAndTime:
+def _restrict_to_candidates(task: CheckAndTimeTask, ids: list[str], timed: bool) -> CheckAndTimeTask:
     return replace(task, artifacts={i: task.artifacts[i] for i in ids}, timed=timed)
 
 
@@ -191,7 +195,7 @@ class ExecutorWorkers:
     def prepare(self, language: str) -> None:
         """Do nothing: each worker imports its modules with its first task."""
 
-    def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
+    def map(self, tasks: Mapping[str, WorkerTask], on_result: OnResult | None = None, patient: bool = False) -> Results:
         """Submit all tasks and collect results by id; an interrupt cancels tasks that have not begun."""
         del patient  # executors have no timeouts
         futures = {_submit(self.executor, task): name for name, task in tasks.items()}
@@ -211,13 +215,13 @@ class ExecutorWorkers:
             results |= self._here.map(rest, on_result, patient=True)
         return {name: results[name] for name in tasks}
 
-    def judge(self, task: CheckAndTime) -> dict[str, Record]:
+    def judge(self, task: CheckAndTimeTask) -> dict[str, Record]:
         """Check and time on the bench, or on this machine if there is no bench or its workers are gone."""
         bench = self.bench
         if bench is None:
             return self._here.judge(task)
 
-        def judge_on_bench(one: CheckAndTime) -> BuildResult[Any]:
+        def judge_on_bench(one: CheckAndTimeTask) -> BuildResult[Any]:
             future = _submit(bench, one)
             for done in self._done([future], judging=True):
                 return _future_result("all", done)
@@ -263,11 +267,11 @@ def _warn_workers_gone(what: str) -> None:
     warnings.warn(text, RollerWarning, stacklevel=3)
 
 
-def _submit(executor: concurrent.futures.Executor, task: Task) -> concurrent.futures.Future[Any]:
-    from roller.runtime.cache_key import code_digest
+def _submit(executor: concurrent.futures.Executor, task: WorkerTask) -> concurrent.futures.Future[Any]:
+    from roller.runtime.cache_key import source_code_digest
 
     try:
-        return executor.submit(run_task, task, code_digest())
+        return executor.submit(run_task, task, source_code_digest())
     except (RuntimeError, concurrent.futures.BrokenExecutor) as err:  # shut down, or its processes died
         failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
         failed.set_exception(err)
@@ -285,7 +289,7 @@ def _future_result(name: str, future: concurrent.futures.Future[Any]) -> BuildRe
         return BuildResult(Record(name, "crashed" if died else "failed", f"{type(err).__name__}: {err}"))
 
 
-def workers_for(
+def choose_batch_workers(
     executor: concurrent.futures.Executor | None, scheduler: Any, workers: int | None, resource: str = "cpu_slot"
 ) -> Workers:
     """Return the workers that the arguments select; ``resource`` marks the Dask workers that check and time kernels."""
@@ -331,7 +335,7 @@ def _dask_workers(scheduler: Any, resource: str) -> ExecutorWorkers:
                 f"scheduler: expected a Dask scheduler at '{scheduler}', got none ({err}). Start one: dask scheduler."
             ) from err
         owned = (client,)
-    found = client.run_on_scheduler(_worker_resources)
+    found = client.run_on_scheduler(_dask_threads_and_resources)
     if not found:
         for opened in owned:
             opened.__exit__(None, None, None)
@@ -341,7 +345,7 @@ def _dask_workers(scheduler: Any, resource: str) -> ExecutorWorkers:
 
     def staffed(judging: bool) -> bool:
         try:
-            there = client.run_on_scheduler(_worker_resources)
+            there = client.run_on_scheduler(_dask_threads_and_resources)
         except Exception:  # noqa: BLE001 - any failure to answer means that no workers are left
             return False
         return any(not judging or resources.get(resource, 0) for _, resources in there)
@@ -350,6 +354,6 @@ def _dask_workers(scheduler: Any, resource: str) -> ExecutorWorkers:
     return ExecutorWorkers(client.get_executor(pure=False), threads, bench, benches, owned, staffed)
 
 
-def _worker_resources(dask_scheduler: Any) -> list[tuple[int, dict[str, float]]]:
+def _dask_threads_and_resources(dask_scheduler: Any) -> list[tuple[int, dict[str, float]]]:
     """Return each worker's number of threads and its resources; this runs in the scheduler."""
     return [(w.nthreads, dict(w.resources)) for w in dask_scheduler.workers.values()]

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from roller.models.batch.jobs import Constructed, Job, Settings, Target, make_jobs
+from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, Constructed, Job, make_jobs
 from roller.models.graph.program_steps import KernelSource
 from roller.perf.estimate import Estimate
-from roller.runtime.cache_notes import read_note, write_note
+from roller.runtime.small_result_cache import read_small_result, write_small_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from roller.runtime.cache import KernelCache
 
 
-class Predictions:
+class KernelPredictor:
     """Predicts the times of kernels by key and notes the estimates under a digest of all kernels of the model.
 
     Parameters
@@ -38,8 +38,8 @@ class Predictions:
     def __init__(
         self,
         sources: Mapping[str, KernelSource],
-        target: Target,
-        settings: Settings,
+        target: BatchTarget,
+        settings: BatchSettings,
         construct: Callable[[Sequence[Job]], Mapping[str, Constructed]],
         cache: KernelCache | None,
     ) -> None:
@@ -48,7 +48,7 @@ class Predictions:
         digests = sorted(j.digest for j in make_jobs(sources, target, settings, {}))
         self._name = hashlib.sha256("\n".join(digests).encode()).hexdigest()
         #: Estimates by job digest, ``None`` if no program fits.
-        self._known = {} if self._folder is None else _parse_estimates(read_note(self._folder, self._name))
+        self._known = {} if self._folder is None else _parse_estimates(read_small_result(self._folder, self._name))
         self.constructed: dict[str, Constructed] = {}
 
     def __call__(self, sources: Mapping[str, KernelSource], units: int | None) -> dict[str, Estimate]:
@@ -64,7 +64,7 @@ class Predictions:
                 self._known[job.digest] = made[0][0].estimate if made else None
             if self._folder is not None:
                 note = {i: None if e is None else e.to_dict() for i, e in self._known.items()}
-                write_note(self._folder, self._name, note)
+                write_small_result(self._folder, self._name, note)
         known = {key: self._known[job.digest] for job in jobs for key, _ in job.names}
         return {key: e for key, e in known.items() if e is not None}
 

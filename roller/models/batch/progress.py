@@ -44,7 +44,7 @@ def ignore_progress(progress: Progress) -> None:
 
 
 @contextmanager
-def progress_display(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
+def progress_callback(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
     """Yield the callback for ``progress``: the given one, a bar, a logger, or one that ignores events."""
     if callable(progress):
         yield progress
@@ -73,7 +73,7 @@ class ProgressLogger:
 
 
 @contextmanager
-def count_kernels_on_interrupt(progress: OnProgress, *, kept: bool) -> Iterator[OnProgress]:
+def report_count_on_interrupt(progress: OnProgress, *, kept: bool) -> Iterator[OnProgress]:
     """Yield a callback; on an interrupt, report how many kernels were finished."""
     last = [Progress("read", 0, 0)]
 

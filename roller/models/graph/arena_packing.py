@@ -23,7 +23,9 @@ def pack_buffers(
     rounded = [-(-size // align_bytes) * align_bytes for size in sizes]
     least = peak_bytes(zip(lives, rounded, strict=True))
     best: tuple[list[int], int] | None = None
-    for order in _placement_orders(lives, rounded) if len(lives) <= _FEW else _placement_orders(lives, rounded)[:1]:
+    for order in (
+        _placement_sort_keys(lives, rounded) if len(lives) <= _FEW else _placement_sort_keys(lives, rounded)[:1]
+    ):
         found = _place_greedily(lives, rounded, sorted(range(len(lives)), key=order))
         if best is None or found[1] < best[1]:
             best = found
@@ -33,7 +35,7 @@ def pack_buffers(
     return best
 
 
-def _placement_orders(lives: Sequence[Lifetime], sizes: Sequence[int]) -> list[Callable[[int], tuple[int, ...]]]:
+def _placement_sort_keys(lives: Sequence[Lifetime], sizes: Sequence[int]) -> list[Callable[[int], tuple[int, ...]]]:
     return [
         lambda n: (-sizes[n], lives[n].first, n),
         lambda n: (-sizes[n], lives[n].first - lives[n].last, n),
@@ -55,13 +57,13 @@ def _place_greedily(lives: Sequence[Lifetime], sizes: Sequence[int], order: Sequ
         meets = (first <= life.last) & (last >= life.first)
         if life.group >= 0:
             meets |= (group == life.group) & (lane != life.lane)
-        offsets[n] = start = _best_fit_gap(offset[meets], end[meets], sizes[n])
+        offsets[n] = start = _best_fit_offset(offset[meets], end[meets], sizes[n])
         placed[:, done] = (life.first, life.last, life.group, life.lane, start, start + sizes[n])
         done, top = done + 1, max(top, start + sizes[n])
     return offsets, top
 
 
-def _best_fit_gap(starts: np.ndarray, ends: np.ndarray, size: int) -> int:
+def _best_fit_offset(starts: np.ndarray, ends: np.ndarray, size: int) -> int:
     """Return the start of the smallest gap of at least ``size`` bytes; without such a gap, the end of all buffers."""
     if not len(starts):
         return 0

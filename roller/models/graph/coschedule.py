@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from roller.errors import NoCandidateError
 from roller.hardware import DeviceSpec
+from roller.models.graph.concurrent_sections import LEAST_GAIN, CoscheduleResult, LaneCosts, schedule_sections
 from roller.models.graph.program_steps import KernelSource, Program, Run
-from roller.models.graph.section_scheduler import LEAST_GAIN, CoscheduleResult, LaneCosts, schedule_sections
-from roller.models.graph.sequence_chunks import chunked_variants
+from roller.models.graph.recurrent_pipeline_chunks import chunked_variants
 from roller.models.graph.step_dependencies import Dependencies
 from roller.perf.estimate import Estimate
 from roller.templates.common.options import ConstructOptions
@@ -28,28 +28,28 @@ def coschedule_program(program: Program, spec: DeviceSpec, predict: Predict | No
     # Kernels that wait for a whole sequence are cut into chunks so that others can run meanwhile.
     variants = chunked_variants(program) if spec.units > 1 else []
     if spec.units < 2 or not (variants or concurrent_kernels(program)):
-        return _serial_outcome(program, known)
-    best = _best_division(program, spec, predict, known)
+        return _serial_result(program, known)
+    best = _coschedule_at_best_division(program, spec, predict, known)
     serial_s = best.serial_s
     for variant in variants:
-        found = _best_division(variant, spec, predict, known)
+        found = _coschedule_at_best_division(variant, spec, predict, known)
         # A variant must have sections and gain more than the error of predictions.
         best = found if found.sections and found.together_s < (1.0 - LEAST_GAIN) * best.together_s else best
     return replace(best, serial_s=serial_s)
 
 
-def _best_division(
+def _coschedule_at_best_division(
     program: Program, spec: DeviceSpec, predict: Predict, known: dict[str, Estimate]
 ) -> CoscheduleResult:
     """Return the result of the best division of the device for a program; add new predictions to ``known``."""
     missing = {k: s for k, s in program.kernels.items() if k not in known}
     known |= predict(missing, None) if missing else {}
     if not program.kernels.keys() <= known.keys():
-        return _serial_outcome(program, known)  # the compilation reports kernels for which no program fits
+        return _serial_result(program, known)  # the compilation reports kernels for which no program fits
     shared = {k: program.kernels[k] for k in sorted(concurrent_kernels(program))}
     outcomes = [
         schedule_sections(program, coscheduling_costs(known, predict(shared, u), spec, n, u))
-        for n, u in lane_divisions(spec)
+        for n, u in lane_and_unit_counts_to_try(spec)
     ]
     return min(outcomes, key=lambda o: o.together_s)
 
@@ -89,11 +89,11 @@ def coscheduling_costs(
         caches[-1] if hot else math.inf,
         spec.memory_layers[-1].bandwidth_bytes_per_s,
         spec.accuracy.ranking_error or LEAST_GAIN,
-        *(_unit_cache_savings(spec, units) if hot else ()),
+        *(_unit_cache_bytes_and_saved_s(spec, units) if hot else ()),
     )
 
 
-def _unit_cache_savings(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float]]:
+def _unit_cache_bytes_and_saved_s(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float]]:
     """Return how many bytes of constants a unit caches, and the seconds saved per byte: on the device and in a lane."""
     own = [n for n, layer in enumerate(spec.memory_layers) if layer.scope == "unit"][-1]
     saved = []
@@ -139,14 +139,14 @@ def _prefix_sums(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
     return out
 
 
-def lane_divisions(spec: DeviceSpec) -> list[tuple[int, int]]:
+def lane_and_unit_counts_to_try(spec: DeviceSpec) -> list[tuple[int, int]]:
     """Return the divisions of a device to try, as (lanes, units per lane)."""
     if spec.execution.fork_s is not None:
         return [(spec.units, 1)]  # threads cannot start threads within a lane: a CPU's lane is one core
     return [(n, spec.units // n) for n in _STREAMS if spec.units >= n]
 
 
-def _serial_outcome(program: Program, known: Mapping[str, Estimate]) -> CoscheduleResult:
+def _serial_result(program: Program, known: Mapping[str, Estimate]) -> CoscheduleResult:
     keys = [s.kernel for s in program.steps if isinstance(s, Run)]
     seconds = sum(known[k].seconds for k in keys if k in known)
     return CoscheduleResult(program, seconds, seconds)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Load
-from roller.expr.index_arithmetic import address, simplify_index
+from roller.expr.index_arithmetic import row_major_address, simplify_index
 from roller.models.graph import fusion_rewrites, fusion_rules
 from roller.models.graph.fusion_rewrites import only_elementwise_stage
+from roller.models.graph.fusion_rule_cache import FormCache, NamedForm, Rule
+from roller.models.graph.lowered_parts import AliasPart, ComputedPart, PartProtocol
 from roller.models.graph.lowering_state import Lowering
-from roller.models.graph.numbered_parts import FormCache, NamedForm, Rule
-from roller.models.graph.parts import Alias, Computed, PartProtocol
 
 #: Maximum number of passes over all parts per group of rules.
 _MOST_PASSES = 16
@@ -74,7 +74,7 @@ class FusionState:
         self.kept = set(self.low.graph.outputs)
         for n, part in enumerate(self.low.parts):
             self.parts.append(None)
-            self.put(n, self.forms.piece_of_part(part) if isinstance(part, Computed) else part)
+            self.put(n, self.forms.named_form_of_part(part) if isinstance(part, ComputedPart) else part)
 
     def put(self, n: int, part: PartProtocol | None) -> None:
         """Replace the part at ``n`` and update readers and writers."""
@@ -105,8 +105,8 @@ class FusionState:
 
 def fuse_parts(low: Lowering) -> list[UnfusedPair]:
     """Fuse the parts of a lowering in place; return the pairs of producer and reader that were not fused."""
-    low.parts = [q for p in low.parts for q in (_split_outputs(p) if isinstance(p, Computed) else [p])]
-    _resolve_views(low)
+    low.parts = [q for p in low.parts for q in (_split_outputs(p) if isinstance(p, ComputedPart) else [p])]
+    _read_through_views(low)
     state = FusionState(low, FormCache())
     _change_all_parts(state, fusion_rules.initial_form)
     for group in _PASSES:
@@ -187,17 +187,17 @@ def _merge_with_reader(state: FusionState, n: int, part: NamedForm) -> bool:
 # --- before ---------------------------------------------------------------------------------------
 
 
-def _split_outputs(part: Computed) -> list[Computed]:
+def _split_outputs(part: ComputedPart) -> list[ComputedPart]:
     """Return one part per output if outputs share no stage (for example, the outputs of Split)."""
     if len(part.outputs) == 1:
         return [part]
-    apart = _parts_by_output(part)
+    apart = _part_per_output_if_disjoint(part)
     if apart is None:
         return [part]  # for example the state and the output of a recurrent cell
     return [part] if any(set(p.outputs) != {p.stages[-1].name} for p in apart) else apart
 
 
-def _parts_by_output(part: Computed) -> list[Computed] | None:
+def _part_per_output_if_disjoint(part: ComputedPart) -> list[ComputedPart] | None:
     """Return a part per output, in linear time; ``None`` if two outputs share a stage."""
     place = {s.name: k for k, s in enumerate(part.stages)}
     reads = {t.name: k for k, t in enumerate(part.reads)}
@@ -215,45 +215,46 @@ def _parts_by_output(part: Computed) -> list[Computed] | None:
         if stages & taken:
             return None
         taken |= stages
-        apart.append(Computed(tuple(part.reads[k] for k in sorted(read)), tuple(part.stages[k] for k in sorted(stages)),
+        apart.append(ComputedPart(tuple(part.reads[k] for k in sorted(read)),
+                                  tuple(part.stages[k] for k in sorted(stages)),
                               (output,), part.nodes))  # fmt: skip
     return apart
 
 
-def _resolve_views(low: Lowering) -> None:
+def _read_through_views(low: Lowering) -> None:
     """Let parts read a view's source directly, in the view's shape; drop unused views."""
     root: dict[str, str] = {}
     parts: list[PartProtocol] = []
     for part in low.parts:
-        if isinstance(part, Computed):
+        if isinstance(part, ComputedPart):
             part = _read_view_sources(part, root)
-            part = _as_alias(part) or part
-        if isinstance(part, Alias):
+            part = _alias_if_contiguous_copy(part) or part
+        if isinstance(part, AliasPart):
             source = root.get(part.source, part.source)
             if not part.offset and low.values[source].elements == low.values[part.target].elements:
                 root[part.target] = source
-            part = Alias(source, part.target, part.offset, part.nodes)
+            part = AliasPart(source, part.target, part.offset, part.nodes)
         parts.append(part)
     low.parts = parts
     low.drop_unread_parts()
 
 
-def _as_alias(part: Computed) -> Alias | None:
+def _alias_if_contiguous_copy(part: ComputedPart) -> AliasPart | None:
     """Return the view equivalent to a part that copies a contiguous range (a slice of a batch); otherwise ``None``."""
     stage = only_elementwise_stage(part)
     load = None if stage is None else stage.body
     if stage is None or not isinstance(load, Load) or load.guard or part.dtypes[load.tensor] != stage.output.dtype:
         return None
-    read = simplify_index(address(load.index, part.shapes[load.tensor]), stage.extents)
-    written = simplify_index(address(stage.store, stage.output.shape), stage.extents)
+    read = simplify_index(row_major_address(load.index, part.shapes[load.tensor]), stage.extents)
+    written = simplify_index(row_major_address(stage.store, stage.output.shape), stage.extents)
     if {*read.terms} != {*written.terms} or read.const * DTYPE_BYTES[stage.output.dtype] % _ALIGN_BYTES:
         return None
-    return Alias(load.tensor, stage.name, read.const, part.nodes)
+    return AliasPart(load.tensor, stage.name, read.const, part.nodes)
 
 
-def _read_view_sources(part: Computed, root: dict[str, str]) -> Computed:
+def _read_view_sources(part: ComputedPart, root: dict[str, str]) -> ComputedPart:
     for t in part.reads:
         if t.name in root:
-            renamed = fusion_rewrites.substitute_input(part, t.name, root[t.name])
+            renamed = fusion_rewrites.read_source_instead_of_view(part, t.name, root[t.name])
             part = part if renamed is None else renamed
     return part

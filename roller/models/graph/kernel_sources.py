@@ -7,8 +7,8 @@ import json
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
-from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, map_indices, transform
-from roller.models.graph.parts import Computed
+from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, map_indices, transform_scalar
+from roller.models.graph.lowered_parts import ComputedPart
 from roller.models.graph.program_steps import KernelSource
 
 
@@ -30,14 +30,14 @@ class KernelCall:
     outputs: tuple[str, ...]
 
 
-def make_kernel_call(part: Computed, constants: Container[str], label: str) -> KernelCall:
+def make_kernel_call(part: ComputedPart, constants: Container[str], label: str) -> KernelCall:
     """Return the kernel of a part; ``constants`` contains the names of constant values."""
     fixed = tuple(k for k, t in enumerate(part.reads) if t.name in constants)
-    key, source = make_kernel_source(number_names(part)[0], fixed, label)
+    key, source = make_kernel_source(number_tensor_and_axis_names(part)[0], fixed, label)
     return KernelCall(key, source, part.inputs, part.outputs)
 
 
-def make_kernel_source(form: Computed, fixed: tuple[int, ...], label: str) -> tuple[str, KernelSource]:
+def make_kernel_source(form: ComputedPart, fixed: tuple[int, ...], label: str) -> tuple[str, KernelSource]:
     """Return the key and source of a numbered part's kernel, whose inputs at positions ``fixed`` are constant."""
     first = len(form.reads)
     names = {f"#{k}": f"x{k}" if k < first else f"t{k - first}" for k in range(first + len(form.stages))}
@@ -52,7 +52,7 @@ def make_kernel_source(form: Computed, fixed: tuple[int, ...], label: str) -> tu
     return key, KernelSource(expr, tuple(inputs[k].name for k in fixed))
 
 
-def number_names(part: Computed) -> tuple[Computed, tuple[str, ...]]:
+def number_tensor_and_axis_names(part: ComputedPart) -> tuple[ComputedPart, tuple[str, ...]]:
     """Return a part with numbered axes and tensors (``#0``, ``#1`` ..., inputs first), and the tensors' names."""
     names = (*part.inputs, *(s.name for s in part.stages))
     renamed = {n: f"#{k}" for k, n in enumerate(names)}
@@ -62,7 +62,7 @@ def number_names(part: Computed) -> tuple[Computed, tuple[str, ...]]:
             axes.setdefault(a.name, f"{'d' if a.kind == SPATIAL else 'k'}{len(axes)}")
     reads = tuple(replace(t, name=renamed[t.name]) for t in part.reads)
     stages = tuple(_rename_stage(s, renamed, axes) for s in part.stages)
-    return Computed(reads, stages, tuple(renamed[o] for o in part.outputs)), names
+    return ComputedPart(reads, stages, tuple(renamed[o] for o in part.outputs)), names
 
 
 def _rename_stage(s: Stage, tensors: Mapping[str, str], axes: Mapping[str, str]) -> Stage:
@@ -79,5 +79,5 @@ def _rename_stage(s: Stage, tensors: Mapping[str, str], axes: Mapping[str, str])
         output=replace(s.output, name=tensors[s.name]),
         axes=s.axes if same else tuple(Axis(axes[a.name], a.extent, a.kind) for a in s.axes),
         store=s.store if same else tuple(index(i) for i in s.store),
-        body=transform(body, leaf),
+        body=transform_scalar(body, leaf),
     )

@@ -1,6 +1,7 @@
 """Chooses, by predicted time, the values of a model whose channels are stored in blocks.
 
-A step runs either on plain or on blocked values (:mod:`roller.models.graph.channel_blocks`); a kernel converts each
+A step runs either on plain or on blocked values (:mod:`roller.models.graph.blocked_channel_rewrite`); a kernel
+converts each
 value that passes between the two kinds of steps. A minimum cut finds the cheapest choice. Inputs and outputs keep their
 declared layouts.
 """
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from roller.hardware import DeviceSpec
-from roller.models.graph.channel_blocks import (
+from roller.models.graph.blocked_channel_rewrite import (
     BlockedKernel,
     BlockedLayout,
-    conversion_kernel,
+    make_layout_conversion_kernel,
     reduces_channels,
     rewrite_to_blocked,
 )
@@ -180,7 +181,7 @@ class _LayoutProblem:
             for to_blocked in (True, False):
                 at = self.values[name], self.program.values[name].dtype, to_blocked
                 if at not in known:
-                    known[at] = conversion_kernel(at[0], at[1], to_blocked=to_blocked)
+                    known[at] = make_layout_conversion_kernel(at[0], at[1], to_blocked=to_blocked)
                 found[name, to_blocked] = known[at]
         return found
 
@@ -237,7 +238,7 @@ class _LayoutProblem:
         for n, step in enumerate(p.steps):
             here = n in chosen
             other = {m: names[m] for m in values_read(step) if m in needed and (self.writers[m] in chosen) != here}
-            steps.append(_replace_step_inputs(step, other, self.able[n] if here else None))
+            steps.append(_replace_inputs_and_kernel(step, other, self.able[n] if here else None))
             for name in values_written(step):
                 layout = self.values.get(name)
                 if here and layout is not None:
@@ -254,7 +255,7 @@ class _LayoutProblem:
         return ChosenLayouts(done, blocked=labels, conversions=len(needed), written=written)
 
 
-def _replace_step_inputs(step: Step, names: Mapping[str, str], made: BlockedKernel | None) -> Step:
+def _replace_inputs_and_kernel(step: Step, names: Mapping[str, str], made: BlockedKernel | None) -> Step:
     """Return a step with renamed inputs and, if ``made`` is given, with that kernel."""
     if isinstance(step, Run):
         return replace(

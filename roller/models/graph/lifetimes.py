@@ -52,7 +52,7 @@ class _StepPosition:
     lane: int = OUTSIDE
 
 
-def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Lifetime]:
+def root_lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Lifetime]:
     """Return the lifetime of each root that a step writes, except dynamic outputs, in order of first use."""
     touched: dict[str, list[_StepPosition]] = {}
     spans: dict[int, tuple[int, int]] = {}
@@ -60,19 +60,19 @@ def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Life
     position = 0
     for step in program.steps:
         if not isinstance(step, ParallelGroup):
-            _record_touches(step, _StepPosition(position), root_of, touched, given)
+            _record_accesses_by_root(step, _StepPosition(position), root_of, touched, given)
             position += 1
             continue
         group, start = len(spans), position
         for lane, steps in enumerate(step.lanes):
             for inner in steps:
-                _record_touches(inner, _StepPosition(position, group, lane), root_of, touched, given)
+                _record_accesses_by_root(inner, _StepPosition(position, group, lane), root_of, touched, given)
                 position += 1
         spans[group] = (start, max(start, position - 1))
     return {name: _make_lifetime(spots, spans) for name, spots in touched.items() if name not in program.loose}
 
 
-def _record_touches(
+def _record_accesses_by_root(
     step: Step,
     spot: _StepPosition,
     root_of: Callable[[str], str],

@@ -7,8 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roller.models.graph.nodes import Graph
-from roller.models.graph.parts import Computed, Function, PartProtocol, Refused, restrict_outputs
+from roller.models.graph.lowered_parts import (
+    ComputedPart,
+    LibraryFunctionPart,
+    PartProtocol,
+    RefusedNode,
+    restrict_outputs,
+)
+from roller.models.graph.model_graph import Graph
 from roller.models.graph.program_steps import Value
 
 
@@ -22,9 +28,9 @@ class Lowering:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
-    def refused(self) -> list[Refused]:
+    def refused(self) -> list[RefusedNode]:
         """The parts that cannot be lowered."""
-        return [p for p in self.parts if isinstance(p, Refused)]
+        return [p for p in self.parts if isinstance(p, RefusedNode)]
 
     def drop_unread_parts(self) -> None:
         """Drop parts and outputs that are not read."""
@@ -33,9 +39,9 @@ class Lowering:
         for part in reversed(self.parts):
             if not wanted & set(part.outputs):
                 continue
-            if isinstance(part, Computed):
+            if isinstance(part, ComputedPart):
                 part = restrict_outputs(part, tuple(o for o in part.outputs if o in wanted))
-            elif isinstance(part, Function):
+            elif isinstance(part, LibraryFunctionPart):
                 part = replace(part, results=tuple(n if n in wanted else "" for n in part.results))
             wanted.update(part.inputs)
             kept.append(part)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from roller.core.gc_pause import gc_paused
-from roller.models.graph.aliases import ResolvedProgram, resolve_aliases
 from roller.models.graph.arena_packing import pack_buffers
-from roller.models.graph.lifetimes import Lifetime, lifetimes
-from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
+from roller.models.graph.execution_plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
+from roller.models.graph.lifetimes import Lifetime, root_lifetimes
+from roller.models.graph.memory_aliases import ResolvedProgram, resolve_aliases
 from roller.models.graph.program_steps import Program
 
 
@@ -44,5 +44,5 @@ def _arena_lifetimes(resolved: ResolvedProgram) -> dict[str, Lifetime]:
     """Return the lifetimes of memory that belongs neither to the caller nor to constants."""
     aliases = resolved.aliases
     outside = {aliases.root(name)[0] for name in resolved.outputs.values()}
-    lives = lifetimes(resolved.program, lambda name: aliases.root(name)[0])
+    lives = root_lifetimes(resolved.program, lambda name: aliases.root(name)[0])
     return {name: life for name, life in lives.items() if name not in outside}

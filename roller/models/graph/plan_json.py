@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roller.errors import ArtifactError
-from roller.models.graph.plan import Place, Plan
+from roller.models.graph.execution_plan import Place, Plan
 from roller.models.graph.program_steps import (
     Call,
     Copy,
@@ -70,13 +70,13 @@ def _step_to_data(step: Step) -> list[Any]:
         return ["together", [[_step_to_data(s) for s in lane] for lane in step.lanes]]
     if isinstance(step, Call):
         attributes = _attribute_to_json(step.attributes)
-        return ["call", {**_step_fields(step), "attributes": attributes}]
+        return ["call", {**_step_fields_to_json(step), "attributes": attributes}]
     if isinstance(step, Foreign):
-        return ["foreign", {**_step_fields(step), "model": base64.b64encode(step.model).decode("ascii")}]
-    return [type(step).__name__.lower(), _step_fields(step)]
+        return ["foreign", {**_step_fields_to_json(step), "model": base64.b64encode(step.model).decode("ascii")}]
+    return [type(step).__name__.lower(), _step_fields_to_json(step)]
 
 
-def _step_fields(step: Run | View | Join | Copy | Call | Foreign) -> dict[str, Any]:
+def _step_fields_to_json(step: Run | View | Join | Copy | Call | Foreign) -> dict[str, Any]:
     return {k: v for k, v in asdict(step).items() if k not in ("attributes", "model")}
 
 

@@ -1,7 +1,7 @@
 """Lowered models: values, constants, and steps in a valid order.
 
 A graph's partition consists of these steps, and so does the saved plan, which adds the locations of values
-(:mod:`roller.models.graph.plan`). All classes are frozen, JSON-ready data except for constants.
+(:mod:`roller.models.graph.execution_plan`). All classes are frozen, JSON-ready data except for constants.
 """
 
 from __future__ import annotations

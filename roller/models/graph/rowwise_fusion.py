@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller.expr import Axis, Index, Load, Scalar, Stage, Term, map_indices, transform
-from roller.expr.compose import inline_producer
-from roller.expr.scalar import FUNCTIONS, Call, walk
+from roller.expr import Axis, Index, Load, Scalar, Stage, Term, map_indices, transform_scalar
+from roller.expr.compose_stages import inline_producer
+from roller.expr.scalar import FUNCTIONS, Call, walk_scalar_tree
 from roller.models.graph import fusion_rewrites
-from roller.models.graph.parts import Computed
+from roller.models.graph.lowered_parts import ComputedPart
 
 #: Maximum number of function calls in an element-wise stage that its readers may recompute.
 _CHEAP = 4
 
 
-def fuse_rows(rows: Computed, reader: Computed) -> Computed | None:
+def fuse_rows(rows: ComputedPart, reader: ComputedPart) -> ComputedPart | None:
     """Return one part that computes ``rows`` and its reader row by row; ``None`` if rows do not match."""
     # Rows are the axes of the result that all loads of it index in the same way; the other axes are columns.
     marked = fusion_rewrites.rename_conflicting_reads(rows, reader)
@@ -28,12 +28,12 @@ def fuse_rows(rows: Computed, reader: Computed) -> Computed | None:
     if seen is None:
         return None
     last = seen.stages[-1]
-    shared = _shared_rows(last, reader)
+    shared = _reader_names_of_shared_rows(last, reader)
     if not shared:
         return None
     taken = {a.name for s in reader.stages for a in s.axes}
     stages = [_rename_axes(s, shared, taken) for s in seen.stages]
-    out = fusion_rewrites.assemble_part((*reader.reads, *seen.reads), [*stages, *reader.stages], reader,
+    out = fusion_rewrites.make_part_like((*reader.reads, *seen.reads), [*stages, *reader.stages], reader,
                            fusion_rewrites.merge_node_names(rows, reader))  # fmt: skip
     found = fusion_rewrites.merge_renamed_reads(out)
     if found is None:
@@ -43,7 +43,7 @@ def fuse_rows(rows: Computed, reader: Computed) -> Computed | None:
     return _inline_cheap_stages(found) if len(rows_of) <= 1 else None
 
 
-def _shared_rows(last: Stage, reader: Computed) -> dict[str, str]:
+def _reader_names_of_shared_rows(last: Stage, reader: ComputedPart) -> dict[str, str]:
     """Return, for each axis of a result that is a row axis of the reader, the reader's name for it."""
     found: dict[str, str] = {}
     uses = [(s, ld) for s in reader.stages for ld in s.loads if ld.tensor == last.name]
@@ -77,23 +77,23 @@ def _rename_axes(s: Stage, rows: dict[str, str], taken: set[str]) -> Stage:
     return replace(s, axes=axes, store=tuple(index(i) for i in s.store), body=map_indices(s.body, index))
 
 
-def _inline_cheap_stages(part: Computed) -> Computed:
+def _inline_cheap_stages(part: ComputedPart) -> ComputedPart:
     """Return a part whose cheap element-wise stages are inlined into their readers."""
     for s in part.stages[:-1]:
         if s.name in part.outputs or s.combiner is not None or not _is_cheap(s):
             continue
         stages = _inline_stage(part, s)
         if stages is not None:
-            part = fusion_rewrites.assemble_part(part.reads, stages, part, part.nodes)
+            part = fusion_rewrites.make_part_like(part.reads, stages, part, part.nodes)
     return part
 
 
 def _is_cheap(s: Stage) -> bool:
-    calls = [n for n in walk(s.body) if isinstance(n, Call)]
+    calls = [n for n in walk_scalar_tree(s.body) if isinstance(n, Call)]
     return len(calls) <= _CHEAP and all(FUNCTIONS[c.fn].instruction_class != "special" for c in calls)
 
 
-def _inline_stage(part: Computed, s: Stage) -> list[Stage] | None:
+def _inline_stage(part: ComputedPart, s: Stage) -> list[Stage] | None:
     """Return the stages with ``s`` inlined into its readers; ``None`` if an access does not compose."""
     current = next(t for t in part.stages if t.name == s.name)
     possible = True
@@ -107,7 +107,7 @@ def _inline_stage(part: Computed, s: Stage) -> list[Stage] | None:
             possible &= value is not None
             return n if value is None else value
 
-        return replace(t, body=transform(t.body, leaf))
+        return replace(t, body=transform_scalar(t.body, leaf))
 
     stages = [swap(t) for t in part.stages if t.name != s.name]
     return stages if possible else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from roller.models.graph.aliases import resolve_aliases
-from roller.models.graph.lifetimes import lifetimes, peak_bytes
+from roller.models.graph.lifetimes import peak_bytes, root_lifetimes
+from roller.models.graph.memory_aliases import resolve_aliases
 from roller.models.graph.program_steps import Program, Step, values_read, values_written
 
 
@@ -41,6 +41,6 @@ def peak_live_bytes(program: Program, steps: Sequence[Step]) -> int:
     resolved = resolve_aliases(replace(program, steps=tuple(steps)))
     aliases = resolved.aliases
     outside = {aliases.root(name)[0] for name in resolved.outputs.values()}
-    lives = lifetimes(resolved.program, lambda name: aliases.root(name)[0])
+    lives = root_lifetimes(resolved.program, lambda name: aliases.root(name)[0])
     values = resolved.program.values
     return peak_bytes((life, values[name].nbytes) for name, life in lives.items() if name not in outside)

@@ -22,15 +22,15 @@ def large_constant_per_step(program: Program) -> list[str | None]:
     return [n if n is not None and sizes[n] >= _LARGE_BYTES else None for n in found]
 
 
-def order_by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequence[str | None]) -> list[int]:
+def order_lane_for_weight_reuse(lane: Sequence[int], graph: Dependencies, constants: Sequence[str | None]) -> list[int]:
     """Return a lane's steps in an order that rereads weights while they are still in a core's caches.
 
     Examples
     --------
     >>> graph = Dependencies(((), (), (0,), (1,)), ((2,), (3,), (), ()))
-    >>> order_by_constants([0, 1, 2, 3], graph, ["w", "w", "r", "r"])
+    >>> order_lane_for_weight_reuse([0, 1, 2, 3], graph, ["w", "w", "r", "r"])
     [0, 1, 2, 3]
-    >>> order_by_constants([0, 2, 1, 3], graph, ["w", "w", "r", "r"])
+    >>> order_lane_for_weight_reuse([0, 2, 1, 3], graph, ["w", "w", "r", "r"])
     [0, 1, 2, 3]
     """
     # The next step is one with the weights of the last step; otherwise one without weights, for which others may wait;
@@ -67,7 +67,7 @@ def order_by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequ
     return out
 
 
-def reloaded_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -> float:
+def reloaded_constant_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -> float:
     """Return the number of bytes of constants that a call reloads if a cache keeps the ``kept_bytes`` read last."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
     if sum(sizes.values()) <= kept_bytes:
@@ -79,7 +79,9 @@ def reloaded_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -
     return missed
 
 
-def core_cached_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, lanes: int) -> tuple[float, float]:
+def core_cached_constant_bytes(
+    program: Program, steps: Iterable[Step], kept_bytes: float, lanes: int
+) -> tuple[float, float]:
     """Return how many bytes of constants the steps outside lanes, and those inside, find in the cores' own caches."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
     # A step on all cores leaves a part of its weights in each cache; a step in a lane leaves all in its core's cache.

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from roller.models.graph.nodes import Node
-from roller.models.onnx.dynamic_values import leave_to_runtime
+from roller.models.graph.model_graph import Node
+from roller.models.onnx.dynamic_shape_regions import leave_to_runtime
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.tracer_interface import GraphTracer
 
@@ -63,7 +63,7 @@ def _trace_body(
     tracer: GraphTracer, node: onnx.NodeProto, attribute: str, scope: Scope, prefix: str, given: Sequence[str]
 ) -> list[str]:
     """Trace the body in ``attribute`` with the inputs ``given`` (unique names); return the names of its results."""
-    body = _body_attribute(node, attribute)
+    body = _body_graph(node, attribute)
     inner = Scope({}, scope, prefix)
     if len(body.input) > len(given):
         raise _UnsupportedControlFlow(f"its body takes {len(body.input)} values where {len(given)} are given")
@@ -79,7 +79,7 @@ def _trace_body(
     return [f for f in found if f is not None]
 
 
-def _body_attribute(node: onnx.NodeProto, attribute: str) -> onnx.GraphProto:
+def _body_graph(node: onnx.NodeProto, attribute: str) -> onnx.GraphProto:
     found: onnx.GraphProto | None = next((a.g for a in node.attribute if a.name == attribute), None)
     if found is None:
         raise _UnsupportedControlFlow(f"its body '{attribute}' is missing")
@@ -123,9 +123,9 @@ def _unroll_loop(
 ) -> list[str]:
     """Unroll a loop; once a run-time condition is false, the state keeps its values."""
     limit, going, state = _loop_trip_count(tracer, inputs[0]), inputs[1], list(inputs[2:])
-    body = _body_attribute(node, "body")
+    body = _body_graph(node, "body")
     scans: list[list[str]] = [[] for _ in range(len(body.output) - 1 - len(state))]
-    going = going or _add_constant(tracer, f"{label}/going", np.array(True))
+    going = going or _add_constant_with_fresh_name(tracer, f"{label}/going", np.array(True))
     live = ""  # the run-time value that tells whether the loop still runs
     turn = 0
     while limit is None or turn < limit:
@@ -144,7 +144,7 @@ def _unroll_loop(
             )
         if (turn + 1) * max(len(body.node), 1) > MAX_UNROLLED:
             raise _UnsupportedControlFlow(f"unrolled it has more than {MAX_UNROLLED} nodes")
-        count = _add_constant(tracer, f"{label}/turn", np.array(turn, np.int64))
+        count = _add_constant_with_fresh_name(tracer, f"{label}/turn", np.array(turn, np.int64))
         found = _trace_body(tracer, node, "body", scope, f"{label}/{turn}/", [count, going, *state])
         going, new = found[0], found[1 : 1 + len(state)]
         if any(n in tracer.unknown for n in found):
@@ -184,7 +184,7 @@ def _unroll_scan(
         raise _UnsupportedControlFlow(
             f"expected at least one sequence, got num_scan_inputs {count} of {len(inputs)} inputs"
         )
-    body = _body_attribute(node, "body")
+    body = _body_graph(node, "body")
     state, sources = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
     collected = len(body.output) - len(state)
     axes, out_axes = told.get("scan_input_axes", [0] * count), told.get("scan_output_axes", [0] * collected)
@@ -201,7 +201,9 @@ def _unroll_scan(
         given = list(state)
         for source, axis, reverse in zip(sources, axes, back, strict=True):
             at = np.array(length - 1 - turn if reverse else turn, np.int64)
-            given.append(tracer.emit("Gather", [source, _add_constant(tracer, f"{label}/turn", at)], axis=axis))
+            given.append(
+                tracer.emit("Gather", [source, _add_constant_with_fresh_name(tracer, f"{label}/turn", at)], axis=axis)
+            )
         found = _trace_body(tracer, node, "body", scope, f"{label}/{turn}/", given)
         if any(n in tracer.unknown for n in found):
             raise _UnsupportedControlFlow("its body holds what cannot be compiled")
@@ -221,13 +223,13 @@ def _stack_values(tracer: GraphTracer, names: Sequence[str], axis: int) -> str:
     shape = tracer.values[names[0]].shape
     axis %= len(shape) + 1
     target = np.array([*shape[:axis], 1, *shape[axis:]], np.int64)
-    wide = [tracer.emit("Reshape", [n, _add_constant(tracer, "loop:shape", target)]) for n in names]
+    wide = [tracer.emit("Reshape", [n, _add_constant_with_fresh_name(tracer, "loop:shape", target)]) for n in names]
     if any(w in tracer.unknown for w in wide):
         raise _UnsupportedControlFlow("its rounds return different shapes")
     return tracer.emit("Concat", wide, axis=axis)
 
 
-def _add_constant(tracer: GraphTracer, base: str, array: np.ndarray) -> str:
+def _add_constant_with_fresh_name(tracer: GraphTracer, base: str, array: np.ndarray) -> str:
     name = tracer.fresh(base)
     tracer.constant(name, array)
     return name

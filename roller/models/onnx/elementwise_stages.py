@@ -12,8 +12,8 @@ from roller.core.dtypes import DTYPE_BYTES, FLOATS, NARROW_FLOATS
 from roller.expr import Axis, Bound, Call, Cast, Const, Index, Load, Scalar, Stage, Tensor, axis_index
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import Compute, Site, Unsupported
-from roller.ops.build import identity_indices
-from roller.ops.rows import axes_of_shape
+from roller.ops.operator_parts import identity_indices
+from roller.ops.rows import axes_of_dimensions
 
 
 def scalar_call(fn: str, *args: Scalar) -> Scalar:
@@ -38,10 +38,10 @@ def result_axes(shape: Sequence[int]) -> tuple[Axis, ...]:
     """Return one spatial axis per dimension (``d0``, ``d1``, ...); refuse an empty result."""
     if 0 in shape:
         raise Unsupported(f"a result of shape {list(shape)} has no elements")
-    return axes_of_shape(shape)
+    return axes_of_dimensions(shape)
 
 
-def checked_tensor(value: Value) -> Tensor:
+def kernel_tensor_of_value(value: Value) -> Tensor:
     """Return ``value`` as a tensor; refuse empty tensors and dtypes that kernels do not support."""
     if value.dtype not in DTYPE_BYTES:
         raise Unsupported(f"{value.dtype} is no dtype of kernels (they take {', '.join(sorted(DTYPE_BYTES))})")
@@ -52,7 +52,7 @@ def checked_tensor(value: Value) -> Tensor:
 
 def broadcast_load(value: Value, shape: Sequence[int], axes: Sequence[Axis]) -> Load:
     """Return a load of ``value``, broadcast to ``shape`` by NumPy's rules, at the point ``axes``."""
-    read = checked_tensor(value)
+    read = kernel_tensor_of_value(value)
     lead = len(shape) - len(read.shape)
     if lead < 0 or any(s not in (1, t) for s, t in zip(read.shape, shape[lead:], strict=True)):
         raise Unsupported(f"'{value.name}' of shape {list(value.shape)} does not broadcast to {list(shape)}")
@@ -83,7 +83,7 @@ def operand_scalar(site: Site, position: int, axes: Sequence[Axis]) -> Scalar:
     return convert_scalar(broadcast_load(value, site.output.shape, axes), value.dtype, computation_dtype(value.dtype))
 
 
-def operand_scalars(site: Site) -> tuple[tuple[Axis, ...], tuple[Scalar, ...]]:
+def result_axes_and_operand_elements(site: Site) -> tuple[tuple[Axis, ...], tuple[Scalar, ...]]:
     """Return the axes of the result, and each input's element at a point of the result."""
     axes = result_axes(site.output.shape)
     return axes, tuple(operand_scalar(site, i, axes) for i in range(len(site.inputs)))
@@ -94,7 +94,7 @@ def pointwise_stage(
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> Compute:  # fmt: skip
     """Return a single stage, which writes ``body`` to the first output at every point of ``axes``."""
-    out = checked_tensor(site.output)
+    out = kernel_tensor_of_value(site.output)
     stage = Stage(out, axes, identity_indices(axes), body, None, dtype or computation_dtype(out.dtype))
     return Compute((stage,), constants or {})
 
@@ -105,7 +105,7 @@ def movement_stage(
 ) -> Compute:  # fmt: skip
     """Return a stage that only moves input 0, by one load at ``index(axes)``; ``axes`` are the output's."""
     axes = result_axes(site.output.shape)
-    read = checked_tensor(site.required(0))
+    read = kernel_tensor_of_value(site.required(0))
     body = Load(read.name, tuple(index(axes)), tuple(guard), outside)
     return pointwise_stage(site, axes, body, dtype=read.dtype)
 

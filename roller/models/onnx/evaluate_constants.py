@@ -56,14 +56,14 @@ class Evaluator:
             trusted = node.op_type not in _REFERENCE_IS_WRONG
             if found is None and trusted and elements <= min(MAX_REFERENCE_ELEMENTS, self._reference_left):
                 self._reference_left -= elements + 1024  # the cost of setting it up
-                found = _try_evaluate(self._reference, node, inputs)
+                found = _try_evaluate(self._run_onnx_reference, node, inputs)
         found = None if found is None else [np.asarray(a) if isinstance(a, np.generic) else a for a in found]
-        if found is None or not _match_inferred_types(found, outputs):
+        if found is None or not _have_inferred_types(found, outputs):
             return None
         self._bytes_left -= sum(0 if 0 in a.strides else a.nbytes for a in found)
         return found if self._bytes_left >= 0 else None
 
-    def _reference(self, node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
+    def _run_onnx_reference(self, node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
         given = {n: a for n, a in zip(node.input, inputs, strict=True) if n and a is not None}
         made = [onnx.ValueInfoProto(name=n) for n in node.output if n]
         graph = onnx.helper.make_graph([node], "node", [onnx.ValueInfoProto(name=n) for n in given], made)
@@ -109,7 +109,7 @@ def _try_evaluate(function: Callable[..., Any], *arguments: Any) -> list[np.ndar
     return found
 
 
-def _match_inferred_types(found: Sequence[np.ndarray], outputs: Sequence[Value | None]) -> bool:
+def _have_inferred_types(found: Sequence[np.ndarray], outputs: Sequence[Value | None]) -> bool:
     """Return whether results have the inferred types; if not, the node is not folded."""
     for array, value in zip(found, outputs, strict=False):
         if not isinstance(array, np.ndarray) or array.dtype.kind in "OUS":
@@ -122,7 +122,7 @@ def _match_inferred_types(found: Sequence[np.ndarray], outputs: Sequence[Value |
 _NUMPY: dict[str, Callable[[Attributes, Arrays, Sequence[Value | None]], list[np.ndarray] | None]] = {}
 
 
-def _register_rule(*ops: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _register_numpy_evaluation(*ops: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
             _NUMPY[op] = function
@@ -131,29 +131,29 @@ def _register_rule(*ops: str) -> Callable[[Callable[..., Any]], Callable[..., An
     return register
 
 
-def _result_type(outputs: Sequence[Value | None]) -> Value:
+def _require_result_type(outputs: Sequence[Value | None]) -> Value:
     first = outputs[0]
     if first is None:
         raise ValueError("the type of the result is not known")
     return first
 
 
-@_register_rule("ConstantOfShape")
+@_register_numpy_evaluation("ConstantOfShape")
 def _evaluate_constant_of_shape(
     attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]
 ) -> list[np.ndarray]:
     value = np.asarray(attributes.get("value", np.zeros(1, np.float32))).reshape(-1)[:1]
-    return [np.broadcast_to(value.reshape(()), _result_type(outputs).shape)]
+    return [np.broadcast_to(value.reshape(()), _require_result_type(outputs).shape)]
 
 
-@_register_rule("Expand")
+@_register_numpy_evaluation("Expand")
 def _evaluate_expand(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
-    return [np.broadcast_to(inputs[0], _result_type(outputs).shape)]
+    return [np.broadcast_to(inputs[0], _require_result_type(outputs).shape)]
 
 
-@_register_rule("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
+@_register_numpy_evaluation("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 def _evaluate_reshape(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
-    shape = _result_type(outputs).shape
+    shape = _require_result_type(outputs).shape
     if 0 in inputs[0].strides and inputs[0].size and inputs[0].strides == (0,) * inputs[0].ndim:
         return (
             [np.broadcast_to(inputs[0].reshape(-1)[0], shape)]
@@ -167,25 +167,25 @@ def _broadcast_first_element(array: np.ndarray, shape: tuple[int, ...]) -> np.nd
     return np.broadcast_to(array[(0,) * array.ndim], shape)
 
 
-@_register_rule("Transpose")
+@_register_numpy_evaluation("Transpose")
 def _evaluate_transpose(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
     turned = inputs[0].transpose(attributes.get("perm"))
     return [turned if 0 in turned.strides else np.ascontiguousarray(turned).reshape(turned.shape)]
 
 
-@_register_rule("Concat")
+@_register_numpy_evaluation("Concat")
 def _evaluate_concat(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
     return [np.concatenate(inputs, attributes["axis"])]
 
 
-@_register_rule("Gather")
+@_register_numpy_evaluation("Gather")
 def _evaluate_gather(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
     return [np.asarray(np.take(inputs[0], inputs[1], attributes.get("axis", 0)))]
 
 
-@_register_rule("Cast")
+@_register_numpy_evaluation("Cast")
 def _evaluate_cast(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
-    target = onnx_dtype(_result_type(outputs).dtype)
+    target = onnx_dtype(_require_result_type(outputs).dtype)
     source = inputs[0]
     plain = "?bBhHiIlLqQefd"
     if source.dtype.char not in plain or target.char not in plain:
@@ -214,12 +214,12 @@ for _op, _function, _kinds in (
     _NUMPY[_op] = _elementwise_rule(_function, _kinds)
 
 
-@_register_rule("Clip")
+@_register_numpy_evaluation("Clip")
 def _evaluate_clip(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
     return [np.asarray(np.minimum(np.maximum(inputs[0], inputs[1]), inputs[2]))] if len(inputs) == 3 else None
 
 
-@_register_rule("Div")
+@_register_numpy_evaluation("Div")
 def _evaluate_div(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
     a, b = inputs
     if a.dtype.kind == "f":
@@ -229,7 +229,7 @@ def _evaluate_div(attributes: Attributes, inputs: Arrays, outputs: Sequence[Valu
     return [np.asarray(FUNCTIONS["idiv"].numpy(a, b)).astype(a.dtype)]  # towards zero
 
 
-@_register_rule("LogSoftmax")
+@_register_numpy_evaluation("LogSoftmax")
 def _evaluate_log_softmax(
     attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]
 ) -> list[np.ndarray] | None:
@@ -242,9 +242,9 @@ def _evaluate_log_softmax(
     return [(below - np.log(np.exp(below).sum(axis=axis, keepdims=True))).astype(x.dtype)]
 
 
-@_register_rule("Range")
+@_register_numpy_evaluation("Range")
 def _evaluate_range(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
-    start, step, value = inputs[0], inputs[2], _result_type(outputs)
+    start, step, value = inputs[0], inputs[2], _require_result_type(outputs)
     return [(start + np.arange(value.shape[0]).astype(start.dtype) * step).astype(start.dtype).reshape(value.shape)]
 
 

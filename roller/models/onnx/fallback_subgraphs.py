@@ -11,47 +11,49 @@ import numpy as np
 import onnx
 
 from roller.core.dtypes import DTYPE_BYTES
+from roller.models.graph.lowered_parts import FallbackSubgraph, PartProtocol, RefusedNode
 from roller.models.graph.lowering_state import Lowering
-from roller.models.graph.nodes import Node
-from roller.models.graph.parts import FallbackSubgraph, PartProtocol, Refused
+from roller.models.graph.model_graph import Node
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.onnx_types import element_type, onnx_dtype
 
 
-def replace_refused_nodes(low: Lowering) -> list[Refused]:
+def replace_refused_nodes(low: Lowering) -> list[RefusedNode]:
     """Replace refused nodes by ONNX Runtime subgraphs; if some cannot be replaced, replace none and return them."""
-    stuck = [why for p in low.refused if (why := _refusal_of_untyped_node(p, low)) is not None]
+    stuck = [why for p in low.refused if (why := _refuse_unless_typed(p, low)) is not None]
     if stuck or not low.refused:
         return stuck
-    groups = _group_refused_parts(low.parts)
+    groups = _fallback_group_by_part(low.parts)
     kept = [p for n, p in enumerate(low.parts) if n not in groups]
-    members: dict[int, list[Refused]] = defaultdict(list)
+    members: dict[int, list[RefusedNode]] = defaultdict(list)
     for n, p in enumerate(low.parts):
-        if isinstance(p, Refused):
+        if isinstance(p, RefusedNode):
             members[groups[n]].append(p)
     low.parts = _topological_order([*kept, *(_make_fallback_subgraph(m, low) for m in members.values())])
     return []
 
 
-def _refusal_of_untyped_node(part: Refused, low: Lowering) -> Refused | None:
+def _refuse_unless_typed(part: RefusedNode, low: Lowering) -> RefusedNode | None:
     """Return a refusal if the node's values cannot be passed between steps; otherwise ``None``."""
     for name in (*part.inputs, *part.outputs):
         value = low.values.get(name)
         if value is None:
-            return Refused(part.node, f"{part.reason}; not for fallback either, as the shape of '{name}' is unknown")
+            return RefusedNode(
+                part.node, f"{part.reason}; not for fallback either, as the shape of '{name}' is unknown"
+            )
         if value.dtype not in DTYPE_BYTES and name not in low.constants:
-            return Refused(part.node, f"{part.reason}; not for fallback either, as '{name}' is {value.dtype}")
+            return RefusedNode(part.node, f"{part.reason}; not for fallback either, as '{name}' is {value.dtype}")
     return None
 
 
-def _group_refused_parts(parts: Sequence[PartProtocol]) -> dict[int, int]:
+def _fallback_group_by_part(parts: Sequence[PartProtocol]) -> dict[int, int]:
     """Return the group of each refused part, by the part's index."""
     # Levels never fall along an edge, and rise between a refused part and one of another kind. Adjacent refused parts
     # of equal level form a group: a path that left and re-entered it would rise twice. Where possible, refused parts
     # take the level of their readers, which gives fewer groups.
     writer = {name: n for n, p in enumerate(parts) for name in p.outputs}
     sources = [sorted({writer[name] for name in p.inputs if name in writer}) for p in parts]
-    refused = [isinstance(p, Refused) for p in parts]
+    refused = [isinstance(p, RefusedNode) for p in parts]
     level: list[int] = []
     for n, read in enumerate(sources):
         level.append(max((level[s] + (refused[s] != refused[n]) for s in read), default=int(refused[n])))
@@ -63,7 +65,7 @@ def _group_refused_parts(parts: Sequence[PartProtocol]) -> dict[int, int]:
         if refused[n] and any(refused[r] for r in readers[n]):
             level[n] = min(level[r] - (not refused[r]) for r in readers[n])
     group = {n: n for n in range(len(parts)) if refused[n]}
-    root = partial(group_root, group)
+    root = partial(union_find_root, group)
     for n in group:
         for s in sources[n]:
             if refused[s] and level[s] == level[n]:
@@ -71,7 +73,7 @@ def _group_refused_parts(parts: Sequence[PartProtocol]) -> dict[int, int]:
     return {n: root(n) for n in group}
 
 
-def group_root(group: MutableSequence[int] | MutableMapping[int, int], n: int) -> int:
+def union_find_root(group: MutableSequence[int] | MutableMapping[int, int], n: int) -> int:
     """Return the representative of ``n``'s group (union-find with path compression)."""
     while group[n] != n:
         group[n] = group[group[n]]
@@ -101,7 +103,7 @@ def _topological_order(parts: Sequence[PartProtocol]) -> list[PartProtocol]:
     return out
 
 
-def _make_fallback_subgraph(members: Sequence[Refused], low: Lowering) -> FallbackSubgraph:
+def _make_fallback_subgraph(members: Sequence[RefusedNode], low: Lowering) -> FallbackSubgraph:
     """Return a subgraph that computes the nodes in ``members`` and contains their constants."""
     own = {name for m in members for name in m.outputs}
     mine = {id(m) for m in members}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roller.core.dtypes import FLOATS, NARROW_FLOATS
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.onnx.mutable_graph import MutableGraph
 
 #: Maximum size, in bytes, of weights that are copied because other nodes read them too.
@@ -58,22 +58,22 @@ def fold_affine(draft: MutableGraph) -> bool:
             if merged is not None:
                 placed[at], *rest = merged
                 changed = True
-                writer.update((n, at) for n in _item_outputs(placed[at]))
+                writer.update((n, at) for n in _outputs_of_node_or_affine(placed[at]))
                 if not rest:
                     continue
                 item = rest[0]
         placed.append(item)
-        writer.update((n, len(placed) - 1) for n in _item_outputs(item))
+        writer.update((n, len(placed) - 1) for n in _outputs_of_node_or_affine(item))
     nodes: list[Node] = []
     for item in placed:
-        written = _to_nodes(draft, item)
+        written = _nodes_of_node_or_affine(draft, item)
         changed = changed or (isinstance(item, AffineMap) and item.origin is None)
         nodes.extend(written)
     draft.nodes = nodes
     return changed
 
 
-def _item_outputs(item: Node | AffineMap) -> tuple[str, ...]:
+def _outputs_of_node_or_affine(item: Node | AffineMap) -> tuple[str, ...]:
     return (item.output,) if isinstance(item, AffineMap) else tuple(n for n in item.outputs if n)
 
 
@@ -91,7 +91,7 @@ def _match_affine(draft: MutableGraph, node: Node) -> AffineMap | None:
             continue
         if node.op == "Div" and position == 0:
             continue
-        channels = _numbers_along_one_axis(array, draft.shape(source))
+        channels = _constant_along_one_axis(array, draft.shape(source))
         if channels is None:
             continue
         numbers, axis = channels
@@ -114,7 +114,7 @@ def _scale_and_shift(op: str, position: int, numbers: np.ndarray) -> tuple[np.nd
     return (None, -numbers) if position == 1 else (np.full(1, -1.0), numbers)
 
 
-def _numbers_along_one_axis(array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, int | None] | None:
+def _constant_along_one_axis(array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, int | None] | None:
     """Return a constant's values and the one axis of ``shape`` along which they vary; ``None`` if there are more."""
     if array.ndim > len(shape) or array.size == 0:
         return None
@@ -149,7 +149,7 @@ def _fold_into_writer(
     if isinstance(before, AffineMap):
         return _compose_affine(before, affine)
     rule = None if before.domain else _LINEAR.get(before.op)
-    if rule is None or len(_item_outputs(before)) != 1:
+    if rule is None or len(_outputs_of_node_or_affine(before)) != 1:
         return None
     weights = draft.constant_input(before, 1)
     if affine.scale is not None and draft.values[affine.output].dtype in NARROW_FLOATS:
@@ -190,7 +190,7 @@ def _multiply_scales(one: np.ndarray | None, other: np.ndarray | None) -> np.nda
     return other if one is None else one if other is None else one * other
 
 
-def _to_nodes(draft: MutableGraph, item: Node | AffineMap) -> list[Node]:
+def _nodes_of_node_or_affine(draft: MutableGraph, item: Node | AffineMap) -> list[Node]:
     """Return the nodes for an item: the node itself, or a Mul and an Add with constants."""
     if isinstance(item, Node):
         return [item]
@@ -206,7 +206,7 @@ def _to_nodes(draft: MutableGraph, item: Node | AffineMap) -> list[Node]:
         if item.axis is not None and len(term) == 1:
             shape = ()
         # Dtypes of `ml_dtypes` are registered only once it is imported.
-        array = term.reshape(shape).astype(_dtype(value.dtype))
+        array = term.reshape(shape).astype(_numpy_dtype(value.dtype))
         name = draft.constant(f"{item.output}/{'scale' if op == 'Mul' else 'shift'}", array)
         target = item.output if last else draft.value(f"{item.output}/scaled", value)
         label = item.name if last else f"{item.name}/scale"
@@ -215,7 +215,7 @@ def _to_nodes(draft: MutableGraph, item: Node | AffineMap) -> list[Node]:
     return nodes or [Node("Identity", (source,), (item.output,), {}, item.name, "", item.version)]
 
 
-def _dtype(name: str) -> np.dtype[np.generic]:
+def _numpy_dtype(name: str) -> np.dtype[np.generic]:
     from roller.models.onnx.onnx_types import onnx_dtype
 
     return onnx_dtype(name)
@@ -266,12 +266,12 @@ def _fold_into_convolution(
         return None
     return (
         _with_weights_and_bias(
-            draft, node, affine, weights, scaled, 2, _fold_into_bias(bias, affine, channels, weights.dtype)
+            draft, node, affine, weights, scaled, 2, _compute_folded_bias(bias, affine, channels, weights.dtype)
         ),
     )
 
 
-def _fold_into_bias(
+def _compute_folded_bias(
     bias: np.ndarray | None, affine: AffineMap, channels: int, dtype: np.dtype[np.generic], beta: float = 1.0
 ) -> np.ndarray | None:
     """Return the new bias, computed in float64 and rounded once; ``None`` without a bias and a shift."""
@@ -316,7 +316,7 @@ def _fold_into_gemm(draft: MutableGraph, node: Node, weights: np.ndarray, affine
     scaled = _scale_weights(weights, affine.scale, 0 if node.attributes.get("transB", 0) else 1)
     if scaled is None:
         return None
-    new = _fold_into_bias(bias, affine, channels, weights.dtype, float(node.attributes.get("beta", 1.0)))
+    new = _compute_folded_bias(bias, affine, channels, weights.dtype, float(node.attributes.get("beta", 1.0)))
     found = _with_weights_and_bias(draft, node, affine, weights, scaled, 2, new)
     return (replace(found, attributes={**node.attributes, "beta": 1.0}),)
 

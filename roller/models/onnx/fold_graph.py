@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from roller.core.gc_pause import gc_paused
-from roller.models.graph.nodes import Graph
+from roller.models.graph.model_graph import Graph
 from roller.models.onnx.fold_affine import fold_affine
 from roller.models.onnx.fold_padding import fold_padding
 from roller.models.onnx.mutable_graph import MutableGraph
-from roller.models.onnx.quantised.integer_arithmetic import rewrite_to_integers
+from roller.models.onnx.quantised.rewrite_to_integers import rewrite_to_integers
 from roller.models.onnx.remove_duplicates import merge_equal_constants, merge_equal_nodes, remove_dead_nodes
 from roller.models.onnx.remove_no_ops import remove_no_ops
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.onnx.mutable_graph import MutableGraph
 
 
@@ -22,7 +22,7 @@ def fold_padding(draft: MutableGraph) -> bool:
         if pad is None or amounts is None:
             continue
         rank = len(draft.shape(node.inputs[0]))
-        own = _pads_of_node(node, rank - 2)
+        own = _explicit_pads_of_node(node, rank - 2)
         if own is None or any(amounts[d] for d in (0, 1, rank, rank + 1)) or min(amounts) < 0:
             continue
         spatial = [*amounts[2:rank], *amounts[rank + 2 :]]
@@ -40,7 +40,7 @@ def fold_padding(draft: MutableGraph) -> bool:
     return changed
 
 
-def _pads_of_node(node: Node, spatial: int) -> tuple[int, ...] | None:
+def _explicit_pads_of_node(node: Node, spatial: int) -> tuple[int, ...] | None:
     """Return the pads of a node; ``None`` if they depend on its input's size."""
     if node.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
         return None

@@ -44,7 +44,7 @@ class InputTypes:
 
 
 @dataclass(frozen=True)
-class BatchCorrection:
+class BatchSizeCorrection:
     """Corrects constants of a model that contain the declared batch size instead of the requested one.
 
     Parameters
@@ -89,7 +89,7 @@ def choose_input_types(
     chosen: dict[str, Dims | None] = {n: d for n, (_, d) in declared.items()}
     symbols: dict[str, int] = {}
     for name, given in shapes.items():
-        chosen[name] = _override_shape(loaded.name, name, chosen[name], given, symbols)
+        chosen[name] = _override_shape_and_bind_symbols(loaded.name, name, chosen[name], given, symbols)
     chosen = {n: d and tuple(symbols.get(x, x) if isinstance(x, str) else x for x in d) for n, d in chosen.items()}
     old = None
     free = {n: d for n, d in chosen.items() if n not in shapes and n not in values and d}
@@ -97,7 +97,8 @@ def choose_input_types(
         old = _set_batch(chosen, free, batch)
     types = {}
     for name, (dtype, _) in declared.items():
-        types[name] = _constant_type(loaded, name, dtype, chosen[name], values) if name in values else _static_type(
+        types[name] = _constant_type(loaded, name, dtype, chosen[name],
+                                     values) if name in values else _type_or_nonstatic_shape_text(
             loaded, name, dtype, chosen[name])  # fmt: skip
     unknown = [f"'{n}' {t}" for n, t in types.items() if isinstance(t, str)]
     if unknown:
@@ -110,12 +111,14 @@ def choose_input_types(
             "`compile_model` takes ranges, for sizes that calls choose: ('length', 1, 512)."
         )
     done = {n: t for n, t in types.items() if isinstance(t, Value)}
-    original = {n: _declared_type(done[n], declared[n][1]) for n in done}
+    original = {n: _fill_in_declared_type(done[n], declared[n][1]) for n in done}
     changed = any(original[n] != done[n] for n in done)
     return InputTypes(done, original, old, int(batch or 0), changed)
 
 
-def _override_shape(model: str, name: str, dims: Dims | None, given: Sequence[int], symbols: dict[str, int]) -> Dims:
+def _override_shape_and_bind_symbols(
+    model: str, name: str, dims: Dims | None, given: Sequence[int], symbols: dict[str, int]
+) -> Dims:
     """Return the caller's shape for an input; record in ``symbols`` the sizes that it binds."""
     shape = tuple(given)
     if dims is not None and len(dims) != len(shape):
@@ -146,7 +149,7 @@ def _set_batch(chosen: dict[str, Dims | None], free: Mapping[str, Dims], batch: 
     return old
 
 
-def _static_type(loaded: LoadedModel, name: str, dtype: str, dims: Dims | None) -> Value | str:
+def _type_or_nonstatic_shape_text(loaded: LoadedModel, name: str, dtype: str, dims: Dims | None) -> Value | str:
     """Return an input's type or, if its shape is not static, a description of the shape."""
     if dims is None:
         return "of unknown rank"
@@ -172,7 +175,7 @@ def _constant_type(loaded: LoadedModel, name: str, dtype: str, dims: Dims | None
     return value_of_array(name, array)
 
 
-def _declared_type(now: Value, dims: Dims | None) -> Value:
+def _fill_in_declared_type(now: Value, dims: Dims | None) -> Value:
     """Return the declared type, with open dimensions filled in from ``now``."""
     if dims is None or len(dims) != len(now.shape):
         return now

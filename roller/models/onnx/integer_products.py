@@ -31,14 +31,14 @@ class IntegerSumEnding:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def subtract_zero_points(weights: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarray | None:
+def weights_minus_zero_points(weights: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarray | None:
     """Return constant weights minus their zero points as 8-bit integers; ``None`` if the differences need more bits.
 
     Examples
     --------
-    >>> subtract_zero_points(np.array([[128, 255]], np.uint8), np.array(128, np.uint8), 0)
+    >>> weights_minus_zero_points(np.array([[128, 255]], np.uint8), np.array(128, np.uint8), 0)
     array([[  0, 127]], dtype=int8)
-    >>> subtract_zero_points(np.array([[0, 255]], np.uint8), np.array(100, np.uint8), 0) is None
+    >>> weights_minus_zero_points(np.array([[0, 255]], np.uint8), np.array(100, np.uint8), 0) is None
     True
     """
     if weights.dtype not in (np.uint8, np.int8):

@@ -34,12 +34,12 @@ class AxisSampling:
     mode: str
     roi: tuple[Fraction, Fraction] = (Fraction(0), Fraction(1))
 
-    def coordinates(self) -> np.ndarray:
+    def source_positions(self) -> np.ndarray:
         """Return the source position of each target element, float64, shape ``(target,)``."""
-        places, unit = self.exact_positions()
+        places, unit = self.exact_source_positions_and_unit()
         return np.asarray(places / unit, np.float64)
 
-    def exact_positions(self) -> tuple[np.ndarray, int]:
+    def exact_source_positions_and_unit(self) -> tuple[np.ndarray, int]:
         """Return the exact source positions in multiples of ``1 / unit``, shape ``(target,)``, and ``unit``."""
         # The last bit can decide which neighbour is nearest: ``4.5 * 20 / 6 - 0.5`` is 14.5, but 14.499999 with the
         # float32 nearest to ``6 / 20``.
@@ -76,7 +76,7 @@ class AxisSampling:
         """Return a mask of the target positions that take the extrapolation value, shape ``(target,)``."""
         if self.mode != "tf_crop_and_resize":
             return np.zeros(self.target, bool)
-        places, unit = self.exact_positions()
+        places, unit = self.exact_source_positions_and_unit()
         return np.asarray((places < 0) | (places > (self.source - 1) * unit), bool)
 
 
@@ -138,7 +138,7 @@ def _simplest_fraction_between(low: Fraction, high: Fraction) -> Fraction:
 
 def nearest_positions(sampling: AxisSampling, rounding: str) -> np.ndarray:
     """Return the nearest source position of each target, shape ``(target,)``; ``rounding`` is ONNX's nearest_mode."""
-    x, unit = sampling.exact_positions()
+    x, unit = sampling.exact_source_positions_and_unit()
     if rounding == "simple":  # before version 11: down where an axis grows, up where it shrinks
         rounding = "ceil" if sampling.scale < 1 else "floor"
     rounds: dict[str, Callable[[], np.ndarray]] = {
@@ -174,7 +174,7 @@ def interpolation_matrix(
     """Return the weight of each source position for each target position, float64, shape ``(target, source)``."""
     kernel, reach = (_linear_kernel, 1) if kind == "linear" else (_cubic_kernel(cubic_a), 2)
     stretch = min(1.0, float(sampling.scale)) if antialias else 1.0
-    x = sampling.coordinates()
+    x = sampling.source_positions()
     taps = int(np.ceil(reach / stretch))
     places = np.floor(x)[:, None].astype(np.int64) + np.arange(-taps, taps + 1)[None, :]
     amount = kernel((places - x[:, None]) * stretch)

@@ -90,7 +90,7 @@ def _add_constant(tracer: GraphTracer, node: onnx.NodeProto, what: str, array: n
     return name
 
 
-def _reshape_value(tracer: GraphTracer, node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> str:
+def _append_reshape(tracer: GraphTracer, node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> str:
     """Return the name of the value ``name`` reshaped to ``shape``."""
     if tracer.values[name].shape == shape:
         return name
@@ -115,7 +115,7 @@ def _convert_broadcast_axis(tracer: GraphTracer, node: onnx.NodeProto, inputs: I
     behind = rank - first - length
     if behind < 0 or first < 0 or any(s not in (1, t) for s, t in zip(other.shape, one.shape[first:], strict=False)):
         raise _UnconvertibleNode(f"{list(other.shape)} does not broadcast to {list(one.shape)} from axis {first} on")
-    return inputs[0], _reshape_value(tracer, node, inputs[1], (*other.shape, *(1,) * behind))
+    return inputs[0], _append_reshape(tracer, node, inputs[1], (*other.shape, *(1,) * behind))
 
 
 def _convert_gemm(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
@@ -128,7 +128,7 @@ def _convert_prelu(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) ->
     """Reshape per-channel PRelu slopes to align with the channels."""
     x, slope = (tracer.values[n] for n in inputs)
     if len(slope.shape) == 1 and slope.elements != 1 and len(x.shape) > 1 and slope.shape[0] == x.shape[1]:
-        return inputs[0], _reshape_value(tracer, node, inputs[1], (slope.elements, *(1,) * (len(x.shape) - 2)))
+        return inputs[0], _append_reshape(tracer, node, inputs[1], (slope.elements, *(1,) * (len(x.shape) - 2)))
     return inputs
 
 

@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from roller.core.files import read_file
 from roller.errors import ModelError
 from roller.models.onnx.external_data import ExternalData
-from roller.models.onnx.function_expansion import check_expansion
-from roller.models.onnx.mapped_weights import MappedWeights, split_off_weights
+from roller.models.onnx.function_expansion_limits import check_expansion
+from roller.models.onnx.mapped_weights import MappedWeights, read_message_without_weights
 from roller.models.onnx.onnx_types import inline_tensor_to_array, tensor_type_proto
 from roller.models.onnx.topological_order import MAX_DEPTH
 
@@ -63,7 +63,7 @@ def load_onnx(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path 
     if isinstance(model, (str, Path)):
         path = Path(model)
         label, folder = path.name, folder or path.parent
-        message, weights = _read_message(path)
+        message, weights = _read_file_without_weights(path)
         return _separate_weights(_parse_model(message, label), label, ExternalData(folder), weights)
     if isinstance(model, (bytes, bytearray, memoryview)):
         model = _parse_model(bytes(model), label)
@@ -72,7 +72,7 @@ def load_onnx(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path 
     return _separate_weights(model, label, ExternalData(folder), MappedWeights())
 
 
-def _read_message(path: Path) -> tuple[bytes, MappedWeights]:
+def _read_file_without_weights(path: Path) -> tuple[bytes, MappedWeights]:
     """Return the message in a file, and the locations of the weights that the message leaves out."""
     try:
         found = path.stat()
@@ -83,7 +83,7 @@ def _read_message(path: Path) -> tuple[bytes, MappedWeights]:
             raise ModelError(
                 f"{path.name}: {found.st_size} bytes in one file; beyond 2 GB weights lie beside the model."
             )
-        return split_off_weights(path) or (read_file(path), MappedWeights())
+        return read_message_without_weights(path) or (read_file(path), MappedWeights())
     except ModelError:
         raise
     except (OSError, ValueError) as error:
@@ -94,21 +94,21 @@ def _parse_model(data: bytes, label: str) -> onnx.ModelProto:
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except DecodeError as error:
-        remedy = _describe_other_format(data) or f"and it cannot be parsed ({error}). It is damaged"
+        remedy = _describe_if_not_onnx(data) or f"and it cannot be parsed ({error}). It is damaged"
         raise ModelError(f"{label}: expected an ONNX model, {remedy}.") from None
     if not model.HasField("graph"):
         raise ModelError(f"{label}: expected an ONNX model, and it has no graph. It is damaged or of another format.")
     return model
 
 
-def _describe_other_format(data: bytes) -> str:
+def _describe_if_not_onnx(data: bytes) -> str:
     r"""Return what the data are if they are no ONNX model, with a remedy; an empty string if they may be one.
 
     Examples
     --------
-    >>> _describe_other_format(b"import torch")
+    >>> _describe_if_not_onnx(b"import torch")
     'got text. Pass the file that an export to ONNX wrote'
-    >>> _describe_other_format(b"\x08\x07\x12\x00")
+    >>> _describe_if_not_onnx(b"\x08\x07\x12\x00")
     ''
     """
     start = data[:_LOOKED_AT]

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from roller.expr import Axis, Call, Index, Scalar, Stage, Tensor, axis_index
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import Site, Unsupported
-from roller.ops import build
-from roller.ops.build import OperatorDtypes, ensure_spatial_axis, identity_indices, resolve_dtypes
-from roller.ops.rows import Rows, axes_of_shape
-from roller.ops.windows import Windows, dilated_window_extents, make_windows, same_padding
+from roller.ops import operator_parts
+from roller.ops.operator_parts import OperatorDtypes, ensure_spatial_axis, identity_indices, resolve_dtypes
+from roller.ops.rows import TensorRows, axes_of_dimensions
+from roller.ops.windows import Windows, dilated_window_extents, make_windows, same_padding_total
 
 
-def output_tensor(value: Value, dtype: str | None = None, part: str = "") -> Tensor:
+def output_or_intermediate_tensor(value: Value, dtype: str | None = None, part: str = "") -> Tensor:
     """Return the tensor that a stage writes for ``value``; ``part`` names an intermediate tensor."""
     return Tensor(f"{value.name}/{part}" if part else value.name, value.shape, dtype or value.dtype)
 
@@ -31,7 +31,7 @@ def float_accumulation_types(x: Value, y: Value) -> OperatorDtypes:
     return t
 
 
-def require_elements(site: Site) -> None:
+def refuse_empty_tensors(site: Site) -> None:
     """Refuse a site that reads or writes an empty tensor."""
     for v in (*site.inputs, *site.outputs):
         if v is not None and not v.elements:
@@ -48,22 +48,26 @@ def normalise_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
 
 def elementwise_stage(y: Value, value: Callable[[tuple[Index, ...]], Scalar], acc: str) -> Stage:
     """Return the stage that writes ``value(index)`` at every point of ``y``; a scalar has an axis of extent 1."""
-    axes = axes_of_shape(y.shape)
+    axes = axes_of_dimensions(y.shape)
     at = identity_indices(axes)
-    return Stage(output_tensor(y), ensure_spatial_axis(axes), at, value(at), None, acc)
+    return Stage(output_or_intermediate_tensor(y), ensure_spatial_axis(axes), at, value(at), None, acc)
 
 
-def rows_over(x: Value, y: Value, t: OperatorDtypes, reduced: Sequence[int], *, keepdims: bool = False) -> Rows:
+def make_reduction_rows(
+    x: Value, y: Value, t: OperatorDtypes, reduced: Sequence[int], *, keepdims: bool = False
+) -> TensorRows:
     """Return the rows of ``x`` along ``reduced`` dimensions; names of intermediate tensors begin with ``y.name``."""
-    return Rows(output_tensor(x), axes_of_shape(x.shape, reduced), t, f"{y.name}/", keepdims)
+    return TensorRows(output_or_intermediate_tensor(x), axes_of_dimensions(x.shape, reduced), t, f"{y.name}/", keepdims)
 
 
 def reduction_with_ending(
     y: Value, axes: Sequence[Axis], store: Sequence[Index], body: Scalar, combiner: str, t: OperatorDtypes,
     ending: Callable[[Scalar], Scalar] | None = None,
 ) -> tuple[Stage, ...]:  # fmt: skip
-    """Call :func:`roller.ops.build.reduction_with_ending` with an intermediate tensor named after ``y``."""
-    return build.reduction_with_ending(output_tensor(y), axes, store, body, combiner, t, ending, f"{y.name}/acc")
+    """Call :func:`roller.ops.operator_parts.reduction_and_ending_stages` with an intermediate named after ``y``."""
+    return operator_parts.reduction_and_ending_stages(
+        output_or_intermediate_tensor(y), axes, store, body, combiner, t, ending, f"{y.name}/acc"
+    )
 
 
 def bias_ending(bias: Value | None, t: OperatorDtypes) -> Callable[[Scalar], Scalar] | None:
@@ -80,7 +84,7 @@ def site_windows(site: Site, size: Sequence[int], kernel: Sequence[int], *, ceil
     covered = dilated_window_extents(kernel, dilations)
     pads = padding_per_dimension(site, size, covered, strides)
     ceil = ceil and (site.attribute("auto_pad", "NOTSET") or "NOTSET") == "NOTSET"
-    hanging = [_ceil_mode_excess(*a) for a in zip(size, covered, strides, pads, strict=True)] if ceil else ()
+    hanging = [_elements_beyond_end_padding(*a) for a in zip(size, covered, strides, pads, strict=True)] if ceil else ()
     return make_windows("onnx", size, kernel, strides, dilations, pads, hanging)
 
 
@@ -99,7 +103,7 @@ def padding_per_dimension(
     if mode == "VALID":
         return ((0, 0),) * rank
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        totals = [same_padding(*a) for a in zip(size, covered, strides, strict=True)]
+        totals = [same_padding_total(*a) for a in zip(size, covered, strides, strict=True)]
         return tuple((p // 2, p - p // 2) if mode == "SAME_UPPER" else (p - p // 2, p // 2) for p in totals)
     pads = tuple(int(p) for p in site.attribute("pads", ()) or (0,) * (2 * rank))
     if mode != "NOTSET" or len(pads) != 2 * rank:
@@ -107,7 +111,7 @@ def padding_per_dimension(
     return tuple(zip(pads[:rank], pads[rank:], strict=True))
 
 
-def _ceil_mode_excess(size: int, reach: int, stride: int, pads: tuple[int, int]) -> int:
+def _elements_beyond_end_padding(size: int, reach: int, stride: int, pads: tuple[int, int]) -> int:
     """Return how many elements the last window extends beyond the padding; no window starts in the end padding."""
     free = size + sum(pads) - reach
     count = -(-free // stride) + 1

@@ -15,7 +15,7 @@ import numpy as np
 
 from roller.errors import ExprError
 from roller.expr import Stage
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.graph.program_steps import Value
 
 

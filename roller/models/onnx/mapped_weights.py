@@ -54,7 +54,7 @@ class MappedWeights:
         return None
 
 
-def split_off_weights(path: Path) -> tuple[bytes, MappedWeights] | None:
+def read_message_without_weights(path: Path) -> tuple[bytes, MappedWeights] | None:
     """Return a file's message without large weights, and their locations; ``None`` without any or for unusual files."""
     size = path.stat().st_size
     if size < _LEAST_BYTES:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roller.models.graph.nodes import Graph, Node
+from roller.models.graph.model_graph import Graph, Node
 from roller.models.graph.program_steps import DynamicOutput, Value
 
 
 @dataclass
 class MutableGraph:
-    """A mutable copy of a :class:`~roller.models.graph.nodes.Graph`."""
+    """A mutable copy of a :class:`~roller.models.graph.model_graph.Graph`."""
 
     name: str
     inputs: tuple[str, ...]
@@ -56,7 +56,7 @@ class MutableGraph:
 
     def constant(self, base: str, array: np.ndarray) -> str:
         """Add a constant under a unique name derived from ``base``; return that name."""
-        name = self._fresh(base)
+        name = self._unused_value_name(base)
         array = np.asarray(array)
         self.constants[name] = array
         self.values[name] = Value(name, array.shape, array.dtype.name)
@@ -64,11 +64,11 @@ class MutableGraph:
 
     def value(self, base: str, like: Value) -> str:
         """Add a run-time value with the type of ``like`` under a unique name; return that name."""
-        name = self._fresh(base)
+        name = self._unused_value_name(base)
         self.values[name] = replace(like, name=name)
         return name
 
-    def _fresh(self, base: str) -> str:
+    def _unused_value_name(self, base: str) -> str:
         """Return an unused name derived from ``base``."""
         name, count = base, 0
         while name in self.values:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import InputView, Lowered, SimplerNodes, Site, lowers
 
@@ -79,6 +79,6 @@ class NodeRewriter:
 
 
 @lowers("Part", domain="roller")
-def part(site: Site) -> Lowered:
+def lower_contiguous_range(site: Site) -> Lowered:
     """Lower a contiguous range to a view."""
     return InputView(0, int(site.attribute("offset", 0)))

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from roller.core.gc_pause import gc_paused
-from roller.models.arguments import validate_fallback
+from roller.models.argument_validation import validate_fallback
 from roller.models.graph.fuse_parts import fuse_parts
+from roller.models.graph.fusion_rule_cache import NamedForm
 from roller.models.graph.kernel_sources import make_kernel_call, make_kernel_source
+from roller.models.graph.lowered_parts import (
+    AliasPart,
+    ComputedPart,
+    ConcatPart,
+    FallbackSubgraph,
+    LibraryFunctionPart,
+    PartProtocol,
+)
 from roller.models.graph.lowering_state import Lowering
-from roller.models.graph.nodes import FallbackRegion, Graph
-from roller.models.graph.numbered_parts import NamedForm
+from roller.models.graph.model_graph import FallbackRegion, Graph
 from roller.models.graph.partition_report import Partition, partition_report
-from roller.models.graph.parts import Alias, Computed, Concat, FallbackSubgraph, Function, PartProtocol
 from roller.models.graph.program_steps import (
     Call,
     Foreign,
@@ -79,7 +86,7 @@ def _make_kernel_step(
 
 def _make_step(part: PartProtocol, low: Lowering, kernels: dict[str, KernelSource]) -> Step:
     """Return the step for one part; store its kernel in ``kernels``."""
-    if isinstance(part, Computed):
+    if isinstance(part, ComputedPart):
         for s in part.stages:
             if s.name in part.outputs:
                 low.values.setdefault(s.name, Value(s.name, s.output.shape, s.output.dtype))
@@ -87,13 +94,13 @@ def _make_step(part: PartProtocol, low: Lowering, kernels: dict[str, KernelSourc
         made = make_kernel_call(part, low.constants, label)
         kernels.setdefault(made.key, made.source)
         return Run(label, made.key, made.inputs, made.outputs, part.nodes)
-    if isinstance(part, Alias):
+    if isinstance(part, AliasPart):
         return View(part.source, part.target, part.offset * _itemsize(low.values[part.source]))
-    if isinstance(part, Concat):
+    if isinstance(part, ConcatPart):
         return Join(part.sources, part.target, part.axis)
     if isinstance(part, FallbackSubgraph):
         return Foreign("onnxruntime", part.model, part.inputs, part.outputs, part.nodes)
-    assert isinstance(part, Function)
+    assert isinstance(part, LibraryFunctionPart)
     return Call(part.name, part.arguments, part.results, part.attributes, " + ".join(part.nodes))
 
 

@@ -25,19 +25,19 @@ from roller.core.files import read_file, write_atomically
 from roller.core.library_cache import check_folder_trusted, make_trusted_folder
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.models.graph.plan import Plan
+from roller.models.graph.execution_plan import Plan
 from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
 from roller.models.graph.program_steps import KernelSource, Program
-from roller.models.onnx.mapped_weights import split_off_weights
-from roller.models.onnx.noted_weight_files import (
+from roller.models.onnx.cached_weight_files import (
     external_file_names,
     file_identity,
     is_settled,
-    location_in_file,
     map_array,
-    path_below,
+    resolve_path_below,
+    weight_file_and_offset,
 )
-from roller.runtime.cache_key import code_digest
+from roller.models.onnx.mapped_weights import read_message_without_weights
+from roller.runtime.cache_key import source_code_digest
 
 #: Maximum size, in bytes, of a cached model and of the constants in a note; maximum number of notes kept.
 MOST_BYTES, MOST_NOTES = 1 << 26, 16
@@ -49,7 +49,7 @@ _SUFFIX = ".program"
 
 
 @dataclass(frozen=True)
-class ProgramNote:
+class CachedProgramFile:
     """The cached program of one model with one set of overrides.
 
     Parameters
@@ -66,7 +66,7 @@ class ProgramNote:
     shapes: Mapping[str, Sequence[int]] | None = None
     base_dir: str | Path | None = None
 
-    def load_or_make(self, make: Callable[[], Program]) -> Program:
+    def load_or_make_and_cache(self, make: Callable[[], Program]) -> Program:
         """Return the cached program, or create and cache it."""
         began, path = time.time(), self.path()
         known = None if path is None else self._read(path)
@@ -90,7 +90,7 @@ class ProgramNote:
             ):
                 return False
             make_trusted_folder(path.parent)
-            _write_note(path, data)
+            _write_note_and_prune(path, data)
         except _DAMAGES:
             return False
         return True
@@ -112,7 +112,7 @@ class ProgramNote:
 
     def _files_not_in_digest(self, began_s: float) -> dict[str, list[int]] | None:
         """Return the identities of the files whose weights the digest excludes; ``None`` if one is not settled."""
-        found, folder = _model_bytes(self.model), self._external_folder
+        found, folder = _model_bytes_without_weights(self.model), self._external_folder
         if found is None:
             return None
         data, places = found
@@ -123,7 +123,7 @@ class ProgramNote:
             names |= external_file_names(onnx.ModelProto.FromString(data))
         files = {}
         for name in names:
-            path = path_below(folder, name) if folder is not None else None
+            path = resolve_path_below(folder, name) if folder is not None else None
             known = None if path is None else file_identity(path)
             if path is None or known is None or not is_settled(known, began_s):
                 return None
@@ -132,7 +132,7 @@ class ProgramNote:
 
     def path(self) -> Path | None:
         """Return the path of the note; ``None`` for a model that cannot have one."""
-        found = None if self.folder is None else _model_bytes(self.model)
+        found = None if self.folder is None else _model_bytes_without_weights(self.model)
         if self.folder is None or found is None:
             return None
         data, places = found
@@ -143,7 +143,7 @@ class ProgramNote:
         except (TypeError, AttributeError):  # malformed shapes: the reader raises the error
             return None
         parts = [
-            code_digest((".",)),
+            source_code_digest((".",)),
             repr(self.batch),
             shapes,
             places,
@@ -155,7 +155,7 @@ class ProgramNote:
         return self.folder / "notes" / f"{digest}{_SUFFIX}"
 
 
-def _model_bytes(model: Any) -> tuple[bytes, str] | None:
+def _model_bytes_without_weights(model: Any) -> tuple[bytes, str] | None:
     """Return a model's bytes without large weights, and their locations; ``None`` if the model cannot have a note."""
     if isinstance(model, (bytes, bytearray)):
         return (bytes(model), "") if len(model) <= MOST_BYTES else None
@@ -167,7 +167,7 @@ def _model_bytes(model: Any) -> tuple[bytes, str] | None:
             return None
         if path.stat().st_size <= MOST_BYTES:
             return read_file(path), ""
-        slim = split_off_weights(path)
+        slim = read_message_without_weights(path)
     except (OSError, ValueError):
         return None
     if slim is None or len(slim[0]) > MOST_BYTES:
@@ -187,7 +187,7 @@ def _serialise_program(program: Program, folder: Path | None, files: Mapping[str
     rows: list[list[Any]] = []
     inside_note = list[np.ndarray]()
     for array in program.constants.values():
-        place = location_in_file(array, folder) if folder is not None else None
+        place = weight_file_and_offset(array, folder) if folder is not None else None
         rows.append([array.dtype.name, list(array.shape)])
         if place is not None and place[0] in files:
             rows[-1] += place
@@ -215,7 +215,7 @@ def _parse_program(data: bytes, folder: Path | None) -> Program:
     head = json.loads(bytes(whole[_LENGTH:start]))
     arrays = {}
     for name, (kind, shape, *place) in zip(head["plan"]["constants"], head["arrays"], strict=True):
-        dtype = _dtype(kind)
+        dtype = _numpy_dtype(kind)
         if place and folder is not None:
             location, offset = place
             arrays[name] = map_array(folder, location, offset, dtype, tuple(shape))
@@ -225,7 +225,7 @@ def _parse_program(data: bytes, folder: Path | None) -> Program:
         arrays[name] = np.frombuffer(whole[start : start + count * dtype.itemsize], dtype).reshape(shape).copy()
         start += count * dtype.itemsize
     for name, known in head["files"].items():  # checked after opening, so that the opened files are verified
-        path = path_below(folder, name) if folder is not None else None
+        path = resolve_path_below(folder, name) if folder is not None else None
         if path is None or file_identity(path) != known:
             raise ValueError(name)
     program = plan_from_dict(head["plan"], arrays, "note").program
@@ -233,7 +233,7 @@ def _parse_program(data: bytes, folder: Path | None) -> Program:
     return replace(program, kernels=kernels)
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def _numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         return np.dtype(name)
     except TypeError:
@@ -251,16 +251,16 @@ def _are_equal_programs(one: Program, other: Program, folder: Path | None) -> bo
         found = other.constants[name]
         if (array.dtype, array.shape) != (found.dtype, found.shape):
             return False
-        place = location_in_file(found, folder) if folder is not None else None
+        place = weight_file_and_offset(found, folder) if folder is not None else None
         if place is None and array.tobytes() != found.tobytes():
             return False
-        if place is not None and folder is not None and place != location_in_file(array, folder):
+        if place is not None and folder is not None and place != weight_file_and_offset(array, folder):
             return False
     # Programs are compared as text, because kernels differ for the equal numbers 1 and 1.0, or 0.0 and -0.0.
     return exact_repr(replace(one, constants={})) == exact_repr(replace(other, constants={}))
 
 
-def _write_note(path: Path, data: bytes) -> None:
+def _write_note_and_prune(path: Path, data: bytes) -> None:
     """Write a note atomically and remove the oldest notes."""
     with write_atomically(path) as file:
         file.write(data)

@@ -11,8 +11,8 @@ import numpy as np
 
 from roller.core.gc_pause import gc_paused
 from roller.errors import ModelError, did_you_mean
-from roller.models.arguments import validate_base_dir, validate_batch, validate_shapes, validate_values
-from roller.models.graph.nodes import Graph
+from roller.models.argument_validation import validate_base_dir, validate_batch, validate_shapes, validate_values
+from roller.models.graph.model_graph import Graph
 from roller.models.graph.program_steps import Value
 
 if TYPE_CHECKING:
@@ -72,10 +72,10 @@ def _read_loaded(
     chosen = choose_input_types(loaded, batch, shapes, values)
     tracer = Tracer(loaded, None if chosen.changed else _declared_types(loaded), DynamicNodes() if lenient else None)
     if chosen.old_batch is not None:
-        from roller.models.onnx.input_shapes import BatchCorrection
+        from roller.models.onnx.input_shapes import BatchSizeCorrection
 
         shadow = _trace_model(Tracer(loaded, None, DynamicNodes() if lenient else None), chosen.original, values)
-        tracer.rebatching = BatchCorrection(chosen.old_batch, chosen.new_batch, shadow.values)
+        tracer.rebatching = BatchSizeCorrection(chosen.old_batch, chosen.new_batch, shadow.values)
     _trace_model(tracer, chosen.types, values)
     return _graph_or_refusal(tracer, [n for n in chosen.types if n not in values])
 
@@ -106,7 +106,7 @@ def _trace_model(tracer: Tracer, types: Mapping[str, Value], values: Mapping[str
 
 def _graph_or_refusal(tracer: Tracer, inputs: Sequence[str]) -> Graph:
     """Return the traced graph, or raise an error that lists all refusals."""
-    from roller.models.onnx.dynamic_values import group_into_regions
+    from roller.models.onnx.dynamic_shape_regions import group_into_regions
     from roller.models.onnx.unsupported_nodes import unsupported_nodes_error
 
     name = tracer.loaded.name

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.onnx.mutable_graph import MutableGraph
 
 #: Maximum size, in bytes, of an array that is hashed entirely. Of a larger array, a sample is hashed, and arrays with
@@ -43,7 +43,7 @@ def merge_equal_constants(draft: MutableGraph) -> None:
     outputs = set(draft.outputs)
     for name in sorted(used, key=lambda n: n not in outputs):
         array = draft.constants[name]
-        alike = seen.setdefault(_fingerprint(array), [])
+        alike = seen.setdefault(_array_hash_key(array), [])
         small = array.nbytes <= _WHOLE_BYTES
         first = next((o for o in alike if small or _have_equal_bytes(array, draft.constants[o])), None)
         if first is not None:
@@ -78,7 +78,7 @@ def merge_equal_nodes(draft: MutableGraph, once_only: frozenset[str]) -> bool:
     return merged
 
 
-def _fingerprint(array: np.ndarray) -> Hashable:
+def _array_hash_key(array: np.ndarray) -> Hashable:
     """Return a hash key that equal arrays share; small arrays that differ have different keys."""
     flat = array.reshape(-1) if array.nbytes <= _WHOLE_BYTES else _sample_elements(array)
     digest = hashlib.blake2b(np.ascontiguousarray(flat).view(np.uint8).tobytes(), digest_size=16).digest()

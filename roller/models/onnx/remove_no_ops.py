@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.onnx.mutable_graph import MutableGraph
 
 
@@ -98,23 +98,23 @@ def _restore_output_names(draft: MutableGraph, same: Mapping[str, str], producer
     draft.nodes.extend(copies)
 
 
-def _has_input_type(scene: RuleContext, node: Node) -> bool:
+def _is_output_typed_like_input(scene: RuleContext, node: Node) -> bool:
     source, result = scene.draft.values[node.inputs[0]], scene.draft.values[node.outputs[0]]
     return source.shape == result.shape and source.dtype == result.dtype
 
 
 def _identity_rule(scene: RuleContext, node: Node) -> EqualTo | None:
-    return EqualTo(node.inputs[0]) if _has_input_type(scene, node) else None
+    return EqualTo(node.inputs[0]) if _is_output_typed_like_input(scene, node) else None
 
 
-def _unchanged_type_rule(scene: RuleContext, node: Node) -> EqualTo | None:
+def _same_type_no_op_rule(scene: RuleContext, node: Node) -> EqualTo | None:
     """Drop Reshape, Expand, Tile, Cast and similar nodes that have no effect."""
-    return EqualTo(node.inputs[0]) if node.inputs[0] and _has_input_type(scene, node) else None
+    return EqualTo(node.inputs[0]) if node.inputs[0] and _is_output_typed_like_input(scene, node) else None
 
 
 def _single_input_rule(scene: RuleContext, node: Node) -> EqualTo | None:
     """Drop Concat, Sum, Max, Min and Mean nodes with one input, and Split nodes with one output."""
-    return EqualTo(node.inputs[0]) if len(node.inputs) == 1 and _has_input_type(scene, node) else None
+    return EqualTo(node.inputs[0]) if len(node.inputs) == 1 and _is_output_typed_like_input(scene, node) else None
 
 
 def _dropout_rule(scene: RuleContext, node: Node) -> EqualTo | None:
@@ -128,14 +128,14 @@ def _slice_rule(scene: RuleContext, node: Node) -> EqualTo | None:
     steps = scene.draft.constant_input(node, 4)
     if scene.draft.has_input(node, 4) and (steps is None or bool((steps < 0).any())):
         return None
-    return _unchanged_type_rule(scene, node)
+    return _same_type_no_op_rule(scene, node)
 
 
 def _pad_rule(scene: RuleContext, node: Node) -> EqualTo | None:
     amounts = node.attributes.get("pads", scene.draft.constant_input(node, 1))
     if amounts is None or np.any(np.asarray(amounts)):
         return None  # padding and cropping may give the same shape
-    return _unchanged_type_rule(scene, node)
+    return _same_type_no_op_rule(scene, node)
 
 
 def _neutral_constant_rule(scene: RuleContext, node: Node) -> EqualTo | None:
@@ -218,8 +218,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "Slice": (_slice_rule,),
     "Where": (_where_rule,),
     "Pad": (_pad_rule,),
-    **dict.fromkeys(("Cast", "CastLike", "Expand", "Tile"), (_unchanged_type_rule,)),
+    **dict.fromkeys(("Cast", "CastLike", "Expand", "Tile"), (_same_type_no_op_rule,)),
     **dict.fromkeys(("Concat", "Sum", "Max", "Min", "Mean", "Split"), (_single_input_rule,)),
     **dict.fromkeys(("Mul", "Div", "Add", "Sub"), (_neutral_constant_rule,)),
-    **dict.fromkeys(RESHAPES, (_unchanged_type_rule, _reshape_rule)),
+    **dict.fromkeys(RESHAPES, (_same_type_no_op_rule, _reshape_rule)),
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from roller.errors import ExprError
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.interpolation import resize_scales_and_shape
 from roller.models.onnx.lowering_helpers import site_windows
@@ -108,7 +108,7 @@ def _squeeze_shape(node: Node, inputs: Inputs, constants: Constants) -> tuple[in
     return tuple(n for d, n in enumerate(x.shape) if d not in axes)
 
 
-def _first_input_shape(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+def _shape_of_first_input(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
     """Return the input's shape (``None`` if absent), for operators whose result shape onnx does not infer."""
     return None if inputs[0] is None else inputs[0].shape
 
@@ -154,8 +154,8 @@ def _slice_shape(node: Node, inputs: Inputs, constants: Constants) -> tuple[int,
 
 #: Rules for missing shapes.
 _RULES: dict[str, Rule] = {
-    "GroupNormalization": _first_input_shape,
-    "MeanVarianceNormalization": _first_input_shape,
+    "GroupNormalization": _shape_of_first_input,
+    "MeanVarianceNormalization": _shape_of_first_input,
     "GatherND": _gather_nd_shape,
     "Compress": _compress_shape,
     "Slice": _slice_shape,

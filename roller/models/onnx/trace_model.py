@@ -14,18 +14,18 @@ import numpy as np
 import onnx
 
 from roller.errors import ModelError
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.control_flow import trace_control_flow
-from roller.models.onnx.dynamic_values import UNKNOWN_SHAPE, leave_to_runtime, trace_reader_of_dynamic_value
+from roller.models.onnx.dynamic_shape_regions import UNKNOWN_SHAPE, leave_to_runtime, trace_reader_of_dynamic_value
 from roller.models.onnx.evaluate_constants import Evaluator
-from roller.models.onnx.input_shapes import BatchCorrection
+from roller.models.onnx.expand_operator_definitions import trace_definition
+from roller.models.onnx.input_shapes import BatchSizeCorrection
 from roller.models.onnx.legacy_opsets import convert_to_opset_7
 from roller.models.onnx.load_model_proto import LoadedModel
 from roller.models.onnx.lowering_registry import has_lowering, no_lowering_reason
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.onnx_types import attribute_to_python, reason_if_too_large, value_of_array
-from roller.models.onnx.operator_definitions import trace_definition
 from roller.models.onnx.runtime_operators.rewrites import WAY_OUT, is_onnxruntime_operator, trace_rewrite
 from roller.models.onnx.topological_order import sort_needed_nodes
 from roller.models.onnx.tracer_interface import DynamicNodes
@@ -61,7 +61,7 @@ class Tracer:
         self.behind = 0
         self.unknown: set[str] = set()
         self.root = Scope()
-        self.rebatching: BatchCorrection | None = None
+        self.rebatching: BatchSizeCorrection | None = None
         self.inputs = {i.name for i in loaded.graph.input}
         self.outputs = {o.name for o in loaded.graph.output}
         self._labels: dict[str, int] = {}

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.load_model_proto import LoadedModel
 from roller.models.onnx.name_scope import Scope

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx
 
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.load_model_proto import LoadedModel
 from roller.models.onnx.onnx_types import element_type, onnx_dtype, static_value_or_reason, tensor_type_proto
@@ -58,11 +58,14 @@ class Inference:
     def types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
         """Return the type of each of a node's outputs (``None`` if unknown), or the reason why the node is refused."""
         inputs = [self.values[i] if i else None for i in traced.inputs]
-        found, constants = self._types(node, traced), [self.constants.get(i) for i in traced.inputs]
+        found, constants = (
+            self._types_inferred_or_declared(node, traced),
+            [self.constants.get(i) for i in traced.inputs],
+        )
         found = correct_inferred_shape(found, traced, [self.declared.get(o) for o in node.output], inputs, constants)
         return fill_missing_shape(found, traced, node.output, inputs, constants)
 
-    def _types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
+    def _types_inferred_or_declared(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
         """Return the types from onnx or from the model's declarations."""
         schema = self.schema(traced)
         declared = [self.declared.get(o) for o in node.output]
@@ -109,7 +112,7 @@ class Inference:
             types.append(value)
         return types
 
-    def type_protos(self, node: onnx.NodeProto, traced: Node) -> Mapping[str, onnx.TypeProto] | str:
+    def output_type_protos_or_refusal(self, node: onnx.NodeProto, traced: Node) -> Mapping[str, onnx.TypeProto] | str:
         """Return the ONNX types of a node's outputs, even of unknown shape, or the reason why onnx refuses the node."""
         schema = self.schema(traced)
         if schema is None:

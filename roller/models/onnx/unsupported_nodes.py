@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import ExprError, UnsupportedError
-from roller.models.graph.nodes import Graph, Node
+from roller.models.graph.model_graph import Graph, Node
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.control_flow import is_control_flow
 from roller.models.onnx.lowering_registry import has_lowering, no_lowering_reason

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from roller.errors import LaunchError
-from roller.runtime.bundle_command import make_bundle_parser, print_progress, run_command, verify
+from roller.runtime.bundle_command_helpers import make_bundle_parser, print_progress, run_command, verify
 from roller.targets import DEVICES, canonical_device_name
 
 

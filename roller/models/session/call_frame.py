@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from roller.models.graph.plan import ARENA, INPUT
-from roller.models.session.binding import Bound, Operand
+from roller.models.graph.execution_plan import ARENA, INPUT
+from roller.models.session.cpu_kernel_loading import allocate_aligned
 from roller.models.session.input_addresses import AddressedInputs
 from roller.models.session.interpreter import interpret_steps
-from roller.models.session.kernel_code import allocate_aligned
+from roller.models.session.plan_binding import Bound, Operand
 
 
 class Frame:

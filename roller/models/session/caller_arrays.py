@@ -18,7 +18,7 @@ _ONNX_TYPES = {"float32": "float", "float64": "double"}
 
 
 @dataclass(frozen=True)
-class Described:
+class TensorDescription:
     """Description of an input or output, with the attribute names of ONNX Runtime's ``NodeArg``.
 
     A dimension that calls choose is given by the name of its size. A dimension known only at run time is ``None``, as
@@ -26,7 +26,7 @@ class Described:
 
     Examples
     --------
-    >>> Described("x", (1, 3), "float32").type
+    >>> TensorDescription("x", (1, 3), "float32").type
     'tensor(float)'
     """
 
@@ -40,12 +40,12 @@ class Described:
         return f"tensor({_ONNX_TYPES.get(self.dtype, self.dtype)})"
 
 
-def describe_value(program: Program, name: str) -> Described:
+def describe_value(program: Program, name: str) -> TensorDescription:
     """Return the description of an input or output."""
     if name in program.loose:
-        return Described(name, program.loose[name].dims, program.loose[name].dtype)
+        return TensorDescription(name, program.loose[name].dims, program.loose[name].dtype)
     value = program.values[name]
-    return Described(name, value.shape, value.dtype)
+    return TensorDescription(name, value.shape, value.dtype)
 
 
 class Feeds:
@@ -82,7 +82,10 @@ class Feeds:
                 f"got {len(arrays)}. "
                 "Call run(arrays in order), run({name: array}), or run([output names], {name: array})."
             )
-        return [a if _fits_slot(a, slot) else self.taken(a, slot) for a, slot in zip(arrays, self.inputs, strict=True)]
+        return [
+            a if _needs_no_conversion(a, slot) else self.taken(a, slot)
+            for a, slot in zip(arrays, self.inputs, strict=True)
+        ]
 
     def taken(self, array: Any, slot: ArgumentSlot) -> Any:
         """Return one validated array, copied if it is not contiguous."""
@@ -101,7 +104,7 @@ class Feeds:
             if found.get(n) is None or slot is None:
                 arrays.append(None if slot is None else np.empty(slot.shape, slot.dtype))
                 continue
-            array = found[n] if _fits_slot(found[n], slot) else slot.output(found[n], self.name)
+            array = found[n] if _needs_no_conversion(found[n], slot) else slot.output(found[n], self.name)
             for other, memory in taken:
                 if np.may_share_memory(array, memory):
                     raise LaunchError(
@@ -115,7 +118,7 @@ class Feeds:
     def numbered(self, out: Any) -> dict[int, Any]:
         """Return the arrays of ``out`` by output index."""
         if isinstance(out, Mapping):
-            return self._refuse_dynamic_outputs({self.output_number(name): array for name, array in out.items()})
+            return self._refuse_dynamic_outputs({self.output_index_of_name(name): array for name, array in out.items()})
         listed = out if isinstance(out, (tuple, list)) else (out,)
         if len(listed) != len(self.outputs):
             raise LaunchError(
@@ -132,7 +135,7 @@ class Feeds:
                 )
         return found
 
-    def output_number(self, name: str) -> int:
+    def output_index_of_name(self, name: str) -> int:
         """Return the index of the output called ``name``."""
         if name not in self._numbers:
             known = tuple(self._numbers)[::-1]
@@ -141,7 +144,7 @@ class Feeds:
         return self._numbers[name]
 
 
-def _fits_slot(array: Any, slot: ArgumentSlot) -> bool:
+def _needs_no_conversion(array: Any, slot: ArgumentSlot) -> bool:
     """Return whether an array needs no conversion; a fast test for the common case."""
     return (
         type(array) is _NDARRAY and array.dtype is slot.dtype and array.shape == slot.shape and bool(array.flags.carray)

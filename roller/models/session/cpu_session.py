@@ -11,19 +11,19 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
-from roller.backends.cpu.launcher import thread_pool_runtime
+from roller.backends.cpu.launcher import runtime_and_pool_resizer
 from roller.core.display import one_line_repr
 from roller.core.validation import validate_integer
 from roller.errors import LaunchError, ModelError
-from roller.models.graph.plan import Plan
-from roller.models.session.binding import Bound, bind_plan, uses_other_threads
+from roller.models.graph.execution_plan import Plan
 from roller.models.session.call_frame import Frame
 from roller.models.session.caller_arrays import Feeds
-from roller.models.session.constants import pack_constants, without_constants
+from roller.models.session.cpu_kernel_loading import CpuKernelInterface, load_kernel
 from roller.models.session.input_addresses import AddressedInputs
-from roller.models.session.kernel_code import KernelCode, load_kernel
 from roller.models.session.native_frame import NativeFrame, make_runner_tables
-from roller.models.session.native_runner import build_runner, load_runner
+from roller.models.session.native_runner import load_or_build_runner_image, load_runner
+from roller.models.session.packed_constants import pack_constants, without_constants
+from roller.models.session.plan_binding import Bound, bind_plan, may_run_on_other_threads
 from roller.models.session.save_session import SessionParts
 from roller.models.session.session_interface import ModelCalls, describe_signature
 
@@ -74,13 +74,13 @@ class Session(ModelCalls):
         native: bool = True,
         consume: bool = False,
     ) -> None:
-        runner = load_runner(build_runner()) if native else None
+        runner = load_runner(load_or_build_runner_image()) if native else None
         launch = runner.launch if runner is not None else None
-        kernels = {key: load_kernel(KernelCode.of(a), a.binary or b"", launch) for key, a in artifacts.items()}
+        kernels = {key: load_kernel(CpuKernelInterface.of(a), a.binary or b"", launch) for key, a in artifacts.items()}
         if runner is not None:
             runner.use_threads(cores)
         else:
-            threads.prepare_pool(cores, thread_pool_runtime)
+            threads.prepare_pool_for_kernel(cores, runtime_and_pool_resizer)
         self._start(SessionParts(plan, kernels, pack_constants(plan, kernels, consume), cores, runner, artifacts))
 
     @classmethod
@@ -108,9 +108,9 @@ class Session(ModelCalls):
         #: The plan's steps bound to kernels and memory.
         self.steps = steps
         #: Whether a call wakes other threads; if not, none are started.
-        self._wakes = self.cores > 1 and any(uses_other_threads(step) for step in steps)
+        self._wakes = self.cores > 1 and any(may_run_on_other_threads(step) for step in steps)
         # A model saved elsewhere may use more cores than this machine has; threads that share a processor only wait.
-        self._threads = min(self.cores, threads.most_threads()) if self._wakes else 1
+        self._threads = min(self.cores, threads.count_simultaneous_threads()) if self._wakes else 1
         self._tables = make_runner_tables(steps, len(self.plan.program.inputs), self._threads)
         self._most_frames = max(2, len(threads.processors()))
         # The first call uses this frame; concurrent calls create others.
@@ -128,7 +128,7 @@ class Session(ModelCalls):
 
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
         """Return the median time of every step, in seconds; see :meth:`ModelCalls.time_steps`."""
-        from roller.models.session.profile import time_bound_steps
+        from roller.models.session.session_profile import time_bound_steps
 
         return time_bound_steps(self.plan.program.steps, self.steps, lambda s: self.run_timed(feeds, s), count)
 
@@ -168,7 +168,7 @@ class Session(ModelCalls):
             frame = self._frame()
         try:
             if self._wakes and self.runner is None:
-                threads.prepare_pool(self.cores, thread_pool_runtime)
+                threads.prepare_pool_for_kernel(self.cores, runtime_and_pool_resizer)
             frame.run(inputs, outputs, seconds)
         finally:
             if len(self._frames) < self._most_frames:  # a burst of threads must not keep its memory

@@ -17,13 +17,13 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.core.dtypes import as_numpy_bits
 from roller.errors import ArtifactError
-from roller.models.graph.plan import CONSTANT, Plan
+from roller.models.graph.execution_plan import CONSTANT, Plan
 from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
 from roller.models.graph.program_steps import Run, values_read
 from roller.models.session.array_file import ArrayReader, ArrayWriter
-from roller.models.session.constants import flatten_lanes
-from roller.runtime.bundle_format import pack, unpack
-from roller.runtime.container import MODEL_BUNDLE, DeviceContainer, write_container
+from roller.models.session.packed_constants import flatten_lanes
+from roller.runtime.bundle_format import pack_candidates, unpack_candidates
+from roller.runtime.verified_container import MODEL_BUNDLE, DeviceContainer, write_container
 
 #: Version of written bundles. Version 2 had packs; :mod:`roller.models.graph.plan_json` refuses plans with them.
 _WRITTEN_VERSION = 1
@@ -58,7 +58,7 @@ def write_bundle(
     if missing:
         raise ArtifactError(f"{program.name}: expected a kernel for every key, got none for {missing[:5]}. Compile it.")
     with write_container(folder) as work:
-        files = {_PLAN: _serialise_plan(plan), _KERNELS: pack([(k, artifacts[k]) for k in keys])}
+        files = {_PLAN: _serialise_plan(plan), _KERNELS: pack_candidates([(k, artifacts[k]) for k in keys])}
         digests = {name: work.add(name, data) for name, data in files.items()}
         with ArrayWriter(work.folder / _ARRAYS) as writer:
             constants = [[n, writer.add(as_numpy_bits(program.constants[n]))] for n in _constants_read(plan)]
@@ -69,7 +69,7 @@ def write_bundle(
                 "kernels": len(keys), "built": sum(artifacts[k].binary is not None for k in keys),
                 "proved": {k: str(artifacts[k].build.get("proved", "")) for k in keys},
                 "array_bytes": nbytes, "constants": constants, "expected": tests, "tolerance": tolerance}  # fmt: skip
-        return work.seal(MODEL_BUNDLE, body, _WRITTEN_VERSION)
+        return work.write_manifest(MODEL_BUNDLE, body, _WRITTEN_VERSION)
 
 
 def _constants_read(plan: Plan) -> list[str]:
@@ -117,7 +117,7 @@ class ModelBundle(DeviceContainer):
 
     def artifacts(self) -> dict[str, KernelArtifact]:
         """Return the kernels by key."""
-        return dict(unpack(self.read(_KERNELS), str(self.folder / _KERNELS)))
+        return dict(unpack_candidates(self.read(_KERNELS), str(self.folder / _KERNELS)))
 
     def expected(self) -> list[Expected]:
         """Return the tests of the bundle, with bfloat16 values as bits."""

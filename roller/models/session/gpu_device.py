@@ -17,8 +17,8 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.cuda.cupy_runtime import allocate, capture_graph, import_cupy, properties, select_device
-from roller.backends.cuda.launcher import as_cupy_array, as_cupy_stream, is_torch
-from roller.backends.cuda.module import Module
+from roller.backends.cuda.launcher import as_cupy_array, as_cupy_stream, is_torch_object
+from roller.backends.cuda.module import LoadedImage
 from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
 from roller.targets import DEVICES, canonical_device_name
@@ -161,12 +161,12 @@ class CupyDevice:
 
     def load(self, artifact: KernelArtifact) -> Kernel:
         """Load a built kernel."""
-        return Module(self._cp, artifact)
+        return LoadedImage(self._cp, artifact)
 
     @contextlib.contextmanager
     def entered(self, arrays: Sequence[Any] = ()) -> Iterator[Stream]:
         """Make the device current and make CuPy use the current stream of the arrays' library."""
-        tensor = next((a for a in arrays if is_torch(a)), None)
+        tensor = next((a for a in arrays if is_torch_object(a)), None)
         with self._cp.cuda.Device(self._index):
             stream = None if tensor is None else sys.modules["torch"].cuda.current_stream(tensor.device)
             with as_cupy_stream(self._cp.cuda, stream) as current:
@@ -196,7 +196,7 @@ class CupyDevice:
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any]) -> Any:
         """Return a new array, allocated by the library that will free it."""
-        tensor = next((a for a in like if is_torch(a) and a.is_cuda), None)
+        tensor = next((a for a in like if is_torch_object(a) and a.is_cuda), None)
         if tensor is None:
             return self._cp.empty(tuple(shape), storage_dtype(dtype))
         torch = sys.modules["torch"]

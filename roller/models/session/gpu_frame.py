@@ -13,10 +13,10 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError, ModelError
-from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
+from roller.models.graph.execution_plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
 from roller.models.graph.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step
 from roller.models.session.array_functions import FUNCTIONS
-from roller.models.session.fallback import run_fallback_step
+from roller.models.session.fallback_runtime import run_fallback_step
 from roller.models.session.gpu_device import Device, Event, Kernel, Memory, Stream
 
 #: Function that enqueues a step on a stream.
@@ -85,15 +85,15 @@ class Frame:
         #: Reason why steps are launched one by one; empty if there is a graph or none was requested.
         self.no_graph = ""
 
-    def run_after_stream(self, stream: Stream) -> None:
+    def make_frame_wait_for_stream(self, stream: Stream) -> None:
         """Make all later work wait for the work submitted to a stream so far."""
-        self._order_streams(stream, self.stream)
+        self._make_stream_wait_for(stream, self.stream)
 
-    def run_before_stream(self, stream: Stream) -> None:
+    def make_stream_wait_for_frame(self, stream: Stream) -> None:
         """Make a stream wait for all work submitted so far."""
-        self._order_streams(self.stream, stream)
+        self._make_stream_wait_for(self.stream, stream)
 
-    def _order_streams(self, first: Stream, then: Stream) -> None:
+    def _make_stream_wait_for(self, first: Stream, then: Stream) -> None:
         event = self._device.event()
         self._device.record(event, first)
         self._device.wait(event, then)
@@ -144,7 +144,7 @@ class Frame:
 
     def capture(self) -> bool:
         """Capture all steps as a graph if the device supports it; return whether there is a graph."""
-        host = [s for s in _flatten_steps(self._loaded.plan.program.steps) if isinstance(s, (Call, Foreign))]
+        host = [s for s in _steps_including_lanes(self._loaded.plan.program.steps) if isinstance(s, (Call, Foreign))]
         if host:
             self.no_graph = f"{len(host)} steps are functions of arrays, which no graph holds"
         elif self._graph is None:
@@ -337,9 +337,9 @@ def _workspace_bytes_per_lane(steps: Sequence[Step], artifacts: Mapping[str, Ker
     return most
 
 
-def _flatten_steps(steps: Sequence[Step]) -> list[Step]:
+def _steps_including_lanes(steps: Sequence[Step]) -> list[Step]:
     return [
         s
         for step in steps
-        for s in (_flatten_steps(sum(step.lanes, ())) if isinstance(step, ParallelGroup) else [step])
+        for s in (_steps_including_lanes(sum(step.lanes, ())) if isinstance(step, ParallelGroup) else [step])
     ]

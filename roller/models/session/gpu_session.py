@@ -17,13 +17,13 @@ from roller.backends.cpu.argument_slots import ArgumentSlot
 from roller.core.display import one_line_repr
 from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, ModelError, shown
-from roller.models.graph.plan import CONSTANT, Plan
+from roller.models.graph.execution_plan import CONSTANT, Plan
 from roller.models.graph.program_steps import Call, Copy, Foreign, Run, values_read
-from roller.models.session.constants import constant_bytes, flatten_lanes
 from roller.models.session.gpu_bundle import Expected, ModelBundle, write_bundle
 from roller.models.session.gpu_caller_arrays import GpuFeeds
 from roller.models.session.gpu_device import Device, Memory, Stream, open_device
 from roller.models.session.gpu_frame import Frame, LoadedModel, PanelKey, panel_key, storage_bytes
+from roller.models.session.packed_constants import constant_bytes, flatten_lanes
 from roller.models.session.session_interface import ModelCalls, describe_signature
 from roller.targets import target_of_language
 
@@ -102,12 +102,12 @@ class GpuSession(ModelCalls):
             if on_device:
                 targets = [self._new_output(s, theirs) if t is None and s is not None else t
                            for t, s in zip(targets, feeds.outputs, strict=True)]  # fmt: skip
-            frame = self._frame_with_inputs(inputs, caller)
+            frame = self._upload_inputs_to_frame(inputs, caller)
             frame.replay()
             outputs = [frame.get(n, t, s.dtype) if s is not None else frame.found[n]
                        for n, (t, s) in enumerate(zip(targets, feeds.outputs, strict=True))]  # fmt: skip
             # The caller's later uses of these arrays, including freeing their memory, wait for this call.
-            frame.run_before_stream(caller)
+            frame.make_stream_wait_for_frame(caller)
             if on_device:
                 outputs = [self._upload_output(a, theirs, caller) if s is None else a
                            for a, s in zip(outputs, feeds.outputs, strict=True)]  # fmt: skip
@@ -124,13 +124,13 @@ class GpuSession(ModelCalls):
         device.upload(device.address(device.viewed(made, "an output")), array, stream)
         return made
 
-    def _frame_with_inputs(self, inputs: Sequence[Any], caller: Stream) -> Frame:
+    def _upload_inputs_to_frame(self, inputs: Sequence[Any], caller: Stream) -> Frame:
         """Copy the inputs into a free frame, after all work on the caller's stream; return the frame."""
         device, slots = self._device, self.feeds.inputs
         given = [device.contiguous(device.viewed(a, f"{self.name}: argument '{s.name}'")) if device.holds(a) else a
                  for a, s in zip(inputs, slots, strict=True)]  # fmt: skip
         frame = self._take_free_frame()
-        frame.run_after_stream(caller)
+        frame.make_frame_wait_for_stream(caller)
         for n, (array, slot) in enumerate(zip(given, slots, strict=True)):
             frame.put(n, array, slot.name)
         return frame
@@ -154,7 +154,7 @@ class GpuSession(ModelCalls):
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
         """Return each step's median time in seconds, launched one by one; see :meth:`ModelCalls.time_steps`."""
         with self._device.entered() as caller:
-            frame = self._frame_with_inputs(self.feeds.arrays_by_name(feeds), caller)
+            frame = self._upload_inputs_to_frame(self.feeds.arrays_by_name(feeds), caller)
             found = frame.profile(count)
         self._free.append(frame)
         return found

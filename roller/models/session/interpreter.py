@@ -14,8 +14,8 @@ import numpy as np
 from roller.backends.cpu.argument_slots import as_writable_view
 from roller.errors import LaunchError
 from roller.models.graph.program_steps import Call
-from roller.models.session.binding import Bound, BoundCall, BoundCopy, BoundParallelGroup, BoundRun, Operand
-from roller.models.session.fallback import run_fallback_step
+from roller.models.session.fallback_runtime import run_fallback_step
+from roller.models.session.plan_binding import Bound, BoundCall, BoundCopy, BoundParallelGroup, BoundRun, Operand
 
 #: Maps an operand to its array in this call.
 Memory: TypeAlias = Callable[[Operand], np.ndarray]

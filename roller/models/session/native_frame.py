@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from roller.errors import LaunchError
-from roller.models.graph.plan import ARENA, INPUT
-from roller.models.session.binding import Bound, BoundCall, BoundCopy, BoundParallelGroup, BoundRun, Operand
+from roller.models.graph.execution_plan import ARENA, INPUT
 from roller.models.session.call_frame import Frame
 from roller.models.session.input_addresses import AddressedInputs
 from roller.models.session.interpreter import interpret_steps, run_call_step
 from roller.models.session.native_runner import FrameStruct, Runner
+from roller.models.session.plan_binding import Bound, BoundCall, BoundCopy, BoundParallelGroup, BoundRun, Operand
 
 #: Layouts of structures in native_runner.c.
 _STEP = np.dtype([(n, "i8") for n in (
@@ -113,7 +113,9 @@ class _TableWriter:
             numbers = [self.tensor(o) for o in bound.operands]
             first = numbers[0] if numbers else 0
             code, start = bound.kernel.code, len(self.cuts)
-            self.cuts += [cut(extent, self.threads, code.seconds / len(code.tasks)) for extent in code.tasks]
+            self.cuts += [
+                count_tasks_of_loop(extent, self.threads, code.seconds / len(code.tasks)) for extent in code.tasks
+            ]
             return _CALL, first, len(numbers), 0, 0, 0, 0, 0, 0, bound.kernel.address, start, len(code.tasks)
         if isinstance(bound, BoundCopy):
             s = bound.step
@@ -134,7 +136,7 @@ class _TableWriter:
         self.lanes += spans
 
 
-def cut(extent: int, threads: int, seconds: float) -> int:
+def count_tasks_of_loop(extent: int, threads: int, seconds: float) -> int:
     """Return the number of tasks that a parallel loop is divided into.
 
     TVM gives each of ``n`` tasks ``ceil(extent / n)`` iterations, except that the last ones get fewer or none.
@@ -143,7 +145,8 @@ def cut(extent: int, threads: int, seconds: float) -> int:
 
     Examples
     --------
-    >>> cut(56, 2, 1e-3), cut(49, 2, 1e-3), cut(9, 2, 1e-3), cut(2, 2, 1e-3), cut(56, 2, 1e-5)
+    >>> (count_tasks_of_loop(56, 2, 1e-3), count_tasks_of_loop(49, 2, 1e-3), count_tasks_of_loop(9, 2, 1e-3),
+    ...  count_tasks_of_loop(2, 2, 1e-3), count_tasks_of_loop(56, 2, 1e-5))
     (14, 10, 9, 2, 2)
     """
     even = -(-extent // threads)

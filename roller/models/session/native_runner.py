@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roller.backends.cpu.launcher import thread_pool_runtime
-from roller.core.scratch import scratch_folder
+from roller.backends.cpu.launcher import runtime_and_pool_resizer
+from roller.core.temporary_folders import scratch_folder
 from roller.errors import LaunchError
-from roller.models.session.native_build import cached_library, compile_library
+from roller.models.session.native_library_build import compile_library, load_or_build_library
 
 SOURCE, POOL = (Path(__file__).with_name(name) for name in ("native_runner.c", "thread_pool.h"))
 #: Size in bytes of the header of TVM's objects; an error's kind and message follow it.
 _HEADER_BYTES = 24
 
 
-class _Hooks(ctypes.Structure):
+class _PythonErrorHooks(ctypes.Structure):
     _fields_ = (("take_error", ctypes.c_void_p), ("drop", ctypes.c_void_p))
 
 
@@ -33,7 +33,7 @@ class FrameStruct(ctypes.Structure):
     )  # fmt: skip
 
 
-class _Text(ctypes.Structure):
+class _ErrorText(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
@@ -59,7 +59,7 @@ class Runner:
     run: Any
     use_threads: Any
     launch: int
-    hooks: _Hooks = field(repr=False)
+    hooks: _PythonErrorHooks = field(repr=False)
 
     def take_error_text(self, frame: FrameStruct) -> str:
         """Return the text of a frame's error and release the error."""
@@ -67,7 +67,7 @@ class Runner:
         frame.error = None
         if not error:
             return "no reason was given"
-        found = _Text.from_address(error + _HEADER_BYTES + ctypes.sizeof(_Text))
+        found = _ErrorText.from_address(error + _HEADER_BYTES + ctypes.sizeof(_ErrorText))
         text = ctypes.string_at(found.data, found.size).decode(errors="replace")
         ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.hooks.drop)(error)
         return text
@@ -76,13 +76,13 @@ class Runner:
 @functools.cache
 def load_runner(image: bytes) -> Runner:
     """Load the runner from the bytes of its library."""
-    library, _ = thread_pool_runtime()
+    library, _ = runtime_and_pool_resizer()
     names = ("TVMFFIErrorMoveFromRaised", "TVMFFIObjectDecRef")
     with scratch_folder() as folder:
         path = Path(folder, "runner.so")
         path.write_bytes(image)
         try:
-            hooks = _Hooks(*(ctypes.cast(getattr(library, n), ctypes.c_void_p) for n in names))
+            hooks = _PythonErrorHooks(*(ctypes.cast(getattr(library, n), ctypes.c_void_p) for n in names))
             loaded = ctypes.CDLL(str(path))
             point, run, use = loaded.roller_point, loaded.roller_run, loaded.roller_use_threads
             launch = ctypes.cast(loaded.roller_launch, ctypes.c_void_p).value or 0
@@ -94,9 +94,9 @@ def load_runner(image: bytes) -> Runner:
     return Runner(image, point, run, use, launch, hooks)
 
 
-def build_runner() -> bytes:
+def load_or_build_runner_image() -> bytes:
     """Return the runner's library, newly compiled or from the cache."""
-    return cached_library((SOURCE, POOL), _compile_runner)
+    return load_or_build_library((SOURCE, POOL), _compile_runner)
 
 
 @functools.cache

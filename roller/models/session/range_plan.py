@@ -8,10 +8,10 @@ from typing import Any
 
 from roller.core.anti_unification import GeneralizedData
 from roller.core.formulas import Formula
-from roller.models.graph.plan import Plan
+from roller.models.graph.execution_plan import Plan
 from roller.models.graph.plan_json import plan_from_dict
 from roller.models.graph.program_steps import ParallelGroup, Run, Step
-from roller.models.session.kernel_code import KernelCode
+from roller.models.session.cpu_kernel_loading import CpuKernelInterface
 
 Sizes = Mapping[str, int]
 
@@ -30,7 +30,7 @@ class RangeKernel:
         Source of the function that packs constants.
     """
 
-    code: KernelCode
+    code: CpuKernelInterface
     shapes: GeneralizedData
     library: bytes = field(repr=False)
     packing: str = field(default="", repr=False)
@@ -41,7 +41,7 @@ class RangeKernel:
         read = tuple(t.position for t in self.code.taken if t.role == "input" and t.position in self.code.constants)
         return self.packing, self.code.panels, self.code.constants, read
 
-    def at(self, sizes: Sizes) -> KernelCode:
+    def at(self, sizes: Sizes) -> CpuKernelInterface:
         """Return the code with the shapes at the given sizes."""
         pairs = zip(self.code.taken, self.shapes.at(sizes), strict=True)
         return replace(self.code, taken=tuple(replace(t, shape=tuple(shape)) for t, shape in pairs))

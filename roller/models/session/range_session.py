@@ -18,22 +18,22 @@ from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted, shown
 from roller.models.graph.program_steps import ParallelGroup, Run, Step
 from roller.models.session.call_frame import Frame
-from roller.models.session.caller_arrays import Described
-from roller.models.session.constants import Constants, PanelKey, flatten_lanes, pack_constants
+from roller.models.session.caller_arrays import TensorDescription
+from roller.models.session.cpu_kernel_loading import LoadedKernel, allocate_aligned, load_kernel
 from roller.models.session.cpu_session import Session
-from roller.models.session.kernel_code import LoadedKernel, allocate_aligned, load_kernel
-from roller.models.session.native_runner import Runner, build_runner, load_runner
+from roller.models.session.native_runner import Runner, load_or_build_runner_image, load_runner
+from roller.models.session.packed_constants import Constants, PanelKey, flatten_lanes, pack_constants
 from roller.models.session.range_plan import RangeKernel, RangePlan, Sizes, split_variant_key, variant_key
 from roller.models.session.save_session import SessionParts
 
 if TYPE_CHECKING:
-    from roller.models.session.profile import Profile
+    from roller.models.session.session_profile import Profile
 
 #: Maximum number of ready sessions, one per choice of sizes; the oldest is dropped.
 _MOST_READY = 256
 
 
-def _first_with_same_layout(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
+def _index_of_first_same_layout(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
     """Return a function that maps a kernel to the index of the first kernel with the same layout of constants."""
     layouts = [k.layout for k in several]
     return lambda kernel: layouts.index(kernel.layout)
@@ -65,7 +65,7 @@ class RangeSession(Unpicklable):
 
     def __init__(self, plan: RangePlan, *, cores: int, doubt: str = "") -> None:
         self.plan, self.cores, self.doubt = plan, cores, doubt
-        self.runner: Runner = load_runner(build_runner())
+        self.runner: Runner = load_runner(load_or_build_runner_image())
         self.runner.use_threads(cores)
         self._loaded = {
             variant_key(key, n): load_kernel(k.code, k.library, self.runner.launch)
@@ -82,7 +82,7 @@ class RangeSession(Unpicklable):
     def _pack_all_layouts(self) -> Constants:
         """Pack the constants once for each layout that a kernel reads."""
         largest = self.plan.largest
-        firsts = {k: list(dict.fromkeys(map(_first_with_same_layout(x), x))) for k, x in self.plan.kernels.items()}
+        firsts = {k: list(dict.fromkeys(map(_index_of_first_same_layout(x), x))) for k, x in self.plan.kernels.items()}
         arrays, panels = dict[str, np.ndarray](), dict[PanelKey, tuple[np.ndarray, ...]]()
         for turn in range(max(map(len, firsts.values()), default=1)):
 
@@ -105,7 +105,7 @@ class RangeSession(Unpicklable):
                 several = self.plan.kernels[run.kernel]
                 for n, kernel in enumerate(several):
                     inputs = tuple(run.inputs[c] for c in kernel.code.constants)
-                    held = panels.get((variant_key(run.kernel, _first_with_same_layout(several)(kernel)), inputs))
+                    held = panels.get((variant_key(run.kernel, _index_of_first_same_layout(several)(kernel)), inputs))
                     if held is not None:
                         panels[variant_key(run.kernel, n), inputs] = held
         return Constants(arrays, panels)
@@ -121,22 +121,22 @@ class RangeSession(Unpicklable):
         return dict(self.plan.ends)
 
     @property
-    def inputs(self) -> tuple[Described, ...]:
+    def inputs(self) -> tuple[TensorDescription, ...]:
         """Names, shapes and dtypes of the inputs, in order; a dynamic dimension is given by the name of its size."""
         values = self.plan.largest.program.values
-        return tuple(Described(n, tuple(dims), values[n].dtype) for n, dims in self.plan.inputs.items())
+        return tuple(TensorDescription(n, tuple(dims), values[n].dtype) for n, dims in self.plan.inputs.items())
 
     @property
-    def outputs(self) -> tuple[Described, ...]:
+    def outputs(self) -> tuple[TensorDescription, ...]:
         """Names, shapes and dtypes of the outputs; a dimension that is another function of the sizes is ``None``."""
         values = self.plan.largest.program.values
-        return tuple(Described(n, tuple(dims), values[n].dtype) for n, dims in self.plan.outputs.items())
+        return tuple(TensorDescription(n, tuple(dims), values[n].dtype) for n, dims in self.plan.outputs.items())
 
-    def get_inputs(self) -> list[Described]:
+    def get_inputs(self) -> list[TensorDescription]:
         """Return :attr:`inputs`, as in ONNX Runtime."""
         return list(self.inputs)
 
-    def get_outputs(self) -> list[Described]:
+    def get_outputs(self) -> list[TensorDescription]:
         """Return :attr:`outputs`, as in ONNX Runtime."""
         return list(self.outputs)
 
@@ -156,7 +156,7 @@ class RangeSession(Unpicklable):
         try:  # the common case: known shapes give the session without computing sizes
             session = self._by_shapes[self._dynamic_shapes(arguments)]
         except (KeyError, IndexError, AttributeError, TypeError):
-            session = self._find_and_store_session(arguments)
+            session = self._session_by_array_shapes(arguments)
         return session.run(*arguments, **options)
 
     __call__ = run
@@ -167,7 +167,7 @@ class RangeSession(Unpicklable):
         held = feeds if type(feeds) is dict else dict(zip(self.plan.inputs, arguments, strict=False))
         return tuple([held[name].shape for name in self._asked])
 
-    def _find_and_store_session(self, arguments: Sequence[Any]) -> Session:
+    def _session_by_array_shapes(self, arguments: Sequence[Any]) -> Session:
         """Return the session for a call and store it by the shapes of the arrays."""
         session = self._session_of_sizes(self._sizes_of_arrays(arguments))
         with self._lock, contextlib.suppress(KeyError, IndexError, AttributeError, TypeError):

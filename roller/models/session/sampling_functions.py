@@ -163,7 +163,7 @@ def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> 
     """
     data, regions, pictures = inputs
     rows, columns = attributes["size"]
-    scale, shift = _exact_ratio(attributes["scale"]), Fraction(attributes["shift"])
+    scale, shift = _fraction_of_float32(attributes["scale"]), Fraction(attributes["shift"])
     out = xp.zeros((len(regions), data.shape[1], rows, columns), data.dtype)
     for n, corners in enumerate(regions.astype("float64").tolist()):
         if not all(map(math.isfinite, corners)):
@@ -174,16 +174,16 @@ def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> 
         width, height = right - left, bottom - top
         if not shift:
             width, height = max(width, Fraction(1)), max(height, Fraction(1))
-        y = _sample_positions(xp, top, height / rows, rows, attributes["samples"], data.shape[2])
-        x = _sample_positions(xp, left, width / columns, columns, attributes["samples"], data.shape[3])
+        y = _sample_neighbours_and_weights(xp, top, height / rows, rows, attributes["samples"], data.shape[2])
+        x = _sample_neighbours_and_weights(xp, left, width / columns, columns, attributes["samples"], data.shape[3])
         if y and x:  # a region without points is zero
-            out[n] = _pool_bins(xp, data[int(pictures[n])].astype("float64"), y, x, attributes["mode"]).astype(
+            out[n] = _reduce_bins(xp, data[int(pictures[n])].astype("float64"), y, x, attributes["mode"]).astype(
                 data.dtype
             )
     return (out,)
 
 
-def _pool_bins(xp: Any, picture: Any, y: list[tuple[Any, Any]], x: list[tuple[Any, Any]], mode: str) -> Any:
+def _reduce_bins(xp: Any, picture: Any, y: list[tuple[Any, Any]], x: list[tuple[Any, Any]], mode: str) -> Any:
     """Return the average or maximum of each bin, shape ``(channels, rows, columns)``."""
     corners = []
     for (at_y, share_y), (at_x, share_x) in itertools.product(y, x):
@@ -198,12 +198,12 @@ def _pool_bins(xp: Any, picture: Any, y: list[tuple[Any, Any]], x: list[tuple[An
 _MOST_SAMPLES = 1 << 20
 
 
-def _exact_ratio(value: float) -> Fraction:
+def _fraction_of_float32(value: float) -> Fraction:
     """Return the exact fraction that a float32 factor approximates."""
     return Fraction(value).limit_denominator(1 << 24) or Fraction(value)
 
 
-def _sample_positions(
+def _sample_neighbours_and_weights(
     xp: Any, start: Fraction, bin_size: Fraction, bins: int, samples: int, size: int
 ) -> list[tuple[Any, Any]]:
     """Return the lower and upper neighbours of samples along one side, and their weights, shape ``(bins, samples)``."""

@@ -19,13 +19,13 @@ from roller.artifact import KernelArtifact
 from roller.core.validation import validate_flag
 from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError
-from roller.models.graph.plan import Plan
+from roller.models.graph.execution_plan import Plan
 from roller.models.graph.plan_json import plan_to_dict
 from roller.models.session.array_file import ArrayWriter
-from roller.models.session.constants import Constants
-from roller.models.session.kernel_code import LoadedKernel
+from roller.models.session.cpu_kernel_loading import LoadedKernel
 from roller.models.session.native_runner import Runner
-from roller.runtime.container import SAVED, ContainerWriter, write_container
+from roller.models.session.packed_constants import Constants
+from roller.runtime.verified_container import SAVED, ContainerWriter, write_container
 
 ARRAYS, RUNNER = "arrays.bin", "runner.so"
 
@@ -67,7 +67,7 @@ class SessionParts:
                 "arrays": self._save_arrays(work.folder / ARRAYS),
                 "runner": None if self.runner is None else _write_file(work, RUNNER, self.runner.image),
             }
-            work.seal(SAVED, body)
+            work.write_manifest(SAVED, body)
         return target
 
     def _save_kernel(self, number: int, key: str, work: ContainerWriter, sources: bool) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError
 from roller.models.graph.plan_json import plan_from_dict
 from roller.models.session.array_file import ArrayReader
-from roller.models.session.constants import Constants, PanelKey
+from roller.models.session.cpu_kernel_loading import CpuKernelInterface, load_kernel
 from roller.models.session.cpu_session import Session, validate_threads
-from roller.models.session.kernel_code import KernelCode, load_kernel
 from roller.models.session.native_runner import load_runner
+from roller.models.session.packed_constants import Constants, PanelKey
 from roller.models.session.save_session import SessionParts
-from roller.runtime.container import MODEL_BUNDLE, SAVED, Container
+from roller.runtime.verified_container import MODEL_BUNDLE, SAVED, Container
 from roller.targets import THIS_MACHINE, canonical_device_name
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _restore_session(folder: Container, verify: bool, threads: int | None) -> Se
     runner = None if body["runner"] is None else load_runner(folder.read(body["runner"]["file"]))
     launch = runner.launch if runner is not None else None
     kernels = {
-        str(row["key"]): load_kernel(KernelCode.from_dict(row["code"]), folder.read(row["file"]), launch)
+        str(row["key"]): load_kernel(CpuKernelInterface.from_dict(row["code"]), folder.read(row["file"]), launch)
         for row in body["kernels"]
     }
     plan = plan_from_dict(body["plan"], {}, str(folder.folder / SAVED.manifest))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from roller.core.unpicklable import Unpicklable
 from roller.errors import LaunchError
-from roller.models.graph.plan import Plan
-from roller.models.session.caller_arrays import Described, Feeds, describe_value
+from roller.models.graph.execution_plan import Plan
+from roller.models.session.caller_arrays import Feeds, TensorDescription, describe_value
 
 if TYPE_CHECKING:
-    from roller.models.session.profile import Profile
+    from roller.models.session.session_profile import Profile
 
 
 class ModelCalls(Unpicklable, ABC):
@@ -63,7 +63,7 @@ class ModelCalls(Unpicklable, ABC):
         LaunchError
             If ``repeats`` is not positive or a feed does not fit.
         """
-        from roller.models.session.profile import profile_session  # calls do not need its imports
+        from roller.models.session.session_profile import profile_session  # calls do not need its imports
 
         return profile_session(self, feeds, repeats)
 
@@ -77,22 +77,22 @@ class ModelCalls(Unpicklable, ABC):
         return self.plan.program.name or "model"
 
     @property
-    def inputs(self) -> tuple[Described, ...]:
+    def inputs(self) -> tuple[TensorDescription, ...]:
         """Names, shapes and dtypes of the inputs, in order."""
         program = self.plan.program
         return tuple(describe_value(program, n) for n in program.inputs)
 
     @property
-    def outputs(self) -> tuple[Described, ...]:
+    def outputs(self) -> tuple[TensorDescription, ...]:
         """Names, shapes and dtypes of the outputs, in order."""
         program = self.plan.program
         return tuple(describe_value(program, n) for n in program.outputs)
 
-    def get_inputs(self) -> list[Described]:
+    def get_inputs(self) -> list[TensorDescription]:
         """Return :attr:`inputs`, as in ONNX Runtime."""
         return list(self.inputs)
 
-    def get_outputs(self) -> list[Described]:
+    def get_outputs(self) -> list[TensorDescription]:
         """Return :attr:`outputs`, as in ONNX Runtime."""
         return list(self.outputs)
 
@@ -128,11 +128,11 @@ class ModelCalls(Unpicklable, ABC):
         if len(arguments) == 1 and isinstance(arguments[0], Mapping):
             made = self._call(self.feeds.arrays_by_name(arguments[0]), out, on_device)
             return dict(zip(self.plan.program.outputs, made, strict=True))
-        if len(arguments) in (2, 3) and _are_output_names(arguments[0]) and isinstance(arguments[1], Mapping):
+        if len(arguments) in (2, 3) and _is_output_name_list(arguments[0]) and isinstance(arguments[1], Mapping):
             if len(arguments) == 3 and arguments[2] is not None:
                 raise LaunchError(f"{self.name}: a session has no run options. Leave them away.")
             chosen = arguments[0] or self.plan.program.outputs
-            numbers = [self.feeds.output_number(name) for name in chosen]
+            numbers = [self.feeds.output_index_of_name(name) for name in chosen]
             made = self._call(self.feeds.arrays_by_name(arguments[1]), out, on_device)
             return [made[n] for n in numbers]
         made = self._call(self.feeds.arrays_by_position(arguments), out, on_device)
@@ -144,13 +144,13 @@ class ModelCalls(Unpicklable, ABC):
 def describe_signature(session: ModelCalls) -> str:
     """Return a text description of a session's inputs and outputs, with ``?`` for unknown dimensions."""
 
-    def one(end: Described) -> str:
+    def one(end: TensorDescription) -> str:
         dims = "?" if end.shape is None else ", ".join("?" if d is None else str(d) for d in end.shape)
         return f"{end.name} [{dims}]"
 
     return " -> ".join(", ".join(map(one, ends)) for ends in (session.inputs, session.outputs))
 
 
-def _are_output_names(value: Any) -> bool:
+def _is_output_name_list(value: Any) -> bool:
     """Return whether ``value`` is ``None`` or a list of output names, like the first argument in ONNX Runtime."""
     return value is None or (isinstance(value, (list, tuple)) and all(isinstance(n, str) for n in value))

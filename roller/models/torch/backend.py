@@ -21,11 +21,11 @@ from roller.core.display import truncate_text
 from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.models.compile import compile_model
 from roller.models.session.cpu_session import Session
-from roller.models.torch.differing_operator import differing_operator
+from roller.models.torch.differing_operator import describe_differing_operator
 from roller.models.torch.export import ExportedGraph, export_graph, is_weight, placeholders
 from roller.models.torch.first_call_check import CheckedFirstCall
-from roller.models.torch.frozen_weights import FrozenGraph
 from roller.models.torch.graph_call import GraphCall
+from roller.models.torch.prepacked_weights import FrozenGraph
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ Graph = Callable[..., Any]
 
 # Dynamo calls one graph with the weights of several modules, and PyTorch does not count all writes into a tensor
 # (through ``weight.data``, NumPy or a fused optimizer). So weights are arguments of the kernels, read in every call,
-# unless ``options={"freeze": True}`` packs them ahead (:mod:`roller.models.torch.frozen_weights`).
+# unless ``options={"freeze": True}`` packs them ahead (:mod:`roller.models.torch.prepacked_weights`).
 #: The exporter has process-wide state; Dynamo compiles one graph at a time, but any thread may call one.
 _compiling = threading.RLock()
 
@@ -79,13 +79,13 @@ def roller_backend(
     RollerError
         If an option is unknown or malformed.
     """
-    chosen = _known_options({} if options is None else options, other)
+    chosen = _check_option_names({} if options is None else options, other)
     return (
         _CompiledPerShape(graph, chosen) if any(map(_is_dynamic, examples)) else _compile_graph(graph, examples, chosen)
     )
 
 
-def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _check_option_names(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``options``; raise an error for an unknown option, because a warning could hide a misspelling."""
     where = "torch.compile(backend='roller')"
     if other:
@@ -112,17 +112,17 @@ def _compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], options
 
     def compile_exposed_graph(exposed: torch.fx.GraphModule, arguments: Sequence[Any]) -> Graph:
         _report_compiling(exposed, arguments, chosen.get("progress"), "looking for the operator that differs: ")
-        return _make_graph_call(export_graph(exposed, arguments), chosen, {}, None)
+        return _compile_to_graph_call(export_graph(exposed, arguments), chosen, {}, None)
 
     def fall_back_to_eager(why: str, arguments: Sequence[Any] | None, random: bool) -> Graph:
         if arguments is None:
             return _warn_and_run_eager(graph, why)
         with _compiling:
-            where = differing_operator(graph, arguments, compile_exposed_graph, random=random)
+            where = describe_differing_operator(graph, arguments, compile_exposed_graph, random=random)
         return _warn_and_run_eager(graph, f"{why} ({where})")
 
     def make_call(exported: ExportedGraph, weights: Mapping[int, np.ndarray]) -> Graph:
-        call = _make_graph_call(exported, chosen, weights, graph.forward)
+        call = _compile_to_graph_call(exported, chosen, weights, graph.forward)
         if not compare:
             return call
         random = exported.random
@@ -135,13 +135,13 @@ def _compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], options
         exported = export_graph(graph, examples)
 
         def make_call_with_weights(weights: Mapping[int, np.ndarray]) -> Graph:
-            return _try_or_eager(graph, lambda: make_call(exported, weights))
+            return _make_or_fall_back_to_eager(graph, lambda: make_call(exported, weights))
 
         if not freeze or not exported.weights:
             return make_call(exported, {})
         return FrozenGraph(sorted(exported.weights), make_call_with_weights)
 
-    return _try_or_eager(graph, make)
+    return _make_or_fall_back_to_eager(graph, make)
 
 
 def _report_compiling(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, why: str = "") -> None:
@@ -158,7 +158,7 @@ def _report_compiling(graph: torch.fx.GraphModule, examples: Sequence[Any], prog
         sys.stderr.write(f"roller: {text}\n")
 
 
-def _try_or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
+def _make_or_fall_back_to_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
     """Return the result of ``make``, or the PyTorch graph if that fails."""
     try:
         with _compiling:
@@ -172,7 +172,7 @@ def _try_or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Gra
         )
 
 
-def _make_graph_call(
+def _compile_to_graph_call(
     exported: ExportedGraph, options: Mapping[str, Any], weights: Mapping[int, np.ndarray], eager: Graph | None
 ) -> GraphCall:
     """Compile an exported graph with the given weights as constants; return the callable graph."""
@@ -225,12 +225,12 @@ class _CompiledPerShape:
                     eager: Graph = self._graph.forward
                     return eager  # the user has been warned already
                 if len(self._made) >= MOST_SHAPES:
-                    return self._eager_for_more_shapes
+                    return self._eager_after_too_many_shapes
                 self._made[key] = _compile_graph(self._graph, arguments, self._options)
             return self._made[key]
 
     @cached_property
-    def _eager_for_more_shapes(self) -> Graph:
+    def _eager_after_too_many_shapes(self) -> Graph:
         return _warn_and_run_eager(self._graph, f"it was called with more than {MOST_SHAPES} different shapes")
 
 

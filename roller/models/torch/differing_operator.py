@@ -21,7 +21,7 @@ _COMPUTES = ("call_function", "call_method", "call_module")
 Compile = Callable[["torch.fx.GraphModule", Sequence[Any]], Callable[..., Sequence[Any]]]
 
 
-def differing_operator(
+def describe_differing_operator(
     graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, *, random: bool = False
 ) -> str:
     """Return a text that names the differing operator, or all candidates."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.models.torch.decompositions import decompositions
+from roller.models.torch.exact_decompositions import exact_decompositions
 from roller.models.torch.graph_rewrites import replace_unsupported_calls
 from roller.models.torch.result_difference import is_pointwise
 from roller.models.torch.unsupported_operators import RefusedGraphError, draws_random_numbers, refuse_unsupported
-from roller.models.torch.value_checks import with_value_checks
+from roller.models.torch.value_checks import add_value_checks
 
 if TYPE_CHECKING:
     import onnx
@@ -94,10 +94,10 @@ def export_graph(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Export
             refuse_unsupported(traced.graph)
             random = draws_random_numbers(traced)
             pointwise = all(is_pointwise(n.target) for n in traced.graph.nodes if n.op == "call_function")
-            watched, checks = with_value_checks(traced) or (None, 0)
+            watched, checks = add_value_checks(traced) or (None, 0)
             if watched is not None:
                 traced = torch.export.export(watched, tuple(given), strict=False)
-            own = decompositions()
+            own = exact_decompositions()
             if any(n.target in own for n in traced.graph.nodes):
                 traced = traced.run_decompositions(own)
             program = torch.onnx.export(traced, dynamo=True, verbose=False)
@@ -113,7 +113,7 @@ def export_graph(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Export
     weights = {k for k, n in enumerate(placeholders(graph)) if k in positions and is_weight(n, examples[k])}
     all_positions = (*positions, *range(len(examples), len(examples) + len(held)))
     outputs = len(model.graph.output)
-    order = _output_order(outputs - checks, results)
+    order = _output_index_per_result(outputs - checks, results)
     dtypes, strides = tuple(_known_dtype(r) for r in results), tuple(_known_strides(r) for r in results)
     return ExportedGraph(model, all_positions, held, frozenset(weights), order, dtypes, strides, pointwise,
                     tuple(range(outputs - checks, outputs)), random)  # fmt: skip
@@ -251,7 +251,7 @@ def _storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-class _Span:
+class _LayoutWithoutMemory:
     """An array interface with a tensor's layout but no memory, for overlap tests in NumPy."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -266,7 +266,11 @@ def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether views of one storage share an element; true if the test is too expensive."""
     most_work: Any = 100_000
     try:
-        return bool(np.shares_memory(np.asarray(_Span(one)), np.asarray(_Span(other)), max_work=most_work))
+        return bool(
+            np.shares_memory(
+                np.asarray(_LayoutWithoutMemory(one)), np.asarray(_LayoutWithoutMemory(other)), max_work=most_work
+            )
+        )
     except (RuntimeError, TypeError, ValueError):  # too expensive, or dynamic sizes
         return True
 
@@ -308,7 +312,7 @@ def _loggers_with_levels(names: Sequence[str]) -> list[str]:
     return [*names, *(n for n in own if n.startswith(tuple(f"{name}." for name in names)))]
 
 
-def _output_order(count: int, results: Sequence[Any]) -> tuple[int | None, ...]:
+def _output_index_per_result(count: int, results: Sequence[Any]) -> tuple[int | None, ...]:
     """Return the index of the model's output for each result of the graph; ``None`` for a result that is ``None``."""
     tensors = [r for r in results if r is not None]
     if len(tensors) != count:

@@ -72,9 +72,9 @@ class CheckedFirstCall:
                 found = self._call.run_compiled(*arguments)
             except Exception as why:  # noqa: BLE001 - PyTorch may raise its own error, which the caller should get
                 failure = why
-            unwritten: _SideEffects | None = None
+            unwritten: _SideEffectDetector | None = None
             try:
-                unwritten = _SideEffects(self._graph, arguments, self._random)
+                unwritten = _SideEffectDetector(self._graph, arguments, self._random)
             except Exception as why:  # noqa: BLE001 - as above
                 failure = failure or why
             expected = self._graph(*arguments)
@@ -96,7 +96,7 @@ class CheckedFirstCall:
         found: Any,
         failure: Exception | None,
         expected: Any,
-        unwritten: _SideEffects | None,
+        unwritten: _SideEffectDetector | None,
         arguments: Sequence[Any],
     ) -> str | None:
         if failure is not None or unwritten is None:
@@ -111,7 +111,7 @@ class CheckedFirstCall:
         return unlike and f"results of its first call differ from PyTorch's: {unlike}"
 
 
-class _SideEffects:
+class _SideEffectDetector:
     """Detects a call's writes by tensor versions (copies if PyTorch counts none) and its draws by the random state."""
 
     def __init__(self, graph: torch.fx.GraphModule, arguments: Sequence[Any], random: bool) -> None:

@@ -61,8 +61,8 @@ def describe_difference(
             doubtful.append(number)
     if not doubtful:
         return None
-    judge = _run_under_mode(eager, arguments, _float64_mode(), random)
-    attempts = (_run_under_mode(eager, arguments, _rounding_noise_mode(k), random) for k in range(_SAMPLES))
+    judge = _run_eager_under_mode(eager, arguments, _float64_mode(), random)
+    attempts = (_run_eager_under_mode(eager, arguments, _rounding_noise_mode(k), random) for k in range(_SAMPLES))
     noisy = [s for s in attempts if s is not None]
     for number in doubtful:
         exact = None if judge is None else _if_same_shape(judge[number], expected[number])
@@ -121,7 +121,7 @@ def _agree_in_last_places(mine: torch.Tensor, theirs: torch.Tensor, pointwise: b
     allowed = _tolerances_of(theirs.dtype).unasked * unit * b.abs()
     if not pointwise and unit < 1e-5:
         allowed = allowed + _UNITS_OF_SUMS * unit * _median(b.abs())
-    return bool((_same_class(a, b) & (~b.isfinite() | ((a - b).abs() <= allowed))).all())
+    return bool((_both_finite_or_same_special(a, b) & (~b.isfinite() | ((a - b).abs() <= allowed))).all())
 
 
 def _median(values: torch.Tensor) -> float:
@@ -130,7 +130,7 @@ def _median(values: torch.Tensor) -> float:
     return float(finite.median()) if finite.numel() else 0.0
 
 
-def _same_class(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _both_finite_or_same_special(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return a mask of elements that are both finite, both NaN, or the same infinity."""
     return (a.isnan() & b.isnan()) | (a == b) | (a.isfinite() & b.isfinite())
 
@@ -150,8 +150,16 @@ def _describe_wrong_elements(
     # The reference is rounded to the results' dtype, in which a large float64 value becomes an infinity.
     r, a, b = judge.to(theirs.dtype).double(), mine.double(), theirs.double()
     noisy = [s.double() for s in samples]
-    settled = torch.stack([_same_class(s, b) for s in noisy]).all(0) if noisy else torch.ones_like(a, dtype=torch.bool)
-    other = ~_same_class(a, b) & (_same_class(b, r) | ~_same_class(a, r)) & settled
+    settled = (
+        torch.stack([_both_finite_or_same_special(s, b) for s in noisy]).all(0)
+        if noisy
+        else torch.ones_like(a, dtype=torch.bool)
+    )
+    other = (
+        ~_both_finite_or_same_special(a, b)
+        & (_both_finite_or_same_special(b, r) | ~_both_finite_or_same_special(a, r))
+        & settled
+    )
     if other.any():
         which = "which are infinite or NaN in only one of the two"
         return f"differs in {int(other.sum())} of {counted(count, 'element')}, {which}"
@@ -171,7 +179,7 @@ def _describe_wrong_elements(
     return f"differs in {int(bad.sum())} of {counted(count, 'element')}, by up to {most}"
 
 
-def _run_under_mode(eager: Run, arguments: Sequence[Any], mode: Any, random: bool) -> Sequence[Any] | None:
+def _run_eager_under_mode(eager: Run, arguments: Sequence[Any], mode: Any, random: bool) -> Sequence[Any] | None:
     """Return PyTorch's results under a mode, on copies of the arguments; ``None`` if PyTorch raises an error."""
     import torch
 

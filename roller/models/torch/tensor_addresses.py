@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.scratch import scratch_folder
+from roller.core.temporary_folders import scratch_folder
 from roller.errors import BuildError
-from roller.models.session.native_build import cached_library, compile_library
+from roller.models.session.native_library_build import compile_library, load_or_build_library
 
 SOURCE = Path(__file__).with_name("tensor_addresses.c")
 #: ``Expected`` of tensor_addresses.c.
@@ -52,7 +52,7 @@ class TensorAddresses:
     """
 
     def __init__(self, wanted: Sequence[ExpectedTensor]) -> None:
-        self._library = torch_library()
+        self._library = torch_functions_and_offsets()
         try:
             self._look = _load_address_function()
         except BuildError as err:
@@ -71,7 +71,7 @@ class TensorAddresses:
 
 
 @functools.cache
-def torch_library() -> _Library:
+def torch_functions_and_offsets() -> _Library:
     """Return PyTorch's functions, and the offsets of the type and of the tensor in a Python object."""
     import torch
 
@@ -106,13 +106,13 @@ def _call_number_function(name: str, functions: Any, tensor: Any) -> int:
 def _dtype_number(dtype: np.dtype[Any]) -> int:
     import torch
 
-    return _call_number_function("dtype", torch_library().functions, torch.from_numpy(np.zeros(1, dtype)))
+    return _call_number_function("dtype", torch_functions_and_offsets().functions, torch.from_numpy(np.zeros(1, dtype)))
 
 
 @functools.cache
 def _load_address_function() -> Any:
     """Return ``roller_addresses``, which is called with the GIL held because it reads Python objects."""
-    image = cached_library((SOURCE,), lambda: compile_library(SOURCE, "looking at tensors"))
+    image = load_or_build_library((SOURCE,), lambda: compile_library(SOURCE, "looking at tensors"))
     with scratch_folder() as folder:
         path = Path(folder, "places.so")
         path.write_bytes(image)

@@ -15,7 +15,7 @@ class RefusedGraphError(RollerError):
     """Raised if a graph is not supported."""
 
 
-def _any_call(_: torch.fx.Node) -> bool:
+def _is_always_unsupported(_: torch.fx.Node) -> bool:
     return True
 
 
@@ -39,17 +39,17 @@ def _arguments_by_name(node: torch.fx.Node) -> dict[str, Any]:
 
 
 #: By operator name, a test for calls that are exported incorrectly, and the error. ``python -m benchmarks.torch_audit``
-#: finds such operators; :mod:`roller.models.torch.decompositions` decomposes simple and common ones instead.
+#: finds such operators; :mod:`roller.models.torch.exact_decompositions` decomposes simple and common ones instead.
 LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
         (_has_divisor_and_ceil_mode, "its divisor is that of a whole window where one reaches over the end"),
     ),
     "pad": (_is_cropping_circular_pad, "what is cropped is not wrapped around"),
-    "logcumsumexp": (_any_call, "its sums would overflow or vanish"),
-    "native_batch_norm": (_any_call, "the means and deviations it returns are empty in inference"),
-    "special_log_ndtr": (_any_call, "the logarithm of a probability that vanishes stands for it"),
-    "special_erfcx": (_any_call, "the product of a vanishing and an infinite factor stands for it"),
+    "logcumsumexp": (_is_always_unsupported, "its sums would overflow or vanish"),
+    "native_batch_norm": (_is_always_unsupported, "the means and deviations it returns are empty in inference"),
+    "special_log_ndtr": (_is_always_unsupported, "the logarithm of a probability that vanishes stands for it"),
+    "special_erfcx": (_is_always_unsupported, "the product of a vanishing and an infinite factor stands for it"),
 }
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _Rule = Callable[[Sequence[Any], Mapping[str, Any]], "torch.Tensor | None"]
 
 
-def with_value_checks(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
+def add_value_checks(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
     """Return a module with extra results (true if PyTorch raises an error) and their number; ``None`` if none."""
     import torch
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from roller.backends.cpu import launcher, threads
 from roller.probing.cpu.session import WINDOW_S, CpuSession, compile_library
-from roller.probing.measured import Measured, median_of_fastest_windows
-from roller.probing.probe import Finding
+from roller.probing.measured import MeasuredValue, median_of_fastest_windows
+from roller.probing.probe import ProbeResult
 from roller.probing.registry import microbench_folder
 
 #: Numbers of gathered elements, of rows, and of elements per row in one repetition of the copies, and cycles that the
@@ -22,30 +22,30 @@ _GATHERED, _ROWS, _ROW_ELEMENTS, _ROW_CYCLES = 128 * 32, 128, 28, 8.0
 _JITTER = 1.5
 
 
-def measure_task_overhead(session: CpuSession) -> Finding:
+def measure_task_overhead(session: CpuSession) -> ProbeResult:
     """Measure the overhead of a task as the intercept of its time as a function of its row's length."""
     data, vector = session.blocks("tasks", 32768), 4 * session.spec.teu.lanes
     short, long = (session.seconds("task_rows", data, n * vector) for n in (4, 32))
     slope = (long.value - short.value) / 28
     over = short.value - (4 + _JITTER) * slope
     spread = max(short.spread, long.spread)
-    return Finding({"execution.barrier_s": Measured(over, spread, short.samples)})
+    return ProbeResult({"execution.barrier_s": MeasuredValue(over, spread, short.samples)})
 
 
-def measure_element_copies(session: CpuSession) -> Finding:
+def measure_element_copies(session: CpuSession) -> ProbeResult:
     """Measure the time per element for copies without whole vectors."""
     data = session.blocks("elements", 65536)
     gather, copy, scatter = (session.seconds(k, data) for k in ("gather_elements", "copy_rows", "scatter_elements"))
     row = copy.times(1 / _ROWS)
     moved = (row.value - _ROW_CYCLES / session.clock_hz) / _ROW_ELEMENTS
-    return Finding({
+    return ProbeResult({
         "execution.element_gather_s": gather.times(1 / _GATHERED),
-        "execution.element_copy_s": Measured(moved, row.spread, row.samples),
+        "execution.element_copy_s": MeasuredValue(moved, row.spread, row.samples),
         "execution.element_scatter_s": scatter.times(1 / _GATHERED),
     })  # fmt: skip
 
 
-def measure_launch(session: CpuSession) -> Finding:
+def measure_launch(session: CpuSession) -> ProbeResult:
     """Measure the time to call an empty kernel through roller's launcher, and the additional time of a fork."""
     ffi = launcher.load_tvm_runtime()
     path = session.folder / "launch.so"
@@ -58,7 +58,7 @@ def measure_launch(session: CpuSession) -> Finding:
         function: Any = module[name]
 
         def run() -> None:
-            threads.prepare_pool(session.cores, launcher.thread_pool_runtime)
+            threads.prepare_pool_for_kernel(session.cores, launcher.runtime_and_pool_resizer)
             function(*views)
 
         return run
@@ -67,11 +67,11 @@ def measure_launch(session: CpuSession) -> Finding:
     values = {"execution.launch_s": alone}
     if session.cores > 1:
         both = _time_call_windows(session, call("call_and_fork"))
-        values["execution.fork_s"] = both.minus(alone)
-    return Finding(values)
+        values["execution.fork_s"] = both.difference_from(alone)
+    return ProbeResult(values)
 
 
-def _time_call_windows(session: CpuSession, run: Callable[[], None]) -> Measured:
+def _time_call_windows(session: CpuSession, run: Callable[[], None]) -> MeasuredValue:
     for _ in range(200):
         run()
     start = time.perf_counter()

@@ -6,8 +6,8 @@ import math
 
 from roller.core.processor import tile_registers_permitted
 from roller.probing.cpu.session import CpuSession
-from roller.probing.measured import Measured
-from roller.probing.probe import Finding
+from roller.probing.measured import MeasuredValue
+from roller.probing.probe import ProbeResult
 
 _RATE = "compute.ops_per_cycle_per_unit"
 #: Number of repetitions of the clock measurement, on which all rates per cycle depend.
@@ -24,7 +24,7 @@ _SWEEP = {16: ((1, 1), (2, 1), (4, 1), (4, 2), (5, 2), (6, 2), (7, 2)),
                (15, 2))}  # fmt: skip
 
 
-def measure_clock(session: CpuSession) -> Finding:
+def measure_clock(session: CpuSession) -> ProbeResult:
     """Measure the clock as the number of dependent additions per second, on all cores at once."""
     chain = session.constant("clock_chain")
     turns = [
@@ -38,28 +38,28 @@ def measure_clock(session: CpuSession) -> Finding:
     doubts = {}
     if two.value > one.value * (1 + TOLERANCE):
         doubts["clock_hz"] = f"two chains take {two.value / one.value:.2f} times as long as one: not bound by latency."
-    return Finding({"clock_hz": found}, doubts=doubts)
+    return ProbeResult({"clock_hz": found}, doubts=doubts)
 
 
-def _operations_per_cycle(session: CpuSession, kernel: str, operations: float) -> Measured:
+def _measure_operations_per_cycle(session: CpuSession, kernel: str, operations: float) -> MeasuredValue:
     return session.seconds(kernel, session.blocks("small", 8192), 8192, session.cores).rate(
         operations / session.clock_hz
     )
 
 
-def measure_fma_peak(session: CpuSession) -> Finding:
+def measure_fma_peak(session: CpuSession) -> ProbeResult:
     """Measure multiply-adds per cycle at every vector width."""
     lanes, chains = session.spec.teu.lanes, session.constant("fma_chains")
-    single = _operations_per_cycle(session, "fma_float32", chains * lanes)
-    double = _operations_per_cycle(session, "fma_float64", chains * lanes / 2)
-    half = _operations_per_cycle(session, "fma_float32_half", session.constant("fma_half_chains") * lanes)
+    single = _measure_operations_per_cycle(session, "fma_float32", chains * lanes)
+    double = _measure_operations_per_cycle(session, "fma_float64", chains * lanes / 2)
+    half = _measure_operations_per_cycle(session, "fma_float32_half", session.constant("fma_half_chains") * lanes)
     values = {f"{_RATE}.fma": single, f"{_RATE}.fma.float64": double}
     doubts = {}
     if half.value < single.value * (1 - TOLERANCE):
         doubts[f"{_RATE}.fma"] = "fewer accumulators are slower: bound by latency. Use more in fma.h."
     for width in (16, 32):
         if width < 4 * lanes:
-            values[f"beside.fma_per_cycle_{width}_byte_vectors"] = _operations_per_cycle(
+            values[f"beside.fma_per_cycle_{width}_byte_vectors"] = _measure_operations_per_cycle(
                 session, f"fma_float32_{width}", chains * width / 4
             )
     narrow = values.get("beside.fma_per_cycle_16_byte_vectors", single)
@@ -67,60 +67,60 @@ def measure_fma_peak(session: CpuSession) -> Finding:
     # The instruction rate on whole vectors relative to the shortest gives the number of passes.
     per_pass = lanes * min(1.0, single.value / lanes / (narrow.value / shortest))
     passed = max(shortest, 2 ** round(math.log2(per_pass)))
-    values["teu.datapath_lanes"] = Measured(passed, max(single.spread, narrow.spread), single.samples)
+    values["teu.datapath_lanes"] = MeasuredValue(passed, max(single.spread, narrow.spread), single.samples)
     alone = session.seconds("fma_float32").rate(2 * chains * lanes)
     values["beside.one_core_flops_per_s"] = alone
     ports = round(single.value / lanes)
     if ports:
-        values["teu.schedulers_per_unit"] = Measured(ports, single.spread, single.samples)
+        values["teu.schedulers_per_unit"] = MeasuredValue(ports, single.spread, single.samples)
     # Register bandwidth: three four-byte operands per lane.
     total = single.times(12 * session.clock_hz * session.cores)
     values["memory_layers.register.bandwidth_bytes_per_s"] = total
-    return Finding(values, doubts=doubts)
+    return ProbeResult(values, doubts=doubts)
 
 
-def measure_byte_products(session: CpuSession) -> Finding:
+def measure_byte_products(session: CpuSession) -> ProbeResult:
     """Measure byte products per cycle for the instructions that are available and permitted."""
-    values, doubts = dict[str, Measured](), dict[str, str]()
+    values, doubts = dict[str, MeasuredValue](), dict[str, str]()
     for path, kernel, name in ((f"{_RATE}.dot.int8", "dot_bytes", "dot"), (f"{_RATE}.dot.int16", "dot_pairs", "pair")):
         products = session.constant(f"{name}_products")
         if products:
-            found = values[path] = _operations_per_cycle(session, kernel, products)
-            half = _operations_per_cycle(session, f"{kernel}_half", session.constant(f"{name}_half_products"))
+            found = values[path] = _measure_operations_per_cycle(session, kernel, products)
+            half = _measure_operations_per_cycle(session, f"{kernel}_half", session.constant(f"{name}_half_products"))
             if half.value < found.value * (1 - TOLERANCE):
                 doubts[path] = "fewer sums are slower: bound by latency. Use more in byte_products.c."
     products = session.constant("tile_products")
     if products and tile_registers_permitted():
-        values[f"{_RATE}.matrix.int8"] = _operations_per_cycle(session, "tile_bytes", products)
-    return Finding(values, doubts=doubts)
+        values[f"{_RATE}.matrix.int8"] = _measure_operations_per_cycle(session, "tile_bytes", products)
+    return ProbeResult(values, doubts=doubts)
 
 
-def measure_fma_latency(session: CpuSession) -> Finding:
+def measure_fma_latency(session: CpuSession) -> ProbeResult:
     """Measure the latency of dependent multiply-adds."""
     path = "execution.step_latency_s"
     one, two = session.seconds("fma_one"), session.seconds("fma_two")
     doubts = {}
     if two.value > one.value * (1 + TOLERANCE):
         doubts[path] = f"two chains take {two.value / one.value:.2f} times as long as one: not bound by latency."
-    return Finding({path: one}, doubts=doubts)
+    return ProbeResult({path: one}, doubts=doubts)
 
 
-def measure_simple_rates(session: CpuSession) -> Finding:
+def measure_simple_rates(session: CpuSession) -> ProbeResult:
     """Measure additions, maxima and conversions per cycle."""
     lanes, chains = session.spec.teu.lanes, session.constant("rate_chains")
-    add, top = (_operations_per_cycle(session, k, chains * lanes) for k in ("add_float32", "max_float32"))
-    return Finding({
+    add, top = (_measure_operations_per_cycle(session, k, chains * lanes) for k in ("add_float32", "max_float32"))
+    return ProbeResult({
         f"{_RATE}.add": min(add, top, key=lambda m: m.value),
-        f"{_RATE}.add.float64": _operations_per_cycle(session, "add_float64", chains * lanes / 2),
-        f"{_RATE}.convert": _operations_per_cycle(session, "convert_float32", 2 * chains * lanes),
+        f"{_RATE}.add.float64": _measure_operations_per_cycle(session, "add_float64", chains * lanes / 2),
+        f"{_RATE}.convert": _measure_operations_per_cycle(session, "convert_float32", 2 * chains * lanes),
     })  # fmt: skip
 
 
-def measure_special_rate(session: CpuSession) -> Finding:
+def measure_special_rate(session: CpuSession) -> ProbeResult:
     """Measure exponentials, divisions and roots per cycle."""
     size, data = 8192, session.blocks("small", 8192, session.cores)
 
-    def rate(kernel: str) -> Measured:
+    def rate(kernel: str) -> MeasuredValue:
         return session.seconds(kernel, data, size, session.cores).rate(size / 8 / session.clock_hz)
 
     exponentials, doubts = rate("exp_float32"), {}
@@ -131,25 +131,25 @@ def measure_special_rate(session: CpuSession) -> Finding:
         "beside.divisions_per_cycle": rate("divide_float32"),
         "beside.roots_per_cycle": rate("root_float32"),
     }
-    return Finding(values, doubts=doubts)
+    return ProbeResult(values, doubts=doubts)
 
 
-def measure_issue_rate(session: CpuSession) -> Finding:
+def measure_issue_rate(session: CpuSession) -> ProbeResult:
     """Measure the instructions per cycle of the best mix, multiplied by the number of lanes of a vector."""
     lanes = session.spec.teu.lanes
     data = session.blocks("small", 8192)
     # Instructions per repetition: eight multiply-adds, eight loads, and the integer additions of the mix.
     mixes = {"issue_221": 16 + 4, "issue_222": 16 + 8, "issue_224": 16 + 16}
     rates = [session.seconds(k, data, 8192).rate(n * lanes / session.clock_hz) for k, n in mixes.items()]
-    return Finding({f"{_RATE}.issue": max(rates, key=lambda m: m.value)})
+    return ProbeResult({f"{_RATE}.issue": max(rates, key=lambda m: m.value)})
 
 
-def measure_step_overhead(session: CpuSession) -> Finding:
+def measure_step_overhead(session: CpuSession) -> ProbeResult:
     """Measure the overhead of reduction steps, and the number of accumulators needed for the full rate."""
     registers = session.spec.limits.vector_registers or 16
     data, steps = session.blocks("panels", 65536), session.constant("tile_steps")
 
-    def step(rows: int, vectors: int) -> Measured:
+    def step(rows: int, vectors: int) -> MeasuredValue:
         return session.seconds(f"tile_{rows}x{vectors}", data).times(session.clock_hz / steps)
 
     rates = {r * v: r * v / step(r, v).value for r, v in _SWEEP[min(32, registers)]}
@@ -160,7 +160,7 @@ def measure_step_overhead(session: CpuSession) -> Finding:
     middle, beside = over[len(over) // 2]
     # Rounded to quarters of a cycle, the resolution of the windows. The spread is that of a whole step.
     cycles = max(0.0, round(4 * beside) / 4)
-    return Finding({
-        "execution.step_issue_s": Measured(cycles / session.clock_hz, middle.spread, middle.samples),
-        "beside.accumulators_at_full_rate": Measured(usable, 0.0, len(rates)),
+    return ProbeResult({
+        "execution.step_issue_s": MeasuredValue(cycles / session.clock_hz, middle.spread, middle.samples),
+        "beside.accumulators_at_full_rate": MeasuredValue(usable, 0.0, len(rates)),
     })  # fmt: skip

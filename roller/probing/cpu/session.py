@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 
 from roller.backends.cpu import threads
-from roller.core.scratch import scratch_folder
+from roller.core.temporary_folders import scratch_folder
 from roller.errors import BuildError, LaunchError
 from roller.hardware import DeviceSpec
-from roller.probing.measured import Measured, median_of_fastest_windows
+from roller.probing.measured import MeasuredValue, median_of_fastest_windows
 from roller.probing.registry import microbench_folder
 
 #: Compiler flags: optimization as in the code generator's backend, without floating-point traps and ``errno``.
@@ -27,10 +27,10 @@ WINDOW_S = 4e-4
 _TIMEOUT_S = 120.0
 
 
-def native_flags(machine: str | None = None) -> tuple[str, ...]:
+def native_compiler_flags(machine: str | None = None) -> tuple[str, ...]:
     """Return the C compiler flags for all vector instructions of this CPU.
 
-    >>> native_flags("aarch64")
+    >>> native_compiler_flags("aarch64")
     ('-mcpu=native',)
     """
     arm = (machine or platform.machine()).lower() in ("aarch64", "arm64")
@@ -46,7 +46,7 @@ def compile_library(sources: Sequence[Path], target: Path, flags: Sequence[str] 
             f"probes: expected the C compiler '{name}', found none on PATH. Install one (Debian: apt-get install gcc), "
             "or name another one in the environment variable CC."
         )
-    command = [path, *FLAGS, *native_flags(), *flags, "-o", str(target), *map(str, sources)]
+    command = [path, *FLAGS, *native_compiler_flags(), *flags, "-o", str(target), *map(str, sources)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired as err:
@@ -125,7 +125,7 @@ class CpuSession:
         march: tuple[int, int] = (0, 0),
         repeat: int | None = None,
         turns: int = 1,
-    ) -> Measured:
+    ) -> MeasuredValue:
         """Return the time of one repetition of a kernel, in seconds."""
         where = self.processors[:cores]
         addresses = list(data) if len(data) == len(where) else [data[0]] * len(where)
@@ -165,5 +165,5 @@ def one_processor_per_core(cores: int) -> tuple[int, ...]:
     """Return one processor per physical core available to this process, at most ``cores`` of them."""
     chosen: dict[str, int] = {}
     for processor in threads.processors():
-        chosen.setdefault(threads.core_of_processor(processor), processor)
+        chosen.setdefault(threads.core_id_of_processor(processor), processor)
     return tuple(chosen.values())[: max(1, cores)]

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roller.backends.devices import DeviceHandle, DeviceProperties, properties_of
+from roller.backends.devices import DeviceHandle, DeviceProperties, properties_from_data
 from roller.errors import ArtifactError, BuildError, RollerError
 from roller.hardware import DeviceSpec, parse_spec
 from roller.probing.gpu import compute, memory
 from roller.probing.gpu.session import GpuSession, Results
 from roller.probing.spec_yaml import spec_to_yaml
-from roller.runtime.container import PROBES, ContainerWriter, copy_package, write_container
 from roller.runtime.probe_bundle import RESULTS, compile_probe
 from roller.runtime.probe_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner
+from roller.runtime.verified_container import PROBES, ContainerWriter, copy_package, write_container
 from roller.targets import target_for
 
 #: Subpackages that a machine needs to run probes, besides the standard library, NumPy and CuPy. All
@@ -40,7 +40,7 @@ def probe_plans(spec: DeviceSpec) -> tuple[ProbePlan, ...]:
     return tuple(p for p in (make(spec) for make in _PLANS) if p is not None)
 
 
-def build_image(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
+def build_plan_image(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
     """Return a plan's kernels built for a device, or the reason why they cannot be built."""
     target = target_for(spec)
     try:
@@ -49,7 +49,7 @@ def build_image(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
         return str(err)
 
 
-def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, driver: bool = True) -> dict[str, Any]:
+def write_probe_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, driver: bool = True) -> dict[str, Any]:
     """Write all GPU probes, with a runner, as a folder that can be run on the device's machine."""
     if not spec.traits.discrete:
         raise ArtifactError(
@@ -59,7 +59,8 @@ def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, driver
         if driver:
             copy_package(work.folder, DRIVER)
         rows = [
-            _write_plan(work, plan, build_image(plan, spec) if images else "left out") for plan in probe_plans(spec)
+            _write_plan_files(work, plan, build_plan_image(plan, spec) if images else "left out")
+            for plan in probe_plans(spec)
         ]
         body = {
             "device": spec.name, "language": spec.target["language"],
@@ -67,10 +68,10 @@ def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, driver
             "spec": {"name": spec.name, "content_key": spec.content_key}, "yaml": spec_to_yaml(spec),
             "roller": sys.modules["roller"].__version__, "plans": rows,
         }  # fmt: skip
-        return work.seal(PROBES, body)
+        return work.write_manifest(PROBES, body)
 
 
-def _write_plan(work: ContainerWriter, plan: ProbePlan, image: bytes | str) -> dict[str, Any]:
+def _write_plan_files(work: ContainerWriter, plan: ProbePlan, image: bytes | str) -> dict[str, Any]:
     digest = work.add(f"plans/{plan.name}.json", json.dumps(plan.to_dict()).encode())
     work.add(f"sources/{plan.name}.cu", plan.source.encode())
     row = {"name": plan.name, "sha256": digest, "key": plan.key, "cases": len(plan.cases)}
@@ -82,7 +83,7 @@ def _write_plan(work: ContainerWriter, plan: ProbePlan, image: bytes | str) -> d
 def read_device_properties(results: Mapping[str, Any]) -> DeviceProperties:
     """Return the device's properties, read from a bundle's results."""
     data = dict(results["properties"])
-    return properties_of({**data, "stated": dict(data.get("stated", {}))})
+    return properties_from_data({**data, "stated": dict(data.get("stated", {}))})
 
 
 def session_from_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
@@ -104,7 +105,7 @@ def session_from_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
     return GpuSession(spec, look_up), results
 
 
-class DeviceSession(GpuSession):
+class LocalDeviceSession(GpuSession):
     """A session on a local device, which ends on exit; ``describe`` returns its initial specification."""
 
     def __init__(self, handle: DeviceHandle, describe: Callable[[DeviceProperties], DeviceSpec]) -> None:
@@ -118,7 +119,7 @@ class DeviceSession(GpuSession):
         self._built: dict[str, bytes | str] = {}
         self._handle = handle
 
-    def __enter__(self) -> DeviceSession:
+    def __enter__(self) -> LocalDeviceSession:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -126,5 +127,5 @@ class DeviceSession(GpuSession):
 
     def _run(self, plan: ProbePlan) -> Results:
         if plan.name not in self._built:
-            self._built[plan.name] = NO_IMAGE if self._handle.target.pretends else build_image(plan, self.spec)
+            self._built[plan.name] = NO_IMAGE if self._handle.target.pretends else build_plan_image(plan, self.spec)
         return self._runner.run(plan, self._built[plan.name])

@@ -9,15 +9,15 @@ from typing import Literal
 import numpy as np
 
 from roller.errors import SpecError
-from roller.expr.conversions import ops_per_cycle
+from roller.expr.conversion_rates import ops_per_cycle
 from roller.hardware import DeviceSpec
-from roller.probing.gpu.fits import choose_hypothesis, fit_steps
-from roller.probing.gpu.memory import seconds_per_step
-from roller.probing.gpu.planning import make_plan, resident_blocks
-from roller.probing.gpu.session import GpuSession, TimedCase, reject_values, total_windows
-from roller.probing.measured import Measured
-from roller.probing.probe import Finding
-from roller.runtime.probe_format import Case, Contents, ProbePlan
+from roller.probing.gpu.fits import choose_proportional_hypothesis, fit_reduction_step_times
+from roller.probing.gpu.memory import seconds_per_step_of_cases
+from roller.probing.gpu.probe_plan_helpers import count_resident_blocks, plan_with_expected_results
+from roller.probing.gpu.session import GpuSession, TimedCase, count_windows, mark_values_as_rejected
+from roller.probing.measured import MeasuredValue
+from roller.probing.probe import ProbeResult
+from roller.runtime.probe_format import BufferContents, ProbeCase, ProbePlan
 from roller.targets import target_for
 
 _RATES = "compute.ops_per_cycle_per_unit"
@@ -59,24 +59,24 @@ def bank_conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int
 def shared_plan(spec: DeviceSpec) -> ProbePlan:
     """Return the plan that times wide adjacent loads, and loads of words at several strides."""
     layer, lanes = spec.layer("shared"), spec.teu.lanes
-    grid = min(resident_blocks(spec, _BLOCK), spec.units * max(1, layer.capacity_bytes // 32768))
+    grid = min(count_resident_blocks(spec, _BLOCK), spec.units * max(1, layer.capacity_bytes // 32768))
     threads = grid * _BLOCK
-    cases = [Case("vectors", "vectors", grid, _BLOCK, (128,), 128 * threads / layer.bandwidth_bytes_per_s)]
+    cases = [ProbeCase("vectors", "vectors", grid, _BLOCK, (128,), 128 * threads / layer.bandwidth_bytes_per_s)]
     once = 16 * threads / spec.ops_per_s("load_store")
     for stride in _STRIDES:
         degree, least = (
             bank_conflict_degree(s, lanes, layer.banks or 32, layer.bank_width_bytes or 4) for s in (stride, 1)
         )
         key = f"stride={stride}"
-        cases.append(Case(key, "strided", grid, _BLOCK, (1024, stride, lanes), once * degree / least))
-    return make_plan("shared", (Contents("random", 8192),), cases)
+        cases.append(ProbeCase(key, "strided", grid, _BLOCK, (1024, stride, lanes), once * degree / least))
+    return plan_with_expected_results("shared", (BufferContents("random", 8192),), cases)
 
 
-def measure_shared(session: GpuSession) -> Finding:
+def measure_shared(session: GpuSession) -> ProbeResult:
     """Measure scratchpad bandwidth, banks and load rate."""
     spec = session.spec
     timed = session.measure(shared_plan(spec))
-    values: dict[str, Measured] = {}
+    values: dict[str, MeasuredValue] = {}
     wide, single = timed.get("vectors"), timed.get("stride=1")
     if wide is not None:
         values["memory_layers.shared.bandwidth_bytes_per_s"] = wide.step.rate(128 * wide.case.threads)
@@ -90,12 +90,12 @@ def measure_shared(session: GpuSession) -> Finding:
     paths = ("memory_layers.shared.banks", "memory_layers.shared.bank_width_bytes")
     doubts: dict[str, str] = {}
     try:
-        pair = choose_hypothesis(seconds_per_step(strided), counts, "banks of the scratchpad")
+        pair = choose_proportional_hypothesis(seconds_per_step_of_cases(strided), counts, "banks of the scratchpad")
         spread = max(t.step.spread for t in strided)
-        values |= {p: Measured(v, spread, total_windows(strided)) for p, v in zip(paths, pair, strict=True)}
+        values |= {p: MeasuredValue(v, spread, count_windows(strided)) for p, v in zip(paths, pair, strict=True)}
     except SpecError as err:
-        values |= reject_values(err, doubts, *paths)
-    return Finding(values, session.taken(), doubts)
+        values |= mark_values_as_rejected(err, doubts, *paths)
+    return ProbeResult(values, session.taken(), doubts)
 
 
 def tiles_plan(spec: DeviceSpec) -> ProbePlan:
@@ -112,32 +112,32 @@ def tiles_plan(spec: DeviceSpec) -> ProbePlan:
             key = f"tile={ry}x{rx} warps={warps}"
             counted = spec.units * warps * lanes
             cases.append(
-                Case(key, f"tile_{ry}x{rx}", spec.units, warps * lanes, (), seconds, cycles_word=counted,
+                ProbeCase(key, f"tile_{ry}x{rx}", spec.units, warps * lanes, (), seconds, cycles_word=counted,
                      cycles=seconds * spec.clock_hz, output_dtype="float32")
             )  # fmt: skip
-    return make_plan("tiles", (Contents("small", 4096, "float32"),), cases)
+    return plan_with_expected_results("tiles", (BufferContents("small", 4096, "float32"),), cases)
 
 
-def measure_tiles(session: GpuSession) -> Finding:
+def measure_tiles(session: GpuSession) -> ProbeResult:
     """Measure the clock, the multiply-add rate, and the latency and issue time of a reduction step."""
     spec = session.spec
     timed = session.measure(tiles_plan(spec))
     every = list(timed.values())
-    values: dict[str, Measured] = {}
+    values: dict[str, MeasuredValue] = {}
     clocks = sorted(t.cycles / t.step.value for t in every if t.cycles and t.step.value > 0)
     if clocks:
         low, middle, high = np.quantile(clocks, (0.25, 0.5, 0.75))
         session.clock_hz = float(middle)
-        values["clock_hz"] = Measured(float(middle), float((high - low) / middle), len(clocks))
+        values["clock_hz"] = MeasuredValue(float(middle), float((high - low) / middle), len(clocks))
     names = [k.split(" ") for k in timed]
     outputs = np.array([math.prod(int(x) for x in tile[5:].split("x")) for tile, _ in names], np.float64)
     warps = np.array([int(w[6:]) for _, w in names], np.float64)
-    latency_s, issue_s, fma_s = fit_steps(
-        outputs, warps, seconds_per_step(every), spec.teu.schedulers_per_unit, total_windows(every)
+    latency_s, issue_s, fma_s = fit_reduction_step_times(
+        outputs, warps, seconds_per_step_of_cases(every), spec.teu.schedulers_per_unit, count_windows(every)
     )
     values |= {"execution.step_latency_s": latency_s, "execution.step_issue_s": issue_s}
     values[f"{_RATES}.fma"] = fma_s.rate(spec.teu.lanes * spec.teu.schedulers_per_unit / session.clock_hz)
-    return Finding(values, session.taken())
+    return ProbeResult(values, session.taken())
 
 
 def rates_plan(spec: DeviceSpec) -> ProbePlan:
@@ -155,15 +155,15 @@ def rates_plan(spec: DeviceSpec) -> ProbePlan:
             if entry == "issue_integer" and "integer" not in rates:  # shared pipe
                 seconds = max(seconds, 256 * grid * _BLOCK / spec.ops_per_s("add"))
             parameters = _PARAMETERS.get(entry, ())
-            cases.append(Case(f"{entry} {part}", entry, grid, _BLOCK, parameters, seconds, output_dtype="float32"))
-    return make_plan("rates", (Contents("values", 8192, "float32", values=_VALUES),), cases)
+            cases.append(ProbeCase(f"{entry} {part}", entry, grid, _BLOCK, parameters, seconds, output_dtype="float32"))
+    return plan_with_expected_results("rates", (BufferContents("values", 8192, "float32", values=_VALUES),), cases)
 
 
-def rates(session: GpuSession) -> Finding:
+def rates(session: GpuSession) -> ProbeResult:
     """Measure operations per cycle and unit for the instruction classes."""
     spec = session.spec
     timed = session.measure(rates_plan(spec))
-    values: dict[str, Measured] = {}
+    values: dict[str, MeasuredValue] = {}
     doubts: dict[str, str] = {}
     for entry, (name, operations) in _CLASSES.items():
         full, half = timed.get(f"{entry} full"), timed.get(f"{entry} half")
@@ -173,12 +173,12 @@ def rates(session: GpuSession) -> Finding:
         path, step = f"{_RATES}.{name}", full.step
         if share > _HALF:
             reason = f"half the warps take {share:.0%} of the time of all: latency bounds it, not the pipe"
-            values |= {} if path in values else reject_values(reason, doubts, path)
+            values |= {} if path in values else mark_values_as_rejected(reason, doubts, path)
             continue
         if entry == "convert":
             if not {"add full", "widen full"} <= set(timed):
                 continue
-            step = step.minus(timed["add full"].step).minus(timed["widen full"].step)
+            step = step.difference_from(timed["add full"].step).difference_from(timed["widen full"].step)
         found = step.rate(operations * full.case.threads / spec.units / session.clock_hz)
         if path not in values or found.value > values[path].value:  # the maximum over mixes
             values[path] = found
@@ -186,8 +186,8 @@ def rates(session: GpuSession) -> Finding:
     together = _mixed_to_sequential_ratio(timed)
     if together is not None and together > _BESIDE and f"{_RATES}.integer" in values:
         reason = f"both kinds together take {together:.0%} of one after another: no pipes beside those of multiply-adds"
-        values |= reject_values(reason, doubts, f"{_RATES}.integer")
-    return Finding(values, session.taken(), doubts)
+        values |= mark_values_as_rejected(reason, doubts, f"{_RATES}.integer")
+    return ProbeResult(values, session.taken(), doubts)
 
 
 def _split_rate_name(name: str) -> tuple[str, str]:
@@ -213,24 +213,28 @@ def matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
         rate = given[f"matrix.{dtype}"] * spec.units * spec.clock_hz
         seconds = per_step * grid * block / spec.teu.lanes / rate
         out: Literal["int32", "float32"] = "int32" if dtype == "int8" else "float32"
-        cases.append(Case(dtype, f"matrix_{dtype}", grid, block, (), seconds, output_dtype=out))
+        cases.append(ProbeCase(dtype, f"matrix_{dtype}", grid, block, (), seconds, output_dtype=out))
     words = grid * block // spec.teu.lanes * 256
-    return make_plan("matrix", (Contents("small", 1024),), cases, source=source, output_words=words) if cases else None
+    return (
+        plan_with_expected_results("matrix", (BufferContents("small", 1024),), cases, source=source, output_words=words)
+        if cases
+        else None
+    )
 
 
-def measure_matrix(session: GpuSession) -> Finding:
+def measure_matrix(session: GpuSession) -> ProbeResult:
     """Measure the matrix unit's multiply-adds per cycle and unit for each dtype."""
     spec = session.spec
     asked = matrix_plan(spec)
     if asked is None:
-        return Finding({}, ("skipped: the specification names no matrix unit",))
+        return ProbeResult({}, ("skipped: the specification names no matrix unit",))
     timed = session.measure(asked)
     _, per_step = target_for(spec).matrix_probe
     values = {}
     for dtype, t in timed.items():
         work = per_step * t.case.threads / spec.teu.lanes
         values[f"{_RATES}.matrix.{dtype}"] = t.step.rate(work / spec.units / session.clock_hz)
-    return Finding(values, session.taken())
+    return ProbeResult(values, session.taken())
 
 
 def group_matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
@@ -241,39 +245,43 @@ def group_matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
     for dtype, f in forms.items():
         grid, block = spec.units, _GROUPS * f.threads
         rate = _specified_rates(spec)[f"{f.rate}.{dtype}"] * spec.units * spec.clock_hz
-        cases.append(Case(dtype, f"group_matrix_{dtype}", grid, block, (), _GROUP_STEP * _GROUPS * grid / rate,
+        cases.append(ProbeCase(dtype, f"group_matrix_{dtype}", grid, block, (), _GROUP_STEP * _GROUPS * grid / rate,
                           output_dtype="float32"))  # fmt: skip
     arch = next((f.arch for f in forms.values()), "")
-    return make_plan("group_matrix", (Contents("small", 1024),), cases, arch=arch) if cases else None
+    return (
+        plan_with_expected_results("group_matrix", (BufferContents("small", 1024),), cases, arch=arch)
+        if cases
+        else None
+    )
 
 
 def _specified_rates(spec: DeviceSpec) -> Mapping[str, float]:
     return spec.compute.ops_per_cycle_per_unit
 
 
-def measure_group_matrix(session: GpuSession) -> Finding:
+def measure_group_matrix(session: GpuSession) -> ProbeResult:
     """Measure, for each dtype, multiply-adds per cycle and unit of instructions that read the scratchpad directly."""
     spec = session.spec
     asked = group_matrix_plan(spec)
     if asked is None:
-        return Finding({}, ("skipped: the specification names no instruction of several TEUs",))
+        return ProbeResult({}, ("skipped: the specification names no instruction of several TEUs",))
     values = {}
     for dtype, t in session.measure(asked).items():
         work = _GROUP_STEP * _GROUPS * t.case.grid
         values[f"{_RATES}.group_matrix.{dtype}"] = t.step.rate(work / spec.units / session.clock_hz)
-    return Finding(values, session.taken())
+    return ProbeResult(values, session.taken())
 
 
 def control_plan(spec: DeviceSpec) -> ProbePlan:
     """Return the plan that times launches of an empty kernel, and barriers in a block of eight TEUs on every unit."""
     cases = (
-        Case("launch", "empty", 1, spec.teu.lanes, (5,), spec.execution.launch_s, launches=True),
-        Case("barrier", "barrier", spec.units, 8 * spec.teu.lanes, (1,), 16 * spec.execution.barrier_s),
+        ProbeCase("launch", "empty", 1, spec.teu.lanes, (5,), spec.execution.launch_s, launches=True),
+        ProbeCase("barrier", "barrier", spec.units, 8 * spec.teu.lanes, (1,), 16 * spec.execution.barrier_s),
     )
-    return make_plan("control", (Contents("ones", 64),), cases)
+    return plan_with_expected_results("control", (BufferContents("ones", 64),), cases)
 
 
-def measure_control(session: GpuSession) -> Finding:
+def measure_control(session: GpuSession) -> ProbeResult:
     """Measure the times of a launch and of a barrier."""
     timed = session.measure(control_plan(session.spec))
     values = {}
@@ -281,4 +289,4 @@ def measure_control(session: GpuSession) -> Finding:
         values["execution.launch_s"] = timed["launch"].step
     if "barrier" in timed:
         values["execution.barrier_s"] = timed["barrier"].step.times(1 / 16)
-    return Finding(values, session.taken())
+    return ProbeResult(values, session.taken())

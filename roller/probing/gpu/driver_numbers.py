@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from roller.backends.devices import DeviceProperties, match_spec, same_arch
+from roller.backends.devices import DeviceProperties, architectures_match, find_matching_spec
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.hardware.spec import settable_fields
@@ -19,8 +19,8 @@ _CAPACITY, _BUDGET = "memory_layers.shared.capacity_bytes", "memory_layers.share
 def choose_base_spec(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSpec:
     """Return the specification from which a probe starts: that of the architecture, or else the nearest, adapted."""
     known = [s for s in specs if "arch" in s.target]
-    if any(same_arch(s.target.get("arch", ""), properties.arch) for s in known):
-        return match_spec(properties, known)
+    if any(architectures_match(s.target.get("arch", ""), properties.arch) for s in known):
+        return find_matching_spec(properties, known)
     prefix = re.sub(r"[\d].*", "", properties.arch)
     fitting = [s for s in known if s.target["arch"].startswith(prefix)]
     if not prefix or not fitting:
@@ -35,17 +35,17 @@ def choose_base_spec(properties: DeviceProperties, specs: Iterable[DeviceSpec]) 
             s.name,
         ),
     )
-    return _adapt_to_architecture(near, properties)
+    return _spec_for_other_architecture(near, properties)
 
 
-def _adapt_to_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
+def _spec_for_other_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
     """Return a specification for a device of a different architecture, with the features common to both."""
     target = tuple((k, properties.arch if k == "arch" else v) for k, v in near.target_items)
     fragments, execution = near.fragments, near.execution
     if _architecture_number(near.target["arch"]) > _architecture_number(properties.arch):
         fragments, execution = (), replace(execution, async_copy_bytes=None)
     # Kernels with architecture-specific instructions do not load on later architectures.
-    kept = tuple(f for f in fragments if not f.arch or same_arch(f.arch, properties.arch))
+    kept = tuple(f for f in fragments if not f.arch or architectures_match(f.arch, properties.arch))
     text = f"{properties.name}, starting from {near.name}"
     spec = replace(near, target_items=target, description=text, fragments=kept, execution=execution)
     # A block's scratchpad limit depends on the architecture: the opt-in limit, otherwise the static one.
@@ -67,7 +67,7 @@ def _architecture_number(arch: str) -> int:
     return int(digits, 16) if arch.startswith("gfx") else int(re.sub(r"\D", "", digits) or 0)
 
 
-def with_driver_numbers(spec: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
+def correct_by_driver_numbers(spec: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
     """Return ``spec`` with the driver's values wherever they contradict its own."""
     known, before = settable_fields(spec), spec.values()
     changed: dict[str, float] = {}

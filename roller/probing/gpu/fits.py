@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from roller.errors import SpecError
-from roller.probing.measured import Measured
+from roller.probing.measured import MeasuredValue
 
 Array = np.ndarray
 #: Maximum number of steps of the minimizer, and the relative gain below which it stops.
@@ -24,7 +24,9 @@ _EXPLAINED = 0.2
 _CLEARER = 1.4
 
 
-def fit_positive_constants(model: Callable[[Array], Array], start: Sequence[float], samples: int) -> list[Measured]:
+def fit_positive_constants(
+    model: Callable[[Array], Array], start: Sequence[float], samples: int
+) -> list[MeasuredValue]:
     """Minimize the sum of squares of ``model`` over positive constants (Levenberg-Marquardt in their logarithms).
 
     >>> x = np.arange(1.0, 6.0)
@@ -52,7 +54,7 @@ def fit_positive_constants(model: Callable[[Array], Array], start: Sequence[floa
     freedom = max(1, len(residual) - len(at))
     covariance = np.linalg.pinv(jacobian.T @ jacobian) * (residual @ residual) / freedom
     errors = np.sqrt(np.maximum(0.0, np.diag(covariance)))
-    return [Measured(float(v), float(2 * 1.96 * e), samples) for v, e in zip(np.exp(at), errors, strict=True)]
+    return [MeasuredValue(float(v), float(2 * 1.96 * e), samples) for v, e in zip(np.exp(at), errors, strict=True)]
 
 
 def _jacobian(model: Callable[[Array], Array], at: Array, residual: Array) -> Array:
@@ -61,7 +63,9 @@ def _jacobian(model: Callable[[Array], Array], at: Array, residual: Array) -> Ar
     return np.stack(columns, axis=1)
 
 
-def fit_saturation(warps: Array, bytes_per_s: Array, samples: int) -> tuple[Measured, Measured, Measured]:
+def fit_bandwidth_saturation(
+    warps: Array, bytes_per_s: Array, samples: int
+) -> tuple[MeasuredValue, MeasuredValue, MeasuredValue]:
     """Return the bandwidth per TEU, the exponent and the peak of ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)``."""
     start = [float(np.max(bytes_per_s / warps)), 1.5, float(np.max(bytes_per_s)) * 1.05]
 
@@ -72,9 +76,9 @@ def fit_saturation(warps: Array, bytes_per_s: Array, samples: int) -> tuple[Meas
     return b, p, peak
 
 
-def fit_steps(
+def fit_reduction_step_times(
     outputs: Array, warps: Array, seconds: Array, schedulers: int, samples: int
-) -> tuple[Measured, Measured, Measured]:
+) -> tuple[MeasuredValue, MeasuredValue, MeasuredValue]:
     """Return the latency, issue time and multiply-add time, in seconds, of a register tile's reduction step."""
     # The model: seconds = latency + max(1, warps/schedulers) * outputs * fma + warps/schedulers * issue.
     share = warps / schedulers
@@ -91,10 +95,10 @@ def fit_steps(
     return latency, issue, fma
 
 
-def choose_hypothesis(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
+def choose_proportional_hypothesis(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
     """Return the hypothesis whose counts are most nearly proportional to the times.
 
-    >>> choose_hypothesis(np.array([1.0, 1.02, 2.01]), {32: np.array([1, 1, 2]), 64: np.array([1, 1, 1])},
+    >>> choose_proportional_hypothesis(np.array([1.0, 1.02, 2.01]), {32: np.array([1, 1, 2]), 64: np.array([1, 1, 1])},
     ...     "transaction")
     32
     """
@@ -130,9 +134,11 @@ def find_capacity_edge(sizes: Array, seconds: Array) -> float:
     return float(np.exp(x[above - 1] + share * (x[above] - x[above - 1])))
 
 
-def resample_windows(draw: Callable[[np.random.Generator], float], times: int, samples: int) -> Measured:
+def value_with_resampled_spread(
+    draw: Callable[[np.random.Generator], float], times: int, samples: int
+) -> MeasuredValue:
     """Return the median of ``draw`` over resampled windows, with its spread."""
     rng = np.random.default_rng(7)
     values = np.array([draw(rng) for _ in range(times)])
     middle = float(np.median(values))
-    return Measured(middle, float(np.ptp(values)) / abs(middle), samples)
+    return MeasuredValue(middle, float(np.ptp(values)) / abs(middle), samples)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from roller.runtime.probe_format import Case, Contents
+from roller.runtime.probe_format import BufferContents, ProbeCase
 
 #: Function that maps steps, case, input and thread indices to the word that each thread writes.
-Reference = Callable[[int, Case, Contents, np.ndarray], np.ndarray]
+Reference = Callable[[int, ProbeCase, BufferContents, np.ndarray], np.ndarray]
 _TURNS = 8
 _VALUES = 8
 
@@ -20,7 +20,7 @@ def wrap_to_int32(values: np.ndarray) -> np.ndarray:
 
 
 def _walk_reference(loads: int) -> Reference:
-    def run(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    def run(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
         words, total, first = case.parameters
         sums = sum((n + 1) * ((first + n * total + threads + steps * loads * total) % words) for n in range(loads))
         return wrap_to_int32(np.asarray(sums))
@@ -28,7 +28,7 @@ def _walk_reference(loads: int) -> Reference:
     return run
 
 
-def _sweep_reference(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+def _sweep_reference(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
     (vectors,) = case.parameters
     start = threads // case.block * 4 * case.block % vectors + threads % case.block
     step = np.arange(steps)[:, None] * 4 + np.arange(4)
@@ -36,7 +36,7 @@ def _sweep_reference(steps: int, case: Case, data: Contents, threads: np.ndarray
     return wrap_to_int32(data.at(at[..., None] * 4 + np.arange(4)).astype(np.int64).sum(axis=(1, 2, 3)))
 
 
-def _runs_reference(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+def _runs_reference(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
     words, pitch, run, offset, jump, first = case.parameters
     start = (first + threads // run * pitch) % words
     base = (start[:, None] + np.arange(steps * 4) * jump) % words
@@ -44,7 +44,7 @@ def _runs_reference(steps: int, case: Case, data: Contents, threads: np.ndarray)
 
 
 def _shared_reference(width: int, count: int, pitch: int, window: int) -> Reference:
-    def run(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    def run(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
         bump, stride, lanes = (*case.parameters, width, case.block)[:3] if width > 1 else case.parameters
         lane = threads % lanes
         at = (lane * stride & window)[:, None] + np.arange(steps) * bump & window
@@ -54,7 +54,7 @@ def _shared_reference(width: int, count: int, pitch: int, window: int) -> Refere
     return run
 
 
-def _chase_reference(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+def _chase_reference(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
     at = case.parameters[0] + (threads & case.parameters[1])
     block = data.block()
     for _ in range(steps * 16):
@@ -62,7 +62,7 @@ def _chase_reference(steps: int, case: Case, data: Contents, threads: np.ndarray
     return wrap_to_int32(at)
 
 
-def _lane_operands(data: Contents, rows: np.ndarray, lane: np.ndarray, count: int, pitch: int) -> np.ndarray:
+def _lane_operands(data: BufferContents, rows: np.ndarray, lane: np.ndarray, count: int, pitch: int) -> np.ndarray:
     """Return the lanes' operands per step, in vectors of up to four words that begin ``pitch`` words apart."""
     n = np.arange(count)
     place = lane[:, None] * min(count, 4) + n // 4 * pitch + n % 4
@@ -70,7 +70,7 @@ def _lane_operands(data: Contents, rows: np.ndarray, lane: np.ndarray, count: in
 
 
 def _tile_reference(ry: int, rx: int) -> Reference:
-    def run(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    def run(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
         rows = np.arange(steps) * 256 % 4096
         thread = threads % case.block
         a = _lane_operands(data, rows, thread // 8 % 4, ry, 16)
@@ -86,7 +86,7 @@ def _chain_reference(
 ) -> Reference:
     """Return the reference for eight values per thread that pass through ``turn`` eight times per step."""
 
-    def run(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    def run(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
         x = (data.at(np.array(0)) + step * np.arange(_VALUES)).astype(dtype)
         for _ in range(steps * _TURNS):
             x = turn(x)
@@ -114,7 +114,7 @@ def _upper_half_as_float16(x: np.ndarray) -> np.ndarray:
     return (x.view(np.uint32) >> 16).astype(np.uint16).view(np.float16).astype(np.float32)
 
 
-def _issue_integer_reference(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+def _issue_integer_reference(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
     mask, more = case.parameters
     first, a, b = data.at(np.arange(3))
     x = (first + 0.125 * np.arange(_VALUES)).astype(np.float32)
@@ -126,7 +126,7 @@ def _issue_integer_reference(steps: int, case: Case, data: Contents, threads: np
     return np.asarray(x.astype(np.float64).sum() + (n & 255).sum(axis=1), np.float32)
 
 
-def _integer_reference(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+def _integer_reference(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
     mask, more = case.parameters
     n = (threads[:, None] + np.arange(_VALUES)).astype(np.int64)
     for _ in range(steps * _TURNS):
@@ -134,7 +134,7 @@ def _integer_reference(steps: int, case: Case, data: Contents, threads: np.ndarr
     return np.asarray((n & 4095).sum(axis=1) + data.at(np.array(0)), np.float32)
 
 
-def _issue_shared_reference(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+def _issue_shared_reference(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
     (bump,) = case.parameters
     first, a, b = data.at(np.arange(3))
     x = np.broadcast_to(first + 0.125 * np.arange(_VALUES), (len(threads), _VALUES))
@@ -147,24 +147,24 @@ def _issue_shared_reference(steps: int, case: Case, data: Contents, threads: np.
     return np.asarray(x.sum(axis=1), np.float32)
 
 
-def _matrix_reference(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+def _matrix_reference(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
     tile = data.at(np.arange(1024)).astype(np.float64).reshape(4, 16, 16)
     total = sum((j + 1) * (tile[j % 2] @ tile[2 + j // 2]) for j in range(4))
     return np.asarray(np.ravel(total)[threads % 256] * steps)
 
 
-def _uniform_matrix_reference(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+def _uniform_matrix_reference(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
     a, b = data.at(np.arange(2)).astype(np.float64)
     return np.full(len(threads), steps * 8 * a * b * 10)
 
 
-def _group_matrix_reference(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+def _group_matrix_reference(steps: int, case: ProbeCase, data: BufferContents, threads: np.ndarray) -> np.ndarray:
     a, b = data.at(np.arange(16)).astype(np.float64).reshape(2, 8)
     one = steps * 4 * 2 * float(a @ b)  # four products per step with k = 16
     return np.full(len(threads), one * sum(i % 3 + 1 for i in range(128)))
 
 
-def kernel_reference(case: Case, data: Contents, uniform: bool = False) -> Reference:
+def kernel_reference(case: ProbeCase, data: BufferContents, uniform: bool = False) -> Reference:
     """Return the reference for a case's kernel."""
     known: dict[str, Reference] = {
         "walk_1": _walk_reference(1), "walk_2": _walk_reference(2), "walk_4": _walk_reference(4),

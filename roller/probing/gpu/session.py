@@ -11,8 +11,8 @@ import numpy as np
 
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
-from roller.probing.measured import Measured, median_of_fastest_windows
-from roller.runtime.probe_format import Case, ProbePlan
+from roller.probing.measured import MeasuredValue, median_of_fastest_windows
+from roller.runtime.probe_format import ProbeCase, ProbePlan
 
 #: Results of a plan by case, as the device process reports them.
 Results = Mapping[str, Mapping[str, Any]]
@@ -22,7 +22,7 @@ Results = Mapping[str, Mapping[str, Any]]
 class TimedCase:
     """One case and its times."""
 
-    case: Case
+    case: ProbeCase
     steps: int  #: Number of steps ``n`` of the short run
     #: Times, in seconds, of the runs of ``n`` steps and of the runs of ``2n`` steps.
     once: tuple[float, ...]
@@ -30,9 +30,13 @@ class TimedCase:
     cycles: float | None = None  #: Number of cycles per step, if counted
 
     @property
-    def step(self) -> Measured:
+    def step(self) -> MeasuredValue:
         """Time per step in seconds, from the difference between the runs, which cancels launch and start-up times."""
-        return median_of_fastest_windows(self.twice).minus(median_of_fastest_windows(self.once)).times(1 / self.steps)
+        return (
+            median_of_fastest_windows(self.twice)
+            .difference_from(median_of_fastest_windows(self.once))
+            .times(1 / self.steps)
+        )
 
     def drawn(self, rng: np.random.Generator) -> float:
         """Return the time per step, in seconds, from one random run of each kind, drawn from the faster halves."""
@@ -77,12 +81,12 @@ class GpuSession:
         return found
 
 
-def reject_values(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, Measured]:
+def mark_values_as_rejected(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, MeasuredValue]:
     """Record ``reason`` in ``doubts`` for each path, and return values of infinite spread, which are not written."""
     doubts.update(dict.fromkeys(paths, str(reason)))
-    return dict.fromkeys(paths, Measured(0.0, math.inf, 0))
+    return dict.fromkeys(paths, MeasuredValue(0.0, math.inf, 0))
 
 
-def total_windows(timed: Sequence[TimedCase]) -> int:
+def count_windows(timed: Sequence[TimedCase]) -> int:
     """Return the total number of windows in the cases."""
     return sum(len(t.once) + len(t.twice) for t in timed)

@@ -11,11 +11,11 @@ from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
 
 from roller.errors import RollerError, printable, shown
-from roller.server.lsp.batch_edit import NoBatchError, batch_edit, find_or_choose_batch_literal
+from roller.server.lsp.batch_size_edit import NoBatchError, batch_edit, find_or_choose_batch_literal
 from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.editor_state import EditorState
 from roller.server.lsp.number_texts import share_text, size_text, time_text
-from roller.server.lsp.settings import parse_device_setting, whole_number
+from roller.server.lsp.settings import parse_device_setting, parse_whole_number
 
 #: Maximum number of children to list in a message.
 _MOST_SAID = 8
@@ -32,7 +32,7 @@ class RefusedError(JsonRpcException):
 Command = Callable[[LanguageServer, EditorState, tuple[Any, ...]], Awaitable[Any]]
 
 
-def register(server: LanguageServer, editor: EditorState) -> None:
+def register_commands(server: LanguageServer, editor: EditorState) -> None:
     """Register the commands with a server; they act on the sessions of ``editor``."""
     for name, command in COMMANDS.items():
         _register(server, editor, name, command)
@@ -56,7 +56,7 @@ def text_parameter(params: Any, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _argument(
+def _checked_argument(
     where: str, arguments: tuple[Any, ...], number: int, kind: Any, words: str, default: Any = None
 ) -> Any:  # fmt: skip
     """Return a command's argument or the default; if it is no ``kind``, raise an error that begins with ``where``."""
@@ -69,21 +69,21 @@ def _argument(
 
 
 async def _profile(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = await editor.profile(_argument("profile: uri", arguments, 0, str, "the URI of an entry file", ""))
+    found = await editor.profile(_checked_argument("profile: uri", arguments, 0, str, "the URI of an entry file", ""))
     return {"entry": found.project.entry_name, "options": found.session.options.to_data()}
 
 
 async def _drill(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = editor.session_of(_argument("drill: uri", arguments, 0, str, "the URI of a file", ""))
+    found = editor.session_of(_checked_argument("drill: uri", arguments, 0, str, "the URI of a file", ""))
     words = "a module's path, file:line, or a list of both"
-    path = _checked_node_path(_argument("drill: part", arguments, 1, (str, list, tuple), words, ""))
-    says = _argument("drill: says", arguments, 2, bool, "whether to show a message", False)
+    path = _checked_node_path(_checked_argument("drill: part", arguments, 1, (str, list, tuple), words, ""))
+    says = _checked_argument("drill: says", arguments, 2, bool, "whether to show a message", False)
     if found.figures is None:
         raise RollerError(
             f"{found.project.entry_name}: expected a profile, got none yet. Wait for the running profile, or read the "
             f"file's errors."
         )
-    nodes = found.figures.nodes_at(path)
+    nodes = found.figures.nodes_by_names(path)
     if not nodes:
         raise RollerError(
             f"{_path_text(path)}: expected a module or a line (file:line) of the profile, got another name. Use the "
@@ -129,11 +129,11 @@ def _drill_text(found: EditorSession, answer: dict[str, Any]) -> str:
 
 
 async def _set_batch(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = editor.session_of(_argument("setBatch: uri", arguments, 0, str, "the URI of a file", ""))
-    batch = whole_number(arguments[1] if len(arguments) > 1 else None, "roller.setBatch: batch")
-    constant = _argument("setBatch: constant", arguments, 2, str, "the name of a constant", "")
+    found = editor.session_of(_checked_argument("setBatch: uri", arguments, 0, str, "the URI of a file", ""))
+    batch = parse_whole_number(arguments[1] if len(arguments) > 1 else None, "roller.setBatch: batch")
+    constant = _checked_argument("setBatch: constant", arguments, 2, str, "the name of a constant", "")
     entry = found.project.entry_name
-    text = editor.text_of(found, entry)
+    text = editor.text_of_file(found, entry)
     if text is None:
         text = found.project.read(entry).text  # raises with the reason
     literal = find_or_choose_batch_literal(entry, text, constant)
@@ -152,24 +152,24 @@ async def _set_batch(server: LanguageServer, editor: EditorState, arguments: tup
 
 
 async def _set_device(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = editor.session_of(_argument("setDevice: uri", arguments, 0, str, "the URI of a file", ""))
+    found = editor.session_of(_checked_argument("setDevice: uri", arguments, 0, str, "the URI of a file", ""))
     given = arguments[1] if len(arguments) > 1 else None
     editor.set_devices(found, parse_device_setting(given, "roller.setDevice: devices"))
     return {"options": found.session.options.to_data()}
 
 
 async def _set_live(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = editor.session_of(_argument("setLive: uri", arguments, 0, str, "the URI of a file", ""))
-    found.session.set_live(_argument("setLive: on", arguments, 1, bool, "true or false"))
+    found = editor.session_of(_checked_argument("setLive: uri", arguments, 0, str, "the URI of a file", ""))
+    found.session.set_live(_checked_argument("setLive: on", arguments, 1, bool, "true or false"))
     return {"live": found.session.is_live}
 
 
 async def _show_page(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = editor.session_of(_argument("showPage: uri", arguments, 0, str, "the URI of a file", ""))
-    page = await editor.served_page(found)
-    host = _argument("showPage: host", arguments, 1, str, "host:port, as the browser has it", "")
+    found = editor.session_of(_checked_argument("showPage: uri", arguments, 0, str, "the URI of a file", ""))
+    page = await editor.start_or_get_page(found)
+    host = _checked_argument("showPage: host", arguments, 1, str, "host:port, as the browser has it", "")
     if host:
-        page.allow(host)
+        page.allow_host(host)
     return {"address": page.address}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lsprotocol import types
 
-from roller.insight.step_profile.git_revision import source_lines
+from roller.insight.step_profile.git_revision import split_source_lines
 from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.number_texts import interval_text, size_text, time_text
 from roller.server.lsp.positions import Encoding, range_of_line
@@ -30,18 +30,18 @@ class Finding:
     data: Mapping[str, Any]
 
 
-def find_session_problems(shown: EditorSession) -> list[Finding]:
+def session_findings(shown: EditorSession) -> list[Finding]:
     """Return the findings for a session's current state."""
     error = shown.session.state.error
     if error is not None:
-        return [*_errors(shown, error)]
+        return [*_error_findings(shown, error)]
     if shown.figures_error:
         data, entry = {"text": shown.figures_error}, shown.project.entry_name
         return [Finding(entry, 1, shown.figures_error, types.DiagnosticSeverity.Error, "profile", data)]
-    return [*_out_of_memory(shown), *_hints(shown)]
+    return [*_out_of_memory_findings(shown), *_hint_findings(shown)]
 
 
-def _errors(shown: EditorSession, error: Mapping[str, Any]) -> Iterator[Finding]:
+def _error_findings(shown: EditorSession, error: Mapping[str, Any]) -> Iterator[Finding]:
     entry = shown.project.entry_name
     output = [line for line in error["output"] if line.strip()][-_OUTPUT_LINES:]
     for problem in error["problems"] or [{"file": entry, "line": 1, "text": error["text"]}]:
@@ -51,7 +51,7 @@ def _errors(shown: EditorSession, error: Mapping[str, Any]) -> Iterator[Finding]
         )  # fmt: skip
 
 
-def _out_of_memory(shown: EditorSession) -> Iterator[Finding]:
+def _out_of_memory_findings(shown: EditorSession) -> Iterator[Finding]:
     figures = shown.figures
     if figures is None or figures.profile.fits:
         return
@@ -75,7 +75,7 @@ def _remedies_text(fit: Mapping[str, Any]) -> str:
     return "\n".join(said)
 
 
-def _hints(shown: EditorSession) -> Iterator[Finding]:
+def _hint_findings(shown: EditorSession) -> Iterator[Finding]:
     found = shown.result("hints")
     for hint in found.get("hints", ()) if isinstance(found, Mapping) else ():
         if hint["not_asked"] or hint["hardly_anything"] or not hint["delta_s"] < 0:
@@ -109,21 +109,21 @@ def diagnostics_by_file(
     """Return the diagnostics by file, at the current lines of the documents."""
     placed: dict[str, list[types.Diagnostic]] = {}
     base = shown.error_texts if shown.session.state.error is not None else {}
-    for finding in find_session_problems(shown):
+    for finding in session_findings(shown):
         text = text_of(finding.file)
         if text is None:
             continue
         old = base.get(finding.file)
         if old is None and shown.figures is not None and shown.session.state.error is None:
             old = shown.figures.texts.get(finding.file)
-        at = shown.placed(old, text).get(finding.line) if old is not None else None
+        at = shown.map_lines_cached(old, text).get(finding.line) if old is not None else None
         if old is not None and at is None:
             continue  # the line no longer exists
         is_stale = shown.is_stale or (at is not None and at.is_changed)
         line = finding.line if at is None else at.line
         placed.setdefault(finding.file, []).append(
             types.Diagnostic(
-                range_of_line(source_lines(text), line, encoding),
+                range_of_line(split_source_lines(text), line, encoding),
                 ("Stale: " if is_stale else "") + finding.text,
                 finding.severity, finding.code, source="roller", data={**finding.data, "stale": is_stale},
             )

@@ -45,7 +45,7 @@ class EditorPage:
         """Whether the server runs or is starting."""
         return not self._running.done()
 
-    async def started(self) -> None:
+    async def wait_until_started(self) -> None:
         """Wait until the server accepts connections."""
         while not self._server.started and self.is_served:
             await asyncio.sleep(_LOOK_S)
@@ -54,7 +54,7 @@ class EditorPage:
             why = "one that ended" if error is None else shown(f"{type(error).__name__}: {error}")
             raise RollerError(f"showPage: expected a page at {self._page.hosts[0]}, got {why}. Show the page again.")
 
-    def allow(self, host: str) -> None:
+    def allow_host(self, host: str) -> None:
         """Also accept the host header ``host``, a local address whose port is forwarded to this server."""
         name, _, port = host.rpartition(":")
         if name not in _LOOPBACK or not port.isascii() or not port.isdigit():
@@ -73,7 +73,7 @@ class EditorPage:
         self._socket.close()
 
 
-def known_devices() -> list[dict[str, Any]]:
+def profilable_device_facts() -> list[dict[str, Any]]:
     """Return facts about all devices that can be chosen; this reads every specification."""
     specs = [load_spec(name) for name in list_specs()]
     return [device_facts(spec) for spec in specs if spec.traits.blocks or not spec.traits.discrete]

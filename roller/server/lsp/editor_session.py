@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.errors import shown
-from roller.server.lsp.pause_tuning import freeze_present_objects
+from roller.server.lsp.gc_pause_tuning import freeze_present_objects
 from roller.server.lsp.positions import LineInDocument, map_lines
 from roller.server.lsp.profile_figures import ProfileFigures
 from roller.server.profile_request import StepOptions
@@ -32,7 +32,7 @@ class DocumentLines:
     lines: Mapping[int, LineInDocument]
     is_stale: bool
 
-    def line_of_profile(self, line: int) -> tuple[int, bool] | None:
+    def profile_line_and_staleness(self, line: int) -> tuple[int, bool] | None:
         """Return the profile's line for a document's line, and whether the line is stale; ``None`` if there is none."""
         for before, placed in self.lines.items():
             if placed.line == line:
@@ -95,9 +95,9 @@ class EditorSession:
         figures = self.figures
         if figures is None or name not in figures.texts:
             return None
-        return DocumentLines(name, self.placed(figures.texts[name], text), self.is_stale)
+        return DocumentLines(name, self.map_lines_cached(figures.texts[name], text), self.is_stale)
 
-    def placed(self, old: str, new: str) -> Mapping[int, LineInDocument]:
+    def map_lines_cached(self, old: str, new: str) -> Mapping[int, LineInDocument]:
         """Map the lines of an earlier text to the current text; maps are cached, since every request needs one."""
         key = (old, new)
         if key not in self._placed:
@@ -146,7 +146,7 @@ class EditorSession:
             await self._take_profile(message, options)
             freeze_present_objects()
         elif message["type"] == "state" and message["error"] is not None:
-            self.error_texts = self._texts_of(message["error"])
+            self.error_texts = self._texts_of_problem_files(message["error"])
 
     async def _take_profile(self, message: Mapping[str, Any], options: StepOptions) -> None:
         """Compute the figures in another thread so that the loop can handle requests in the meantime."""
@@ -163,7 +163,7 @@ class EditorSession:
         self.figures, self.figures_error = figures, why
         self._results, self._options_shown = {}, _profile_options(options)
 
-    def _texts_of(self, error: Mapping[str, Any]) -> Mapping[str, str]:
+    def _texts_of_problem_files(self, error: Mapping[str, Any]) -> Mapping[str, str]:
         found = {}
         for problem in error["problems"]:
             with contextlib.suppress(ProjectError):

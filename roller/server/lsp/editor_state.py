@@ -14,12 +14,12 @@ from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
 
 from roller.errors import RollerError
-from roller.insight.step_profile.profiling import kind_of_file
+from roller.insight.step_profile.profiling import profile_source_file_kind
 from roller.server.lsp.diagnostics import diagnostics_by_file
 from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.positions import Encoding
 from roller.server.lsp.progress import ProgressReports
-from roller.server.lsp.settings import Settings, SettingsError, unknown_settings
+from roller.server.lsp.settings import Settings, SettingsError, unknown_settings_message
 from roller.server.project import ProjectError
 from roller.server.worker_process import WorkerProcesses
 
@@ -59,9 +59,9 @@ class EditorState:
         """Apply settings; keep errors in them for :meth:`read_configuration` and :meth:`profile` to report."""
         if data is None:
             return
-        self._unknown_settings = unknown_settings(data)
+        self._unknown_settings = unknown_settings_message(data)
         try:
-            self.settings, self._wrong_settings = self.settings.updated(data), ""
+            self.settings, self._wrong_settings = self.settings.updated_from_json(data), ""
         except SettingsError as error:
             self._wrong_settings = str(error)
 
@@ -74,12 +74,12 @@ class EditorState:
                 found = await self._server.workspace_configuration_async(asked)
                 self.configure(found[0] if found else None)
         if self._wrong_settings:
-            self._say(self._wrong_settings, types.MessageType.Error)
+            self._show_message(self._wrong_settings, types.MessageType.Error)
         if self._unknown_settings:
-            self._say(self._unknown_settings, types.MessageType.Warning)
+            self._show_message(self._unknown_settings, types.MessageType.Warning)
             self._unknown_settings = ""
 
-    def _say(self, text: str, kind: types.MessageType) -> None:
+    def _show_message(self, text: str, kind: types.MessageType) -> None:
         self._server.window_show_message(types.ShowMessageParams(kind, text))
 
     # Documents
@@ -90,11 +90,11 @@ class EditorState:
         for one in reversed(self.sessions.values()):
             name = None if path is None else one.name_if_profiled(path)
             if name is not None:
-                text = self.text_of(one, name)
+                text = self.text_of_file(one, name)
                 return None if text is None else (one, name, text)
         return None
 
-    def text_of(self, shown: EditorSession, name: str) -> str | None:
+    def text_of_file(self, shown: EditorSession, name: str) -> str | None:
         """Return the text of a file, from the editor if it is open there, otherwise from disk."""
         document = self.open_document(shown.project.folder / name)
         if document is not None:
@@ -128,7 +128,7 @@ class EditorState:
             self.sessions[entry] = shown
             shown.session.profile()
             return shown
-        if kind_of_file(entry) == "script" and not self.settings.runs_scripts:
+        if profile_source_file_kind(entry) == "script" and not self.settings.runs_scripts:
             raise RollerError(
                 f"{entry.name}: expected an entry file with providers, got a training script, which would run up to "
                 f"its first steps. Set roller.runScripts to true, or name the entry file as roller.entry."
@@ -151,7 +151,7 @@ class EditorState:
         if self.settings.entry:
             root = self._server.workspace.root_path
             return (Path(root or ".") / self.settings.entry).resolve()
-        if path is not None and path not in self.sessions and kind_of_file(path) == "script":
+        if path is not None and path not in self.sessions and profile_source_file_kind(path) == "script":
             found = self.document(uri)  # a module imported by an entry file looks like a script
             if found is not None:
                 return found[0].project.entry
@@ -180,24 +180,24 @@ class EditorState:
     def saved(self, uri: str) -> None:
         """Check all files now instead of at the next poll; send the diagnostics of the saved file's session."""
         for one in self.sessions.values():
-            one.session.look()
+            one.session.check_files_for_changes()
         self.publish(uri)
 
-    async def served_page(self, shown: EditorSession) -> EditorPage:
+    async def start_or_get_page(self, shown: EditorSession) -> EditorPage:
         """Return the page of a session; start it if necessary."""
         entry = shown.project.entry
         try:
-            from roller.server.lsp.editor_page import EditorPage, known_devices
+            from roller.server.lsp.editor_page import EditorPage, profilable_device_facts
         except ImportError as error:
             raise RollerError(
                 f"showPage: expected the package {error.name}, got none. Install roller with the extra 'serve'."
             ) from error
-        devices = await asyncio.get_running_loop().run_in_executor(None, known_devices)
+        devices = await asyncio.get_running_loop().run_in_executor(None, profilable_device_facts)
         if entry in self.pages and not self.pages[entry].is_served:
             await self.pages.pop(entry).close()
         if entry not in self.pages:
             self.pages[entry] = EditorPage(shown.session, devices)
-        await self.pages[entry].started()
+        await self.pages[entry].wait_until_started()
         return self.pages[entry]
 
     async def close(self) -> None:
@@ -210,7 +210,7 @@ class EditorState:
         for shown in tuple(self.sessions.values()):
             await shown.close()
         self.sessions.clear()
-        await self._notify_waiting()  # requests that wait for a profile get the current state
+        await self._wake_waiting_requests()  # requests that wait for a profile get the current state
         if self._processes is not None:
             await self._processes.close()
             self._processes = None
@@ -219,14 +219,16 @@ class EditorState:
 
     def _take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:
         kind = message["type"]
-        self._spawn(self._notify_waiting())  # first, so that waiting requests continue even if something below fails
+        self._spawn(
+            self._wake_waiting_requests()
+        )  # first, so that waiting requests continue even if something below fails
         self._progress.take(shown, message)
         if kind == "state" or (kind == "result" and message["stage"] in ("profile", "fit", "hints")):
-            self._publish_all(shown)
+            self._publish_changed_diagnostics(shown)
         if kind == "state" or (kind == "result" and message["stage"] == "profile"):
-            self._refresh()
+            self._refresh_lenses_and_hints()
 
-    async def _notify_waiting(self) -> None:
+    async def _wake_waiting_requests(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
@@ -239,9 +241,9 @@ class EditorState:
         """Send the diagnostics for a file's session."""
         found = self.document(uri)
         if found is not None:
-            self._publish_all(found[0])
+            self._publish_changed_diagnostics(found[0])
 
-    def publish_soon(self, uri: str) -> None:
+    def publish_diagnostics_soon(self, uri: str) -> None:
         """Send the diagnostics for a file's session after a pause in typing."""
         found = self.document(uri)
         if found is None:
@@ -250,10 +252,10 @@ class EditorState:
         if entry in self._waiting:
             self._waiting[entry].cancel()
         loop = asyncio.get_running_loop()
-        self._waiting[entry] = loop.call_later(_PAUSE_S, self._publish_all, found[0])
+        self._waiting[entry] = loop.call_later(_PAUSE_S, self._publish_changed_diagnostics, found[0])
 
-    def _publish_all(self, shown: EditorSession) -> None:
-        placed = diagnostics_by_file(shown, lambda name: self.text_of(shown, name), self.encoding)
+    def _publish_changed_diagnostics(self, shown: EditorSession) -> None:
+        placed = diagnostics_by_file(shown, lambda name: self.text_of_file(shown, name), self.encoding)
         before = self._published.get(shown.project.entry, {})
         made: dict[str, types.PublishDiagnosticsParams] = {}
         for name in {*placed, *before}:
@@ -268,7 +270,7 @@ class EditorState:
                 made[name] = params
         self._published[shown.project.entry] = made
 
-    def _refresh(self) -> None:
+    def _refresh_lenses_and_hints(self) -> None:
         """Ask the client to request lenses and inlay hints again, if the client supports that."""
         workspace = self._server.client_capabilities.workspace
         if workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support:

@@ -21,7 +21,7 @@ from roller.errors import RollerError
 from roller.errors import shown as shown_text
 from roller.server.lsp import commands, lenses_and_hovers
 from roller.server.lsp.editor_state import EditorState
-from roller.server.lsp.pause_tuning import tune_gc_and_switch_interval
+from roller.server.lsp.gc_pause_tuning import tune_gc_and_switch_interval
 from roller.server.time_limit import await_with_limit
 
 #: Version of the commands, requests and data; a client that expects a different version refuses the server.
@@ -82,7 +82,7 @@ def make_server() -> RollerLanguageServer:
     _register_lifetime(server)
     _register_documents(server)
     _register_requests(server)
-    commands.register(server, server.editor)
+    commands.register_commands(server, server.editor)
     return server
 
 
@@ -131,7 +131,7 @@ def _register_documents(server: RollerLanguageServer) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
     def changed(ls: RollerLanguageServer, params: types.DidChangeTextDocumentParams) -> None:
-        ls.editor.publish_soon(params.text_document.uri)
+        ls.editor.publish_diagnostics_soon(params.text_document.uri)
 
     @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
     def saved(ls: RollerLanguageServer, params: types.DidSaveTextDocumentParams) -> None:
@@ -146,17 +146,19 @@ def _register_requests(server: RollerLanguageServer) -> None:
     @server.feature(types.TEXT_DOCUMENT_CODE_LENS)
     def lenses(ls: RollerLanguageServer, params: types.CodeLensParams) -> list[types.CodeLens]:
         found = ls.editor.document(params.text_document.uri)
-        return [] if found is None else lenses_and_hovers.lenses(*found, params.text_document.uri, ls.editor.encoding)
+        return (
+            [] if found is None else lenses_and_hovers.code_lenses(*found, params.text_document.uri, ls.editor.encoding)
+        )
 
     @server.feature(types.TEXT_DOCUMENT_HOVER)
     def hover(ls: RollerLanguageServer, params: types.HoverParams) -> types.Hover | None:
         found = ls.editor.document(params.text_document.uri)
-        return None if found is None else lenses_and_hovers.hover(*found, params.position, ls.editor.encoding)
+        return None if found is None else lenses_and_hovers.hover_at(*found, params.position, ls.editor.encoding)
 
     @server.feature(types.TEXT_DOCUMENT_INLAY_HINT)
     def inlays(ls: RollerLanguageServer, params: types.InlayHintParams) -> list[types.InlayHint]:
         found = ls.editor.document(params.text_document.uri)
-        return [] if found is None else lenses_and_hovers.inlays(*found, params.range, ls.editor.encoding)
+        return [] if found is None else lenses_and_hovers.inlay_hints(*found, params.range, ls.editor.encoding)
 
     @server.feature("roller/profile")
     async def profile(ls: RollerLanguageServer, params: Any) -> dict[str, Any]:
@@ -184,5 +186,7 @@ def _register_requests(server: RollerLanguageServer) -> None:
         at = lenses_and_hovers.profiled_line_at(*found, number)
         figures = found[0].figures
         return (
-            None if at is None or figures is None else {**lenses_and_hovers.line_data(figures, at[0]), "stale": at[1]}
+            None
+            if at is None or figures is None
+            else {**lenses_and_hovers.line_figures_data(figures, at[0]), "stale": at[1]}
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from lsprotocol import types
 
-from roller.insight.step_profile.git_revision import source_lines
+from roller.insight.step_profile.git_revision import split_source_lines
 from roller.insight.step_profile.lines import Line
 from roller.server.lsp.editor_session import DocumentLines, EditorSession
 from roller.server.lsp.number_texts import (
@@ -27,12 +27,12 @@ _MOST_LENSES, _MOST_INSTANCES = 3, 5
 _STALE = " · stale"
 
 
-def lenses(shown: EditorSession, name: str, text: str, uri: str, encoding: Encoding) -> list[types.CodeLens]:
+def code_lenses(shown: EditorSession, name: str, text: str, uri: str, encoding: Encoding) -> list[types.CodeLens]:
     """Return the code lenses for a document: for the step, for classes, and for lines that call modules."""
     placement, figures = shown.lines_in_document(name, text), shown.figures
     if placement is None or figures is None:
         return []
-    lines = source_lines(text)
+    lines = split_source_lines(text)
 
     def lens(at: LineInDocument, title: str, command: tuple[str, str], data: Mapping[str, Any]) -> types.CodeLens:
         stale = _STALE if placement.is_stale or at.is_changed else ""
@@ -113,14 +113,14 @@ def _step_data(figures: ProfileFigures) -> dict[str, Any]:
     return {name: profile[name] for name in names}
 
 
-def inlays(
+def inlay_hints(
     shown: EditorSession, name: str, text: str, within: types.Range, encoding: Encoding
 ) -> list[types.InlayHint]:  # fmt: skip
     """Return inlay hints with time and memory for a range of lines."""
     placement, figures = shown.lines_in_document(name, text), shown.figures
     if placement is None or figures is None:
         return []
-    lines, found = source_lines(text), []
+    lines, found = split_source_lines(text), []
     for number, line in figures.lines.get(name, {}).items():
         at = placement.lines.get(number)
         if at is None or not within.start.line <= at.line - 1 <= within.end.line:
@@ -132,13 +132,13 @@ def inlays(
             continue
         stale = placement.is_stale or at.is_changed
         place = types.Position(at.line - 1, length_in_units(lines[at.line - 1], encoding))
-        data = {**line_data(figures, line), "stale": stale}
+        data = {**line_figures_data(figures, line), "stale": stale}
         label = ", ".join(parts) + (" (stale)" if stale else "")
         found.append(types.InlayHint(place, label, padding_left=True, tooltip=figures.profile.source, data=data))
     return sorted(found, key=lambda hint: hint.position.line)
 
 
-def line_data(figures: ProfileFigures, line: Line) -> dict[str, Any]:
+def line_figures_data(figures: ProfileFigures, line: Line) -> dict[str, Any]:
     """Return the figures of a line without rounding."""
     kernel = figures.kernels.get(line.name)
     return {
@@ -157,20 +157,20 @@ def line_data(figures: ProfileFigures, line: Line) -> dict[str, Any]:
 def profiled_line_at(shown: EditorSession, name: str, text: str, line: int) -> tuple[Line, bool] | None:
     """Return the profile's line for a document's line (from 1), and whether it is stale; ``None`` if there is none."""
     placement, figures = shown.lines_in_document(name, text), shown.figures
-    place = None if placement is None else placement.line_of_profile(line)
+    place = None if placement is None else placement.profile_line_and_staleness(line)
     if place is None or figures is None:
         return None
     found = figures.lines.get(name, {}).get(place[0])
     return None if found is None else (found, place[1])
 
 
-def hover(shown: EditorSession, name: str, text: str, at: types.Position, encoding: Encoding) -> types.Hover | None:
+def hover_at(shown: EditorSession, name: str, text: str, at: types.Position, encoding: Encoding) -> types.Hover | None:
     """Return the hover for the line at a position; ``None`` if the line is not profiled."""
     found = profiled_line_at(shown, name, text, at.line + 1)
     if found is None or shown.figures is None:
         return None
     content = types.MarkupContent(types.MarkupKind.Markdown, _hover_text(shown.figures, *found))
-    return types.Hover(content, range_of_line(source_lines(text), at.line + 1, encoding))
+    return types.Hover(content, range_of_line(split_source_lines(text), at.line + 1, encoding))
 
 
 def _hover_text(figures: ProfileFigures, line: Line, is_stale: bool) -> str:

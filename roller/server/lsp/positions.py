@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lsprotocol import types
 
-from roller.insight.step_profile.git_revision import moved_line_numbers, source_lines
+from roller.insight.step_profile.git_revision import moved_line_numbers, split_source_lines
 
 Encoding = types.PositionEncodingKind | str
 
@@ -35,7 +35,7 @@ def position_at(text: str, offset: int, encoding: Encoding) -> types.Position:
     >>> position_at("a\r\n🙂b", 4, "utf-16")
     1:2
     """
-    before = source_lines(text[:offset])
+    before = split_source_lines(text[:offset])
     return types.Position(len(before) - 1, length_in_units(before[-1], encoding))
 
 
@@ -65,7 +65,7 @@ def map_lines(old: str, new: str) -> Mapping[int, LineInDocument]:
     >>> map_lines("a\nb\nc", "a\n\nB\nc\nd")[3]
     LineInDocument(line=4, is_changed=False)
     """
-    lines = source_lines(old), source_lines(new)
+    lines = split_source_lines(old), split_source_lines(new)
     if lines[0] == lines[1]:
         return {n: LineInDocument(n) for n in range(1, len(lines[0]) + 1)}
     return {

@@ -12,9 +12,9 @@ from typing import Any
 
 from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.node import Node
-from roller.insight.step_profile.profile_json import from_data
+from roller.insight.step_profile.profile_json import profile_from_json_data
 from roller.insight.step_profile.step_profile import StepProfile
-from roller.insight.trace.providers import provider_aliases
+from roller.insight.trace.entry_file_providers import provider_aliases
 
 _STEP = provider_aliases("iteration_provider")
 
@@ -72,7 +72,7 @@ class ProfileFigures:
     @classmethod
     def of(cls, data: Mapping[str, Any], revision: int, texts: Mapping[str, str], entry: str) -> ProfileFigures:
         """Compute the figures from the data of stage ``"profile"``; ``entry`` is the entry file's name."""
-        profile = from_data(data["profile"])
+        profile = profile_from_json_data(data["profile"])
         lines: dict[str, dict[int, Line]] = {}
         kernels = {}
         for line in profile.lines:
@@ -83,7 +83,7 @@ class ProfileFigures:
         classes = {name: class_line_ranges(text) for name, text in texts.items()}
         return cls(
             profile, data, revision, texts, lines, kernels, _modules_called_by_lines(profile.root),
-            _sum_by_class(profile.root, classes), {entry: step_line(texts.get(entry, ""))},
+            _sum_by_class(profile.root, classes), {entry: iteration_provider_line(texts.get(entry, ""))},
         )  # fmt: skip
 
     @cached_property
@@ -95,7 +95,7 @@ class ProfileFigures:
                 found.setdefault(node.name, []).append(node)
         return {name: tuple(nodes) for name, nodes in found.items()}
 
-    def nodes_at(self, path: Sequence[str]) -> tuple[Node, ...]:
+    def nodes_by_names(self, path: Sequence[str]) -> tuple[Node, ...]:
         """Return the nodes at a path: the first name may be anywhere in the tree; each further name is a child's."""
         found = self.nodes.get(path[0], ()) if path else ()
         for name in path[1:]:
@@ -105,7 +105,7 @@ class ProfileFigures:
     def children(self, path: Sequence[str]) -> list[dict[str, Any]]:
         """Return the children of the nodes at a path as JSON-ready rows, those that take longest first."""
         found: dict[tuple[str, str], list[Node]] = {}
-        for node in self.nodes_at(path):
+        for node in self.nodes_by_names(path):
             for child in node.children:
                 found.setdefault((child.kind, child.name), []).append(child)
         rows = [
@@ -148,7 +148,7 @@ def class_line_ranges(source: str) -> list[tuple[int, int, str]]:
     return [(n.lineno, n.end_lineno or n.lineno, n.name) for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
 
 
-def step_line(source: str) -> int:
+def iteration_provider_line(source: str) -> int:
     """Return the line of ``iteration_provider``; 1 for a script."""
     try:
         body = ast.parse(source).body
@@ -194,7 +194,7 @@ def _sum_by_class(
     owners: dict[tuple[str, int], dict[int, Node]] = {}
     instances: dict[tuple[str, int], dict[str, None]] = {}
     names: dict[tuple[str, int], str] = {}
-    for node, owner, module, around in _lines_with_owners(root, classes):
+    for node, owner, module, around in _lines_with_owning_modules(root, classes):
         key = _innermost_class(node.name, classes)
         if key is None:
             continue
@@ -224,7 +224,7 @@ def _innermost_class(
     return (file, first), title
 
 
-def _lines_with_owners(
+def _lines_with_owning_modules(
     root: Node, classes: Mapping[str, list[tuple[int, int, str]]]
 ) -> Iterator[tuple[Node, Node, str, Counter[tuple[str, int]]]]:
     """Yield each line; the module that runs it (or the line); the module's path; and counts of enclosing classes."""

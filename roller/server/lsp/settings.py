@@ -49,7 +49,7 @@ class Settings:
     runs_scripts: bool = False
     patience_s: float = PATIENCE_S
 
-    def updated(self, data: Any) -> Settings:
+    def updated_from_json(self, data: Any) -> Settings:
         """Return the settings updated from a client's JSON; ignore unknown keys, but raise an error for bad values."""
         if data is None:
             return self
@@ -62,44 +62,45 @@ class Settings:
             if name == "device":
                 options = replace(options, devices=parse_device_setting(value))
             elif name == "batch":
-                options = replace(options, batch=whole_number(value, "batch"))
+                options = replace(options, batch=parse_whole_number(value, "batch"))
             elif name == "amp":
-                options = replace(options, amp=_one_of(value, name, _AMPS))
+                options = replace(options, amp=_check_choice(value, name, _AMPS))
             elif name == "checkpoint":
-                options = replace(options, checkpoint=_of_type(value, name, bool, "true or false"))
+                options = replace(options, checkpoint=_check_type(value, name, bool, "true or false"))
             elif name == "entry":
-                made = replace(made, entry=_of_type(value, name, str, "a path"))
+                made = replace(made, entry=_check_type(value, name, str, "a path"))
             elif name == "live":
-                made = replace(made, is_live=_of_type(value, name, bool, "true or false"))
+                made = replace(made, is_live=_check_type(value, name, bool, "true or false"))
             elif name == "runScripts":
-                made = replace(made, runs_scripts=_of_type(value, name, bool, "true or false"))
+                made = replace(made, runs_scripts=_check_type(value, name, bool, "true or false"))
             elif name == "arguments":
-                given = _of_type(value, name, list, "a list of text")
-                made = replace(made, arguments=tuple(_of_type(x, name, str, "text") for x in given))
+                given = _check_type(value, name, list, "a list of text")
+                made = replace(made, arguments=tuple(_check_type(x, name, str, "text") for x in given))
             elif name == "patience":
-                made = replace(made, patience_s=_seconds(value))
+                made = replace(made, patience_s=_parse_seconds(value))
         return replace(made, options=options)
 
 
-def unknown_settings(data: Any) -> str:
+def unknown_settings_message(data: Any) -> str:
     """Return a message about the unknown keys in a client's JSON; ``""`` if there are none.
 
     Examples
     --------
-    >>> unknown_settings({"devcie": "h100", "trace": {"server": "off"}})
+    >>> unknown_settings_message({"devcie": "h100", "trace": {"server": "off"}})
     "roller.devcie: expected a setting of roller, got an unknown name; did you mean 'device'? It is ignored."
     """
     if not isinstance(data, Mapping):
         return ""
     unknown = [name for name in data if name not in (*_NAMES, *_OF_CLIENTS)][:_MOST_SAID]
     return " ".join(
-        f"roller.{_short(name)}: expected a setting of roller, got an unknown name{did_you_mean(name, _NAMES) or '.'} "
+        f"roller.{_truncate_name(name)}: expected a setting of roller, got an unknown name"
+        f"{did_you_mean(name, _NAMES) or '.'} "
         f"It is ignored."
         for name in unknown
     )
 
 
-def _short(name: Any) -> str:
+def _truncate_name(name: Any) -> str:
     text = printable(str(name))
     return text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "..."
 
@@ -132,7 +133,7 @@ def parse_device_setting(value: Any, where: str = "device") -> tuple[tuple[str, 
     return tuple(dict.fromkeys(found))
 
 
-def whole_number(value: Any, name: str) -> int:
+def parse_whole_number(value: Any, name: str) -> int:
     """Return a positive whole number of samples as an integer; raise an error about ``name`` for other values."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # some clients write all JSON numbers as floats
@@ -141,19 +142,19 @@ def whole_number(value: Any, name: str) -> int:
     return value
 
 
-def _one_of(value: Any, name: str, known: tuple[str, ...]) -> str:
+def _check_choice(value: Any, name: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise SettingsError(f"{name}: expected one of {', '.join(known)}, got {shown(value)}.")
     return str(value)
 
 
-def _of_type(value: Any, name: str, kind: type, words: str) -> Any:
+def _check_type(value: Any, name: str, kind: type, words: str) -> Any:
     if not isinstance(value, kind):
         raise SettingsError(f"{name}: expected {words}, got {shown(value)}.")
     return value
 
 
-def _seconds(value: Any) -> float:
+def _parse_seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < 1e6:
         raise SettingsError(f"patience: expected seconds, at least 1, got {shown(value)}. Write e.g. 60.")
     return float(value)

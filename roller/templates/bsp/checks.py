@@ -6,16 +6,16 @@ import math
 
 import numpy as np
 
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch, batch_of
-from roller.templates.bsp.common.program_counts import program_counts
+from roller.perf.tile_batch import TileBatch, batch_of
+from roller.templates.bsp.common.tile_and_superstep_counts import count_tiles_and_supersteps
 from roller.templates.bsp.matrix.candidates import matrix_unit_grains
-from roller.tile.boxes import whole_axes
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
 from roller.tile.structures import Structure
+from roller.tile.tensor_boxes import axes_tiles_must_span
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
@@ -25,7 +25,7 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
         raise TileError("program: interleaved, pad, staged and nontemporal belong to other devices. Leave them out.")
     if (program.stages, program.raster) != (1, 1):
         raise TileError("program: stages and raster belong to GPUs: phases run one after another here. Leave them out.")
-    needed, tile = whole_axes(program.expr), program.block_tile
+    needed, tile = axes_tiles_must_span(program.expr), program.block_tile
     for a in program.axes:
         if a.name in needed and tile[a.name] < a.extent:
             raise TileError(
@@ -48,7 +48,7 @@ def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> lis
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
     """Return a description of the construction budget that a program exceeds, or ``None`` if it fits."""
-    used = int(program_counts(batch_of([program]), spec).working_bytes[0])
+    used = int(count_tiles_and_supersteps(batch_of([program]), spec).working_bytes[0])
     budget = spec.layer(spec.traits.scratchpad).budget_bytes
     return f"{used:,} bytes of a unit's scratchpad, {budget:,} are usable" if used > budget else None
 

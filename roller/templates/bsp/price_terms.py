@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.perf.terms import Term, TermBuilder
+from roller.perf.term_tree import Term, TermBuilder
 from roller.templates.bsp.common.price import Parts
 
 

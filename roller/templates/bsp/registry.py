@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.bsp.common.price import Parts, Terms
-from roller.templates.bsp.common.program_counts import program_counts
+from roller.templates.bsp.common.tile_and_superstep_counts import count_tiles_and_supersteps
 from roller.templates.bsp.matrix import price as matrix
 from roller.templates.bsp.matrix.candidates import matrix_candidate_mask, matrix_candidates
 from roller.templates.bsp.vector import price as vector
 from roller.templates.bsp.vector.candidates import vector_candidate_mask, vector_candidates
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.template import Template, template_of
+from roller.templates.common.template import Template, template_for_programs
 from roller.tile.geometry import Floats, Geometry
 from roller.tile.program import RProgram
 
@@ -24,9 +24,10 @@ _CODELETS = "roller.templates.bsp.emit.codelets:write_codelets"
 
 TEMPLATES = (
     Template("matrix", lambda p: p.fragment is not None, matrix.price, _CODELETS, matrix_candidates,
-             decide=program_counts, limits=matrix_candidate_mask),
+             decide=count_tiles_and_supersteps, limits=matrix_candidate_mask),
     Template("vector", lambda p: p.fragment is None and not p.traits.slides_windows and not p.traits.output_side,
-             vector.price, _CODELETS, vector_candidates, decide=program_counts, limits=vector_candidate_mask),
+             vector.price, _CODELETS, vector_candidates, decide=count_tiles_and_supersteps,
+             limits=vector_candidate_mask),
 )  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
     """Price a batch with its template; return ``seconds`` and its terms as arrays of shape ``(N,)``."""
-    return template_of(TEMPLATES, batch).price(batch, spec, told)
+    return template_for_programs(TEMPLATES, batch).price(batch, spec, told)
 
 
 def price_programs(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.tile.geometry import Floats, Geometry, Ints, product
+from roller.tile.geometry import Floats, Geometry, Ints, product_of_columns
 
 
 def traffic_and_footprint(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
     """Return the traffic Q(T) and the footprint F(T) in bytes, each of shape ``(N,)``."""
     # Tiles are not clipped at borders, which is cheaper and keeps both monotone.
     counts = geometry.counts(tiles).astype(np.float64)
-    outputs = product(counts, geometry.spatial_axes)
-    launches = outputs * product(counts, geometry.reduced_axes)
+    outputs = product_of_columns(counts, geometry.spatial_axes)
+    launches = outputs * product_of_columns(counts, geometry.reduced_axes)
     stored = geometry.store.elements(tiles) * float(geometry.store.tensor.itemsize_bytes)
     loaded = np.zeros(len(tiles))
     for a in geometry.loads:

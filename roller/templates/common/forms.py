@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from roller.expr import TensorExpr
+from roller.expr.axis_splitting import rename_reserved_axes
 from roller.expr.canonical import fuse_axes, group_axes
-from roller.expr.joining import join_digits
-from roller.expr.splitting import rename_reserved_axes
+from roller.expr.digit_joining import join_channel_digits
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
@@ -21,7 +21,7 @@ def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[Tensor
     return forms
 
 
-def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[TensorExpr, ...]:
+def forms_for_matrix_units(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[TensorExpr, ...]:
     """Return the forms to try on matrix units: the canonical ones, and sometimes one with fewer axes merged."""
     if not spec.fragments:
         return ()
@@ -48,5 +48,5 @@ def _is_vector_matrix_product(expr: TensorExpr) -> bool:
 
 def joined_channel_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
     """Return the form with blocked channels joined into one axis, as Winograd's algorithm needs, or none."""
-    whole = join_digits(canonical_forms(expr, options)[0]) if options.winograd else None
+    whole = join_channel_digits(canonical_forms(expr, options)[0]) if options.winograd else None
     return () if whole is None else (whole,)

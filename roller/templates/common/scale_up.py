@@ -14,7 +14,7 @@ import numpy as np
 
 from roller.templates.common.data_reuse_score import reuse_score, traffic_and_footprint
 from roller.templates.common.growth_trace import GrowthTrace
-from roller.tile.geometry import Geometry, Ints, product
+from roller.tile.geometry import Geometry, Ints, product_of_columns
 
 #: Maximum extent of a register tile along one axis.
 REGISTER_EXTENT = 32
@@ -118,10 +118,10 @@ def construct_register_tiles(
     tiles = grow_tiles(
         geometry, start[None], lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96, seen=seen
     )
-    outputs = product(tiles, geometry.spatial_axes)
+    outputs = product_of_columns(tiles, geometry.spatial_axes)
     operands = sum((a.elements(tiles) for a in geometry.loads), np.zeros(len(tiles), np.int64))
-    padded = product(-(-geometry.extents // tiles) * tiles / geometry.extents, geometry.spatial_axes)
-    quality = product(tiles, range(tiles.shape[1])) / operands / padded
+    padded = product_of_columns(-(-geometry.extents // tiles) * tiles / geometry.extents, geometry.spatial_axes)
+    quality = product_of_columns(tiles, range(tiles.shape[1])) / operands / padded
     kept = []
     magnitude = np.ceil(np.log2(outputs)).astype(int)
     for size in sorted(set(magnitude.tolist())):
@@ -134,13 +134,13 @@ def round_up_to_whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit
     """Return, for each axis, ``threads`` with that axis rounded up to fill whole TEUs (rule 1), and row indices."""
     rows = np.arange(len(threads))[:, None]
     axes = np.flatnonzero(spatial)
-    every = product(threads, axes)
+    every = product_of_columns(threads, axes)
     found = []
     for a in axes:
         unit = lanes // np.gcd(lanes, every // threads[:, a])
         rounded = threads.copy()
         rounded[:, a] = -(-threads[:, a] // unit) * unit
-        fits = product(rounded, axes) <= limit
+        fits = product_of_columns(rounded, axes) <= limit
         found.append(np.concatenate([rounded, rows], axis=1)[fits])
     return unique_rows(np.concatenate(found))
 

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.targets.lazy import import_object
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.tile_neighbours import NeighbourContext
@@ -100,7 +100,7 @@ class Template:
         return import_object(self.emit)(*arguments)
 
 
-def template_of(templates: Sequence[Template], programs: ProgramProperties) -> Template:
+def template_for_programs(templates: Sequence[Template], programs: ProgramProperties) -> Template:
     """Return the first template that writes the kernels of the given programs; raise an error if there is none."""
     for template in templates:
         if template.matches(programs):

@@ -1,12 +1,12 @@
 """Kernel templates for CPUs: their candidate programs, prices and emitted code."""
 
-from roller.templates.cpu.boxes import is_read_once
-from roller.templates.cpu.common.cores import BOTTLENECKS, Parts
+from roller.templates.cpu.box_staging import is_read_once
 from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
+from roller.templates.cpu.common.task_scheduling_costs import BOTTLENECKS, Parts
 from roller.templates.cpu.decisions import decisions_for_device
 from roller.templates.cpu.price_terms import explained
 from roller.templates.cpu.registry import TEMPLATES, lower_bound_s, pool, price, price_programs, programs_of
-from roller.templates.cpu.streaming.price import leaves_caches
+from roller.templates.cpu.streaming.price import results_leave_caches
 
 __all__ = [
     "BOTTLENECKS",
@@ -16,7 +16,7 @@ __all__ = [
     "explained",
     "lane_count",
     "lane_distance",
-    "leaves_caches",
+    "results_leave_caches",
     "lower_bound_s",
     "pool",
     "price",

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.cpu.common.tasks import vector_axes
-from roller.templates.cpu.dots.candidates import dot_axes
+from roller.perf.tile_batch import TileBatch
+from roller.templates.cpu.common.candidate_tasks import candidate_vector_axes
+from roller.templates.cpu.dots.candidates import dot_product_axes
 from roller.templates.cpu.matrix import byte_products
-from roller.templates.cpu.streaming.candidates import store_choices
+from roller.templates.cpu.streaming.candidates import batches_by_kind_of_store
 from roller.templates.cpu.tiled.candidates import packed_input_choices
 from roller.templates.pricing import estimate_program
 from roller.tile.geometry import Geometry
@@ -30,7 +30,7 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
         raise TileError(f"program: expected 'nontemporal' of a 'streaming' program, got '{program.structure}'.")
     if program.split_k > 1 and not program.traits.reuses:
         raise TileError(f"program: expected split_k of a 'tiled' program, got '{program.structure}'. Leave it out.")
-    axes = _cpu_axes(program, geometry, spec)
+    axes = _possible_vector_axes(program, geometry, spec)
     lanes = spec.teu.lanes * 4 // max(4, geometry.store.tensor.itemsize_bytes)
     if program.vector_axis not in axes or program.vector_elements != lanes:
         raise TileError(
@@ -43,13 +43,13 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
             raise TileError(f"program: expected tiles of whole output tiles and vectors, got {dict(program.tiles)}.")
 
 
-def _cpu_axes(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> list[str]:
+def _possible_vector_axes(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> list[str]:
     """Return the axes along which vectors of a CPU program of this structure may run."""
     if program.traits.output_side:
         form = window_product(geometry.expr)
         return [form.filter] if form is not None else []
-    dots = dot_axes(geometry, spec) if program.traits.reuses else []
-    return [geometry.names[a] for a in (*vector_axes(geometry, program.traits), *dots)]
+    dots = dot_product_axes(geometry, spec) if program.traits.reuses else []
+    return [geometry.names[a] for a in (*candidate_vector_axes(geometry, program.traits), *dots)]
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
@@ -78,8 +78,8 @@ def named_batches(
     """Return batches of user-named tiles, one for each valid choice of vector axis, packing and kind of stores."""
     register, panel, block = (np.array([r], np.int64) for r in rows)
     ones, out = np.ones(1, np.int64), list[TileBatch]()
-    for v in vector_axes(geometry, structure):
+    for v in candidate_vector_axes(geometry, structure):
         for staged in packed_input_choices(geometry, v) if structure.reuses else [()]:
             batch = TileBatch(geometry, structure.name, register, block, ones, staged, panel, v)
-            out += store_choices(batch, spec)
+            out += batches_by_kind_of_store(batch, spec)
     return out

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller.core.dtypes import DTYPE_BYTES
-from roller.expr import Index, Run, lane_stride, run_along
+from roller.expr import Index, StridedRun, stride_between_neighbours, strided_run_along
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.cpu.boxes import copies_box, is_read_once, words_are_readable
+from roller.perf.tile_batch import TileBatch
+from roller.templates.cpu.box_staging import is_read_once, is_staged_as_box, words_are_readable
 from roller.templates.cpu.narrow_floats import (
     computed_itemsize_bytes,
     panel_stays_stored,
@@ -25,10 +25,10 @@ from roller.templates.cpu.narrow_floats import (
     rows_are_copied,
 )
 from roller.templates.cpu.window_clipping import (
-    clipping_segments,
     computed_point_shares,
     end_tiles_at_segments,
-    shortest,
+    segments_of_equal_clipping,
+    shortest_segment,
 )
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.program import ALIGNED_TILES
@@ -59,22 +59,22 @@ def vector_elements(batch: TileBatch, spec: DeviceSpec) -> int:
     return spec.teu.lanes * 4 // max(4, batch.geometry.store.tensor.itemsize_bytes)
 
 
-def decisions_for_device(batch: TileBatch, spec: DeviceSpec) -> Decisions:
+def decisions_for_device(batch: TileBatch, spec: DeviceSpec) -> CpuDecisions:
     """Return the templates' decisions for programs of a device."""
     return decisions_for_lanes(batch, vector_elements(batch, spec))
 
 
-def decisions_for_lanes(batch: TileBatch, elements: int) -> Decisions:
+def decisions_for_lanes(batch: TileBatch, elements: int) -> CpuDecisions:
     """Return the cached decisions for programs whose vectors have ``elements`` elements."""
     key = ("decisions", elements)
     if key not in batch._memo:
-        batch._memo[key] = _decide(batch, elements)
-    found: Decisions = batch._memo[key]
+        batch._memo[key] = _decide_for_batch(batch, elements)
+    found: CpuDecisions = batch._memo[key]
     return found
 
 
 @dataclass(frozen=True)
-class Decisions:
+class CpuDecisions:
     """Decisions for a batch: arrays of shape ``(N, axes)``, except ``lanes`` and ``chains`` of shape ``(N,)``.
 
     Parameters
@@ -93,7 +93,7 @@ class Decisions:
         whole extent along a spatial axis.
     segments
         Positions within an axis at which tiles also end
-        (:func:`~roller.templates.cpu.window_clipping.clipping_segments`).
+        (:func:`~roller.templates.cpu.window_clipping.segments_of_equal_clipping`).
     """
 
     batch: TileBatch
@@ -111,7 +111,7 @@ class Decisions:
         return -(-self.tiles // self.per_task)
 
     @cached_property
-    def task_count(self) -> Ints:
+    def count_tasks(self) -> Ints:
         """Number of tasks over all outputs, shape ``(N,)``."""
         return np.asarray(self.tasks.prod(axis=1))
 
@@ -227,11 +227,11 @@ class Decisions:
             return IN_PLACE
         if b.fragment is not None:  # the operand along the lanes is packed; the other's words may be in a box
             k = b.geometry.names.index(b.matrix_axes[2])
-            rows = copies_box(access) or (b.fragment.widens_operands and rows_are_copied(access, b.constants))
+            rows = is_staged_as_box(access) or (b.fragment.widens_operands and rows_are_copied(access, b.constants))
             return (
                 BOX if rows and not access.uses[b.vector_axis] and words_are_readable(access, k, b.fragment) else PANEL
             )
-        if copies_box(access) or rows_are_converted(access, self._vector_axis, b.constants):
+        if is_staged_as_box(access) or rows_are_converted(access, self._vector_axis, b.constants):
             return BOX
         return PANEL if name in b.constants or not is_read_once(access, self._vector_axis) else IN_PLACE
 
@@ -248,7 +248,7 @@ class Decisions:
 
     def packers(self, access: Access) -> Ints:
         """Return the number of tiles of a panel that are packed in parallel before the tasks, or 1, shape ``(N,)``."""
-        return np.where(self.upfront(access), np.where(access.touched_axes, self.tiles, 1).prod(axis=1), 1)
+        return np.where(self.upfront(access), np.where(access.touched_axis_mask, self.tiles, 1).prod(axis=1), 1)
 
     def packing_count(self, access: Access) -> Ints:
         """Return how often a whole panel is packed, shape ``(N,)``: once up front, or by every task that shares it."""
@@ -256,13 +256,13 @@ class Decisions:
 
     def _tasks_sharing_panel(self, access: Access) -> Ints:
         """Return the number of tasks that read the same part of a panel, shape ``(N,)``."""
-        return np.asarray(np.where(access.touched_axes, 1, self.tasks).prod(axis=1))
+        return np.asarray(np.where(access.touched_axis_mask, 1, self.tasks).prod(axis=1))
 
     def panel_bytes(self, access: Access, tiles: Ints | None = None) -> Floats:
         """Return the size (bytes) of a panel with ``tiles`` tiles (default: all) along each axis, shape ``(N,)``."""
         g, size = self.batch.geometry, self.held_itemsize_bytes(access)
         elements = np.where(g.spatial, (self.tiles if tiles is None else tiles) * self.tile, g.extents)
-        return np.asarray(np.where(access.touched_axes, elements, 1).astype(np.float64).prod(axis=1) * size)
+        return np.asarray(np.where(access.touched_axis_mask, elements, 1).astype(np.float64).prod(axis=1) * size)
 
     def panel_keeps_stored_dtype(self, access: Access) -> bool:
         """Return whether a panel keeps narrow floats in their stored dtype; other panels, and boxes, are converted."""
@@ -298,7 +298,7 @@ class Decisions:
             keys = np.where(shared, np.iinfo(np.int64).min, 0) - self.tiles[:, axes]
             return np.asarray(axes[np.argsort(keys, axis=1, kind="stable")])
         # All other tiles reuse a packed vector panel from L1 or L2, so its axis is outermost.
-        if v is not None and any(a.touched_axes[v] for a in self.staged(PANEL)):
+        if v is not None and any(a.touched_axis_mask[v] for a in self.staged(PANEL)):
             axes = np.array([v, *(a for a in axes if a != v)])
         return np.broadcast_to(axes, (len(b), len(axes)))
 
@@ -309,20 +309,22 @@ class Decisions:
         if v is None:
             return np.ones(len(self.batch), bool)
         name, shape = store.axis_names[v], store.tensor.shape
-        if lane_stride(store.index, shape, name) == 1:
+        if stride_between_neighbours(store.index, shape, name) == 1:
             return np.ones(len(self.batch), bool)
-        run = run_along(store.index, shape, name, int(store.axis_extents[v]))
+        run = strided_run_along(store.index, shape, name, int(store.axis_extents[v]))
         return np.asarray((run.length if run is not None and run.step == 1 else 0) >= self.lanes)
 
 
-def starts_at_lines(lanes: Ints | int, tiles: Ints | int, step: int | None) -> Mask:
+def stores_start_at_lines(lanes: Ints | int, tiles: Ints | int, step: int | None) -> Mask:
     """Return whether non-temporal vector stores begin at cache lines: rows must be contiguous and long enough."""
     return np.asarray((np.asarray(lanes) > 1) & (np.asarray(tiles) >= ALIGNED_TILES) & (step == 1))
 
 
-def vector_copy_run(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int, lanes: int) -> Run | None:
+def run_copied_in_vectors(
+    index: Sequence[Index], shape: Sequence[int], axis: str, extent: int, lanes: int
+) -> StridedRun | None:
     """Return the runs of ``axis`` that packing copies in whole vectors, or ``None`` if it copies single elements."""
-    run = run_along(index, shape, axis, extent)
+    run = strided_run_along(index, shape, axis, extent)
     if run is None or not run.step or lanes == 1:
         return None
     return run if run.length >= (FEWEST_HALVES if run.step == HALVED else lanes) else None
@@ -334,30 +336,30 @@ def phases(access: Access, v: int) -> int:
     return int(row[v]) if row[v] > 1 and others.sum() <= 1 and (others >= 0).all() else 1
 
 
-def reads_past_the_end(batch: TileBatch) -> bool:
+def may_exceed_vector_axis(batch: TileBatch) -> bool:
     """Return whether lanes may lie beyond the vector axis, because all operands along it are boxes of the task."""
     # A row of 11 is then one vector of 16, of which 11 elements are stored, instead of two overlapping vectors of 8.
     v, g = batch.vector_axis, batch.geometry
     if not batch.traits.reuses or v is None or not g.spatial[v]:
         return False
     operands = [a for a in g.loads if a.uses[v]]
-    return all(a.tensor.name in batch.staged and copies_box(a) and (a.coefficients >= 0).all() for a in operands)
+    return all(a.tensor.name in batch.staged and is_staged_as_box(a) and (a.coefficients >= 0).all() for a in operands)
 
 
-def _decide(batch: TileBatch, elements: int) -> Decisions:
+def _decide_for_batch(batch: TileBatch, elements: int) -> CpuDecisions:
     g, v = batch.geometry, batch.vector_axis
     lanes = chains = ones = np.ones(len(batch), np.int64)
     tile = np.where(g.spatial, np.minimum(batch.register, g.extents), 1)
-    cut = clipping_segments(g, batch.staged) if batch.traits.reuses and (v is None or g.spatial[v]) else {}
+    cut = segments_of_equal_clipping(g, batch.staged) if batch.traits.reuses and (v is None or g.spatial[v]) else {}
     segments = {a: ends for a, ends in cut.items() if not batch.is_open[a]}
     for a, ends in segments.items():
-        tile[:, a] = np.minimum(tile[:, a], shortest(ends))
+        tile[:, a] = np.minimum(tile[:, a], shortest_segment(ends))
     whole = np.broadcast_to(g.extents, tile.shape)
     step = whole if batch.panel is None else np.where(batch.is_open, batch.panel, np.minimum(batch.panel, whole))
     chunk = np.where(g.spatial, whole, step)
     if v is not None and g.spatial[v]:
         lanes = _power_of_two_below(np.minimum(elements, tile[:, v]))
-        if g.extents[v] < elements and reads_past_the_end(batch):
+        if g.extents[v] < elements and may_exceed_vector_axis(batch):
             lanes = ones << int(g.extents[v] - 1).bit_length()
             tile[:, v] = lanes
         tile[:, v] = tile[:, v] // lanes * lanes
@@ -379,7 +381,7 @@ def _decide(batch: TileBatch, elements: int) -> Decisions:
     held = np.maximum(1, batch.block // batch.register)
     some = np.where(batch.block >= g.extents, tiles, np.minimum(held, tiles))
     per_task = np.where(g.spatial, np.where(batch.is_open, held, some), 1)
-    return Decisions(batch, lanes, chains, tile, tiles, per_task, chunk, segments)
+    return CpuDecisions(batch, lanes, chains, tile, tiles, per_task, chunk, segments)
 
 
 def _power_of_two_below(n: Ints) -> Ints:

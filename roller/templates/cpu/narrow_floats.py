@@ -18,19 +18,19 @@ from roller.tile.geometry import Access
 _FAR_BYTES, _FEW_USES = 1 << 16, 8
 
 
-def is_converted(access: Access) -> bool:
+def is_computed_in_float32(access: Access) -> bool:
     """Return whether elements are narrow floats, which are computed in float32."""
     return DTYPES[access.tensor.dtype].is_narrow
 
 
 def computed_itemsize_bytes(access: Access) -> int:
     """Return the number of bytes per element in the dtype of computation."""
-    return DTYPE_BYTES["float32"] if is_converted(access) else access.tensor.itemsize_bytes
+    return DTYPE_BYTES["float32"] if is_computed_in_float32(access) else access.tensor.itemsize_bytes
 
 
 def rows_are_converted(access: Access, v: int | None, constants: Collection[str]) -> bool:
     """Return whether an operand's elements are broadcast and its rows, in a box, are converted as vectors."""
-    return rows_are_copied(access, constants) and is_converted(access) and (v is None or not access.uses[v])
+    return rows_are_copied(access, constants) and is_computed_in_float32(access) and (v is None or not access.uses[v])
 
 
 def rows_are_copied(access: Access, constants: Collection[str]) -> bool:
@@ -46,4 +46,6 @@ def panel_stays_stored(access: Access, v: int | None, constants: Collection[str]
     if not row.is_narrow or row.is_byte_float or v is None or not access.uses[v]:
         return False
     large = access.tensor.name in constants and access.tensor.nbytes >= _FAR_BYTES
-    return large and int(np.where(access.touched_axes | ~access.spatial, 1, access.axis_extents).prod()) <= _FEW_USES
+    return (
+        large and int(np.where(access.touched_axis_mask | ~access.spatial, 1, access.axis_extents).prod()) <= _FEW_USES
+    )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from roller.perf.terms import Term, TermBuilder
-from roller.templates.cpu.common.cores import Parts
+from roller.perf.term_tree import Term, TermBuilder
+from roller.templates.cpu.common.task_scheduling_costs import Parts
 
 #: Memory layer of each traffic term, and the layer's common name.
 _LAYERS = {"l2_s": ("l2", "L2"), "l3_s": ("l3", "L3"), "dram_s": ("dram", "DRAM")}
@@ -18,25 +18,26 @@ def explained(told: Sequence[Parts]) -> Term:
     """Return a program's predicted time, in seconds, as a term, from the parts that its price recorded in ``told``."""
     p = told[0]
     ways: dict[str, Callable[[Parts, TermBuilder], Term]] = {
-        "tiled": _tiled_terms, "matrix": _tiled_terms, "dots": _dot_product_terms, "rows": _streamed_terms,
-        "streaming": _streamed_terms,
-        "winograd": _winograd_terms,
+        "tiled": _tiled_term, "matrix": _tiled_term, "dots": _dot_product_term, "rows": _streamed_term,
+        "streaming": _streamed_term,
+        "winograd": _winograd_term,
     }  # fmt: skip
     return ways[p["way"]](p, TermBuilder())
 
 
-def _tiled_terms(p: Parts, at: TermBuilder) -> Term:
+def _tiled_term(p: Parts, at: TermBuilder) -> Term:
     terms, spec = p["terms"], p["spec"]
     memory = at.made("largest", "caches and memory", p["memory"], "s", *(_traffic_term(p, at, n) for n in _LAYERS))
-    work = at.made("sum", "arithmetic and its stores", terms["compute_s"] + terms["store_s"], "s", _compute(p, at),
+    work = at.made("sum", "arithmetic and its stores", terms["compute_s"] + terms["store_s"], "s",
+                   _micro_kernels_term(p, at),
                    _partial_line_store_term(p, at))  # fmt: skip
     in_flight = at.given("misses in flight", spec.execution.misses_in_flight or 1)
     slowest = at.made("overlapped", "arithmetic and memory", p["slowest"], "s", memory, work, in_flight)
     return at.made("sum", "predicted time", terms["seconds"], "s", slowest, at.given("packing", terms["pack_s"], "s"),
-                   _wait_for_lines_term(p, at), _combine_parts_term(p, at), _launch(p, at))  # fmt: skip
+                   _wait_for_lines_term(p, at), _combine_parts_term(p, at), _launch_term(p, at))  # fmt: skip
 
 
-def _compute(p: Parts, at: TermBuilder) -> Term:
+def _micro_kernels_term(p: Parts, at: TermBuilder) -> Term:
     """Return the term for the time that all micro-kernels take."""
     kernels = at.given("micro-kernels", p["kernels"])
     points = at.made("product", "reduction of a micro-kernel", p["points"] * p["cycles"], "cycles",
@@ -92,42 +93,44 @@ def _combine_parts_term(p: Parts, at: TermBuilder) -> Term:
     return at.given("adding the parts of the reduction", p["terms"]["combine_s"], "s")
 
 
-def _launch(p: Parts, at: TermBuilder) -> Term:
+def _launch_term(p: Parts, at: TermBuilder) -> Term:
     return at.given("call, forks and joins", p["terms"]["launch_s"], "s")
 
 
-def _leaf(p: Parts, at: TermBuilder, term: str) -> Term:
+def _leaf_term(p: Parts, at: TermBuilder, term: str) -> Term:
     layer, shown = _LAYERS[term]
     return at.given(shown, p["terms"][term], "s", layer)
 
 
-def _dot_product_terms(p: Parts, at: TermBuilder) -> Term:
+def _dot_product_term(p: Parts, at: TermBuilder) -> Term:
     terms = p["terms"]
-    layers = [_leaf(p, at, n) for n in _LAYERS]
+    layers = [_leaf_term(p, at, n) for n in _LAYERS]
     memory = at.made("largest", "caches and memory", max(t.value for t in layers), "s", *layers)
     compute = at.given("arithmetic", terms["compute_s"], "s")
     both = at.made("sum", "arithmetic and memory", memory.value + compute.value, "s", memory, compute)
-    return at.made("sum", "predicted time", terms["seconds"], "s", both, _combine_parts_term(p, at), _launch(p, at))
+    return at.made(
+        "sum", "predicted time", terms["seconds"], "s", both, _combine_parts_term(p, at), _launch_term(p, at)
+    )
 
 
-def _streamed_terms(p: Parts, at: TermBuilder) -> Term:
+def _streamed_term(p: Parts, at: TermBuilder) -> Term:
     terms = p["terms"]
     cycles = at.given("cycles of all elements", p["cycles"], "cycles")
     compute = _cycles_as_seconds_term(p, at, "arithmetic", terms["compute_s"], cycles)
-    memory = at.made("sum", "caches and memory", p["memory"], "s", *(_leaf(p, at, n) for n in _LAYERS))
+    memory = at.made("sum", "caches and memory", p["memory"], "s", *(_leaf_term(p, at, n) for n in _LAYERS))
     slowest = at.made("largest", "arithmetic or memory", p["slowest"], "s", compute, memory)
     every = at.made("product", "between tasks, all", terms["tasks"] * p["each"], "s", at.given("tasks", terms["tasks"]),
                     at.given("between two tasks", p["each"], "s"))  # fmt: skip
     per_task = at.made("quotient", "between tasks", p["per_task"], "s", every, at.given("cores", p["spec"].units))
-    return at.made("sum", "predicted time", terms["seconds"], "s", slowest, per_task, _launch(p, at))
+    return at.made("sum", "predicted time", terms["seconds"], "s", slowest, per_task, _launch_term(p, at))
 
 
-def _winograd_terms(p: Parts, at: TermBuilder) -> Term:
+def _winograd_term(p: Parts, at: TermBuilder) -> Term:
     terms = p["terms"]
-    layers = [_leaf(p, at, n) for n in _LAYERS]
+    layers = [_leaf_term(p, at, n) for n in _LAYERS]
     memory = at.made("largest", "caches and memory", max(t.value for t in layers), "s", *layers)
     compute = at.given("products and transforms", terms["compute_s"], "s")
     in_flight = at.given("misses in flight", p["spec"].execution.misses_in_flight or 1)
     packing = at.given("transforming the filters", terms["pack_s"], "s")
     slowest = at.made("overlapped", "arithmetic and memory", p["slowest"], "s", memory, compute, in_flight)
-    return at.made("sum", "predicted time", terms["seconds"], "s", slowest, packing, _launch(p, at))
+    return at.made("sum", "predicted time", terms["seconds"], "s", slowest, packing, _launch_term(p, at))

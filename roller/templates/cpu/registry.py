@@ -8,25 +8,25 @@ import numpy as np
 
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.template import Template, template_of
-from roller.templates.cpu.common.cores import Parts, Terms
+from roller.templates.common.template import Template, template_for_programs
+from roller.templates.cpu.common.task_scheduling_costs import Parts, Terms
 from roller.templates.cpu.decisions import decisions_for_device
 from roller.templates.cpu.dots import price as dots
-from roller.templates.cpu.dots.candidates import dots_pools
+from roller.templates.cpu.dots.candidates import dot_product_candidates
 from roller.templates.cpu.matrix import price as matrix
-from roller.templates.cpu.matrix.candidates import matrix_pools
+from roller.templates.cpu.matrix.candidates import matrix_candidates
 from roller.templates.cpu.rows import price as rows
-from roller.templates.cpu.rows.candidates import row_pools
+from roller.templates.cpu.rows.candidates import row_candidates
 from roller.templates.cpu.streaming import price as streaming
-from roller.templates.cpu.streaming.candidates import neighbours as stores
-from roller.templates.cpu.streaming.candidates import stream_pools
+from roller.templates.cpu.streaming.candidates import store_kind_neighbours as stores
+from roller.templates.cpu.streaming.candidates import stream_candidates
 from roller.templates.cpu.tiled import price as tiled
-from roller.templates.cpu.tiled.candidates import tiled_pools
+from roller.templates.cpu.tiled.candidates import tiled_candidates
 from roller.templates.cpu.tiled.neighbours import neighbouring_programs
-from roller.templates.cpu.tiled.split_candidates import split_batches_if_allowed
+from roller.templates.cpu.tiled.split_candidates import split_reductions_if_allowed
 from roller.templates.cpu.winograd import price as winograd
 from roller.templates.cpu.winograd.winograd_choice import joined_winograd_programs, winograd_programs
 from roller.tile.geometry import Floats, Geometry
@@ -39,30 +39,30 @@ _HERE = "roller.templates.cpu"
 TEMPLATES = (
     Template(
         "tiled", lambda p: p.traits.reuses and p.fragment is None and not p.sums_along_vectors, tiled.price,
-        f"{_HERE}.tiled.emit_split:tiled", tiled_pools, vary=split_batches_if_allowed,
+        f"{_HERE}.tiled.emit_split:emit_tiled_or_split", tiled_candidates, vary=split_reductions_if_allowed,
         neighbours=neighbouring_programs, decide=decisions_for_device,
         extents_of_calls=True,
     ),
     Template(
         "dots", lambda p: p.traits.reuses and p.fragment is None and p.sums_along_vectors, dots.price,
-        f"{_HERE}.tiled.emit_split:dots", dots_pools, vary=split_batches_if_allowed, neighbours=neighbouring_programs,
-        decide=decisions_for_device,
+        f"{_HERE}.tiled.emit_split:emit_dot_products_or_split", dot_product_candidates,
+        vary=split_reductions_if_allowed, neighbours=neighbouring_programs, decide=decisions_for_device,
         extents_of_calls=True,
     ),
     Template(
-        "matrix", lambda p: p.fragment is not None, matrix.price, f"{_HERE}.matrix.emit_tiles:matrix_nests",
-        matrix_pools, decide=decisions_for_device,
+        "matrix", lambda p: p.fragment is not None, matrix.price,
+        f"{_HERE}.matrix.emit_tile_registers:emit_matrix_nests", matrix_candidates, decide=decisions_for_device,
     ),
     Template(
-        "rows", lambda p: p.traits.spreads_reductions, rows.price, f"{_HERE}.rows.emit:rows_nests", row_pools,
+        "rows", lambda p: p.traits.spreads_reductions, rows.price, f"{_HERE}.rows.emit:emit_rows_nests", row_candidates,
         neighbours=stores, decide=decisions_for_device,
     ),
     Template(
-        "streaming", lambda p: not p.traits.reduces, streaming.price, f"{_HERE}.streaming.emit:streaming_nests",
-        stream_pools, neighbours=stores, decide=decisions_for_device,
+        "streaming", lambda p: not p.traits.reduces, streaming.price, f"{_HERE}.streaming.emit:emit_streaming_nests",
+        stream_candidates, neighbours=stores, decide=decisions_for_device,
     ),
     Template(
-        "winograd", lambda p: p.traits.output_side > 0, winograd.price, f"{_HERE}.winograd.emit:winograd_nests",
+        "winograd", lambda p: p.traits.output_side > 0, winograd.price, f"{_HERE}.winograd.emit:emit_winograd_nests",
         whole=joined_winograd_programs, neighbours=stores,
     ),
 )  # fmt: skip
@@ -95,7 +95,7 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
     """Price a batch with its template: return ``seconds`` and its terms as arrays of shape ``(N,)``."""
     # The intermediate values are appended to ``told``, for explanations (:mod:`roller.templates.cpu.price_terms`).
-    template = template_of(TEMPLATES, batch)
+    template = template_for_programs(TEMPLATES, batch)
     parts: Parts = {"spec": spec, "batch": batch, "way": template.name}
     terms = parts["terms"] = template.price(batch, spec, parts)
     if told is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from roller.expr import Bound
-from roller.expr.trimming import adds_nothing_outside
+from roller.expr.reduction_trimming import adds_nothing_outside
 from roller.tile.geometry import Floats, Geometry, Ints
 
 #: Maximum average share of taps inside the image for which clipping pays off: individual loop ends per tile prevent the
@@ -26,7 +26,7 @@ _SHORTEST_SEGMENT = 2
 
 
 @dataclass(frozen=True)
-class Slide:
+class WindowSlide:
     """A window axis ``tap`` that slides along ``output``: inside if ``low <= step * output + gap * tap < high``."""
 
     output: int
@@ -46,21 +46,21 @@ class Slide:
         return (self.high - 1 - self.step * first_output) // self.gap + 1
 
 
-def padded_slides(geometry: Geometry) -> tuple[Slide, ...]:
+def slides_over_padding(geometry: Geometry) -> tuple[WindowSlide, ...]:
     """Return the reduction axes whose points outside an index bound add nothing, as slides."""
     # Each slide has one bound, on an index of one spatial and one reduction axis with positive coefficients.
     expr = geometry.expr
     if "slides" not in expr._memo:
-        expr._memo["slides"] = _find_padded_slides(geometry)
-    found: tuple[Slide, ...] = expr._memo["slides"]
+        expr._memo["slides"] = _find_slides_over_padding(geometry)
+    found: tuple[WindowSlide, ...] = expr._memo["slides"]
     return found
 
 
-def _find_padded_slides(geometry: Geometry) -> tuple[Slide, ...]:
+def _find_slides_over_padding(geometry: Geometry) -> tuple[WindowSlide, ...]:
     s, at = geometry.expr.anchor, {n: a for a, n in enumerate(geometry.names)}
     if s.combiner is None:
         return ()
-    found: dict[int, list[Slide | None]] = {}
+    found: dict[int, list[WindowSlide | None]] = {}
     for load in s.loads:
         for b in load.guard if adds_nothing_outside(s, load) else ():
             taps = [t for t in b.index.terms if not geometry.spatial[at[t.axis]]]
@@ -68,20 +68,20 @@ def _find_padded_slides(geometry: Geometry) -> tuple[Slide, ...]:
             forward = all(t.is_affine and t.coef > 0 for t in b.index.terms)
             simple = forward and len(taps) == len(rest) == 1
             for t in taps:
-                slide = Slide(
+                slide = WindowSlide(
                     at[rest[0].axis], at[t.axis], rest[0].coef, t.coef, b.low - b.index.const, b.high - b.index.const, b
                 ) if simple else None  # fmt: skip
                 found.setdefault(at[t.axis], []).append(slide)
     return tuple(f[0] for f in found.values() if len(set(f)) == 1 and f[0] is not None)
 
 
-def clipping_segments(geometry: Geometry, staged: Sequence[str]) -> Mapping[int, tuple[int, ...]]:
+def segments_of_equal_clipping(geometry: Geometry, staged: Sequence[str]) -> Mapping[int, tuple[int, ...]]:
     """Return ends of register tiles such that each tap is inside for all outputs of a tile or for none."""
     # Guarded operands that are not ``staged`` can then be read in place without a guard. The result maps an axis to
     # the first output of each segment and the number of outputs; it is empty if any guard is of a different kind or
     # segments are single outputs.
     found: dict[int, set[int]] = {}
-    known = {s.bound: s for s in padded_slides(geometry)}
+    known = {s.bound: s for s in slides_over_padding(geometry)}
     for load in geometry.expr.anchor.loads:
         for b in load.guard if load.tensor not in staged else ():
             if b not in known or b.index not in load.index:
@@ -93,15 +93,15 @@ def clipping_segments(geometry: Geometry, staged: Sequence[str]) -> Mapping[int,
             ends = np.clip(np.concatenate([first, end]), 0, outputs)
             found.setdefault(s.output, {0, outputs}).update(int(x) for x in ends)
     sides = {a: tuple(sorted(ends)) for a, ends in found.items()}
-    return sides if all(shortest(x) >= _SHORTEST_SEGMENT for x in sides.values()) else {}
+    return sides if all(shortest_segment(x) >= _SHORTEST_SEGMENT for x in sides.values()) else {}
 
 
-def shortest(segments: Sequence[int]) -> int:
+def shortest_segment(segments: Sequence[int]) -> int:
     """Return the number of outputs in the shortest segment."""
     return min(b - a for a, b in itertools.pairwise(segments))
 
 
-def tiles_of(segments: Sequence[int], tile: int) -> tuple[int, ...]:
+def register_tiles_per_segment(segments: Sequence[int], tile: int) -> tuple[int, ...]:
     """Return the number of register tiles in each segment."""
     return tuple(-(-(b - a) // tile) for a, b in itertools.pairwise(segments))
 
@@ -110,7 +110,7 @@ def tile_starts(segments: Sequence[int], tile: int) -> Ints:
     """Return the first output of each register tile; the last tile of a segment ends with the segment."""
     parts = [
         np.minimum(a + np.arange(n) * tile, max(a, b - tile))
-        for (a, b), n in zip(itertools.pairwise(segments), tiles_of(segments, tile), strict=True)
+        for (a, b), n in zip(itertools.pairwise(segments), register_tiles_per_segment(segments, tile), strict=True)
     ]
     return np.concatenate(parts)
 
@@ -121,9 +121,9 @@ def end_tiles_at_segments(
     """Make tiles end with the segments of their axis, in place; return ``chunk`` with whole windows."""
     # Tiles stay multiples of ``unit``; windows are whole so that taps can be skipped.
     for a, ends in segments.items():
-        tile[:, a] = np.minimum(tile[:, a], shortest(ends)) // unit[:, a] * unit[:, a]
+        tile[:, a] = np.minimum(tile[:, a], shortest_segment(ends)) // unit[:, a] * unit[:, a]
         tiles[:, a] = sum(-(-(end - first) // tile[:, a]) for first, end in itertools.pairwise(ends))
-    taps = [s.tap for s in padded_slides(geometry)]
+    taps = [s.tap for s in slides_over_padding(geometry)]
     chunk = chunk.copy()
     chunk[:, taps] = geometry.extents[taps]
     return chunk
@@ -134,7 +134,7 @@ def computed_point_shares(
 ) -> Floats:
     """Return the average share of each axis's points that micro-kernels compute, shape ``(N, axes)``."""
     shares = np.ones(tile.shape)
-    for s in padded_slides(geometry):
+    for s in slides_over_padding(geometry):
         taps = int(geometry.extents[s.tap])
         sizes, which = np.unique(tile[:, s.output], return_inverse=True)
         ends = segments.get(s.output, (0, int(geometry.extents[s.output])))
@@ -144,7 +144,7 @@ def computed_point_shares(
     return shares
 
 
-def _mean_computed_taps(slide: Slide, begin: Ints, tile: int, taps: int) -> float:
+def _mean_computed_taps(slide: WindowSlide, begin: Ints, tile: int, taps: int) -> float:
     """Return the mean number of taps that register tiles compute."""
     first = np.clip(slide.first(begin + (tile - 1)), 0, taps)
     return float(np.mean(np.clip(slide.end(begin), first, taps) - first))

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from roller.core.dtypes import BYTE_FLOATS, DTYPES, DType, encode_stored_values, round_to_dtype
 from roller.errors import BuildError
-from roller.expr import Cast, Const, IndexValue, Scalar, Stage, TensorExpr, transform
+from roller.expr import Cast, Const, IndexValue, Scalar, Stage, TensorExpr, transform_scalar
 from roller.te.compat import Call, TensorLoad, dtype_of, structural_map, structural_walk, tirx
 
 #: Converts a float32 to the byte of an 8-bit float, or such a byte to a float32.
@@ -33,7 +33,7 @@ def widen_byte_float_arithmetic(expr: TensorExpr) -> TensorExpr:
 
     def widen_stage(s: Stage) -> Stage:
         acc = "float32" if _is_byte_float(s.acc_dtype) else s.acc_dtype
-        return replace(s, body=transform(s.body, widen_scalar), acc_dtype=acc)
+        return replace(s, body=transform_scalar(s.body, widen_scalar), acc_dtype=acc)
 
     return replace(expr, stages=tuple(map(widen_stage, expr.stages)))
 
@@ -46,7 +46,7 @@ def replace_byte_floats_by_bytes(
     if not any(_is_byte_float(n) for n in _dtypes_in_function(params, body)):
         return list(params), body
     handlers = {
-        TensorLoad: pass_.load, tirx.BufferStore: pass_.store, tirx.AllocBuffer: pass_.alloc,
+        TensorLoad: pass_.load, tirx.BufferStore: pass_.store, tirx.AllocBuffer: pass_.rewrite_allocation,
         tirx.DeclBuffer: pass_.declare, tirx.Cast: pass_.cast, tirx.Select: pass_.select, tirx.FloatImm: pass_.literal,
         Call: pass_.call,
     }  # fmt: skip
@@ -65,7 +65,7 @@ def _dtypes_in_function(params: Sequence[Any], body: Any) -> set[str]:
     return found
 
 
-def _byte_of(value: Any) -> Any:
+def _byte_or_unchanged_value(value: Any) -> Any:
     """Return the byte of an 8-bit float, or any other value unchanged."""
     if not _is_byte_float(dtype_of(value)):
         return value
@@ -106,9 +106,9 @@ class _ByteFloatRewriter:
         """Replace a store of an 8-bit float by a store of its byte."""
         if not _is_byte_float(str(node.buffer.dtype)):
             return node
-        return tirx.BufferStore(self.buffer(node.buffer), _byte_of(node.value), list(node.indices))
+        return tirx.BufferStore(self.buffer(node.buffer), _byte_or_unchanged_value(node.value), list(node.indices))
 
-    def alloc(self, node: Any) -> Any:
+    def rewrite_allocation(self, node: Any) -> Any:
         """Replace an allocation of 8-bit floats by one of bytes."""
         return tirx.AllocBuffer(self.buffer(node.buffer)) if _is_byte_float(str(node.buffer.dtype)) else node
 
@@ -126,7 +126,7 @@ class _ByteFloatRewriter:
         to, source = dtype_of(node), dtype_of(node.value)
         value = node.value
         if _is_byte_float(source):
-            value = self.to_float(_byte_of(value), DTYPES[source])
+            value = self.to_float(_byte_or_unchanged_value(value), DTYPES[source])
             if not _is_byte_float(to):
                 return value if to == "float32" else value.astype(to)
         if _is_byte_float(to):
@@ -146,15 +146,20 @@ class _ByteFloatRewriter:
         if not _is_byte_float(dtype):
             return node
         return tirx.reinterpret(
-            dtype, tirx.Select(node.condition, _byte_of(node.true_value), _byte_of(node.false_value))
+            dtype,
+            tirx.Select(
+                node.condition, _byte_or_unchanged_value(node.true_value), _byte_or_unchanged_value(node.false_value)
+            ),
         )
 
     def call(self, node: Any) -> Any:
         """Rewrite the address of an 8-bit float, and a conditional expression with 8-bit floats, to use bytes."""
         name = getattr(node.op, "name", "")
         if name == "tirx.address_of":
-            return tirx.address_of(_byte_of(node.args[0]))
+            return tirx.address_of(_byte_or_unchanged_value(node.args[0]))
         if name != "prim.if_then_else" or not _is_byte_float(dtype_of(node)):
             return node
         condition, *values = node.args
-        return tirx.reinterpret(dtype_of(node), tirx.if_then_else(condition, *(_byte_of(v) for v in values)))
+        return tirx.reinterpret(
+            dtype_of(node), tirx.if_then_else(condition, *(_byte_or_unchanged_value(v) for v in values))
+        )

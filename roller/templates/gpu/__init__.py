@@ -1,22 +1,22 @@
 """GPU templates and the GPU part of the performance model."""
 
-from roller.templates.gpu.common.compute import compute_rate_per_unit
+from roller.templates.gpu.common.arithmetic_cycles import unit_flops_per_s
 from roller.templates.gpu.common.occupancy import (
-    allocated_registers,
     blocks_per_unit_by_resource,
     occupancy,
+    operand_register_limit,
     operand_registers,
+    registers_needed_per_thread,
     scratchpad_bytes,
-    usable_registers,
 )
-from roller.templates.gpu.common.operand_copies import copies_both_operands_asynchronously
+from roller.templates.gpu.common.operand_copy_counts import copies_both_operands_asynchronously
 from roller.templates.gpu.common.price import BOTTLENECKS, Parts
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.traffic import dram_bandwidth
-from roller.templates.gpu.common.window_products import (
-    matrix_product_batch,
-    matrix_product_of_batch,
-    window_product_batch,
+from roller.templates.gpu.common.window_product_batches import (
+    find_matrix_product,
+    to_matrix_product_batch,
+    to_window_product_batch,
 )
 from roller.templates.gpu.price_terms import explained
 from roller.templates.gpu.registry import (
@@ -34,23 +34,23 @@ __all__ = [
     "TEMPLATES",
     "SharedMemoryLayout",
     "Parts",
-    "allocated_registers",
+    "registers_needed_per_thread",
     "copies_both_operands_asynchronously",
     "arithmetic_bound_s",
     "blocks_per_unit_by_resource",
-    "compute_rate_per_unit",
+    "unit_flops_per_s",
     "dram_bandwidth",
     "explained",
-    "matrix_product_batch",
+    "to_matrix_product_batch",
     "lower_bound_s",
     "occupancy",
-    "window_product_batch",
+    "to_window_product_batch",
     "programs_of_form",
     "price",
     "price_programs",
-    "matrix_product_of_batch",
+    "find_matrix_product",
     "programs_of",
     "operand_registers",
     "scratchpad_bytes",
-    "usable_registers",
+    "operand_register_limit",
 ]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.errors import TileError
 from roller.expr import SPATIAL
 from roller.hardware import DeviceSpec
-from roller.perf.batch import batch_of
-from roller.templates.gpu.common.occupancy import operand_registers, scratchpad_bytes, usable_registers
+from roller.perf.tile_batch import batch_of
+from roller.templates.gpu.common.occupancy import operand_register_limit, operand_registers, scratchpad_bytes
 from roller.templates.gpu.matrix.candidates import matrix_forms
 from roller.templates.pricing import estimate_program
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
-from roller.tile.winograd_products import batched_product, products_program
+from roller.tile.winograd_batched_product import batched_product, tiled_product_of_program
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
@@ -22,7 +22,7 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
     del geometry, spec
     if program.nontemporal:
         raise TileError("program: 'nontemporal' belongs to CPUs. Leave it out.")
-    inner = products_program(program) or program
+    inner = tiled_product_of_program(program) or program
     g = Geometry.of(inner.expr)
     if inner.traits.reuses and set(inner.staged) != set(g.load_names):
         raise TileError(f"program: staged: expected {list(g.load_names)}, all it loads, got {list(inner.staged)}.")
@@ -84,12 +84,12 @@ def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> lis
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
     """Return a description of the limit that a program exceeds, or ``None`` if it fits."""
-    program = products_program(program) or program
+    program = tiled_product_of_program(program) or program
     batch, lim = batch_of([program]), spec.limits
     threads, lanes = program.threads_per_block, spec.teu.lanes
     if lim.threads_per_block is not None and threads > lim.threads_per_block:
         return f"{threads} threads of a block, limits.threads_per_block is {lim.threads_per_block}"
-    words, usable = int(operand_registers(batch)[0]), int(usable_registers(batch, spec)[0])
+    words, usable = int(operand_registers(batch)[0]), int(operand_register_limit(batch, spec)[0])
     if words > usable:
         return f"{words} registers of a thread for results and operands, {usable} are usable"
     used, budget = int(scratchpad_bytes(batch)[0]), spec.layer("shared").budget_bytes

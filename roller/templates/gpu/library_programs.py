@@ -8,14 +8,18 @@ from dataclasses import replace
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
+from roller.templates.common.library_policy import LibraryPolicy
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.policy import LibraryPolicy
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
-from roller.templates.gpu.common.row_shape import RowShape, keeps_whole_rows, lane_counts
+from roller.templates.gpu.common.row_reads_and_reductions import (
+    RowReadsAndReductions,
+    threads_along_and_across_rows,
+    whole_rows_in_registers_mask,
+)
 from roller.templates.gpu.common.thread_limits import fills_whole_teus
 from roller.templates.gpu.tiled.candidates import join_batches, with_split_reductions
-from roller.tile.geometry import Geometry, product
+from roller.tile.geometry import Geometry, product_of_columns
 from roller.tile.structures import TILED, structure_of
 
 
@@ -74,14 +78,20 @@ def _tile_per_thread(height: int, width: int, threads: int) -> tuple[int, int]:
 
 def library_row_programs(batch: TileBatch, spec: DeviceSpec, policy: LibraryPolicy) -> TileBatch:
     """Return the row programs in which a TEU holds a row in registers, or a block rereads its single row."""
-    g, (lanes, rows) = batch.geometry, lane_counts(batch)
-    columns = int(product(g.extents[None], g.reduced_axes)[0])
-    vector, moments = _vector_elements(batch, policy), any(r.moments for r in RowShape.of(g).reads)
+    g, (lanes, rows) = batch.geometry, threads_along_and_across_rows(batch)
+    columns = int(product_of_columns(g.extents[None], g.reduced_axes)[0])
+    vector, moments = _vector_elements(batch, policy), any(r.moments for r in RowReadsAndReductions.of(g).reads)
     if columns <= policy.kept_columns and not moments:  # sums of one pass (moments) read their rows twice
-        chosen = keeps_whole_rows(batch) & (lanes == spec.teu.lanes) & (batch.threads_per_block == policy.kept_threads)
+        chosen = (
+            whole_rows_in_registers_mask(batch)
+            & (lanes == spec.teu.lanes)
+            & (batch.threads_per_block == policy.kept_threads)
+        )
     else:
-        chosen = (rows == 1) & (product(batch.block, g.spatial_axes) == 1) & ~keeps_whole_rows(batch)
-        chosen &= product(batch.register, g.reduced_axes) == vector
+        chosen = (
+            (rows == 1) & (product_of_columns(batch.block, g.spatial_axes) == 1) & ~whole_rows_in_registers_mask(batch)
+        )
+        chosen &= product_of_columns(batch.register, g.reduced_axes) == vector
         chosen &= lanes == (policy.moment_threads if moments else _threads_per_row(columns, vector, spec, policy))
         chosen &= (batch.split_k == 1) & (not batch.staged)
     few = not chosen.any() and not batch.staged  # no kernel of the policy suits short rows, so all programs are kept
@@ -104,7 +114,7 @@ def _threads_per_row(columns: int, vector: int, spec: DeviceSpec, policy: Librar
 def library_stream_programs(batch: TileBatch, policy: LibraryPolicy) -> TileBatch:
     """Return the element-wise programs whose threads take one vector each, or all programs if there are none."""
     vector = _vector_elements(batch, policy)
-    one = product(batch.register, range(len(batch.geometry.names))) == vector
+    one = product_of_columns(batch.register, range(len(batch.geometry.names))) == vector
     one &= not batch.staged
     return batch.take(np.flatnonzero(one)) if one.any() or batch.staged else batch
 

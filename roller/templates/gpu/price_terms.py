@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from roller.hardware import DeviceSpec
-from roller.perf.terms import Term, TermBuilder
-from roller.templates.gpu.common.compute import BlockWork
+from roller.perf.term_tree import Term, TermBuilder
+from roller.templates.gpu.common.arithmetic_cycles import BlockWork
 from roller.templates.gpu.common.power_limit import (
     busy_cycles,
     byte_energies_j,

@@ -8,16 +8,16 @@ import numpy as np
 
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.common.forms import canonical_forms, matrix_forms
+from roller.perf.tile_batch import TileBatch
+from roller.templates.common.forms import canonical_forms, forms_for_matrix_units
+from roller.templates.common.library_policy import POLICIES, LibraryPolicy
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.policy import POLICIES, LibraryPolicy
-from roller.templates.common.template import Template, template_of
-from roller.templates.gpu.common.operand_copies import OperandCopy, operand_copies
+from roller.templates.common.template import Template, template_for_programs
+from roller.templates.gpu.common.operand_copy_counts import OperandCopy, operand_copies
 from roller.templates.gpu.common.price import Parts, Terms
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.thread_limits import fills_whole_teus
-from roller.templates.gpu.common.window_walks import window_walk
+from roller.templates.gpu.common.window_thread_walks import window_walk
 from roller.templates.gpu.library_programs import (
     library_product_programs,
     restrict_options_to_library,
@@ -44,7 +44,7 @@ from roller.tile.program import RProgram
 _HERE = "roller.templates.gpu"
 
 
-def _operand_copies(batch: TileBatch, spec: DeviceSpec) -> tuple[OperandCopy, OperandCopy]:
+def _operand_copies_of_batch(batch: TileBatch, spec: DeviceSpec) -> tuple[OperandCopy, OperandCopy]:
     del spec
     return operand_copies(batch)
 
@@ -56,7 +56,7 @@ def _winograd_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOpt
 
 def _matrix_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the programs for matrix units, including those of warp groups, which the same search finds."""
-    forms = [Geometry.of(form) for form in matrix_forms(expr, spec, options)]
+    forms = [Geometry.of(form) for form in forms_for_matrix_units(expr, spec, options)]
     return matrix_candidates(forms, spec, options) if forms else []
 
 
@@ -87,12 +87,13 @@ TEMPLATES = (
     ),
     Template(
         "warp_group", lambda p: p.fragment is not None and p.fragment.reads_scratchpad, MATRIX.price,
-        f"{_HERE}.warp_group.emit:kernels", bound=MATRIX.bound, arithmetic=MATRIX.arithmetic, decide=_operand_copies,
+        f"{_HERE}.warp_group.emit:kernels", bound=MATRIX.bound, arithmetic=MATRIX.arithmetic,
+        decide=_operand_copies_of_batch,
         neighbours=rings, limits=fills_whole_teus,
     ),
     Template(
         "matrix", lambda p: p.fragment is not None, MATRIX.price, f"{_HERE}.matrix.emit:kernels",
-        whole=_matrix_programs, bound=MATRIX.bound, arithmetic=MATRIX.arithmetic, decide=_operand_copies,
+        whole=_matrix_programs, bound=MATRIX.bound, arithmetic=MATRIX.arithmetic, decide=_operand_copies_of_batch,
         neighbours=rings, limits=fills_whole_teus,
     ),
 )  # fmt: skip
@@ -136,7 +137,7 @@ def price(
     batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, told: list[Parts] | None = None
 ) -> Terms:
     """Price a batch with its template; see :func:`roller.templates.gpu.common.price.price`."""
-    return template_of(TEMPLATES, batch).price(batch, spec, laid, told)
+    return template_for_programs(TEMPLATES, batch).price(batch, spec, laid, told)
 
 
 def price_programs(
@@ -148,11 +149,11 @@ def price_programs(
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return a lower bound on the seconds of each program, shape ``(N,)``; zero if the template has none."""
-    bound = template_of(TEMPLATES, batch).bound
+    bound = template_for_programs(TEMPLATES, batch).bound
     return np.zeros(len(batch)) if bound is None else bound(batch, spec)
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the time, in seconds, of each program's arithmetic alone, shape ``(N,)``; zero if it is unknown."""
-    arithmetic = template_of(TEMPLATES, batch).arithmetic
+    arithmetic = template_for_programs(TEMPLATES, batch).arithmetic
     return np.zeros(len(batch)) if arithmetic is None else arithmetic(batch, spec)

@@ -10,7 +10,7 @@ import roller
 from roller import ops
 from roller.compiler import pipeline
 from roller.compiler.autotune import Selection
-from roller.construction.worth_timing import worth_timing
+from roller.construction.worth_timing import positions_of_candidates_to_time
 from roller.errors import BuildError, NoCandidateError, RollerError
 from roller.hardware import load_spec
 from tests.offenders import every
@@ -36,7 +36,7 @@ def distinct() -> roller.TensorExpr:
 
 def test_auto_times_what_is_worth_it_and_leaves_the_rest() -> None:
     found = roller.construct(MATMUL, UNSURE, top_k=10)
-    worth = [str(found[n].program) for n in worth_timing(found, UNSURE)]
+    worth = [str(found[n].program) for n in positions_of_candidates_to_time(found, UNSURE)]
     assert 1 < len(worth) < 10
     assert [str(c.program) for c in roller.construct(MATMUL, UNSURE, top_k="auto")] == worth
     kernel = roller.compile(MATMUL, "null:v100", spec=UNSURE, top_k="auto")
@@ -48,7 +48,9 @@ def test_auto_times_what_is_worth_it_and_leaves_the_rest() -> None:
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the model be sure: nothing but the first is worth timing."""
-    monkeypatch.setattr("roller.construction.worth_timing.worth_timing", lambda candidates, spec: (0,))
+    monkeypatch.setattr(
+        "roller.construction.worth_timing.positions_of_candidates_to_time", lambda candidates, spec: (0,)
+    )
 
 
 def test_auto_checks_and_does_not_time_what_nothing_rivals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from roller import ops
 from roller.artifact import KernelArtifact
 from roller.compiler import pipeline
 from roller.compiler.autotune import proving
-from roller.compiler.autotune.proving import ProofBudget, ProofVerdict, is_proved, prove, with_verdict
+from roller.compiler.autotune.proving import ProofBudget, ProofVerdict, is_proof_exhausted, prove, with_proof_verdict
 from roller.compiler.autotune.scaled_kernel import find_scaled_kernel
-from roller.emulator import ORDERS, Emulated, build_library, time_allowance
+from roller.emulator import ORDERS, EmulatedArtifact, build_library, time_allowance
 from roller.emulator.time_allowance import Allowance
 from roller.errors import BuildError, EmulationError, EmulationTimeout, NoCandidateError, RollerError
 from roller.hardware import load_spec
@@ -105,14 +105,14 @@ def test_a_kernel_is_proved_once_and_one_that_was_kept_unproved_then(monkeypatch
 
 def test_what_was_not_proved_is_tried_again_only_for_longer() -> None:
     made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
-    assert not is_proved(made, 1.0)
-    tried = with_verdict(made, ProofVerdict("not proved (too long)"), 2.0)
-    assert is_proved(tried, 2.0) and not is_proved(tried, 3.0)
+    assert not is_proof_exhausted(made, 1.0)
+    tried = with_proof_verdict(made, ProofVerdict("not proved (too long)"), 2.0)
+    assert is_proof_exhausted(tried, 2.0) and not is_proof_exhausted(tried, 3.0)
     for part in ("emulated: 3 of 9 blocks", "emulated: scaled to i=512 j=384", "emulated: forward order only"):
-        known = with_verdict(made, ProofVerdict(part), 2.0)
-        assert is_proved(known, 2.0) and not is_proved(known, 3.0)
-    assert is_proved(with_verdict(made, ProofVerdict("emulated"), 2.0), 3000.0)
-    assert is_proved(replace(made, measured_s=1e-3), 1.0)
+        known = with_proof_verdict(made, ProofVerdict(part), 2.0)
+        assert is_proof_exhausted(known, 2.0) and not is_proof_exhausted(known, 3.0)
+    assert is_proof_exhausted(with_proof_verdict(made, ProofVerdict("emulated"), 2.0), 3000.0)
+    assert is_proof_exhausted(replace(made, measured_s=1e-3), 1.0)
 
 
 def test_more_seconds_prove_more_of_a_kernel_that_was_proved_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_wherever_time_runs_out_large_kernels_are_proved_less_and_never_wrong(
     monkeypatch: pytest.MonkeyPatch, wrong: bool
 ) -> None:
     """The proof of a scaled kernel and then of blocks of its own, stopped at every run."""
-    e, spec, run, load = ops.matmul(256, 250, 32), load_spec("v100"), Emulated.run, build_library.load
+    e, spec, run, load = ops.matmul(256, 250, 32), load_spec("v100"), EmulatedArtifact.run, build_library.load_library
 
     @cache
     def lower(program: roller.RProgram, expression: roller.TensorExpr) -> KernelArtifact:
@@ -247,15 +247,15 @@ def test_wherever_time_runs_out_large_kernels_are_proved_less_and_never_wrong(
     ended: list[bool] = []
     stopped: list[range] = []
 
-    def late(self: Emulated, buffers: Any, **options: Any) -> None:
+    def late(self: EmulatedArtifact, buffers: Any, **options: Any) -> None:
         ended.append(len(ended) + 1 not in stopped[-1])
         if not ended[-1]:
             raise EmulationTimeout("late")
         run(self, buffers, **options)
 
     monkeypatch.setattr(proving, "_POINTS", 1.0)  # as if it were too large to be tried whole
-    monkeypatch.setattr(build_library, "load", lambda *a, keep, **k: load(*a, **k))  # built once
-    monkeypatch.setattr(Emulated, "run", late)
+    monkeypatch.setattr(build_library, "load_library", lambda *a, keep, **k: load(*a, **k))  # built once
+    monkeypatch.setattr(EmulatedArtifact, "run", late)
     for at in range(1, 12):
         for calls in (range(at, at + 1), range(at, 99)):
             stopped.append(calls)

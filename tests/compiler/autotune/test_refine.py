@@ -51,7 +51,7 @@ class Bench:
 @pytest.fixture(autouse=True)
 def built_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds need no processes of their own here."""
-    monkeypatch.setattr(build_pool, "build_all", lambda jobs, make, **_: build_pool.build_in_process(jobs, make))
+    monkeypatch.setattr(build_pool, "build_all", lambda jobs, make, **_: build_pool.build_all_without_fork(jobs, make))
 
 
 def shop_of(bench: Bench, make: Callable[[Any], KernelArtifact] | None = None) -> TuningContext:
@@ -61,7 +61,7 @@ def shop_of(bench: Bench, make: Callable[[Any], KernelArtifact] | None = None) -
 def refined(shop: TuningContext, kernel: Any, seconds: float, clock: Callable[[], float]) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choosing_refine, "monotonic", clock)
-        return choosing_refine.refine(shop, kernel, seconds)
+        return choosing_refine.refine_by_local_search(shop, kernel, seconds)
 
 
 def ticking(step: float = 1.0) -> Callable[[], float]:

@@ -14,7 +14,7 @@ from roller.artifact import NUMBER, Argument
 from roller.backends.cuda import toolchain as nvrtc
 from roller.backends.rocm import toolchain as hip
 from roller.compiler.dynamic.gpu import programs, search
-from roller.compiler.dynamic.gpu.programs import GpuProgram
+from roller.compiler.dynamic.gpu.programs import SymbolicGpuProgram
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.compiler.pipeline import lower
 from roller.emulator import emulate, prove
@@ -166,14 +166,14 @@ def test_what_is_too_many_or_too_large_says_which(rows, monkeypatch):
 def test_codes_are_written_once_for_a_kernel(rows, monkeypatch):
     """Also those that make room for each other."""
     monkeypatch.setattr(programs, "MOST_KEPT", 3)
-    made = GpuProgram(rows.kernels[0].program.program, rows.expression, {"i": 5})
+    made = SymbolicGpuProgram(rows.kernels[0].program.program, rows.expression, {"i": 5})
     several = [{"i": m} for m in range(9, 15)]
     for p in several[3:] + several[:3]:
         made.own(p, rows.spec)
     written = []
     target = target_for(rows.spec).generation()
-    unlowered = target.unlowered_for
-    monkeypatch.setattr(target, "unlowered_for", lambda *a, **k: written.append(a[0]) or unlowered(*a, **k))
+    unlowered = target.write_tir_kernels_for
+    monkeypatch.setattr(target, "write_tir_kernels_for", lambda *a, **k: written.append(a[0]) or unlowered(*a, **k))
     owns = made.codes_at(several, rows.spec)
     assert len(written) == 3 and [o.grids for o in owns] == [made.own(p, rows.spec).grids for p in several]
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from roller import ops
-from roller.compiler.dynamic.box import Box
+from roller.compiler.dynamic.box import SizeBox
 from roller.compiler.dynamic.relevant_sizes import relevant_sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.formulas import Atom, Formula
 from roller.templates.common.options import ConstructOptions
 
-BOX = Box({"batch": (1, 8), "sequence": (1, 512)})
+BOX = SizeBox({"batch": (1, 8), "sequence": (1, 512)})
 POINTS = [{"batch": b, "sequence": s} for b, s in ((3, 61), (2, 130), (7, 45), (5, 97), (4, 250), (8, 511), (6, 33))]
 
 
 def own(make, box=BOX, points=POINTS):
-    whole = [box.with_derived(p) for p in points]
+    whole = [box.with_derived_sizes(p) for p in points]
     return relevant_sizes(SymbolicExpr.of([make(p) for p in whole], whole), whole, box, ConstructOptions())
 
 
@@ -32,7 +32,7 @@ def test_sizes_that_stand_alone_stay_apart():
 
 def test_a_length_behind_a_stride_is_the_size_of_what_has_no_other():
     half = Formula(0, ((1, (Atom(("sequence",), "floor", 2),)),))
-    box = Box({"batch": (1, 8), "sequence": (2, 512)}, {"half": half})
+    box = SizeBox({"batch": (1, 8), "sequence": (2, 512)}, {"half": half})
     found = own(lambda p: ops.matmul(p["half"], 16, 8), box)
     assert dict(found.box.ends) == {"half": (1, 256)} and not found.box.derived
-    assert found.at(box.with_derived({"batch": 3, "sequence": 41})) == {"half": 20}
+    assert found.at(box.with_derived_sizes({"batch": 3, "sequence": 41})) == {"half": 20}

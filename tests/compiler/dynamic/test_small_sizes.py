@@ -10,19 +10,19 @@ import pytest
 
 import roller
 from roller.compiler.dynamic import cpu, prices
-from roller.compiler.dynamic.box import Box
+from roller.compiler.dynamic.box import SizeBox
+from roller.compiler.dynamic.build_search_request import build_search_request
 from roller.compiler.dynamic.dynamic_axes import parse_dynamic_axes
 from roller.compiler.dynamic.families import (
     _best_open_programs,
-    _family_from_one_row,
-    choose_fewest_rows,
+    _family_from_unit_extent,
+    choose_covering_rows,
+    choose_families_of_first_extents,
     families,
-    families_of_first_extents,
-    price_table,
+    price_families_at_extents,
     sample_extents,
 )
 from roller.compiler.dynamic.ranges import parse_open_range
-from roller.compiler.dynamic.search_request import search_request
 from roller.compiler.dynamic.symbolic_search import construct_symbolic_programs
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu.emit.axis_plans import program_decisions
@@ -48,7 +48,7 @@ def test_a_family_is_priced_with_the_tile_of_its_code(product):
     more = family.rows + 1
     decisions = program_decisions(family.at(more))
     assert decisions.tile[0, family.axis] == family.rows and decisions.tiles[0, family.axis] == 2
-    (one, two, whole) = price_table([family], [family.rows, more, 2 * family.rows], SPEC)[0]
+    (one, two, whole) = price_families_at_extents([family], [family.rows, more, 2 * family.rows], SPEC)[0]
     assert two > 1.2 * one and two == pytest.approx(whole, rel=0.1), "a row more is a whole tile"
 
 
@@ -56,14 +56,14 @@ def test_programs_of_one_row_are_families(product):
     varies, found = product
     several = _best_open_programs(varies.at(1), varies, 1, SPEC, OPTIONS)
     program = next(p for p in several if p.split_k == 1)
-    assert all(_family_from_one_row(p, found[0]) is None for p in several if p.split_k > 1)
-    family = _family_from_one_row(program, found[0])
+    assert all(_family_from_unit_extent(p, found[0]) is None for p in several if p.split_k > 1)
+    family = _family_from_unit_extent(program, found[0])
     assert family is not None and family.rows == 1 and "i" not in program.axis_names
     assert family.at(1).tiles[-1][1][family.axis] == 1
-    assert np.isfinite(price_table([family], [1, 2, 64], SPEC)).all()
+    assert np.isfinite(price_families_at_extents([family], [1, 2, 64], SPEC)).all()
     other = parse_open_range(roller.ops.matmul(64, 128, 256), {"i": (1, 64)})
     assert all(
-        _family_from_one_row(p, found[0]) is None for p in _best_open_programs(other.at(1), other, 1, SPEC, OPTIONS)
+        _family_from_unit_extent(p, found[0]) is None for p in _best_open_programs(other.at(1), other, 1, SPEC, OPTIONS)
     ), "other extents"
 
 
@@ -72,19 +72,19 @@ def test_the_first_extents_have_a_kernel_whose_tile_holds_all_rows():
     costs = np.array(
         [[1.0, 2.0, 3.0, 40.0], [np.inf, 2.1, 3.5, 20.0], [np.inf, np.inf, 4.0, 15.0], [np.inf] * 3 + [9.0]]
     )
-    assert families_of_first_extents(found, (1, 2, 3, 40), costs) == [0, 1], (
+    assert choose_families_of_first_extents(found, (1, 2, 3, 40), costs) == [0, 1], (
         "three rows at once are predicted too far behind"
     )
 
 
 def test_rows_that_are_given_come_first():
     costs = np.array([[1.0, 9.0], [9.0, 1.0], [2.0, 2.0]])
-    assert choose_fewest_rows(costs, np.ones(2), 3, given=[2]) == [2, 0, 1]
-    assert choose_fewest_rows(costs, np.ones(2), 1, given=[1]) == [1]
+    assert choose_covering_rows(costs, np.ones(2), 3, given=[2]) == [2, 0, 1]
+    assert choose_covering_rows(costs, np.ones(2), 1, given=[1]) == [1]
 
 
 def test_sizes_that_grow_together_are_closer_where_they_are_small():
-    places = Box({"h": (7, 64), "w": (7, 64)}).sample_sizes()
+    places = SizeBox({"h": (7, 64), "w": (7, 64)}).sample_sizes()
     alike = sorted(p["h"] for p in places if p["h"] == p["w"])
     assert {7, 8, 9, 64} <= set(alike)
     assert len(alike) <= 12
@@ -92,7 +92,7 @@ def test_sizes_that_grow_together_are_closer_where_they_are_small():
 
 def image_programs(shapes):
     varies = parse_dynamic_axes(roller.ops.conv2d(1, 64, 7, 21, 64, 3, 3, padding=1), shapes)
-    question = search_request(varies, OPTIONS)
+    question = build_search_request(varies, OPTIONS)
     sizes = varies.box.low
     return sizes, construct_symbolic_programs(question, [sizes], SPEC, OPTIONS, 24)[0]
 

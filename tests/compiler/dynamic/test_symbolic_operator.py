@@ -10,9 +10,9 @@ import pytest
 from tvm import te
 
 import roller
-from roller.arguments import parse_expression, target_of
 from roller.backends.cpu.launcher import CpuKernel
-from roller.compiler.dynamic import symbolic_operator
+from roller.compile_arguments import parse_expression, spec_and_local_device
+from roller.compiler.dynamic import compile_cpu_extents
 from roller.compiler.dynamic.dynamic_axes import parse_dynamic_axes
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.errors import ArtifactError, LaunchError, NoCandidateError, RollerError
@@ -64,9 +64,9 @@ def every_kernel_right(kernel, sizes, seed):
 def compiled(expr, **shapes):
     """Compile by predictions, from few programs: what is right does not depend on how many there are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(symbolic_operator, "EFFORT", replace(symbolic_operator.EFFORT, cover=3, built=3, enough=3))
-        spec = target_of("cpu")[0].emitted.sustained
-        return symbolic_operator.compile_extents(
+        patch.setattr(compile_cpu_extents, "EFFORT", replace(compile_cpu_extents.EFFORT, cover=3, built=3, enough=3))
+        spec = spec_and_local_device("cpu")[0].emitted.sustained
+        return compile_cpu_extents.compile_extents(
             parse_dynamic_axes(expr, shapes), spec, ConstructOptions(), timed=False
         )
 

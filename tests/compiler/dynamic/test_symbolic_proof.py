@@ -9,26 +9,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from roller.arguments import target_of
+from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic import symbolic_build
-from roller.compiler.dynamic.box import Box
-from roller.compiler.dynamic.kernel_choice import PricedKernel, rank_by_time
+from roller.compiler.dynamic.box import SizeBox
+from roller.compiler.dynamic.kernel_choice import PricedKernel, rank_kernels_by_time
 from roller.compiler.dynamic.symbolic_choice import SymbolicKernels, compile_symbolic
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.compiler.dynamic.symbolic_proof import fault
-from roller.core.fitting import Fitter
+from roller.core.formula_fitting import FormulaFitter
 from roller.core.formulas import Atom, Formula
 from roller.errors import NoCandidateError
 from roller.ops import matmul
-from roller.runtime.cpu_profile import CpuBench
+from roller.runtime.cpu_kernel_profiling import CpuBench
 from roller.templates.common.options import ConstructOptions
 
-BOX = Box({"rows": (7, 200)})
+BOX = SizeBox({"rows": (7, 200)})
 POINTS = [{"rows": n} for n in (7, 11, 20, 51, 90, 150, 200)]
 UNSEEN = 173
 
 
-class Planted(Fitter):
+class Planted(FormulaFitter):
     """Finds formulas that are off by one at one size, and nowhere else."""
 
     def fit(self, values):
@@ -41,7 +41,7 @@ class Planted(Fitter):
 
 @pytest.fixture(scope="module")
 def spec():
-    return target_of("cpu")[0].emitted.sustained
+    return spec_and_local_device("cpu")[0].emitted.sustained
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def right(spec, expression):
 @pytest.fixture(scope="module")
 def wrong(spec, expression):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(symbolic_build, "Fitter", Planted)
+        patch.setattr(symbolic_build, "FormulaFitter", Planted)
         return compile_symbolic({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions())["k"]
 
 
@@ -71,7 +71,7 @@ def test_a_formula_that_is_wrong_at_one_size_does_not_run_there(wrong):
     for rows in (UNSEEN - 1, UNSEEN + 1, 7, 200):
         assert wrong.kernels[wrong.best({"rows": rows})].takes({"rows": rows})
     sizes = {"rows": UNSEEN}
-    expression, order = wrong.own.expression.at(sizes), rank_by_time(wrong.judged, sizes, wrong.spec)
+    expression, order = wrong.own.expression.at(sizes), rank_kernels_by_time(wrong.judged, sizes, wrong.spec)
     first = order[0]
     right = [n for n in order if not fault(wrong.kernels[n], expression, sizes, wrong.spec.units)]
     assert first not in right
@@ -89,7 +89,7 @@ def test_a_formula_that_is_wrong_at_one_size_does_not_run_there(wrong):
 def test_code_of_another_kind_runs_before_it_is_used(right, wrong):
     def at(kernels, rows):
         sizes = {"rows": rows}
-        first = rank_by_time(kernels.judged, {"rows": UNSEEN}, kernels.spec)[0]
+        first = rank_kernels_by_time(kernels.judged, {"rows": UNSEEN}, kernels.spec)[0]
         other = replace(kernels.kernels[first], code="of another kind")
         return fault(other, kernels.own.expression.at(sizes), sizes, kernels.spec.units)
 

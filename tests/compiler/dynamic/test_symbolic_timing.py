@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from roller.compiler.dynamic import symbolic_search
-from roller.compiler.dynamic.kernel_choice import PricedKernel, mean_correction
+from roller.compiler.dynamic.kernel_choice import PricedKernel, mean_measured_to_predicted_ratio
 from roller.compiler.dynamic.symbolic_choice import EFFORT
-from roller.compiler.dynamic.symbolic_search import Search, SearchRequest, chosen, spread_positions
+from roller.compiler.dynamic.symbolic_search import SearchRequest, SearchState, choose_kernels, positions_far_apart
 
 SPEC = SimpleNamespace(units=1)
 
@@ -44,7 +44,7 @@ def searched(places, costs):
     box = SimpleNamespace(ends={"s": (8, 512)})
     own = SimpleNamespace(box=box, expression=SimpleNamespace(at=lambda s: s["s"]))
     best = costs.min(axis=0)
-    return Search(SearchRequest(own), [None, None], places, costs, best, {n: Kernel(n) for n in range(2)})
+    return SearchState(SearchRequest(own), [None, None], places, costs, best, {n: Kernel(n) for n in range(2)})
 
 
 def bench_of(monkeypatch, seconds, disturbed=()):
@@ -65,8 +65,8 @@ def bench_of(monkeypatch, seconds, disturbed=()):
                 for n, k in here.items()
             }
 
-    monkeypatch.setattr("roller.runtime.cpu_profile.CpuBench", Bench)
-    monkeypatch.setattr("roller.runtime.cpu_profile.has_guards", lambda _: False)
+    monkeypatch.setattr("roller.runtime.cpu_kernel_profiling.CpuBench", Bench)
+    monkeypatch.setattr("roller.runtime.cpu_kernel_profiling.has_guarded_loads", lambda _: False)
     return asked
 
 
@@ -74,19 +74,19 @@ def test_times_choose_where_predictions_are_near(monkeypatch):
     """Of 8 the second kernel is the fastest, of 512 the first, whatever predictions say; both are kept."""
     asked = bench_of(monkeypatch, {8: [3e-3, 1e-3], 512: [1e-3, 2e-3]})
     s = searched([{"s": 8}, {"s": 512}], np.array([[1e-3, 1.2e-3], [1.2e-3, 1e-3]]))
-    judged, doubt = chosen(s, SPEC, EFFORT, 0, timed=True)
+    judged, doubt = choose_kernels(s, SPEC, EFFORT, 0, timed=True)
     assert not doubt and [size for size, *_ in asked] == [8, 512]
     assert {j.kernel.number: dict(j.measured) for j in judged} == {0: {0: 3e-3, 1: 1e-3}, 1: {0: 1e-3, 1: 2e-3}}
-    (alone, *_), _ = chosen(s, SPEC, EFFORT, 0, timed=False)
+    (alone, *_), _ = choose_kernels(s, SPEC, EFFORT, 0, timed=False)
     assert not alone.measured
 
 
 def test_kernels_that_are_predicted_far_behind_are_not_timed(monkeypatch):
     asked = bench_of(monkeypatch, {512: [1e-3, 2e-3]})
     s = searched([{"s": 8}, {"s": 512}], np.array([[1e-3, 1e-3], [1.6e-3, 1e-3]]))
-    chosen(s, SPEC, EFFORT, 0, timed=True)
+    choose_kernels(s, SPEC, EFFORT, 0, timed=True)
     assert [size for size, *_ in asked] == [512]
-    chosen(s, SPEC, replace(EFFORT, longest_s=1e-4), 0, timed=True)
+    choose_kernels(s, SPEC, replace(EFFORT, longest_s=1e-4), 0, timed=True)
     assert len(asked) == 1
 
 
@@ -94,7 +94,7 @@ def test_a_kernel_that_is_wrong_at_a_place_does_not_run_there(monkeypatch, fault
     bench_of(monkeypatch, {8: [1e-3, 2e-3], 512: [1e-3, 2e-3]})
     faults[0, 512] = "it writes beyond an array"
     s = searched([{"s": 8}, {"s": 512}], np.full((2, 2), 1e-3))
-    judged, _ = chosen(s, SPEC, EFFORT, 0, timed=True)
+    judged, _ = choose_kernels(s, SPEC, EFFORT, 0, timed=True)
     assert {j.kernel.number: dict(j.measured) for j in judged} == {0: {0: 1e-3}, 1: {0: 2e-3, 1: 2e-3}}
 
 
@@ -102,7 +102,7 @@ def test_times_that_others_disturbed_decide_nothing(monkeypatch):
     """Of two sizes the second is timed beside other programs: its times count for neither kernel."""
     bench_of(monkeypatch, {8: [3e-3, 3e-3], 512: [1e-9, 1.0]}, disturbed=(512,))
     s = searched([{"s": 8}, {"s": 512}], np.full((2, 2), 1e-3))
-    judged, doubt = chosen(s, SPEC, EFFORT, 0, timed=True)
+    judged, doubt = choose_kernels(s, SPEC, EFFORT, 0, timed=True)
     assert doubt == "others ran" and [dict(j.measured) for j in judged] == [{0: 3e-3}]
     assert judged[0].seconds_at_samples == pytest.approx([3e-3, 3e-3])
 
@@ -111,24 +111,24 @@ def test_constants_come_from_behind_a_cache_as_in_the_model(monkeypatch):
     asked = bench_of(monkeypatch, {8: [1e-3, 2e-3]})
     s = searched([{"s": 8}], np.full((2, 1), 1e-3))
     s.question = replace(s.question, passing_bytes=1 << 20)
-    chosen(s, SPEC, EFFORT, 0, timed=True)
+    choose_kernels(s, SPEC, EFFORT, 0, timed=True)
     assert asked == [(8, 1 << 20, EFFORT.patience_s)]
 
 
 def test_a_kernel_without_times_is_off_as_the_others_and_a_little_more():
     costs = {0: np.array([1.0, 2.0]), 1: np.array([1.0, 1.0])}
-    usual = mean_correction(costs, {0: {0: 2.0, 1: 4.0}})
-    assert usual == pytest.approx(2.0) and mean_correction(costs, {}) == 1.0
+    usual = mean_measured_to_predicted_ratio(costs, {0: {0: 2.0, 1: 4.0}})
+    assert usual == pytest.approx(2.0) and mean_measured_to_predicted_ratio(costs, {}) == 1.0
     untimed = PricedKernel(None, ({"s": 8}, {"s": 9}), costs[1], {}, usual)
     assert untimed.seconds_at_samples == pytest.approx([2.2, 2.2])
 
 
 def test_sizes_that_are_timed_lie_far_from_each_other():
     grid = [{"s": s, "b": 1} for s in range(1, 513)]
-    found = [grid[n]["s"] for n in spread_positions(grid, ("s", "b"), 6)]
+    found = [grid[n]["s"] for n in positions_far_apart(grid, ("s", "b"), 6)]
     assert found == sorted(set(found)) and len(found) == 6 and {1, 512} <= set(found)
     assert min(b / a for a, b in itertools.pairwise(found)) > 2
-    assert spread_positions([], ("s",), 6) == [] and spread_positions([{"s": 4}] * 9, ("s",), 6) == [0]
+    assert positions_far_apart([], ("s",), 6) == [] and positions_far_apart([{"s": 4}] * 9, ("s",), 6) == [0]
 
 
 def test_what_was_not_measured_is_predicted_as_far_off_as_near_by():

@@ -11,17 +11,17 @@ import roller
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.dynamic.compile import _KernelTimes, _seconds_at_all_extents
 from roller.compiler.dynamic.families import (
-    Family,
-    choose_fewest_rows,
+    ProgramFamily,
+    choose_covering_rows,
     families,
-    price_table,
+    price_families_at_extents,
     sample_extents,
     templates_allow_families,
 )
 from roller.compiler.dynamic.kernel import VaryingKernel
 from roller.compiler.dynamic.ranges import parse_open_range
 from roller.errors import ArtifactError, LaunchError, RollerError
-from roller.expr.resizing import growing_sizes
+from roller.expr.growing_sizes import growing_sizes
 from roller.templates.common.options import ConstructOptions
 from tests.fuzz.arrays import Guarded, guarded_copy
 from tests.offenders import every
@@ -203,7 +203,7 @@ def test_a_family_keeps_its_tiles():
             program = family.at(extent)
             assert program.expr.anchor.extents["i"] == extent and program.tiles[0] == family.program.tiles[0]
             assert program.tiles[-1][1][n] <= -(-extent // rows) * rows
-    costs = price_table(found, (1, 500), SPEC)
+    costs = price_families_at_extents(found, (1, 500), SPEC)
     assert np.isfinite(costs[:, 1]).sum() > 8  # what is beyond a capacity is not for this extent
     assert all(np.isinf(cost) for cost, f in zip(costs[:, 0], found, strict=True) if f.rows > 1)
 
@@ -211,16 +211,16 @@ def test_a_family_keeps_its_tiles():
 def test_few_families_are_chosen_by_what_they_add():
     costs = np.array([[2.0, 2.0, 2.0], [np.inf, 1.0, 4.0], [np.inf, 4.0, 1.0], [np.inf, 1.1, 1.1]])
     best = np.array([2.0, 1.0, 1.0])
-    assert choose_fewest_rows(costs, best, 8) == [0, 3, 1, 2]
-    assert choose_fewest_rows(costs, best, 2) == [0, 3]
-    assert choose_fewest_rows(costs[[0, 0]], best, 8) == [0]
+    assert choose_covering_rows(costs, best, 8) == [0, 3, 1, 2]
+    assert choose_covering_rows(costs, best, 2) == [0, 3]
+    assert choose_covering_rows(costs[[0, 0]], best, 8) == [0]
 
 
 def test_a_kernel_beyond_a_capacity_is_for_no_extent_from_there_on(monkeypatch, product):
     def priced(found, extents, spec):
         return np.array([[1e-6 if x < 20 else np.inf for x in extents]])
 
-    monkeypatch.setattr("roller.compiler.dynamic.compile.price_table", priced)
+    monkeypatch.setattr("roller.compiler.dynamic.compile.price_families_at_extents", priced)
     variant, every = product.variants[0], np.arange(2, 65)
     rows, times = variant.family.rows, _KernelTimes([variant.family], SPEC)
     times.price((2, rows, 12, 16, 24, 64))
@@ -268,5 +268,5 @@ def test_pieces_cover_the_range(product):
 def test_a_family_is_of_one_size():
     expr = roller.ops.matmul(64, 32, 16)
     program = roller.construct(expr, SPEC, top_k=1)[0].program
-    family = Family(program, growing_sizes(program.expr)[0])
+    family = ProgramFamily(program, growing_sizes(program.expr)[0])
     assert family.at(64).tiles == program.tiles

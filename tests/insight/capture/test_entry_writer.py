@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 
 from roller.errors import ModelError  # noqa: E402
 from roller.insight.capture.entry_writer import InputShape, write_entry  # noqa: E402
-from roller.insight.capture.model_classes import find_model_class  # noqa: E402
-from roller.insight.step_profile.profiling import kind_of_file  # noqa: E402
+from roller.insight.capture.model_class_finder import find_model_class  # noqa: E402
+from roller.insight.step_profile.profiling import profile_source_file_kind  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 
 EXAMPLES = pathlib.Path(__file__).parents[3] / "examples" / "training"
@@ -52,7 +52,7 @@ def model(tmp_path):
 def test_the_providers_of_a_model_run_at_the_first_try(name, class_name, inputs, tmp_path):
     shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
     path, step = write_entry(tmp_path / f"{name}.py", class_name, inputs)
-    assert (path, kind_of_file(path)) == (tmp_path / f"{name}_entry.py", "entry")
+    assert (path, profile_source_file_kind(path)) == (tmp_path / f"{name}_entry.py", "entry")
     assert {"forward", "backward", "optimizer"} <= {operator.phase for operator in step.steady()}
     assert trace_entry(path, batch=2).options["batch"] == 2
 
@@ -127,7 +127,7 @@ def test_an_existing_file_or_another_folder_is_refused(model, tmp_path):
 
 
 def test_an_input_is_the_code_of_a_batch():
-    made = [InputShape.parse(text).tensor_expression() for text in ("3x4", ":int64", "7:bool")]
+    made = [InputShape.parse(text).batch_tensor_code() for text in ("3x4", ":int64", "7:bool")]
     assert made == [
         "torch.randn((batch_size, 3, 4), dtype=torch.float32)",
         "torch.randint(2, (batch_size,), dtype=torch.int64)",

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow  # each starts a process: neither guard nor fence 
 
 HEAD = """
 import os, sys
-from roller.insight.capture.kernel_sandbox import leave_network, limit_writes
+from roller.insight.capture.operating_system_sandbox import leave_network, limit_writes
 from roller.insight.capture.python_sandbox import Guard
 folder, notes = os.environ["TMPDIR"], []
 """

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from roller.errors import ModelError  # noqa: E402
 from roller.insight.trace.options import TraceOptions  # noqa: E402
-from roller.insight.trace.pytorch.script_run import Script, ScriptRunner  # noqa: E402
+from roller.insight.trace.pytorch.script_runner import Script, ScriptRunner  # noqa: E402
 from roller.insight.tracing import trace  # noqa: E402
 
 HEAD = """

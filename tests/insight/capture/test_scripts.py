@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from roller.errors import ModelError, RollerError  # noqa: E402
 from roller.insight.capture.script_tracer import ScriptTracer, trace_script  # noqa: E402
-from roller.insight.step_profile.profiling import kind_of_file, profile  # noqa: E402
+from roller.insight.step_profile.profiling import profile, profile_source_file_kind  # noqa: E402
 from roller.insight.trace.options import TraceOptions  # noqa: E402
 
 SCRIPTS = pathlib.Path(__file__).parent / "scripts"
@@ -63,7 +63,7 @@ def _files(folder):
 
 def test_every_script_has_its_expectations_and_none_has_providers():
     assert sorted(EXPECTED) == sorted(path.stem for path in SCRIPTS.glob("*.py"))
-    assert {kind_of_file(path) for path in SCRIPTS.glob("*.py")} == {"script"}
+    assert {profile_source_file_kind(path) for path in SCRIPTS.glob("*.py")} == {"script"}
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_the_verb_asks_before_it_runs_a_script(project):
 def test_what_does_not_apply_to_a_kind_of_file_is_refused(tmp_path):
     entry = tmp_path / "entry.py"
     entry.write_text("def model_provider(): ...\n")
-    assert kind_of_file(entry) == "entry"
+    assert profile_source_file_kind(entry) == "entry"
     with pytest.raises(RollerError, match="arguments: expected none but for a training script"):
         profile(entry, arguments=["--width", "3"])
     script = tmp_path / "script.py"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from roller.insight.cost.kernel_launches import FusedKernel, HostWait, Kernel, MemoryKernel
-from roller.insight.trace.pytorch.data_dependent import MetaOperators
+from roller.insight.trace.pytorch.data_dependent_values import MetaOperators
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
 from roller.insight.trace.pytorch.stacks import Stacks

@@ -9,8 +9,8 @@ import pytest
 import roller
 from roller.errors import RollerError
 from roller.insight.cost.compiled import CompileSelection, apply_policy_to_trace, compile_trace
-from roller.insight.cost.compiled.maximum_flow import INFINITE, FlowNetwork
-from roller.insight.cost.compiled.memory_format import convolution_format
+from roller.insight.cost.compiled.memory_format import convolution_memory_format
+from roller.insight.cost.compiled.minimum_cut import INFINITE, FlowNetwork
 from roller.insight.cost.step_cost import price_step
 from roller.insight.forecast import forecast
 from roller.insight.step.from_trace import from_trace
@@ -218,13 +218,17 @@ def convolution(channels=(64, 128), groups=1, window=3, phase="forward"):
 
 def test_convolutions_run_in_channels_last_unless_one_of_the_graph_would_lose_much():
     backward = operator("convolution_backward.default", [], [], "backward")
-    assert convolution_format([unary("exp", 0, 1)]) == "contiguous"
-    assert convolution_format([convolution()]) == convolution_format([convolution(), backward]) == "channels_last"
-    assert convolution_format([convolution(groups=64)]) == "channels_last"  # depthwise
+    assert convolution_memory_format([unary("exp", 0, 1)]) == "contiguous"
+    assert (
+        convolution_memory_format([convolution()])
+        == convolution_memory_format([convolution(), backward])
+        == "channels_last"
+    )
+    assert convolution_memory_format([convolution(groups=64)]) == "channels_last"  # depthwise
     grouped = convolution((128, 128), 2)
-    assert convolution_format([grouped]) == "contiguous"
-    assert convolution_format([convolution(), convolution((512, 512)), grouped]) == "channels_last"
-    assert convolution_format([convolution(), convolution((512, 512)), grouped, backward]) == "contiguous"
+    assert convolution_memory_format([grouped]) == "contiguous"
+    assert convolution_memory_format([convolution(), convolution((512, 512)), grouped]) == "channels_last"
+    assert convolution_memory_format([convolution(), convolution((512, 512)), grouped, backward]) == "contiguous"
 
 
 def test_images_and_filters_are_copied_once_and_results_stay_in_channels_last():
@@ -253,7 +257,7 @@ def test_the_minimum_cut_separates_by_the_least_capacity():
     network = FlowNetwork()
     for a, b, capacity in ((0, 1, INFINITE), (0, 2, 3.0), (1, 3, 5.0), (2, 3, INFINITE), (1, 2, 1.0), (3, 9, INFINITE)):
         network.connect(a, b, capacity)
-    assert network.minimum_cut(0, 9) == {0, 1}  # 3 + 5 + 1
+    assert network.minimum_cut_start_nodes(0, 9) == {0, 1}  # 3 + 5 + 1
 
 
 def test_a_fused_chain_is_faster_and_a_captured_graph_is_launched_once():

@@ -7,9 +7,9 @@ import pytest
 import roller
 from roller.errors import RollerError
 from roller.insight.cost.cpu import ProcessorPricer
-from roller.insight.cost.cpu.machine_rates import ProcessorRates
-from roller.insight.cost.cpu.operator_table import operator_class, operator_work
+from roller.insight.cost.cpu.operator_table import operator_kind, operator_work
 from roller.insight.cost.cpu.operator_work import GRAIN_ELEMENTS, OperatorWork
+from roller.insight.cost.cpu.processor_rates import ProcessorRates
 from roller.insight.forecast import forecast
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
 from tests.offenders import every
@@ -202,7 +202,7 @@ def test_what_has_no_row_is_priced_by_its_bytes():
     ("aten.max_pool2d_with_indices", "windows"), ("aten.sum", "reductions"), ("aten.of_tomorrow", "element-wise"),
 ])  # fmt: skip
 def test_kinds(packet, kind):
-    assert operator_class(packet) == kind
+    assert operator_kind(packet) == kind
 
 
 def test_a_step_on_a_processor_is_issued_and_computed_in_series():

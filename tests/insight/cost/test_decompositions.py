@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from roller.insight.cost.compiled import decompositions
-from roller.insight.cost.compiled.decompositions import add_nodes
+from roller.insight.cost.compiled import operator_to_loop_nodes
 from roller.insight.cost.compiled.loop_nodes import NodeBuilder, StorageVersion
+from roller.insight.cost.compiled.operator_to_loop_nodes import add_operator_nodes
 from tests.insight.cost.test_compiled import kernels, operator, tensor, trace, unary
 
 
@@ -18,13 +18,13 @@ def test_an_operator_that_a_rule_leaves_half_way_is_counted_once():
 def test_a_tensor_that_a_rule_has_written_holds_its_value_from_before(monkeypatch):
     def half_way(builder, index, view):
         builder.add(index, view.operator, "pointwise", view.inputs, view.outputs, rows=4)
-        raise decompositions._UnsupportedArguments
+        raise operator_to_loop_nodes._UnsupportedArguments
 
     builder = NodeBuilder(9)
-    add_nodes(builder, 0, unary("neg", 0, 1))
-    monkeypatch.setitem(decompositions._RULES, "exp", half_way)
-    add_nodes(builder, 1, operator("exp_.default", [tensor(1)], [tensor(1)]))
-    add_nodes(builder, 2, unary("neg", 1, 2))
+    add_operator_nodes(builder, 0, unary("neg", 0, 1))
+    monkeypatch.setitem(operator_to_loop_nodes._RULES, "exp", half_way)
+    add_operator_nodes(builder, 1, operator("exp_.default", [tensor(1)], [tensor(1)]))
+    add_operator_nodes(builder, 2, unary("neg", 1, 2))
     assert [node.kind for node in builder.nodes] == ["pointwise", "extern", "pointwise"]
     assert [sorted(node.values()) for node in builder.nodes] == [
         [StorageVersion(0)],
@@ -34,6 +34,6 @@ def test_a_tensor_that_a_rule_has_written_holds_its_value_from_before(monkeypatc
 
 
 def test_an_error_in_a_rule_is_raised(monkeypatch):
-    monkeypatch.setitem(decompositions._RULES, "exp", lambda *_: int("no number"))
+    monkeypatch.setitem(operator_to_loop_nodes._RULES, "exp", lambda *_: int("no number"))
     with pytest.raises(ValueError, match="no number"):
         kernels(trace(unary("exp", 0, 1), given={0}))

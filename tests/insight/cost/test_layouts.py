@@ -221,7 +221,7 @@ def test_depthwise_convolutions_on_planes_that_pytorch_leaves_to_cudnn(shape, wi
         return TensorRecord(tuple(sizes), tuple(strides), "float16", number)
 
     out = (*shape[:2], *((n + 2 * (k // 2) - k) // stride + 1 for n, k in zip(shape[2:], window, strict=True)))
-    found = depthwise.forward_kernel(
+    found = depthwise.depthwise_forward_kernel(
         record(shape, 0), record((shape[1], 1, *window), 1), record(out, 2), [stride] * len(window), [1] * len(window)
     )
     assert (found is None) == is_cudnn

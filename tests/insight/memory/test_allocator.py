@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller.insight.memory.allocator import CachingAllocator
-from roller.insight.memory.blocks_and_pools import OutOfDeviceMemoryError
+from roller.insight.memory.allocator_blocks_and_pools import OutOfDeviceMemoryError
 from roller.insight.memory.settings import AllocatorSettings, AllocatorSettingsError
 from tests.offenders import every
 
@@ -80,7 +80,7 @@ def test_a_block_that_another_stream_uses_waits_for_it():
     a.record_stream("x", 3)
     a.free("x")
     assert a.malloc("y", 12 * MIB) != first and a.allocated_bytes == 12 * MIB
-    a.stream_synchronized(3)
+    a.mark_stream_synchronized(3)
     assert a.malloc("z", 12 * MIB) == first
 
 
@@ -200,7 +200,7 @@ def test_any_stream_keeps_the_invariants(steps, config, capacity):
                 a.free(key)
                 del live[key]
         elif what == "pass":
-            a.stream_synchronized(9)
+            a.mark_stream_synchronized(9)
         elif what == "empty":
             a.empty_cache()
         check(a, live, capacity)
@@ -216,7 +216,7 @@ def test_neighbours_that_wait_for_the_same_stream_become_free_one_after_another(
     for key in "ab":
         a.free(key)
         check(a, {k: (b.address, size) for k, b in a.live.items()}, None)
-    a.stream_synchronized(9)
+    a.mark_stream_synchronized(9)
     a.malloc("c", size)
     check(a, {"c": (a.live["c"].address, size)}, None)
     a.free("c")

@@ -8,8 +8,8 @@ import pytest
 
 from roller import load_spec
 from roller.insight.cost.operator_price import Pricer
-from roller.insight.memory.convolution_workspaces import add_convolution_workspaces, convolution_workspace_bytes
-from roller.insight.memory.simulate import Library, add_workspaces, simulate_memory
+from roller.insight.memory.convolution_workspaces import convolution_workspace_bytes, events_with_convolution_workspaces
+from roller.insight.memory.simulate import Library, events_with_workspaces, simulate_memory
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
 
@@ -78,7 +78,7 @@ def test_memory_converts_what_the_price_converts(device, release, dtype, case):
     spec, operator = load_spec(device), convolution(dtype, **case)
     kernels = Pricer(spec, release=TorchRelease.parse(release)).price_operator(operator).kernels
     library = replace(Library.of(spec, {"torch_release": release}), workspace_bytes=0)
-    events = add_workspaces(Trace((operator,), (AllocEvent(2, MIB, 0),), {}, (0, 1)), library)
+    events = events_with_workspaces(Trace((operator,), (AllocEvent(2, MIB, 0),), {}, (0, 1)), library)
     assert (kernels > 1) == (len(events) > 1)
 
 
@@ -110,6 +110,6 @@ def test_channels_that_are_no_whole_vectors_are_padded_in_the_copy():
 def test_a_workspace_lies_between_the_results_of_its_operator_and_what_it_frees():
     operators = (convolution(), replace(convolution(), index=1))
     events = [AllocEvent(2, MIB, 0), AllocEvent(3, MIB, 0), FreeEvent(3, 0), AllocEvent(4, MIB, 1)]
-    found = list(add_convolution_workspaces(operators, events))
+    found = list(events_with_convolution_workspaces(operators, events))
     assert [type(e).__name__[0] + str(e.operator) for e in found] == ["A0", "A0", "A0", "F0", "F0", "A1", "A1", "F1"]
     assert [e.storage for e in found if e.storage < 0] == [-11, -11, -12, -12]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import roller
-from roller.insight.memory.cpu_heap import MOST_MAPPED_BYTES, GlibcHeap, simulate_cpu_memory, storage_placements
+from roller.insight.memory.cpu_heap import MOST_MAPPED_BYTES, GlibcHeap, placements_by_storage, simulate_cpu_memory
 from roller.insight.memory.largest_batch import memory_on_device
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, Trace
 
@@ -57,7 +57,7 @@ def test_large_requests_are_mapped_and_others_find_their_pages():
         AllocEvent(2, 20 * MIB, 2),
         FreeEvent(2, 3),
     ]
-    found = storage_placements(trace(events))
+    found = placements_by_storage(trace(events))
     assert found[0].fresh_bytes >= 40 * MIB and found[1].fresh_bytes == found[2].fresh_bytes == 0
     assert found[2].before == 1
 
@@ -65,15 +65,15 @@ def test_large_requests_are_mapped_and_others_find_their_pages():
 def test_the_end_of_the_heap_is_handed_back():
     """Five tensors at once, freed together: twice the largest that was freed before is too much to keep."""
     together = [AllocEvent(n, 8 * MIB, n) for n in range(5)] + [FreeEvent(n, 5) for n in range(5)]
-    assert sum(p.fresh_bytes for p in storage_placements(trace(together, operators=6)).values()) > 30 * MIB
+    assert sum(p.fresh_bytes for p in placements_by_storage(trace(together, operators=6)).values()) > 30 * MIB
     larger = trace([AllocEvent(9, 30 * MIB, -1), *together], {9: "parameter"}.items(), operators=6)
-    assert sum(p.fresh_bytes for p in storage_placements(larger).values()) == 0
+    assert sum(p.fresh_bytes for p in placements_by_storage(larger).values()) == 0
 
 
 def test_gradients_of_a_step_take_the_place_of_those_before():
     rows = tuple(Operator(n, "aten.relu.default", "forward", (), (), iteration=n // 2) for n in range(4))
     events = (AllocEvent(0, MIB, 1), FreeEvent(0, 1), AllocEvent(1, MIB, 3))
-    found = storage_placements(Trace(rows, events, dict.fromkeys((0, 1), Storage("gradient", "w", MIB)), (0, 2, 4)))
+    found = placements_by_storage(Trace(rows, events, dict.fromkeys((0, 1), Storage("gradient", "w", MIB)), (0, 2, 4)))
     assert found[1].fresh_bytes == 0
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from roller.errors import ArtifactError
-from roller.insight.memory.blocks_and_pools import Pool
-from roller.insight.memory.profiler_events import MemoryEvent, check_simulated_addresses, read_memory_events
-from roller.insight.memory.snapshot import make_snapshot, read_snapshot, snapshot_events, write_snapshot
+from roller.insight.memory.allocator_blocks_and_pools import Pool
+from roller.insight.memory.recorded_memory_events import MemoryEvent, check_simulated_addresses, read_memory_events
+from roller.insight.memory.snapshot import make_snapshot, memory_events_of_snapshot, read_snapshot, write_snapshot
 from roller.insight.trace.trace import AllocEvent, Frame, FreeEvent, Operator, Storage, Trace
 
 MIB = 1 << 20
@@ -70,7 +70,7 @@ def test_a_snapshot_comes_back_and_its_addresses_are_the_simulators(tmp_path):
     made = make_snapshot(traced())
     write_snapshot(tmp_path / "s.pickle", made)
     read = read_snapshot(tmp_path / "s.pickle")
-    assert read == made and [c.wrong for c in check_simulated_addresses(snapshot_events(read))] == [(), ()]
+    assert read == made and [c.wrong for c in check_simulated_addresses(memory_events_of_snapshot(read))] == [(), ()]
     assert [e["frames"][0]["line"] for e in read["device_traces"][0] if e["action"] == "alloc"][-1] == 3
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from roller.insight.memory.allocator import CachingAllocator
-from roller.insight.memory.blocks_and_pools import OutOfDeviceMemoryError
+from roller.insight.memory.allocator_blocks_and_pools import OutOfDeviceMemoryError
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -14,7 +14,7 @@ from roller.insight.step.kineto_reader import Event
 from roller.insight.step.profile_graph import build_graph
 from roller.insight.step.replay import replay
 from roller.insight.step.simulate import simulate
-from roller.insight.step.steady_step import step_times_us
+from roller.insight.step.steady_step_time import step_times_us
 from roller.insight.trace.trace import Frame
 from roller.insight.whatif.primitives import remove
 from tests.offenders import every

@@ -8,8 +8,8 @@ import pytest
 
 from roller.cli.profile_tables import _curve_sentences
 from roller.errors import NoCandidateError, RollerError
-from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve, fit_line
-from roller.insight.step_profile.profiling import _additional_batches
+from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve, fit_batch_line
+from roller.insight.step_profile.profiling import _powers_of_two_up_to_largest
 
 MIB = 1 << 20
 
@@ -77,7 +77,7 @@ def test_a_step_bound_by_launches_has_no_limit_and_says_so():
 
 
 def test_a_negative_constant_is_none():
-    line = fit_line([BatchPoint(x, 0.1 * x - 0.5, 1.0, x, x, True) for x in (8, 16, 24)])
+    line = fit_batch_line([BatchPoint(x, 0.1 * x - 0.5, 1.0, x, x, True) for x in (8, 16, 24)])
     assert line.b == 0.0 and not line.holds and line.a > 0
 
 
@@ -140,7 +140,7 @@ def test_where_neither_tells_a_limit_none_is_claimed():
     ],
 )  # fmt: skip
 def test_powers_of_two_from_the_batch_on_are_beside_the_line(batch, largest, wanted):
-    assert _additional_batches(batch, largest) == wanted
+    assert _powers_of_two_up_to_largest(batch, largest) == wanted
 
 
 def test_the_largest_batch_is_computed_too():

@@ -13,7 +13,7 @@ from roller.insight.step_profile.budget import (
     Excess,
     Limit,
     _round_up_to_four_digits,
-    changed_versions,
+    changed_version_notes,
     check_budget,
     excesses_to_sarif,
     read_budget,
@@ -41,7 +41,7 @@ def test_a_budget_that_a_profile_wrote_is_kept_and_exceeded_by_a_slower_one(tmp_
     write_budget(made, path)
     budget = read_budget(path)
     assert {(x.part, x.name) for x in budget.limits} == {("step", ""), ("module", "fc")}
-    assert check_budget(made, budget) == () and changed_versions(made, budget) == ()
+    assert check_budget(made, budget) == () and changed_version_notes(made, budget) == ()
     tight = tmp_path / "tight.yaml"
     monkeypatch.setattr("roller.insight.step_profile.budget.SLACK", -0.05)
     write_budget(made, tight)
@@ -66,10 +66,10 @@ def test_an_excess_has_four_digits_and_units():
 def test_another_specification_is_named_as_the_cause(write):
     text = "{step: {time_ms: 1}, made_with: {roller: '0123', device: abc}}"
     changed = replace(sample(), versions={"roller": "0123", "device": "abd"})
-    assert changed_versions(changed, read_budget(write(text))) == (
+    assert changed_version_notes(changed, read_budget(write(text))) == (
         "the device or its specification is another one than the budget's ('abd', not 'abc'): that may be the cause.",
     )
-    assert changed_versions(changed, read_budget(write(text[:-1] + ", made_for: {device: a100}}"))) == (
+    assert changed_version_notes(changed, read_budget(write(text[:-1] + ", made_for: {device: a100}}"))) == (
         "the specification of a100 changed since the budget was written ('abd', not 'abc'): that may be the cause.",
     )
 

@@ -17,9 +17,9 @@ from roller.insight.cost.operator_price import LaunchPrice
 from roller.insight.measured_step import MeasuredStep
 from roller.insight.onnx_models import KernelShare
 from roller.insight.step_profile.measured_profile import profile_of_measured_step
-from roller.insight.step_profile.node import Node, Seconds, compute_node_intervals
-from roller.insight.step_profile.predicted_profile import relative_error_bounds
-from roller.insight.step_profile.profile_json import from_data, load_profile, to_data
+from roller.insight.step_profile.node import Node, Seconds, tree_with_node_intervals
+from roller.insight.step_profile.predicted_profile import relative_price_interval
+from roller.insight.step_profile.profile_json import load_profile, profile_from_json_data, profile_to_json_data
 from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 from roller.insight.trace.trace import Operator, Trace
 from tests.insight.step_profile.profiles import small_profile
@@ -65,27 +65,27 @@ def test_calls_whose_errors_differ_have_their_mean_by_time():
 
 
 def test_the_error_of_a_price():
-    assert relative_error_bounds(LaunchPrice("k", 1, 2.0, "dram", None, 1.0, 3.0)) == (0.5, 1.5)
-    assert relative_error_bounds(LaunchPrice("k", 0, 0.0, "none", None, 0.0, 0.0)) is None
-    assert relative_error_bounds(LaunchPrice("k", 1, 2.0, "dram")) is None, "of unknown error"
+    assert relative_price_interval(LaunchPrice("k", 1, 2.0, "dram", None, 1.0, 3.0)) == (0.5, 1.5)
+    assert relative_price_interval(LaunchPrice("k", 0, 0.0, "none", None, 0.0, 0.0)) is None
+    assert relative_price_interval(LaunchPrice("k", 1, 2.0, "dram")) is None, "of unknown error"
 
 
 def test_intervals_survive_the_json_to_the_last_digit():
     profile = small_profile()
-    again = from_data(json.loads(json.dumps(to_data(profile))))
+    again = profile_from_json_data(json.loads(json.dumps(profile_to_json_data(profile))))
     nodes = list(zip(profile.root.walk(), again.root.walk(), strict=True))
     assert [(a.lower, a.upper) for a, _ in nodes] == [(b.lower, b.upper) for _, b in nodes]
     assert again == profile and any(a.error for a, _ in nodes)
-    rows = to_data(profile)["nodes"]
+    rows = profile_to_json_data(profile)["nodes"]
     assert [row.get("error") for row in rows] == [n.error and list(n.error) for n, _ in nodes]
 
 
 def test_an_error_that_excludes_its_time_is_refused():
-    data = json.loads(json.dumps(to_data(small_profile())))
+    data = json.loads(json.dumps(profile_to_json_data(small_profile())))
     row = next(row for row in data["nodes"] if "error" in row)
     row["error"] = [1.1, 1.2]
     with pytest.raises(ArtifactError, match=r"the error \[1\.1, 1\.2\]"):
-        from_data(data)
+        profile_from_json_data(data)
 
 
 def test_older_files_have_no_intervals():
@@ -105,14 +105,14 @@ def test_a_deep_tree_has_intervals():
     leaf = Node("kernel", "k", 1, {"forward": Seconds(1.0, 1.0, 0.0)}, error=(0.5, 2.0))
     for depth in range(5000):
         leaf = Node("module", f"m{depth}", 1, leaf.seconds, children=(leaf,))
-    assert compute_node_intervals(leaf).interval_s == (0.5, 2.0)
+    assert tree_with_node_intervals(leaf).interval_s == (0.5, 2.0)
 
 
 def test_only_rates_of_the_very_device_calibrate(tmp_path):
-    from roller.hardware.detect import detect_unprobed
-    from roller.probing import Measured, insert_measured_values, spec_to_yaml
+    from roller.hardware.detect import detect_cpu_without_probe
+    from roller.probing import MeasuredValue, insert_measured_values, spec_to_yaml
 
-    here, published = detect_unprobed(), load_spec("v100")
+    here, published = detect_cpu_without_probe(), load_spec("v100")
     assert not is_calibrated(here) and not is_calibrated(published)
     rate = {p: v * 0.9 for p, v in here.values().items() if p.startswith("compute.") and v > 1}
     probed = here.with_overrides(rate, "measured")
@@ -120,7 +120,7 @@ def test_only_rates_of_the_very_device_calibrate(tmp_path):
     assert not is_calibrated(probed.with_overrides({"clock_hz": 1.0e9})), "set by hand: another device"
     assert not is_calibrated(replace(probed, machine="")), "any device of the name"
     text = insert_measured_values(
-        spec_to_yaml(published, "mine"), {"memory_layers.global.bandwidth_bytes_per_s": Measured(8.1e11, 0.01, 9)},
+        spec_to_yaml(published, "mine"), {"memory_layers.global.bandwidth_bytes_per_s": MeasuredValue(8.1e11, 0.01, 9)},
         "probed 2026-05-01 by roller probe",
     )  # fmt: skip
     (tmp_path / "mine.yaml").write_text(text)
@@ -143,15 +143,15 @@ def test_a_prediction_for_a_probed_device_is_calibrated(tmp_path):
     pytest.importorskip("torch")
     import torch
 
-    from roller.hardware.detect import detect_unprobed
+    from roller.hardware.detect import detect_cpu_without_probe
 
-    here = detect_unprobed()
+    here = detect_cpu_without_probe()
     probed = here.with_overrides({"compute.ops_per_cycle_per_unit.fma": 16.0}, "measured")
     step = roller.trace(torch.nn.Linear(8, 4), torch.zeros(2, 8), optimizer="sgd")
     for spec, label in ((here, "predicted"), (probed, "calibrated")):
         found = roller.profile(step, spec)
         assert (found.source, found.label) == ("predicted", label)
-        assert from_data(to_data(found)).label == label and label in str(found)
+        assert profile_from_json_data(profile_to_json_data(found)).label == label and label in str(found)
         assert step.forecast(spec).to_dict()["kind"] == label
         assert found.root.interval_s == pytest.approx((found.lower_s, found.upper_s), rel=1e-6)
 

@@ -12,8 +12,8 @@ from roller.errors import ArtifactError, RollerError
 from roller.insight.step_profile.budget import check_budget, read_budget, write_budget
 from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.hints_difference_json import difference_data, hints_and_difference_data
-from roller.insight.step_profile.profile_json import from_data, save_profile, to_data
-from roller.insight.step_profile.profile_page import page_of_profile
+from roller.insight.step_profile.profile_html_page import profile_html
+from roller.insight.step_profile.profile_json import profile_from_json_data, profile_to_json_data, save_profile
 from tests.insight.step_profile.sarif_objects import problems_of
 from tests.insight.step_profile.test_profile_json import sample
 from tests.insight.step_profile.test_profile_page import data_of
@@ -65,11 +65,11 @@ def test_it_keeps_no_budget(tmp_path):
 
 
 def test_the_line_that_fails_is_saved_and_checked():
-    data = to_data(unfit())
-    assert from_data(data).out_of_memory_at == "train.py:2" == data["out_of_memory_at"]
-    assert from_data({k: v for k, v in data.items() if k != "out_of_memory_at"}).out_of_memory_at == ""
+    data = profile_to_json_data(unfit())
+    assert profile_from_json_data(data).out_of_memory_at == "train.py:2" == data["out_of_memory_at"]
+    assert profile_from_json_data({k: v for k, v in data.items() if k != "out_of_memory_at"}).out_of_memory_at == ""
     with pytest.raises(ArtifactError, match=r"the line 'train\.py:0'"):
-        from_data(data | {"out_of_memory_at": "train.py:0"})
+        profile_from_json_data(data | {"out_of_memory_at": "train.py:0"})
 
 
 @pytest.mark.parametrize("side", ["Before", "After"])
@@ -87,7 +87,7 @@ def test_its_memory_compares_with_none(cli, tmp_path, side):
     code, out, _ = cli("profile", after, "--against", before)
     out = " ".join(out.split())
     assert code == 0 and "Difference: 0 us, memory does not compare." in out and found.misfits[0] in out
-    shown = data_of(page_of_profile(pair[1], parts=hints_and_difference_data(pair[1], None, found)))["difference"]
+    shown = data_of(profile_html(pair[1], parts=hints_and_difference_data(pair[1], None, found)))["difference"]
     assert shown["delta_bytes"] is None and shown[side.lower()]["out_of_memory"] == WHY
 
 

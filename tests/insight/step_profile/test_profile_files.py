@@ -11,7 +11,7 @@ import pytest
 
 from roller.errors import ArtifactError, RollerError
 from roller.insight.step_profile.profile_json import load_profile
-from roller.insight.step_profile.profiling import kind_of_file, profile
+from roller.insight.step_profile.profiling import profile, profile_source_file_kind
 from roller.insight.step_profile.recorded_profile import profile_of_recording
 from tests.insight.step_profile.test_profile_json import OLD, sample
 
@@ -177,16 +177,16 @@ def test_a_truncated_recording_is_refused(tmp_path):
 
 
 def test_kinds_of_files(tmp_path, recorded):
-    assert kind_of_file(recorded) == "recording" and kind_of_file(OLD) == "profile"
+    assert profile_source_file_kind(recorded) == "recording" and profile_source_file_kind(OLD) == "profile"
     (tmp_path / "entry.py").write_text("from parts import model_provider")
-    assert kind_of_file(tmp_path / "entry.py") == "entry"
+    assert profile_source_file_kind(tmp_path / "entry.py") == "entry"
     for name, kind in (("b.onnx", "model"), ("train.py", "script"), ("t.json.gz", "recording")):
         (tmp_path / name).write_bytes(b"")
-        assert kind_of_file(tmp_path / name) == kind
+        assert profile_source_file_kind(tmp_path / name) == kind
     with pytest.raises(RollerError, match="expected a file, got none"):
-        kind_of_file(tmp_path / "none.json")
+        profile_source_file_kind(tmp_path / "none.json")
     with pytest.raises(RollerError, match=r"expected \.py, \.onnx, \.json, \.json\.gz, got 'readme\.md'"):
-        kind_of_file("README.md")
+        profile_source_file_kind("README.md")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,13 @@ import pytest
 from roller.errors import ArtifactError
 from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve
 from roller.insight.step_profile.node import Seconds
-from roller.insight.step_profile.profile_json import VERSION, from_data, load_profile, save_profile, to_data
+from roller.insight.step_profile.profile_json import (
+    VERSION,
+    load_profile,
+    profile_from_json_data,
+    profile_to_json_data,
+    save_profile,
+)
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
 from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder
 from tests.offenders import every
@@ -49,13 +55,13 @@ def test_version_1_is_read():
     found = load_profile(OLD)
     assert json.loads(OLD.read_text())["version"] == 1 and found.source == "predicted" and found.curve is not None
     assert {p.peak_phase for p in found.curve.computed} == {""} and found.root.calls == 26
-    assert from_data(to_data(found)) == found
+    assert profile_from_json_data(profile_to_json_data(found)) == found
 
 
 def test_a_newer_version_is_refused_in_words():
-    data = to_data(sample()) | {"version": VERSION + 1}
+    data = profile_to_json_data(sample()) | {"version": VERSION + 1}
     with pytest.raises(ArtifactError, match=f"expected a profile of version 1 to {VERSION}, got version {VERSION + 1}"):
-        from_data(data)
+        profile_from_json_data(data)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "roller-trace", "version": 1}', "[" * 100_000])
@@ -82,7 +88,7 @@ def places(value, path=()):
 
 
 def test_damaged_profiles_are_refused_or_read_whole():
-    whole = json.loads(json.dumps(to_data(sample())))
+    whole = json.loads(json.dumps(profile_to_json_data(sample())))
     draw = random.Random(1)
     found = [path for path in places(whole) if path]
     for path in found:
@@ -96,10 +102,10 @@ def test_damaged_profiles_are_refused_or_read_whole():
             else:
                 at[path[-1]] = wrong
             try:
-                read = from_data(data)
+                read = profile_from_json_data(data)
             except ArtifactError:
                 continue
-            assert from_data(to_data(read)) == read
+            assert profile_from_json_data(profile_to_json_data(read)) == read
 
 
 @every(
@@ -111,19 +117,19 @@ def test_damaged_profiles_are_refused_or_read_whole():
 )  # fmt: skip
 def test_a_profile_without_a_finite_throughput_is_refused(change):
     with pytest.raises(ArtifactError, match="got what cannot be read"):
-        from_data(to_data(sample()) | change)
+        profile_from_json_data(profile_to_json_data(sample()) | change)
 
 
 @every("line", ["train.py:0", "train.py:-1"])
 def test_lines_count_from_1(line):
     for name in ("train.py:9", "train.py:2"):  # of a node, and of what registers a parameter
-        text = json.dumps(to_data(sample())).replace(f'"{name}"', f'"{line}"')
+        text = json.dumps(profile_to_json_data(sample())).replace(f'"{name}"', f'"{line}"')
         with pytest.raises(ArtifactError, match=f"the line '{line}'"):
-            from_data(json.loads(text))
+            profile_from_json_data(json.loads(text))
 
 
 def test_parts_that_do_not_sum_to_the_whole_are_refused():
-    data = to_data(sample())
+    data = profile_to_json_data(sample())
     next(row for row in data["nodes"] if row["kind"] == "module")["held_bytes"]["parameter"] += 1
     with pytest.raises(ArtifactError, match="expected the sum of its parts"):
-        from_data(data)
+        profile_from_json_data(data)

@@ -11,8 +11,8 @@ import pytest
 from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
 from roller.insight.step_profile.node import Node, Seconds
-from roller.insight.step_profile.profile_json import to_data
-from roller.insight.step_profile.profile_page import merge_small_nodes, page_of_profile, profile_page_data
+from roller.insight.step_profile.profile_html_page import merge_small_nodes, profile_html, profile_page_data
+from roller.insight.step_profile.profile_json import profile_to_json_data
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
 from roller.page import html_page
 from roller.page.html_page import MOST_BYTES
@@ -23,7 +23,7 @@ from tests.report.pages import data_of
 @pytest.fixture(scope="module")
 def shown():
     profile = small_profile()
-    return profile, data_of(page_of_profile(profile))
+    return profile, data_of(profile_html(profile))
 
 
 def test_every_node_has_its_numbers(shown):
@@ -34,7 +34,7 @@ def test_every_node_has_its_numbers(shown):
     assert nodes["wall_s"].tolist() == [node.wall_s for node in walked]
     assert nodes["device_s"].tolist() == [node.device_s for node in walked]
     assert nodes["held_bytes"].tolist() == [node.total_held_bytes for node in walked]
-    assert nodes["parent"].tolist() == [row["parent"] for row in to_data(profile)["nodes"]]
+    assert nodes["parent"].tolist() == [row["parent"] for row in profile_to_json_data(profile)["nodes"]]
     for kind, column in nodes["held"].items():
         held = [node.held_bytes.get(kind, 0) for node in walked]
         assert {int(n): v for n, v in zip(column["row"], column["value"], strict=True)} == {
@@ -44,7 +44,7 @@ def test_every_node_has_its_numbers(shown):
 
 def test_the_heading_is_that_of_the_json(shown):
     profile, data = shown
-    saved = to_data(profile)
+    saved = profile_to_json_data(profile)
     same = ("name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "total_bytes", "capacity_bytes",
             "total_error_bytes", "notes", "categories", "out_of_memory")  # fmt: skip
     assert {n: data[n] for n in same} == {n: json.loads(json.dumps(saved[n])) for n in same}
@@ -100,9 +100,9 @@ def test_small_parts_are_joined_and_sums_stay():
 
 def test_a_profile_that_is_too_large_is_joined_and_says_so(monkeypatch):
     profile = large_profile(1000)
-    count, size = sum(1 for _ in profile.root.walk()), len(page_of_profile(profile).encode())
+    count, size = sum(1 for _ in profile.root.walk()), len(profile_html(profile).encode())
     monkeypatch.setattr(html_page, "MOST_BYTES", size - 1000)
-    page = page_of_profile(profile)
+    page = profile_html(profile)
     data = data_of(page)
     assert len(page.encode()) <= size - 1000
     assert data["notes"] == [
@@ -114,14 +114,14 @@ def test_a_profile_that_is_too_large_is_joined_and_says_so(monkeypatch):
 
 @pytest.mark.slow
 def test_50_000_kernels_are_in_one_page():
-    page = page_of_profile(large_profile(50_000))
+    page = profile_html(large_profile(50_000))
     assert len(page.encode()) <= MOST_BYTES
     assert len(data_of(page)["tables"]["kernels"]["name"]) == 50_000
 
 
 def test_an_anonymous_page_names_no_file():
     profile = small_profile()
-    data = data_of(page_of_profile(profile, anonymous=True, text_of=lambda place: "secret = 1"))
+    data = data_of(profile_html(profile, anonymous=True, text_of=lambda place: "secret = 1"))
     text = json.dumps([data["names"], data["name"], data["notes"]])
     assert "secret" not in text and ".py" not in text and "net/" not in text
     assert data["name"] == "step" and {"file-1:9", "file-2:10"} <= set(data["names"])
@@ -134,9 +134,7 @@ def test_an_anonymous_difference_names_no_file_of_either_side():
         before, out_of_memory="mm at lost stuff/sub file:3: too much", out_of_memory_at="lost stuff/sub file:3"
     )
     for pair in ((before, after), (after, before)):
-        page = page_of_profile(
-            pair[1], anonymous=True, parts=hints_and_difference_data(pair[1], None, difference(*pair))
-        )
+        page = profile_html(pair[1], anonymous=True, parts=hints_and_difference_data(pair[1], None, difference(*pair)))
         found = data_of(page)["difference"]
         text = json.dumps(found)
         assert not [word for word in ("stuff", "train", "sub", "b.py", "My Net") if word in text]
@@ -151,7 +149,7 @@ def _profile_of_line(line, name):
 
 
 def test_lines_have_their_text():
-    data = data_of(page_of_profile(small_profile(), text_of=lambda place: f"text of {place}"))
+    data = data_of(profile_html(small_profile(), text_of=lambda place: f"text of {place}"))
     lines, names = data["tables"]["lines"], data["names"]
     assert {names[n]: names[t] for n, t in zip(lines["name"], lines["text"], strict=True)}["net/train.py:9"] == (
         "text of net/train.py:9"
@@ -166,7 +164,7 @@ def test_a_notebook_shows_the_page_and_a_table():
 
 def test_every_number_has_its_interval_beside_it():
     profile = small_profile()
-    data, walked = data_of(page_of_profile(profile)), list(profile.root.walk())
+    data, walked = data_of(profile_html(profile)), list(profile.root.walk())
     ends = data["nodes"]["intervals"]
     for what, name in (("wall", "interval_s"), ("device", "device_interval_s")):
         for place, end in enumerate(("lower", "upper")):
@@ -184,7 +182,7 @@ def test_every_number_has_its_interval_beside_it():
 
 
 def test_a_page_without_intervals_says_so():
-    data = data_of(page_of_profile(large_profile(20)))
+    data = data_of(profile_html(large_profile(20)))
     assert data["nodes"]["intervals"] is None and data["tables"]["kernels"]["intervals"] is None
 
 
@@ -199,13 +197,13 @@ def test_joined_parts_keep_the_sum_of_their_intervals():
 
 
 def test_a_calibrated_prediction_is_called_so():
-    data = data_of(page_of_profile(replace(small_profile(), is_calibrated=True)))
+    data = data_of(profile_html(replace(small_profile(), is_calibrated=True)))
     assert (data["source"], data["label"]) == ("predicted", "calibrated")
 
 
 def test_holders_of_memory_are_those_of_the_profile():
     profile = small_profile()
-    data = data_of(page_of_profile(profile))
+    data = data_of(profile_html(profile))
     held, names = data["memory_curve"]["holders"], data["names"]
     assert held["end"].tolist() == [2 * (n + 1) for n in range(50)]
     pairs = [(names[n], size) for n, size in zip(held["name"], held["bytes"], strict=True)]
@@ -228,7 +226,7 @@ def test_files_with_strange_names_are_left_out_of_an_anonymous_page():
         "secret_name.py", "predicted", "a100", root, 1.25, 1.0, 2.0, notes=notes, memory_curve=(point,),
         out_of_memory=f"aten.mm of forward at {names[1]}: too much",
     )  # fmt: skip
-    page = page_of_profile(profile, anonymous=True, text_of=lambda _: "password")
+    page = profile_html(profile, anonymous=True, text_of=lambda _: "password")
     data = json.dumps(data_of(page), default=lambda array: array.tolist(), ensure_ascii=False)
     text = page[: page.index("<style>")] + data
     for word in ("Jané", "Doe", "my net", "jane", "x y", "ネット", "モデル", "secret", "plain", "private", "server",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from roller.insight.step_profile.lines import lines_of_tree
 from roller.insight.step_profile.node import Seconds
-from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder, path_of_call
+from roller.insight.step_profile.tree_builder import NodeKey, TreeBuilder, tree_path_of_call
 from roller.insight.trace.trace import Frame
 
 FLOATS = st.floats(0.0, 10.0)
@@ -55,43 +55,50 @@ def test_a_path_has_the_lines_and_between_them_the_modules():
         Frame("net.py", 9, "Net.forward"),
         Frame("net.py", 4, "Block.forward", "a.0"),
     )
-    assert names(path_of_call(stack, "a.0.norm", "aten.relu.default")) == [
+    assert names(tree_path_of_call(stack, "a.0.norm", "aten.relu.default")) == [
         "train.py:50", "net.py:9", "a", "a.0", "net.py:4", "a.0.norm", "aten.relu.default",
     ]  # fmt: skip
 
 
 def test_a_module_that_is_called_from_elsewhere_keeps_its_whole_path():
     stack = (Frame("net.py", 9, "Net.forward", "decoder"),)
-    assert names(path_of_call(stack, "encoder.words")) == ["decoder", "net.py:9", "encoder.words"]
+    assert names(tree_path_of_call(stack, "encoder.words")) == ["decoder", "net.py:9", "encoder.words"]
 
 
 def test_names_that_are_no_paths_of_modules_are_not_cut():
-    assert names(path_of_call((), "## forward: a.b ##")) == ["## forward: a.b ##"]
+    assert names(tree_path_of_call((), "## forward: a.b ##")) == ["## forward: a.b ##"]
 
 
 def test_a_module_with_one_module_in_it_is_left_out():
     tree = TreeBuilder()
     for name in ("net.blocks.0", "net.blocks.1"):
-        tree.add_time((*path_of_call((), name, "mm"), NodeKey("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
+        tree.add_time((*tree_path_of_call((), name, "mm"), NodeKey("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
     (blocks,) = tree.build().children
     assert blocks.name == "net.blocks" and {child.name for child in blocks.children} == {"net.blocks.0", "net.blocks.1"}
 
 
 def test_parameters_belong_to_the_first_call_of_their_module_or_to_the_nearest_around_it():
     tree = TreeBuilder()
-    called = path_of_call((Frame("net.py", 3),), "head.norm", "aten.layer_norm")
+    called = tree_path_of_call((Frame("net.py", 3),), "head.norm", "aten.layer_norm")
     tree.add_time((*called, NodeKey("kernel", "k")), "forward", Seconds(1.0, 1.0))
-    assert names(tree.path_of_module("head.norm")) == ["net.py:3", "head", "head.norm"]
-    assert names(tree.path_of_module("head.never.called")) == ["net.py:3", "head", "head.never", "head.never.called"]
-    assert names(tree.path_of_module("other")) == ["other"] and tree.path_of_module("") == ()
+    assert names(tree.tree_path_of_module("head.norm")) == ["net.py:3", "head", "head.norm"]
+    assert names(tree.tree_path_of_module("head.never.called")) == [
+        "net.py:3",
+        "head",
+        "head.never",
+        "head.never.called",
+    ]
+    assert names(tree.tree_path_of_module("other")) == ["other"] and tree.tree_path_of_module("") == ()
 
 
 def test_a_line_that_calls_itself_counts_once_and_has_every_instance():
     tree = TreeBuilder()
     outer, inner = Frame("net.py", 7, "Tree.forward"), Frame("net.py", 7, "Tree.forward", "left")
     for stack, module in (((outer,), ""), ((outer, inner), "left")):
-        tree.add_time((*path_of_call(stack, module, "mm"), NodeKey("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
-    tree.add_bytes(tree.path_of_module("left"), "parameter", name="weight", held=12, registered=("net.py:2",))
+        tree.add_time(
+            (*tree_path_of_call(stack, module, "mm"), NodeKey("kernel", "gemm")), "forward", Seconds(1.0, 1.0)
+        )
+    tree.add_bytes(tree.tree_path_of_module("left"), "parameter", name="weight", held=12, registered=("net.py:2",))
     made, called = lines_of_tree(tree.build())
     assert (made.name, made.registered_bytes, made.instances) == ("net.py:2", 12, ())
     assert (called.name, called.wall_s, called.total_held_bytes) == ("net.py:7", 2.0, 12)
@@ -101,7 +108,7 @@ def test_a_line_that_calls_itself_counts_once_and_has_every_instance():
 def test_deep_stacks_need_no_recursion():
     tree = TreeBuilder()
     stack = tuple(Frame("net.py", n + 1) for n in range(5000))
-    tree.add_time((*path_of_call(stack, "", "mm"), NodeKey("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
+    tree.add_time((*tree_path_of_call(stack, "", "mm"), NodeKey("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
     root = tree.build()
     assert sum(1 for _ in root.walk()) == 5003 and root.wall_s == 1.0
 
@@ -126,5 +133,5 @@ def test_a_line_that_calls_itself_counts_once():
 
 
 def test_names_with_hyphens_are_paths_of_modules():
-    path = path_of_call((Frame("a.py", 4, "", "net"),), "net.conv-1.0", "aten.mm")
+    path = tree_path_of_call((Frame("a.py", 4, "", "net"),), "net.conv-1.0", "aten.mm")
     assert [key.name for key in path] == ["net", "a.py:4", "net.conv-1", "net.conv-1.0", "aten.mm"]

@@ -10,7 +10,7 @@ import pytest
 
 from roller.hardware import load_spec
 from roller.insight.cost.kernel_prices import KernelPricer
-from roller.insight.cost.padding import LEAST_GAIN
+from roller.insight.cost.worthwhile_size_padding import LEAST_GAIN
 from roller.insight.step_profile import weight_padding
 from roller.insight.step_profile.profiling import profile
 from roller.insight.step_profile.weight_padding import find_weight_paddings

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from roller.insight.trace.affine_batch import AffineBatch, NotAffineError, TracesByBatch, is_same_step
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
+from roller.insight.trace.traces_by_affine_batch import AffineBatch, NotAffineError, TracesByBatch, is_same_step
 
 
 def step(batch, square=False):

@@ -10,13 +10,13 @@ torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402
 from roller.hardware import load_spec  # noqa: E402
-from roller.insight.trace.pytorch.call_count import (  # noqa: E402
+from roller.insight.trace.pytorch.step_cycle_detection import (  # noqa: E402
     MOST,
     Call,
-    final_cycle,
-    find_cycle,
+    call_counts_at_step_ends,
+    find_repeating_cycle,
     is_trace_complete,
-    step_ends,
+    repeating_or_last_half_cycle,
 )
 from roller.insight.tracing import trace_entry  # noqa: E402
 from tests.insight.trace.programs import traced_bytes  # noqa: E402
@@ -65,16 +65,16 @@ def calls_of(text):
 def test_the_cycle_at_the_end_of_a_trace(text, cycle):
     calls = calls_of(text)
     numbers = frozenset().union(*(call.stepped for call in calls))
-    found = find_cycle(calls, numbers)
+    found = find_repeating_cycle(calls, numbers)
     assert (found and (found.calls, found.steps)) == cycle
     assert is_trace_complete(calls, numbers) == (found is not None and len(calls) > 1)
 
 
 def test_what_does_not_repeat_is_the_mean_of_the_last_half():
     calls = calls_of("a0 b0 c0 d0 e0 f0")
-    found = final_cycle(calls, frozenset([0]))
+    found = repeating_or_last_half_cycle(calls, frozenset([0]))
     assert (found.calls, found.steps, found.repeats) == (3, 3, False)
-    assert step_ends(calls_of("a a0 b b0 a")) == [2, 5]
+    assert call_counts_at_step_ends(calls_of("a a0 b b0 a")) == [2, 5]
 
 
 def test_an_ordinary_step_is_traced_twice(tmp_path):

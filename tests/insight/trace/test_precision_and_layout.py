@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402
-from roller.insight.trace.pytorch.tf32 import tf32_kinds  # noqa: E402
+from roller.insight.trace.pytorch.tf32 import operator_kinds_allowing_tf32  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 
 ENTRY = """
@@ -46,7 +46,7 @@ def test_switches_of_tf32_in_an_entry_file_are_read_and_restored(tmp_path, switc
     step = traced(tmp_path, switch)
     assert step.options["tf32"] == kinds
     assert step.at(batch=8).options["tf32"] == kinds
-    assert tf32_kinds() == ["convolution"]
+    assert operator_kinds_allowing_tf32() == ["convolution"]
 
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="a release without shared precisions")

@@ -8,7 +8,7 @@ import pytest
 
 from roller.hardware import load_spec
 from roller.insight.cost.kernel_prices import KernelPricer
-from roller.insight.cost.operator_price import Pricer, price_operators
+from roller.insight.cost.operator_price import Pricer, price_operators_and_save
 from roller.insight.forecast import forecast
 from roller.insight.trace.progress import Cancelled, listening, report_progress
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
@@ -25,8 +25,8 @@ def _steps(count: int) -> list[Operator]:
 def test_the_listener_is_told_of_every_operator_in_its_context_alone():
     pricer, told = Pricer(load_spec("v100")), []
     with listening(lambda *said: told.append(said)):
-        price_operators(pricer, _steps(3))
-    price_operators(pricer, _steps(2))
+        price_operators_and_save(pricer, _steps(3))
+    price_operators_and_save(pricer, _steps(2))
     assert told == [("price", 1, 3), ("price", 2, 3), ("price", 3, 3)]
     with listening(lambda *said: told.append(said)):
         threading.Thread(target=report_progress, args=("price", 9)).start()
@@ -44,7 +44,7 @@ def test_what_stops_a_forecast_keeps_what_was_priced_before_it(tmp_path, interru
 
     expected = pytest.raises(KeyboardInterrupt if interrupts else Cancelled)
     with expected as error, listening(stop, is_cancelled=lambda: seen[-1] == 2):
-        price_operators(Pricer(spec, "library", KernelPricer(spec, "library", tmp_path)), _steps(4))
+        price_operators_and_save(Pricer(spec, "library", KernelPricer(spec, "library", tmp_path)), _steps(4))
     assert interrupts or str(error.value) == "price: cancelled after 2 of 4. Start it again."
     again = KernelPricer(spec, "library", tmp_path)
     whole = KernelPricer(spec, "library")

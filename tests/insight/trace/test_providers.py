@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from roller.errors import ModelError  # noqa: E402
-from roller.insight.trace.providers import ProviderErrors, ProviderProblem, is_script  # noqa: E402
+from roller.insight.trace.entry_file_providers import ProviderErrors, ProviderProblem, is_script  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 
 ENTRY = """
@@ -50,7 +50,7 @@ def test_all_errors_are_told_at_once_with_their_lines(tmp_path):
     assert "expected a default of batch_size that is a number" in problems[1].text
     assert "expected def iteration_provider(model), got iteration_provider()" in problems[2].text
     assert "expected three providers, got 3 errors: (1) line 1: " in str(raised.value)
-    again = ProviderErrors.of_rows(raised.value.rows())
+    again = ProviderErrors.from_json_rows(raised.value.rows())
     assert (again.problems, str(again)) == (problems, str(raised.value))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from roller.errors import RollerError
-from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
+from roller.insight.memory.allocator_blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.graph import TaskContext
 from roller.insight.trace.options import FixedOptionError

@@ -12,8 +12,8 @@ from roller.cli.main import main
 from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight.step.simulate import simulate
-from roller.insight.step.steady_step import steady_step_us
-from roller.insight.whatif.median_steps import use_median_durations
+from roller.insight.step.steady_step_time import steady_step_us
+from roller.insight.whatif.median_task_durations import use_median_durations
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.primitives import scale, select, without_overhead
 from roller.insight.whatif.scenario import parse_what_if_option, read_scenarios

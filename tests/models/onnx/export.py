@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 
-from roller.models.graph.nodes import Graph, Node
+from roller.models.graph.model_graph import Graph, Node
 from roller.models.onnx.onnx_types import element_type, onnx_dtype
 
 

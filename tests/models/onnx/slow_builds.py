@@ -6,9 +6,9 @@ Lines of the file ``ROLLER_TEST_LOG``: what (build, built, judge), the process, 
 import os
 import time
 
-from roller.models.batch import tasks
+from roller.models.batch import worker_tasks
 
-_build, _judge = tasks.Build.run, tasks.CheckAndTime.run
+_build, _judge = worker_tasks.BuildTask.run, worker_tasks.CheckAndTimeTask.run
 
 
 def _log(what, about):
@@ -32,4 +32,4 @@ def _logged_judge(task):
 
 def dask_setup(worker):
     """Called by a worker that preloads this module; importing it alone changes nothing."""
-    tasks.Build.run, tasks.CheckAndTime.run = _slow_build, _logged_judge
+    worker_tasks.BuildTask.run, worker_tasks.CheckAndTimeTask.run = _slow_build, _logged_judge

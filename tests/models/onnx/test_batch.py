@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import roller
-from roller.arguments import target_of
 from roller.backends.cpu.launcher import CpuKernel
+from roller.compile_arguments import spec_and_local_device
 from roller.compiler.autotune import Selection
 from roller.errors import BuildError, NoCandidateError
 from roller.hardware import load_spec
-from roller.models.batch import tasks
-from roller.models.batch.compile import compile_kernels
+from roller.models.batch import worker_tasks
+from roller.models.batch.compile_kernels import compile_kernels
 from roller.models.batch.executors import ForkedWorkers, isolate_crashing_candidates
-from roller.models.batch.jobs import Settings, Target, make_jobs, rotating_constant_bytes
-from roller.models.batch.negligible_timing import mark_negligible
+from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, make_jobs, rotating_constant_bytes
+from roller.models.batch.skip_negligible_timing import mark_negligible
 from roller.models.graph.program_steps import KernelSource
 from roller.runtime.build_pool import BuildResult
 from roller.runtime.cache import CacheKey, KernelCache
@@ -40,12 +40,12 @@ def sources(*sizes):
 
 
 def target(device="cpu"):
-    spec, handle = target_of(device)
-    return Target(spec, device == "cpu" or handle is not None, handle.text if handle else "")
+    spec, handle = spec_and_local_device(device)
+    return BatchTarget(spec, device == "cpu" or handle is not None, handle.text if handle else "")
 
 
 def settings(**options):
-    return Settings(ConstructOptions(top_k=options.pop("top_k", 1)), **options)
+    return BatchSettings(ConstructOptions(top_k=options.pop("top_k", 1)), **options)
 
 
 def test_equal_kernels_are_compiled_once_and_every_key_has_its_own_names(cache):
@@ -117,9 +117,9 @@ def test_kernels_whose_choice_no_measurement_of_the_model_shows_are_not_timed(ca
 def test_the_lightest_kernels_are_those_that_cost_the_model_least(uses, light):
     spec = load_spec("cpu-avx512").with_overrides({"accuracy.ranking_error": 0.3})
     wanted = {n: KernelSource(roller.ops.matmul(n, n, n)) for n in (128, 132)}
-    jobs = make_jobs(wanted, Target(spec, False), settings(top_k="auto"), dict(zip(wanted, uses, strict=True)))
+    jobs = make_jobs(wanted, BatchTarget(spec, False), settings(top_k="auto"), dict(zip(wanted, uses, strict=True)))
     for job in jobs:
-        job.candidates, job.first = tasks.Construct(job.expression, spec, job.options, Selection()).run()
+        job.candidates, job.first = worker_tasks.ConstructTask(job.expression, spec, job.options, Selection()).run()
         assert len(job.first) > 1
     mark_negligible(jobs, spec, 0.0)
     assert [n for n, job in enumerate(jobs) if job.light] == light
@@ -132,13 +132,13 @@ def test_rivals_of_one_form_go_before_those_of_another(monkeypatch):
     spec = load_spec("cpu-avx512").with_overrides({"accuracy.ranking_error": 0.3})
     wanted = {"k": KernelSource(roller.ops.matmul(128, 384, 512), ("B",))}
     for other, left in (("slowest", 2), ("second", 1)):
-        (job,) = make_jobs(wanted, Target(spec, False), settings(top_k="auto"), {})
-        job.candidates, found = tasks.Construct(job.expression, spec, job.options, Selection()).run()
+        (job,) = make_jobs(wanted, BatchTarget(spec, False), settings(top_k="auto"), {})
+        job.candidates, found = worker_tasks.ConstructTask(job.expression, spec, job.options, Selection()).run()
         job.first = before = found[:3]
         assert len(before) == 3
         form = {n: "of another" if n == before[left] else "of one" for n in before}
         monkeypatch.setattr(
-            "roller.models.batch.negligible_timing.candidate_forms",
+            "roller.models.batch.skip_negligible_timing.misprediction_form_by_position",
             lambda job, form=form: {n: form[n] for n in job.first},
         )
         for n in range(40):
@@ -150,20 +150,22 @@ def test_rivals_of_one_form_go_before_those_of_another(monkeypatch):
 
 def test_of_a_kernel_whose_choice_shows_only_what_shows_is_built():
     """The last rivals gain least, and those of kernels that are timed for each other go together."""
-    from roller.perf.accuracy import kernel_family  # not above: a test below imports this file where no model may be
+    from roller.perf.expected_errors import (
+        kernel_family_key,  # not above: a test below imports this file where no model may be
+    )
 
     spec = load_spec("cpu-avx512").with_overrides({"accuracy.ranking_error": 0.5})
     wanted = {n: KernelSource(roller.ops.matmul(128, 384, n), ("B",)) for n in (512, 480)}
-    jobs = make_jobs(wanted, Target(spec, False), settings(top_k="auto"), {})
+    jobs = make_jobs(wanted, BatchTarget(spec, False), settings(top_k="auto"), {})
     for job in jobs:
-        job.candidates, job.first = tasks.Construct(job.expression, spec, job.options, Selection()).run()
+        job.candidates, job.first = worker_tasks.ConstructTask(job.expression, spec, job.options, Selection()).run()
     before = [job.first for job in jobs]
     assert min(map(len, before)) > 2
     left = [len(before[0])]
     for others_s in (0.0, *(sum(j.share_s for j in jobs) * n for n in (1, 2, 4, 8, 16))):
         mark_negligible(jobs, spec, others_s)
         left.append(len(jobs[0].first))
-        assert len({frozenset(kernel_family(c.program) for c in j.candidates_worth_timing) for j in jobs}) == 1
+        assert len({frozenset(kernel_family_key(c.program) for c in j.candidates_worth_timing) for j in jobs}) == 1
         assert all(0 in j.first and set(j.first) <= set(b) for j, b in zip(jobs, before, strict=True))
         assert len({j.light for j in jobs}) == 1
     assert left == sorted(left, reverse=True) and 1 < left[-1] < left[0], left
@@ -183,19 +185,19 @@ def test_a_warm_batch_loads_neither_compiler_nor_constructor(cache):
 
 
 def test_one_failing_kernel_loses_no_other(cache, monkeypatch):
-    build = tasks.Build.run
+    build = worker_tasks.BuildTask.run
 
     def refuse_one(task):
         if task.expression.inputs[0].shape == (128,):
             raise BuildError("refused on purpose")
         return build(task)
 
-    monkeypatch.setattr(tasks.Build, "run", refuse_one)
+    monkeypatch.setattr(worker_tasks.BuildTask, "run", refuse_one)
     batch = compile_kernels(sources(64, 128, 256), target(), settings(), cache=cache)
     assert set(batch.failures) == {"relu128"} and "refused on purpose" in batch.failures["relu128"]
     assert set(batch.artifacts) == {"relu64", "relu256"}
     with pytest.raises(NoCandidateError, match=r"model on cpu: 1 of 3 kernels .* refused on purpose.* other 2 are in"):
-        batch.raise_failures("model", "cpu")
+        batch.raise_if_any_failed("model", "cpu")
     monkeypatch.undo()
     monkeypatch.setenv("ROLLER_CACHE_DIR", str(cache.folder))
     again = compile_kernels(sources(64, 128, 256), target(), settings(), cache=cache)
@@ -283,14 +285,14 @@ def test_a_pretended_device_judges_and_keeps_nothing(cache):
 
 
 def compile_and_log(log, sizes):
-    build = tasks.Build.run
+    build = worker_tasks.BuildTask.run
 
     def logged(task):
         with open(log, "a") as file:  # one short line: written whole
             file.write(f"{task.expression.inputs[0].shape[0]}\n")
         return build(task)
 
-    tasks.Build.run = logged
+    worker_tasks.BuildTask.run = logged
     batch = compile_kernels(sources(*sizes), target(), settings(), cache=KernelCache())
     assert len(batch.artifacts) == len(sizes)
 
@@ -325,7 +327,7 @@ def test_a_killed_batch_continues_where_it_stopped(cache, tmp_path):
 
 
 def test_a_candidate_that_kills_its_judge_loses_alone():
-    task = tasks.CheckAndTime(None, None, {"good": None, "bad": None, "fine": None}, True, 0, None)
+    task = worker_tasks.CheckAndTimeTask(None, None, {"good": None, "bad": None, "fine": None}, True, 0, None)
     asked = []
 
     def again(one):

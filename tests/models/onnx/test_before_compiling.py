@@ -14,12 +14,12 @@ import pytest
 import roller
 from roller.errors import BuildError, LaunchError, ModelError
 from roller.models import compile as stages
-from roller.models import reference_outputs
+from roller.models import onnxruntime_reference
 from roller.models.batch.executors import ForkedWorkers
 from roller.models.compile import partition_graph, read_folded_graph
-from roller.models.disagreement import decide_which_is_right, run_references
+from roller.models.disagreement_verdict import decide_which_is_right, run_references
 from roller.models.graph.program_steps import Foreign
-from roller.models.session.fallback import require_runtimes
+from roller.models.session.fallback_runtime import require_runtimes
 from tests.models.onnx.networks import tower, unsupported
 
 
@@ -123,13 +123,13 @@ def test_a_model_is_held_to_onnx_runtime(cli, tmp_path, monkeypatch):
 def test_where_onnx_runtime_is_wrong_the_reference_says_so(cli, tmp_path, monkeypatch):
     path = tmp_path / "tower.onnx"
     onnx.save(tower(), path)
-    right = reference_outputs.run_onnxruntime
+    right = onnxruntime_reference.run_onnxruntime
 
     def optimised_wrongly(*arguments, optimised=True):
         outputs, version = right(*arguments, optimised=optimised)
         return (tuple(o + 1 for o in outputs) if optimised else outputs), version
 
-    monkeypatch.setattr("roller.models.reference_outputs.run_onnxruntime", optimised_wrongly)
+    monkeypatch.setattr("roller.models.onnxruntime_reference.run_onnxruntime", optimised_wrongly)
     code, out, _ = cli("check", path, "--batch", "1", "--threads", "1")
     said = "roller is right: onnx's reference evaluator agrees with it, and ONNX Runtime does without its optimisations"
     assert code == 1 and said in out
@@ -157,10 +157,10 @@ def test_a_model_that_the_reference_does_not_take_is_judged_by_what_is_left(monk
     program = partition_graph(read_folded_graph(tower(), batch=1))
     feeds = {n: np.zeros(program.values[n].shape, np.float32) for n in program.inputs}
     assert run_references(tower(), program, feeds).reference is not None
-    monkeypatch.setattr("roller.models.disagreement.MAX_ELEMENTS", 1)
+    monkeypatch.setattr("roller.models.disagreement_verdict.MAX_ELEMENTS", 1)
     found = run_references(tower(), program, feeds)
     assert found.reference is None and found.unoptimised is not None
-    monkeypatch.setattr("roller.models.disagreement.MAX_ELEMENTS", 1 << 26)
+    monkeypatch.setattr("roller.models.disagreement_verdict.MAX_ELEMENTS", 1 << 26)
     found = run_references(b"nonsense", program, feeds)
     assert found.reference is None and found.unoptimised is None
 

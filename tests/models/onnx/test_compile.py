@@ -5,7 +5,7 @@ import pytest
 
 import roller
 from roller.errors import ModelError, NoCandidateError, RollerError
-from roller.models.batch import tasks
+from roller.models.batch import worker_tasks
 from tests.models.onnx.models import runtime
 from tests.models.onnx.networks import tower, unsupported
 
@@ -25,14 +25,14 @@ def test_a_model_agrees_with_onnx_runtime_at_any_batch():
 def test_a_warm_compile_builds_nothing(monkeypatch):
     model = tower()
     roller.compile_model(model, batch=1, top_k=1, progress=False)
-    monkeypatch.setattr(tasks.Build, "run", lambda task: pytest.fail("built again"))
-    monkeypatch.setattr(tasks.Construct, "run", lambda task: pytest.fail("constructed again"))
+    monkeypatch.setattr(worker_tasks.BuildTask, "run", lambda task: pytest.fail("built again"))
+    monkeypatch.setattr(worker_tasks.ConstructTask, "run", lambda task: pytest.fail("constructed again"))
     path_or_bytes = model.SerializeToString()
     assert roller.compile_model(path_or_bytes, batch=1, top_k=1, progress=False).name == "tower"
 
 
 def test_what_cannot_be_compiled_is_refused_before_anything_is(monkeypatch):
-    monkeypatch.setattr(tasks.Construct, "run", lambda task: pytest.fail("constructed"))
+    monkeypatch.setattr(worker_tasks.ConstructTask, "run", lambda task: pytest.fail("constructed"))
     with pytest.raises(ModelError, match=r"(?s)2 nodes it cannot.*Mystery.*Riddle"):
         roller.compile_model(unsupported())
 
@@ -51,7 +51,7 @@ def test_kernels_that_fail_are_all_named(monkeypatch):
     def refuse(task):
         raise ValueError("no luck")
 
-    monkeypatch.setattr(tasks.Build, "run", refuse)
+    monkeypatch.setattr(worker_tasks.BuildTask, "run", refuse)
     with pytest.raises(NoCandidateError, match=r"tower on .*: (\d+) of \1 kernels have no candidate.* no luck"):
         roller.compile_model(tower(), batch=1, top_k=1, progress=False)
 

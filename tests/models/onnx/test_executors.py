@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import roller
-from roller.arguments import target_of
+from roller.compile_arguments import spec_and_local_device
 from roller.errors import RollerError, RollerWarning
-from roller.models.batch import executors, tasks
-from roller.models.batch.compile import compile_kernels
-from roller.models.batch.executors import ExecutorWorkers, workers_for
-from roller.models.batch.jobs import Settings, Target
+from roller.models.batch import executors, worker_tasks
+from roller.models.batch.compile_kernels import compile_kernels
+from roller.models.batch.executors import ExecutorWorkers, choose_batch_workers
+from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget
 from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache import KernelCache
 from roller.templates.common.options import ConstructOptions
@@ -35,10 +35,10 @@ def cache():
 
 
 def compiled(sizes, crew, cache, device="cpu", top_k=1):
-    spec, handle = target_of(device)
-    target = Target(spec, device == "cpu" or handle is not None, handle.text if handle else "")
+    spec, handle = spec_and_local_device(device)
+    target = BatchTarget(spec, device == "cpu" or handle is not None, handle.text if handle else "")
     sources = {f"relu{n}": KernelSource(roller.ops.elementwise("relu", (n,))) for n in sizes}
-    return compile_kernels(sources, target, Settings(ConstructOptions(top_k=top_k)), crew=crew, cache=cache)
+    return compile_kernels(sources, target, BatchSettings(ConstructOptions(top_k=top_k)), crew=crew, cache=cache)
 
 
 def works(batch, sizes):
@@ -52,7 +52,7 @@ def works(batch, sizes):
 
 def test_threads_build(cache):
     with ThreadPoolExecutor(2) as pool:
-        batch = compiled([64, 4096], workers_for(pool, None, None), cache, top_k=2)
+        batch = compiled([64, 4096], choose_batch_workers(pool, None, None), cache, top_k=2)
         assert pool.submit(int, "3").result() == 3  # it is the caller's, and still open
     assert works(batch, [64, 4096]) and set(batch.origins.values()) == {"compiled"}
     assert all(a.measured_s for a in batch.artifacts.values())
@@ -60,13 +60,13 @@ def test_threads_build(cache):
 
 def test_processes_that_know_nothing_build(cache):
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert works(compiled([64], workers_for(pool, None, None), cache), [64])
+        assert works(compiled([64], choose_batch_workers(pool, None, None), cache), [64])
 
 
 def test_processes_that_die_are_reasons(cache, monkeypatch):
-    monkeypatch.setattr(tasks.Build, "run", lambda task: os._exit(3))
+    monkeypatch.setattr(worker_tasks.BuildTask, "run", lambda task: os._exit(3))
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        batch = compiled([64, 128], workers_for(pool, None, None), cache)
+        batch = compiled([64, 128], choose_batch_workers(pool, None, None), cache)
     assert not batch.artifacts and set(batch.failures) == {"relu64", "relu128"}
     assert all("crashed: BrokenProcessPool" in why for why in batch.failures.values())
 
@@ -110,15 +110,15 @@ def test_an_executor_that_is_shut_down_is_a_reason(cache):
 
 def test_a_worker_with_other_sources_builds_nothing():
     with pytest.raises(RollerError, match="expected the caller's version of roller"):
-        tasks.run_task(tasks.Construct(None, None, None, None), code="another")
+        worker_tasks.run_task(worker_tasks.ConstructTask(None, None, None, None), code="another")
 
 
 def test_no_scheduler_is_one_clear_error(monkeypatch):
     monkeypatch.setattr("roller.models.batch.executors._CONNECT_S", 0.2)
     with pytest.raises(RollerError, match=r"scheduler: expected an address with a port .*, got 'foo'"):
-        workers_for(None, "foo", None, "gpu")
+        choose_batch_workers(None, "foo", None, "gpu")
     with pytest.raises(RollerError, match=r"scheduler: expected a Dask scheduler at 'tcp://127.0.0.1:9', got none"):
-        workers_for(None, "tcp://127.0.0.1:9", None)
+        choose_batch_workers(None, "tcp://127.0.0.1:9", None)
 
 
 @contextlib.contextmanager
@@ -175,7 +175,7 @@ def test_a_killed_dask_worker_loses_nothing(cache, tmp_path):
 
         killer = threading.Thread(target=kill_in_the_middle)
         killer.start()
-        crew = workers_for(None, address, None)
+        crew = choose_batch_workers(None, address, None)
         try:
             assert (crew.workers, crew.benches) == (3, 1)
             batch = compiled(sizes, crew, cache)
@@ -200,7 +200,7 @@ def test_a_killed_dask_worker_loses_nothing(cache, tmp_path):
 def test_gpu_kernels_are_judged_where_the_gpu_is(cache, tmp_path):
     with cluster(tmp_path, ["", "gpu=1"], build_s=0.0) as (address, workers):
         wait_for_workers(address, 2)
-        crew = workers_for(None, address, None, "gpu")
+        crew = choose_batch_workers(None, address, None, "gpu")
         try:
             batch = compiled([64, 128], crew, cache, device="null:v100", top_k=2)
         finally:

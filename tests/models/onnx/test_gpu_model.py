@@ -18,7 +18,7 @@ from roller.backends.cuda.toolchain import available
 from roller.emulator.emulated_device import EmulatedDevice
 from roller.errors import LaunchError
 from roller.models.graph.program_steps import ParallelGroup, iterate_kernel_runs
-from roller.models.reference_outputs import expected_of
+from roller.models.onnxruntime_reference import make_random_expected_outputs
 from roller.models.session import gpu_device
 from roller.models.session.bundle_run import run_bundle
 from roller.models.session.gpu_bundle import ModelBundle
@@ -34,7 +34,7 @@ roller.compile_model(branches(), "h200", batch=2, top_k=1, cache=False, progress
 
 def bundled(model, folder, **options):
     made = roller.compile_model(model, "h200", top_k=1, progress=False, prove_s=0, **options)
-    made.save(folder, [expected_of(model, made.plan.program)])
+    made.save(folder, [make_random_expected_outputs(model, made.plan.program)])
     return made
 
 
@@ -104,8 +104,8 @@ def expected(model, feeds):
 
 def test_expected_results_need_a_model_that_runs():
     made = roller.compile_model(tower(), "v100", batch=1, top_k=1, progress=False)
-    found = expected_of(tower(), made.plan.program, seed=3)
+    found = make_random_expected_outputs(tower(), made.plan.program, seed=3)
     assert [a.shape for a in (*found.feeds, *found.outputs)] == [(1, 8, 8, 8), (1, 5)]
     assert np.isfinite(found.outputs[0]).all()
     with pytest.raises(LaunchError, match="onnxruntime refuses the model"):
-        expected_of(b"nonsense", made.plan.program)
+        make_random_expected_outputs(b"nonsense", made.plan.program)

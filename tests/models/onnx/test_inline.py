@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from roller.errors import ModelError
 from roller.models.onnx import mapped_weights, remove_duplicates
 from roller.models.onnx.load_model_proto import load_onnx
-from roller.models.session.constants import _make_readable
+from roller.models.session.packed_constants import _make_readable
 from tests.models.onnx.models import model_of
 
 LARGE = (520, 512)
@@ -71,7 +71,7 @@ def test_a_cut_file_is_left_to_protobuf(tmp_path, cut):
     path = tmp_path / "m.onnx"
     data = model([numpy_helper.from_array(arrays()["w"], "w")]).SerializeToString()
     path.write_bytes(data[:-cut])
-    assert mapped_weights.split_off_weights(path) is None
+    assert mapped_weights.read_message_without_weights(path) is None
     with pytest.raises(ModelError, match="damaged"):
         load_onnx(path)
 
@@ -81,7 +81,7 @@ def test_two_graphs_in_one_file_are_merged_by_protobuf(tmp_path):
     data = model([numpy_helper.from_array(arrays()["w"], "w")]).SerializeToString()
     more = onnx.ModelProto(graph=onnx.GraphProto(initializer=[numpy_helper.from_array(arrays()["small"], "small")]))
     path.write_bytes(data + more.SerializeToString())
-    assert mapped_weights.split_off_weights(path) is None
+    assert mapped_weights.read_message_without_weights(path) is None
     assert set(load_onnx(path).initialisers) == {"w", "small"}
 
 

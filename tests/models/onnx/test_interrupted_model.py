@@ -7,7 +7,7 @@ import sys
 import onnx
 import pytest
 
-from roller.models.batch.progress import Progress, count_kernels_on_interrupt
+from roller.models.batch.progress import Progress, report_count_on_interrupt
 from tests.models.onnx.networks import tower
 from tests.runtime.test_interrupts import AT_FORK, run
 
@@ -42,7 +42,7 @@ def test_an_interrupt_within_any_fork_stops_a_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_was_done_is_told(kept):
     seen = []
-    with pytest.raises(KeyboardInterrupt) as stop, count_kernels_on_interrupt(seen.append, kept=kept) as tell:
+    with pytest.raises(KeyboardInterrupt) as stop, report_count_on_interrupt(seen.append, kept=kept) as tell:
         tell(Progress("build", 3, 12))
         raise KeyboardInterrupt
     text = str(stop.value)

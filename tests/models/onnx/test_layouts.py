@@ -15,9 +15,9 @@ import roller
 from roller.errors import RollerWarning
 from roller.hardware import load_spec
 from roller.models import compile as compiling
-from roller.models.batch import tasks
+from roller.models.batch import worker_tasks
 from roller.models.compile import compile_for_device, partition_graph, read_folded_graph
-from roller.models.graph.channel_blocks import BlockedLayout, conversion_kernel, rewrite_to_blocked
+from roller.models.graph.blocked_channel_rewrite import BlockedLayout, make_layout_conversion_kernel, rewrite_to_blocked
 from roller.models.graph.coschedule import make_predictor
 from roller.models.graph.layout_choice import ChosenLayouts, _LayoutProblem, choose_layouts
 from roller.models.graph.mincut import INFINITE, FlowNetwork
@@ -76,12 +76,12 @@ def test_what_may_not_be_cut_is_not():
 def test_conversions_there_and_back(shape):
     layout = BlockedLayout.of(shape, 16)
     x = np.random.default_rng(0).standard_normal(shape)
-    (there,) = conversion_kernel(layout, "float32", to_blocked=True).source.expression.evaluate(
-        [x.reshape(conversion_kernel(layout, "float32", to_blocked=True).source.expression.inputs[0].shape)]
+    (there,) = make_layout_conversion_kernel(layout, "float32", to_blocked=True).source.expression.evaluate(
+        [x.reshape(make_layout_conversion_kernel(layout, "float32", to_blocked=True).source.expression.inputs[0].shape)]
     )
     want = np.moveaxis(x.reshape(shape[0], shape[1] // 16, 16, *shape[2:]), 2, -1)
     assert want.shape == layout.shape and np.array_equal(there.reshape(-1), want.reshape(-1))
-    back = conversion_kernel(layout, "float32", to_blocked=False).source.expression
+    back = make_layout_conversion_kernel(layout, "float32", to_blocked=False).source.expression
     assert np.array_equal(back.evaluate([there.reshape(back.inputs[0].shape)])[0].reshape(-1), x.reshape(-1))
 
 
@@ -300,7 +300,7 @@ def test_a_kernel_in_blocks_that_no_candidate_computes_does_not_fail_the_model(m
     laid = blocked_throughout(declared, 16)
     rewritten_only = [s.expression for k, s in laid.program.kernels.items() if k not in declared.kernels]
     assert rewritten_only
-    kept = tasks.Build.run
+    kept = worker_tasks.BuildTask.run
 
     def refuse(task):
         if task.expression in rewritten_only:
@@ -308,7 +308,7 @@ def test_a_kernel_in_blocks_that_no_candidate_computes_does_not_fail_the_model(m
         return kept(task)
 
     monkeypatch.setattr(compiling, "choose_layouts", lambda *_: laid)
-    monkeypatch.setattr(tasks.Build, "run", refuse)
+    monkeypatch.setattr(worker_tasks.BuildTask, "run", refuse)
     with pytest.warns(RollerWarning, match=r"kernels? in blocks .* no luck\. The model is compiled without them"):
         session = roller.compile_model(model, batch=2, top_k=1, cache=False, progress=False)
     x = np.random.default_rng(3).standard_normal((2, 32, 8, 8), dtype=np.float32)

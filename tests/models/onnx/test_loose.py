@@ -15,9 +15,9 @@ from roller.emulator.emulated_device import EmulatedDevice
 from roller.errors import LaunchError, RollerWarning, UnsupportedError
 from roller.models.compile import partition_graph, read_folded_graph
 from roller.models.graph.program_steps import Foreign, Run
-from roller.models.reference_outputs import expected_of
+from roller.models.onnxruntime_reference import make_random_expected_outputs
 from roller.models.session.bundle_run import run_bundle
-from roller.models.session.caller_arrays import Described
+from roller.models.session.caller_arrays import TensorDescription
 from tests.models.session.reference import evaluate_program
 from tests.offenders import every
 
@@ -186,7 +186,7 @@ def test_outputs_of_unknown_shape_are_described_and_take_no_array(cache):
     model = found()
     with pytest.warns(RollerWarning):
         session = roller.compile_model(model, top_k=1, fallback="onnxruntime", progress=False)
-    assert session.outputs == (Described("at", (2, None), "int64"), Described("sum", (), "float32"))
+    assert session.outputs == (TensorDescription("at", (2, None), "int64"), TensorDescription("sum", (), "float32"))
     assert repr(session).startswith("<Session loose: x [4, 8] -> at [2, ?], sum []")
     feeds, own = feeds_of(model), np.empty((), np.float32)
     at, total = wanted(model, feeds)
@@ -210,7 +210,7 @@ def test_a_gpu_has_them_from_the_host(tmp_path, cache):
     model = found()
     with pytest.warns(RollerWarning):
         made = roller.compile_model(model, "h200", top_k=1, fallback="onnxruntime", progress=False)
-    made.save(tmp_path / "b", [expected_of(model, made.plan.program)])
+    made.save(tmp_path / "b", [make_random_expected_outputs(model, made.plan.program)])
     device = EmulatedDevice(check=False, arch="sm_90")
     results = run_bundle(tmp_path / "b", tmp_path / "r.json", device, samples=1)
     assert results["ok"], json.dumps(results["phases"]["check"], indent=1)

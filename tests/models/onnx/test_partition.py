@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roller.errors import ModelError
-from roller.models.graph.nodes import Graph, Node
+from roller.models.graph.model_graph import Graph, Node
 from roller.models.graph.program_steps import Foreign, Run, Value
 from roller.models.onnx.partition_graph import partition_graph
 from tests.models.session.reference import evaluate_program

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import roller
-from roller.arguments import target_of
+from roller.compile_arguments import spec_and_local_device
 from roller.compiler import pipeline
 from roller.emulator import prove
 from roller.runtime.check import check
@@ -53,7 +53,7 @@ def sources():
 def test_fused_kernels_of_a_gpu_compute_their_expressions(tmp_path):
     for source in sources():
         (best, *_) = roller.construct(source.expression, V100, top_k=1)
-        spec = target_of(V100)[0]
+        spec = spec_and_local_device(V100)[0]
         artifact = pipeline.lower(best.program, source.expression, spec)
         proof = prove(artifact, orders=("forward",), compare=lambda *a: check(*a).message, cache_dir=tmp_path)
         assert proof.ok, f"{source.expression.name}: {proof}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 import roller
-from roller.arguments import target_of
+from roller.compile_arguments import spec_and_local_device
 from roller.models.batch.executors import ForkedWorkers
-from roller.models.batch.jobs import Settings, Target, construct_jobs
-from roller.models.batch.kernel_predictions import Predictions
+from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, construct_jobs
+from roller.models.batch.kernel_predictions import KernelPredictor
 from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_notes import read_note, write_note
+from roller.runtime.small_result_cache import read_small_result, write_small_result
 from roller.templates.common.options import ConstructOptions
 
 SOURCES = {"a": KernelSource(roller.ops.matmul(64, 64, 64)), "b": KernelSource(roller.ops.elementwise("relu", (64,)))}
@@ -19,14 +19,14 @@ SOURCES = {"a": KernelSource(roller.ops.matmul(64, 64, 64)), "b": KernelSource(r
 
 @pytest.fixture
 def predict(tmp_path):
-    target, settings = Target(target_of("v100")[0], False), Settings(ConstructOptions(top_k=1))
+    target, settings = BatchTarget(spec_and_local_device("v100")[0], False), BatchSettings(ConstructOptions(top_k=1))
 
     def make(may_construct=True):
         def made(jobs):
             assert may_construct
             return construct_jobs(jobs, target, ForkedWorkers())[0]
 
-        return Predictions(SOURCES, target, settings, made, KernelCache(tmp_path))
+        return KernelPredictor(SOURCES, target, settings, made, KernelCache(tmp_path))
 
     return make
 
@@ -56,12 +56,12 @@ def test_clearing_the_cache_clears_its_notes(predict, tmp_path):
 
 
 def test_a_damaged_note_is_none(tmp_path):
-    assert write_note(tmp_path, "n", {"x": 1}) and read_note(tmp_path, "n") == {"x": 1}
+    assert write_small_result(tmp_path, "n", {"x": 1}) and read_small_result(tmp_path, "n") == {"x": 1}
     for text in ("{", "[1]", ""):
         (tmp_path / "notes" / "n.json").write_text(text)
-        assert read_note(tmp_path, "n") == {}
+        assert read_small_result(tmp_path, "n") == {}
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "notes").write_text("a file is in the way")
-    assert not write_note(tmp_path, "n", {}) and read_note(tmp_path, "n") == {}
+    assert not write_small_result(tmp_path, "n", {}) and read_small_result(tmp_path, "n") == {}

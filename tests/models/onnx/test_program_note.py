@@ -10,8 +10,8 @@ import roller
 from roller.errors import ModelError
 from roller.models import compile as stages
 from roller.models.compile import partition_graph, read_folded_graph
-from roller.models.onnx import noted_weight_files, program_cache, read_model
-from roller.models.onnx.program_cache import ProgramNote
+from roller.models.onnx import cached_weight_files, program_cache, read_model
+from roller.models.onnx.program_cache import CachedProgramFile
 from tests.models.onnx.networks import tower
 
 
@@ -29,11 +29,14 @@ def made(note):
         calls.append(1)
         return partition_graph(read_folded_graph(note.model, batch=note.batch, shapes=note.shapes))
 
-    return note.load_or_make(make), bool(calls)
+    return note.load_or_make_and_cache(make), bool(calls)
 
 
 def test_a_program_reads_back_equal_and_is_made_once(tmp_path, path):
-    (first, anew), (second, again) = made(ProgramNote(tmp_path, path, 2)), made(ProgramNote(tmp_path, str(path), 2))
+    (first, anew), (second, again) = (
+        made(CachedProgramFile(tmp_path, path, 2)),
+        made(CachedProgramFile(tmp_path, str(path), 2)),
+    )
     assert anew and not again and first.kernels == second.kernels and first.steps == second.steps
     assert first.values == second.values and list(first.values) == list(second.values)
     for name, array in first.constants.items():
@@ -41,15 +44,15 @@ def test_a_program_reads_back_equal_and_is_made_once(tmp_path, path):
 
 
 def test_whatever_decides_the_program_decides_the_note(tmp_path, path, monkeypatch):
-    assert made(ProgramNote(tmp_path, path, 2))[1]
-    assert made(ProgramNote(tmp_path, path, 3))[1]
-    assert made(ProgramNote(tmp_path, path, None, {"x": (2, 8, 8, 8)}))[1]
-    assert made(ProgramNote(None, path, 2))[1]
-    assert not made(ProgramNote(tmp_path, path, 2))[1]
+    assert made(CachedProgramFile(tmp_path, path, 2))[1]
+    assert made(CachedProgramFile(tmp_path, path, 3))[1]
+    assert made(CachedProgramFile(tmp_path, path, None, {"x": (2, 8, 8, 8)}))[1]
+    assert made(CachedProgramFile(None, path, 2))[1]
+    assert not made(CachedProgramFile(tmp_path, path, 2))[1]
     onnx.save(tower(blocks=2, seed=1), path)
-    assert made(ProgramNote(tmp_path, path, 2))[1]
-    monkeypatch.setattr(program_cache, "code_digest", lambda parts: "another roller")
-    assert made(ProgramNote(tmp_path, path, 2))[1]
+    assert made(CachedProgramFile(tmp_path, path, 2))[1]
+    monkeypatch.setattr(program_cache, "source_code_digest", lambda parts: "another roller")
+    assert made(CachedProgramFile(tmp_path, path, 2))[1]
 
 
 def test_a_model_written_while_it_is_read_leaves_no_note(tmp_path, path):
@@ -58,24 +61,24 @@ def test_a_model_written_while_it_is_read_leaves_no_note(tmp_path, path):
         onnx.save(tower(blocks=1), path)
         return program
 
-    ProgramNote(tmp_path, path, 2).load_or_make(make)
+    CachedProgramFile(tmp_path, path, 2).load_or_make_and_cache(make)
     assert not list(tmp_path.glob("notes/*"))
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: b"", lambda d: d[:40] + b"\0" + d[41:]])
 def test_a_damaged_note_is_none(tmp_path, path, damage):
-    made(ProgramNote(tmp_path, path, 2))
+    made(CachedProgramFile(tmp_path, path, 2))
     (note,) = tmp_path.glob("notes/*.program")
     note.write_bytes(damage(note.read_bytes()))
-    assert made(ProgramNote(tmp_path, path, 2))[1]
-    assert not made(ProgramNote(tmp_path, path, 2))[1]
+    assert made(CachedProgramFile(tmp_path, path, 2))[1]
+    assert not made(CachedProgramFile(tmp_path, path, 2))[1]
 
 
 @pytest.fixture
 def at_once(monkeypatch):
     """Files are taken as settled: a test waits for no clock."""
-    monkeypatch.setattr(noted_weight_files, "SETTLED_S", -1.0)
-    monkeypatch.setattr(noted_weight_files, "LEAST_BYTES", 256)
+    monkeypatch.setattr(cached_weight_files, "SETTLED_S", -1.0)
+    monkeypatch.setattr(cached_weight_files, "LEAST_BYTES", 256)
 
 
 @pytest.fixture
@@ -88,7 +91,10 @@ def beside(tmp_path, at_once):
 
 
 def test_weights_beside_the_model_stay_in_their_file(tmp_path, beside):
-    (first, anew), (second, again) = made(ProgramNote(tmp_path, beside, 2)), made(ProgramNote(tmp_path, beside, 2))
+    (first, anew), (second, again) = (
+        made(CachedProgramFile(tmp_path, beside, 2)),
+        made(CachedProgramFile(tmp_path, beside, 2)),
+    )
     assert anew and not again and first.steps == second.steps
     large = [n for n, a in first.constants.items() if a.nbytes >= 256]
     assert large and all(isinstance(second.constants[n], np.memmap) for n in large)
@@ -96,7 +102,7 @@ def test_weights_beside_the_model_stay_in_their_file(tmp_path, beside):
         assert np.array_equal(array, second.constants[name]) and array.dtype == second.constants[name].dtype
     (note,) = tmp_path.glob("notes/*.program")
     assert first.constants[large[0]].tobytes() not in note.read_bytes()
-    elsewhere = ProgramNote(tmp_path, beside.read_bytes(), 2, base_dir=beside.parent)
+    elsewhere = CachedProgramFile(tmp_path, beside.read_bytes(), 2, base_dir=beside.parent)
     assert made_from(elsewhere, beside)[1] and not made_from(elsewhere, beside)[1]
 
 
@@ -108,12 +114,12 @@ def made_from(note, path):
         calls.append(1)
         return partition_graph(read_folded_graph(note.model, batch=2, base_dir=path.parent))
 
-    return note.load_or_make(make), bool(calls)
+    return note.load_or_make_and_cache(make), bool(calls)
 
 
 @pytest.mark.parametrize("change", ["content", "size", "another file", "gone", "a link that leaves", "times set back"])
 def test_whatever_happens_to_weights_beside_the_model_ends_the_note(tmp_path, beside, change):
-    made(ProgramNote(tmp_path, beside, 2))
+    made(CachedProgramFile(tmp_path, beside, 2))
     data = beside.with_name("m.data")
     whole, times = data.read_bytes(), (data.stat().st_atime_ns, data.stat().st_mtime_ns)
     if change in ("content", "times set back"):
@@ -131,17 +137,17 @@ def test_whatever_happens_to_weights_beside_the_model_ends_the_note(tmp_path, be
             data.symlink_to(tmp_path / "moved")
     if change in ("gone", "a link that leaves"):
         with pytest.raises(ModelError, match="external data of"):
-            made(ProgramNote(tmp_path, beside, 2))
+            made(CachedProgramFile(tmp_path, beside, 2))
     else:
-        program, anew = made(ProgramNote(tmp_path, beside, 2))
+        program, anew = made(CachedProgramFile(tmp_path, beside, 2))
         zero = change in ("content", "times set back")
         assert anew and all(not a.any() for a in program.constants.values() if a.nbytes >= 256) == zero
 
 
 def test_weights_that_were_just_written_leave_no_note(tmp_path, beside, monkeypatch):
-    monkeypatch.setattr(noted_weight_files, "SETTLED_S", 2.5)
+    monkeypatch.setattr(cached_weight_files, "SETTLED_S", 2.5)
     os.utime(beside.with_name("m.data"), (1, 1))  # which does not make its last change older
-    assert made(ProgramNote(tmp_path, beside, 2))[1]
+    assert made(CachedProgramFile(tmp_path, beside, 2))[1]
     assert not list(tmp_path.glob("notes/*"))
 
 
@@ -150,14 +156,17 @@ def test_large_weights_of_a_large_model_stay_in_it(tmp_path, at_once, monkeypatc
     path = tmp_path / "wide.onnx"
     onnx.save(product(width=640), path)
     assert path.stat().st_size > 1 << 20
-    (first, anew), (second, again) = made(ProgramNote(tmp_path, path)), made(ProgramNote(tmp_path, str(path)))
+    (first, anew), (second, again) = (
+        made(CachedProgramFile(tmp_path, path)),
+        made(CachedProgramFile(tmp_path, str(path))),
+    )
     assert anew and not again and first.steps == second.steps
     assert any(isinstance(a, np.memmap) for a in second.constants.values())
     for name, array in first.constants.items():
         assert np.array_equal(array, second.constants[name])
     held = {n: a.copy() for n, a in first.constants.items() if a.size > 1}  # what is mapped follows its file
     onnx.save(product(width=640, seed=1), path)
-    third, anew = made(ProgramNote(tmp_path, path))
+    third, anew = made(CachedProgramFile(tmp_path, path))
     assert anew and held and not any(np.array_equal(a, third.constants[n]) for n, a in held.items())
 
 
@@ -185,15 +194,15 @@ def test_tensors_of_bodies_and_functions_name_their_files_too():
     opsets = [onnx.helper.make_opsetid("", 17)]
     function = onnx.helper.make_function("d", "f", [], ["cfunction"], [holding("function")], opsets)
     model = onnx.helper.make_model(graph, functions=[function], opset_imports=opsets)
-    assert noted_weight_files.external_file_names(model) == {"body", "initialiser", "node", "function"}
+    assert cached_weight_files.external_file_names(model) == {"body", "initialiser", "node", "function"}
 
 
 def test_old_notes_go(tmp_path, monkeypatch):
     monkeypatch.setattr(program_cache, "MOST_NOTES", 2)
     model = tower().SerializeToString()
-    paths = [ProgramNote(tmp_path, model, n).path() for n in (1, 2, 3)]
+    paths = [CachedProgramFile(tmp_path, model, n).path() for n in (1, 2, 3)]
     for n, path in enumerate(paths):
-        made(ProgramNote(tmp_path, model, n + 1))
+        made(CachedProgramFile(tmp_path, model, n + 1))
         os.utime(path, (n, n))
     assert sorted(tmp_path.glob("notes/*")) == sorted(paths[1:])
 

@@ -14,10 +14,10 @@ from roller import ops
 from roller.compiler import pipeline
 from roller.compiler.autotune.proving import USED_UP, ProofVerdict
 from roller.errors import RollerError
-from roller.models.batch import compile as batch
-from roller.models.batch import emulated_proofs, tasks
-from roller.models.batch.compile import compile_kernels
-from roller.models.batch.jobs import Settings, make_jobs
+from roller.models.batch import compile_kernels as batch
+from roller.models.batch import emulated_proofs, worker_tasks
+from roller.models.batch.compile_kernels import compile_kernels
+from roller.models.batch.kernel_jobs import BatchSettings, make_jobs
 from roller.models.compile import resolve_target_and_workers
 from roller.models.graph.program_steps import KernelSource
 from roller.models.options import ModelOptions
@@ -34,7 +34,7 @@ SOURCES = {"m": KernelSource(ops.matmul(40, 36, 20), ()), "r": KernelSource(ops.
 def compiled(prove_s, cache=None):
     target, crew = resolve_target_and_workers("v100", workers=2)
     try:
-        settings = Settings(roller.ConstructOptions(top_k=3), prove_s=prove_s)
+        settings = BatchSettings(roller.ConstructOptions(top_k=3), prove_s=prove_s)
         return compile_kernels(SOURCES, target, settings, crew=crew, cache=cache)
     finally:
         crew.close()
@@ -55,7 +55,7 @@ def test_kernels_are_proved_where_seconds_are_given_and_only_once(tmp_path, monk
 
 def forbid_work(monkeypatch, *but):
     """Let no kernel be constructed, lowered or proved from here on."""
-    for task in {tasks.Construct, tasks.Build, tasks.Prove} - set(but):
+    for task in {worker_tasks.ConstructTask, worker_tasks.BuildTask, worker_tasks.ProveTask} - set(but):
         monkeypatch.setattr(task, "run", lambda self: pytest.fail(f"{type(self).__name__} again"))
     monkeypatch.setattr(batch, "construct_jobs", lambda *_: pytest.fail("constructed again"))
 
@@ -63,12 +63,12 @@ def forbid_work(monkeypatch, *but):
 def test_what_is_in_the_cache_is_proved_as_it_is(tmp_path, monkeypatch):
     cache = KernelCache(tmp_path)
     compiled(0.0, cache)
-    forbid_work(monkeypatch, tasks.Prove)
+    forbid_work(monkeypatch, worker_tasks.ProveTask)
     found = compiled(600.0, cache)
     assert known(found) == {"m": "emulated", "r": "emulated"} and found.count("cached") == 2
     target, crew = resolve_target_and_workers("v100", workers=1)
     crew.close()
-    (job, _) = make_jobs(SOURCES, target, Settings(roller.ConstructOptions(top_k=3)), {})
+    (job, _) = make_jobs(SOURCES, target, BatchSettings(roller.ConstructOptions(top_k=3)), {})
     assert [c.proved for c in cache.load(job.full).candidates] == ["emulated", "", ""]
 
 
@@ -81,7 +81,7 @@ def test_what_is_known_after_so_many_seconds_is_not_asked_again(tmp_path, monkey
         for artifact in artifacts:
             tried.append(artifact)
             name = "m" if artifact.expression.name == "matmul" else "r"
-            self._known[emulated_proofs._proof_subject(artifact)] = ProofVerdict(texts.get(name, "emulated"))
+            self._known[emulated_proofs._proof_identity(artifact)] = ProofVerdict(texts.get(name, "emulated"))
         if not texts:
             self._known.clear()
             self._left_s = 0.0
@@ -115,7 +115,7 @@ def test_a_kept_kernel_that_turns_out_wrong_gives_way_too(tmp_path, monkeypatch)
 def test_a_kept_kernel_that_is_wrong_goes_where_nothing_takes_its_place(tmp_path, monkeypatch):
     cache = KernelCache(tmp_path)
     compiled(0.0, cache)
-    jobs = make_jobs(SOURCES, hire_target(), Settings(roller.ConstructOptions(top_k=3)), {})
+    jobs = make_jobs(SOURCES, hire_target(), BatchSettings(roller.ConstructOptions(top_k=3)), {})
     monkeypatch.setattr(
         emulated_proofs.Proofs, "_prove_in_parallel", wrong_where(lambda artifact: artifact.expression.name == "matmul")
     )
@@ -128,7 +128,7 @@ def test_a_kept_kernel_that_is_wrong_goes_where_nothing_takes_its_place(tmp_path
 def test_a_proof_makes_no_time_of_a_kernel_a_new_one(tmp_path):
     cache = KernelCache(tmp_path)
     compiled(0.0, cache)
-    key = make_jobs(SOURCES, hire_target(), Settings(roller.ConstructOptions(top_k=3)), {})[0].full
+    key = make_jobs(SOURCES, hire_target(), BatchSettings(roller.ConstructOptions(top_k=3)), {})[0].full
     kept = cache.load(key)
     rows = (kept.candidates[0], replace(kept.candidates[1], status="slower", measured_s=1e-3), *kept.candidates[2:])
     cache.store(key, replace(kept, candidates=rows, stored_at=5.0), measurements=())
@@ -149,7 +149,7 @@ def wrong_where(planted):
 
     def prove(self, artifacts):
         for a in artifacts:
-            self._known[emulated_proofs._proof_subject(a)] = (
+            self._known[emulated_proofs._proof_identity(a)] = (
                 ProofVerdict("not proved", "planted") if planted(a) else ProofVerdict("emulated")
             )
 
@@ -171,11 +171,11 @@ def test_compiling_a_model_proves_nothing_and_saving_it_does(model, tmp_path, mo
     monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "cache"))
     made = roller.compile_model(model, "v100", top_k=1, workers=1, progress=False)
     assert {row["proved"] for row in made.rows} == {None}
-    forbid_work(monkeypatch, tasks.Prove)
+    forbid_work(monkeypatch, worker_tasks.ProveTask)
     made.save(tmp_path / "saved")
     saved = ModelBundle(tmp_path / "saved").artifacts()
     assert {a.build["proved"] for a in saved.values()} == {"emulated"}
-    monkeypatch.setattr(tasks.Prove, "run", lambda self: pytest.fail("proved again"))
+    monkeypatch.setattr(worker_tasks.ProveTask, "run", lambda self: pytest.fail("proved again"))
     again = roller.compile_model(model, "v100", top_k=1, workers=1, progress=False)
     assert {row["proved"] for row in again.rows} == {"emulated"}
     again.save(tmp_path / "again")
@@ -185,15 +185,17 @@ def test_compiling_a_model_proves_nothing_and_saving_it_does(model, tmp_path, mo
 def test_a_model_is_proved_when_asked_and_left_alone_when_told(model, tmp_path, monkeypatch):
     monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "cache"))
     plain = roller.compile_model(model, "v100", top_k=1, workers=1, progress=False, prove_s=0)
-    monkeypatch.setattr(tasks.Prove, "run", lambda self: pytest.fail("proved"))
+    monkeypatch.setattr(worker_tasks.ProveTask, "run", lambda self: pytest.fail("proved"))
     plain.save(tmp_path / "plain")
     assert all("proved" not in a.build for a in ModelBundle(tmp_path / "plain").artifacts().values())
-    monkeypatch.setattr(tasks.Prove, "run", lambda self: ProofVerdict("emulated"))
+    monkeypatch.setattr(worker_tasks.ProveTask, "run", lambda self: ProofVerdict("emulated"))
     for how in ({"prove": True}, {"prove_s": 9.0}):
         made = roller.compile_model(model, "v100", top_k=1, workers=1, progress=False, cache=False, **how)
         assert {row["proved"] for row in made.rows} == {"emulated"} and made.unproved_s == 0.0
     unkept = roller.compile_model(model, "v100", top_k=1, workers=1, progress=False, cache=False)
-    forbid_work(monkeypatch, tasks.Prove)  # without a cache the kernels that are there are proved all the same
+    forbid_work(
+        monkeypatch, worker_tasks.ProveTask
+    )  # without a cache the kernels that are there are proved all the same
     found = unkept.proved(9.0)
     assert {row["proved"] for row in found.rows} == {"emulated"} and found.batch.origins == unkept.batch.origins
 

@@ -11,7 +11,7 @@ from roller.errors import LaunchError, ModelError
 from roller.models.compile import partition_graph, read_folded_graph
 from roller.models.graph.program_steps import Foreign
 from roller.models.onnx.evaluate_constants import _REFERENCE_IS_WRONG
-from roller.models.session.fallback import run_fallback_step
+from roller.models.session.fallback_runtime import run_fallback_step
 from tests.models.onnx.random_families import (
     FAMILIES,
     FamilyCase,

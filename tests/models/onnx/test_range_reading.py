@@ -7,13 +7,13 @@ import onnx
 import pytest
 
 import roller
-from roller.compiler.dynamic.box import Box
+from roller.compiler.dynamic.box import SizeBox
 from roller.core.anti_unification import MismatchError
 from roller.core.formulas import Formula
 from roller.errors import ModelError
 from roller.models.compile import partition_graph, read_folded_graph
-from roller.models.onnx import read_dynamic_sizes
-from roller.models.onnx.read_dynamic_sizes import read_at_sample_sizes
+from roller.models.onnx import read_at_sample_sizes as range_reading
+from roller.models.onnx.read_at_sample_sizes import read_at_sample_sizes
 
 CONV = """<ir_version: 8, opset_import: ["": 17]>
 image (float[batch, 3, height, width] x) => (float[batch, 4, rows, columns] y) {{
@@ -25,7 +25,7 @@ def strided(low, high, stride, window):
     """Return the ranges of an image, and what reads a convolution over it at some sizes."""
     model = onnx.parser.parse_model(CONV.format(stride=stride))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 3, window, window), "float32"), "w"))
-    box = Box({"batch": (1, 4), "height": (low, high), "width": (low, high)})
+    box = SizeBox({"batch": (1, 4), "height": (low, high), "width": (low, high)})
     return box, lambda p: partition_graph(
         read_folded_graph(model, shapes={"x": (p["batch"], 3, p["height"], p["width"])})
     )
@@ -40,7 +40,7 @@ def test_a_stride_gives_the_length_of_every_size(low, high, stride, window):
     box, reads = strided(low, high, stride, window)
     found = read_at_sample_sizes(box, reads).box
     for size in range(low, high + 1):
-        lengths = found.with_derived({"batch": 2, "height": size, "width": size})
+        lengths = found.with_derived_sizes({"batch": 2, "height": size, "width": size})
         meant = (size - window) // stride + 1
         rows, columns = ([x for n, x in lengths.items() if n.startswith(f"{side}_at_")] for side in ("height", "width"))
         assert set(rows) == set(columns) == {meant}, size
@@ -49,8 +49,8 @@ def test_a_stride_gives_the_length_of_every_size(low, high, stride, window):
 def test_a_length_that_stays_in_doubt_is_refused(monkeypatch):
     box, reads = strided(16, 40, 4, 3)
     doubtful = (Formula(1), Formula(2))
-    monkeypatch.setattr(read_dynamic_sizes, "_ROUNDS", 2)
-    monkeypatch.setattr(read_dynamic_sizes, "_derive_length_formulas", lambda programs, points: ({}, [doubtful]))
+    monkeypatch.setattr(range_reading, "_ROUNDS", 2)
+    monkeypatch.setattr(range_reading, "_derive_length_formulas", lambda programs, points: ({}, [doubtful]))
     with pytest.raises(MismatchError, match="expected one formula of each, got 1 other"):
         read_at_sample_sizes(box, reads)
 

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from roller.models.graph.nodes import Graph, Node
+from roller.models.graph.model_graph import Graph, Node
 from roller.models.graph.program_steps import Value, View
 from roller.models.onnx.fold_graph import fold_graph
 from roller.models.onnx.partition_graph import partition_graph

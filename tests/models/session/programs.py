@@ -26,7 +26,7 @@ from roller.models.graph.program_steps import (
     Value,
     View,
 )
-from roller.models.session.constants import flatten_lanes
+from roller.models.session.packed_constants import flatten_lanes
 from roller.templates.common.options import ConstructOptions
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from roller.core.dtypes import numpy_dtype
 from roller.errors import ModelError
 from roller.models.graph.program_steps import Call, Copy, Join, ParallelGroup, Program, Run, Step, Value, View
-from roller.models.session.fallback import run_fallback_step
+from roller.models.session.fallback_runtime import run_fallback_step
 
 
 def evaluate_program(program: Program, feeds: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:

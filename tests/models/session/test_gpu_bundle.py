@@ -14,7 +14,7 @@ from roller.errors import ArtifactError, LaunchError
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.session import bundle, bundle_run
 from roller.models.session.gpu_bundle import Expected, ModelBundle, write_bundle
-from roller.runtime.container import MANIFEST, MODEL_BUNDLE
+from roller.runtime.verified_container import MANIFEST, MODEL_BUNDLE
 from tests.models.session import gpu, programs
 from tests.models.session.reference import evaluate_program
 

@@ -10,7 +10,7 @@ import pytest
 
 from roller.core.display import exact_repr
 from roller.errors import ArtifactError
-from roller.models.graph.plan import Place, Plan
+from roller.models.graph.execution_plan import Place, Plan
 from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
 from roller.models.graph.program_steps import Call, Copy, Foreign, Join, ParallelGroup, Program, Run, Value, View
 

@@ -18,8 +18,8 @@ import pytest
 
 from roller.errors import BuildError, LaunchError
 from roller.models.session import native_runner as module
-from roller.models.session.native_frame import cut
-from roller.models.session.native_runner import build_runner, load_runner
+from roller.models.session.native_frame import count_tasks_of_loop
+from roller.models.session.native_runner import load_or_build_runner_image, load_runner
 
 CHECKS = Path(__file__).with_name("pool_check.c")
 TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -101,7 +101,7 @@ def test_a_forked_process_starts_threads_of_its_own(runner, launch):
 
 @hypothesis.given(st.integers(1, 5000), st.integers(1, 16), st.floats(0, 1e-2))
 def test_more_tasks_never_cost_an_undisturbed_thread_an_iteration(extent, threads, seconds):
-    tasks = cut(extent, threads, seconds)
+    tasks = count_tasks_of_loop(extent, threads, seconds)
     each = -(-extent // tasks)  # as TVM divides them
     used = -(-extent // each)
     assert threads <= tasks <= max(threads, 9 * threads)
@@ -109,7 +109,7 @@ def test_more_tasks_never_cost_an_undisturbed_thread_an_iteration(extent, thread
 
 
 def test_long_loops_are_cut_into_more_tasks_than_threads():
-    assert [cut(256, 2, s) for s in (0.0, 5e-6, 2.5e-5, 1.0)] == [2, 2, 4, 16]
+    assert [count_tasks_of_loop(256, 2, s) for s in (0.0, 5e-6, 2.5e-5, 1.0)] == [2, 2, 4, 16]
 
 
 @pytest.mark.parametrize("check", ["stress", "limit", "rescued", "beckoned", "freed", "ended", "forked", "forgotten"])
@@ -145,23 +145,23 @@ def test_the_threads_of_a_launch_race_for_nothing(tmp_path):
 
 
 def test_the_library_is_compiled_once_and_kept(cache_dir, monkeypatch):
-    image = build_runner()
+    image = load_or_build_runner_image()
     monkeypatch.setattr(module, "_compile_runner", lambda: pytest.fail("compiled again"))
-    assert build_runner() == image
+    assert load_or_build_runner_image() == image
     assert [p.suffix for p in (cache_dir / "runner").iterdir()] == [".so"]
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "file"))
-    assert build_runner() == module._compile_runner()
+    assert load_or_build_runner_image() == module._compile_runner()
 
 
 def test_without_a_compiler_the_error_names_them(monkeypatch):
     monkeypatch.setenv("PATH", "")
     module._compile_runner.cache_clear()  # the next test that needs it compiles it again
     with pytest.raises(BuildError, match=r"expected a C compiler .*gcc.* on PATH, found none"):
-        build_runner()
+        load_or_build_runner_image()
 
 
 def test_what_is_no_library_is_refused():

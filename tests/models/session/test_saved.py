@@ -16,7 +16,7 @@ from roller.errors import ArtifactError, LaunchError
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.session.cpu_session import Session
 from roller.models.session.saved import load_model
-from roller.runtime.container import checksum
+from roller.runtime.verified_container import checksum
 from tests.models.session import programs
 from tests.models.session.reference import evaluate_program
 from tests.offenders import every
@@ -102,7 +102,7 @@ def test_a_folder_that_holds_something_is_not_touched(folder, tmp_path):
 
 def test_nothing_is_left_where_saving_fails(folder, tmp_path, monkeypatch):
     session = load_model(folder)
-    monkeypatch.setattr("roller.runtime.container.checksum", lambda _body: 1 / 0)
+    monkeypatch.setattr("roller.runtime.verified_container.checksum", lambda _body: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         session.save(tmp_path / "m")
     assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,7 @@ from roller.backends.cpu.threads import processors
 from roller.errors import LaunchError, ModelError
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.program_steps import Call, Foreign, Join, KernelSource, ParallelGroup, Program, Run
-from roller.models.session import constants
+from roller.models.session import packed_constants
 from roller.models.session.cpu_session import Session
 from roller.ops import matmul
 from roller.templates.cpu.emit import llvm
@@ -57,11 +57,11 @@ def case(request, native) -> tuple[Program, Session]:
 
 @pytest.mark.parametrize("nbytes", [64, 130, 1000])
 def test_constants_that_are_mapped_are_copied_whole(nbytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "_PART_BYTES", 64)
+    monkeypatch.setattr(packed_constants, "_PART_BYTES", 64)
     whole = np.random.default_rng(0).integers(0, 256, nbytes + 3, np.uint8)
     (tmp_path / "weights").write_bytes(whole.tobytes())
     mapped = np.memmap(tmp_path / "weights", np.float16, "r", 3, (nbytes // 2,))  # not aligned either
-    copied = constants._make_readable(mapped)
+    copied = packed_constants._make_readable(mapped)
     (tmp_path / "weights").write_bytes(bytes(nbytes + 3))
     assert type(copied) is np.ndarray and copied.flags.aligned and copied.dtype == np.float16
     assert copied.tobytes() == whole[3:].tobytes()
@@ -71,7 +71,9 @@ def test_constants_that_are_mapped_are_copied_whole(nbytes, tmp_path, monkeypatc
 @pytest.mark.parametrize("make", [programs.dense_block, programs.mixed, programs.lanes])
 def test_loops_may_be_cut_into_any_number_of_tasks(make, tasks, monkeypatch):
     program = make()
-    monkeypatch.setattr("roller.models.session.native_frame.cut", lambda _extent, _threads, _seconds: tasks)
+    monkeypatch.setattr(
+        "roller.models.session.native_frame.count_tasks_of_loop", lambda _extent, _threads, _seconds: tasks
+    )
     session, fed = session_of(program), programs.feeds(program)
     for name, array in evaluate_program(program, fed).items():
         np.testing.assert_allclose(session.run(fed)[name], array, rtol=1e-4, atol=1e-5)
@@ -82,7 +84,9 @@ def test_every_parallel_loop_of_a_kernel_has_its_number_of_tasks(monkeypatch):
     ends = {"x": (512, 512), "w": (512, 512)}
     steps = [programs.run("mm", ["x", "w"], "y")]
     big = programs.program(steps, ends, ["y"], {"y": (512, 512)}, {"mm": KernelSource(expression)})
-    monkeypatch.setattr("roller.models.session.native_frame.cut", lambda extent, _threads, _seconds: 10 * extent)
+    monkeypatch.setattr(
+        "roller.models.session.native_frame.count_tasks_of_loop", lambda extent, _threads, _seconds: 10 * extent
+    )
     session = session_of(big)
     code = session.kernels["mm"].code
     assert code.parallel and len(code.tasks) >= 1

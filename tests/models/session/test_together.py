@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roller.models.graph.concurrent_sections import LaneCosts, device_share_kernel_key, schedule_sections
 from roller.models.graph.program_steps import (
     Copy,
     Join,
@@ -21,14 +22,13 @@ from roller.models.graph.program_steps import (
     values_read,
     values_written,
 )
-from roller.models.graph.section_scheduler import LaneCosts, schedule_sections, share_key
 from roller.models.graph.step_dependencies import Dependencies, peak_live_bytes
 from roller.models.graph.weight_reuse import (
     bytes_between_reads,
-    core_cached_bytes,
+    core_cached_constant_bytes,
     large_constant_per_step,
-    order_by_constants,
-    reloaded_bytes,
+    order_lane_for_weight_reuse,
+    reloaded_constant_bytes,
 )
 from roller.ops import matmul
 
@@ -61,7 +61,7 @@ def flat(steps):
 
 def predicted_s(steps, costs):
     total = 0.0
-    whole = {share_key(k, costs.units): s for k, s in costs.share_s.items()}
+    whole = {device_share_kernel_key(k, costs.units): s for k, s in costs.share_s.items()}
     for step in steps:
         if isinstance(step, ParallelGroup):
             lanes = [sum(whole[s.kernel] for s in lane if isinstance(s, Run)) for lane in step.lanes]
@@ -102,7 +102,7 @@ def test_a_wavefront_of_cells_takes_both_cores():
     assert found.serial_s == pytest.approx(1000 * 7e-6)
     # Two lanes of 9 us cells are 4.5 us a cell; filling and draining the wavefront and synchronising cost the rest.
     assert found.together_s < 0.7 * found.serial_s
-    assert found.program.kernels[share_key("k", 1)].units == 1
+    assert found.program.kernels[device_share_kernel_key("k", 1)].units == 1
 
 
 def test_a_chain_and_kernels_that_use_all_cores_stay_as_they_are():
@@ -216,7 +216,7 @@ def test_a_lane_reads_weights_again_while_they_are_at_hand():
     program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
     graph, constants = Dependencies.of(steps), large_constant_per_step(program)
     by_time = sorted(range(len(steps)), key=lambda i: (i // 3 % 4, i))
-    order = order_by_constants(by_time, graph, constants)
+    order = order_lane_for_weight_reuse(by_time, graph, constants)
     assert sorted(order) == list(range(len(steps)))
     seen: set[int] = set()
     for i in order:
@@ -234,9 +234,9 @@ def test_weights_that_leave_the_cache_between_steps_are_paid_for():
     weights = {n: np.zeros(1024, np.float32) for n in names}
     program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
     size = 4096
-    assert reloaded_bytes(program, by_layer, 4 * size) == 0
-    assert reloaded_bytes(program, by_layer, 2 * size) == 4 * size  # each once: the last call left others
-    assert reloaded_bytes(program, by_time, 2 * size) == 12 * size
+    assert reloaded_constant_bytes(program, by_layer, 4 * size) == 0
+    assert reloaded_constant_bytes(program, by_layer, 2 * size) == 4 * size  # each once: the last call left others
+    assert reloaded_constant_bytes(program, by_time, 2 * size) == 12 * size
     cold = LaneCosts({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, kept_bytes=2 * size, reload_bytes_per_s=1e9)
     found = schedule_sections(program, cold)
     assert found.serial_s == pytest.approx(12 * 7e-6 + 4 * size / 1e9)
@@ -265,10 +265,10 @@ def test_weights_that_fit_a_core_in_parts_alone_are_no_reason_for_lanes():
     weights = {n: np.zeros(1024, np.float32) for n in ("W0", "W1")}
     program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
     size = 4096
-    assert core_cached_bytes(program, steps, size / 2, 2) == (14 * size, 0)
+    assert core_cached_constant_bytes(program, steps, size / 2, 2) == (14 * size, 0)
     lanes = [ParallelGroup((tuple(steps[:8]), tuple(steps[8:])))]
-    assert core_cached_bytes(program, lanes, size / 2, 2) == (0, 0)
-    assert core_cached_bytes(program, lanes, size, 2) == (0, 14 * size)
+    assert core_cached_constant_bytes(program, lanes, size / 2, 2) == (0, 0)
+    assert core_cached_constant_bytes(program, lanes, size, 2) == (0, 14 * size)
     saved = (3e-6 / size, 3e-6 / size)
     small = LaneCosts({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, own_bytes=size / 2, own_s_per_byte=saved)
     found = schedule_sections(program, small)

@@ -217,7 +217,7 @@ def _raising(error):
     return raising
 
 
-@pytest.mark.parametrize("place", ["export_graph", "_make_graph_call"])
+@pytest.mark.parametrize("place", ["export_graph", "_compile_to_graph_call"])
 @pytest.mark.parametrize("fault", [AssertionError(), KeyError("w"), TypeError("no such dtype")])
 def test_a_fault_of_its_own_leaves_the_graph_to_pytorch(monkeypatch, place, fault):
     monkeypatch.setattr(backend, "export_graph", lambda *_: Mock(weights=()))

@@ -11,7 +11,7 @@ pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pi
 
 from roller.errors import LaunchError  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
-from roller.models.torch.differing_operator import differing_operator  # noqa: E402
+from roller.models.torch.differing_operator import describe_differing_operator  # noqa: E402
 from roller.models.torch.first_call_check import CheckedFirstCall  # noqa: E402
 from roller.models.torch.graph_call import GraphCall, with_strides  # noqa: E402
 from roller.models.torch.result_difference import describe_difference  # noqa: E402
@@ -260,13 +260,15 @@ def test_what_only_ours_raises_leaves_the_graph_to_pytorch():
 
 def test_an_operator_is_named_where_it_is_the_only_one_or_there_are_too_many():
     graph = torch.fx.symbolic_trace(lambda x: (torch.relu(x),))
-    assert differing_operator(graph, [torch.ones(2)], None) == "operator 'relu'"
+    assert describe_differing_operator(graph, [torch.ones(2)], None) == "operator 'relu'"
     graph = torch.fx.symbolic_trace(lambda x: (torch.relu(x) + torch.sigmoid(x),))
 
     def refused(*_):
         raise ValueError
 
-    assert differing_operator(graph, [torch.ones(2)], refused) == "one of the operators 'relu', 'sigmoid', 'add'"
+    assert (
+        describe_differing_operator(graph, [torch.ones(2)], refused) == "one of the operators 'relu', 'sigmoid', 'add'"
+    )
 
 
 def test_the_first_operator_that_differs_is_named_by_its_own_result():
@@ -278,7 +280,7 @@ def test_the_first_operator_that_differs_is_named_by_its_own_result():
         wrong = torch.exp2(x.relu())  # and what follows computes right with it
         return lambda *_: (x.relu(), wrong, wrong.sin())
 
-    assert differing_operator(graph, [x], compiled) == "operator 'exp'"
+    assert describe_differing_operator(graph, [x], compiled) == "operator 'exp'"
 
 
 def compiled(f, **options):

@@ -8,12 +8,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
-from roller.models.torch import decompositions as lowered  # noqa: E402
+from roller.models.torch import exact_decompositions as lowered  # noqa: E402
 from roller.models.torch import value_checks  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
 from roller.models.torch.result_difference import describe_difference  # noqa: E402
 from roller.models.torch.unsupported_operators import RefusedGraphError, refuse_unsupported  # noqa: E402
-from roller.models.torch.value_checks import with_value_checks  # noqa: E402
+from roller.models.torch.value_checks import add_value_checks  # noqa: E402
 from tests.offenders import every  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -29,7 +29,7 @@ MEANS = [
     (torch.arange(15.0).reshape(3, 5), 1, INDEX, SOURCE, "amax"),
 ]
 
-POOL = lowered.avg_pool(2)
+POOL = lowered.make_avg_pool_decomposition(2)
 HEADS = torch.rand(3, 2, 4, 6, generator=torch.Generator().manual_seed(1)) - 0.5
 KEPT = torch.ones(4, 4, dtype=torch.bool).tril() & (torch.arange(4) != 1)[:, None]  # none in row 1
 BIAS = torch.zeros(4, 4).masked_fill(~KEPT, -math.inf)
@@ -62,7 +62,7 @@ SAME = {
     "avg_pool2d": (POOL, torch.ops.aten.avg_pool2d, SOURCE[None], [2, 2], [1, 2], [1, 0], False, True, 3),
     "avg_pool2d of one size": (POOL, torch.ops.aten.avg_pool2d, SOURCE[None], [2], [], [0], False, True, 3),
     "avg_pool3d of one size": (
-        lowered.avg_pool(3),
+        lowered.make_avg_pool_decomposition(3),
         torch.ops.aten.avg_pool3d,
         SOURCE.expand(1, 3, 3, 5),
         [2],
@@ -95,9 +95,9 @@ def test_what_the_exporter_does_right_is_left_to_it():
     ints = torch.arange(4)
     assert lowered.remainder(ints, 2) is NotImplemented and lowered.floor_divide(ints, ints) is NotImplemented
     assert lowered.gather(SOURCE, 1, torch.zeros(3, 9, dtype=torch.long)) is NotImplemented
-    assert lowered.avg_pool(2)(SOURCE[None], [2, 2]) is NotImplemented
+    assert lowered.make_avg_pool_decomposition(2)(SOURCE[None], [2, 2]) is NotImplemented
     assert lowered.attention(*HEADS[:, None]) is NotImplemented
-    scatter = lowered.decompositions()[torch.ops.aten.scatter.src]
+    scatter = lowered.exact_decompositions()[torch.ops.aten.scatter.src]
     assert scatter(SOURCE, 1, INDEX, SOURCE[:, :2]) is NotImplemented
     assert torch.equal(scatter(SOURCE, 1, INDEX, SOURCE * 2), SOURCE.scatter(1, INDEX, SOURCE * 2))
 
@@ -132,7 +132,7 @@ def flag_of(graph, arguments):
 @pytest.mark.parametrize("name", list(CHECKS))
 def test_values_that_pytorch_raises_for_are_told(name):
     f, first, right, wrong = CHECKS[name]
-    module, count = with_value_checks(exported(f, *first))
+    module, count = add_value_checks(exported(f, *first))
     assert count == 1
     for arguments in (first, *right):
         result, raised = module(*arguments)
@@ -148,8 +148,8 @@ def test_values_that_pytorch_raises_for_are_told(name):
 
 @pytest.mark.slow
 def test_divisions_that_cannot_raise_are_not_checked():
-    assert with_value_checks(exported(lambda x: (x % 2) + x // 3, PLACES)) is None
-    assert with_value_checks(exported(lambda x, y: torch.div(x, y) + x % 2.5, PLACES, PLACES)) is None
+    assert add_value_checks(exported(lambda x: (x % 2) + x // 3, PLACES)) is None
+    assert add_value_checks(exported(lambda x, y: torch.div(x, y) + x % 2.5, PLACES, PLACES)) is None
 
 
 @pytest.mark.slow
@@ -245,6 +245,6 @@ def test_releases_whose_modules_check_no_guards_are_taken():
     traced = exported(lambda x, y: x // y, PLACES, PLACES + 1)
     made = traced.module
     traced.module = lambda: made()
-    module, _ = with_value_checks(traced)
+    module, _ = add_value_checks(traced)
     whole, raised = module(PLACES, PLACES + 1)
     assert whole.tolist() == [0, 0] and not raised

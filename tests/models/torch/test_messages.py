@@ -80,7 +80,7 @@ def test_a_graph_that_is_compiled_anew_to_name_an_operator_is_told_first(capsys,
     def named(graph, arguments, compiled, random):
         return str(len(compiled(graph, arguments)(*arguments)))
 
-    monkeypatch.setattr(backend, "differing_operator", named)
+    monkeypatch.setattr(backend, "describe_differing_operator", named)
     monkeypatch.setattr("roller.models.torch.first_call_check.describe_difference", like)
     with pytest.warns(RuntimeWarning, match=r"results of its first call differ from PyTorch's: result 0 differs \(1\)"):
         run(deterministic=True)

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
-from roller.models.torch import backend, frozen_weights, tensor_addresses  # noqa: E402
+from roller.models.torch import backend, prepacked_weights, tensor_addresses  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
 from tests.models.torch import modules  # noqa: E402
 
@@ -118,8 +118,8 @@ def graphs_of(run_all):
 
 @pytest.mark.slow
 def test_frozen_weights_are_packed_once_per_module_and_forgotten_with_it(monkeypatch):
-    pack, packs = backend._make_graph_call, []
-    monkeypatch.setattr(backend, "_make_graph_call", lambda *a: packs.append(len(a[2])) or pack(*a))
+    pack, packs = backend._compile_to_graph_call, []
+    monkeypatch.setattr(backend, "_compile_to_graph_call", lambda *a: packs.append(len(a[2])) or pack(*a))
     ones = [modules.make(modules.Own, modules.seeded(n)) for n in range(3)]
 
     def run_all(compiled):
@@ -139,7 +139,7 @@ def test_frozen_weights_are_packed_once_per_module_and_forgotten_with_it(monkeyp
 
 @pytest.mark.slow
 def test_frozen_weights_that_keep_changing_are_arguments(monkeypatch):
-    monkeypatch.setattr(frozen_weights, "MOST_PACKS", 2)
+    monkeypatch.setattr(prepacked_weights, "MOST_PACKS", 2)
     module, rng = modules.make(modules.Own, modules.seeded(0)), modules.seeded(1)
 
     def run_all(compiled):
@@ -201,16 +201,16 @@ def test_what_a_graph_holds_itself_is_looked_up_in_every_call():
 
 
 def test_arguments_of_releases_that_are_not_understood(monkeypatch):
-    tensor_addresses.torch_library.cache_clear()
+    tensor_addresses.torch_functions_and_offsets.cache_clear()
     monkeypatch.setattr(tensor_addresses, "_PREFIX", "missing_")
     with pytest.raises(LookupError, match="missing_data_ptr"):
-        tensor_addresses.torch_library()
+        tensor_addresses.torch_functions_and_offsets()
     module = modules.make(modules.Own, modules.seeded(0))
     run = fast(module)
     modules.check(run, module, torch.randn(4, modules.WIDTH))
     module.weight.data.mul_(2)
     modules.check(run, module, torch.randn(4, modules.WIDTH))
-    tensor_addresses.torch_library.cache_clear()
+    tensor_addresses.torch_functions_and_offsets.cache_clear()
 
 
 def test_places_are_those_of_tensors_that_can_be_read_where_they_are():
@@ -235,7 +235,7 @@ def test_places_are_those_of_tensors_that_can_be_read_where_they_are():
 
 def test_packed_graphs_say_whether_results_differed():
     first = type("First", (), {"differs": False, "__call__": lambda self, *_: (torch.ones(1),)})()
-    graph, weight = frozen_weights.FrozenGraph([0], lambda _: first), torch.ones(2)
+    graph, weight = prepacked_weights.FrozenGraph([0], lambda _: first), torch.ones(2)
     assert not graph.differs
     graph(weight)
     assert not graph.differs

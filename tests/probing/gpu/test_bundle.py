@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 import roller
-from roller.backends.devices import parse
+from roller.backends.devices import parse_device_name
 from roller.errors import ArtifactError, LaunchError, RollerError
-from roller.probing import probes, split_by_spread
-from roller.probing.gpu.bundle import DeviceSession, create_bundle, probe_plans, session_from_results
+from roller.probing import accept_or_reject_by_spread, probes
+from roller.probing.gpu.bundle import LocalDeviceSession, probe_plans, session_from_results, write_probe_bundle
 from roller.runtime import bundle as runner
 from roller.runtime.probe_bundle import ProbeBundle, run_probe_bundle
-from roller.runtime.probe_format import Contents, ProbePlan
+from roller.runtime.probe_format import BufferContents, ProbePlan
 from roller.runtime.probe_run import PlanRunner
 
 RATES = "compute.ops_per_cycle_per_unit"
@@ -40,7 +40,7 @@ def findings(session):
 def bundles(tmp_path_factory):
     """Bundles without images, which a null device does not need."""
     root = tmp_path_factory.mktemp("probes")
-    return {n: (root / n, create_bundle(roller.load_spec(n), root / n, images=False)) for n in NAMES}
+    return {n: (root / n, write_probe_bundle(roller.load_spec(n), root / n, images=False)) for n in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,7 +59,7 @@ def test_a_bundle_brings_the_numbers_of_its_device_home(name, bundles, tmp_path)
     if "integer" not in roller.load_spec(name).compute.ops_per_cycle_per_unit:
         flat |= {"compute.ops_per_cycle_per_unit.integer"}  # integer instructions take turns with the others there
     assert not failed and set(doubts) == flat
-    fine, refused = split_by_spread({k: v for k, v in values.items() if k not in flat})
+    fine, refused = accept_or_reject_by_spread({k: v for k, v in values.items() if k not in flat})
     assert not refused
     expected = roller.load_spec(name).values()
     asked = {f for p in probes("gpu") for f in p.fields}
@@ -77,9 +77,9 @@ def test_a_bundle_brings_the_numbers_of_its_device_home(name, bundles, tmp_path)
 def test_noise_is_refused_field_by_field(bundles, tmp_path):
     folder, _ = bundles["v100"]
     out = tmp_path / "r.json"
-    run_probe_bundle(folder, out, parse("null:v100?noise=0.5"))
+    run_probe_bundle(folder, out, parse_device_name("null:v100?noise=0.5"))
     values, doubts, failed, _ = findings(session_from_results(out)[0])
-    fine, refused = split_by_spread({k: v for k, v in values.items() if k not in doubts})
+    fine, refused = accept_or_reject_by_spread({k: v for k, v in values.items() if k not in doubts})
     assert len(fine) <= 3 and len(refused) + len(doubts) + len(failed) >= 12
     assert "compute.ops_per_cycle_per_unit.add" in refused
     assert any("Repeat on a quieter" in reason for reason in (*refused.values(), *doubts.values(), *failed.values()))
@@ -90,8 +90,8 @@ def test_two_runs_in_a_row_agree(bundles, tmp_path):
     found = []
     for seed in (1, 2):
         out = tmp_path / f"{seed}.json"
-        run_probe_bundle(folder, out, parse(f"null:v100?noise=0.01&seed={seed}"))
-        found.append(split_by_spread(findings(session_from_results(out)[0])[0])[0])
+        run_probe_bundle(folder, out, parse_device_name(f"null:v100?noise=0.01&seed={seed}"))
+        found.append(accept_or_reject_by_spread(findings(session_from_results(out)[0])[0])[0])
     both = set(found[0]) & set(found[1])
     assert len(both) >= 20
     for path in both:
@@ -101,7 +101,9 @@ def test_two_runs_in_a_row_agree(bundles, tmp_path):
 def test_one_bad_case_loses_no_other(bundles, tmp_path):
     folder, _ = bundles["v100"]
     out = tmp_path / "r.json"
-    results = run_probe_bundle(folder, out, parse("null:v100?noise=0.003&wrong=1&out_of_bounds=2"))["results"]
+    results = run_probe_bundle(folder, out, parse_device_name("null:v100?noise=0.003&wrong=1&out_of_bounds=2"))[
+        "results"
+    ]
     for name, cases in results.items():
         rows = list(cases.values())
         assert all(r["status"] == "measured" for n, r in enumerate(rows) if n not in (1, 2)), name
@@ -117,7 +119,7 @@ def test_one_bad_case_loses_no_other(bundles, tmp_path):
 
 def test_a_crash_ends_the_process_and_not_the_run():
     ask = {p.name: p for p in probe_plans(roller.load_spec("v100"))}
-    handle = PlanRunner(parse("null:v100?crash=1"))
+    handle = PlanRunner(parse_device_name("null:v100?crash=1"))
     try:
         control, latency = (handle.run(ask[n], b"image") for n in ("control", "latency"))
     finally:
@@ -130,7 +132,7 @@ def test_a_crash_ends_the_process_and_not_the_run():
 
 def test_a_case_that_hangs_is_left():
     ask = {p.name: p for p in probe_plans(roller.load_spec("v100"))}
-    handle = PlanRunner(parse("null:v100?hang=0"), case_timeout_s=1.0)
+    handle = PlanRunner(parse_device_name("null:v100?hang=0"), case_timeout_s=1.0)
     try:
         latency = list(handle.run(ask["latency"], b"image").values())
     finally:
@@ -142,21 +144,21 @@ def test_a_case_that_hangs_is_left():
 def test_a_budget_ends_a_run_that_the_next_one_continues(bundles, tmp_path):
     folder, _ = bundles["v100"]
     out = tmp_path / "r.json"
-    done = run_probe_bundle(folder, out, parse("null:v100"), budget_s=0.0)
+    done = run_probe_bundle(folder, out, parse_device_name("null:v100"), budget_s=0.0)
     assert done["results"] == {} and not done["complete"]
-    assert run_probe_bundle(folder, out, parse("null:v100"))["complete"]
+    assert run_probe_bundle(folder, out, parse_device_name("null:v100"))["complete"]
 
 
 def test_a_killed_run_continues(bundles, tmp_path):
     folder, _ = bundles["v100"]
     out, journal = tmp_path / "r.json", tmp_path / "r.json.journal"
-    first = run_probe_bundle(folder, out, parse("null:v100"))
+    first = run_probe_bundle(folder, out, parse_device_name("null:v100"))
     rows = [{"plan": p, "case": c, "result": r} for p, cases in first["results"].items() for c, r in cases.items()]
     header = {k: first[k] for k in ("bundle", "device", "kind")}
     marked = [{**rows[0], "result": {**rows[0]["result"], "steps": 12345}}, *rows[1:40]]
     out.unlink()
     journal.write_text("\n".join(json.dumps(x) for x in (header, *marked)) + '\n{"plan": "cut o')
-    second = run_probe_bundle(folder, out, parse("null:v100"))
+    second = run_probe_bundle(folder, out, parse_device_name("null:v100"))
     assert second["results"][rows[0]["plan"]][rows[0]["case"]]["steps"] == 12345
     assert {p: set(c) for p, c in second["results"].items()} == {p: set(c) for p, c in first["results"].items()}
     assert not journal.exists()
@@ -165,13 +167,13 @@ def test_a_killed_run_continues(bundles, tmp_path):
 def test_refusals_name_what_is_wrong(bundles, tmp_path):
     folder, _ = bundles["v100"]
     with pytest.raises(LaunchError, match=r"built for v100 \(sm_70\), device 'null:h200' is .* Use null:v100"):
-        run_probe_bundle(folder, tmp_path / "r.json", parse("null:h200"))
+        run_probe_bundle(folder, tmp_path / "r.json", parse_device_name("null:h200"))
     with pytest.raises(ArtifactError, match="expected the specification of a GPU, got 'cpu-avx2'"):
-        create_bundle(roller.load_spec("cpu-avx2"), tmp_path / "x")
+        write_probe_bundle(roller.load_spec("cpu-avx2"), tmp_path / "x")
     with pytest.raises(ArtifactError, match="exists and is not empty"):
-        create_bundle(roller.load_spec("v100"), folder)
+        write_probe_bundle(roller.load_spec("v100"), folder)
     out = tmp_path / "r.json"
-    run_probe_bundle(folder, out, parse("null:v100"))
+    run_probe_bundle(folder, out, parse_device_name("null:v100"))
     data = json.loads(out.read_text())
     data["results"]["control"]["launch"]["once"][0] = 1.0
     out.write_text(json.dumps(data))
@@ -190,7 +192,7 @@ def test_refusals_name_what_is_wrong(bundles, tmp_path):
 def test_results_of_other_sources_are_refused(bundles, tmp_path, monkeypatch):
     folder, _ = bundles["v100"]
     out = tmp_path / "r.json"
-    run_probe_bundle(folder, out, parse("null:v100"))
+    run_probe_bundle(folder, out, parse_device_name("null:v100"))
     session, _ = session_from_results(out)
     (plan,) = [p for p in probe_plans(session.spec) if p.name == "control"]
     with pytest.raises(ArtifactError, match=r"probe 'control' was made by roller .* with other sources"):
@@ -199,7 +201,7 @@ def test_results_of_other_sources_are_refused(bundles, tmp_path, monkeypatch):
 
 def test_a_device_that_is_here_is_measured_at_once():
     spec = roller.load_spec("v100").with_overrides({"execution.launch_s": 3.3e-6})
-    with DeviceSession(parse("null:v100?noise=0.003"), lambda said: spec) as session:
+    with LocalDeviceSession(parse_device_name("null:v100?noise=0.003"), lambda said: spec) as session:
         probe = next(p for p in probes("gpu") if p.name == "control")
         assert probe.run(session).values["execution.launch_s"].value == pytest.approx(3.3e-6, rel=0.02)
 
@@ -212,7 +214,7 @@ def test_plans_survive_the_journey():
 
 
 def test_a_chain_visits_every_place_once():
-    chain, at, seen = Contents("chain", 4096, pitch=32), 0, set()
+    chain, at, seen = BufferContents("chain", 4096, pitch=32), 0, set()
     for _ in range(128):
         seen.add(at)
         at = int(chain.block()[at // 4])

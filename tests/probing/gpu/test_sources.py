@@ -10,8 +10,8 @@ import pytest
 
 from roller.backends.cuda import toolchain as cuda
 from roller.backends.rocm import toolchain as rocm
-from roller.probing import microbench_folder, probes, read_statement
-from roller.probing.gpu.planning import read_probe_source
+from roller.probing import microbench_folder, probes, read_probe_header
+from roller.probing.gpu.probe_plan_helpers import read_probe_source
 from roller.targets import LANGUAGES
 from tests.probing.gpu.tiny import entries_of
 
@@ -63,7 +63,7 @@ def holds(codes, wanted):
 def ptx_loops(name, arch):
     """Return per kernel the opcodes of its last loop."""
     out = {}
-    for part in cuda.to_ptx(read_probe_source(name), arch, OPTIONS["cuda"]).split(".entry ")[1:]:
+    for part in cuda.compile_to_ptx(read_probe_source(name), arch, OPTIONS["cuda"]).split(".entry ")[1:]:
         found = loops_of(part, r"(\$L\w+):", r"\bbra(?:\.uni)?\s+(\$L\w+);")
         codes = (re.match(r"[{\s]*(?:@!?%p\d+\s+)?([a-z][\w.:]*)", line) for line in (found[-1] if found else []))
         out[part.partition("(")[0]] = [c[1] for c in codes if c]
@@ -72,10 +72,10 @@ def ptx_loops(name, arch):
 
 def test_every_probe_states_what_it_measures():
     for name in NAMES:
-        said = read_statement(microbench_folder() / "gpu" / f"{name}.cu")
+        said = read_probe_header(microbench_folder() / "gpu" / f"{name}.cu")
         assert all(len(s) > 60 for s in (said.measures, said.spoiled_by, said.proof)), name
     for probe in probes("gpu"):
-        said = read_statement(microbench_folder() / probe.source).measures
+        said = read_probe_header(microbench_folder() / probe.source).measures
         for field in probe.fields:
             last = f"{field.split('.')[2]}.*" if "matrix" in field else field.rpartition(".")[2]
             assert last in said, f"{probe.source} does not name {field}"

@@ -6,7 +6,7 @@ import pytest
 
 from roller.backends.devices import DeviceProperties
 from roller.hardware import list_specs, load_spec
-from roller.probing.gpu.driver_numbers import choose_base_spec, with_driver_numbers
+from roller.probing.gpu.driver_numbers import choose_base_spec, correct_by_driver_numbers
 from tests.offenders import every
 
 SPECS = [s for s in map(load_spec, list_specs()) if s.kind == "gpu"]
@@ -21,7 +21,7 @@ def device(arch, unit=65536, block=None, static=49152, units=40):
 
 
 def started(properties, specs=SPECS):
-    return with_driver_numbers(choose_base_spec(properties, specs), properties)
+    return correct_by_driver_numbers(choose_base_spec(properties, specs), properties)
 
 
 @every(

@@ -39,7 +39,7 @@ MOST_KEPT = 64
 
 
 @dataclass(frozen=True)
-class GpuProgram(SymbolicProgram):
+class SymbolicGpuProgram(SymbolicProgram):
     """A GPU program for all sizes; for further fields, see :class:`SymbolicProgram`."""
 
     #: Whether rows of variable length are copied element by element, so that the code serves any length, not only
@@ -67,7 +67,7 @@ class GpuProgram(SymbolicProgram):
                 p.split_k, p.stages, p.raster, p.fragment, p.matrix_axes, self.scalar, id(self.form))  # fmt: skip
 
     @property
-    def with_scalar_variant(self) -> list[GpuProgram]:
+    def with_scalar_variant(self) -> list[SymbolicGpuProgram]:
         """The program and, if it has rows of variable length, a variant without vector accesses along these rows."""
         expr, varying = self.program.expr, set(self.open_axes)
         ends = [load.index[-1].axes for s in expr.stages for load in s.loads if load.index]
@@ -76,7 +76,7 @@ class GpuProgram(SymbolicProgram):
             return [self]
         plain = self.program.vector_axis is not None and self.program.vector_axis in varying
         program = replace(self.program, vector_elements=1) if plain else self.program
-        return [self, GpuProgram(program, self.form, self.sizes, scalar=True)]
+        return [self, SymbolicGpuProgram(program, self.form, self.sizes, scalar=True)]
 
     def own(self, sizes: Sizes, spec: DeviceSpec) -> CodeForSizes | str:
         """Return the program's code for the given sizes, or the reason why it has none."""
@@ -90,7 +90,7 @@ class GpuProgram(SymbolicProgram):
                 program = self.at(sizes)
                 spec.traits.module_for("templates", "checks").check_program(program, Geometry.of(program.expr), spec)
                 generation = target_for(spec).generation()
-                self._own[key] = CodeForSizes(generation.unlowered_for(program, spec, scalar=self.scalar))
+                self._own[key] = CodeForSizes(generation.write_tir_kernels_for(program, spec, scalar=self.scalar))
             except RollerError as err:
                 self._own[key] = str(err)
         return self._own[key]
@@ -105,7 +105,7 @@ class GpuProgram(SymbolicProgram):
 class GpuKernel:
     """A kernel for all sizes with the same code."""
 
-    program: GpuProgram
+    program: SymbolicGpuProgram
     artifact: KernelArtifact  #: Artifact with the numbers for one choice of sizes
     numbers: CodeNumbers  #: The numbers in the code that are passed as arguments
     code: str  #: Digest of the code without these numbers
@@ -145,7 +145,7 @@ class GpuKernel:
 def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
     """Return predicted seconds at the given sizes, shape ``(programs,)``; infinite if unsupported."""
     # A program that copies single elements is priced at the next odd sizes, where all programs do.
-    single = [n for n, p in enumerate(programs) if isinstance(p, GpuProgram) and p.scalar]
+    single = [n for n, p in enumerate(programs) if isinstance(p, SymbolicGpuProgram) and p.scalar]
     if single and any(x % 2 == 0 for x in sizes.values()):
         others = [n for n in range(len(programs)) if n not in single]
         out = np.full(len(programs), np.inf)
@@ -168,14 +168,14 @@ def fault(kernel: GpuKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceS
 
 
 def build(
-    program: GpuProgram, codes: Sequence[CodeForSizes], sizes: Sizes, expression: TensorExpr, spec: DeviceSpec
+    program: SymbolicGpuProgram, codes: Sequence[CodeForSizes], sizes: Sizes, expression: TensorExpr, spec: DeviceSpec
 ) -> GpuKernel:
     """Return one kernel for versions of a program's code that differ only in numbers; its source is not compiled."""
     from roller.templates.gpu.emit.size_arguments import generalise_code
 
     code, numbers = generalise_code(codes)
     made = program.at(sizes)
-    artifact = target_for(spec).generation().lowered_for(code, made, expression, spec)
+    artifact = target_for(spec).generation().lower_tir_kernels_for(code, made, expression, spec)
     packing = set(artifact.prepare.arguments) & set(numbers.names) if artifact.prepare is not None else ()
     if packing:
         raise BuildError(
@@ -183,7 +183,7 @@ def build(
             f"takes {counted(len(packing), 'number')} of them."
         )
     estimate = pricing.estimate_program(made, spec).to_dict()
-    alone = target_for(spec).generation().lowered_for(codes[0].code, made, expression, spec)
+    alone = target_for(spec).generation().lower_tir_kernels_for(codes[0].code, made, expression, spec)
     if _count_vector_accesses(artifact) < _count_vector_accesses(alone):
         raise BuildError(f"{expression.name}: a kernel of a range: expected the vectors of one shape's, got fewer.")
     kernel = GpuKernel(program, replace(artifact, estimate=estimate), numbers, codes[0].digest, spec)

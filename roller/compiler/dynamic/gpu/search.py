@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roller.compiler.dynamic.box import Box, Sizes
+from roller.compiler.dynamic.box import SizeBox, Sizes
+from roller.compiler.dynamic.build_search_request import build_search_request
 from roller.compiler.dynamic.dynamic_axes import DynamicAxes
-from roller.compiler.dynamic.families import choose_fewest_rows, shortlist_rows
-from roller.compiler.dynamic.gpu.programs import MOST_KEPT, GpuKernel, GpuProgram, build, predicted
+from roller.compiler.dynamic.families import choose_covering_rows, shortlist_rows
+from roller.compiler.dynamic.gpu.programs import MOST_KEPT, GpuKernel, SymbolicGpuProgram, build, predicted
 from roller.compiler.dynamic.kernel_choice import PricedKernel
-from roller.compiler.dynamic.search_request import search_request
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
-from roller.compiler.dynamic.symbolic_search import MOST, Search, SearchRequest, construct_symbolic_programs
-from roller.construction.constructor import share_of_device
+from roller.compiler.dynamic.symbolic_search import MOST, SearchRequest, SearchState, construct_symbolic_programs
+from roller.construction.constructor import spec_of_device_share
 from roller.errors import NoCandidateError, RollerError, counted
 from roller.hardware import DeviceSpec
 from roller.targets import target_for
@@ -45,10 +45,10 @@ _ALL = 48
 
 
 @dataclass
-class _CodeKinds:
+class _CodeKindsBySize:
     """The kinds of code that programs have at different sizes."""
 
-    s: Search
+    s: SearchState
     spec: DeviceSpec
     few: Sequence[Sizes]  #: Sizes at which the code of every program is generated
     #: Kernels by kind; the only kind of each program, or ``""`` if it has several; generated kinds by program and
@@ -66,7 +66,7 @@ class _CodeKinds:
             for code in found:
                 self.built.pop((row, code), None)
 
-    def is_single(self, row: int) -> bool:
+    def has_single_kind(self, row: int) -> bool:
         """Return whether all code generated for a program so far is of one kind."""
         if row not in self.single:
             first, *others = {self.written(row, p) for p in self.few}
@@ -88,13 +88,13 @@ class _CodeKinds:
 
     def digest(self, row: int, sizes: Sizes) -> str:
         """Return the kind of a program's code at the given sizes; if only one kind is known so far, assume it."""
-        return self.single[row] if self.is_single(row) else self.written(row, sizes)
+        return self.single[row] if self.has_single_kind(row) else self.written(row, sizes)
 
     def written(self, row: int, sizes: Sizes) -> str:
         """Return the kind of a program's generated code at the given sizes; empty if there is none."""
         mine, key = self.known.setdefault(row, {}), tuple(sizes.values())
         if key not in mine:
-            own = _gpu_program(self.s, row).own(sizes, self.spec)
+            own = _gpu_program_at_row(self.s, row).own(sizes, self.spec)
             mine[key] = sizes, "" if isinstance(own, str) else own.digest
         return mine[key][1]
 
@@ -102,8 +102,8 @@ class _CodeKinds:
         """Return the kernel of a kind, or ``None`` if it cannot be built."""
         if kind not in self.built:
             row, code = kind
-            program = _gpu_program(self.s, row)
-            mine = _pick_sizes([p for p, digest in self.known[row].values() if digest == code], MOST_KEPT)
+            program = _gpu_program_at_row(self.s, row)
+            mine = _evenly_spread_sizes([p for p, digest in self.known[row].values() if digest == code], MOST_KEPT)
             several = [own for own in program.codes_at(mine, self.spec) if not isinstance(own, str)]
             try:
                 self.built[kind] = build(
@@ -116,37 +116,37 @@ class _CodeKinds:
         return self.built[kind]
 
 
-def _gpu_program(s: Search, row: int) -> GpuProgram:
+def _gpu_program_at_row(s: SearchState, row: int) -> SymbolicGpuProgram:
     program = s.families[row]
-    assert isinstance(program, GpuProgram)
+    assert isinstance(program, SymbolicGpuProgram)
     return program
 
 
-def _offer_programs(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[GpuProgram]:
-    return GpuProgram(program, form, sizes).with_scalar_variant
+def _gpu_programs_to_consider(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[SymbolicGpuProgram]:
+    return SymbolicGpuProgram(program, form, sizes).with_scalar_variant
 
 
-def _construct_and_price(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions) -> Search:
+def _construct_and_price(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions) -> SearchState:
     places = q.own.box.sample_sizes(_PLACES)
-    several, found = construct_symbolic_programs(q, places, spec, options, _EACH, _offer_programs)
+    several, found = construct_symbolic_programs(q, places, spec, options, _EACH, _gpu_programs_to_consider)
     costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
     best = np.minimum([found[tuple(p.values())] for p in places], costs.min(axis=0, initial=np.inf))
-    return Search(q, list(several), places, costs, best)
+    return SearchState(q, list(several), places, costs, best)
 
 
 def compile_range(varies: DynamicAxes, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> SymbolicRange:
     """Compile an expression for all extents of some axes on a GPU, which may be absent."""
-    share = share_of_device(spec, options)
-    s = _construct_and_price(search_request(varies, options), share, replace(options, units=None))
+    share = spec_of_device_share(spec, options)
+    s = _construct_and_price(build_search_request(varies, options), share, replace(options, units=None))
     if not s.families:
         raise NoCandidateError(
             f"{varies.expr.name}: shapes: expected programs whose forms all sizes have, got none. "
             "Compile for each extent."
         )
     target_for(spec).prepare()
-    codes = _CodeKinds(s, share, _pick_sizes(s.places, _FEW))
+    codes = _CodeKindsBySize(s, share, _evenly_spread_sizes(s.places, _FEW))
     judged: list[PricedKernel] = []
-    if all(codes.is_single(row) for row in choose_fewest_rows(s.costs, s.best, MOST)):
+    if all(codes.has_single_kind(row) for row in choose_covering_rows(s.costs, s.best, MOST)):
         made_for = list(s.places)
         _add_sample_sizes(s, list(itertools.islice(varies.box.random_sizes(5), _PRICED)), share)
         judged = _choose_nearest_kernels(codes)
@@ -158,19 +158,19 @@ def compile_range(varies: DynamicAxes, spec: DeviceSpec, options: ConstructOptio
     return SymbolicRange(varies, s.question.own.expression, judged, s.best, share, reachable=reachable)
 
 
-def _choose_nearest_kernels(codes: _CodeKinds) -> list[PricedKernel]:
+def _choose_nearest_kernels(codes: _CodeKindsBySize) -> list[PricedKernel]:
     """Return the kernels closest to the best if each program has one kind of code; otherwise none."""
     s = codes.s
-    rows = choose_fewest_rows(s.costs, s.best, MOST)
+    rows = choose_covering_rows(s.costs, s.best, MOST)
     _LOG.info("%s: writing %s for a range", s.question.name, counted(len(rows), "program"))
-    if not all(codes.is_single(row) for row in rows):
+    if not all(codes.has_single_kind(row) for row in rows):
         return []
     several = [(row, codes.build((row, codes.digest(row, codes.few[0])))) for row in rows]
     found = [PricedKernel(k, tuple(s.places), s.costs[row], {}) for row, k in several if k is not None]
     return [] if len(found) < len(several) or _sizes_without_code(s.question.own.box, 0, found) else found
 
 
-def _choose_covering_kernels(codes: _CodeKinds) -> list[PricedKernel]:
+def _choose_covering_kernels(codes: _CodeKindsBySize) -> list[PricedKernel]:
     """Return near-best kernels with code for all sample sizes."""
     s = codes.s
     # Sizes found to have no code become sample sizes, so that the last choice has code for them.
@@ -191,12 +191,12 @@ def _choose_covering_kernels(codes: _CodeKinds) -> list[PricedKernel]:
     return found
 
 
-def _choose_kernels(codes: _CodeKinds, rows: Sequence[int]) -> list[PricedKernel]:
+def _choose_kernels(codes: _CodeKindsBySize, rows: Sequence[int]) -> list[PricedKernel]:
     s = codes.s
     while True:
         kinds = codes.kinds(rows)
         costs = codes.costs(kinds)
-        taken = choose_fewest_rows(costs, costs.min(axis=0, initial=np.inf), MOST) if kinds else []
+        taken = choose_covering_rows(costs, costs.min(axis=0, initial=np.inf), MOST) if kinds else []
         least = costs[taken].min(axis=0, initial=np.inf)
         if np.isinf(least).any():
             lacking = [dict(p) for p, x in zip(s.places, least, strict=True) if np.isinf(x)]
@@ -211,14 +211,14 @@ def _choose_kernels(codes: _CodeKinds, rows: Sequence[int]) -> list[PricedKernel
             return found
 
 
-def _pick_sizes(places: Sequence[Sizes], count: int) -> list[Sizes]:
+def _evenly_spread_sizes(places: Sequence[Sizes], count: int) -> list[Sizes]:
     ordered = sorted(places, key=lambda p: math.prod(p.values()))
     if len(ordered) <= count:
         return ordered
     return [ordered[n] for n in sorted({round(k * (len(ordered) - 1) / (count - 1)) for k in range(count)})]
 
 
-def _add_sample_sizes(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
+def _add_sample_sizes(s: SearchState, places: Sequence[Sizes], spec: DeviceSpec) -> None:
     known = {tuple(p.values()) for p in s.places}
     more = [p for key, p in {tuple(p.values()): p for p in places}.items() if key not in known]
     if not more:
@@ -229,13 +229,13 @@ def _add_sample_sizes(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> N
     s.best = np.concatenate([s.best, costs.min(axis=0, initial=np.inf)])
 
 
-def _restrict_sample_sizes(s: Search, places: Sequence[Sizes]) -> None:
+def _restrict_sample_sizes(s: SearchState, places: Sequence[Sizes]) -> None:
     wanted = {tuple(p.values()) for p in places}
     columns = [n for n, p in enumerate(s.places) if tuple(p.values()) in wanted]
     s.places, s.costs, s.best = [s.places[n] for n in columns], s.costs[:, columns], s.best[columns]
 
 
-def _further_sample_sizes(box: Box) -> list[dict[str, int]]:
+def _further_sample_sizes(box: SizeBox) -> list[dict[str, int]]:
     """Return further sizes for code generation, with various remainders modulo the vector lengths."""
     found: dict[tuple[int, ...], dict[str, int]] = {}
     for sizes, rest in zip(box.random_sizes(5), itertools.islice(itertools.cycle(_RESTS), _MORE), strict=False):
@@ -246,16 +246,16 @@ def _further_sample_sizes(box: Box) -> list[dict[str, int]]:
     return list(found.values())
 
 
-def _sizes_without_code(box: Box, seed: int, found: Sequence[PricedKernel]) -> list[dict[str, int]]:
+def _sizes_without_code(box: SizeBox, seed: int, found: Sequence[PricedKernel]) -> list[dict[str, int]]:
     """Return sizes, among random and small ones, for which no kernel has code."""
     tried: list[dict[str, int]] = list(itertools.islice(box.random_sizes(31 + seed), _TRIED))
     tried += [{n: min(high, low + seed * 3 + k) for n, (low, high) in box.ends.items()} for k in range(3)]
     if math.prod(high - low + 1 for low, high in box.ends.values()) <= _ALL:
         several = itertools.product(*(range(low, high + 1) for low, high in box.ends.values()))
         tried = [dict(zip(box.ends, c, strict=True)) for c in several]
-    return [p for p in tried if all(_is_refused(j.kernel, p) for j in found)]
+    return [p for p in tried if all(_is_kernel_refused(j.kernel, p) for j in found)]
 
 
-def _is_refused(kernel: object, sizes: Sizes) -> bool:
+def _is_kernel_refused(kernel: object, sizes: Sizes) -> bool:
     assert isinstance(kernel, GpuKernel)
     return isinstance(kernel.passed(sizes), str)

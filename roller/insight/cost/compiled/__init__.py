@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from roller.insight.cost.compiled.compile_selection import (
     CompileSelection,
     captured_launch_predicate,
-    selection_from_trace,
+    compile_selection_of_trace,
 )
 from roller.insight.cost.compiled.compiled_step import compile_trace
 from roller.insight.cost.compiled.generated_kernels import CompiledOperator, compile_graph
@@ -19,7 +19,7 @@ __all__ = [
     "compile_operators",
     "compile_trace",
     "captured_launch_predicate",
-    "selection_from_trace",
+    "compile_selection_of_trace",
     "apply_policy_to_trace",
 ]
 
@@ -28,7 +28,7 @@ def apply_policy_to_trace(trace: Trace, policy: str = "library", *, on_gpu: bool
     """Return a trace as it runs under a policy."""
     # ``compiled`` compiles the whole step, ``library`` compiles the parts that the step itself compiles, and ``roller``
     # compiles nothing. The compiler's code for CPUs is not described.
-    own = selection_from_trace(trace)
+    own = compile_selection_of_trace(trace)
     if trace.options.get("is_compiled") or not on_gpu or not (policy == "compiled" or (policy == "library" and own)):
         return trace
     return compile_trace(trace, CompileSelection(mode=own.mode) if policy == "compiled" and own else own)

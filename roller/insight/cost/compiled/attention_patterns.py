@@ -40,7 +40,7 @@ def fuse_attention(
     gone: set[int] = set()
     for place, operator in enumerate(operators):
         match = _match_attention(graph, place, operator) if operator.name == "aten._softmax.default" else None
-        if match is not None and match.query.dtype in dtypes and graph.is_in_one_graph(match.places):
+        if match is not None and match.query.dtype in dtypes and graph.are_in_one_graph(match.places):
             found[match.last] = match.operator(operators[match.last])
             gone |= match.places
     return [found.get(n, o) for n, o in enumerate(operators) if n in found or n not in gone]
@@ -63,16 +63,16 @@ class _StorageUsers:
                 for storage in {t.storage for t in operator.outputs}:
                     self.writers[storage].append(place)
 
-    def is_in_one_graph(self, places: Collection[int]) -> bool:
+    def are_in_one_graph(self, places: Collection[int]) -> bool:
         """Return whether the operators at ``places`` belong to one graph."""
         return len({self.graph_of(self.operators[n]) for n in places}) == 1
 
-    def only_writer(self, record: TensorRecord) -> int | None:
+    def only_writer_position(self, record: TensorRecord) -> int | None:
         """Return the position of the only operator that writes a tensor; ``None`` if none or several do."""
         found = self.writers.get(record.storage, ())
         return found[0] if len(found) == 1 else None
 
-    def only_reader(self, record: TensorRecord) -> int | None:
+    def only_reader_position(self, record: TensorRecord) -> int | None:
         """Return the position of the only operator that reads a tensor; ``None`` if none or several do."""
         found = self.readers.get(record.storage, ())
         return found[0] if len(found) == 1 else None
@@ -125,7 +125,7 @@ def _match_attention(graph: _StorageUsers, place: int, softmax: Operator) -> _At
     places = {first, place, last, *others, *more}
     scores, result = graph.operators[first], graph.operators[last]
     operands = [
-        _operand_in_four_dimensions(graph, t, x.shape[:2], places) for t in (*scores.inputs[:2], result.inputs[1])
+        _four_dimensional_operand(graph, t, x.shape[:2], places) for t in (*scores.inputs[:2], result.inputs[1])
     ]
     if any(t is None for t in operands):
         return None
@@ -140,8 +140,8 @@ def _find_score_product(graph: _StorageUsers, place: int) -> tuple[int, TensorRe
     between: set[int] = set()
     record = graph.operators[place].inputs[0]
     while True:
-        at = graph.only_writer(record)
-        if at is None or graph.only_reader(record) is None:
+        at = graph.only_writer_position(record)
+        if at is None or graph.only_reader_position(record) is None:
             return None
         operator, packet = graph.operators[at], graph.packet(at)
         if packet == "aten.bmm":
@@ -149,7 +149,11 @@ def _find_score_product(graph: _StorageUsers, place: int) -> tuple[int, TensorRe
         large = [t for t in operator.inputs if element_count(t) == element_count(record)]
         if packet == "aten.add" and mask is None and len(operator.inputs) == 2:
             # the scores are the operand that is computed only for this sum
-            scores = [t for t in large if graph.only_reader(t) is not None and graph.only_writer(t) is not None]
+            scores = [
+                t
+                for t in large
+                if graph.only_reader_position(t) is not None and graph.only_writer_position(t) is not None
+            ]
             if not scores:
                 return None
             record, (mask,) = scores[0], [t for t in operator.inputs if t is not scores[0]]
@@ -165,7 +169,7 @@ def _find_value_product(graph: _StorageUsers, place: int) -> tuple[int, set[int]
     between: set[int] = set()
     record = graph.operators[place].outputs[0]
     while True:
-        at = graph.only_reader(record)
+        at = graph.only_reader_position(record)
         if at is None:
             return None
         operator = graph.operators[at]
@@ -177,14 +181,14 @@ def _find_value_product(graph: _StorageUsers, place: int) -> tuple[int, set[int]
         record = operator.outputs[0]
 
 
-def _operand_in_four_dimensions(
+def _four_dimensional_operand(
     graph: _StorageUsers, record: TensorRecord, outer: Sequence[int], places: set[int]
 ) -> TensorRecord | None:
     """Return a batched product's operand in four dimensions, skipping a copy made only for it; else ``None``."""
     if record.shape[0] != outer[0] * outer[1]:
         return None
-    at = graph.only_writer(record)
-    if at is not None and graph.packet(at) == "aten.clone" and graph.only_reader(record) is not None:
+    at = graph.only_writer_position(record)
+    if at is not None and graph.packet(at) == "aten.clone" and graph.only_reader_position(record) is not None:
         source = graph.operators[at].inputs[0]
         if source.shape == (*outer, *record.shape[1:]) and not _is_transposed(record):
             places.add(at)

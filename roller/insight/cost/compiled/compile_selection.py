@@ -55,7 +55,7 @@ class CompileSelection:
         return {}
 
 
-def selection_from_trace(trace: Trace) -> CompileSelection | None:
+def compile_selection_of_trace(trace: Trace) -> CompileSelection | None:
     """Return the part of a traced step that the step itself compiles; ``None`` if it compiles nothing."""
     found = trace.options.get("compiled")
     if not isinstance(found, dict):
@@ -66,7 +66,7 @@ def selection_from_trace(trace: Trace) -> CompileSelection | None:
 
 def captured_launch_predicate(trace: Trace) -> Callable[[Operator], bool]:
     """Return a predicate: whether an operator is launched together with the previous one, in a captured graph."""
-    selection = selection_from_trace(trace) if trace.options.get("is_compiled") else None
+    selection = compile_selection_of_trace(trace) if trace.options.get("is_compiled") else None
     if selection is None or not any(map(selection.captures_cuda_graph, selection.modules)):
         return lambda _: False
     running: tuple[int, str, str] | None = None

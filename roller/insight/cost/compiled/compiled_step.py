@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import groupby
 
 from roller.insight.cost.compiled.attention_patterns import fuse_attention, fusible_attention_dtypes
-from roller.insight.cost.compiled.compile_selection import COMPILED_PHASES, CompileSelection, selection_from_trace
-from roller.insight.cost.compiled.generated_kernels import CompiledOperator, compile_graph, unread_values
+from roller.insight.cost.compiled.compile_selection import COMPILED_PHASES, CompileSelection, compile_selection_of_trace
+from roller.insight.cost.compiled.generated_kernels import CompiledOperator, compile_graph, final_values_no_node_reads
 from roller.insight.cost.compiled.loop_nodes import LoopNode, NodeBuilder, StorageVersion
-from roller.insight.cost.compiled.memory_format import assign_memory_formats, convolution_format
+from roller.insight.cost.compiled.memory_format import assign_memory_formats, convolution_memory_format
 from roller.insight.cost.gpu.operator_view import distinct_bytes
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, Trace
 
@@ -31,7 +31,7 @@ def compile_trace(trace: Trace, selection: CompileSelection | None = None) -> Tr
     # Forward and backward operators that the selection covers become library calls and generated kernels
     # (``inductor.triton_...``). Storages between nodes of one kernel vanish; all others are allocated where they are
     # written and freed after their last use. The update of the parameters does not change.
-    writer = _CompiledTraceWriter(trace, selection or selection_from_trace(trace) or CompileSelection())
+    writer = _CompiledTraceWriter(trace, selection or compile_selection_of_trace(trace) or CompileSelection())
     for start, end in zip(trace.iterations, trace.iterations[1:], strict=False):
         writer.add_step(start, end)
     return writer.trace()
@@ -63,7 +63,7 @@ class _CompiledTraceWriter:
         self.free_at = {e.storage: e.operator for e in trace.events if isinstance(e, FreeEvent)}
         self.new_index: dict[int, int] = {}
         self.builder = NodeBuilder(
-            1 + max((*trace.storages, *trace.allocations, *_storages_of_operators(trace.operators)), default=0)
+            1 + max((*trace.storages, *trace.allocations, *_storage_numbers_of_operators(trace.operators)), default=0)
         )
         self.rewritten: set[int] = set()  # storages whose allocations are rewritten
         self.outliving: set[int] = set()  # rewritten storages that are freed where they were freed before
@@ -91,8 +91,8 @@ class _CompiledTraceWriter:
         graphs: dict[str | None, list[Operator]] = defaultdict(list)
         for operator in segment:
             graphs[graph_of(operator)].append(operator)
-        formats = {g: None if g is None else convolution_format(own) for g, own in graphs.items()}
-        operators = assign_memory_formats(operators, lambda o: formats[graph_of(o)], self.builder.new_storage)
+        formats = {g: None if g is None else convolution_memory_format(own) for g, own in graphs.items()}
+        operators = assign_memory_formats(operators, lambda o: formats[graph_of(o)], self.builder.new_storage_number)
         last = segment[-1].index
         outlives: set[StorageVersion] = set()
 
@@ -107,7 +107,7 @@ class _CompiledTraceWriter:
     def _values_read_after_segment(self, nodes: Sequence[LoopNode], last: int) -> set[StorageVersion]:
         """Return the values that outlive the segment."""
         # Their memory is freed after the segment; an unread result may also be freed right after the last operator.
-        unread = unread_values(nodes)
+        unread = final_values_no_node_reads(nodes)
         if not self.old.events:
             return unread
         latest = {value.storage: value for node in nodes for value in node.writes}
@@ -118,12 +118,12 @@ class _CompiledTraceWriter:
     def _write(self, segment: Sequence[Operator], emitted: Sequence[CompiledOperator], outlives: set[int]) -> None:
         """Add a segment's operators, with an allocation at each storage's first write and a free after its last use."""
         old, within, here = self.old.allocations, {o.index for o in segment}, len(self.operators) - 1
-        own = {s for s in _storages_of_operators(segment) if s in old and old[s].operator in within}
+        own = {s for s in _storage_numbers_of_operators(segment) if s in old and old[s].operator in within}
         allocated: dict[int, tuple[int, int]] = {}
         last_use: dict[int, int] = {}
         for one in emitted:
             index = self._add_operator(one.operator, one.of)
-            last_use |= dict.fromkeys(_storages_of_operators((one.operator,)), index)
+            last_use |= dict.fromkeys(_storage_numbers_of_operators((one.operator,)), index)
             for t in one.operator.outputs:
                 if (
                     t.storage in one.writes
@@ -158,5 +158,5 @@ class _CompiledTraceWriter:
         )  # fmt: skip
 
 
-def _storages_of_operators(operators: Iterable[Operator]) -> Iterator[int]:
+def _storage_numbers_of_operators(operators: Iterable[Operator]) -> Iterator[int]:
     return (t.storage for o in operators for t in (*o.inputs, *o.outputs))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller.insight.cost.compiled.loop_nodes import LoopNode, StorageVersion, TensorAccess
-from roller.insight.cost.compiled.maximum_flow import INFINITE, FlowNetwork
+from roller.insight.cost.compiled.minimum_cut import INFINITE, FlowNetwork
 from roller.insight.cost.gpu.operator_view import distinct_bytes
 from roller.insight.trace.trace import TensorRecord
 
@@ -35,11 +35,13 @@ def partition_forward_backward(
     # ``new_storage`` gives a recomputed value a storage of its own.
     writer = {value: node for node in forward for value in node.writes}
     wanted = {value for node in backward for value in node.values() if value in writer}
-    saved = _values_of_minimum_cut(forward, backward, writer, wanted)
-    return Partition(list(forward), _add_recomputation(backward, writer, saved, new_storage), frozenset(saved))
+    saved = _minimum_cut_values(forward, backward, writer, wanted)
+    return Partition(
+        list(forward), _backward_with_recomputation(backward, writer, saved, new_storage), frozenset(saved)
+    )
 
 
-def _values_of_minimum_cut(
+def _minimum_cut_values(
     forward: Sequence[LoopNode], backward: Sequence[LoopNode], writer: Mapping[StorageVersion, LoopNode],
     wanted: Collection[StorageVersion],
 ) -> set[StorageVersion]:  # fmt: skip
@@ -52,7 +54,7 @@ def _values_of_minimum_cut(
     # a graph cannot recompute values of another graph
     compiled = [node for node in forward if node.kind != "extern"]
     kept |= {v for n in (*compiled, *backward) for v in n.values() if v in writer and writer[v].graph != n.graph}
-    far = _nodes_reading_across_calls(forward, readers)
+    far = _ids_of_nodes_reading_across_calls(forward, readers)
     distance = _distances_to_backward(forward, readers, wanted)
     network, todo, seen = FlowNetwork(), deque(wanted), set(wanted)
     while todo:
@@ -63,7 +65,7 @@ def _values_of_minimum_cut(
         network.connect((value, "in"), (value, "out"), weight if stored else UNSTORED_FACTOR * weight)
         if value in wanted:
             network.connect((value, "out"), "backward", INFINITE)
-        if _must_be_saved(node, value, kept) or id(node) in far:
+        if _is_never_recomputed(node, value, kept) or id(node) in far:
             network.connect("forward", (value, "in"), INFINITE)
             continue
         for read in node.values():  # inputs of the step need not be saved
@@ -72,10 +74,10 @@ def _values_of_minimum_cut(
                 if read not in seen:
                     seen.add(read)
                     todo.append(read)
-    return {value for value, _ in network.minimum_cut("forward", "backward")}
+    return {value for value, _ in network.minimum_cut_start_nodes("forward", "backward")}
 
 
-def _must_be_saved(node: LoopNode, value: StorageVersion, kept: Collection[StorageVersion]) -> bool:
+def _is_never_recomputed(node: LoopNode, value: StorageVersion, kept: Collection[StorageVersion]) -> bool:
     """Return whether a value is never recomputed."""
     if node.kind == "extern" or node.is_random or value in kept:
         return True
@@ -96,7 +98,7 @@ def _distances_to_backward(
     return found
 
 
-def _nodes_reading_across_calls(
+def _ids_of_nodes_reading_across_calls(
     forward: Sequence[LoopNode], readers: Mapping[StorageVersion, Sequence[LoopNode]]
 ) -> set[int]:
     """Return the ``id`` of each node that reads a value again after a library call that depends on that value."""
@@ -108,12 +110,12 @@ def _nodes_reading_across_calls(
             users = readers[value]
             if len(users) > 1:
                 limit = max(place[id(u)] for u in users)
-                first = _first_call_reached(users, limit, place, readers)
+                first = _first_library_call_position(users, limit, place, readers)
                 found |= {id(u) for u in users if u.kind != "extern" and place[id(u)] > first}
     return found
 
 
-def _first_call_reached(
+def _first_library_call_position(
     users: Sequence[LoopNode],
     limit: int,
     place: Mapping[int, int],
@@ -135,7 +137,7 @@ def _first_call_reached(
     return first
 
 
-def _add_recomputation(
+def _backward_with_recomputation(
     backward: Sequence[LoopNode], writer: Mapping[StorageVersion, LoopNode], saved: Collection[StorageVersion],
     new_storage: Mapping[StorageVersion, int],
 ) -> list[LoopNode]:  # fmt: skip

@@ -67,7 +67,7 @@ def fuse_nodes(nodes: Sequence[LoopNode]) -> list[FusionGroup]:
                 group.before.add(source)
                 source.after.add(group)
     for _ in range(ROUNDS):
-        pairs = sorted(_pairs_sharing_buffers(groups), key=lambda p: p[0], reverse=True)
+        pairs = sorted(_scored_pairs_sharing_buffers(groups), key=lambda p: p[0], reverse=True)
         merged: dict[FusionGroup, FusionGroup] = {}
         for _, one, other in pairs:
             a, b = (_find_merged_group(merged, g) for g in (one, other))
@@ -110,7 +110,7 @@ def _merge_groups(a: FusionGroup, b: FusionGroup) -> None:
                 todo.append(follower)
 
 
-def _pairs_sharing_buffers(
+def _scored_pairs_sharing_buffers(
     groups: Sequence[FusionGroup],
 ) -> Iterator[tuple[tuple[bool, float, int], FusionGroup, FusionGroup]]:
     """Yield pairs of groups that share a buffer, with their scores."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from roller.insight.cost.compiled.decompositions import add_library_call, add_nodes
 from roller.insight.cost.compiled.forward_backward_partition import partition_forward_backward
 from roller.insight.cost.compiled.fusion import FusionGroup, fuse_nodes
-from roller.insight.cost.compiled.inlining import inline_nodes
+from roller.insight.cost.compiled.inlining import inline_elementwise_nodes
 from roller.insight.cost.compiled.loop_nodes import LoopNode, NodeBuilder, StorageVersion
+from roller.insight.cost.compiled.operator_to_loop_nodes import add_library_call, add_operator_nodes
 from roller.insight.cost.gpu.operator_view import OperatorView
 from roller.insight.trace.trace import GENERATED, Operator, TensorRecord
 
@@ -29,7 +29,7 @@ class CompiledOperator:
     is_generated: bool
 
 
-def unread_values(nodes: Sequence[LoopNode]) -> set[StorageVersion]:
+def final_values_no_node_reads(nodes: Sequence[LoopNode]) -> set[StorageVersion]:
     """Return the final values of storages that no node reads."""
     read = {value for node in nodes for value in node.values()}
     return {v for v in {value.storage: value for node in nodes for value in node.writes}.values() if v not in read}
@@ -37,7 +37,7 @@ def unread_values(nodes: Sequence[LoopNode]) -> set[StorageVersion]:
 
 def compile_graph(
     operators: Sequence[Operator], builder: NodeBuilder, graph_of: Callable[[Operator], str | None],
-    outliving: Callable[[Sequence[LoopNode]], set[StorageVersion]] = unread_values,
+    outliving: Callable[[Sequence[LoopNode]], set[StorageVersion]] = final_values_no_node_reads,
 ) -> list[CompiledOperator]:  # fmt: skip
     """Return the operators that replace those of a forward pass and its backward pass, in order."""
     # Nodes of different graphs are not fused: each graph stores its results.
@@ -45,7 +45,7 @@ def compile_graph(
     for place, operator in enumerate(operators):
         graph, first = graph_of(operator), len(builder.nodes)
         if graph is not None:
-            add_nodes(builder, place, operator)
+            add_operator_nodes(builder, place, operator)
         else:
             add_library_call(builder, place, OperatorView(operator))
         for node in builder.nodes[first:]:
@@ -67,7 +67,7 @@ def _emit_operators(
     operators: Sequence[Operator], nodes: Sequence[LoopNode], needed: Collection[StorageVersion]
 ) -> list[CompiledOperator]:
     """Return the kernels and calls for nodes, leaving out those whose results are never read."""
-    groups = fuse_nodes(inline_nodes(nodes, needed))
+    groups = fuse_nodes(inline_elementwise_nodes(nodes, needed))
     readers: dict[StorageVersion, set[int]] = {}
     for n, group in enumerate(groups):
         for access in group.reads():
@@ -110,5 +110,5 @@ class _NewStorageNumbers(dict[StorageVersion, int]):
         self._builder = builder
 
     def __missing__(self, value: StorageVersion) -> int:
-        self[value] = number = self._builder.new_storage()
+        self[value] = number = self._builder.new_storage_number()
         return number

@@ -17,7 +17,7 @@ from roller.insight.trace.trace import TensorRecord
 SHARED_READS, MOST_READS, MOST_OPERATIONS, MOST_JOINED = 4, 8, 30, 8
 
 
-def inline_nodes(nodes: Sequence[LoopNode], needed: Collection[StorageVersion]) -> list[LoopNode]:
+def inline_elementwise_nodes(nodes: Sequence[LoopNode], needed: Collection[StorageVersion]) -> list[LoopNode]:
     """Return the nodes whose results are stored; they read the inputs of the inlined nodes."""
     readers: dict[StorageVersion, list[LoopNode]] = defaultdict(list)
     for node in nodes:
@@ -26,15 +26,15 @@ def inline_nodes(nodes: Sequence[LoopNode], needed: Collection[StorageVersion]) 
     gone: dict[StorageVersion, LoopNode] = {}
     kept: list[LoopNode] = []
     for node in nodes:
-        whole = _inline_inputs(node, gone) if node.kind != "extern" else node
-        if _is_stored(whole, [r for value in node.writes for r in readers[value]], needed):
+        whole = _with_inlined_inputs(node, gone) if node.kind != "extern" else node
+        if _must_store_result(whole, [r for value in node.writes for r in readers[value]], needed):
             kept.append(whole)
         else:
             gone |= dict.fromkeys(node.writes, whole)
     return kept
 
 
-def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[StorageVersion]) -> bool:
+def _must_store_result(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[StorageVersion]) -> bool:
     if node.kind != "pointwise" or len(node.writes) != 1 or any(value in needed for value in node.writes):
         return True
     if not readers:
@@ -53,7 +53,7 @@ def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[S
     return node.joins > MOST_JOINED or reads > MOST_READS or node.operations > MOST_OPERATIONS
 
 
-def _inline_inputs(node: LoopNode, gone: dict[StorageVersion, LoopNode]) -> LoopNode:
+def _with_inlined_inputs(node: LoopNode, gone: dict[StorageVersion, LoopNode]) -> LoopNode:
     """Return a node that reads the inputs of its inlined inputs."""
     reads: dict[TensorAccess, TensorRecord] = {}
     operations, inlined, is_random = node.operations, list(node.inlined), node.is_random

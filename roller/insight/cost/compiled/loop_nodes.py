@@ -117,7 +117,7 @@ class NodeBuilder:
         """Return the current version of a tensor's storage."""
         return StorageVersion(record.storage, self._versions.get(record.storage, 0))
 
-    def new_storage(self) -> int:
+    def new_storage_number(self) -> int:
         """Return a storage number that the trace does not use."""
         self._next += 1
         return self._next - 1
@@ -125,7 +125,7 @@ class NodeBuilder:
     def temporary(self, shape: Sequence[int], dtype: str) -> TensorRecord:
         """Return a contiguous tensor in a new storage."""
         stride = tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
-        return TensorRecord(tuple(shape), stride, dtype, self.new_storage())
+        return TensorRecord(tuple(shape), stride, dtype, self.new_storage_number())
 
     def add(
         self, index: int, operator: Operator, kind: Literal["pointwise", "reduction", "extern"],

@@ -24,7 +24,7 @@ GROUPED, DEFAULT, NARROWING, SMALL = 1.358, 0.823, 0.725, 0.783
 SMALL_CHANNELS = 64
 
 
-def convolution_format(operators: Sequence[Operator]) -> MemoryFormat:
+def convolution_memory_format(operators: Sequence[Operator]) -> MemoryFormat:
     """Return the memory format in which the convolutions of a compiled graph run."""
     # Inductor decides once per graph. In training, all convolutions stay in NCHW if one of them is grouped (but not
     # depthwise), if one at least halves its channels, or if all are small. In inference, the multiplications of each
@@ -33,7 +33,7 @@ def convolution_format(operators: Sequence[Operator]) -> MemoryFormat:
     count = sum(not returns_only_views(OperatorView(o)) for o in operators)
     if not found or count >= MOST_OPERATORS * len(found) or any(len(v.out.shape) != 4 for v in found):
         return "contiguous"
-    kinds = [(_convolution_kind(v), _multiplication_count(v)) for v in found]
+    kinds = [(_convolution_layout_kind(v), _multiplication_count(v)) for v in found]
     if any(OperatorView(o).packet in _GRADIENTS for o in operators):
         own = {kind for kind, _ in kinds}
         stays = "grouped" in own or "narrowing" in own or all(_is_small_convolution(v) for v in found)
@@ -51,7 +51,7 @@ def _is_small_convolution(view: OperatorView) -> bool:
     return max(_weight_of_convolution(view).shape[:2]) <= SMALL_CHANNELS
 
 
-def _convolution_kind(view: OperatorView) -> str:
+def _convolution_layout_kind(view: OperatorView) -> str:
     weight = _weight_of_convolution(view)
     if int(view.argument("groups", 1)) > 1 and weight.shape[1] > 1:
         return "grouped"
@@ -102,7 +102,7 @@ def assign_memory_formats(
                 convolves or any(_is_channels_last_storage(t, layouts) for t in operator.inputs)
             )
             for t in operator.outputs:
-                new = _changed_strides(t, operator, inputs, keeps)
+                new = _compiled_strides_if_changed(t, operator, inputs, keeps)
                 if new is not None and t.storage not in {x.storage for x in operator.inputs}:
                     layouts[t.storage] = _StorageLayout(t.shape, t.stride, new)
         outputs = tuple(_view_in_new_layout(t, layouts) for t in operator.outputs)
@@ -115,7 +115,7 @@ def _is_channels_last_storage(t: TensorRecord, layouts: Mapping[int, _StorageLay
     return layout is not None and len(layout.shape) == 4 and layout.new == _channels_last_strides(layout.shape)
 
 
-def _changed_strides(
+def _compiled_strides_if_changed(
     t: TensorRecord, operator: Operator, inputs: Sequence[TensorRecord], keeps: bool
 ) -> tuple[int, ...] | None:
     """Return the compiled strides of a result; ``None`` if they equal the eager strides."""

@@ -13,7 +13,7 @@ from roller.insight.cost.cpu.operator_work import Mapping, OperatorWork, TensorT
 from roller.insight.cost.gpu.operator_view import OperatorView, distinct_bytes, element_count
 
 
-def per_element_mapping(
+def per_element_work_rule(
     *, per: str = "input", serial: bool = False, cycles: float = 0.0, vector: float = 0.0,
     exponentials: float = 0.0, reads: float = 1.0, writes: float = 1.0,
 ) -> Mapping:  # fmt: skip
@@ -49,7 +49,7 @@ def batch_norm_work(view: OperatorView) -> OperatorWork:
 _OWN_STATISTICS_CYCLES = 6.5
 
 
-def reduction_mapping(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
+def reduction_work_rule(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
     """Return the mapping for a reduction with given cycles per element."""
     # Rows are read in memory order. Columns are read in strips of a few vectors, so every row of a strip is fetched
     # from memory again.
@@ -73,7 +73,7 @@ def reduction_mapping(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
 _STRIP_BYTES, _LINE_BYTES = 256, 64
 
 
-def softmax_mapping(gradient: bool = False, logarithm: bool = False) -> Mapping:
+def softmax_work_rule(gradient: bool = False, logarithm: bool = False) -> Mapping:
     """Return the mapping for a softmax: vectorized over the last axis, column by column over any other."""
 
     def map_operator(view: OperatorView) -> OperatorWork:
@@ -95,7 +95,7 @@ def softmax_mapping(gradient: bool = False, logarithm: bool = False) -> Mapping:
 GREATEST, MEAN = (75.0, 5.0), (15.0, 3.0)
 
 
-def pooling_mapping(taken: tuple[float, float]) -> Mapping:
+def pooling_work_rule(taken: tuple[float, float]) -> Mapping:
     """Return the mapping for a pooling operator; ``taken`` has the cycles per result and per element of its window."""
 
     def map_operator(view: OperatorView) -> OperatorWork:
@@ -108,7 +108,7 @@ def pooling_mapping(taken: tuple[float, float]) -> Mapping:
     return map_operator
 
 
-def pooling_backward_mapping(cycles: float) -> Mapping:
+def pooling_backward_work_rule(cycles: float) -> Mapping:
     """Return the mapping for a pooling gradient, scattered into zeros in ``cycles`` per read element."""
 
     def map_operator(view: OperatorView) -> OperatorWork:
@@ -142,7 +142,7 @@ def nll_loss_backward_work(view: OperatorView) -> OperatorWork:
     )
 
 
-def random_draw_mapping(cycles: float) -> Callable[[OperatorView], OperatorWork]:
+def random_draw_work_rule(cycles: float) -> Callable[[OperatorView], OperatorWork]:
     """Return the mapping for an operator that draws its elements sequentially from one random generator."""
 
     def map_operator(view: OperatorView) -> OperatorWork:
@@ -151,7 +151,7 @@ def random_draw_mapping(cycles: float) -> Callable[[OperatorView], OperatorWork]
     return map_operator
 
 
-def gather_mapping(cycles: float = 0.0) -> Mapping:
+def gather_work_rule(cycles: float = 0.0) -> Mapping:
     """Return the mapping for a gather, which reads the indices and the gathered elements."""
 
     def map_operator(view: OperatorView) -> OperatorWork:

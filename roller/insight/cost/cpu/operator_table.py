@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from roller.insight.cost.cpu import matrix_products
+from roller.insight.cost.cpu import compute_bound_operators
 from roller.insight.cost.cpu.memory_bound_operators import (
     GREATEST,
     MEAN,
     batch_norm_work,
     embedding_backward_work,
-    gather_mapping,
+    gather_work_rule,
     nll_loss_backward_work,
     nll_loss_work,
-    per_element_mapping,
-    pooling_backward_mapping,
-    pooling_mapping,
-    random_draw_mapping,
-    reduction_mapping,
-    softmax_mapping,
+    per_element_work_rule,
+    pooling_backward_work_rule,
+    pooling_work_rule,
+    random_draw_work_rule,
+    reduction_work_rule,
+    softmax_work_rule,
 )
 from roller.insight.cost.cpu.operator_work import Mapping, OperatorWork, TensorTraffic, streaming_work
 from roller.insight.cost.gpu import returns_only_views
@@ -40,88 +40,92 @@ EXPONENTIALS = {
 _MIXED_CYCLES, _STREWN_CYCLES = 2.5, 3.0
 
 _ROWS: dict[str, Mapping] = {
-    "_softmax": softmax_mapping(), "_log_softmax": softmax_mapping(logarithm=True),
-    "_safe_softmax": per_element_mapping(cycles=7.0, exponentials=1.2, reads=4.0, writes=3.0),
-    "_softmax_backward_data": softmax_mapping(gradient=True),
-    "_log_softmax_backward_data": softmax_mapping(gradient=True, logarithm=True),
-    "native_layer_norm": per_element_mapping(vector=28.0),
-    "native_layer_norm_backward": per_element_mapping(vector=34.0),
-    "_fused_rms_norm": per_element_mapping(vector=20.0), "_fused_rms_norm_backward": per_element_mapping(vector=34.0),
+    "_softmax": softmax_work_rule(), "_log_softmax": softmax_work_rule(logarithm=True),
+    "_safe_softmax": per_element_work_rule(cycles=7.0, exponentials=1.2, reads=4.0, writes=3.0),
+    "_softmax_backward_data": softmax_work_rule(gradient=True),
+    "_log_softmax_backward_data": softmax_work_rule(gradient=True, logarithm=True),
+    "native_layer_norm": per_element_work_rule(vector=28.0),
+    "native_layer_norm_backward": per_element_work_rule(vector=34.0),
+    "_fused_rms_norm": per_element_work_rule(vector=20.0),
+    "_fused_rms_norm_backward": per_element_work_rule(vector=34.0),
     "native_batch_norm": batch_norm_work, "_native_batch_norm_legit": batch_norm_work,
     "_native_batch_norm_legit_functional": batch_norm_work, "_batch_norm_with_update": batch_norm_work,
-    "_native_batch_norm_legit_no_training": per_element_mapping(vector=8.0),
-    "_batch_norm_no_update": per_element_mapping(vector=8.0),
-    "native_batch_norm_backward": per_element_mapping(vector=24.0, reads=2.0),
-    "batch_norm_backward": per_element_mapping(vector=24.0, reads=2.0),
-    "native_group_norm": per_element_mapping(vector=22.0, reads=2.0),
-    "native_group_norm_backward": per_element_mapping(vector=26.0, reads=2.0),
+    "_native_batch_norm_legit_no_training": per_element_work_rule(vector=8.0),
+    "_batch_norm_no_update": per_element_work_rule(vector=8.0),
+    "native_batch_norm_backward": per_element_work_rule(vector=24.0, reads=2.0),
+    "batch_norm_backward": per_element_work_rule(vector=24.0, reads=2.0),
+    "native_group_norm": per_element_work_rule(vector=22.0, reads=2.0),
+    "native_group_norm_backward": per_element_work_rule(vector=26.0, reads=2.0),
 }  # fmt: skip
 _WINDOWS: dict[str, Mapping] = {
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d"),
-                    pooling_mapping(GREATEST)),
-    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), pooling_mapping(MEAN)),
+                    pooling_work_rule(GREATEST)),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), pooling_work_rule(MEAN)),
     **dict.fromkeys(
         ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
          "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
          "_adaptive_avg_pool3d_backward"),
-        pooling_backward_mapping(6.0),
+        pooling_backward_work_rule(6.0),
     ),
-    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), per_element_mapping(cycles=1.0)),
-    **{f"upsample_{n}": per_element_mapping(per="output", cycles=c) for n, c in (
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), per_element_work_rule(cycles=1.0)),
+    **{f"upsample_{n}": per_element_work_rule(per="output", cycles=c) for n, c in (
         ("nearest1d", 4.0), ("nearest2d", 4.0), ("nearest3d", 4.0), ("linear1d", 5.0), ("bilinear2d", 8.0),
         ("bicubic2d", 30.0), ("trilinear3d", 15.0))},
-    **{f"upsample_{n}_backward": pooling_backward_mapping(6.0) for n in (
+    **{f"upsample_{n}_backward": pooling_backward_work_rule(6.0) for n in (
         "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")},
-    **dict.fromkeys(("im2col", "col2im", "constant_pad_nd", "roll", "flip"), per_element_mapping(cycles=2.0)),
+    **dict.fromkeys(("im2col", "col2im", "constant_pad_nd", "roll", "flip"), per_element_work_rule(cycles=2.0)),
 }  # fmt: skip
 _REDUCTIONS: dict[str, Mapping] = {
     **dict.fromkeys(("sum", "mean", "prod", "amax", "amin", "max", "min", "all", "any", "norm", "linalg_vector_norm"),
-                    reduction_mapping()),
-    **dict.fromkeys(("argmax", "argmin", "count_nonzero"), reduction_mapping(3.5)),
-    **dict.fromkeys(("var", "var_mean", "std"), reduction_mapping(6.5)),
-    "logsumexp": per_element_mapping(exponentials=1.6, reads=3.0),
+                    reduction_work_rule()),
+    **dict.fromkeys(("argmax", "argmin", "count_nonzero"), reduction_work_rule(3.5)),
+    **dict.fromkeys(("var", "var_mean", "std"), reduction_work_rule(6.5)),
+    "logsumexp": per_element_work_rule(exponentials=1.6, reads=3.0),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), nll_loss_work),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), nll_loss_backward_work),
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
-                    per_element_mapping(vector=8.0, reads=2.0)),
+                    per_element_work_rule(vector=8.0, reads=2.0)),
     **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits"),
-                    per_element_mapping(exponentials=6.0, reads=3.0)),
+                    per_element_work_rule(exponentials=6.0, reads=3.0)),
 }  # fmt: skip
 _MOVING: dict[str, Mapping] = {
-    **dict.fromkeys(("cat", "stack"), per_element_mapping(per="output", serial=True)),
-    **dict.fromkeys(("embedding", "index_select"), gather_mapping()),
-    **dict.fromkeys(("index", "_unsafe_index", "gather", "take"), gather_mapping(3.0)),
+    **dict.fromkeys(("cat", "stack"), per_element_work_rule(per="output", serial=True)),
+    **dict.fromkeys(("embedding", "index_select"), gather_work_rule()),
+    **dict.fromkeys(("index", "_unsafe_index", "gather", "take"), gather_work_rule(3.0)),
     **dict.fromkeys(("index_put", "_index_put_impl", "index_add", "index_copy", "index_fill", "scatter",
-                     "scatter_add", "scatter_reduce", "masked_scatter"), per_element_mapping(cycles=3.0, serial=True)),
+                     "scatter_add", "scatter_reduce", "masked_scatter"), per_element_work_rule(cycles=3.0,
+                                                                                               serial=True)),
     **dict.fromkeys(("embedding_dense_backward", "_embedding_bag_dense_backward"), embedding_backward_work),
-    **dict.fromkeys(("cumsum", "cumprod"), per_element_mapping(cycles=3.0)),
-    "sort": per_element_mapping(cycles=140.0), "topk": per_element_mapping(cycles=35.0),
-    **dict.fromkeys(("tril", "triu"), per_element_mapping(cycles=2.5)),
+    **dict.fromkeys(("cumsum", "cumprod"), per_element_work_rule(cycles=3.0)),
+    "sort": per_element_work_rule(cycles=140.0), "topk": per_element_work_rule(cycles=35.0),
+    **dict.fromkeys(("tril", "triu"), per_element_work_rule(cycles=2.5)),
 }  # fmt: skip
 _PRODUCTS: dict[str, Mapping] = {
-    "mm": matrix_products.matrix_product_mapping("self", "mat2"),
-    "bmm": matrix_products.matrix_product_mapping("self", "mat2"),
-    "addmm": matrix_products.product_plus_addend_mapping("mat1", "mat2"),
-    "baddbmm": matrix_products.product_plus_addend_mapping("batch1", "batch2"),
-    **dict.fromkeys(("mv", "addmv", "dot", "vdot"), matrix_products.matrix_vector_product_work),
+    "mm": compute_bound_operators.matrix_product_work_rule("self", "mat2"),
+    "bmm": compute_bound_operators.matrix_product_work_rule("self", "mat2"),
+    "addmm": compute_bound_operators.product_plus_addend_work_rule("mat1", "mat2"),
+    "baddbmm": compute_bound_operators.product_plus_addend_work_rule("batch1", "batch2"),
+    **dict.fromkeys(("mv", "addmv", "dot", "vdot"), compute_bound_operators.matrix_vector_product_work),
 }  # fmt: skip
 _CONVOLUTIONS: dict[str, Mapping] = {
-    **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), matrix_products.convolution_work),
-    "convolution_backward": matrix_products.convolution_backward_work,
+    **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), compute_bound_operators.convolution_work),
+    "convolution_backward": compute_bound_operators.convolution_backward_work,
 }
 _ATTENTION: dict[str, Mapping] = {
-    "_scaled_dot_product_flash_attention_for_cpu": matrix_products.attention_work,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": matrix_products.attention_backward_work,
+    "_scaled_dot_product_flash_attention_for_cpu": compute_bound_operators.attention_work,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": compute_bound_operators.attention_backward_work,
 }
 _RECURRENT: dict[str, Mapping] = {
-    "mkldnn_rnn_layer": matrix_products.lstm_work,
-    "mkldnn_rnn_layer_backward": matrix_products.lstm_backward_work,
+    "mkldnn_rnn_layer": compute_bound_operators.lstm_work,
+    "mkldnn_rnn_layer_backward": compute_bound_operators.lstm_backward_work,
 }
 _DRAWS: dict[str, Mapping] = {
-    "bernoulli": random_draw_mapping(21.0), "normal": random_draw_mapping(12.0), "uniform": random_draw_mapping(10.0),
-    "rand": random_draw_mapping(10.0), "randn": random_draw_mapping(12.0), "exponential": random_draw_mapping(20.0),
-    "randint": random_draw_mapping(10.0), "randperm": random_draw_mapping(20.0),
-    "native_dropout": per_element_mapping(cycles=30.0, serial=True),
+    "bernoulli": random_draw_work_rule(21.0), "normal": random_draw_work_rule(12.0),
+    "uniform": random_draw_work_rule(10.0),
+    "rand": random_draw_work_rule(10.0), "randn": random_draw_work_rule(12.0),
+    "exponential": random_draw_work_rule(20.0),
+    "randint": random_draw_work_rule(10.0), "randperm": random_draw_work_rule(20.0),
+    "native_dropout": per_element_work_rule(cycles=30.0, serial=True),
 }  # fmt: skip
 
 
@@ -204,7 +208,7 @@ def operator_work(operator: Operator) -> tuple[OperatorWork | None, bool]:
     return _foreach_work(view), view.packet in TABLE
 
 
-def operator_class(packet: str) -> Kind:
+def operator_kind(packet: str) -> Kind:
     """Return the class of an operator by its name in traces and profiles, such as ``"aten.mm"``."""
     name = packet if packet in _KINDS else packet.rstrip("_")
     return _KINDS.get(name, "element-wise")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from roller.hardware import DeviceSpec, MemoryLayer
-from roller.hardware.peaks import peak_flops_per_s
+from roller.hardware.peaks import peak_flops_and_instruction_class
 from roller.insight.cost.arithmetic_pipe_work import PipeWork
-from roller.insight.cost.cpu.machine_rates import ProcessorRates
 from roller.insight.cost.cpu.operator_table import operator_work
 from roller.insight.cost.cpu.operator_work import OperatorWork, TensorTraffic
+from roller.insight.cost.cpu.processor_rates import ProcessorRates
 from roller.insight.cost.cpu.reuse_distance import AccessHistory
 from roller.insight.cost.operator_price import LaunchPrice, Price
-from roller.insight.memory.cpu_heap import Placement, storage_placements
+from roller.insight.memory.cpu_heap import Placement, placements_by_storage
 from roller.insight.trace.progress import report_progress
 from roller.insight.trace.trace import Operator, Trace
 
@@ -33,7 +33,7 @@ class ProcessorPricer:
         """Return the prices of the last step's operators, with caches and heap in a steady state."""
         works = [operator_work(operator) for operator in trace.steady()]
         for done in (0, len(works)):
-            storages = storage_placements(trace)
+            storages = placements_by_storage(trace)
             prices = list[Price]()
             for operator, work in zip(trace.steady(), works, strict=True):
                 prices.append(self._price_operator(operator, *work, storages))
@@ -51,18 +51,18 @@ class ProcessorPricer:
         for traffic in work.writes:  # a cache line is read before it is written, and later written back
             layer, size = self._record_access(traffic, storages)
             moved.append((layer, size if traffic.tensor.storage in read else 2 * size))
-        fresh = sum(self._touch_fresh_pages(x.tensor.storage, storages) for x in work.writes)
+        fresh = sum(self._count_and_touch_fresh_bytes(x.tensor.storage, storages) for x in work.writes)
         far = self.machine.caches[-1]
         strewn = sum(n for x, (layer, n) in zip(work.reads, moved, strict=False) if x.is_strewn and layer is far)
         parts = self.machine.seconds_by_resource(work, tuple(moved), fresh, strewn)
         low, high = parts.seconds / self._factor, parts.seconds * self._factor
-        row = LaunchPrice(operator.name, 1, parts.seconds, parts.resource, self._pipe_work(work), low, high)
+        row = LaunchPrice(operator.name, 1, parts.seconds, parts.resource, self._arithmetic_pipe_work(work), low, high)
         provenance = "library" if mapped else "bytes"
         return Price(parts.seconds, low, high, parts.resource, 1, provenance, launches=(row,))
 
-    def _pipe_work(self, work: OperatorWork) -> PipeWork | None:
+    def _arithmetic_pipe_work(self, work: OperatorWork) -> PipeWork | None:
         spec = self.machine.spec
-        peak = peak_flops_per_s(spec, work.dtype) if work.multiplies else None
+        peak = peak_flops_and_instruction_class(spec, work.dtype) if work.multiplies else None
         if peak is not None:
             return PipeWork("fma", 2 * work.multiplies, 2 * work.multiplies / peak[0])
         rate = spec.compute.ops_per_cycle_per_unit["special"] * spec.clock_hz * spec.units
@@ -76,11 +76,11 @@ class ProcessorPricer:
         if place is not None and place.before is not None:
             self._touched.record_address_reuse(number, place.before)
             storages[number] = Placement(place.fresh_bytes, None)
-        layer = self.machine.cache_level(self._touched.reuse_distance_bytes(number, once))
+        layer = self.machine.cache_level_at_reuse_distance(self._touched.reuse_distance_bytes(number, once))
         self._touched.record_access(number, once)
         return layer, size
 
-    def _touch_fresh_pages(self, storage: int, storages: dict[int, Placement]) -> float:
+    def _count_and_touch_fresh_bytes(self, storage: int, storages: dict[int, Placement]) -> float:
         """Return the number of a storage's bytes on untouched pages, and mark those pages as touched."""
         place = storages.get(storage)
         if place is None or not place.fresh_bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roller.errors import RollerError
-from roller.insight.cost.gpu.data_movement import generated_kernel_launch
+from roller.insight.cost.gpu.data_movement import generated_kernel_launches
 from roller.insight.cost.gpu.operator_table import TABLE
 from roller.insight.cost.gpu.operator_view import OperatorView, element_count, total_bytes
 from roller.insight.cost.kernel_launches import Launch, MemoryKernel
@@ -34,7 +34,7 @@ def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
     view = OperatorView(operator)
     if returns_only_views(view) or not any(map(element_count, (*view.inputs, *view.outputs))):
         return (), True
-    mapping = generated_kernel_launch if view.packet.startswith(f"{GENERATED}.") else TABLE.get(view.packet)
+    mapping = generated_kernel_launches if view.packet.startswith(f"{GENERATED}.") else TABLE.get(view.packet)
     if mapping is not None:
         try:
             return mapping(view), True

@@ -17,12 +17,12 @@ _BACKWARD_KERNELS = 3
 def attention_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for fused attention, which never stores the attention weights."""
     query, key, value = (view.required_tensor(n, i) for i, n in enumerate(("query", "key", "value")))
-    heads, rows, columns = _heads_queries_keys(view, query, key)
+    heads, rows, columns = _count_heads_queries_keys(view, query, key)
     products = (
         _score_product_expression(heads, rows, columns, query),
         _value_product_expression(heads, rows, value.shape[-1], columns, query),
     )
-    share = _causal_mask_share(view, rows, columns)
+    share = _causal_mask_kept_share(view, rows, columns)
     return (
         FusedKernel(
             products, share * heads * rows * columns, total_bytes(view.inputs), total_bytes(view.outputs), share
@@ -30,7 +30,7 @@ def attention_launches(view: OperatorView) -> tuple[Launch, ...]:
     )
 
 
-def _causal_mask_share(view: OperatorView, rows: int, columns: int) -> float:
+def _causal_mask_kept_share(view: OperatorView, rows: int, columns: int) -> float:
     """Return the share of query-key pairs that a causal mask leaves; 1 without a causal mask."""
     # The mask is aligned with the first query and key (``is_causal``, or ``custom_mask_type`` 1) or with the last ones
     # (2).
@@ -50,7 +50,7 @@ def attention_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for fused attention's gradient: one product recomputes the weights, four compute gradients."""
     names = ("query", "key", "value")
     query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(names))
-    heads, rows, columns = _heads_queries_keys(view, query, key)
+    heads, rows, columns = _count_heads_queries_keys(view, query, key)
     depth = query.shape[-1]
     weights = _score_product_expression(heads, rows, columns, query)
     products = (
@@ -60,7 +60,7 @@ def attention_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
         _value_product_expression(heads, columns, depth, rows, query),
         _value_product_expression(heads, columns, value.shape[-1], rows, query),
     )
-    share = _causal_mask_share(view, rows, columns)
+    share = _causal_mask_kept_share(view, rows, columns)
     return (
         FusedKernel(
             products, share * heads * rows * columns, total_bytes(view.inputs), total_bytes(view.outputs), share,
@@ -69,7 +69,7 @@ def attention_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     )  # fmt: skip
 
 
-def _heads_queries_keys(view: OperatorView, query: TensorRecord, key: TensorRecord) -> tuple[int, int, int]:
+def _count_heads_queries_keys(view: OperatorView, query: TensorRecord, key: TensorRecord) -> tuple[int, int, int]:
     """Return the numbers of heads in the whole batch, of queries and of keys."""
     # Tensors are ``(batch, heads, length, depth)``; operators on ``(batch, length, heads, depth)`` have different
     # names.
@@ -106,7 +106,7 @@ def recurrent_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
 
 
 def _recurrent_layer_launches(view: OperatorView, x: TensorRecord, times: int) -> tuple[Launch, ...]:
-    steps, batch = _steps_and_batch(view, x)
+    steps, batch = _count_steps_and_batch(view, x)
     hidden, layers = int(view.argument("hidden_size")), int(view.argument("num_layers", 1))
     gates, kept = _GATES[int(view.argument("mode", 2))] * hidden, int(view.argument("proj_size", 0)) or hidden
     directions = 2 if view.argument("bidirectional", False) else 1
@@ -129,7 +129,7 @@ def _recurrent_layer_launches(view: OperatorView, x: TensorRecord, times: int) -
     return tuple(found)
 
 
-def _steps_and_batch(view: OperatorView, x: TensorRecord) -> tuple[int, int]:
+def _count_steps_and_batch(view: OperatorView, x: TensorRecord) -> tuple[int, int]:
     """Return the number of steps and the number of samples per step, averaged for packed sequences."""
     packed = view.argument("batch_sizes", ())
     if packed:

@@ -15,7 +15,7 @@ from roller import ops
 from roller.expr import TensorExpr
 from roller.insight.cost.gpu import depthwise
 from roller.insight.cost.gpu.operator_view import OperatorView, element_count, total_bytes
-from roller.insight.cost.gpu.pointwise import elementwise_kernel
+from roller.insight.cost.gpu.pointwise import elementwise_launches
 from roller.insight.cost.kernel_launches import (
     FusedKernel,
     InstructionKernel,
@@ -26,12 +26,12 @@ from roller.insight.cost.kernel_launches import (
     Units,
 )
 from roller.insight.trace.convolution_layout import (
-    channels_padded_to_vectors,
+    channel_count_padded_to_vectors,
     is_channels_last,
     is_depthwise,
     is_planar_matrix_product,
     needs_layout_conversion,
-    padded_channels,
+    padded_channel_count,
     suggests_channels_last,
 )
 from roller.insight.trace.trace import TensorRecord
@@ -52,23 +52,23 @@ class _ConvolutionGeometry:
 def convolution_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a convolution, including conversions before it and the addition of its bias."""
     x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
-    copies = _copies_before_depthwise(_convolution_geometry(view, x, weight), weight, (x,))
+    copies = _depthwise_image_copy_kernels(_convolution_geometry(view, x, weight), weight, (x,))
     kernels, bias = (*copies, _convolution_kernel(view, x, weight, view.out)), view.tensor("bias")
     return kernels if bias is None else (*kernels, *_bias_launches(view.out, bias))
 
 
-def _copies_before_depthwise(
+def _depthwise_image_copy_kernels(
     g: _ConvolutionGeometry, weight: TensorRecord, images: Sequence[TensorRecord]
 ) -> tuple[MemoryKernel, ...]:
     """Return the kernels with which PyTorch converts images before a depthwise convolution with channels innermost."""
     return (
-        channels_last_conversions(images, (), g.groups)
+        channels_last_conversion_kernels(images, (), g.groups)
         if g.innermost and is_depthwise(weight, g.groups, g.transposed)
         else ()
     )
 
 
-def channels_last_conversions(
+def channels_last_conversion_kernels(
     read: Sequence[TensorRecord], written: Sequence[TensorRecord], groups: int
 ) -> tuple[MemoryKernel, ...]:
     """Return the kernels that convert read tensors to channels-innermost whole vectors, and written tensors back."""
@@ -78,7 +78,7 @@ def channels_last_conversions(
         if not needs_layout_conversion(tensor, groups):
             continue
         own = float(total_bytes((tensor,)))
-        other = own * padded_channels(tensor, groups) / tensor.shape[1]
+        other = own * padded_channel_count(tensor, groups) / tensor.shape[1]
         found.append(MemoryKernel(own, other) if is_read else MemoryKernel(other, own))
     return tuple(found)
 
@@ -87,7 +87,7 @@ def _bias_launches(out: TensorRecord, bias: TensorRecord) -> tuple[Launch, ...]:
     if len(out.shape) < 3:  # no batch and no points
         return (MemoryKernel(total_bytes((out, bias)), total_bytes((out,))),)
     along = TensorRecord((out.shape[1], *(1,) * (len(out.shape) - 2)), (1,) * (len(out.shape) - 1), bias.dtype, -1)
-    return elementwise_kernel(("add",), out, (out, along))
+    return elementwise_launches(("add",), out, (out, along))
 
 
 def convolution_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
@@ -96,7 +96,7 @@ def convolution_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     weight = view.required_tensor("weight", 2)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
     geometry = _convolution_geometry(view, x, weight)
-    found: list[Launch] = [*_copies_before_depthwise(geometry, weight, (gradient, x))]
+    found: list[Launch] = [*_depthwise_image_copy_kernels(geometry, weight, (gradient, x))]
     if wanted[0]:
         found += _image_gradient_launches(geometry, gradient, x, weight)
     if wanted[1]:
@@ -123,7 +123,7 @@ def _implicit_gemm_kernel(
     return FusedKernel((product,), 0.0, *moved, units=units, kind="convolution", ways=ways)
 
 
-def _broadcast_to_rank(values: Sequence[int], rank: int) -> tuple[int, ...]:
+def _one_value_per_dimension(values: Sequence[int], rank: int) -> tuple[int, ...]:
     """Return one value per dimension; a single value applies to all."""
     listed = tuple(values)
     return listed * rank if len(listed) == 1 and rank > 1 else listed
@@ -134,16 +134,16 @@ def _convolution_geometry(view: OperatorView, x: TensorRecord, weight: TensorRec
     ones = (1,) * rank
     stride, padding = view.argument("stride", ones), view.argument("padding", (0,) * rank)
     return _ConvolutionGeometry(
-        _broadcast_to_rank(stride, rank),
-        _broadcast_to_rank(padding, rank),
-        _broadcast_to_rank(view.argument("dilation", ones), rank),
+        _one_value_per_dimension(stride, rank),
+        _one_value_per_dimension(padding, rank),
+        _one_value_per_dimension(view.argument("dilation", ones), rank),
         int(view.argument("groups", 1)),
         bool(view.argument("transposed", False)),
         (is_channels_last(x) and x.shape[1] > 1) or suggests_channels_last(weight),
     )
 
 
-def _merge_to_two_dimensions(sizes: Sequence[int]) -> tuple[int, int]:
+def _outer_and_innermost_size(sizes: Sequence[int]) -> tuple[int, int]:
     """Return two sizes: the product of all outer dimensions, and the innermost dimension."""
     return (1, sizes[0]) if len(sizes) == 1 else (math.prod(sizes[:-1]), sizes[-1])
 
@@ -154,16 +154,17 @@ def _convolution_kernel(view: OperatorView, x: TensorRecord, weight: TensorRecor
         product = _equivalent_matrix_product(x if g.transposed else out, weight, out, g.groups)
         return _product_kernel_with_variants(g, product, (product,), (x, weight), out)
     windows = _Conv2d(
-        x.shape[0], _merge_to_two_dimensions(x.shape[2:]), _merge_to_two_dimensions(weight.shape[2:]),
-        _as_pair(g.stride, 1), _as_pair(g.padding, 0), _as_pair(g.dilation, 1), g.groups, x.dtype,
+        x.shape[0], _outer_and_innermost_size(x.shape[2:]), _outer_and_innermost_size(weight.shape[2:]),
+        _pair_of_window_values(g.stride, 1), _pair_of_window_values(g.padding, 0), _pair_of_window_values(g.dilation,
+            1), g.groups, x.dtype,
     )  # fmt: skip
     if is_depthwise(weight, g.groups, g.transposed):
         own = _channels_last_depthwise_kernel(g, weight, out, (x, weight), out)
-        own = own if g.innermost else depthwise.forward_kernel(x, weight, out, g.stride, g.dilation)
+        own = own if g.innermost else depthwise.depthwise_forward_kernel(x, weight, out, g.stride, g.dilation)
         before = _direct_kernel_before_cudnn_9(g, weight, out, (x, weight), out)
         planar = windows.expression(x.shape[1], weight.shape[0], False)
         return Kernel(planar, units="planar", own_kernel=own, before_cudnn_9=before)
-    around = channels_last_conversions((x, weight), (out,), g.groups)
+    around = channels_last_conversion_kernels((x, weight), (out,), g.groups)
     planes = is_planar_matrix_product(weight, g.stride, g.padding, g.groups)
     found = _conv2d_kernel_with_variants(windows, x.shape[1], weight.shape[0], around, planes)
     return replace(found, before_cudnn_9=_direct_kernel_before_cudnn_9(g, weight, out, (x, weight), out))
@@ -187,7 +188,7 @@ def _direct_kernel_before_cudnn_9(
     alike = weight.shape[0] // g.groups == weight.shape[1] and weight.shape[1] in _GROUPS_OF_CUDNN_8
     if g.groups == 1 or not g.innermost or alike or weight.dtype not in ("float16", "bfloat16"):
         return None
-    return depthwise.cudnn_direct_kernel(
+    return depthwise.cudnn_grouped_direct_kernel(
         points.shape[0] * math.prod(points.shape[2:]) * element_count(weight), read, written
     )
 
@@ -204,7 +205,7 @@ def _channels_last_depthwise_kernel(
         return None
     if weight.dtype in ("float16", "bfloat16"):
         return depthwise.padded_groups_kernel(points, weight, read, written)
-    return depthwise.cudnn_direct_kernel(math.prod(points.shape) * math.prod(weight.shape[2:]), read, written)
+    return depthwise.cudnn_grouped_direct_kernel(math.prod(points.shape) * math.prod(weight.shape[2:]), read, written)
 
 
 @dataclass(frozen=True)
@@ -247,8 +248,8 @@ def _conv2d_kernel_with_variants(
     planar, ways = windows.expression(channels, filters, False), list[KernelVariant]()
     if groups == 1:
         padded = (
-            channels_padded_to_vectors(channels, windows.dtype),
-            channels_padded_to_vectors(filters, windows.dtype),
+            channel_count_padded_to_vectors(channels, windows.dtype),
+            channel_count_padded_to_vectors(filters, windows.dtype),
         )
         ways.append(KernelVariant(Kernel(windows.expression(*padded, True), kind="convolution"), around))
         if planes:
@@ -285,14 +286,14 @@ def _product_kernel_with_variants(
 ) -> Kernel | FusedKernel:
     """Return the kernel for a product whose operands are images, with variants for a different layout."""
     # ``own`` is the product on unconverted tensors, and ``others`` are the products of matrix-unit kernels.
-    around = channels_last_conversions(read, (written,), g.groups)
+    around = channels_last_conversion_kernels(read, (written,), g.groups)
     if not around and len(others) == 1:
         return _implicit_gemm_kernel(others[0], read, written, "any")
     ways = tuple(KernelVariant(_implicit_gemm_kernel(other, read, written, "matrix"), around) for other in others)
     return _implicit_gemm_kernel(own, read, written, "planar" if around else "any", ways)
 
 
-def _as_pair(values: Sequence[int], one: int) -> tuple[int, int]:
+def _pair_of_window_values(values: Sequence[int], one: int) -> tuple[int, int]:
     """Return the values for a two-dimensional window; a one-dimensional window gets ``one`` as its first value."""
     return (values[0], values[1]) if len(values) == 2 else (one, values[0])
 
@@ -320,31 +321,33 @@ def _image_gradient_launches(
     if len(x.shape) > 4 or g.transposed:
         product = _equivalent_matrix_product(x if g.transposed else gradient, weight, x, g.groups)
         return (_product_kernel_with_variants(g, product, (product,), (gradient, weight), x),)
-    (h, w), (kh, kw) = _merge_to_two_dimensions(gradient.shape[2:]), _merge_to_two_dimensions(weight.shape[2:])
-    dilation = _as_pair(g.dilation, 1)
+    (h, w), (kh, kw) = _outer_and_innermost_size(gradient.shape[2:]), _outer_and_innermost_size(weight.shape[2:])
+    dilation = _pair_of_window_values(g.dilation, 1)
     reach = tuple((k - 1) * d for k, d in zip((kh, kw), dilation, strict=True))
     pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, per dimension
     windows = _Conv2d(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
     if is_depthwise(weight, g.groups, g.transposed):
         own = _channels_last_depthwise_kernel(g, weight, gradient, (gradient, weight), x)
-        own = own if g.innermost else depthwise.image_gradient_kernel(gradient, weight, x, g.stride, g.dilation)
+        own = (
+            own if g.innermost else depthwise.depthwise_image_gradient_kernel(gradient, weight, x, g.stride, g.dilation)
+        )
         before = _direct_kernel_before_cudnn_9(g, weight, gradient, (gradient, weight), x)
         planar = windows.expression(gradient.shape[1], x.shape[1], False)
         along = Kernel(planar, units="planar", own_kernel=own, before_cudnn_9=before)
         if own is not None:  # this kernel counts its own traffic
             return (along,)
     else:
-        around = channels_last_conversions((gradient, weight), (x,), g.groups)
+        around = channels_last_conversion_kernels((gradient, weight), (x,), g.groups)
         along = _conv2d_kernel_with_variants(windows, gradient.shape[1], x.shape[1], around)
         along = replace(along, before_cudnn_9=_direct_kernel_before_cudnn_9(g, weight, gradient, (gradient, weight), x))
     more = total_bytes((x,)) - math.prod((x.shape[0], x.shape[1], h, w)) * total_bytes((x,)) // element_count(x)
     if more < 0:  # padding that keeps only the middle of the windows' sums
         moved = total_bytes((gradient, weight)), total_bytes((x,))
-        return (_replace_traffic(along, *moved),)
+        return (_kernel_with_traffic(along, *moved),)
     return (along, MemoryKernel(0.0, float(more), 0)) if more else (along,)
 
 
-def _replace_traffic(kernel: Kernel, read_bytes: float, written_bytes: float) -> FusedKernel:
+def _kernel_with_traffic(kernel: Kernel, read_bytes: float, written_bytes: float) -> FusedKernel:
     """Return a kernel and its variants with the given memory traffic in place of the expression's."""
 
     def to_fused_kernel(one: Kernel, ways: tuple[KernelVariant, ...] = ()) -> FusedKernel:
@@ -370,7 +373,11 @@ def _weight_gradient_kernel(
     planar = ops.matmul(m, n, k, batch, False, True, dtype=x.dtype)
     if is_depthwise(weight, g.groups, g.transposed):
         own = _channels_last_depthwise_kernel(g, weight, gradient, (gradient, x), weight)
-        own = own if g.innermost else depthwise.weight_gradient_kernel(gradient, x, weight, g.stride, g.dilation)
+        own = (
+            own
+            if g.innermost
+            else depthwise.depthwise_weight_gradient_kernel(gradient, x, weight, g.stride, g.dilation)
+        )
         before = _direct_kernel_before_cudnn_9(g, weight, gradient, (gradient, x), weight)
         return replace(
             _implicit_gemm_kernel(planar, (gradient, x), weight, "planar"), own_kernel=own, before_cudnn_9=before

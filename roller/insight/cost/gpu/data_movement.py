@@ -26,7 +26,7 @@ def concatenation_launches(view: OperatorView) -> tuple[Launch, ...]:
     return (MemoryKernel(moved, moved, math.ceil(len(view.inputs) / _JOINED_TOGETHER)),)
 
 
-def stream_all(
+def stream_all_launches_rule(
     reads: float = 1.0, writes: float = 1.0, launches: int = 1
 ) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping that reads all inputs ``reads`` times and writes all outputs ``writes`` times."""
@@ -46,7 +46,7 @@ def interpolation_launches(view: OperatorView) -> tuple[Launch, ...]:
     return (MemoryKernel(total_bytes((x,)), total_bytes((out,)), threads=math.prod(out.shape[2:]) if walks else None),)
 
 
-def stream_named_inputs(*names: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
+def stream_named_inputs_launches_rule(*names: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a gradient that reads the named tensors but only the shapes of the others."""
 
     def map_operator(view: OperatorView) -> tuple[Launch, ...]:
@@ -56,7 +56,7 @@ def stream_named_inputs(*names: str) -> Callable[[OperatorView], tuple[Launch, .
     return map_operator
 
 
-def generated_kernel_launch(view: OperatorView) -> tuple[Launch, ...]:
+def generated_kernel_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return a compiler-generated kernel, which reads each input once and the overlap of views only once."""
     return (MemoryKernel(float(merged_span_bytes(view.inputs)), float(total_bytes(view.outputs))),)
 
@@ -114,7 +114,7 @@ def sort_launches(view: OperatorView) -> tuple[Launch, ...]:
     return (MemoryKernel(moved, moved, _KERNELS_PER_PASS * passes),)
 
 
-def host_read_wait(view: OperatorView) -> tuple[Launch, ...]:
+def host_read_wait_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the wait for an operator whose result the host reads."""
     return (HostWait(total_bytes(view.inputs)),)
 

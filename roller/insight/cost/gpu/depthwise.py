@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from roller import ops
 from roller.insight.cost.gpu.operator_view import element_count, total_bytes
 from roller.insight.cost.kernel_launches import FusedKernel, InstructionKernel
-from roller.insight.trace.convolution_layout import channels_per_vector
+from roller.insight.trace.convolution_layout import channel_count_per_vector
 from roller.insight.trace.trace import TensorRecord
 
 #: Number of instructions with which a thread finds its point (three divisions by values known only at run time, some 18
@@ -56,7 +56,7 @@ def _runs_on_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int],
     return channels >= 512 or (channels >= 256 and width >= 28)
 
 
-def forward_kernel(
+def depthwise_forward_kernel(
     x: TensorRecord, weight: TensorRecord, out: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
 ) -> InstructionKernel | None:
     """Return PyTorch's kernel for a depthwise convolution; ``None`` if cuDNN's kernel runs."""
@@ -66,7 +66,7 @@ def forward_kernel(
     return InstructionKernel(count, total_bytes((x, weight)), total_bytes((out,)))
 
 
-def image_gradient_kernel(
+def depthwise_image_gradient_kernel(
     gradient: TensorRecord, weight: TensorRecord, x: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
 ) -> InstructionKernel | None:
     """Return PyTorch's kernel for the input gradient; ``None`` if cuDNN's kernel runs."""
@@ -77,7 +77,7 @@ def image_gradient_kernel(
     return InstructionKernel(count, total_bytes((gradient, weight)), total_bytes((x,)))
 
 
-def weight_gradient_kernel(
+def depthwise_weight_gradient_kernel(
     gradient: TensorRecord, x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
 ) -> InstructionKernel | None:
     """Return PyTorch's kernel for the weight gradient; ``None`` if cuDNN's kernel runs."""
@@ -87,7 +87,9 @@ def weight_gradient_kernel(
     return InstructionKernel(count, total_bytes((gradient, x)), total_bytes((weight,)))
 
 
-def cudnn_direct_kernel(products: float, read: Sequence[TensorRecord], written: TensorRecord) -> InstructionKernel:
+def cudnn_grouped_direct_kernel(
+    products: float, read: Sequence[TensorRecord], written: TensorRecord
+) -> InstructionKernel:
     """Return cuDNN's direct kernel for a grouped convolution: one thread per result, one tap per product."""
     # Its source is not published: a tap is assumed to take as many instructions as in PyTorch's loop.
     count = element_count(written) * _PLACE + products * _TAP
@@ -101,6 +103,6 @@ def padded_groups_kernel(
     # A group is padded to a whole vector of channels (auto-padding, release notes of cuDNN 7.6.3): the kernel
     # multiplies all points by one filter, which is padded to the columns of a tile, and sums over a window of vectors.
     rows = points.shape[0] * math.prod(points.shape[2:])
-    taps = math.prod(weight.shape[2:]) * channels_per_vector(points.dtype)
+    taps = math.prod(weight.shape[2:]) * channel_count_per_vector(points.dtype)
     product = ops.matmul(rows, points.shape[1] * _TILE_COLUMNS, taps, dtype=points.dtype)
     return FusedKernel((product,), 0.0, total_bytes(read), total_bytes((written,)), units="matrix", kind="convolution")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from roller import ops
 from roller.expr import TensorExpr
 from roller.insight.cost.gpu.operator_view import OperatorView, itemsize, total_bytes
-from roller.insight.cost.gpu.pointwise import elementwise_kernel
+from roller.insight.cost.gpu.pointwise import elementwise_launches
 from roller.insight.cost.kernel_launches import FusedKernel, Kernel, Launch, MemoryKernel
 from roller.insight.trace.trace import TensorRecord
 
@@ -38,19 +38,19 @@ def _product_kernel(expr: TensorExpr) -> Kernel:
     return Kernel(expr, kind="product")
 
 
-def matrix_product_mapping(first: str, second: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
+def matrix_product_launches_rule(first: str, second: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a matrix product of two named operands."""
 
     def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         left, right = view.required_tensor(first, 0), view.required_tensor(second, 1)
         if len(right.shape) == 3 and right.shape[0] > 1 and right.stride[0] == 0:
-            return (_product_by_shared_matrix(left, right, view.out),)
+            return (_batch_times_one_matrix_kernel(left, right, view.out),)
         return (_product_kernel(matrix_product_expression(left, right)),)
 
     return map_operator
 
 
-def _product_by_shared_matrix(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Launch:
+def _batch_times_one_matrix_kernel(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Launch:
     """Return the kernel for a batch times one expanded matrix: a linear layer on a tensor that no view flattens."""
     # The matrix stays in the shared cache; for 16-bit dtypes, each batch element is padded to whole fragments of a
     # matrix unit.
@@ -62,7 +62,7 @@ def _product_by_shared_matrix(left: TensorRecord, right: TensorRecord, out: Tens
     return FusedKernel((product,), 0.0, total_bytes((left, right)), total_bytes((out,)), kind="product")
 
 
-def product_plus_addend_mapping(first: str, second: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
+def product_plus_addend_launches_rule(first: str, second: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for ``self + first @ second``."""
     # cuBLASLt adds a vector in the epilogue; any other addend is first copied to the result, to which the product adds.
 
@@ -76,8 +76,8 @@ def product_plus_addend_mapping(first: str, second: str) -> Callable[[OperatorVi
             return (_product_kernel(matrix_product_expression(left, right)),)
         if len(addend.shape) == 1 and len(left.shape) == 2 and addend.shape[0] == right.shape[-1]:
             return (_product_kernel(matrix_product_expression(left, right, bias=True)),)
-        copy = () if view.in_place else elementwise_kernel((), view.out, (addend,))
-        return (*copy, _product_kernel(matrix_product_expression(left, right)), *_result_read_launch(view.out))
+        copy = () if view.in_place else elementwise_launches((), view.out, (addend,))
+        return (*copy, _product_kernel(matrix_product_expression(left, right)), *_addend_result_read_launches(view.out))
 
     return map_operator
 
@@ -99,7 +99,7 @@ def scaled_product_launches(view: OperatorView) -> tuple[Launch, ...]:
     return (_product_kernel(expr), MemoryKernel(float(beside), float(total_bytes((view.out,)) - named), 0))
 
 
-def _result_read_launch(out: TensorRecord) -> tuple[Launch, ...]:
+def _addend_result_read_launches(out: TensorRecord) -> tuple[Launch, ...]:
     """Return the traffic for reading the result to which a product adds."""
     return (MemoryKernel(float(total_bytes((out,))), 0.0, 0),)
 
@@ -113,11 +113,11 @@ def matrix_vector_product_launches(view: OperatorView) -> tuple[Launch, ...]:
 def addmv_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a matrix-vector product that is added to a copy of the addend."""
     matrix, out = view.required_tensor("mat", 1), view.out
-    copy = () if view.in_place else elementwise_kernel((), out, (view.required_tensor("self", 0),))
+    copy = () if view.in_place else elementwise_launches((), out, (view.required_tensor("self", 0),))
     return (
         *copy,
         _product_kernel(ops.matmul(matrix.shape[0], 1, matrix.shape[1], dtype=matrix.dtype)),
-        *_result_read_launch(out),
+        *_addend_result_read_launches(out),
     )
 
 

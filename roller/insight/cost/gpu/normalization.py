@@ -11,7 +11,7 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.tensor_expr import REDUCTION
 from roller.insight.cost.gpu.operator_view import OperatorView, element_count, total_bytes
-from roller.insight.cost.gpu.pointwise import elementwise_kernel
+from roller.insight.cost.gpu.pointwise import elementwise_launches
 from roller.insight.cost.kernel_launches import Kernel, Launch, MemoryKernel
 from roller.insight.trace.convolution_layout import is_channels_last
 from roller.insight.trace.trace import TensorRecord
@@ -42,17 +42,21 @@ def softmax_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
 def layer_norm_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for a layer norm over the last dimensions."""
     x = view.required_tensor("input", 0)
-    length = _normalized_elements(view, x)
+    length = _count_normalized_elements(view, x)
     kept = MemoryKernel(0.0, total_bytes(view.outputs[1:]), 0)  # mean and deviation of every row, for the gradient
-    return (*_contiguous_copy(x), Kernel(ops.layer_norm((element_count(x) // length, length), dtype=x.dtype)), kept)
+    return (
+        *_contiguous_copy_launches(x),
+        Kernel(ops.layer_norm((element_count(x) // length, length), dtype=x.dtype)),
+        kept,
+    )
 
 
 def layer_norm_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernels for a layer norm's gradients: row by row for the input, over all rows for weight and bias."""
     gradient, x = view.required_tensor("grad_out", 0), view.required_tensor("input", 1)
-    length = _normalized_elements(view, x)
+    length = _count_normalized_elements(view, x)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, True))
-    found: list[Launch] = [*_contiguous_copy(x)]
+    found: list[Launch] = [*_contiguous_copy_launches(x)]
     if wanted[0]:
         found.append(_row_gradient_kernel(element_count(x) // length, length, (gradient, x), view.outputs[0], 2))
     if any(wanted[1:]):
@@ -61,15 +65,15 @@ def layer_norm_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     return (*found, MemoryKernel(rest, 0.0, 0))
 
 
-def _contiguous_copy(x: TensorRecord) -> tuple[Launch, ...]:
+def _contiguous_copy_launches(x: TensorRecord) -> tuple[Launch, ...]:
     """Return the kernel that copies a tensor if it is not contiguous (``expect_contiguous``), else ``()``."""
     strides = tuple(math.prod(x.shape[n + 1 :]) for n in range(len(x.shape)))
     if all(extent == 1 or own == dense for extent, own, dense in zip(x.shape, x.stride, strides, strict=True)):
         return ()
-    return elementwise_kernel((), replace(x, stride=strides), (x,))
+    return elementwise_launches((), replace(x, stride=strides), (x,))
 
 
-def _normalized_elements(view: OperatorView, x: TensorRecord) -> int:
+def _count_normalized_elements(view: OperatorView, x: TensorRecord) -> int:
     return math.prod(view.argument("normalized_shape", x.shape[-1:])) or 1
 
 
@@ -104,7 +108,7 @@ def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out
     return TensorExpr("gradient of rows", inputs, (*stages, y), ("Y",))
 
 
-def channel_norm_mapping(read: float, kept: float, launches: int) -> Callable[[OperatorView], tuple[Launch, ...]]:
+def channel_norm_launches_rule(read: float, kept: float, launches: int) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a norm over channels, which reads its large inputs several times."""
     # ``read`` and ``kept`` are the numbers of passes over large inputs and over results.
 
@@ -130,18 +134,18 @@ def batch_norm_launches(view: OperatorView) -> tuple[Launch, ...]:
     x, out = view.required_tensor("input", 0), total_bytes(view.outputs[:1])
     if view.has_tensor("running_mean") and not view.argument("training", True):
         return (MemoryKernel(total_bytes((x,)), out),)
-    return (MemoryKernel(2.0 * total_bytes((x,)), out, threads=_channel_norm_threads(x)),)
+    return (MemoryKernel(2.0 * total_bytes((x,)), out, threads=_channel_norm_thread_count(x)),)
 
 
 def batch_norm_backward_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for a batch norm's gradient: two sums per channel, then the input gradient."""
     x = view.tensor("input") or view.inputs[0]
-    (moved,) = channel_norm_mapping(2.0, 1.0, 1)(view)
+    (moved,) = channel_norm_launches_rule(2.0, 1.0, 1)(view)
     assert isinstance(moved, MemoryKernel)
-    return (replace(moved, threads=_channel_norm_threads(x)),)
+    return (replace(moved, threads=_channel_norm_thread_count(x)),)
 
 
-def _channel_norm_threads(x: TensorRecord) -> float | None:
+def _channel_norm_thread_count(x: TensorRecord) -> float | None:
     """Return the number of threads in a norm with one block per channel; ``None`` if channels are innermost."""
     if len(x.shape) < 3 or is_channels_last(x):
         return None

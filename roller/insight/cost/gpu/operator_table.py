@@ -16,17 +16,17 @@ from roller.insight.cost.gpu import (
     scatter,
 )  # fmt: skip
 from roller.insight.cost.gpu.operator_view import OperatorView
-from roller.insight.cost.gpu.pointwise import bernoulli_launches, copy_launches, fill_launches, pointwise_mapping
+from roller.insight.cost.gpu.pointwise import bernoulli_launches, copy_launches, fill_launches, pointwise_launches_rule
 from roller.insight.cost.kernel_launches import Launch
 
 #: Maps an operator to its launches.
 Mapping = Callable[[OperatorView], tuple[Launch, ...]]
 
 _PRODUCTS: dict[str, Mapping] = {
-    "mm": matrix_products.matrix_product_mapping("self", "mat2"),
-    "bmm": matrix_products.matrix_product_mapping("self", "mat2"),
-    "addmm": matrix_products.product_plus_addend_mapping("mat1", "mat2"),
-    "baddbmm": matrix_products.product_plus_addend_mapping("batch1", "batch2"),
+    "mm": matrix_products.matrix_product_launches_rule("self", "mat2"),
+    "bmm": matrix_products.matrix_product_launches_rule("self", "mat2"),
+    "addmm": matrix_products.product_plus_addend_launches_rule("mat1", "mat2"),
+    "baddbmm": matrix_products.product_plus_addend_launches_rule("batch1", "batch2"),
     "_scaled_mm": matrix_products.scaled_product_launches,
     "mv": matrix_products.matrix_vector_product_launches,
     "addmv": matrix_products.addmv_launches,
@@ -50,8 +50,8 @@ _PRODUCTS: dict[str, Mapping] = {
     "_scaled_dot_product_cudnn_attention_backward": attention.attention_backward_launches,
     "_efficient_attention_backward": attention.attention_backward_launches,
     "_flash_attention_backward": attention.attention_backward_launches,
-    "_thnn_fused_lstm_cell": data_movement.stream_all(),
-    "_thnn_fused_lstm_cell_backward_impl": data_movement.stream_all(),
+    "_thnn_fused_lstm_cell": data_movement.stream_all_launches_rule(),
+    "_thnn_fused_lstm_cell_backward_impl": data_movement.stream_all_launches_rule(),
     "_cudnn_rnn": attention.recurrent_launches,
     "_cudnn_rnn_backward": attention.recurrent_backward_launches,
 }
@@ -63,47 +63,47 @@ _ROWS: dict[str, Mapping] = {
     "_log_softmax_backward_data": normalization.softmax_backward_launches,
     "native_layer_norm": normalization.layer_norm_launches,
     "native_layer_norm_backward": normalization.layer_norm_backward_launches,
-    "_fused_rms_norm": data_movement.stream_all(),
-    "_fused_rms_norm_backward": data_movement.stream_all(2.0, 1.0, 2),
+    "_fused_rms_norm": data_movement.stream_all_launches_rule(),
+    "_fused_rms_norm_backward": data_movement.stream_all_launches_rule(2.0, 1.0, 2),
     "native_batch_norm": normalization.batch_norm_launches,
     "_native_batch_norm_legit": normalization.batch_norm_launches,
-    "_native_batch_norm_legit_no_training": normalization.channel_norm_mapping(1.0, 1.0, 1),
+    "_native_batch_norm_legit_no_training": normalization.channel_norm_launches_rule(1.0, 1.0, 1),
     "_native_batch_norm_legit_functional": normalization.batch_norm_launches,
     "_batch_norm_with_update": normalization.batch_norm_launches,
-    "_batch_norm_no_update": normalization.channel_norm_mapping(1.0, 1.0, 1),
+    "_batch_norm_no_update": normalization.channel_norm_launches_rule(1.0, 1.0, 1),
     "cudnn_batch_norm": normalization.batch_norm_launches,
     **dict.fromkeys(
         ("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"),
         normalization.batch_norm_backward_launches,
     ),
-    "native_group_norm": normalization.channel_norm_mapping(2.0, 1.0, 3),
-    "native_group_norm_backward": normalization.channel_norm_mapping(2.0, 1.0, 4),
+    "native_group_norm": normalization.channel_norm_launches_rule(2.0, 1.0, 3),
+    "native_group_norm_backward": normalization.channel_norm_launches_rule(2.0, 1.0, 4),
 }
 _REDUCTIONS: dict[str, Mapping] = {
-    "sum": reductions.reduction_mapping("sum"),
-    "mean": reductions.reduction_mapping("mean"),
-    "prod": reductions.reduction_mapping("prod"),
-    "amax": reductions.reduction_mapping("max"),
-    "amin": reductions.reduction_mapping("min"),
-    "argmax": reductions.reduction_mapping("max"),
-    "argmin": reductions.reduction_mapping("min"),
-    "max": reductions.reduction_mapping("max"),
-    "min": reductions.reduction_mapping("min"),
-    "all": reductions.reduction_mapping("max"),
-    "any": reductions.reduction_mapping("max"),
-    "norm": reductions.reduction_mapping("sum"),
-    "linalg_vector_norm": reductions.reduction_mapping("sum"),
+    "sum": reductions.reduction_launches_rule("sum"),
+    "mean": reductions.reduction_launches_rule("mean"),
+    "prod": reductions.reduction_launches_rule("prod"),
+    "amax": reductions.reduction_launches_rule("max"),
+    "amin": reductions.reduction_launches_rule("min"),
+    "argmax": reductions.reduction_launches_rule("max"),
+    "argmin": reductions.reduction_launches_rule("min"),
+    "max": reductions.reduction_launches_rule("max"),
+    "min": reductions.reduction_launches_rule("min"),
+    "all": reductions.reduction_launches_rule("max"),
+    "any": reductions.reduction_launches_rule("max"),
+    "norm": reductions.reduction_launches_rule("sum"),
+    "linalg_vector_norm": reductions.reduction_launches_rule("sum"),
     "logsumexp": reductions.logsumexp_launches,
-    "var": data_movement.stream_all(),
-    "var_mean": data_movement.stream_all(),
-    "std": data_movement.stream_all(),
-    "count_nonzero": data_movement.stream_all(launches=2),
+    "var": data_movement.stream_all_launches_rule(),
+    "var_mean": data_movement.stream_all_launches_rule(),
+    "std": data_movement.stream_all_launches_rule(),
+    "count_nonzero": data_movement.stream_all_launches_rule(launches=2),
     "nll_loss_forward": reductions.nll_loss_launches,
     "nll_loss2d_forward": reductions.nll_loss_launches,
     "nll_loss_backward": reductions.nll_loss_backward_launches,
     "nll_loss2d_backward": reductions.nll_loss_backward_launches,
-    "_amp_foreach_non_finite_check_and_unscale": optimizers.foreach_mapping(),
-    "_amp_update_scale": data_movement.stream_all(),
+    "_amp_foreach_non_finite_check_and_unscale": optimizers.foreach_launches_rule(),
+    "_amp_update_scale": data_movement.stream_all_launches_rule(),
 }
 _WINDOWS: dict[str, Mapping] = {
     **dict.fromkeys(
@@ -111,13 +111,13 @@ _WINDOWS: dict[str, Mapping] = {
          "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "im2col", "col2im", "constant_pad_nd", "reflection_pad1d",
          "reflection_pad2d", "replication_pad2d", "roll", "flip", "pixel_shuffle", "pixel_unshuffle",
          "channel_shuffle", "grid_sampler_2d"),
-        data_movement.stream_all(),
+        data_movement.stream_all_launches_rule(),
     ),
     **dict.fromkeys(
         tuple(f"upsample_{kind}{way}" for kind in (
             "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
             for way in ("", "_backward")),
-        data_movement.stream_all(),
+        data_movement.stream_all_launches_rule(),
     ),
     **dict.fromkeys(
         ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"),
@@ -127,11 +127,11 @@ _WINDOWS: dict[str, Mapping] = {
         ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
          "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
          "_adaptive_avg_pool3d_backward"),
-        data_movement.stream_named_inputs("grad_output", "indices"),
+        data_movement.stream_named_inputs_launches_rule("grad_output", "indices"),
     ),
     **dict.fromkeys(
         ("reflection_pad1d_backward", "reflection_pad2d_backward", "replication_pad2d_backward"),
-        data_movement.stream_named_inputs("grad_output"),
+        data_movement.stream_named_inputs_launches_rule("grad_output"),
     ),
 }  # fmt: skip
 _MOVING: dict[str, Mapping] = {
@@ -143,15 +143,15 @@ _MOVING: dict[str, Mapping] = {
     "index_select": data_movement.gather_launches,
     "gather": data_movement.gather_launches,
     "take": data_movement.gather_launches,
-    "index_put": scatter.scatter_mapping(),
-    "_index_put_impl": scatter.scatter_mapping(),
-    "_unsafe_index_put": scatter.scatter_mapping(),
-    "index_add": scatter.scatter_mapping(adds=True),
-    "index_copy": scatter.scatter_mapping(),
-    "index_fill": scatter.scatter_mapping(),
-    "scatter": scatter.scatter_mapping(),
-    "scatter_add": scatter.scatter_mapping(adds=True),
-    "scatter_reduce": scatter.scatter_mapping(adds=True),
+    "index_put": scatter.scatter_launches_rule(),
+    "_index_put_impl": scatter.scatter_launches_rule(),
+    "_unsafe_index_put": scatter.scatter_launches_rule(),
+    "index_add": scatter.scatter_launches_rule(adds=True),
+    "index_copy": scatter.scatter_launches_rule(),
+    "index_fill": scatter.scatter_launches_rule(),
+    "scatter": scatter.scatter_launches_rule(),
+    "scatter_add": scatter.scatter_launches_rule(adds=True),
+    "scatter_reduce": scatter.scatter_launches_rule(adds=True),
     "masked_scatter": scatter.masked_scatter_launches,
     "embedding_dense_backward": data_movement.embedding_backward_launches,
     "_embedding_bag": embedding_bags.embedding_bag_launches,
@@ -161,19 +161,19 @@ _MOVING: dict[str, Mapping] = {
     "select_backward": data_movement.slice_backward_launches,
     "slice_backward": data_movement.slice_backward_launches,
     "sort": data_movement.sort_launches,
-    "topk": data_movement.stream_all(3.0, 1.0, 2),
-    "cumsum": data_movement.stream_all(),
-    "cumprod": data_movement.stream_all(),
-    "tril": pointwise_mapping("mul"),
-    "triu": pointwise_mapping("mul"),
-    "repeat": data_movement.stream_all(),
-    "bincount": data_movement.stream_all(launches=2),
+    "topk": data_movement.stream_all_launches_rule(3.0, 1.0, 2),
+    "cumsum": data_movement.stream_all_launches_rule(),
+    "cumprod": data_movement.stream_all_launches_rule(),
+    "tril": pointwise_launches_rule("mul"),
+    "triu": pointwise_launches_rule("mul"),
+    "repeat": data_movement.stream_all_launches_rule(),
+    "bincount": data_movement.stream_all_launches_rule(launches=2),
     "nonzero": data_movement.dynamic_size_launches,
     "masked_select": data_movement.masked_select_launches,
     "unique_consecutive": data_movement.dynamic_size_launches,
     "_unique2": data_movement.unique_values_launches,
-    "_local_scalar_dense": data_movement.host_read_wait,
-    "equal": data_movement.host_read_wait,
+    "_local_scalar_dense": data_movement.host_read_wait_launches,
+    "equal": data_movement.host_read_wait_launches,
 }
 #: Operators that write tensors and read none, or only those that they overwrite.
 FILLING = ("fill", "zero", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "new_full", "new_zeros",
@@ -221,7 +221,7 @@ _LOSSES: dict[str, Mapping] = {
     **dict.fromkeys(
         ("binary_cross_entropy_backward", "native_dropout", "_fused_dropout", "glu", "glu_backward",
          "_prelu_kernel_backward", "_weight_norm_interface"),
-        data_movement.stream_all(),
+        data_movement.stream_all_launches_rule(),
     ),
 }  # fmt: skip
 _LISTS: dict[str, Mapping] = {
@@ -230,10 +230,10 @@ _LISTS: dict[str, Mapping] = {
             "add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "sqrt", "rsqrt", "pow", "neg", "abs", "exp",
             "log",
             "maximum", "minimum", "clamp_max", "clamp_min", "reciprocal", "sign")),
-        optimizers.foreach_mapping(),
+        optimizers.foreach_launches_rule(),
     ),
-    "_foreach_norm": optimizers.foreach_mapping(1),
-    "_foreach_max": optimizers.foreach_mapping(1),
+    "_foreach_norm": optimizers.foreach_launches_rule(1),
+    "_foreach_max": optimizers.foreach_launches_rule(1),
     "_foreach_zero": optimizers.foreach_fill_launches,
     "_foreach_copy": optimizers.foreach_copy_launches,
     **dict.fromkeys(("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"),
@@ -247,7 +247,7 @@ NOTHING = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"
 TABLE: dict[str, Mapping] = {
     f"aten.{name}": mapping
     for name, mapping in {
-        **{name: pointwise_mapping(*functions) for name, functions in POINTWISE.items()},
+        **{name: pointwise_launches_rule(*functions) for name, functions in POINTWISE.items()},
         **dict.fromkeys(FILLING, fill_launches),
         "bernoulli": bernoulli_launches,
         **dict.fromkeys(COPYING, copy_launches),
@@ -256,5 +256,5 @@ TABLE: dict[str, Mapping] = {
     }.items()
 } | {
     "roller.update_block_wise": optimizers.block_wise_optimizer_launches,
-    **dict.fromkeys(("roller.dequantize_4bit", "roller.dequantize_8bit"), data_movement.stream_all()),
+    **dict.fromkeys(("roller.dequantize_4bit", "roller.dequantize_8bit"), data_movement.stream_all_launches_rule()),
 }  # fmt: skip

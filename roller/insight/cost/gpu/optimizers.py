@@ -27,7 +27,7 @@ def foreach_kernel_count(sizes: tuple[int, ...], lists: int) -> int:
     return max(1, math.ceil(len(sizes) / most), math.ceil(chunks / BLOCKS_PER_KERNEL))
 
 
-def foreach_mapping(more: int = 0) -> Callable[[OperatorView], tuple[Launch, ...]]:
+def foreach_launches_rule(more: int = 0) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a ``_foreach`` operator, which reads every list and writes every result."""
     # ``more`` counts further kernels, such as those that add the partial norms of blocks.
 

@@ -30,7 +30,7 @@ def broadcast_layout(tensor: TensorRecord, rank: int) -> OperandLayout:
     return OperandLayout((1,) * missing + tuple(tensor.shape), (0,) * missing + stride, tensor.dtype)
 
 
-def merge_axes(
+def merge_contiguous_axes(
     extents: Sequence[int], tensors: Sequence[OperandLayout]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Return extents and strides over as few axes as possible, merging axes that are contiguous in all tensors."""
@@ -50,7 +50,7 @@ def merge_axes(
     return tuple(sizes), tuple(strides)
 
 
-def apply_functions(functions: Sequence[str], loads: Sequence[Scalar], dtype: str) -> Scalar:
+def scalar_expression_of_functions(functions: Sequence[str], loads: Sequence[Scalar], dtype: str) -> Scalar:
     """Return a scalar expression that applies every function once; functions of several arguments combine operands."""
     rest, value = list(loads[1:]), loads[0] if loads else Const(0.0, dtype)
     for name in functions:
@@ -74,7 +74,7 @@ def elementwise_expression(
     functions: tuple[str, ...], extents: tuple[int, ...], out: OperandLayout, operands: tuple[OperandLayout, ...]
 ) -> TensorExpr:
     """Return the expression for an element-wise operator."""
-    sizes, strides = merge_axes(extents, (out, *operands))
+    sizes, strides = merge_contiguous_axes(extents, (out, *operands))
     axes = tuple(Axis(f"d{n}", size) for n, size in enumerate(sizes)) or (Axis("d0", 1),)
     acc = "float64" if out.dtype == "float64" else "float32"
 
@@ -92,11 +92,11 @@ def elementwise_expression(
         loads.append(load if tensor.dtype == acc else Cast(acc, load))
     store = tuple(axis_index(a.name) for a in axes)
     result = Tensor("Y", tuple(a.extent for a in axes), out.dtype)
-    stage = Stage(result, axes, store, apply_functions(functions, loads, acc), None, acc)
+    stage = Stage(result, axes, store, scalar_expression_of_functions(functions, loads, acc), None, acc)
     return TensorExpr("elementwise", tuple(inputs), (stage,), ("Y",))
 
 
-def elementwise_kernel(
+def elementwise_launches(
     functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord]
 ) -> tuple[Launch, ...]:
     """Return the kernel for an element-wise operator, priced by its bytes if no expression describes it."""
@@ -109,7 +109,7 @@ def elementwise_kernel(
     operands = tuple(broadcast_layout(t, rank) for t in dict.fromkeys(inputs) if math.prod(t.shape) > 1)
     shape, layout = tuple(out.shape), broadcast_layout(out, rank)
     expr = elementwise_expression(functions, shape, layout, operands)
-    return (Kernel(expr, cache_bytes=_cache_sector_bytes(shape, layout, operands)),)
+    return (Kernel(expr, cache_bytes=_touched_cache_sector_bytes(shape, layout, operands)),)
 
 
 #: Number of consecutive result elements that a block of PyTorch's element-wise kernels computes: 4 for each of 128
@@ -120,11 +120,13 @@ _SECTOR_BYTES = 32
 
 
 @lru_cache(maxsize=4096)
-def _cache_sector_bytes(extents: tuple[int, ...], out: OperandLayout, operands: tuple[OperandLayout, ...]) -> float:
+def _touched_cache_sector_bytes(
+    extents: tuple[int, ...], out: OperandLayout, operands: tuple[OperandLayout, ...]
+) -> float:
     """Return the number of bytes in the cache sectors that blocks touch; 0 if no tensor's elements are scattered."""
     # A block visits the result's elements in order, without tiles. In an operand with a different memory order, it
     # touches one sector for every element, unless neighbouring elements share the sector.
-    sizes, strides = merge_axes(extents, (out, *operands))
+    sizes, strides = merge_contiguous_axes(extents, (out, *operands))
     taken, left = list[int](), _BLOCK_ELEMENTS
     for size in reversed(sizes):  # innermost first
         taken.append(min(size, left))
@@ -144,13 +146,13 @@ def _cache_sector_bytes(extents: tuple[int, ...], out: OperandLayout, operands: 
     return asked if scattered else 0.0
 
 
-def pointwise_mapping(*functions: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
+def pointwise_launches_rule(*functions: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for an operator that applies ``functions`` to every element of its inputs."""
 
     def map_operator(view: OperatorView) -> tuple[Launch, ...]:
         if not view.inputs:
             return (MemoryKernel(0.0, total_bytes(view.outputs)),)
-        return elementwise_kernel(functions, view.out, view.inputs)
+        return elementwise_launches(functions, view.out, view.inputs)
 
     return map_operator
 
@@ -163,11 +165,11 @@ def fill_launches(view: OperatorView) -> tuple[Launch, ...]:
 def bernoulli_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel for ``aten.bernoulli``, which reads the probabilities if each element has its own."""
     own = not view.in_place and view.overload == "default"
-    return elementwise_kernel(("lt",), view.out, view.inputs) if own else fill_launches(view)
+    return elementwise_launches(("lt",), view.out, view.inputs) if own else fill_launches(view)
 
 
 def copy_launches(view: OperatorView) -> tuple[Launch, ...]:
     """Return the kernel that copies a tensor to another layout or dtype; a copy from the host only writes."""
     name = "src" if view.packet == "aten.copy" else "self"
     source = view.tensor(name, 1 if name == "src" else 0)
-    return fill_launches(view) if source is None else elementwise_kernel((), view.out, (source,))
+    return fill_launches(view) if source is None else elementwise_launches((), view.out, (source,))

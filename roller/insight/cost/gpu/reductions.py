@@ -11,7 +11,7 @@ from roller.insight.cost.gpu.operator_view import OperatorView, distinct_bytes, 
 from roller.insight.cost.kernel_launches import Kernel, Launch, MemoryKernel
 
 
-def reduction_mapping(kind: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
+def reduction_launches_rule(kind: str) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a reduction of the named kind."""
     # A reduction over contiguous rows is an expression. Other reductions also read their input once: libraries give
     # each thread its own columns, and split long columns, or the few rows of a large tensor, among blocks.

@@ -14,7 +14,7 @@ from roller.insight.trace.trace import TensorRecord
 _VALUES = ("values", "source", "src", "value")
 
 
-def scatter_mapping(adds: bool = False) -> Callable[[OperatorView], tuple[Launch, ...]]:
+def scatter_launches_rule(adds: bool = False) -> Callable[[OperatorView], tuple[Launch, ...]]:
     """Return the mapping for a scatter, which writes the indexed elements of a copy unless it is in place."""
     # ``adds`` says whether the operator reads the old elements, as every operator with ``accumulate`` does.
 
@@ -27,20 +27,22 @@ def scatter_mapping(adds: bool = False) -> Callable[[OperatorView], tuple[Launch
         read = total_bytes((*indices, values)) + (placed if adds or gathers else 0)
         sort = (row_sort_launch(indices[0]),) if gathers and indices else ()
         return (
-            *_target_copy_launch(view, target),
+            *_target_copy_launches(view, target),
             *sort,
-            MemoryKernel(_subtract_sorted_indices(read, sort, indices), float(placed)),
+            MemoryKernel(_read_bytes_without_indices(read, sort, indices), float(placed)),
         )
 
     return map_operator
 
 
-def _subtract_sorted_indices(read: float, sort: tuple[MemoryKernel, ...], indices: tuple[TensorRecord, ...]) -> float:
+def _read_bytes_without_indices(
+    read: float, sort: tuple[MemoryKernel, ...], indices: tuple[TensorRecord, ...]
+) -> float:
     """Return the number of bytes read, without the indices if a sort has already read them."""
     return read - total_bytes(indices[:1]) if sort else float(read)
 
 
-def _target_copy_launch(view: OperatorView, target: TensorRecord) -> tuple[MemoryKernel, ...]:
+def _target_copy_launches(view: OperatorView, target: TensorRecord) -> tuple[MemoryKernel, ...]:
     whole = total_bytes((target,))
     return () if view.in_place else (MemoryKernel(whole, whole),)
 
@@ -67,4 +69,4 @@ def masked_scatter_launches(view: OperatorView) -> tuple[Launch, ...]:
     source, sums = total_bytes((view.tensor("source", 2),)), 8.0 * element_count(mask)
     marks, whole = total_bytes((mask,)), total_bytes((target,))
     count = MemoryKernel(marks, sums, 2)
-    return (*_target_copy_launch(view, target), count, MemoryKernel(marks + sums + whole + min(source, whole), whole))
+    return (*_target_copy_launches(view, target), count, MemoryKernel(marks + sums + whole + min(source, whole), whole))

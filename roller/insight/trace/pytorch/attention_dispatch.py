@@ -39,7 +39,7 @@ def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return _math_attention(q, k, v, mask, drop, causal, scale, widens=target.release.unfused_attention_widens)
     if kernel == "flash":
         if not target.release.flash_attention_keeps_layout:
-            q, k, v = (_to_sample_major(t) for t in (q, k, v))
+            q, k, v = (_to_batch_length_heads_layout(t) for t in (q, k, v))
         return _flash_attention(q, k, v, drop, causal, scale)
     bias = None if mask is None else _mask_to_bias(mask, q)
     if kernel == "cudnn":
@@ -74,8 +74,8 @@ def _kernel_by_capability(
         "flash": fused and capability >= (8, 0) and q.dtype in _HALF and mask is None and head <= _MOST_FLASH_HEAD
         and v.shape[-1] == head,
         "efficient": fused and capability >= (5, 0) and not (q.dtype == torch.bfloat16 and capability < (8, 0))
-        and q.dtype in (*_HALF, torch.float32) and head % _head_alignment(q.dtype, capability) == 0
-        and v.shape[-1] % _head_alignment(q.dtype, capability) == 0
+        and q.dtype in (*_HALF, torch.float32) and head % _head_size_multiple(q.dtype, capability) == 0
+        and v.shape[-1] % _head_size_multiple(q.dtype, capability) == 0
         and (mask is None or target.release.efficient_attention_takes_bias),
         "cudnn": fused and bool(target.cudnn) and capability >= (8, 0) and q.dtype in _HALF
         and head <= _MOST_CUDNN_HEAD and head % 8 == 0 and not bias_learns,
@@ -83,7 +83,7 @@ def _kernel_by_capability(
     return next((kernel for kernel in order if takes.get(kernel)), "math")
 
 
-def _head_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
+def _head_size_multiple(dtype: torch.dtype, capability: tuple[int, int]) -> int:
     """Return the number that must divide the head size in the efficient kernel."""
     if capability >= (8, 0):
         return 8 if dtype in _HALF else 4
@@ -104,7 +104,7 @@ def _flash_attention(
     return result[..., :head] if head % 8 else result
 
 
-def _to_sample_major(tensor: torch.Tensor) -> torch.Tensor:
+def _to_batch_length_heads_layout(tensor: torch.Tensor) -> torch.Tensor:
     """Return queries, keys or values in (batch, length, heads, head) memory order; copy them if the order differs."""
     batch, heads, length, head = tensor.shape
     rows = tensor.transpose(1, 2).reshape(batch * length, heads, head)

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 
-def _split_names(text: str) -> frozenset[str]:
+def _operator_name_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_LOWER = _split_names(
+_LOWER = _operator_name_set(
     """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu
     addmm addmv addr matmul __matmul__ einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul
     linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell lstm gru rnn_tanh rnn_relu
     scaled_dot_product_attention __rmatmul__"""
 )
-_FULL = _split_names(
+_FULL = _operator_name_set(
     """acos __rpow__ asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ softplus
     layer_norm native_layer_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss
     cosine_embedding_loss nll_loss nll_loss2d nll_loss_nd hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss
@@ -29,8 +29,12 @@ _FULL = _split_names(
     binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d upsample_nearest2d
     upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d"""
 )
-_FULL_RESULT = _split_names("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm")
-_WIDEST = _split_names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
+_FULL_RESULT = _operator_name_set(
+    "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm"
+)
+_WIDEST = _operator_name_set(
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+)
 
 
 class Autocast:
@@ -54,7 +58,9 @@ class Autocast:
             if kwargs.get("dtype") is None and not any(isinstance(arg, torch.dtype) for arg in args):
                 kwargs = {**kwargs, "dtype": torch.float32}
         elif name in _WIDEST:
-            found = {tensor.dtype for tensor in _flatten_tensors((*args, *kwargs.values())) if _is_castable(tensor)}
+            found = {
+                tensor.dtype for tensor in _tensors_in_arguments((*args, *kwargs.values())) if _is_castable(tensor)
+            }
             if len(found) > 1:
                 wide = torch.float32 if torch.float32 in found else lower
                 return func, *self._cast_all(args, kwargs, wide)
@@ -95,11 +101,11 @@ def _is_castable(value: Any) -> bool:
     )  # fmt: skip
 
 
-def _flatten_tensors(values: Any) -> list[torch.Tensor]:
+def _tensors_in_arguments(values: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
-            found += _flatten_tensors(value)
+            found += _tensors_in_arguments(value)
     return found

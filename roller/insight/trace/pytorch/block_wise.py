@@ -25,20 +25,20 @@ STATE_BLOCK, LEAST_8BIT, LEAST_PAGED = 256, 4096, 100_000
 WEIGHT_BLOCK, SCALE_BLOCK = 64, 256
 
 
-def _refuse_update(
+def _raise_on_real_optimizer_update(
     parameter: torch.Tensor, gradient: torch.Tensor, states: list[torch.Tensor], tables: list[torch.Tensor],
     paged_bytes: int,
 ) -> None:  # fmt: skip
     raise _not_computable_error("optimizer")
 
 
-def _refuse_dequantize_4bit(
+def _raise_on_real_4bit_dequantize(
     codes: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, shape: list[int], dtype: torch.dtype
 ) -> torch.Tensor:
     raise _not_computable_error("4-bit weight")
 
 
-def _refuse_dequantize_8bit(codes: torch.Tensor, scales: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def _raise_on_real_8bit_dequantize(codes: torch.Tensor, scales: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     raise _not_computable_error("8-bit number")
 
 
@@ -52,12 +52,12 @@ def _not_computable_error(what: str) -> ModelError:
 #: Updates a parameter and its states in one kernel. ``tables`` contains the values that 8-bit codes represent;
 #: ``paged_bytes`` bytes of the states are in memory that the driver pages.
 update_block_wise = torch.library.custom_op(
-    "roller::update_block_wise", _refuse_update, mutates_args=("parameter", "states")
+    "roller::update_block_wise", _raise_on_real_optimizer_update, mutates_args=("parameter", "states")
 )
 #: Returns a 4-bit weight in a floating-point dtype.
-dequantize_4bit = torch.library.custom_op("roller::dequantize_4bit", _refuse_dequantize_4bit, mutates_args=())
+dequantize_4bit = torch.library.custom_op("roller::dequantize_4bit", _raise_on_real_4bit_dequantize, mutates_args=())
 #: Returns the float32 values of 8-bit codes.
-dequantize_8bit = torch.library.custom_op("roller::dequantize_8bit", _refuse_dequantize_8bit, mutates_args=())
+dequantize_8bit = torch.library.custom_op("roller::dequantize_8bit", _raise_on_real_8bit_dequantize, mutates_args=())
 update_block_wise.register_fake(lambda parameter, gradient, states, tables, paged_bytes: None)
 dequantize_4bit.register_fake(lambda codes, scales, table, shape, dtype: codes.new_empty(shape, dtype=dtype))
 dequantize_8bit.register_fake(lambda codes, scales, table: codes.new_empty(codes.shape, dtype=torch.float32))

@@ -19,7 +19,7 @@ __all__ = [
     "OuterFunction", "TorchDispatchMode", "TorchFunctionMode", "backward_functions", "default_device",
     "device_constructors", "has_device_argument", "is_in_place_name", "next_sequence_number", "node_sequence_number",
     "returns_only_views", "schema_arguments", "without_modes", "without_override_check", "without_torch_function",
-    "written_arguments",
+    "written_argument_names",
 ]  # fmt: skip
 
 #: Functions by which a Python function of PyTorch checks whether a mode or a subclass overrides it.
@@ -72,7 +72,7 @@ def schema_arguments(overload: Any) -> tuple[tuple[str, bool, Any], ...]:
 
 
 @cache
-def written_arguments(overload: Any) -> tuple[str, ...]:
+def written_argument_names(overload: Any) -> tuple[str, ...]:
     """Return the names of the arguments that an overload writes."""
     return tuple(
         argument.name

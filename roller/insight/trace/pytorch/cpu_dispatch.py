@@ -87,29 +87,29 @@ def dispatch_lstm(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return flow.transpose(0, 1) if batch_first else flow, hy, cy
 
 
-def _cpu_batch_norm(func: Any, tensor: torch.Tensor, *args: Any) -> Any:
+def _batch_norm_as_on_cpu(func: Any, tensor: torch.Tensor, *args: Any) -> Any:
     """Return the results of the CPU kernel, which does not return moments in inference."""
     normed, mean, deviation = func(tensor, *args)
     training = args[4]
     return (normed, mean, deviation) if training else (normed, mean.new_empty(0), deviation.new_empty(0))
 
 
-def _cpu_rnn_layer(func: Any, *args: Any, **kwargs: Any) -> Any:
+def _rnn_layer_as_on_cpu(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the results of a recurrent layer, with oneDNN's workspace only if gradients are enabled."""
     y, h, c, workspace = func(*args, **kwargs)
     return y, h, c, workspace if torch.is_grad_enabled() else None
 
 
-def _cpu_rnn_layer_backward(func: Any, *args: Any, **kwargs: Any) -> Any:
+def _rnn_layer_backward_as_on_cpu(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Return contiguous gradients with the inputs' shapes, unlike PyTorch's meta kernel."""
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in args[:7])
 
 
 #: Maps each operator whose result on meta tensors differs from the CPU's to a function that returns the CPU's.
 RULES: Mapping[Any, Callable[..., Any]] = {
-    torch.ops.aten.native_batch_norm.default: _cpu_batch_norm,
-    torch.ops.aten.mkldnn_rnn_layer.default: _cpu_rnn_layer,
-    torch.ops.aten.mkldnn_rnn_layer_backward.default: _cpu_rnn_layer_backward,
+    torch.ops.aten.native_batch_norm.default: _batch_norm_as_on_cpu,
+    torch.ops.aten.mkldnn_rnn_layer.default: _rnn_layer_as_on_cpu,
+    torch.ops.aten.mkldnn_rnn_layer_backward.default: _rnn_layer_backward_as_on_cpu,
 }
 #: The counterpart of ``device_dependent_dispatch.REPLACED`` for a CPU.
 REPLACED: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {

@@ -71,7 +71,7 @@ class Event:
         return 1.0
 
 
-class Scope(nullcontext[None]):
+class DeviceOrStreamScope(nullcontext[None]):
     """Stub of a context that selects a device or a stream; this has no effect, since there is only one."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -133,10 +133,10 @@ def cuda_function_stubs(
         "get_rng_state": lambda *_, **__: torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": list,
         "set_rng_state": nothing,
-        "device": Scope,
-        "StreamContext": Scope,
-        "device_of": Scope,
-        "stream": Scope,
+        "device": DeviceOrStreamScope,
+        "StreamContext": DeviceOrStreamScope,
+        "device_of": DeviceOrStreamScope,
+        "stream": DeviceOrStreamScope,
         "current_stream": lambda *_, **__: Stream(),
         "default_stream": lambda *_, **__: Stream(),
         "Stream": Own,

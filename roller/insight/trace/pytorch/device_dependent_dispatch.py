@@ -11,7 +11,7 @@ import torch
 
 from roller.insight.trace.options import HOST
 from roller.insight.trace.pytorch import attention_dispatch, older_softmax, recurrent_dispatch
-from roller.insight.trace.pytorch.image_layouts import suggested_layout
+from roller.insight.trace.pytorch.image_layouts import memory_format_of_strides
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 
 #: Maximum numbers of samples in cuDNN's batch norm in training and in inference, as in ATen/native/Normalization.cpp.
@@ -92,7 +92,14 @@ def dispatch_batch_norm(target: Target, func: Any, args: Any, kwargs: Any) -> An
     if not takes:
         return NotImplemented
     return torch.cudnn_batch_norm(
-        tensor.contiguous(memory_format=suggested_layout(tensor)), weight, bias, mean, variance, training, momentum, eps
+        tensor.contiguous(memory_format=memory_format_of_strides(tensor)),
+        weight,
+        bias,
+        mean,
+        variance,
+        training,
+        momentum,
+        eps,
     )[0]
 
 

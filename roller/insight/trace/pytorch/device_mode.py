@@ -30,7 +30,7 @@ from roller.insight.trace.pytorch.compat import (
     without_override_check,
     without_torch_function,
 )
-from roller.insight.trace.pytorch.data_dependent import MetaOperators
+from roller.insight.trace.pytorch.data_dependent_values import MetaOperators
 from roller.insight.trace.pytorch.device_dependent_dispatch import REPLACED, Target
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 
@@ -92,7 +92,7 @@ class DeviceMode(TorchFunctionMode):
 
     def _dispatch(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("tolist", "numpy", "cuda", "cpu"):
-            return self._move_tensor(func, name, args, kwargs)
+            return self._run_device_conversion(func, name, args, kwargs)
         if name == "pin_memory":  # of a host tensor, which stays there
             return args[0] if args[0].is_meta else args[0].clone()
         if name == "is_pinned":
@@ -108,7 +108,7 @@ class DeviceMode(TorchFunctionMode):
                 return answer
         return func(*args, **kwargs)
 
-    def _move_tensor(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _run_device_conversion(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
         if name == "cuda" or (name == "cpu" and self.host):
             for device in (*args[1:2], kwargs.get("device")):
@@ -116,10 +116,10 @@ class DeviceMode(TorchFunctionMode):
             return tensor.to(_META)
         if not tensor.is_meta:
             if name != "cpu" and host_tensors.has_unknown_values(tensor):
-                self.values.read_unknown(tensor.dtype, f"{name}()")
+                self.values.default_for_unknown_value(tensor.dtype, f"{name}()")
             return func(*args, **kwargs)
         copied = tensor.detach().to("cpu") if name != "cpu" else tensor.to("cpu")
-        return copied if name == "cpu" else self._move_tensor(func, name, (copied, *args[1:]), kwargs)
+        return copied if name == "cpu" else self._run_device_conversion(func, name, (copied, *args[1:]), kwargs)
 
     def _set_data(self, func: Any, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Set a tensor's data, which may be on the host while the tensor is on the device, or the reverse."""
@@ -138,7 +138,7 @@ class DeviceMode(TorchFunctionMode):
             kwargs["device"] = _META
         if self.host and name in cpu_dispatch.FACTORIES and kwargs.get("device") is None:
             kwargs["device"] = _META
-        if kwargs.get("device") is None and self._is_default_device() and name in _CONSTRUCTORS:
+        if kwargs.get("device") is None and self._is_traced_device_the_default() and name in _CONSTRUCTORS:
             kwargs["device"] = _META
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
@@ -150,7 +150,7 @@ class DeviceMode(TorchFunctionMode):
             )
         return args
 
-    def _is_default_device(self) -> bool:
+    def _is_traced_device_the_default(self) -> bool:
         """Return whether ``torch.set_default_device`` names the traced device."""
         device = default_device()
         return device is not None and self._is_traced_device(device)
@@ -162,14 +162,14 @@ class DeviceMode(TorchFunctionMode):
             device = torch.device(kind, int(number)) if number.isdigit() else torch.device(kind)
         if isinstance(device, torch.device):
             if device.type == "cuda" and device is not self.name:  # traced tensors report ``self.name``
-                self._count_gpu(device.index or 0)
+                self._note_use_of_gpu(device.index or 0)
             return device.type == "cuda" or (device.type == "cpu" and self.host)
         is_number = isinstance(device, int) and not isinstance(device, bool) and not self.host
         if is_number:
-            self._count_gpu(device)
+            self._note_use_of_gpu(device)
         return is_number
 
-    def _count_gpu(self, number: int) -> None:
+    def _note_use_of_gpu(self, number: int) -> None:
         self._numbers.add(number)
         if len(self._numbers) == 2:
             self.values.add_note(

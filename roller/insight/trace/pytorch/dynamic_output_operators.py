@@ -17,7 +17,7 @@ def is_data_dependent_error(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "data-dependent shape" in str(error)
 
 
-def largest_result(func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
+def largest_possible_result(func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
     """Return an operator's largest possible result, with as many rows as its first tensor, and the number of rows."""
     rows = next((t.shape[0] for t in iterate_tensors((*args, *kwargs.values())) if t.dim()), 1)
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -30,10 +30,10 @@ def largest_result(func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
     with mode:
         made = func(*given[0], **given[1])
     return tree_map_only(
-        torch.Tensor, lambda t: torch.empty(_largest_sizes(t, rows), dtype=t.dtype, device="meta"), made
+        torch.Tensor, lambda t: torch.empty(_shape_with_most_rows(t, rows), dtype=t.dtype, device="meta"), made
     ), rows
 
 
-def _largest_sizes(tensor: torch.Tensor, rows: int) -> list[int]:
+def _shape_with_most_rows(tensor: torch.Tensor, rows: int) -> list[int]:
     return [rows if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None else int(size)
             for size in tensor.shape]  # fmt: skip

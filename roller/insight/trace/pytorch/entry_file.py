@@ -24,16 +24,16 @@ import torch
 
 from roller.errors import ModelError
 from roller.hardware import DeviceSpec
+from roller.insight.trace.entry_file_providers import PROVIDERS, bind_standard_provider_names, is_script
 from roller.insight.trace.options import PRECISIONS, TraceOptions, compute_capability_of
-from roller.insight.trace.providers import PROVIDERS, is_script, resolve_providers
 from roller.insight.trace.pytorch import model_copy, training_step, unsupported_wrappers
 from roller.insight.trace.pytorch.compat import default_device, without_torch_function
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.error_translation import translate_errors
-from roller.insight.trace.pytorch.project_modules import forget_modules_of_other_projects
-from roller.insight.trace.pytorch.stacks import stack_boundary
+from roller.insight.trace.pytorch.project_module_eviction import forget_modules_of_other_projects
+from roller.insight.trace.pytorch.stacks import hide_callers_from_stacks
 from roller.insight.trace.pytorch.step_inputs import call_step, iterate_tensors, move_to_device
-from roller.insight.trace.pytorch.tf32 import preserve_tf32, set_tf32, tf32_kinds
+from roller.insight.trace.pytorch.tf32 import allow_tf32_only_for, operator_kinds_allowing_tf32, preserve_tf32
 from roller.insight.trace.pytorch.trace_model import TraceSession
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.torch_release import TorchRelease
@@ -77,7 +77,7 @@ def make_retracer_of_module(
     return Retracer(lambda options: _trace_entry(module, path, options, calls, lasting), first, wrap)
 
 
-@stack_boundary
+@hide_callers_from_stacks
 def _trace_entry(
     module: ModuleType, path: str | Path, options: TraceOptions, calls: int | None,
     lasting: weakref.WeakSet[torch.nn.Module],
@@ -90,13 +90,13 @@ def _trace_entry(
     with warnings.catch_warnings(), apply_entry_defaults(module):
         warnings.simplefilter("ignore")
         watched = session.registrations.watching()
-        with session.recording(), watched, translate_errors("model_provider failed", session.origins):
+        with session.recording_operators(), watched, translate_errors("model_provider failed", session.origins):
             model = session.move_to_device(
-                model_copy.build_model(module.model_provider, session.values.add_note), lasting
+                model_copy.build_model_without_compile(module.model_provider, session.values.add_note), lasting
             )
             again = model_copy.checkpoint_modules(model, options.checkpoint or False, session.origins)
             session.name_storages(model)
-        with session.recording(), training_step.mixed_precision(precision) as around:
+        with session.recording_operators(), training_step.mixed_precision_step_context(precision) as around:
             with translate_errors("input_provider failed", session.origins):
                 inputs = module.input_provider(batch_size=options.batch)
                 with session.recorder.pause_recording():
@@ -154,7 +154,7 @@ def apply_entry_defaults(module: ModuleType) -> Iterator[None]:
         if device != before[1]:
             torch.set_default_device(device)
         with preserve_tf32():
-            set_tf32(getattr(module, "_roller_tf32", tf32_kinds()))
+            allow_tf32_only_for(getattr(module, "_roller_tf32", operator_kinds_allowing_tf32()))
             yield
     finally:
         torch.set_default_dtype(before[0])
@@ -213,12 +213,12 @@ def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[Non
             isolate_allocator_settings(module),
         ):
             spec.loader.exec_module(module)
-            module._roller_tf32 = tf32_kinds()  # type: ignore[attr-defined]
+            module._roller_tf32 = operator_kinds_allowing_tf32()  # type: ignore[attr-defined]
             module._roller_defaults = (torch.get_default_dtype(), default_device())  # type: ignore[attr-defined]
     finally:
         sys.path.remove(str(path.parent))
     module._roller_said = tuple(session.values.warnings)  # type: ignore[attr-defined]
-    resolve_providers(module, path)
+    bind_standard_provider_names(module, path)
     return module
 
 

@@ -25,7 +25,7 @@ def translate_errors(what: str, origins: OriginTracker) -> Iterator[None]:
             raise origins.stopped from None
         frames = traceback.extract_tb(error.__traceback__)
         own = next((f for f in reversed(frames) if not origins.stacks.is_foreign(f.filename)), None)
-        line = "" if own is None else f" at {origins.stacks.display_name(own.filename)}:{own.lineno}"
+        line = "" if own is None else f" at {origins.stacks.file_name_for_messages(own.filename)}:{own.lineno}"
         wrapped = unsupported_wrappers.explain_wrapper_error(error, line)
         if wrapped is not None:
             raise wrapped from None
@@ -36,7 +36,7 @@ def translate_errors(what: str, origins: OriginTracker) -> Iterator[None]:
                 "PyTorch emulates is not priced. Use float16, or a device of compute capability 8.0 or later."
             ) from None
         if isinstance(error, SyntaxError) and error.filename and not origins.stacks.is_foreign(error.filename):
-            where = f"{origins.stacks.display_name(error.filename)}:{error.lineno or 1}"
+            where = f"{origins.stacks.file_name_for_messages(error.filename)}:{error.lineno or 1}"
             raise ModelError(
                 f"trace: expected Python at {where}, got {type(error).__name__}: {error.msg} ({what}). "
                 "Correct that line."

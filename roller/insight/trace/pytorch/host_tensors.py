@@ -19,7 +19,7 @@ from roller.insight.trace.pytorch.compat import (
     returns_only_views,
     schema_arguments,
     without_torch_function,
-    written_arguments,
+    written_argument_names,
 )
 
 #: Maximum number of elements of a host tensor that is computed; larger tensors have no values.
@@ -48,7 +48,7 @@ def run_on_host(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = list(iterate_tensors((*args, *kwargs.values())))
     if not any(map(has_unknown_values, tensors)) or any(t.layout is not torch.strided for t in tensors):
         return func(*args, **kwargs)
-    if written_arguments(func):
+    if written_argument_names(func):
         return _run_in_place(func, args, kwargs)
     return func(*args, **kwargs) if returns_only_views(func) else _run_on_meta(func, args, kwargs)
 
@@ -76,10 +76,10 @@ def forget_values(tensor: torch.Tensor) -> None:
     if _UNKNOWN not in storage.__dict__:
         storage.__dict__[_UNKNOWN] = True
         if tensor.numel() <= MOST_COMPUTED:
-            tensor.fill_(default_value(tensor.dtype))
+            tensor.fill_(declared_default_value(tensor.dtype))
 
 
-def default_value(dtype: torch.dtype) -> Any:
+def declared_default_value(dtype: torch.dtype) -> Any:
     """Return the declared default for an unknown value: False for a flag, 1 for a number."""
     return False if dtype is torch.bool else 1.0 if dtype.is_floating_point or dtype.is_complex else 1
 
@@ -116,7 +116,7 @@ def _create_tensor(func: Any, args: Any, kwargs: Any) -> Any:
 def _run_in_place(func: Any, args: Any, kwargs: Any) -> Any:
     """Return the result of an in-place operator; the values of its written arguments become unknown."""
     given = {name: value for (name, _, _), value in zip(schema_arguments(func), args, strict=False)}
-    found = [given.get(name, kwargs.get(name)) for name in written_arguments(func)]
+    found = [given.get(name, kwargs.get(name)) for name in written_argument_names(func)]
     for tensor in iterate_tensors(found):
         if not tensor.is_meta:
             forget_values(tensor)

@@ -36,10 +36,10 @@ def to_gpu_layout(func: Any, args: Any, result: Any) -> Any:
 
 def _any_suggests_layout(tensors: tuple[torch.Tensor, ...], layout: torch.memory_format) -> bool:
     """Return whether the strides of any of the tensors, which may have gaps, suggest a layout."""
-    return any(suggested_layout(t) is layout for t in tensors)
+    return any(memory_format_of_strides(t) is layout for t in tensors)
 
 
-def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
+def memory_format_of_strides(tensor: torch.Tensor) -> torch.memory_format:
     """Return the layout that an image's strides suggest, like ATen's ``Tensor::suggest_memory_format``.
 
     Slices have gaps between their pixels; they have the order of a layout without being contiguous.
@@ -47,7 +47,7 @@ def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
     Examples
     --------
     >>> tokens = torch.empty(2, 50, 8, device="meta")[:, 1:]  # without the first, which is no pixel
-    >>> suggested_layout(tokens.transpose(1, 2).unflatten(2, (7, 7)))
+    >>> memory_format_of_strides(tokens.transpose(1, 2).unflatten(2, (7, 7)))
     torch.channels_last
     """
     return suggest_memory_format(tensor)

@@ -16,7 +16,7 @@ from roller.insight.trace.pytorch.compat import (
     has_device_argument,
     schema_arguments,
     without_torch_function,
-    written_arguments,
+    written_argument_names,
 )
 
 #: Maximum number of elements of a tensor whose values are tracked.
@@ -102,13 +102,13 @@ def compute_from_known_values(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
 
 
-def assumed_value(tensor: torch.Tensor) -> Any:
+def assumed_element_value(tensor: torch.Tensor) -> Any:
     """Return the assumed value for the elements of a device tensor without known values."""
     found = tensor.untyped_storage().__dict__.get(_ASSUMED) if tensor.layout is torch.strided else None
-    return host_tensors.default_value(tensor.dtype) if found is None else found
+    return host_tensors.declared_default_value(tensor.dtype) if found is None else found
 
 
-def assume_flag_value(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+def assume_value_of_result_flag(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     """Assume that a flag computed from unknown values is what it would be for their defaults; e.g. 1.0 is finite.
 
     All elements of a tensor are assumed to be equal, so only one is computed.
@@ -122,7 +122,7 @@ def assume_flag_value(func: Any, args: Any, kwargs: Any, result: Any) -> None:
 
     def one_element(tensor: torch.Tensor) -> torch.Tensor:
         value = known_value(tensor)
-        return torch.tensor(assumed_value(tensor), dtype=tensor.dtype) if value is None else value
+        return torch.tensor(assumed_element_value(tensor), dtype=tensor.dtype) if value is None else value
 
     try:
         storage[_ASSUMED] = bool(func(*tree_map_only(torch.Tensor, one_element, tuple(args)), **kwargs))
@@ -149,7 +149,7 @@ def propagate_known_values(func: Any, args: Any, kwargs: Any, result: Any) -> No
 
 
 def _written_tensors(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    names = written_arguments(func)
+    names = written_argument_names(func)
     if not names:
         return []
     given = {name: value for (name, _, _), value in zip(schema_arguments(func), args, strict=False)}

@@ -17,7 +17,7 @@ from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.unsupported_wrappers import unwrap_compiled
 
 
-def build_model(model: Any, said: Callable[[str], None]) -> torch.nn.Module:
+def build_model_without_compile(model: Any, said: Callable[[str], None]) -> torch.nn.Module:
     """Return a module, or the module that a function returns, without the wrapper of ``torch.compile``."""
     if isinstance(model, torch.nn.Module):
         return unwrap_compiled(model, said)
@@ -49,7 +49,7 @@ def copy_to_device(model: torch.nn.Module) -> torch.nn.Module:
 
 
 @contextmanager
-def without_lazy_parameters(model: torch.nn.Module) -> Iterator[None]:
+def set_aside_lazy_parameters(model: torch.nn.Module) -> Iterator[None]:
     """Remove a model's lazy parameters while the model is moved; then replace them with lazy ones on the device."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():

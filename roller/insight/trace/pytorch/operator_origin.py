@@ -29,7 +29,7 @@ from roller.insight.trace.pytorch.compat import (
     node_sequence_number,
     without_override_check,
 )
-from roller.insight.trace.pytorch.stacks import Stacks, stack_boundary
+from roller.insight.trace.pytorch.stacks import Stacks, hide_callers_from_stacks
 from roller.insight.trace.trace import Phase, Stack
 
 _KEY = "roller"
@@ -91,7 +91,7 @@ class OriginTracker:
     def current_origin(self) -> OperatorOrigin:
         """Return the origin of an operator that is being dispatched."""
         # within the engine: hooks, the user's functions, recomputed forward passes
-        inner = self.stacks.with_modules(self.stacks.current_stack(), self._depths, self._stack)
+        inner = self.stacks.stack_with_module_names(self.stacks.current_stack(), self._depths, self._stack)
         if self.phase == "backward" and self._node is not None:
             module, outer = self._node.module, self._node.stack
             if self.is_recomputing:
@@ -100,7 +100,7 @@ class OriginTracker:
         module, outside = self._stack[-1] if self._stack else "", not (self._within and self._within[-1])
         return OperatorOrigin(module, self.stacks.join_stacks(self._backward_stack, inner), outside)
 
-    def dispatch_origin(self) -> OperatorOrigin:
+    def store_and_return_origin(self) -> OperatorOrigin:
         """Return the origin of the operator being dispatched, and store it for the node created just before.
 
         No mode sees calls from ``torch.jit.script`` and ``torch.func``; :meth:`store_in_autograd_graph` finds their
@@ -142,7 +142,7 @@ class OriginTracker:
             del self._stack[depth:], self._depths[depth:], self._within[depth:]
 
     @contextmanager
-    def track(self) -> Iterator[None]:
+    def install_tracking_hooks(self) -> Iterator[None]:
         """Install the hooks that track modules, backward passes and optimizers."""
         handles = [
             register_module_forward_pre_hook(self._before_module),
@@ -213,7 +213,7 @@ class OriginTracker:
         def tracked_backward(*args: Any, **kwargs: Any) -> Any:
             kept, self._is_differentiated = (
                 self._is_differentiated,
-                _is_option_set(function, "create_graph", args, kwargs),
+                _call_turns_option_on(function, "create_graph", args, kwargs),
             )
             try:
                 result = self._run_backward(body, *args, **kwargs)
@@ -224,7 +224,7 @@ class OriginTracker:
 
         return tracked_backward
 
-    @stack_boundary
+    @hide_callers_from_stacks
     def _run_backward(self, body: Any, *args: Any, **kwargs: Any) -> Any:
         before, self.phase, self._node = self.phase, "backward", None
         kept, self._stack, self._depths, self._within = (self._stack, self._depths, self._within), [], [], []
@@ -251,7 +251,7 @@ class OriginTracker:
             self.phase = "backward"
 
 
-def _is_option_set(function: Any, name: str, args: Any, kwargs: Any) -> bool:
+def _call_turns_option_on(function: Any, name: str, args: Any, kwargs: Any) -> bool:
     """Return whether a function call turns an option on."""
     try:
         return bool(inspect.signature(function).bind(*args, **kwargs).arguments.get(name))

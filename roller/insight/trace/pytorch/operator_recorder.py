@@ -14,9 +14,9 @@ from roller.insight.trace.pytorch.compat import (
     TorchDispatchMode,
     schema_arguments,
     without_torch_function,
-    written_arguments,
+    written_argument_names,
 )
-from roller.insight.trace.pytorch.data_dependent import MetaOperators
+from roller.insight.trace.pytorch.data_dependent_values import MetaOperators
 from roller.insight.trace.pytorch.image_layouts import to_gpu_layout
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Kind, Operator, Storage, TensorRecord
@@ -83,21 +83,21 @@ class OperatorRecorder(TorchDispatchMode):
     def record_tensor(self, tensor: torch.Tensor, kind: Kind = "unknown", name: str = "") -> TensorRecord:
         """Return the record of a tensor (for a sparse tensor, of its values); record a new storage as allocated."""
         if tensor.layout is torch.sparse_coo:
-            self.storage_number(tensor._indices(), kind, name)
+            self.number_of_recorded_storage(tensor._indices(), kind, name)
             return self.record_tensor(tensor._values(), kind, name)
         return TensorRecord(
             tuple(tensor.shape),
             tuple(tensor.stride()) if tensor.layout is torch.strided else (),
             self._dtype_name(tensor.dtype),
-            self.storage_number(tensor, kind, name),
+            self.number_of_recorded_storage(tensor, kind, name),
             int(tensor.storage_offset()) if tensor.layout is torch.strided else 0,
         )
 
-    def storage_number(self, tensor: torch.Tensor, kind: Kind = "unknown", name: str = "") -> int:
+    def number_of_recorded_storage(self, tensor: torch.Tensor, kind: Kind = "unknown", name: str = "") -> int:
         """Return the number of a tensor's storage; a new storage is recorded as allocated."""
         if tensor.layout is torch.sparse_coo:  # two tensors: its values and their indices
-            self.storage_number(tensor._indices(), kind, name)
-            return self.storage_number(tensor._values(), kind, name)
+            self.number_of_recorded_storage(tensor._indices(), kind, name)
+            return self.number_of_recorded_storage(tensor._values(), kind, name)
         storage = tensor.untyped_storage()
         known = storage.__dict__.get(_MARK)
         if known is not None and known[0] is self.storages:
@@ -117,7 +117,7 @@ class OperatorRecorder(TorchDispatchMode):
         with without_torch_function():
             if tensor.device.type != self.device:
                 return
-            number = self.storage_number(tensor, kind, name)
+            number = self.number_of_recorded_storage(tensor, kind, name)
         known = self.storages[number]
         if known.kind == "unknown":
             self.storages[number] = Storage(kind, name, known.size_bytes)
@@ -149,12 +149,12 @@ class OperatorRecorder(TorchDispatchMode):
     def _record_operator(
         self, func: Any, args: Any, kwargs: Any, inputs: tuple[TensorRecord, ...], outputs: Sequence[torch.Tensor]
     ) -> None:
-        place, index = self.origins.dispatch_origin(), len(self.operators)
+        place, index = self.origins.store_and_return_origin(), len(self.operators)
         recomputed = self.origins.is_recomputing
         count = iter(range(len(inputs)))
         given = {name: argument for (name, _, _), argument in zip(schema_arguments(func), args, strict=False)}
         arguments = {
-            name: self._plain_argument(given[name] if name in given else kwargs.get(name, default), count)
+            name: self._argument_in_trace_format(given[name] if name in given else kwargs.get(name, default), count)
             for name, _, default in schema_arguments(func)
         }
         # The operator is appended before its results are numbered, so that their allocations refer to it.
@@ -167,8 +167,8 @@ class OperatorRecorder(TorchDispatchMode):
         self._report_progress(index + 1)
         kind = self.copied_kind if not inputs and _reads_host_tensor(args) else "unknown"
         results = tuple(self.record_tensor(tensor, kind) for tensor in outputs)
-        if not outputs and written_arguments(func):  # operators such as `_foreach_add_` return nothing, but write
-            targets = _iterate_tensors([given.get(name, kwargs.get(name)) for name in written_arguments(func)])
+        if not outputs and written_argument_names(func):  # operators such as `_foreach_add_` return nothing, but write
+            targets = _iterate_tensors([given.get(name, kwargs.get(name)) for name in written_argument_names(func)])
             results = tuple(self.record_tensor(t) for t in targets if t.device.type == self.device)
         object.__setattr__(self.operators[-1], "outputs", results)
 
@@ -181,7 +181,7 @@ class OperatorRecorder(TorchDispatchMode):
             self.origins.stopped = error
             raise
 
-    def _plain_argument(self, value: Any, count: Iterator[int]) -> Any:
+    def _argument_in_trace_format(self, value: Any, count: Iterator[int]) -> Any:
         """Return an argument in the format of a trace."""
         if isinstance(value, torch.Tensor):
             if value.device.type == self.device:
@@ -190,7 +190,7 @@ class OperatorRecorder(TorchDispatchMode):
                 return value.item()
             return {"host": list(value.shape), "dtype": self._dtype_name(value.dtype)}
         if isinstance(value, (list, tuple)):
-            return [self._plain_argument(v, count) for v in value]
+            return [self._argument_in_trace_format(v, count) for v in value]
         if isinstance(value, torch.dtype):
             return self._dtype_name(value)
         if isinstance(value, torch.device):

@@ -31,12 +31,12 @@ def dispatch_rnn(name: str, target: Any, func: Any, args: Any, kwargs: Any) -> A
     output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn.default(
         inputs, list(weights), each, buffer, hx.contiguous(), None if cx is None else cx.contiguous(), MODES[name],
         hidden, projected, layers, batch_first, float(dropout), bool(train), bool(both),
-        [] if sizes is None else sizes.tolist(), _dropout_state(inputs, dropout, train),
+        [] if sizes is None else sizes.tolist(), _dropout_generator_state(inputs, dropout, train),
     )  # fmt: skip
     return (output, hy, cy) if name == "lstm" else (output, hy)
 
 
-def _dropout_state(inputs: torch.Tensor, dropout: float, train: bool) -> torch.Tensor | None:
+def _dropout_generator_state(inputs: torch.Tensor, dropout: float, train: bool) -> torch.Tensor | None:
     """Return the state of cuDNN's dropout generator for layers with dropout in training; otherwise ``None``."""
     return torch.empty(0, dtype=torch.uint8, device=inputs.device) if dropout and train else None
 

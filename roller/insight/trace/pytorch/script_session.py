@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from roller.errors import ModelError
-from roller.insight.trace.pytorch import call_count, model_copy
+from roller.insight.trace.pytorch import model_copy, step_cycle_detection
 from roller.insight.trace.pytorch.compat import without_torch_function
-from roller.insight.trace.pytorch.script_loaders import FetchedBatches
+from roller.insight.trace.pytorch.script_data_loaders import FetchedBatches
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 from roller.insight.trace.pytorch.trace_model import TraceSession
 from roller.insight.trace.trace import Operator, Trace
@@ -47,7 +47,7 @@ class StepPart:
         Number of batches fetched from the step's loader before the part began.
     """
 
-    call: call_count.Call
+    call: step_cycle_detection.Call
     fetched: int
 
 
@@ -104,8 +104,8 @@ class ScriptSession(TraceSession):
         if self.origins.phase == "optimizer":
             self.origins.phase = "other"
         if self._first is not None and self.origins.stepped:
-            self._end_part()
-            self._begin_part()
+            self._end_step_part()
+            self._begin_step_part()
         elif self._first is None:
             self._batch_begin = len(self.recorder.operators), self.fetches.count
 
@@ -114,17 +114,17 @@ class ScriptSession(TraceSession):
             return
         self._idle_calls = 0 if self.origins.stepped else self._idle_calls + 1
         if self._first is not None and torch.is_grad_enabled() and self.origins.stepped:
-            self._end_part()
+            self._end_step_part()
         self._register_network(module)
         if self._first is None and torch.is_grad_enabled():
-            self._begin_part()
+            self._begin_step_part()
         self.recorder.copied_kind = "input"
         for tensor in iterate_tensors(inputs):
             self.recorder.name_storage(tensor, "input")
             if tensor.dim() and not self._call_batch:
                 self._call_batch = int(tensor.shape[0])
 
-    def _begin_part(self) -> None:
+    def _begin_step_part(self) -> None:
         now = len(self.recorder.operators), self.fetches.count
         self._first, self._fetched = self._batch_begin or now
         self._batch_begin = None
@@ -133,28 +133,34 @@ class ScriptSession(TraceSession):
         self.origins.phase = "other"
         self.origins.stepped.clear()
 
-    def _end_part(self) -> None:
+    def _end_step_part(self) -> None:
         """Close the open part; if the steps are complete, end the script."""
         assert self._first is not None
         with self.recorder.pause_recording():
             self._name_gradients_and_states()
         gc.collect()
         run = self.recorder.operators[self._first :]
-        stepped = frozenset(map(self._optimizer_number, self.origins.stepped))
-        self._parts.append(StepPart(call_count.Call(self._first, call_count.forward_hash(run), stepped), self._fetched))
+        stepped = frozenset(map(self._index_of_optimizer, self.origins.stepped))
+        self._parts.append(
+            StepPart(
+                step_cycle_detection.Call(self._first, step_cycle_detection.forward_hash(run), stepped), self._fetched
+            )
+        )
         self._first = None
-        groups = _group_into_steps(self._parts, self._needed_optimizers())
+        groups = _group_into_steps(self._parts, self._optimizer_indices_of_whole_step())
         self.calls = [call for call, _ in groups]
         enough = self._count and len(self.calls) >= self._count
-        repeats = not self._count and call_count.is_trace_complete(self.calls, self._needed_optimizers())
-        if enough or repeats or len(self._parts) >= call_count.MOST * (self._count or 1):
+        repeats = not self._count and step_cycle_detection.is_trace_complete(
+            self.calls, self._optimizer_indices_of_whole_step()
+        )
+        if enough or repeats or len(self._parts) >= step_cycle_detection.MOST * (self._count or 1):
             self.is_complete = True
             self._when_complete()
 
-    def _needed_optimizers(self) -> frozenset[int]:
+    def _optimizer_indices_of_whole_step(self) -> frozenset[int]:
         """Return the indices of the optimizers in a whole step: all, or after many parts, those that ever stepped."""
-        if len(self._parts) < call_count.MOST:
-            return self._optimizer_numbers()
+        if len(self._parts) < step_cycle_detection.MOST:
+            return self._indices_of_optimizers()
         return self._stepped_optimizers()
 
     def _stepped_optimizers(self) -> frozenset[int]:
@@ -169,17 +175,19 @@ class ScriptSession(TraceSession):
         if hosted and all(hosted) and self.values.hosted:
             self.moves_to_device = True
             self.values.add_note(ON_HOST)
-            with self.recorder.pause_recording(), model_copy.without_lazy_parameters(module):
+            with self.recorder.pause_recording(), model_copy.set_aside_lazy_parameters(module):
                 module.to(torch.device("cuda", 0))
         name = (
-            "" if self._is_only_network(module) else _unique_name(_network_name_in_script(module, self), self.networks)
+            ""
+            if self._is_network_of_all_optimizers(module)
+            else _unique_name(_network_name_in_script(module, self), self.networks)
         )
         self.networks[name] = module
         self.name_storages(module, prefix=name)
         lines = self.registrations.lines(module)
         self.registered = {**self.registered, **{f"{name}.{k}" if name else k: v for k, v in lines.items()}}
 
-    def _is_only_network(self, module: torch.nn.Module) -> bool:
+    def _is_network_of_all_optimizers(self, module: torch.nn.Module) -> bool:
         """Return whether this is the first network and every optimizer updates only its parameters."""
         own = {id(parameter) for parameter in module.parameters()}
         updated = (p for o in self.origins.made for group in o.param_groups for p in group["params"])
@@ -189,10 +197,10 @@ class ScriptSession(TraceSession):
         """Close the last step when the script has ended; return whether any step is complete."""
         self.is_complete = True
         if self._first is not None and self.origins.stepped:
-            self._count = self._count or call_count.MOST + 1  # nothing follows
+            self._count = self._count or step_cycle_detection.MOST + 1  # nothing follows
             self._when_complete = lambda: None
             self._drop_after_last_update()
-            self._end_part()
+            self._end_step_part()
         if not self.calls and self._parts:  # not every optimizer has stepped
             self.calls = [call for call, _ in _group_into_steps(self._parts, self._stepped_optimizers())]
         return bool(self.calls)
@@ -216,7 +224,7 @@ class ScriptSession(TraceSession):
         for operator in self.recorder.operators:
             object.__setattr__(operator, "iteration", max(0, sum(first <= operator.index for first in starts) - 1))
         last = self.recorder.operators[starts[-1] :]
-        accumulate = self._batches_of_step([fetched for _, fetched in groups])
+        accumulate = self._count_last_step_batches([fetched for _, fetched in groups])
         return self.make_trace({
             **options,
             "mode": "script",
@@ -224,7 +232,7 @@ class ScriptSession(TraceSession):
             "accumulate": accumulate,
             "optimizer": ", ".join(_optimizer_names(self.origins.optimizers.values())),
             "networks": {name or "model": type(one).__qualname__ for name, one in self.networks.items()},
-            "loss": _backward_line(last),
+            "loss": _first_backward_line_name(last),
             "checkpoint": list(_recomputed_modules(last)),
         })  # fmt: skip
 
@@ -239,14 +247,14 @@ class ScriptSession(TraceSession):
             return self._call_batch
         return max(sizes[-2:])
 
-    def _batches_of_step(self, fetched: Sequence[int]) -> int:
+    def _count_last_step_batches(self, fetched: Sequence[int]) -> int:
         """Return how many of the loader's batches the last step takes; ``fetched`` counts batches before each step."""
         return max(1, self.fetches.count - fetched[-1]) if self.fetches.count else 1
 
 
-def _group_into_steps(parts: Sequence[StepPart], needed: frozenset[int]) -> list[tuple[call_count.Call, int]]:
+def _group_into_steps(parts: Sequence[StepPart], needed: frozenset[int]) -> list[tuple[step_cycle_detection.Call, int]]:
     """Return whole steps (parts until every needed optimizer has stepped), with the batch count before each."""
-    found: list[tuple[call_count.Call, int]] = []
+    found: list[tuple[step_cycle_detection.Call, int]] = []
     open_parts: list[StepPart] = []
     for part in parts:
         open_parts.append(part)
@@ -254,7 +262,7 @@ def _group_into_steps(parts: Sequence[StepPart], needed: frozenset[int]) -> list
         if needed <= stepped:
             first = open_parts[0]
             forward = hash(tuple(one.call.forward for one in open_parts))
-            found.append((call_count.Call(first.call.first, forward, stepped), first.fetched))
+            found.append((step_cycle_detection.Call(first.call.first, forward, stepped), first.fetched))
             open_parts = []
     return found
 
@@ -285,7 +293,7 @@ def _optimizer_names(optimizers: Any) -> list[str]:
     return [type(optimizer).__name__ for optimizer in optimizers]
 
 
-def _backward_line(operators: Sequence[Operator]) -> str:
+def _first_backward_line_name(operators: Sequence[Operator]) -> str:
     """Return ``"file:line"`` of the innermost frame of the first backward operator; ``""`` if there is none."""
     found = next((o for o in operators if o.phase == "backward" and o.source is not None), None)
     return "" if found is None or found.source is None else f"{found.source[0]}:{found.source[1]}"

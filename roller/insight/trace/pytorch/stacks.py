@@ -45,7 +45,7 @@ _DRIVERS: dict[int, CodeType] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def stack_boundary(function: F) -> F:
+def hide_callers_from_stacks(function: F) -> F:
     """Make stacks end at a function that runs the user's code."""
     code = function.__code__  # type: ignore[attr-defined]
     _DRIVERS[id(code)] = code
@@ -91,7 +91,7 @@ class Stacks:
             stack = self._known[key] = tuple(Frame(file, line, _qualified_name(code)) for code, file, line in calls)
         return stack
 
-    def with_modules(self, stack: Stack, depths: Sequence[int], modules: Sequence[str]) -> Stack:
+    def stack_with_module_names(self, stack: Stack, depths: Sequence[int], modules: Sequence[str]) -> Stack:
         """Return a stack whose frames name the module instance that runs them."""
         if not modules:
             return stack
@@ -115,7 +115,7 @@ class Stacks:
             return False
         return file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
 
-    def display_name(self, file: str) -> str:
+    def file_name_for_messages(self, file: str) -> str:
         """Return the name of a code object's file in messages: the name of the notebook cell, or the file itself."""
         return self.cell_of(file) or file
 

@@ -120,9 +120,9 @@ def step_arguments(step: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ..
     """Return the positional and keyword arguments with which :func:`call_step` calls a step."""
     args, kwargs = split_arguments(inputs)
     if isinstance(inputs, Mapping):
-        whole = _accepts_arguments(step, inputs) and not _has_parameters_named(step, kwargs)
-        return ((inputs,), {}) if whole or not _accepts_arguments(step, **kwargs) else ((), kwargs)
-    whole = not _accepts_arguments(step, *args) and _accepts_arguments(step, inputs)
+        whole = _accepts_call_with_arguments(step, inputs) and not _has_parameters_named(step, kwargs)
+        return ((inputs,), {}) if whole or not _accepts_call_with_arguments(step, **kwargs) else ((), kwargs)
+    whole = not _accepts_call_with_arguments(step, *args) and _accepts_call_with_arguments(step, inputs)
     return ((inputs,) if whole else args), {}
 
 
@@ -134,7 +134,7 @@ def _has_parameters_named(function: Callable[..., Any], given: Mapping[str, Any]
         return False
 
 
-def _accepts_arguments(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+def _accepts_call_with_arguments(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:

@@ -17,7 +17,7 @@ def classify_storages(
     """
     freed = {event.storage: event.operator for event in events if isinstance(event, FreeEvent)}
     made = {event.storage: event.operator for event in events if isinstance(event, AllocEvent)}
-    last_forward = _next_backward_operators(operators)
+    last_forward = _next_backward_operator_indices(operators)
     found: dict[int, Storage] = {}
     for number, storage in storages.items():
         kind: Kind = storage.kind
@@ -33,7 +33,7 @@ def classify_storages(
     return found
 
 
-def _next_backward_operators(operators: Sequence[Operator]) -> list[int | None]:
+def _next_backward_operator_indices(operators: Sequence[Operator]) -> list[int | None]:
     """Return, for each operator, the index of the next backward operator of its step that is not recomputed."""
     following: list[int | None] = [None] * len(operators)
     found: int | None = None

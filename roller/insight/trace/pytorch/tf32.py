@@ -13,12 +13,12 @@ import torch
 _SECTIONS: dict[str, Any] = {"convolution": torch.backends.cudnn, "product": torch.backends.cuda.matmul}
 
 
-def tf32_kinds() -> list[str]:
+def operator_kinds_allowing_tf32() -> list[str]:
     """Return the kinds of operators that may currently be computed in TF32: ``"convolution"``, ``"product"``.
 
     Examples
     --------
-    >>> tf32_kinds()
+    >>> operator_kinds_allowing_tf32()
     ['convolution']
     """
     return [kind for kind in _SECTIONS if _is_tf32_allowed(kind)]
@@ -122,7 +122,7 @@ def _set_legacy_switch(name: str, value: Any) -> None:
         _backend_section("cudnn").allow_tf32 = value
 
 
-def set_tf32(kinds: list[str]) -> None:
+def allow_tf32_only_for(kinds: list[str]) -> None:
     """Allow TF32 only for the given kinds of operators."""
     with _allow_flag_writes():
         for kind, section in _SECTIONS.items():

@@ -18,7 +18,7 @@ Call = tuple[str, tuple[tuple[int, ...], ...]]
 
 
 class RealOperators:
-    """Runs operators on real tensors instead of meta tensors (:mod:`roller.insight.trace.pytorch.data_dependent`)."""
+    """Runs operators on real instead of meta tensors (:mod:`roller.insight.trace.pytorch.data_dependent_values`)."""
 
     #: Whether the host is a different device from the one that runs the step.
     hosted = False

@@ -22,18 +22,18 @@ import torch
 from roller.errors import ModelError, RollerError, shown
 from roller.hardware.detect import read_cpuinfo
 from roller.insight.trace.options import HOST, PRECISIONS, TraceOptions
-from roller.insight.trace.peak_memory import peak_bytes, reset_peak
-from roller.insight.trace.pytorch import call_count, entry_file, model_copy, unsupported_wrappers
+from roller.insight.trace.process_peak_memory import reset_resident_peak, resident_peak_bytes
+from roller.insight.trace.pytorch import entry_file, model_copy, step_cycle_detection, unsupported_wrappers
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
-from roller.insight.trace.pytorch.stacks import stack_boundary
+from roller.insight.trace.pytorch.stacks import hide_callers_from_stacks
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors, step_arguments
 from roller.insight.trace.pytorch.timed_operators import Call, OperatorTimer, OriginMode, RealOperators, TimedRecorder
 from roller.insight.trace.pytorch.trace_model import TraceSession
-from roller.insight.trace.step_clock import StepTiming, median_interval, time_steps
+from roller.insight.trace.step_timer import StepTiming, median_interval, time_steps
 from roller.insight.trace.trace import Trace
 
-#: See :func:`~roller.insight.trace.step_clock.time_steps`.
+#: See :func:`~roller.insight.trace.step_timer.time_steps`.
 Timer = Callable[..., StepTiming]
 _PREDICT = "a prediction needs no such device: trace_entry(...).forecast('a100')"
 
@@ -82,30 +82,30 @@ class MeasuredSession(TraceSession):
     @property
     def last_step_calls(self) -> int:
         """Number of calls in the last training step."""
-        ends = [0, *call_count.step_ends(self.calls)]
+        ends = [0, *step_cycle_detection.call_counts_at_step_ends(self.calls)]
         return ends[-1] - ends[-2]
 
 
-@stack_boundary
+@hide_callers_from_stacks
 def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> Measurement:
     """Measure an entry file's step in this process; this changes its globals, random state and memory."""
 
-    def load_module(cuda: _CudaUse) -> ModuleType:
+    def load_module(cuda: _CudaUseError) -> ModuleType:
         return entry_file.load_entry_file(Path(path), lambda what, origins: _translate_step_errors(what, origins, cuda))
 
-    return _measure_loaded(load_module, str(path), options, budget_s, time_steps)
+    return _load_and_measure_module(load_module, str(path), options, budget_s, time_steps)
 
 
-@stack_boundary
+@hide_callers_from_stacks
 def measure_module(
     module: ModuleType, name: str, options: TraceOptions, budget_s: float, timer: Timer = time_steps
 ) -> Measurement:
     """Measure the step of a module that has all providers and ``__file__``; see :func:`measure_entry`."""
-    return _measure_loaded(lambda cuda: module, name, options, budget_s, timer)
+    return _load_and_measure_module(lambda cuda: module, name, options, budget_s, timer)
 
 
-def _measure_loaded(
-    load_module: Callable[[_CudaUse], ModuleType], name: str, options: TraceOptions, budget_s: float, timer: Timer
+def _load_and_measure_module(
+    load_module: Callable[[_CudaUseError], ModuleType], name: str, options: TraceOptions, budget_s: float, timer: Timer
 ) -> Measurement:
     amp = PRECISIONS[options.amp or "fp32"]
     if amp == "fp16":
@@ -120,7 +120,7 @@ def _measure_loaded(
         for sentence in getattr(module, "_roller_said", ()):
             session.values.add_note(sentence)
         with entry_file.apply_entry_defaults(module):
-            found = _measure(
+            found = _measure_providers(
                 module, session, replace(options, amp=amp), budget_s, timer,
                 lambda what: _translate_step_errors(what, session.origins, cuda),
             )  # fmt: skip
@@ -129,19 +129,19 @@ def _measure_loaded(
     return replace(found, trace=replace(found.trace, options={**found.trace.options, "entry": name}), notes=notes)
 
 
-def _measure(
+def _measure_providers(
     module: ModuleType, session: MeasuredSession, options: TraceOptions, budget_s: float, timer: Timer,
     errors: Callable[[str], AbstractContextManager[None]],
 ) -> Measurement:  # fmt: skip
     amp = options.amp
     batch = entry_file.default_batch_size(module) if options.batch is None else options.batch
-    with session.recording(), errors("model_provider failed"):
+    with session.recording_operators(), errors("model_provider failed"):
         with session.registrations.watching():
-            model = model_copy.build_model(module.model_provider, session.values.add_note)
+            model = model_copy.build_model_without_compile(module.model_provider, session.values.add_note)
         session.registered = session.registrations.lines(model)
         again = model_copy.checkpoint_modules(model, options.checkpoint or False, session.origins)
         session.name_storages(model)
-    with session.recording():
+    with session.recording_operators():
         with errors("input_provider failed"):
             inputs = module.input_provider(batch_size=batch)
             with session.recorder.pause_recording():
@@ -151,7 +151,7 @@ def _measure(
             step = module.iteration_provider(model)
             session.name_storages(model)
         session.registered = {**session.registered, **session.registrations.lines(model)}
-        _check_devices(model, inputs)
+        _check_tensors_are_on_cpu(model, inputs)
         args, kwargs = step_arguments(step, inputs)
         around = nullcontext if amp is None else lambda: torch.autocast("cpu", dtype=torch.bfloat16)
 
@@ -175,7 +175,7 @@ def _measure(
         return _time_step_and_operators(trace, session, lambda: _call_step(step, args, kwargs, around), budget_s, timer)
 
 
-@stack_boundary
+@hide_callers_from_stacks
 def _call_step(step: Any, args: Any, kwargs: Any, around: Callable[[], AbstractContextManager[Any]]) -> None:
     with around():
         step(*args, **kwargs)
@@ -200,16 +200,16 @@ def _time_step_and_operators(
                 run()
         recorded.append((times.calls, times.seconds))
 
-    reset_peak()
+    reset_resident_peak()
     steps = timer(run_cycle, steps_per_call=cycle.steps, budget_s=budget_s, between=time_operators)
     own: Any = session.recorder
-    operators, notes = _operator_seconds(trace, own.seconds[-len(trace.steady()) :], recorded)
+    operators, notes = _operator_times_and_notes(trace, own.seconds[-len(trace.steady()) :], recorded)
     machine = f"{_processor_name()}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}"
     said = (steps.note,) if steps.note else ()
-    return Measurement(trace, operators, steps, (*trace.warnings, *notes, *said), peak_bytes(), machine)
+    return Measurement(trace, operators, steps, (*trace.warnings, *notes, *said), resident_peak_bytes(), machine)
 
 
-def _operator_seconds(
+def _operator_times_and_notes(
     trace: Trace, own_s: Sequence[float], recorded: Sequence[tuple[list[Call], list[float]]]
 ) -> tuple[tuple[TimedOperator, ...], tuple[str, ...]]:
     """Return the time of each operator in the last step (over the timed steps that also run it), and notes on it."""
@@ -239,7 +239,7 @@ class _NoOrigins:
         return nullcontext()
 
 
-def _check_devices(model: torch.nn.Module, inputs: Any) -> None:
+def _check_tensors_are_on_cpu(model: torch.nn.Module, inputs: Any) -> None:
     """Raise an error if a tensor is not on the processor, since its operators would run outside the timing."""
     found = {t.device.type for t in (*model.parameters(), *model.buffers(), *iterate_tensors(inputs))} - {"cpu"}
     if found:
@@ -249,16 +249,16 @@ def _check_devices(model: torch.nn.Module, inputs: Any) -> None:
         )
 
 
-class _CudaUse:
+class _CudaUseError:
     """The error that the step's use of CUDA raised, if any."""
 
     error: BaseException | None = None
 
 
 @contextmanager
-def _refuse_cuda() -> Iterator[_CudaUse]:
+def _refuse_cuda() -> Iterator[_CudaUseError]:
     """Make the first use of CUDA fail: with PyTorch's own error if CUDA is unavailable, else with an explanation."""
-    initialize, cuda = torch.cuda._lazy_init, _CudaUse()
+    initialize, cuda = torch.cuda._lazy_init, _CudaUseError()
 
     def refuse() -> None:
         if torch.cuda.is_available():
@@ -278,7 +278,7 @@ def _refuse_cuda() -> Iterator[_CudaUse]:
 
 
 @contextmanager
-def _translate_step_errors(what: str, origins: OriginTracker, cuda: _CudaUse) -> Iterator[None]:
+def _translate_step_errors(what: str, origins: OriginTracker, cuda: _CudaUseError) -> Iterator[None]:
     """Translate any exception in the user's code to a ``ModelError`` that names the user's line."""
     try:
         yield
@@ -310,7 +310,7 @@ def _processor_name() -> str:
     return info.model or info.part or "processor"
 
 
-def measurement_header(found: Measurement) -> Mapping[str, Any]:
+def measurement_json_without_trace(found: Measurement) -> Mapping[str, Any]:
     """Return all of a measurement except its trace, as JSON-ready data."""
     return {
         "operators": found.operators, "median_s": found.steps.median_s, "lower_s": found.steps.lower_s,

@@ -20,28 +20,28 @@ from roller.hardware import DeviceSpec
 from roller.insight.trace.options import PRECISIONS, DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.project_folder import find_project_folder
 from roller.insight.trace.pytorch import (
-    call_count,
     cpu_dispatch,
     known_values,
     model_copy,
+    step_cycle_detection,
     step_inputs,
     storage_kinds,
     training_step,
     unsupported_wrappers,
 )
-from roller.insight.trace.pytorch.call_count import is_trace_complete
 from roller.insight.trace.pytorch.compat import is_in_place_name
-from roller.insight.trace.pytorch.data_dependent import MetaOperators
+from roller.insight.trace.pytorch.data_dependent_values import MetaOperators
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.device_mode import DeviceMode, patch_device_functions
 from roller.insight.trace.pytorch.error_translation import translate_errors
 from roller.insight.trace.pytorch.host_tensors import HostOperatorMode
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
-from roller.insight.trace.pytorch.request_checks import check_request
-from roller.insight.trace.pytorch.stacks import Registrations, Stacks, stack_boundary
+from roller.insight.trace.pytorch.stacks import Registrations, Stacks, hide_callers_from_stacks
+from roller.insight.trace.pytorch.step_cycle_detection import is_trace_complete
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
-from roller.insight.trace.pytorch.tf32 import tf32_kinds
+from roller.insight.trace.pytorch.tf32 import operator_kinds_allowing_tf32
+from roller.insight.trace.pytorch.trace_argument_checks import check_trace_arguments
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Stack, Trace
@@ -72,7 +72,7 @@ class Request:
 
 def make_retracer(request: Request, wrap: Callable[[Trace, Retracer[T]], T]) -> Retracer[T]:
     """Check a request and return its retracer."""
-    check_request(request)
+    check_trace_arguments(request)
     first = TraceOptions(
         _batch_size(request), request.device, request.amp or "fp32", request.checkpoint, request.torch_release
     )
@@ -95,7 +95,7 @@ def _apply_options(request: Request, options: TraceOptions) -> Request:
                    torch_release=options.torch_release, **parts)  # fmt: skip
 
 
-@stack_boundary
+@hide_callers_from_stacks
 def _trace_request(request: Request) -> Trace:
     release = TorchRelease.parse(request.torch_release)
     target = Target(compute_capability_of(request.device), attention=request.attention, release=release)
@@ -103,7 +103,7 @@ def _trace_request(request: Request) -> Trace:
         warnings.simplefilter("ignore")
         session = TraceSession(target, request.share_nonzero)
         with translate_errors("the model could not be built", session.origins), session.building_model():
-            original = model_copy.build_model(request.model, session.values.add_note)
+            original = model_copy.build_model_without_compile(request.model, session.values.add_note)
             session.registered = session.registrations.lines(original)
         with translate_errors("the model could not be copied", session.origins):
             copied = model_copy.copy_to_device(original)
@@ -123,10 +123,10 @@ def _trace_steps(request: Request, session: TraceSession, original: torch.nn.Mod
     session.name_storages(copied, inputs, targets)
     args, kwargs = step_inputs.split_arguments(inputs)
     call = lambda: copied(*args, **kwargs)  # noqa: E731
-    with session.recording():
+    with session.recording_operators():
         with translate_errors("the optimizer could not be made", session.origins):
             twins = dict(zip(map(id, original.parameters()), copied.parameters(), strict=True))
-            optimizer = training_step.make_optimizer(request.optimizer, copied, twins)
+            optimizer = training_step.make_optimizer_for_copied_model(request.optimizer, copied, twins)
         if learns:
             step = training_step.Step(
                 request.loss, targets, amp, request.keep_gradients or not session.target.release.drops_gradients,
@@ -174,7 +174,7 @@ class TraceSession:
         self.values = MetaOperators(share_nonzero, self._current_location, rules, hosted=hosted)
         self.recorder = OperatorRecorder(self.origins, self.values, name=target.type)
         self.device = DeviceMode(target, self.origins, self.values)
-        self.calls: list[call_count.Call] = []
+        self.calls: list[step_cycle_detection.Call] = []
         self.compiled: dict[str, str] = {}
         self._optimizers: dict[int, int] = {}
         self._hooked: dict[int, tuple[str, torch.Tensor]] = {}
@@ -192,13 +192,13 @@ class TraceSession:
         if not self.values.hosted or model in lasting:
             return model_copy.copy_to_device(model)
         lasting.add(model)
-        with self.recorder.pause_recording(), model_copy.without_lazy_parameters(model):
+        with self.recorder.pause_recording(), model_copy.set_aside_lazy_parameters(model):
             return model.to(torch.device("cuda", 0))
 
     def name_storages(self, model: torch.nn.Module, inputs: Any = (), targets: Any = (), prefix: str = "") -> None:
         """Name the parameters, buffers and inputs that exist before the first step; ``prefix`` is the model's path."""
         self.names.update({id(module): path for path, module in model.named_modules(prefix=prefix)})
-        self.compiled.update(unsupported_wrappers.compiled_modules(model, prefix))
+        self.compiled.update(unsupported_wrappers.compile_modes_by_module_path(model, prefix))
         self.parameters.update(model.named_parameters(prefix))
         for name, held in self.parameters.items():
             if not torch.nn.parameter.is_lazy(held):
@@ -223,7 +223,7 @@ class TraceSession:
             yield
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording_operators(self) -> Iterator[None]:
         """Return a context in which operators are recorded."""
         # Older objects are frozen, so that collections between steps only traverse the steps' objects.
         collected, ours = gc.isenabled(), not gc.get_freeze_count()
@@ -232,7 +232,7 @@ class TraceSession:
             gc.freeze()
         try:
             with (
-                self.origins.track(), unsupported_wrappers.disable_compile(self.values.add_note),
+                self.origins.install_tracking_hooks(), unsupported_wrappers.disable_compile(self.values.add_note),
                 self._device_functions(), self.recorder, self.device,
             ):  # fmt: skip
                 yield
@@ -245,12 +245,12 @@ class TraceSession:
     def _device_functions(self) -> AbstractContextManager[None]:
         return patch_device_functions(self.device)
 
-    @stack_boundary
+    @hide_callers_from_stacks
     def run_steps(self, body: Callable[[], Any], count: int | None = None) -> None:
         """Run a step ``count`` times; by default, until all optimizers have stepped and the calls repeat."""
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise ModelError(f"trace: calls: expected a whole number of at least 1, got {shown(count)}. Raise it.")
-        while len(self.calls) < count if count else not is_trace_complete(self.calls, self._optimizer_numbers()):
+        while len(self.calls) < count if count else not is_trace_complete(self.calls, self._indices_of_optimizers()):
             first = len(self.recorder.operators)
             self.recorder.iteration = len(self.calls)
             self.origins.phase = "other"
@@ -260,16 +260,16 @@ class TraceSession:
             self._name_gradients_and_states()
             gc.collect()
             run = self.recorder.operators[first:]
-            stepped = frozenset(map(self._optimizer_number, self.origins.stepped))
-            self.calls.append(call_count.Call(first, call_count.forward_hash(run), stepped))
-        self.tf32 = tf32_kinds()
+            stepped = frozenset(map(self._index_of_optimizer, self.origins.stepped))
+            self.calls.append(step_cycle_detection.Call(first, step_cycle_detection.forward_hash(run), stepped))
+        self.tf32 = operator_kinds_allowing_tf32()
 
-    def _optimizer_number(self, key: int) -> int:
+    def _index_of_optimizer(self, key: int) -> int:
         return self._optimizers.setdefault(key, len(self._optimizers))
 
-    def _optimizer_numbers(self) -> frozenset[int]:
+    def _indices_of_optimizers(self) -> frozenset[int]:
         """Return the indices of all optimizers."""
-        return frozenset(self._optimizer_number(id(optimizer)) for optimizer in self.origins.made)
+        return frozenset(self._index_of_optimizer(id(optimizer)) for optimizer in self.origins.made)
 
     def _name_parameter(self, name: str, parameter: torch.Tensor) -> None:
         self.recorder.name_storage(parameter, "parameter", name)
@@ -309,20 +309,20 @@ class TraceSession:
                     self.recorder.name_storage(tensor, "optimizer_state", names.get(id(key), ""))
 
     @property
-    def cycle(self) -> call_count.Cycle:
+    def cycle(self) -> step_cycle_detection.Cycle:
         """The repeating calls at the end of the trace."""
-        return call_count.final_cycle(self.calls, self._optimizer_numbers())
+        return step_cycle_detection.repeating_or_last_half_cycle(self.calls, self._indices_of_optimizers())
 
     def make_trace(self, options: Mapping[str, Any]) -> Trace:
         """Return the trace of the recorded operators and events."""
         recorder = self.recorder
         recorder.stop_recording_frees()
-        cycle, ends = self.cycle, call_count.step_ends(self.calls)
-        names = {self._optimizer_number(id(optimizer)): type(optimizer).__name__ for optimizer in self.origins.made}
-        for sentence in call_count.cycle_notes(self.calls, cycle, names, self._optimizer_numbers()):
+        cycle, ends = self.cycle, step_cycle_detection.call_counts_at_step_ends(self.calls)
+        names = {self._index_of_optimizer(id(optimizer)): type(optimizer).__name__ for optimizer in self.origins.made}
+        for sentence in step_cycle_detection.cycle_notes(self.calls, cycle, names, self._indices_of_optimizers()):
             self.values.add_note(sentence)
         if options["mode"] == "entry" and not names and self._has_gradients_without_update():
-            self.values.add_note(call_count.no_update_note(len(self.calls)))
+            self.values.add_note(step_cycle_detection.no_update_note(len(self.calls)))
         starts = [0, *ends[:-1]]
         for operator in recorder.operators[self.calls[0].first :]:
             step = bisect_right(starts, operator.iteration) - 1
@@ -346,7 +346,7 @@ class TraceSession:
                 "capability": list(self.target.sm),
                 "capabilities_alike": [list(one) for one in sorted(self.target.alike)],
                 "libraries": libraries,
-                "tf32": tf32_kinds() if self.tf32 is None else self.tf32,
+                "tf32": operator_kinds_allowing_tf32() if self.tf32 is None else self.tf32,
                 "torch_release": str(self.target.release),
                 **({"compiled": _compiled_modules_option(self.compiled)} if self.compiled else {}),
             },

@@ -83,7 +83,7 @@ def amp_dtype(name: Any) -> torch.dtype | None:
     return found
 
 
-def make_optimizer(given: Any, model: torch.nn.Module, twins: Mapping[int, torch.nn.Parameter]) -> Any:
+def make_optimizer_for_copied_model(given: Any, model: torch.nn.Module, twins: Mapping[int, torch.nn.Parameter]) -> Any:
     """Return the given optimizer for the parameters of the copied model; ``None`` if none is given."""
     if given is None:
         return None
@@ -146,7 +146,7 @@ def make_inference_step(call: Callable[[], Any], amp: torch.dtype | None) -> Cal
 
 
 @contextmanager
-def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
+def mixed_precision_step_context(name: str | None) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
     """Yield a function that returns a context for a user's step in mixed precision; with float16, scale its loss."""
     dtype = amp_dtype(name)
     if dtype is not torch.float16:

@@ -50,7 +50,7 @@ NO_KERNELS = (
 _MODE = "_roller_compile_mode"
 
 
-def compiled_modules(model: torch.nn.Module, prefix: str = "") -> dict[str, str]:
+def compile_modes_by_module_path(model: torch.nn.Module, prefix: str = "") -> dict[str, str]:
     """Return the paths of compiled modules, each with its mode."""
     return {path: vars(m)[_MODE] for path, m in model.named_modules(prefix=prefix) if _MODE in vars(m)}
 
@@ -80,7 +80,9 @@ def unwrap_compiled(model: torch.nn.Module, said: Callable[[str], None]) -> torc
         for base in type(part).__mro__:
             home = next((name for name in _WAYS if _is_in_package(base.__module__, name)), None)
             if home is not None and home != "torch._dynamo":
-                raise ModelError(_error_sentence(f"{base.__name__} of {home}" + (f" in {path}" if path else ""), home))
+                raise ModelError(
+                    _unsupported_wrapper_text(f"{base.__name__} of {home}" + (f" in {path}" if path else ""), home)
+                )
     inner = model.__dict__.get("_modules", {}).get("_orig_mod")
     found = inner if isinstance(inner, torch.nn.Module) else model
     call = model.forward if found is inner else getattr(model, "_compiled_call_impl", None)
@@ -123,7 +125,7 @@ def explain_wrapper_error(error: BaseException, line: str) -> ModelError | None:
         names.append(error.name or "")
     for home in _WAYS:
         if any(_is_in_package(name, home) for name in (raised if home == "torch._dynamo" else names)):
-            return ModelError(_error_sentence(f"{home}{line}", home))
+            return ModelError(_unsupported_wrapper_text(f"{home}{line}", home))
     return None
 
 
@@ -131,6 +133,6 @@ def _is_in_package(module: Any, package: str) -> bool:
     return isinstance(module, str) and (module == package or module.startswith(f"{package}."))
 
 
-def _error_sentence(found: str, home: str) -> str:
+def _unsupported_wrapper_text(found: str, home: str) -> str:
     what, instead = _WAYS[home]
     return f"trace: expected a model of one device that runs in PyTorch's own kernels, got {found}: {what}. {instead}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
-from roller.insight.whatif.fused_tasks import durations_of_fused_chains, durations_of_generated_kernels
+from roller.insight.whatif.fused_tasks import durations_with_fused_chains, durations_with_generated_kernels
 from roller.insight.whatif.primitives import annotate, remove, set_duration
 from roller.insight.whatif.what_if import WhatIf
 
@@ -44,8 +44,8 @@ class FusePointwise(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with fused kernels."""
-        generated = durations_of_generated_kernels(graph)
-        found = durations_of_fused_chains(graph, self.longest) if generated is None else generated
+        generated = durations_with_generated_kernels(graph)
+        found = durations_with_fused_chains(graph, self.longest) if generated is None else generated
         lasting = {n: took for n, took in found.items() if took is not None}
         fewer = remove(graph, [n for n, took in found.items() if took is None])
         made = set_duration(fewer, lasting, lambda t: lasting[t.id], "assumed" if generated is None else "predicted")

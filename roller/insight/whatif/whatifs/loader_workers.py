@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
-from roller.insight.whatif.data_loading import STEADY, batch_loading_times_us, loader_worker_tasks, loading_tasks
+from roller.insight.whatif.data_loading import (
+    STEADY,
+    batch_loading_task_ids,
+    batch_loading_times_us,
+    new_loader_worker_tasks,
+)
 from roller.insight.whatif.insertion import insert
 from roller.insight.whatif.primitives import set_duration
 from roller.insight.whatif.task_selection import copy_tasks, tasks_by_step, total_size_bytes
@@ -41,18 +46,21 @@ class LoaderWorkers(WhatIf):
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if workers already load the batches; otherwise ``""``."""
-        return already_applied.loader_workers_reason(graph, loading_tasks(graph), self.workers, self.of)
+        return already_applied.loader_workers_reason(graph, batch_loading_task_ids(graph), self.workers, self.of)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with batches loaded by workers."""
-        graph = unroll_steps(graph, STEADY) if loading_tasks(graph) else graph
-        loads, took = loading_tasks(graph), batch_loading_times_us(graph, loading_tasks(graph), self.of)
+        graph = unroll_steps(graph, STEADY) if batch_loading_task_ids(graph) else graph
+        loads, took = (
+            batch_loading_task_ids(graph),
+            batch_loading_times_us(graph, batch_loading_task_ids(graph), self.of),
+        )
         batch = [n for n in copy_tasks(graph) if _FROM_PAGES.search(graph.tasks[n].name)]
         size = max((total_size_bytes(graph, own) for own in tasks_by_step(graph, batch).values()), default=0.0)
         made = set_duration(graph, loads, load_host_costs().fetch_batch_us(size), "assumed")
         if self.of is None:
             made = set_duration(
-                made, batch, lambda t: t.duration_us + load_host_costs().page_faults_us(t.size_bytes), "assumed"
+                made, batch, lambda t: t.duration_us + load_host_costs().batch_page_faults_us(t.size_bytes), "assumed"
             )
         ready = self.workers * self.prefetch
-        return insert(made, *loader_worker_tasks(loads, took, self.workers, ready, is_measured=self.of is None))
+        return insert(made, *new_loader_worker_tasks(loads, took, self.workers, ready, is_measured=self.of is None))

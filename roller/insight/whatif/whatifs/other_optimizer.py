@@ -8,7 +8,12 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.optimizer_bytes import KINDS, UNFUSED
 from roller.insight.whatif.primitives import remove, scale
-from roller.insight.whatif.task_selection import compute_tasks, pick_evenly, tasks_by_step, total_duration_us
+from roller.insight.whatif.task_selection import (
+    compute_tasks,
+    pick_evenly_spaced_tasks,
+    tasks_by_step,
+    total_duration_us,
+)
 from roller.insight.whatif.what_if import WhatIf, allowed_values_metadata
 
 
@@ -34,7 +39,7 @@ class OtherOptimizer(WhatIf):
             fused = len(own) < UNFUSED[self.of][0]
             moved = sum(KINDS[self.to]) / sum(KINDS[self.of]) if fused else UNFUSED[self.to][1] / UNFUSED[self.of][1]
             launched = 1.0 if fused else min(1.0, UNFUSED[self.to][0] / UNFUSED[self.of][0])
-            kept = pick_evenly(own, max(1, round(launched * len(own))))
+            kept = pick_evenly_spaced_tasks(own, max(1, round(launched * len(own))))
             made = scale(made, kept, moved * total_duration_us(graph, own) / (total_duration_us(graph, kept) or 1.0))
             made = remove(made, set(own) - set(kept))
         return made

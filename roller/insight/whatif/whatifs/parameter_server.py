@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from roller.insight.step.graph import Lane, StepGraph
-from roller.insight.whatif.collectives import check_slice_count, link_rates
+from roller.insight.whatif.collectives import check_and_return_gradient_bytes, link_rates
 from roller.insight.whatif.insertion import NewTask, insert
 from roller.insight.whatif.primitives import remove
 from roller.insight.whatif.task_selection import compute_tasks, tasks_by_layer, tasks_by_step
@@ -39,7 +39,7 @@ class ParameterServer(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph of one worker, unrolled to at least three steps."""
-        graph, size = unroll_steps(graph, 3), check_slice_count(graph, self.slice_bytes)
+        graph, size = unroll_steps(graph, 3), check_and_return_gradient_bytes(graph, self.slice_bytes)
         bandwidth, latency_us = link_rates(graph, self.bandwidth, self.latency_us)
         steps = tasks_by_step(graph, compute_tasks(graph, "forward"))
         forward = {n: tasks_by_layer(graph, own) for n, own in steps.items()}

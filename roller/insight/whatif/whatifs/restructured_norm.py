@@ -31,13 +31,14 @@ class RestructuredNorm(WhatIf):
         gone = {
             n for n, task in chosen.items()
             if _matches_name(_ACTIVATION, task) and n in before and n in behind
-            and any(_matches_name(_NORM, a) and _matches_name(_CONVOLUTION, b) for a, b in _both_orders(before[n],
+            and any(_matches_name(_NORM, a) and _matches_name(_CONVOLUTION, b) for a,
+                    b in _pairs_in_both_orders(before[n],
                                                                                                         behind[n]))
         }  # fmt: skip
         return scale(remove(graph, gone), norms, self.factor)
 
 
-def _both_orders(one: Task, other: Task) -> tuple[tuple[Task, Task], ...]:
+def _pairs_in_both_orders(one: Task, other: Task) -> tuple[tuple[Task, Task], ...]:
     return (one, other), (other, one)  # the backward pass runs them in reverse
 
 

@@ -7,20 +7,20 @@ from collections.abc import Callable
 from roller.core.dtypes import DTYPES, FLOATS, INTEGERS
 from roller.expr import Scalar, Stage
 from roller.models.onnx.elementwise_stages import (
-    checked_tensor,
     computation_dtype,
+    kernel_tensor_of_value,
     literal,
     movement_stage,
     operand_scalar,
-    operand_scalars,
     pointwise_stage,
     require_dtype,
     result_axes,
+    result_axes_and_operand_elements,
     scalar_call,
 )
 from roller.models.onnx.lowering_registry import Compute, InputView, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.build import identity_indices
+from roller.ops.operator_parts import identity_indices
 from roller.ops.scalars import ELEMENT_FUNCTIONS
 
 #: Creates a literal in the computation dtype.
@@ -40,7 +40,7 @@ def lower_unary(site: Site) -> Lowered:
     """Lower an element-wise function of one tensor without parameters."""
     op = site.node.op
     require_dtype(site.output, FLOATS if op in _REAL else (*FLOATS, *INTEGERS), op)
-    axes, (x,) = operand_scalars(site)
+    axes, (x,) = result_axes_and_operand_elements(site)
     if op == "Abs" and site.output.dtype == "uint8":
         return InputView()
     return pointwise_stage(site, axes, scalar_call(_REAL.get(op) or _ANY[op], x))
@@ -70,7 +70,7 @@ def lower_clip(site: Site) -> Lowered:
     return pointwise_stage(site, axes, _clip(operand_scalar(site, 0, axes), bound(1, "min", -1), bound(2, "max", 1)))
 
 
-def _select_less(a: Scalar, b: Scalar, yes: Scalar, no: Scalar) -> Scalar:
+def _select_if_less(a: Scalar, b: Scalar, yes: Scalar, no: Scalar) -> Scalar:
     return scalar_call("select", scalar_call("lt", a, b), yes, no)
 
 
@@ -78,12 +78,12 @@ def _elu_scalar(c: _Literal, x: Scalar, alpha: float, gamma: float = 1.0) -> Sca
     low = scalar_call(
         "mul", c(alpha * gamma), scalar_call("sub", scalar_call("exp", scalar_call("min", x, c(0))), c(1))
     )
-    return _select_less(x, c(0), low, x if gamma == 1 else scalar_call("mul", c(gamma), x))
+    return _select_if_less(x, c(0), low, x if gamma == 1 else scalar_call("mul", c(gamma), x))
 
 
 def _celu_scalar(c: _Literal, x: Scalar, alpha: float) -> Scalar:
     scaled = scalar_call("exp", scalar_call("div", scalar_call("min", x, c(0)), c(alpha)))
-    return _select_less(x, c(0), scalar_call("mul", c(alpha), scalar_call("sub", scaled, c(1))), x)
+    return _select_if_less(x, c(0), scalar_call("mul", c(alpha), scalar_call("sub", scaled, c(1))), x)
 
 
 def _hard_sigmoid_scalar(c: _Literal, x: Scalar, alpha: float, beta: float) -> Scalar:
@@ -91,12 +91,12 @@ def _hard_sigmoid_scalar(c: _Literal, x: Scalar, alpha: float, beta: float) -> S
 
 
 def _shrink_scalar(c: _Literal, x: Scalar, bias: float, lambd: float) -> Scalar:
-    high = _select_less(c(lambd), x, scalar_call("sub", x, c(bias)), c(0))
-    return _select_less(x, c(-lambd), scalar_call("add", x, c(bias)), high)
+    high = _select_if_less(c(lambd), x, scalar_call("sub", x, c(bias)), c(0))
+    return _select_if_less(x, c(-lambd), scalar_call("add", x, c(bias)), high)
 
 
 def _sign_scalar(c: _Literal, x: Scalar) -> Scalar:
-    return _select_less(c(0), x, c(1), _select_less(x, c(0), c(-1), x))
+    return _select_if_less(c(0), x, c(1), _select_if_less(x, c(0), c(-1), x))
 
 
 #: Function that builds the scalar expression of an operator, and the defaults of its attributes in parameter order.
@@ -105,8 +105,8 @@ _PARAMETRIC: dict[str, tuple[Callable[..., Scalar], dict[str, float]]] = {
     "Elu": (_elu_scalar, {"alpha": 1.0}),
     "Selu": (_elu_scalar, {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
     "Celu": (_celu_scalar, {"alpha": 1.0}),
-    "LeakyRelu": (lambda c, x, alpha: _select_less(x, c(0), scalar_call("mul", c(alpha), x), x), {"alpha": 0.01}),
-    "ThresholdedRelu": (lambda c, x, alpha: _select_less(c(alpha), x, x, c(0)), {"alpha": 1.0}),
+    "LeakyRelu": (lambda c, x, alpha: _select_if_less(x, c(0), scalar_call("mul", c(alpha), x), x), {"alpha": 0.01}),
+    "ThresholdedRelu": (lambda c, x, alpha: _select_if_less(c(alpha), x, x, c(0)), {"alpha": 1.0}),
     "HardSigmoid": (_hard_sigmoid_scalar, {"alpha": 0.2, "beta": 0.5}),
     "HardSwish": (lambda c, x: scalar_call("mul", x, _hard_sigmoid_scalar(c, x, 1 / 6, 0.5)), {}),
     "Softplus": (ELEMENT_FUNCTIONS["softplus"].build, {}),
@@ -133,7 +133,7 @@ def lower_parametric_activation(site: Site) -> Lowered:
     require_dtype(site.output, (*FLOATS, *INTEGERS) if op in _WHOLE else FLOATS, op)
     dtype = computation_dtype(site.output.dtype)
     parameters = [float(site.attribute(name, value)) for name, value in defaults.items()]
-    axes, (x,) = operand_scalars(site)
+    axes, (x,) = result_axes_and_operand_elements(site)
     return pointwise_stage(site, axes, build(lambda v: literal(v, dtype), x, *parameters))
 
 
@@ -149,9 +149,11 @@ def lower_prelu(site: Site) -> Lowered:
         wide = steps.reshape(slopes, (slopes.elements, *(1,) * (len(x_type.shape) - 2)))
         steps.add("PRelu", (x_type, wide), site.output.shape, out=site.output, version=16)
         return steps.finish()
-    axes, (x, slope) = operand_scalars(site)
+    axes, (x, slope) = result_axes_and_operand_elements(site)
     return pointwise_stage(
-        site, axes, _select_less(x, literal(0, computation_dtype(site.output.dtype)), scalar_call("mul", x, slope), x)
+        site,
+        axes,
+        _select_if_less(x, literal(0, computation_dtype(site.output.dtype)), scalar_call("mul", x, slope), x),
     )
 
 
@@ -162,7 +164,7 @@ def lower_gelu(site: Site) -> Lowered:
     if name is None:
         raise Unsupported(f"Gelu approximate='{site.attribute('approximate')}' is neither none nor tanh")
     require_dtype(site.output, FLOATS, "Gelu")
-    axes, (x,) = operand_scalars(site)
+    axes, (x,) = result_axes_and_operand_elements(site)
     dtype = computation_dtype(site.output.dtype)
     return pointwise_stage(site, axes, ELEMENT_FUNCTIONS[name].build(lambda v: literal(v, dtype), x))
 
@@ -179,5 +181,7 @@ def lower_dropout(site: Site) -> Lowered:
         return InputView()
     copied = movement_stage(site, identity_indices)
     axes = result_axes(mask.shape)
-    everywhere = Stage(checked_tensor(mask), axes, identity_indices(axes), literal(1, mask.dtype), None, mask.dtype)
+    everywhere = Stage(
+        kernel_tensor_of_value(mask), axes, identity_indices(axes), literal(1, mask.dtype), None, mask.dtype
+    )
     return Compute((*copied.stages, everywhere))

@@ -14,9 +14,9 @@ from roller.models.onnx.elementwise_stages import (
     computation_dtype,
     convert_scalar,
     literal,
-    operand_scalars,
     pointwise_stage,
     require_dtype,
+    result_axes_and_operand_elements,
     scalar_call,
     scalar_constant,
 )
@@ -37,8 +37,8 @@ def lower_variadic_arithmetic(site: Site) -> Lowered:
     """Lower an operation with two or more inputs, which it combines from left to right."""
     require_dtype(site.output, (*FLOATS, *INTEGERS), site.node.op)
     if len(site.inputs) > _MOST_OPERANDS:
-        return _rewrite_in_groups(site, site.node.op)
-    axes, args = operand_scalars(site)
+        return _rewrite_many_operands_as_chain(site, site.node.op)
+    axes, args = result_axes_and_operand_elements(site)
     return pointwise_stage(site, axes, reduce(lambda a, b: scalar_call(_BY_OP[site.node.op], a, b), args))
 
 
@@ -47,15 +47,15 @@ def lower_mean_of_tensors(site: Site) -> Lowered:
     """Lower ``Mean`` of several tensors: their sum times a constant."""
     require_dtype(site.output, FLOATS, "Mean")
     if len(site.inputs) > _MOST_OPERANDS:
-        return _rewrite_in_groups(site, "Sum", 1 / len(site.inputs))
-    axes, args = operand_scalars(site)
+        return _rewrite_many_operands_as_chain(site, "Sum", 1 / len(site.inputs))
+    axes, args = result_axes_and_operand_elements(site)
     total = reduce(lambda a, b: scalar_call("add", a, b), args)
     return pointwise_stage(
         site, axes, scalar_call("mul", total, literal(1 / len(args), computation_dtype(site.output.dtype)))
     )
 
 
-def _rewrite_in_groups(site: Site, op: str, factor: float = 1.0) -> Lowered:
+def _rewrite_many_operands_as_chain(site: Site, op: str, factor: float = 1.0) -> Lowered:
     """Rewrite a node with many operands into a chain of nodes with few operands each."""
     steps, y = NodeRewriter(site), site.output
     wide = computation_dtype(y.dtype)
@@ -79,7 +79,7 @@ def _element_type(dtype: str) -> int:
 def lower_div(site: Site) -> Lowered:
     """Lower ``Div``; integer division rounds towards zero."""
     dtype = computation_dtype(site.output.dtype)
-    axes, (a, b) = operand_scalars(site)
+    axes, (a, b) = result_axes_and_operand_elements(site)
     if dtype in INTEGERS:
         return pointwise_stage(site, axes, scalar_call("idiv", a, b))
     require_dtype(site.output, FLOATS, "Div")
@@ -100,7 +100,7 @@ def lower_mod(site: Site) -> Lowered:
     require_dtype(site.output, (*FLOATS, *INTEGERS), "Mod")
     dtype = computation_dtype(site.output.dtype)
     c_style = bool(site.attribute("fmod", 0))
-    axes, (a, b) = operand_scalars(site)
+    axes, (a, b) = result_axes_and_operand_elements(site)
     rest = scalar_call("imod" if dtype in INTEGERS else "fmod", a, b)
     if c_style or dtype == "uint8":
         return pointwise_stage(site, axes, rest)
@@ -117,7 +117,7 @@ def lower_mod(site: Site) -> Lowered:
 def lower_pow(site: Site) -> Lowered:
     """Lower ``Pow``: small constant integer exponents become products, and the result has the dtype of the base."""
     base, exponent = site.required(0), site.required(1)
-    axes, (x, y) = operand_scalars(site)
+    axes, (x, y) = result_axes_and_operand_elements(site)
     constant = scalar_constant(site, 1)
     if constant is not None and constant == int(constant) and 0 < constant <= _MOST_PRODUCTS:
         return pointwise_stage(site, axes, _integer_power_by_squaring(x, int(constant)))

@@ -22,16 +22,16 @@ from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
     bias_ending,
-    output_tensor,
+    output_or_intermediate_tensor,
     reduction_with_ending,
-    require_elements,
+    refuse_empty_tensors,
     require_shape,
 )
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.build import identity_indices
-from roller.ops.rows import axes_of_shape
-from roller.ops.windows import place, spatial_dimension_names
+from roller.ops.operator_parts import identity_indices
+from roller.ops.rows import axes_of_dimensions
+from roller.ops.windows import guarded_window_index, spatial_dimension_names
 
 #: First version in which, without ``auto_pad``, the odd element of padding is removed at the beginning.
 _BEGINNING_FIRST = 11
@@ -60,7 +60,7 @@ class _ConvTransposeSizes:
 def lower_conv_transpose(site: Site) -> Lowered:
     """Rewrite a transposed convolution into a convolution of stride 1 and data movement."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
-    require_elements(site)
+    refuse_empty_tensors(site)
     shape, weights, steps = _checked_sizes(site, x, w, y), site.constant(1), NodeRewriter(site)
     about: dict[str, Any] = {"sizes": astuple(shape)}
     if set(shape.strides) == {1}:
@@ -93,7 +93,7 @@ def lower_conv_transpose(site: Site) -> Lowered:
 
 
 def _checked_sizes(site: Site, x: Value, w: Value, y: Value) -> _ConvTransposeSizes:
-    groups, strides, dilations, made, before = _derive_sizes(site, x, w)
+    groups, strides, dilations, made, before = _sizes_from_attributes(site, x, w)
     require_shape(y, made)
     return _ConvTransposeSizes(groups, x.shape[1] // groups, y.shape[1], x.shape[2:], w.shape[2:], y.shape[2:],
                                strides, dilations,
@@ -102,10 +102,11 @@ def _checked_sizes(site: Site, x: Value, w: Value, y: Value) -> _ConvTransposeSi
 
 def conv_transpose_result_shape(site: Site) -> tuple[int, ...]:
     """Return the result shape of a transposed convolution, derived from its attributes."""
-    return _derive_sizes(site, site.required(0), site.required(1))[3]
+    return _sizes_from_attributes(site, site.required(0), site.required(1))[3]
 
 
-def _derive_sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...],
+def _sizes_from_attributes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int,
+                                                                                                                 ...],
                                                     tuple[int, ...]]:  # fmt: skip
     """Return groups, strides, dilations, the result's shape, and the numbers of elements removed before the result."""
     rank = len(x.shape) - 2
@@ -168,7 +169,10 @@ def _filter_index_in_group(shape: _ConvTransposeSizes) -> Index:
 def _window_indices(outs: tuple[Axis, ...], taps: tuple[Axis, ...], size: tuple[int, ...], before: tuple[int, ...],
             dilations: tuple[int, ...]) -> tuple[tuple[Index, ...], tuple[Bound, ...]]:  # fmt: skip
     """Return the positions of windows of stride 1 in an image padded by ``before`` elements, and the guards."""
-    found = [place(o, k, n, 1, d, pad) for o, k, n, d, pad in zip(outs, taps, size, dilations, before, strict=True)]
+    found = [
+        guarded_window_index(o, k, n, 1, d, pad)
+        for o, k, n, d, pad in zip(outs, taps, size, dilations, before, strict=True)
+    ]
     return tuple(at for at, _ in found), tuple(b for _, guard in found for b in guard)
 
 
@@ -176,11 +180,13 @@ def _window_indices(outs: tuple[Axis, ...], taps: tuple[Axis, ...], size: tuple[
 def lower_spread(site: Site) -> Lowered:
     """Lower ``Spread``: an image with zeros inserted between its points."""
     x, y, strides = site.required(0), site.output, site.attribute("strides")
-    axes = axes_of_shape(y.shape)
+    axes = axes_of_dimensions(y.shape)
     steps = list(zip(axes[2:], strides, strict=True))
     at = (*identity_indices(axes[:2]), *(Index((Term(a.name, 1, s),)) for a, s in steps))
     guard = tuple(Bound(Index((Term(a.name, 1, 1, s),)), 0, 1) for a, s in steps if s > 1)
-    return Compute((Stage(output_tensor(y), axes, identity_indices(axes), Load(x.name, at, guard), None, x.dtype),))
+    return Compute(
+        (Stage(output_or_intermediate_tensor(y), axes, identity_indices(axes), Load(x.name, at, guard), None, x.dtype),)
+    )
 
 
 @lowers("ReversedConv", domain="roller")
@@ -230,7 +236,7 @@ def lower_conv_phases(site: Site) -> Lowered:
 def lower_interleave(site: Site) -> Lowered:
     """Lower ``Interleave``: phases (channels ``phase * filters + f``) interleaved along the image dimensions."""
     x, y, strides = site.required(0), site.output, site.attribute("strides")
-    axes = axes_of_shape(y.shape)
+    axes = axes_of_dimensions(y.shape)
     channel, pitch = [Term("d1")], y.shape[1]
     at: list[Index] = []
     for axis, s in reversed(list(zip(axes[2:], strides, strict=True))):
@@ -238,7 +244,9 @@ def lower_interleave(site: Site) -> Lowered:
         pitch *= s
         at.append(Index((Term(axis.name, 1, s),)))
     where = (axis_index("d0"), Index(tuple(channel)), *reversed(at))
-    return Compute((Stage(output_tensor(y), axes, identity_indices(axes), Load(x.name, where), None, x.dtype),))
+    return Compute(
+        (Stage(output_or_intermediate_tensor(y), axes, identity_indices(axes), Load(x.name, where), None, x.dtype),)
+    )
 
 
 def _taps_by_phase(shape: _ConvTransposeSizes, weights: np.ndarray) -> np.ndarray:
@@ -252,7 +260,7 @@ def _taps_by_phase(shape: _ConvTransposeSizes, weights: np.ndarray) -> np.ndarra
     for tap in itertools.product(*(range(k) for k in shape.kernel)):
         places = [divmod(d * k, s) for d, k, s in zip(shape.dilations, tap, shape.strides, strict=True)]
         at = tuple(n - 1 - j for n, (j, _) in zip(reach, places, strict=True))
-        place: Any = (*(r for _, r in places), ..., *at)
+        guarded_window_index: Any = (*(r for _, r in places), ..., *at)
         source: Any = (..., *tap)
-        out[place] = filters[source]
+        out[guarded_window_index] = filters[source]
     return out.reshape(count * shape.filters, shape.channels, *reach)

@@ -9,9 +9,9 @@ from roller.expr import Axis, Cast, Index, Load, Scalar, axis_index
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.elementwise_stages import (
     broadcast_load,
-    checked_tensor,
     computation_dtype,
     convert_scalar,
+    kernel_tensor_of_value,
     literal,
     pointwise_stage,
     require_dtype,
@@ -20,7 +20,7 @@ from roller.models.onnx.elementwise_stages import (
 )
 from roller.models.onnx.lowering_registry import InputView, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.operators.movement import normalise_axis
-from roller.ops.build import identity_indices
+from roller.ops.operator_parts import identity_indices
 
 
 @lowers("Cast", "CastLike")
@@ -54,13 +54,13 @@ def _load_scale_or_zero(site: Site, value: Value, axes: tuple[Axis, ...]) -> Loa
     """Return a load of a scale or zero point, which is that of the whole tensor or of one channel."""
     shape = site.required(0).shape
     if value.elements == 1:
-        return Load(checked_tensor(value).name, (Index(),) * len(value.shape))
+        return Load(kernel_tensor_of_value(value).name, (Index(),) * len(value.shape))
     d = normalise_axis(int(site.attribute("axis", 1)), len(shape))
     if int(site.attribute("block_size", 0)):
         raise Unsupported(f"{site.node.op} with a scale per block")
     if value.shape != (shape[d],):
         raise Unsupported(f"{site.node.op} with a scale of shape {list(value.shape)} for axis {d} of {list(shape)}")
-    return Load(checked_tensor(value).name, (axis_index(axes[d].name),))
+    return Load(kernel_tensor_of_value(value).name, (axis_index(axes[d].name),))
 
 
 @lowers("QuantizeLinear")
@@ -70,7 +70,7 @@ def lower_quantize_linear(site: Site) -> Lowered:
     require_dtype(x, ("float32", "float16", "bfloat16", "int32"), "QuantizeLinear")
     require_dtype(site.output, ("int8", "uint8", "int16"), "QuantizeLinear to")
     axes = result_axes(x.shape)
-    read: Scalar = convert_scalar(Load(checked_tensor(x).name, identity_indices(axes)), x.dtype, "float32")
+    read: Scalar = convert_scalar(Load(kernel_tensor_of_value(x).name, identity_indices(axes)), x.dtype, "float32")
     by = convert_scalar(_load_scale_or_zero(site, scale, axes), scale.dtype, computation_dtype(scale.dtype))
     known = site.constant(1)
     if known is None or not (known == 1).all():
@@ -92,7 +92,7 @@ def lower_dequantize_linear(site: Site) -> Lowered:
     require_dtype(x, ("int8", "uint8", "int16", "int32"), "DequantizeLinear")
     require_dtype(site.output, ("float32", "float16", "bfloat16"), "DequantizeLinear to")
     axes = result_axes(x.shape)
-    value: Scalar = convert_scalar(Load(checked_tensor(x).name, identity_indices(axes)), x.dtype, "int32")
+    value: Scalar = convert_scalar(Load(kernel_tensor_of_value(x).name, identity_indices(axes)), x.dtype, "int32")
     if zero is not None:
         value = scalar_call("sub", value, convert_scalar(_load_scale_or_zero(site, zero, axes), zero.dtype, "int32"))
     by = convert_scalar(_load_scale_or_zero(site, scale, axes), scale.dtype, "float32")

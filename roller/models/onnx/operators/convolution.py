@@ -13,20 +13,20 @@ from roller.models.onnx.integer_products import (
     integer_sum_ending,
     integer_sum_stages,
     minus_zero_point,
-    subtract_zero_points,
+    weights_minus_zero_points,
 )
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
     bias_ending,
-    require_elements,
+    refuse_empty_tensors,
     require_shape,
     site_windows,
 )
 from roller.models.onnx.lowering_helpers import reduction_with_ending as reduced
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.build import OperatorDtypes, identity_indices
-from roller.ops.windows import Correlation, make_correlation
+from roller.ops.operator_parts import OperatorDtypes, identity_indices
+from roller.ops.windows import ConvolutionAxes, make_convolution_axes
 
 
 @lowers("Conv")
@@ -46,9 +46,9 @@ def lower_conv_integer(site: Site) -> Lowered:
     known, minus, held = site.constant(2), site.input(3), site.constant(1)
     form = _convolution_indices(site, x, w, y)
     fixed = minus is None or site.constant(3) is not None
-    weights = subtract_zero_points(held, site.constant(3), 0) if held is not None and fixed else None
+    weights = weights_minus_zero_points(held, site.constant(3), 0) if held is not None and fixed else None
     if known is None and site.input(2) is not None and (weights is None or form.guard):
-        return _subtract_zero_point_first(site)
+        return _rewrite_minus_zero_point_first(site)
     outside = float(known.ravel()[0]) if known is not None and form.guard else 0.0
     read = Load(x.name, form.image, form.guard, outside)
     if weights is not None:
@@ -63,7 +63,7 @@ def lower_conv_integer(site: Site) -> Lowered:
     return _sum_of_products(form, y, accumulation_types(x, y), image, weight)
 
 
-def _subtract_zero_point_first(site: Site) -> Lowered:
+def _rewrite_minus_zero_point_first(site: Site) -> Lowered:
     """Return nodes that subtract the run-time zero point from the image and convolve it with zero padding."""
     steps, x, zero = NodeRewriter(site), site.required(0), site.required(2)
     wide = steps.add("Cast", (x,), x.shape, "int32", to=TensorProto.INT32)
@@ -74,9 +74,9 @@ def _subtract_zero_point_first(site: Site) -> Lowered:
     return steps.finish()
 
 
-def _convolution_indices(site: Site, x: Value, w: Value, y: Value) -> Correlation:
+def _convolution_indices(site: Site, x: Value, w: Value, y: Value) -> ConvolutionAxes:
     """Return a convolution's axes and indices; for groups of a single channel, only the window is reduced."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     groups = int(site.attribute("group", 1))
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
         raise Unsupported(f"expected an image and weights of equal rank, at least 3, got {x.shape} and {w.shape}")
@@ -88,11 +88,11 @@ def _convolution_indices(site: Site, x: Value, w: Value, y: Value) -> Correlatio
     over = site_windows(site, x.shape[2:], w.shape[2:])
     require_shape(y, (x.shape[0], w.shape[0], *(a.extent for a in over.outs)))
     filters, channels = w.shape[:2]
-    return make_correlation(x.shape[0], filters, channels, groups, over, depthwise=groups > 1 and channels == 1)
+    return make_convolution_axes(x.shape[0], filters, channels, groups, over, depthwise=groups > 1 and channels == 1)
 
 
 def _sum_of_products(
-    form: Correlation, y: Value, t: OperatorDtypes, image: Scalar, weight: Scalar,
+    form: ConvolutionAxes, y: Value, t: OperatorDtypes, image: Scalar, weight: Scalar,
     ending: Callable[[Scalar], Scalar] | None = None,
 ) -> Compute:  # fmt: skip
     """Return the sums of the products of ``image`` and ``weight``, which are loads at the indices of ``form``."""

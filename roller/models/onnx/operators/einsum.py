@@ -7,27 +7,27 @@ from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
     float_accumulation_types,
-    output_tensor,
+    output_or_intermediate_tensor,
     reduction_with_ending,
-    require_elements,
+    refuse_empty_tensors,
     require_shape,
 )
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.build import OperatorDtypes, ensure_spatial_axis, identity_indices
+from roller.ops.operator_parts import OperatorDtypes, ensure_spatial_axis, identity_indices
 
 
 @lowers("Einsum")
 def lower_einsum(site: Site) -> Lowered:
     """Lower ``Einsum``: the result's letters become spatial axes, and the other letters are reduced."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     operands = [site.required(i) for i in range(len(site.inputs))]
     y = site.output
     terms, result = _parse_equation(str(site.attribute("equation", "")), [len(v.shape) for v in operands])
     sizes = _letter_sizes(terms, operands)
     require_shape(y, [sizes[c] for c in result])
     if len(operands) > 2:
-        return _multiply_in_turn(site, operands, terms, result, sizes)
+        return _rewrite_as_pairwise_products(site, operands, terms, result, sizes)
     t = accumulation_types(operands[0], y)
     loads = [_load_by_letters(v, term, t, sizes) for v, term in zip(operands, terms, strict=True)]
     body: Scalar = Call("mul", tuple(loads)) if len(loads) == 2 else loads[0]
@@ -35,7 +35,16 @@ def lower_einsum(site: Site) -> Lowered:
     summed = tuple(Axis(_axis_name(c), sizes[c], REDUCTION) for c in dict.fromkeys("".join(terms)) if c not in result)
     if not summed:
         return Compute(
-            (Stage(output_tensor(y), ensure_spatial_axis(points), identity_indices(points), body, None, t.acc),)
+            (
+                Stage(
+                    output_or_intermediate_tensor(y),
+                    ensure_spatial_axis(points),
+                    identity_indices(points),
+                    body,
+                    None,
+                    t.acc,
+                ),
+            )
         )
     return Compute(reduction_with_ending(y, (*points, *summed), identity_indices(points), body, "sum", t))
 
@@ -83,7 +92,7 @@ def _load_by_letters(value: Value, term: str, t: OperatorDtypes, sizes: dict[str
     return t.load(value.name, tuple(at))
 
 
-def _multiply_in_turn(
+def _rewrite_as_pairwise_products(
     site: Site, operands: list[Value], terms: list[str], result: str, sizes: dict[str, int]
 ) -> Lowered:
     """Multiply two operands at a time, from the left, and sum each product over letters not needed later."""

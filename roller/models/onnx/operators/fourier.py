@@ -7,16 +7,16 @@ import numpy as np
 from roller.core.dtypes import FLOATS, numpy_dtype
 from roller.expr import REDUCTION, Axis, Index, Load, Scalar, Stage, Term, axis_index
 from roller.models.onnx.elementwise_stages import (
-    checked_tensor,
     computation_dtype,
     convert_scalar,
+    kernel_tensor_of_value,
     require_dtype,
     result_axes,
     scalar_call,
 )
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.operators.movement import normalise_axis
-from roller.ops.build import identity_indices
+from roller.ops.operator_parts import identity_indices
 
 #: Maximum number of elements in a table; longer transforms are refused, because the product has quadratic cost.
 _MOST_TABLE = 1 << 24
@@ -35,7 +35,7 @@ def _fourier_table(bins: int, length: int, taken: int, parts: int, inverse: bool
 @lowers("DFT")
 def lower_dft(site: Site) -> Lowered:
     """Lower ``DFT`` along one axis; the last dimension contains real and imaginary parts."""
-    x, y = checked_tensor(site.required(0)), checked_tensor(site.output)
+    x, y = kernel_tensor_of_value(site.required(0)), kernel_tensor_of_value(site.output)
     require_dtype(site.output, FLOATS, "DFT")
     rank, inverse, onesided = len(x.shape), bool(site.attribute("inverse", 0)), bool(site.attribute("onesided", 0))
     if inverse and onesided:
@@ -62,7 +62,7 @@ def lower_dft(site: Site) -> Lowered:
 @lowers("STFT")
 def lower_stft(site: Site) -> Lowered:
     """Lower ``STFT``: the transforms of windows that slide along a signal."""
-    x, y = checked_tensor(site.required(0)), checked_tensor(site.output)
+    x, y = kernel_tensor_of_value(site.required(0)), kernel_tensor_of_value(site.output)
     require_dtype(site.output, FLOATS, "STFT")
     step, given = site.known(1, "STFT's step"), site.known(3, "STFT's length")
     window = site.input(2)
@@ -78,7 +78,9 @@ def lower_stft(site: Site) -> Lowered:
     read: Scalar = convert_scalar(Load(x.name, index), x.dtype, acc)
     if window is not None:
         read = scalar_call(
-            "mul", read, convert_scalar(Load(checked_tensor(window).name, (axis_index("sample"),)), window.dtype, acc)
+            "mul",
+            read,
+            convert_scalar(Load(kernel_tensor_of_value(window).name, (axis_index("sample"),)), window.dtype, acc),
         )
     weight = Load(f"{y.name}/turns", (k, axis_index("sample"), axis_index("part"), out))
     inner = (Axis("sample", length, REDUCTION), Axis("part", parts, REDUCTION))

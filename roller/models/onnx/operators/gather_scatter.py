@@ -7,9 +7,9 @@ import numpy as np
 from roller.expr import Index, IndexValue, Load, Term, axis_index
 from roller.models.onnx.elementwise_stages import (
     broadcast_load,
-    checked_tensor,
     computation_dtype,
     convert_scalar,
+    kernel_tensor_of_value,
     literal,
     pointwise_stage,
     result_axes,
@@ -17,7 +17,7 @@ from roller.models.onnx.elementwise_stages import (
 )
 from roller.models.onnx.lowering_registry import LibraryCall, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.models.onnx.operators.blocks_and_padding import gather_along_dimensions
+from roller.models.onnx.operators.depth_to_space_and_pad import gather_along_dimensions
 from roller.models.onnx.operators.movement import normalise_axis
 
 
@@ -36,7 +36,7 @@ def lower_gather(site: Site) -> Lowered:
     start, steps = regular
     along = Index(tuple(Term(a.name, *s) for a, s in zip(chosen, steps, strict=True) if a.extent > 1 and s[0]), start)
     outer = [axis_index(a.name) for a in (*axes[:axis], *axes[axis + indices.ndim :])]
-    body = Load(checked_tensor(x).name, (*outer[:axis], along, *outer[axis:]))
+    body = Load(kernel_tensor_of_value(x).name, (*outer[:axis], along, *outer[axis:]))
     return pointwise_stage(site, axes, body, dtype=x.dtype)
 
 
@@ -178,7 +178,7 @@ def lower_one_hot(site: Site) -> Lowered:
     )
     off, on = (
         convert_scalar(
-            Load(checked_tensor(values).name, (Index((), i),)), values.dtype, computation_dtype(values.dtype)
+            Load(kernel_tensor_of_value(values).name, (Index((), i),)), values.dtype, computation_dtype(values.dtype)
         )
         for i in (0, 1)
     )

@@ -8,9 +8,9 @@ from typing import Any
 from roller.core.dtypes import FLOATS
 from roller.expr import REDUCTION, Axis, IndexValue, Load, Scalar, Stage, Tensor, axis_index
 from roller.models.onnx.elementwise_stages import (
-    checked_tensor,
     computation_dtype,
     convert_scalar,
+    kernel_tensor_of_value,
     literal,
     require_dtype,
     result_axes,
@@ -18,7 +18,7 @@ from roller.models.onnx.elementwise_stages import (
 )
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.build import identity_indices
+from roller.ops.operator_parts import identity_indices
 
 
 @lowers("NegativeLogLikelihoodLoss")
@@ -28,7 +28,7 @@ def lower_negative_log_likelihood(site: Site) -> Lowered:
     require_dtype(x, FLOATS, "NegativeLogLikelihoodLoss")
     reduction = _checked_reduction(site)
     acc = computation_dtype(x.dtype)
-    y = checked_tensor(site.output)
+    y = kernel_tensor_of_value(site.output)
     picked = y if reduction == "none" else Tensor(f"{y.name}/each", target.shape, acc)
     stages = [_loss_or_weight_stage(site, picked, acc, value=True)]
     if reduction == "none":
@@ -62,13 +62,13 @@ def _loss_or_weight_stage(site: Site, out: Tensor, acc: str, *, value: bool) -> 
     classes = Axis("class", x.shape[1], REDUCTION)
     at = identity_indices(axes)
     wide = target.dtype if target.dtype in ("int32", "int64") else "int32"
-    label = convert_scalar(Load(checked_tensor(target).name, at), target.dtype, wide)
+    label = convert_scalar(Load(kernel_tensor_of_value(target).name, at), target.dtype, wide)
     here = scalar_call("eq", label, convert_scalar(IndexValue(axis_index("class")), "int32", wide))
     weight: Scalar = literal(1, acc)
     if w is not None:
-        weight = convert_scalar(Load(checked_tensor(w).name, (axis_index("class"),)), w.dtype, acc)
+        weight = convert_scalar(Load(kernel_tensor_of_value(w).name, (axis_index("class"),)), w.dtype, acc)
     if value:
-        read = convert_scalar(Load(checked_tensor(x).name, (at[0], axis_index("class"), *at[1:])), x.dtype, acc)
+        read = convert_scalar(Load(kernel_tensor_of_value(x).name, (at[0], axis_index("class"), *at[1:])), x.dtype, acc)
         loss = scalar_call("neg", read)
         weight = loss if w is None else scalar_call("mul", loss, weight)
     zero = literal(0, acc)

@@ -10,23 +10,25 @@ from roller.models.onnx.integer_products import (
     integer_sum_ending,
     integer_sum_stages,
     minus_zero_point,
-    subtract_zero_points,
+    weights_minus_zero_points,
 )
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
     elementwise_stage,
-    output_tensor,
-    require_elements,
+    output_or_intermediate_tensor,
+    refuse_empty_tensors,
     require_shape,
 )
 from roller.models.onnx.lowering_helpers import reduction_with_ending as ended_sum
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
-from roller.ops.build import identity_indices
 from roller.ops.matmul import matrix_product
+from roller.ops.operator_parts import identity_indices
 from roller.ops.rows import broadcast_index
 
 
-def _product_indices(a: Value, b: Value, y: Value) -> tuple[tuple[Axis, ...], tuple[Index, ...], tuple[Index, ...]]:
+def _product_axes_and_indices(
+    a: Value, b: Value, y: Value
+) -> tuple[tuple[Axis, ...], tuple[Index, ...], tuple[Index, ...]]:
     """Return the axes of a product that writes ``y``, and the indices of both operands."""
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     axes, at_a, at_b = matrix_product(a.shape, b.shape, tuple(Axis(f"b{d}", e) for d, e in enumerate(batch)))
@@ -41,8 +43,8 @@ def lower_matmul(site: Site) -> Lowered:
     t = accumulation_types(a, y)
     if a.shape and a.shape[-1] == 0:  # an empty sum
         return Compute((elementwise_stage(y, lambda at: t.const(0), t.acc),))
-    require_elements(site)
-    axes, at_a, at_b = _product_indices(a, b, y)
+    refuse_empty_tensors(site)
+    axes, at_a, at_b = _product_axes_and_indices(a, b, y)
     body = Call("mul", (t.load(a.name, at_a), t.load(b.name, at_b)))
     return Compute(ended_sum(y, axes, identity_indices(axes[:-1]), body, "sum", t))
 
@@ -51,14 +53,14 @@ def lower_matmul(site: Site) -> Lowered:
 @lowers("MatMulInteger", domain="roller")
 def lower_matmul_integer(site: Site) -> Lowered:
     """Lower ``MatMulInteger``: a product of 8-bit integers minus zero points, in 32 bits."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     a, b, y = site.required(0), site.required(1), site.output
-    axes, at_a, at_b = _product_indices(a, b, y)
+    axes, at_a, at_b = _product_axes_and_indices(a, b, y)
     rows, columns = at_a[-2:-1], at_b[-1:] if len(b.shape) > 1 else ()
     held, zero = site.constant(1), site.input(2)
     fixed = site.input(3) is None or site.constant(3) is not None
     if held is not None and held.ndim == 2 and fixed and (zero is None or zero.elements == 1):
-        weights = subtract_zero_points(held, site.constant(3), 1)
+        weights = weights_minus_zero_points(held, site.constant(3), 1)
         if weights is not None:
             end = integer_sum_ending(site, columns[0], weights.astype(np.int64).sum(0))
             name = b.name if weights is held else f"{y.name}/weights"
@@ -88,7 +90,7 @@ def lower_gemm(site: Site) -> Lowered:
     transposed = bool(site.attribute("transA", 0)), bool(site.attribute("transB", 0))
     nothing = 0 in a.shape and 0 in b.shape and 0 not in y.shape  # an empty sum
     if not nothing:
-        require_elements(site)
+        refuse_empty_tensors(site)
     shape_a, shape_b = (tuple(e or 1 for e in v.shape) for v in (a, b))
     axes, at_a, at_b = matrix_product(shape_a, shape_b, (), *transposed)
     store = identity_indices(axes[:-1])
@@ -102,7 +104,7 @@ def lower_gemm(site: Site) -> Lowered:
         return Call("add", (total, added if beta == 1 else Call("mul", (added, t.const(beta)))))
 
     if nothing:
-        return Compute((Stage(output_tensor(y), axes[:-1], store, ending(t.const(0)), None, t.acc),))
+        return Compute((Stage(output_or_intermediate_tensor(y), axes[:-1], store, ending(t.const(0)), None, t.acc),))
     if not t.is_float and (alpha, beta) != (int(alpha), int(beta)):
         raise Unsupported(f"alpha={alpha} and beta={beta} are no whole numbers, but the matrices are")
     plain = alpha == 1 and (c is None or beta == 0)

@@ -9,7 +9,7 @@ import numpy as np
 from roller.expr import Axis, Index, Load, Stage, Term, axis_index
 from roller.models.onnx.elementwise_stages import (
     broadcast_load,
-    checked_tensor,
+    kernel_tensor_of_value,
     movement_stage,
     pointwise_stage,
     result_axes,
@@ -25,7 +25,7 @@ from roller.models.onnx.lowering_registry import (
     lowers,
 )
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.build import identity_indices
+from roller.ops.operator_parts import identity_indices
 
 
 @lowers("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
@@ -102,16 +102,23 @@ def lower_split(site: Site) -> Lowered:
     axis = normalise_axis(int(site.attribute("axis", 0)), len(x.shape))
     if any(v is not None and not v.elements for v in site.outputs) and x.elements:
         return _split_into_slices(site, axis)
-    read = checked_tensor(x)
+    read = kernel_tensor_of_value(x)
     stages, start = [], 0
     for value in site.outputs:
         if value is None:
             raise Unsupported("Split leaves out one of its outputs, whose length is then unknown")
-        axes = tuple(Axis(f"{value.name}/{d}", e) for d, e in enumerate(checked_tensor(value).shape))
+        axes = tuple(Axis(f"{value.name}/{d}", e) for d, e in enumerate(kernel_tensor_of_value(value).shape))
         index = list(identity_indices(axes))
         index[axis] = axis_index(axes[axis].name, 1, start)
         stages.append(
-            Stage(checked_tensor(value), axes, identity_indices(axes), Load(read.name, tuple(index)), None, x.dtype)
+            Stage(
+                kernel_tensor_of_value(value),
+                axes,
+                identity_indices(axes),
+                Load(read.name, tuple(index)),
+                None,
+                x.dtype,
+            )
         )
         start += value.shape[axis]
     if start > x.shape[axis]:

@@ -13,19 +13,19 @@ from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import (
     elementwise_stage,
     float_accumulation_types,
+    make_reduction_rows,
     normalise_axes,
-    output_tensor,
+    output_or_intermediate_tensor,
     reduction_with_ending,
-    require_elements,
-    rows_over,
+    refuse_empty_tensors,
 )
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.build import OperatorDtypes, identity_indices
-from roller.ops.norms import divide_by_root_mean_square, mean_and_variance_stages, standardise_rows
+from roller.ops.norms import mean_and_variance_stages, root_mean_square_normalise, standardise_rows
+from roller.ops.operator_parts import OperatorDtypes, identity_indices
 from roller.ops.reduce import p_norm_summand_and_ending
-from roller.ops.rows import axes_of_shape, broadcast_index
-from roller.ops.windows import place
+from roller.ops.rows import axes_of_dimensions, broadcast_index
+from roller.ops.windows import guarded_window_index
 
 #: Applies scale and shift to a normalized value at a point.
 Finish = Callable[[Scalar, tuple[Index, ...]], Scalar]
@@ -42,7 +42,7 @@ def lower_batch_normalisation(site: Site) -> Lowered:
     """Lower ``BatchNormalization`` by given statistics: a product and a sum per channel."""
     if site.attribute("training_mode", 0) or any(o is not None for o in site.outputs[1:]):
         raise Unsupported("it computes statistics, which is training; export the model for inference")
-    require_elements(site)
+    refuse_empty_tensors(site)
     x, y = site.required(0), site.output
     t = float_accumulation_types(x, y)
     epsilon = float(site.attribute("epsilon", 1e-5))
@@ -73,12 +73,13 @@ def lower_batch_normalisation(site: Site) -> Lowered:
     return Compute((elementwise_stage(y, value, t.acc),), constants)
 
 
-def _standardise_rows(x: Value, y: Value, t: OperatorDtypes, reduced: Sequence[int], epsilon: float, finish: Finish
+def _make_standardise_stages(x: Value, y: Value, t: OperatorDtypes, reduced: Sequence[int], epsilon: float,
+                             finish: Finish
                   ) -> tuple[Stage, ...]:  # fmt: skip
     """Return the stages that compute ``finish((x - mean) / sqrt(var + epsilon))`` over the ``reduced`` dimensions."""
-    rows = rows_over(x, y, t, reduced)
+    rows = make_reduction_rows(x, y, t, reduced)
     stages, value, _, _ = standardise_rows(rows, epsilon)
-    return *stages, rows.pointwise(output_tensor(y), finish(value, rows.point))
+    return *stages, rows.pointwise(output_or_intermediate_tensor(y), finish(value, rows.point))
 
 
 def _dimensions_from_axis(site: Site, x: Value, default: int = -1) -> tuple[int, ...]:
@@ -90,11 +91,11 @@ def _dimensions_from_axis(site: Site, x: Value, default: int = -1) -> tuple[int,
 @lowers("LayerNormalization")
 def lower_layer_normalisation(site: Site) -> Lowered:
     """Lower ``LayerNormalization`` over all dimensions starting at ``axis``."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     x, scale, shift, y = site.required(0), site.required(1), site.input(2), site.output
     t = float_accumulation_types(x, y)
 
-    rows = rows_over(x, y, t, _dimensions_from_axis(site, x))
+    rows = make_reduction_rows(x, y, t, _dimensions_from_axis(site, x))
     stages, value, mean, factor = standardise_rows(rows, float(site.attribute("epsilon", 1e-5)))
     value = Call("mul", (value, parameter_element(t, scale, broadcast_index(scale.shape, rows.point, x.shape))))
     if shift is not None:
@@ -102,26 +103,26 @@ def lower_layer_normalisation(site: Site) -> Lowered:
     # Statistics that are outputs keep the reduced dimensions.
     kept = replace(rows, keepdims=True)
     wanted = zip(site.outputs[1:], (mean, factor), strict=False)
-    more = (kept.per_row_stage(output_tensor(out), of) for out, of in wanted if out is not None)
-    return Compute((*stages, rows.pointwise(output_tensor(y), value), *more))
+    more = (kept.per_row_stage(output_or_intermediate_tensor(out), of) for out, of in wanted if out is not None)
+    return Compute((*stages, rows.pointwise(output_or_intermediate_tensor(y), value), *more))
 
 
 @lowers("RMSNormalization", "SimplifiedLayerNormalization")
 def lower_rms_normalisation(site: Site) -> Lowered:
     """Lower ``RMSNormalization`` over the dimensions from ``axis`` on to the form of :func:`roller.ops.rms_norm`."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     x, scale, y = site.required(0), site.required(1), site.output
     t = float_accumulation_types(x, y)
-    rows = rows_over(x, y, t, _dimensions_from_axis(site, x))
-    squares, value = divide_by_root_mean_square(rows, float(site.attribute("epsilon", 1e-5)))
+    rows = make_reduction_rows(x, y, t, _dimensions_from_axis(site, x))
+    squares, value = root_mean_square_normalise(rows, float(site.attribute("epsilon", 1e-5)))
     value = Call("mul", (value, parameter_element(t, scale, broadcast_index(scale.shape, rows.point, x.shape))))
-    return Compute((squares, rows.pointwise(output_tensor(y), value)))
+    return Compute((squares, rows.pointwise(output_or_intermediate_tensor(y), value)))
 
 
 @lowers("InstanceNormalization")
 def lower_instance_normalisation(site: Site) -> Lowered:
     """Lower ``InstanceNormalization``: each channel of each image is normalized separately."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     t = float_accumulation_types(x, y)
 
@@ -131,13 +132,13 @@ def lower_instance_normalisation(site: Site) -> Lowered:
         )
 
     reduced = range(2, len(x.shape))
-    return Compute(_standardise_rows(x, y, t, reduced, float(site.attribute("epsilon", 1e-5)), finish))
+    return Compute(_make_standardise_stages(x, y, t, reduced, float(site.attribute("epsilon", 1e-5)), finish))
 
 
 @lowers("GroupNormalization")
 def lower_group_normalisation(site: Site) -> Lowered:
     """Lower ``GroupNormalization`` as rows, shape ``(n, groups, channels per group * points)``."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     groups = int(site.attribute("num_groups", 0))
     if groups < 1 or x.shape[1] % groups:
@@ -153,7 +154,7 @@ def lower_group_normalisation(site: Site) -> Lowered:
 
 
 @lowers("GroupsAsRows", domain="roller")
-def lower_groups_as_rows(site: Site) -> Lowered:
+def lower_group_norm_rows(site: Site) -> Lowered:
     """Lower ``GroupsAsRows``: normalized rows, scaled and shifted per group or per channel of ``points`` elements."""
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     t = float_accumulation_types(x, y)
@@ -168,48 +169,51 @@ def lower_groups_as_rows(site: Site) -> Lowered:
             "add", (Call("mul", (value, parameter_element(t, scale, (where,)))), parameter_element(t, shift, (where,)))
         )
 
-    return Compute(_standardise_rows(x, y, t, (2,), float(site.attribute("epsilon")), finish))
+    return Compute(_make_standardise_stages(x, y, t, (2,), float(site.attribute("epsilon")), finish))
 
 
 @lowers("MeanVarianceNormalization")
 def lower_mean_variance_normalisation(site: Site) -> Lowered:
     """Lower ``MeanVarianceNormalization``: ``(x - mean) / (std + 1e-9)`` over ``axes``."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     x, y = site.required(0), site.output
     t = float_accumulation_types(x, y)
-    rows = rows_over(x, y, t, normalise_axes(site.attribute("axes", (0, 2, 3)), len(x.shape)))
+    rows = make_reduction_rows(x, y, t, normalise_axes(site.attribute("axes", (0, 2, 3)), len(x.shape)))
     stages, mean, variance = mean_and_variance_stages(rows)
     # ONNX's definition adds epsilon to the standard deviation, not to the variance.
     deviation = Call("add", (Call("sqrt", (variance,)), t.const(1e-9)))
     return Compute(
-        (*stages, rows.pointwise(output_tensor(y), Call("div", (Call("sub", (rows.here, mean)), deviation))))
+        (
+            *stages,
+            rows.pointwise(output_or_intermediate_tensor(y), Call("div", (Call("sub", (rows.here, mean)), deviation))),
+        )
     )
 
 
 @lowers("LpNormalization")
 def lower_lp_normalisation(site: Site) -> Lowered:
     """Lower ``LpNormalization``: the division by the p-norm along ``axis``; a row of zeros stays zero."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     x, y = site.required(0), site.output
     t = float_accumulation_types(x, y)
-    rows = rows_over(x, y, t, normalise_axes([site.attribute("axis", -1)], len(x.shape)))
+    rows = make_reduction_rows(x, y, t, normalise_axes([site.attribute("axis", -1)], len(x.shape)))
     body, ending = p_norm_summand_and_ending(t, float(site.attribute("p", 2)), rows.element)
     total = rows.reduction("sum", body)
     norm: Scalar = ending(rows.of(total)) if ending else rows.of(total)
     norm = Call("select", (Call("eq", (norm, t.const(0))), t.const(1), norm))
-    return Compute((total, rows.pointwise(output_tensor(y), Call("div", (rows.here, norm)))))
+    return Compute((total, rows.pointwise(output_or_intermediate_tensor(y), Call("div", (rows.here, norm)))))
 
 
 @lowers("LRN")
 def lower_lrn(site: Site) -> Lowered:
     """Lower ``LRN``, local response normalization: a sum of squares over neighbouring channels, and an ending."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     x, y = site.required(0), site.output
     t = float_accumulation_types(x, y)
     size = int(site.attribute("size", 1))
     alpha, beta = float(site.attribute("alpha", 1e-4)), float(site.attribute("beta", 0.75))
-    every, window = axes_of_shape(x.shape), Axis("k", size, REDUCTION)
-    channel, guard = place(every[1], window, x.shape[1], 1, 1, (size - 1) // 2)
+    every, window = axes_of_dimensions(x.shape), Axis("k", size, REDUCTION)
+    channel, guard = guarded_window_index(every[1], window, x.shape[1], 1, 1, (size - 1) // 2)
     at, point = (axis_index("d0"), channel, *identity_indices(every[2:])), identity_indices(every)
     element = t.load(x.name, at, guard)
 

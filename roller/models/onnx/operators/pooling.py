@@ -13,22 +13,22 @@ from roller.models.onnx.elementwise_stages import literal
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
     float_accumulation_types,
-    output_tensor,
+    make_reduction_rows,
+    output_or_intermediate_tensor,
     reduction_with_ending,
-    require_elements,
+    refuse_empty_tensors,
     require_shape,
-    rows_over,
     site_windows,
 )
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
-from roller.ops.build import OperatorDtypes, identity_indices
+from roller.ops.operator_parts import OperatorDtypes, identity_indices
 from roller.ops.reduce import p_norm_summand_and_ending, summand_and_ending
 from roller.ops.windows import Windows
 
 
 def _pooling_windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple[Index, ...]]:
     """Return the input and output; the windows; and the result's axes and the input index of a point in a window."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     x, y = site.required(0), site.output
     kernel = tuple(int(k) for k in site.attribute("kernel_shape", ()))
     if len(x.shape) < 3 or len(kernel) != len(x.shape) - 2:
@@ -73,13 +73,13 @@ def _max_position_stages(
 
     def first(position: Index, hit: Scalar, target: Value, part: str = "") -> tuple[Stage, ...]:
         value: Scalar = Call("select", (hit, IndexValue(position, "int64"), none))
-        written = output_tensor(target, "int64", part)
+        written = output_or_intermediate_tensor(target, "int64", part)
         if not t.is_float:
             return (least(value, written),)
         down = Index(tuple(replace(x, coef=-x.coef) for x in position.terms), -1 - position.const)
         signed = least(
             Call("select", (Call("isnan", (element,)), IndexValue(down, "int64"), value)),
-            output_tensor(Value(y.name, target.shape, "int64"), "int64", "signed"),
+            output_or_intermediate_tensor(Value(y.name, target.shape, "int64"), "int64", "signed"),
         )
         found = Load(signed.name, identity_indices(axes))
         up = Call("sub", (literal(-1, "int64"), found))
@@ -97,7 +97,7 @@ def _max_position_stages(
     same = Call("eq", (IndexValue(row_major, "int64"), Load(by_row[-1].name, identity_indices(axes))))
     assert rank == len(column_major.axes) or column_major.terms
     hit = Call("select", (same, IndexValue(column_major, "int64"), none))
-    return *by_row, least(hit, output_tensor(out, "int64"))
+    return *by_row, least(hit, output_or_intermediate_tensor(out, "int64"))
 
 
 def _flat_index(at: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
@@ -166,12 +166,12 @@ def lower_lp_pool(site: Site) -> Lowered:
 @lowers("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def lower_global_pool(site: Site) -> Lowered:
     """Lower ``GlobalAveragePool`` and the like, which pool whole images, to a reduction over the images' points."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     x, y = site.required(0), site.output
     op = site.node.op
     t = accumulation_types(x, y) if op == "GlobalMaxPool" else float_accumulation_types(x, y)
     require_shape(y, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
-    rows = rows_over(x, y, t, range(2, len(x.shape)), keepdims=True)
+    rows = make_reduction_rows(x, y, t, range(2, len(x.shape)), keepdims=True)
     if op == "GlobalLpPool":
         body, ending = p_norm_summand_and_ending(t, float(site.attribute("p", 2)), rows.element)
     else:

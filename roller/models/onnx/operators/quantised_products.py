@@ -17,7 +17,7 @@ def lower_qlinear_matmul(site: Site) -> Lowered:
     a, a_scale, a_zero, b, b_scale, b_zero = (site.required(i) for i in range(6))
     total = steps.add("MatMulInteger", (a, b, a_zero, b_zero), y.shape, "int32")
     scale = steps.add("Mul", (_row_scale_as_column(steps, a_scale), b_scale), _scale_shape(a_scale, b_scale))
-    return _scale_and_round(steps, site, total, scale, 6)
+    return _append_scaling_and_rounding(steps, site, total, scale, 6)
 
 
 def _row_scale_as_column(steps: NodeRewriter, scale: Value) -> Value:
@@ -46,10 +46,10 @@ def lower_qlinear_conv(site: Site) -> Lowered:
         w_scale = steps.reshape(w_scale, (w_scale.elements, *behind))
     if x_scale.shape:
         x_scale = steps.reshape(x_scale, ())
-    return _scale_and_round(steps, site, total, steps.add("Mul", (w_scale, x_scale), w_scale.shape), 6)
+    return _append_scaling_and_rounding(steps, site, total, steps.add("Mul", (w_scale, x_scale), w_scale.shape), 6)
 
 
-def _scale_and_round(steps: NodeRewriter, site: Site, total: Value, scale: Value, position: int) -> Lowered:
+def _append_scaling_and_rounding(steps: NodeRewriter, site: Site, total: Value, scale: Value, position: int) -> Lowered:
     """Append the scaling and rounding of a sum; input ``position`` is the output's scale, the next its zero point."""
     y = site.output
     y_scale, y_zero = site.required(position), site.required(position + 1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from roller.models.graph.program_steps import Value
-from roller.models.onnx.lowering_helpers import require_elements
+from roller.models.onnx.lowering_helpers import refuse_empty_tensors
 from roller.models.onnx.lowering_registry import Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.models.onnx.operators.recurrent_cells import ACTIVATIONS
@@ -49,7 +49,7 @@ class _RecurrentLayer:
             return None
         return self.steps.part(value, d * int(np.prod(shape)), shape)
 
-    def step_number(self, t: int) -> Value | None:
+    def step_index_constant(self, t: int) -> Value | None:
         """Return the index of a step as a constant; ``None`` if all sequences have the full length."""
         if self.lengths is None:
             return None
@@ -67,7 +67,7 @@ class _RecurrentLayer:
 @lowers("LSTM", "GRU", "RNN")
 def lower_recurrent_layer(site: Site) -> Lowered:
     """Rewrite a recurrent layer into products and cells."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     layer = _make_layer(site)
     steps, lead = layer.steps, bool(site.attribute("layout", 0))
     x = site.required(0)
@@ -79,7 +79,7 @@ def lower_recurrent_layer(site: Site) -> Lowered:
     for d in range(layer.directions):
         backwards = site.attribute("direction", "forward") == "reverse" or d == 1
         order = range(layer.length)[:: -1 if backwards else 1]
-        last.append(_append_direction(layer, rows, d, order, shown))
+        last.append(_append_steps_of_direction(layer, rows, d, order, shown))
     _append_outputs(layer, shown, last, lead)
     return steps.finish()
 
@@ -120,7 +120,7 @@ def _activation_attributes(site: Site, d: int) -> dict[str, Any]:
             "clip": float(site.attribute("clip", 0.0) or 0.0)}  # fmt: skip
 
 
-def _append_direction(
+def _append_steps_of_direction(
     layer: _RecurrentLayer, rows: Value, d: int, order: range, shown: dict[tuple[int, int], Value]
 ) -> list[Value]:
     """Append the steps of one direction; store each step's output in ``shown`` and return the last states."""
@@ -140,7 +140,7 @@ def _append_direction(
         if site.node.op == "GRU":
             states, seen = _append_gru_step(layer, now, recurrent_weights, inner, states, t, attributes)
         else:
-            states, seen = _append_step(layer, now, recurrent_weights, states, d, t, attributes)
+            states, seen = _append_lstm_or_rnn_step(layer, now, recurrent_weights, states, d, t, attributes)
         shown[t, d] = seen or states[0]
     return states
 
@@ -182,7 +182,7 @@ def _initial_state(layer: _RecurrentLayer, position: int, d: int) -> Value:
     return found
 
 
-def _append_step(
+def _append_lstm_or_rnn_step(
     layer: _RecurrentLayer, now: Value, weights: Value, states: list[Value], d: int, t: int, attributes: dict[str, Any]
 ) -> tuple[list[Value], Value | None]:
     """Append a step of an LSTM or a simple layer; return its states and output."""
@@ -193,7 +193,7 @@ def _append_step(
         more = (states[1], states[0], layer.part_of_direction(7, d, (3 * layer.hidden,)))
     else:
         more = (states[0],)
-    inputs = (total, *more, layer.lengths, layer.step_number(t))
+    inputs = (total, *more, layer.lengths, layer.step_index_constant(t))
     layer.steps.append(f"{layer.site.node.op}Cell", inputs, (*made, seen), "roller", **attributes)
     return made, seen
 
@@ -205,7 +205,7 @@ def _append_gru_step(
     """Append a step of a GRU; return its state and output."""
     steps, h, (state,) = layer.steps, layer.hidden, states
     made, seen = layer.results(1)
-    clock = (layer.lengths, layer.step_number(t))
+    clock = (layer.lengths, layer.step_index_constant(t))
     if layer.site.attribute("linear_before_reset", 0):
         product = steps.add("Gemm", (state, weights), (layer.batch, 3 * h), transB=1)
         inputs: tuple[Value | None, ...] = (now, product, state, None, inner, *clock)

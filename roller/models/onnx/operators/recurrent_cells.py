@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from roller.expr import Axis, Call, Cast, Const, Index, Load, Scalar, Stage, axis_index
 from roller.models.graph.program_steps import Value
-from roller.models.onnx.lowering_helpers import float_accumulation_types, output_tensor
+from roller.models.onnx.lowering_helpers import float_accumulation_types, output_or_intermediate_tensor
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
-from roller.ops.build import OperatorDtypes
+from roller.ops.operator_parts import OperatorDtypes
 from roller.ops.scalars import ELEMENT_FUNCTIONS
 
 
-def _without_parameters(name: str) -> Callable[..., Scalar]:
+def _activation_ignoring_parameters(name: str) -> Callable[..., Scalar]:
     return lambda c, x, a, b: ELEMENT_FUNCTIONS[name].build(c, x)
 
 
@@ -33,10 +33,10 @@ def _elu_scalar(c: Callable[[float], Const], x: Scalar, alpha: float, beta: floa
 #: For each activation, the function of (literal, x, alpha, beta) that builds its scalar expression, and the default
 #: parameters (``None`` if it has no such parameter).
 ACTIVATIONS: dict[str, tuple[Callable[..., Scalar], float | None, float | None]] = {
-    "sigmoid": (_without_parameters("sigmoid"), None, None),
-    "tanh": (_without_parameters("tanh"), None, None),
-    "relu": (_without_parameters("relu"), None, None),
-    "softplus": (_without_parameters("softplus"), None, None),
+    "sigmoid": (_activation_ignoring_parameters("sigmoid"), None, None),
+    "tanh": (_activation_ignoring_parameters("tanh"), None, None),
+    "relu": (_activation_ignoring_parameters("relu"), None, None),
+    "softplus": (_activation_ignoring_parameters("softplus"), None, None),
     "softsign": (lambda c, x, a, b: Call("div", (x, Call("add", (c(1), Call("abs", (x,)))))), None, None),
     "hardsigmoid": (_hard_sigmoid_scalar, 0.2, 0.5),
     "elu": (_elu_scalar, 1.0, None),
@@ -96,7 +96,9 @@ class CellBuilder:
     def stage(self, out: Value, body: Scalar) -> Stage:
         """Return the stage that writes ``body`` to the result ``out``."""
         axes = (Axis("b", out.shape[0]), Axis("j", out.shape[1]))
-        return Stage(output_tensor(out), axes, (axis_index("b"), axis_index("j")), body, None, self.t.acc)
+        return Stage(
+            output_or_intermediate_tensor(out), axes, (axis_index("b"), axis_index("j")), body, None, self.t.acc
+        )
 
     def results(self, states: Sequence[tuple[Value, Scalar, Scalar]], shown: Value | None, lengths: int) -> Compute:
         """Return the stages that write the states ``(value, new, old)``; ``shown`` receives the last of them."""
@@ -113,7 +115,7 @@ class CellBuilder:
         return Compute(tuple(stages))
 
 
-def _padded_outputs(site: Site, count: int) -> tuple[Value | None, ...]:
+def _outputs_padded_with_none(site: Site, count: int) -> tuple[Value | None, ...]:
     return (*site.outputs, None, None, None)[:count]
 
 
@@ -129,7 +131,7 @@ def _multiply_scalars(a: Scalar, b: Scalar) -> Scalar:
 def lower_lstm_cell(site: Site) -> Lowered:
     """Lower ``LSTMCell``: ``h``, ``c`` and ``y`` from gates ``iofc``, cell, state, peepholes, lengths and step."""
     cell = CellBuilder.of(site)
-    h, c, y = _padded_outputs(site, 3)
+    h, c, y = _outputs_padded_with_none(site, 3)
     assert h is not None and c is not None
     before, old = cell.state(1), cell.state(2)
     here = cell.t.cast(Load(c.name, (axis_index("b"), axis_index("j"))))
@@ -153,7 +155,7 @@ def lower_lstm_cell(site: Site) -> Lowered:
 def lower_rnn_cell(site: Site) -> Lowered:
     """Lower ``RNNCell``, a step of a simple layer: ``h`` and ``y`` from sum, state, lengths and step."""
     cell = CellBuilder.of(site)
-    h, y = _padded_outputs(site, 2)
+    h, y = _outputs_padded_with_none(site, 2)
     assert h is not None
     return cell.results(((h, cell.activate(0, cell.gate(0, 0)), cell.state(1)),), y, 2)
 
@@ -172,7 +174,7 @@ def lower_gru_cell(site: Site) -> Lowered:
     # Inputs: projections ``zrh``, product ``zr`` (``zrh`` with linear_before_reset), state, product ``h`` or absent,
     # the bias of that product, lengths, step.
     cell = CellBuilder.of(site)
-    h, y = _padded_outputs(site, 2)
+    h, y = _outputs_padded_with_none(site, 2)
     assert h is not None
     update = cell.activate(0, _add_scalars(cell.gate(0, 0), cell.gate(1, 0)))
     if site.input(3) is not None:

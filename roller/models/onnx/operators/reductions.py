@@ -15,16 +15,16 @@ from roller.models.onnx.lowering_helpers import (
     accumulation_types,
     elementwise_stage,
     float_accumulation_types,
+    make_reduction_rows,
     normalise_axes,
-    output_tensor,
+    output_or_intermediate_tensor,
     reduction_with_ending,
-    rows_over,
 )
 from roller.models.onnx.lowering_registry import Compute, InputView, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.build import OperatorDtypes
+from roller.ops.operator_parts import OperatorDtypes
 from roller.ops.reduce import COMBINERS, extreme_and_position_stages, summand_and_ending
-from roller.ops.rows import Rows
+from roller.ops.rows import TensorRows
 
 #: Kind of each operator in :func:`roller.ops.reduce.summand_and_ending`.
 _KINDS = {
@@ -45,9 +45,9 @@ def reduced_axes(site: Site) -> tuple[int, ...] | None:
     return normalise_axes(given, rank) if given is not None and len(given) else None
 
 
-def _rows_of_site(site: Site, reduced: tuple[int, ...], t: OperatorDtypes) -> Rows:
+def _reduction_rows_of_site(site: Site, reduced: tuple[int, ...], t: OperatorDtypes) -> TensorRows:
     """Return the rows that a site reduces."""
-    rows = rows_over(site.required(0), site.output, t, reduced, keepdims=bool(site.attribute("keepdims", 1)))
+    rows = make_reduction_rows(site.required(0), site.output, t, reduced, keepdims=bool(site.attribute("keepdims", 1)))
     if rows.shape != site.output.shape:
         raise Unsupported(f"the declared result has shape {site.output.shape}, its axes {list(reduced)} make another")
     return rows
@@ -67,12 +67,12 @@ def lower_reduction(site: Site) -> Lowered:
     if not t.is_float and op not in _WHOLE:
         t = float_accumulation_types(x, y)
     if not x.elements:
-        return _reduce_empty(op, y, t)
+        return _reduce_no_elements(op, y, t)
     if op == "ReduceLogSumExp":
         return _reduce_log_sum_exp(site, reduced, t)
     if not reduced:
         return _reduce_no_dimension(op, x, y, t)
-    rows = _rows_of_site(site, reduced, t)
+    rows = _reduction_rows_of_site(site, reduced, t)
     kind = _KINDS[op]
     body, ending = summand_and_ending(kind, rows.element, rows.count, t)
     return Compute(reduction_with_ending(y, rows.axes, rows.at, body, COMBINERS.get(kind, "sum"), t, ending))
@@ -89,7 +89,7 @@ def _reduce_booleans(site: Site, reduced: tuple[int, ...] | None) -> Lowered:
     return steps.finish()
 
 
-def _reduce_empty(op: str, y: Value, t: OperatorDtypes) -> Lowered:
+def _reduce_no_elements(op: str, y: Value, t: OperatorDtypes) -> Lowered:
     """Return the reduction of no elements: the operator's neutral value, with its ending applied."""
     neutral = {"ReduceProd": 1.0, "ReduceMax": -math.inf, "ReduceMin": math.inf, "ReduceMean": math.nan,
                "ReduceLogSum": -math.inf, "ReduceLogSumExp": -math.inf}.get(op, 0.0)  # fmt: skip
@@ -111,7 +111,7 @@ def _reduce_no_dimension(op: str, x: Value, y: Value, t: OperatorDtypes) -> Lowe
 
 def _reduce_log_sum_exp(site: Site, reduced: tuple[int, ...], t: OperatorDtypes) -> Lowered:
     """Return ``log(sum(exp(x - max))) + max``, which does not overflow."""
-    rows = _rows_of_site(site, reduced, t)
+    rows = _reduction_rows_of_site(site, reduced, t)
     if not reduced:
         return InputView()
     largest = rows.reduction("max", rows.element, "max")
@@ -120,7 +120,7 @@ def _reduce_log_sum_exp(site: Site, reduced: tuple[int, ...], t: OperatorDtypes)
     shift = Call("select", (finite, rows.of(largest), t.const(0)))
     total = rows.reduction("sum", Call("exp", (Call("sub", (rows.element, shift)),)))
     value = Call("add", (Call("log", (rows.of(total),)), shift))
-    return Compute((largest, total, rows.per_row_stage(output_tensor(site.output), value)))
+    return Compute((largest, total, rows.per_row_stage(output_or_intermediate_tensor(site.output), value)))
 
 
 @lowers("ArgMax", "ArgMin")
@@ -130,6 +130,10 @@ def lower_arg_extreme(site: Site) -> Lowered:
     (along,) = normalise_axes([site.attribute("axis", 0)], len(x.shape))
     if not x.elements:
         raise Unsupported("there is no position in an empty tensor")
-    rows = _rows_of_site(site, (along,), accumulation_types(x, x))
+    rows = _reduction_rows_of_site(site, (along,), accumulation_types(x, x))
     largest, last = site.node.op == "ArgMax", bool(site.attribute("select_last_index", 0))
-    return Compute(extreme_and_position_stages(rows, output_tensor(site.output, "int64"), largest=largest, last=last))
+    return Compute(
+        extreme_and_position_stages(
+            rows, output_or_intermediate_tensor(site.output, "int64"), largest=largest, last=last
+        )
+    )

@@ -10,9 +10,9 @@ import numpy as np
 from roller.core.dtypes import FLOATS, numpy_dtype
 from roller.expr import REDUCTION, Axis, Bound, Index, Load, Stage, Tensor, Term, axis_index
 from roller.models.onnx.elementwise_stages import (
-    checked_tensor,
     computation_dtype,
     convert_scalar,
+    kernel_tensor_of_value,
     literal,
     require_dtype,
     result_axes,
@@ -29,9 +29,9 @@ from roller.models.onnx.interpolation import (
 from roller.models.onnx.lowering_helpers import require_shape
 from roller.models.onnx.lowering_registry import Compute, InputView, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.models.onnx.operators.blocks_and_padding import gather_along_dimensions
+from roller.models.onnx.operators.depth_to_space_and_pad import gather_along_dimensions
 from roller.models.onnx.operators.movement import normalise_axis
-from roller.ops.build import identity_indices
+from roller.ops.operator_parts import identity_indices
 
 
 def _text_attribute(site: Site, name: str, default: str) -> str:
@@ -151,7 +151,7 @@ def _rewrite_as_weighted_sums(site: Site, tables: dict[int, np.ndarray], offset:
     for d in order:
         # Each product is a node: a kernel for several axes would recompute rows of the first axis for each row of the
         # next, or run as many stages one after the other.
-        amounts, at = _band_or_matrix(tables[d])
+        amounts, at = _weights_and_band_parameters(tables[d])
         shape[d] = amounts.shape[0]
         weight = steps.constant(amounts.astype(numpy_dtype(acc)))
         out = site.output if d == order[-1] else None
@@ -159,7 +159,7 @@ def _rewrite_as_weighted_sums(site: Site, tables: dict[int, np.ndarray], offset:
     return steps.finish()
 
 
-def _band_or_matrix(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
+def _weights_and_band_parameters(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
     """Return each target's weights, and the parameters of their band (empty if the whole source is used)."""
     narrow = narrowest_band(table)
     if narrow is None:
@@ -170,7 +170,11 @@ def _band_or_matrix(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
 @lowers("Weighted", domain="roller")
 def lower_weighted_neighbours(site: Site) -> Lowered:
     """Lower ``Weighted``: weighted sums of neighbours along an axis, at ``step * (y // period) + offset + k``."""
-    x, weight, y = checked_tensor(site.required(0)), checked_tensor(site.required(1)), checked_tensor(site.output)
+    x, weight, y = (
+        kernel_tensor_of_value(site.required(0)),
+        kernel_tensor_of_value(site.required(1)),
+        kernel_tensor_of_value(site.output),
+    )
     axes, d = result_axes(y.shape), int(site.attribute("axis"))
     k = Axis("k", weight.shape[1], REDUCTION)
     first = (int(site.attribute("step", 0)), int(site.attribute("period", 1)), int(site.attribute("offset", 0)))
@@ -192,7 +196,7 @@ def _load_tap(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, 
 
 def _compute_with_extrapolation(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compute:
     """Subtract the extrapolation value, apply the tables and add it again, so that zero weights give that value."""
-    x, y = checked_tensor(site.required(0)), checked_tensor(site.output)
+    x, y = kernel_tensor_of_value(site.required(0)), kernel_tensor_of_value(site.output)
     acc = computation_dtype(x.dtype)
     stages, constants, shape = [], {}, list(x.shape)
     read = x

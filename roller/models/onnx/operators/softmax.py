@@ -8,10 +8,10 @@ from roller.expr import Call, IndexValue, Tensor
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import (
     float_accumulation_types,
+    make_reduction_rows,
     normalise_axes,
-    output_tensor,
-    require_elements,
-    rows_over,
+    output_or_intermediate_tensor,
+    refuse_empty_tensors,
 )
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
@@ -24,7 +24,7 @@ _ONE_DIMENSION = 13
 
 def _softmax_dimensions(site: Site, x: Value) -> tuple[int, ...]:
     """Return the dimensions over which the result sums to one, without those of one element if others remain."""
-    require_elements(site)
+    refuse_empty_tensors(site)
     rank = len(x.shape)
     flattens = site.node.version < _ONE_DIMENSION
     (axis,) = normalise_axes([site.attribute("axis", 1 if flattens else -1)], rank or 1)
@@ -36,8 +36,8 @@ def _softmax_dimensions(site: Site, x: Value) -> tuple[int, ...]:
 def lower_softmax(site: Site) -> Lowered:
     """Lower ``Softmax`` to the stages of :func:`roller.ops.softmax`, and ``LogSoftmax`` to those of its logarithm."""
     x, y = site.required(0), site.output
-    rows = rows_over(x, y, float_accumulation_types(x, y), _softmax_dimensions(site, x))
-    return Compute(softmax_stages(rows, output_tensor(y), logarithm=site.node.op == "LogSoftmax"))
+    rows = make_reduction_rows(x, y, float_accumulation_types(x, y), _softmax_dimensions(site, x))
+    return Compute(softmax_stages(rows, output_or_intermediate_tensor(y), logarithm=site.node.op == "LogSoftmax"))
 
 
 @lowers("Hardmax")
@@ -47,14 +47,20 @@ def lower_hardmax(site: Site) -> Lowered:
     t = float_accumulation_types(x, y)
     reduced = _softmax_dimensions(site, x)
     if len(reduced) > 1:
-        return _flatten_to_matrix(site, math.prod(x.shape[: reduced[0]]))
-    rows = rows_over(x, y, t, reduced)
+        return _rewrite_on_matrix_rows(site, math.prod(x.shape[: reduced[0]]))
+    rows = make_reduction_rows(x, y, t, reduced)
     extreme, found = extreme_and_position_stages(rows, Tensor(f"{y.name}/place", rows.shape, "int64"))
     here = Call("eq", (IndexValue(rows.point[reduced[0]], "int64"), rows.of(found)))
-    return Compute((extreme, found, rows.pointwise(output_tensor(y), Call("select", (here, t.const(1), t.const(0))))))
+    return Compute(
+        (
+            extreme,
+            found,
+            rows.pointwise(output_or_intermediate_tensor(y), Call("select", (here, t.const(1), t.const(0)))),
+        )
+    )
 
 
-def _flatten_to_matrix(site: Site, rows: int) -> Lowered:
+def _rewrite_on_matrix_rows(site: Site, rows: int) -> Lowered:
     """Return the same operator applied to the rows of a matrix."""
     x, steps = site.required(0), NodeRewriter(site)
     shape = (rows, x.elements // rows)

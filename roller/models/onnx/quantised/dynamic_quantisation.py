@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roller.models.graph.nodes import Node
-from roller.models.onnx.integer_products import subtract_zero_points, sums_fit_int32
+from roller.models.graph.model_graph import Node
+from roller.models.onnx.integer_products import sums_fit_int32, weights_minus_zero_points
 from roller.models.onnx.mutable_graph import MutableGraph
 
 _VERSION = 21
@@ -57,8 +57,10 @@ class _FloatSumRewriter:
         if node.domain or node.op not in SUMS:
             self.nodes.append(self._split_product_of_factors(node) or node)
             return
-        cast = self._only_reader(node.outputs[0])
-        found = self._integer_sum(node) if cast is not None and cast.op == "Cast" and not cast.domain else None
+        cast = self._only_reading_node(node.outputs[0])
+        found = (
+            self._split_into_integer_sum(node) if cast is not None and cast.op == "Cast" and not cast.domain else None
+        )
         if found is None or cast is None or cast.attributes.get("to") != _FLOAT32:
             self.nodes.append(node)
             return
@@ -67,16 +69,16 @@ class _FloatSumRewriter:
         self.gone.update(cast.outputs)
         self.changed = True
 
-    def _only_reader(self, name: str) -> Node | None:
+    def _only_reading_node(self, name: str) -> Node | None:
         readers = self.readers.get(name, [])
         return readers[0] if len(readers) == 1 and name not in self.draft.outputs else None
 
-    def _integer_sum(self, node: Node) -> tuple[list[Node], Node] | None:
+    def _split_into_integer_sum(self, node: Node) -> tuple[list[Node], Node] | None:
         """Return the nodes before a sum of plain products, and the node of the sum; ``None`` for other nodes."""
         held, minus, axis = self.draft.constant_input(node, 1), self.draft.constant_input(node, 3), SUMS[node.op]
         if held is None or (minus is None and self.draft.has_input(node, 3)) or (axis == 1 and held.ndim != 2):
             return None
-        weights = subtract_zero_points(held, minus, axis)
+        weights = weights_minus_zero_points(held, minus, axis)
         if weights is None or not sums_fit_int32(weights, None, axis):
             return None
         zero = node.inputs[2] if self.draft.has_input(node, 2) else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.onnx.mutable_graph import MutableGraph
 
 #: Range of supported scales, which is far from the limits of float32.
@@ -58,7 +58,7 @@ class IntegerForm:
     parameters: QuantisationParameters
 
 
-def quantisation_parameters(draft: MutableGraph, node: Node) -> QuantisationParameters | None:
+def parameters_of_quantisation_node(draft: MutableGraph, node: Node) -> QuantisationParameters | None:
     """Return the parameters of a ``QuantizeLinear`` or ``DequantizeLinear``; ``None`` if they are unsupported."""
     if node.domain or node.op not in ("QuantizeLinear", "DequantizeLinear"):
         return None

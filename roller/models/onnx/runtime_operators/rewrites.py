@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import onnx
 
-from roller.models.graph.nodes import Node
+from roller.models.graph.model_graph import Node
 from roller.models.onnx.lowering_registry import Unsupported
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.onnx_types import onnx_dtype
@@ -124,7 +124,7 @@ Rewriter: TypeAlias = Callable[[NodeRewrite], Sequence[str]]
 REWRITES: dict[tuple[str, str], Rewriter] = {}
 
 
-def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Rewriter], Rewriter]:
+def register_rewrite(*ops: str, domain: str = DOMAIN) -> Callable[[Rewriter], Rewriter]:
     """Register the decorated function as the rewrite of a domain's operators."""
 
     def register(function: Rewriter) -> Rewriter:

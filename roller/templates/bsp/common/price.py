@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from roller.expr import Stage
-from roller.expr.conversions import dtypes_of, instruction_mix_by_dtype, ops_per_cycle
+from roller.expr.conversion_rates import dtypes_by_tensor, instruction_mix_by_dtype, ops_per_cycle
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.bsp.common.program_counts import (
+from roller.perf.tile_batch import TileBatch
+from roller.templates.bsp.common.tile_and_superstep_counts import (
+    count_other_stage_phases,
+    count_tiles_and_supersteps,
     fits_scratchpad,
-    other_stage_phases,
     pieces_per_tile,
-    points_per_step,
-    program_counts,
+    stage_points_per_step,
 )
 from roller.tile.geometry import Floats, Ints
 
@@ -32,9 +32,9 @@ BOTTLENECKS = ("compute_s", "exchange_s", "sync_s", "streaming_s", "launch_s")
 
 def price_batch(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] | None = None) -> Terms:
     """Price a batch whose anchor takes ``step`` cycles per reduction step; ``told`` collects intermediate values."""
-    d, home = program_counts(batch, spec), spec.home
+    d, home = count_tiles_and_supersteps(batch, spec), spec.home
     share = home.bandwidth_bytes_per_s / spec.units
-    once = _cycles_once_per_tile(batch, spec)
+    once = _other_stage_and_combine_cycles(batch, spec)
     cycles = d.waves * (d.steps * step + once)
     moved = d.waves * (d.steps * d.received_bytes + d.other_bytes + d.partial_bytes + d.result_bytes)
     # One synchronization before every exchange (data tiles of each step, parts, results), and one per further stage.
@@ -60,26 +60,28 @@ def price_batch(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Par
     return terms
 
 
-def _cycles_once_per_tile(batch: TileBatch, spec: DeviceSpec) -> Floats:
+def _other_stage_and_combine_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the number of cycles per tile for the other stages and for combining parts, shape ``(N,)``."""
     expr = batch.geometry.expr
     others = [s for s in expr.stages if s is not expr.anchor]
     cycles = sum((stage_cycles(s, batch, spec) for s in others), np.zeros(len(batch)))
-    added = points_per_step(expr.anchor, batch) / np.maximum(1, batch.step_points)
+    added = stage_points_per_step(expr.anchor, batch) / np.maximum(1, batch.reduction_points_per_step)
     rate = _operations_per_cycle(spec, "add", expr.anchor.acc_dtype)
     return np.asarray(cycles + np.where(batch.split_k > 1, (batch.split_k - 1) * added / rate, 0.0))
 
 
 def stage_cycles(stage: Stage, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles that a unit's workers need for one stage of its tile; arithmetic and loads overlap."""
-    mix = instruction_mix_by_dtype(stage.body, stage.combiner, dtypes_of(batch.geometry.expr), stage.acc_dtype)
+    mix = instruction_mix_by_dtype(stage.body, stage.combiner, dtypes_by_tensor(batch.geometry.expr), stage.acc_dtype)
     arithmetic = sum(n / ops_per_cycle(spec.compute.ops_per_cycle_per_unit, *kind) for kind, n in mix.items())
     loads = max(1, len(stage.loads)) / spec.compute.ops_per_cycle_per_unit["load_store"]
     issue = spec.execution.step_issue_s * spec.clock_hz / spec.teu.lanes
     each = max(arithmetic, loads) + issue
     latency = spec.execution.step_latency_s * spec.clock_hz  # the last worker's last instruction
     idle = worker_imbalance_factor(pieces_per_tile(stage, batch), spec)
-    return np.asarray(points_per_step(stage, batch) * each * idle + latency * (1 + other_stage_phases(batch)))
+    return np.asarray(
+        stage_points_per_step(stage, batch) * each * idle + latency * (1 + count_other_stage_phases(batch))
+    )
 
 
 def worker_imbalance_factor(pieces: Ints, spec: DeviceSpec) -> Floats:

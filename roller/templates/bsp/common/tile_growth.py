@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.bsp.common.program_counts import fits_scratchpad
+from roller.perf.tile_batch import TileBatch
+from roller.templates.bsp.common.tile_and_superstep_counts import fits_scratchpad
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import grow_tiles, unique_rows
-from roller.tile.boxes import whole_axes
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import MATRIX, structure_of
+from roller.tile.tensor_boxes import axes_tiles_must_span
 
 #: Maximum number of equal parts of an axis in addition to powers of two; number of axes along which a state grows;
 #: maximum number of rounds of growth; maximum number of states kept per round.
@@ -64,10 +64,10 @@ def grow_programs(g: Geometry, grain: TileGrain, spec: DeviceSpec, options: Cons
 
 def whole_axis_mask(g: Geometry) -> np.ndarray:
     """Return the mask of the axes that every tile takes whole."""
-    return np.array([n in whole_axes(g.expr) for n in g.names], bool)
+    return np.array([n in axes_tiles_must_span(g.expr) for n in g.names], bool)
 
 
-def matches_grain(batch: TileBatch, step: Ints) -> np.ndarray:
+def growable_program_mask(batch: TileBatch, step: Ints) -> np.ndarray:
     """Return the mask of programs that growth can make: one grain per register tile, and no more parts than steps."""
     g = batch.geometry
     whole = (batch.block >= g.extents)[:, whole_axis_mask(g)].all(axis=1)

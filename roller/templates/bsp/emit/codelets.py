@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from roller.expr import COMBINERS, Index, Stage, TensorExpr
-from roller.templates.bsp.common.program_counts import axes_contiguous_last
+from roller.templates.bsp.common.tile_and_superstep_counts import axes_contiguous_last
 from roller.templates.bsp.emit.cpp_scalars import (
     PRELUDE,
     ScalarPrinter,
@@ -19,42 +19,45 @@ from roller.templates.bsp.emit.cpp_scalars import (
     cpp_literal,
     cpp_type,
 )
-from roller.tile.supersteps import Schedule, StagePlan, TensorPlan, codelet_name
+from roller.tile.superstep_schedule import Schedule, StagePlan, TensorPlan, codelet_name
 
 _COMBINE = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "largest<{2}>({0}, {1})", "min": "smallest<{2}>({0}, {1})"}
 
 
 def write_codelets(expr: TensorExpr, schedule: Schedule) -> str:
     """Return the codelets of all stages, and the codelets that combine and convert the parts of a split reduction."""
-    classes = [_stage_class(expr, s, p, schedule) for s, p in zip(expr.stages, schedule.stages, strict=True)]
+    classes = [_stage_codelet_code(expr, s, p, schedule) for s, p in zip(expr.stages, schedule.stages, strict=True)]
     if schedule.combine and schedule.finish:
         classes += [
-            _combine_parts_class(expr, schedule.combine, schedule),
-            _convert_sums_class(expr, schedule.finish, schedule),
+            _combine_parts_codelet_code(expr, schedule.combine, schedule),
+            _convert_sums_codelet_code(expr, schedule.finish, schedule),
         ]
     return PRELUDE + "\n" + "\n".join(classes)
 
 
-def _stage_class(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule) -> str:
-    printer = ScalarPrinter(expr, lambda tensor, at: _offset_in_copy(schedule.tensor(tensor), at))
+def _stage_codelet_code(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule) -> str:
+    printer = ScalarPrinter(expr, lambda tensor, at: _offset_in_copy_code(schedule.tensor(tensor), at))
     body, _ = printer.scalar(stage.body)
-    return _codelet_class(
-        plan, _codelet_fields(expr, plan, schedule), stage, _point_statements(expr, stage, plan, schedule, body)
+    return _codelet_class_code(
+        plan,
+        _codelet_field_lines(expr, plan, schedule),
+        stage,
+        _point_statement_lines(expr, stage, plan, schedule, body),
     )
 
 
-def _codelet_class(plan: StagePlan, fields: list[str], stage: Stage, point: list[str]) -> str:
+def _codelet_class_code(plan: StagePlan, fields: list[str], stage: Stage, point: list[str]) -> str:
     """Return a class whose workers share the results of a tile; ``point`` holds the statements for one result."""
-    lines = _worker_loops(stage, plan.piece, point)
+    lines = _worker_loop_lines(stage, plan.piece, point)
     used = set(re.findall(r"\w+", "\n".join(lines)))
-    named = [(i, _place_variable(n)) for i, n in enumerate(plan.place)]
+    named = [(i, _place_variable_code(n)) for i, n in enumerate(plan.place)]
     places = [f"    const int {name} = place[{i}];" for i, name in named if name in used]
     body = ["  bool compute(unsigned worker) {", *places, *lines, "    return true;", "  }"]
     text = "\n".join([*fields, *body])
     return f"class {plan.entry} : public poplar::MultiVertex {{\n public:\n{text}\n}};\n"
 
 
-def _place_variable(number: str) -> str:
+def _place_variable_code(number: str) -> str:
     """Return the C++ variable for an entry of ``place``."""
     kind, _, name = number.partition("_")
     if kind == "b":
@@ -63,7 +66,7 @@ def _place_variable(number: str) -> str:
     return f"{kind}_{codelet_name(name)}" if name else number
 
 
-def _worker_loops(stage: Stage, piece: int, point: list[str]) -> list[str]:
+def _worker_loop_lines(stage: Stage, piece: int, point: list[str]) -> list[str]:
     """Return one worker's loops over its even share of the pieces, row by row."""
     order = axes_contiguous_last(stage)
     if not order:  # one result
@@ -91,18 +94,21 @@ def _worker_loops(stage: Stage, piece: int, point: list[str]) -> list[str]:
     ]
 
 
-def _point_statements(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule, body: str) -> list[str]:
+def _point_statement_lines(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule, body: str) -> list[str]:
     """Return the statements that compute one result."""
     out = schedule.tensor(stage.name)
-    kept, target = cpp_type(out.dtype, expr.name), f"t_{codelet_name(out.name)}[{_offset_in_copy(out, stage.store)}]"
+    kept, target = (
+        cpp_type(out.dtype, expr.name),
+        f"t_{codelet_name(out.name)}[{_offset_in_copy_code(out, stage.store)}]",
+    )
     if stage.combiner is None:
         return [f"{target} = {_cast_code(body, kept)};"]
-    acc, sums = cpp_type(stage.acc_dtype, expr.name), f"sums[{_accumulator_offset(stage)}]"
+    acc, sums = cpp_type(stage.acc_dtype, expr.name), f"sums[{_accumulator_offset_code(stage)}]"
     neutral = cpp_literal(COMBINERS[stage.combiner].neutral, stage.acc_dtype)
     lines = [f"{acc} sum = {f'first ? {neutral} : {acc}({sums})' if plan.keeps_sums else neutral};"]
     depth = 0
     for a in stage.reduction_axes:
-        lines += _reduction_loop_header(a.name, depth)
+        lines += _reduction_loop_header_lines(a.name, depth)
         depth += 2
     joined = _COMBINE[stage.combiner].format("sum", _cast_code(body, acc), acc)
     lines.append(f"{' ' * depth}sum = {joined};")
@@ -117,12 +123,12 @@ def _cast_code(code: str, kind: str) -> str:
     return f"({code}) != 0" if kind == "bool" else f"({kind})({code})"
 
 
-def _reduction_loop_header(axis: str, at: int) -> list[str]:
+def _reduction_loop_header_lines(axis: str, at: int) -> list[str]:
     x, a = axis_identifier(axis), codelet_name(axis)
     return [f"{' ' * at}for (int {x} = f_{a}; {x} < f_{a} + n_{a}; ++{x}) {{"]
 
 
-def _offset_in_copy(plan: TensorPlan, at: tuple[Index, ...]) -> str:
+def _offset_in_copy_code(plan: TensorPlan, at: tuple[Index, ...]) -> str:
     """Return the offset of a position in a unit's copy of a tensor."""
     words, pitch = list[str](), 1
     for d in range(len(at) - 1, -1, -1):
@@ -133,7 +139,7 @@ def _offset_in_copy(plan: TensorPlan, at: tuple[Index, ...]) -> str:
     return " + ".join(words) or "0"
 
 
-def _accumulator_offset(stage: Stage) -> str:
+def _accumulator_offset_code(stage: Stage) -> str:
     """Return the offset of a point's accumulator; accumulators lie row by row over the tile's spatial axes."""
     words = []
     for a in stage.spatial_axes:
@@ -144,7 +150,7 @@ def _accumulator_offset(stage: Stage) -> str:
     return place
 
 
-def _codelet_fields(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> list[str]:
+def _codelet_field_lines(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> list[str]:
     """Return the fields of a codelet: copies to read, accumulators, the result, and ``place``."""
     lines = []
     for name in plan.reads:
@@ -158,19 +164,21 @@ def _codelet_fields(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> li
     return [*lines, "  poplar::Input<poplar::Vector<int>> place;", ""]
 
 
-def _combine_parts_class(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
+def _combine_parts_codelet_code(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
     """Return the class that adds another unit's accumulators to a unit's own."""
     stage, acc = expr.anchor, cpp_type(schedule.sums_dtype, expr.name)
     assert stage.combiner is not None  # only reductions are split
-    at = _accumulator_offset(stage)
+    at = _accumulator_offset_code(stage)
     joined = _COMBINE[stage.combiner].format(f"{acc}(sums[{at}])", f"{acc}(part[{at}])", acc)
     part = f"  poplar::Input<poplar::Vector<{acc}>> part;"
-    return _codelet_class(plan, [part, *_codelet_fields(expr, plan, schedule)], stage, [f"sums[{at}] = {joined};"])
+    return _codelet_class_code(
+        plan, [part, *_codelet_field_lines(expr, plan, schedule)], stage, [f"sums[{at}] = {joined};"]
+    )
 
 
-def _convert_sums_class(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
+def _convert_sums_codelet_code(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
     """Return the class that converts combined accumulators into the anchor's result."""
     stage, out = expr.anchor, schedule.tensor(expr.anchor.name)
-    value = _cast_code(f"sums[{_accumulator_offset(stage)}]", cpp_type(out.dtype, expr.name))
-    point = [f"t_{codelet_name(out.name)}[{_offset_in_copy(out, stage.store)}] = {value};"]
-    return _codelet_class(plan, _codelet_fields(expr, plan, schedule), stage, point)
+    value = _cast_code(f"sums[{_accumulator_offset_code(stage)}]", cpp_type(out.dtype, expr.name))
+    point = [f"t_{codelet_name(out.name)}[{_offset_in_copy_code(out, stage.store)}] = {value};"]
+    return _codelet_class_code(plan, _codelet_field_lines(expr, plan, schedule), stage, point)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from roller.errors import BuildError
 from roller.expr import Index, Scalar, TensorExpr
 from roller.expr.evaluate import constant_in_dtype
-from roller.expr.rounding import dtype_of_call
+from roller.expr.rounded_enclosures import dtype_of_call
 from roller.expr.scalar import Cast, Const, IndexValue, Load
-from roller.tile.supersteps import codelet_name
+from roller.tile.superstep_schedule import codelet_name
 
 #: C++ type of each dtype in which a unit computes.
 TYPES = {

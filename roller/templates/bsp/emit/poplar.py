@@ -10,7 +10,7 @@ from roller.targets import BSP
 from roller.templates.bsp.emit.schedule import build_schedule
 from roller.templates.registry import template_writing
 from roller.tile import RProgram
-from roller.tile.supersteps import codelet_name
+from roller.tile.superstep_schedule import codelet_name
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec

@@ -1,4 +1,4 @@
-"""Builds the schedule (:mod:`roller.tile.supersteps`) of a program from the counts that its price uses."""
+"""Builds the schedule (:mod:`roller.tile.superstep_schedule`) of a program from the counts that its price uses."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Stage, TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import batch_of
-from roller.templates.bsp.common.program_counts import elements_per_piece, program_counts
-from roller.tile.boxes import WORD_BYTES, Box, boxes_of
+from roller.perf.tile_batch import batch_of
+from roller.templates.bsp.common.tile_and_superstep_counts import count_tiles_and_supersteps, results_per_worker_piece
 from roller.tile.program import RProgram
-from roller.tile.supersteps import AxisPlan, Schedule, StagePlan, TensorPlan, codelet_name
+from roller.tile.superstep_schedule import AxisPlan, Schedule, StagePlan, TensorPlan, codelet_name
+from roller.tile.tensor_boxes import WORD_BYTES, Box, boxes_of
 
 
 def build_schedule(program: RProgram, spec: DeviceSpec, entry: str) -> Schedule:
     """Return the schedule of a program on a device."""
     expr, batch = program.expr, batch_of([program])
-    decision = program_counts(batch, spec)
+    decision = count_tiles_and_supersteps(batch, spec)
     tile, steps, split = program.block_tile, int(decision.steps[0]), program.split_k
     keeps = steps > 1 or split > 1
     tensors = tuple(_tensor_plan(expr, box, tile) for box in boxes_of(expr).values())
-    vector = _results_per_vector(program)
+    vector = _results_per_worker_vector(program)
     stages = tuple(_stage_plan(expr, s, f"{entry}_{codelet_name(s.name)}", keeps and s is expr.anchor, split > 1,
                                vector)
                    for s in expr.stages)  # fmt: skip
@@ -40,7 +40,7 @@ def build_schedule(program: RProgram, spec: DeviceSpec, entry: str) -> Schedule:
     )  # fmt: skip
 
 
-def _results_per_vector(program: RProgram) -> int:
+def _results_per_worker_vector(program: RProgram) -> int:
     """Return the number of neighbouring results that a worker computes at a time."""
     axis = program.vector_axis
     return 1 if axis is None else program.tile(program.layers[0])[axis]
@@ -65,20 +65,22 @@ def _int_tuple(values: Sequence[Any]) -> tuple[int, ...]:
 def _stage_plan(expr: TensorExpr, s: Stage, entry: str, keeps: bool, parted: bool, vector: int) -> StagePlan:
     reads = tuple(dict.fromkeys(load.tensor for load in s.loads))
     writes = "" if keeps and parted else s.name
-    return StagePlan(entry, reads, writes, _tile_place_entries(expr, s, (*reads, s.name), keeps), _axis_extents(s),
+    return StagePlan(entry, reads, writes, _tile_place_entries(expr, s, (*reads, s.name), keeps),
+                     _axis_names_and_extents(s),
                      s is expr.anchor, keeps,
-                     elements_per_piece(vector, s.output.itemsize_bytes))  # fmt: skip
+                     results_per_worker_piece(vector, s.output.itemsize_bytes))  # fmt: skip
 
 
 def _combine_parts_plan(expr: TensorExpr, entry: str, writes: str, vector: int) -> StagePlan:
     """Return the plan of the codelet that combines parts or, if ``writes`` names a tensor, converts their sum."""
     s = expr.anchor
     written = s.output.itemsize_bytes if writes else DTYPE_BYTES[s.acc_dtype]
-    return StagePlan(entry, (), writes, _tile_place_entries(expr, s, (s.name,), False), _axis_extents(s), False, True,
-                     elements_per_piece(vector, written))  # fmt: skip
+    return StagePlan(entry, (), writes, _tile_place_entries(expr, s, (s.name,), False), _axis_names_and_extents(s),
+                     False, True,
+                     results_per_worker_piece(vector, written))  # fmt: skip
 
 
-def _axis_extents(s: Stage) -> tuple[tuple[str, int], ...]:
+def _axis_names_and_extents(s: Stage) -> tuple[tuple[str, int], ...]:
     return tuple((a.name, a.extent) for a in s.axes)
 
 

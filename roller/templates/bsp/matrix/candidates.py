@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.expr.scalar import Call, Cast, Load
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.bsp.common.tile_growth import TileGrain, grow_programs, matches_grain
+from roller.perf.tile_batch import TileBatch
+from roller.templates.bsp.common.tile_growth import TileGrain, grow_programs, growable_program_mask
 from roller.templates.common.options import ConstructOptions
 from roller.tile.geometry import Geometry
 
@@ -28,7 +28,7 @@ def matrix_candidate_mask(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     f, names = batch.fragment, batch.geometry.names
     assert f is not None  # the template matches no others
     taken = dict(zip(batch.matrix_axes, (f.m, f.n, f.k), strict=True))
-    return matches_grain(batch, np.array([taken.get(n, 1) for n in names], np.int64))
+    return growable_program_mask(batch, np.array([taken.get(n, 1) for n in names], np.int64))
 
 
 def matrix_unit_grains(g: Geometry, f: Fragment) -> Iterator[TileGrain]:

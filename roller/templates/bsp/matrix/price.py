@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.bsp.common.price import Parts, Terms, price_batch, worker_imbalance_factor
-from roller.templates.bsp.common.program_counts import points_per_step
+from roller.templates.bsp.common.tile_and_superstep_counts import stage_points_per_step
 from roller.tile.geometry import Floats
 
 
@@ -20,7 +20,7 @@ def _step_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the cycles that a unit needs for the anchor in one reduction step of its tile, shape ``(N,)``."""
     anchor, f, rates = batch.geometry.expr.anchor, batch.fragment, spec.compute.ops_per_cycle_per_unit
     assert f is not None  # the template matches no others
-    points = points_per_step(anchor, batch).astype(float)
+    points = stage_points_per_step(anchor, batch).astype(float)
     m = batch.geometry.names.index(batch.matrix_axes[0])
     # One operand stays in the unit along the m axis: it is loaded once per run along m.
     operand = batch.geometry.loads[0].tensor.itemsize_bytes

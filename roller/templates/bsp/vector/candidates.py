@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.bsp.common.tile_growth import TileGrain, grow_programs, matches_grain
+from roller.perf.tile_batch import TileBatch
+from roller.templates.bsp.common.tile_growth import TileGrain, grow_programs, growable_program_mask
 from roller.templates.common.options import ConstructOptions
 from roller.tile.geometry import Geometry
 
@@ -18,7 +18,7 @@ def vector_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOp
 
 def vector_candidate_mask(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     """Return the mask of the programs of a batch that construction offers."""
-    return matches_grain(batch, _vector_grain(batch.geometry, spec).step)
+    return growable_program_mask(batch, _vector_grain(batch.geometry, spec).step)
 
 
 def _vector_grain(g: Geometry, spec: DeviceSpec) -> TileGrain:

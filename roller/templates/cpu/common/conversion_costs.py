@@ -7,12 +7,12 @@ that is read in place, or from a panel that keeps the stored dtype.
 from __future__ import annotations
 
 from roller.core.dtypes import DTYPES
-from roller.expr import Cast, Load, Stage, TensorExpr, walk
+from roller.expr import Cast, Load, Stage, TensorExpr, walk_scalar_tree
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.cpu.common.lanes import ops_per_cycle
 from roller.templates.cpu.decisions import IN_PLACE, decisions_for_device
-from roller.templates.cpu.narrow_floats import is_converted
+from roller.templates.cpu.narrow_floats import is_computed_in_float32
 from roller.tile.geometry import Access
 
 #: Cost of converting a broadcast element relative to converting a vector: the element moves to a vector register, is
@@ -21,20 +21,24 @@ from roller.tile.geometry import Access
 BROADCAST_CONVERSIONS = 2.5
 
 
-def conversion_cycles(access: Access, spec: DeviceSpec) -> float:
+def load_conversion_cycles(access: Access, spec: DeviceSpec) -> float:
     """Return how many cycles it takes to convert one loaded vector of a tensor, or 0 if it is not converted."""
-    return spec.teu.lanes / ops_per_cycle(spec, "convert", access.tensor.dtype) if is_converted(access) else 0.0
+    return (
+        spec.teu.lanes / ops_per_cycle(spec, "convert", access.tensor.dtype) if is_computed_in_float32(access) else 0.0
+    )
 
 
 def kernel_conversion_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
     """Return how many cycles a micro-kernel takes to convert one vector of an operand, or 0 if packing converts it."""
     d = decisions_for_device(batch, spec)
     return (
-        conversion_cycles(access, spec) if d.panel_keeps_stored_dtype(access) or d.staging(access) == IN_PLACE else 0.0
+        load_conversion_cycles(access, spec)
+        if d.panel_keeps_stored_dtype(access) or d.staging(access) == IN_PLACE
+        else 0.0
     )
 
 
-def stored_cycles(expr: TensorExpr, spec: DeviceSpec) -> float:
+def store_conversion_cycles(expr: TensorExpr, spec: DeviceSpec) -> float:
     """Return how many cycles it takes to convert one vector of each result for storage."""
     narrow = (t.dtype for t in expr.output_tensors if DTYPES[t.dtype].is_narrow)
     return sum(spec.teu.lanes / ops_per_cycle(spec, "convert", dtype) for dtype in narrow)
@@ -44,5 +48,5 @@ def count_load_conversions(expr: TensorExpr, stage: Stage) -> int:
     """Return the number of conversions of loaded values in a stage's body, which packing makes unnecessary."""
     return sum(
         isinstance(n, Cast) and isinstance(n.arg, Load) and DTYPES[expr.tensors[n.arg.tensor].dtype].is_narrow
-        for n in walk(stage.body)
+        for n in walk_scalar_tree(stage.body)
     )

@@ -34,7 +34,7 @@ def arithmetic_cycles(
     ))  # fmt: skip
 
 
-def partial_vector_cost(lanes: Ints, spec: DeviceSpec, elements: int) -> Floats:
+def relative_partial_vector_cost(lanes: Ints, spec: DeviceSpec, elements: int) -> Floats:
     """Return the cost of an instruction on ``lanes`` lanes relative to a vector of ``elements``, shape ``(N,)``."""
     # A datapath as wide as the vector processes any vector at once; a narrower one takes a pass for each part.
     narrow = (spec.teu.datapath_lanes or spec.teu.lanes) / spec.teu.lanes

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.cpu.common.lanes import lane_distance, room
 from roller.templates.cpu.decisions import IN_PLACE, decisions_for_device
 from roller.tile.geometry import Access, Floats, Ints
@@ -16,7 +16,7 @@ from roller.tile.geometry import Access, Floats, Ints
 ACCUMULATOR_BYTES = 4
 
 
-def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[Floats, Floats, Floats]:
+def cache_traffic_bytes(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[Floats, Floats, Floats]:
     """Return the bytes moved from L2 to L1 and from L3 to L2, and the L3 bytes that are waited for, shape ``(N,)``."""
     # All are sums over all micro-kernels; a line that no prefetcher loads counts as many bytes as stream in the same
     # time. The register tiles of a task are a loop nest: an outer loop multiplies an operand's traffic, unless the
@@ -85,7 +85,7 @@ def _unprefetched_share(access: Access, tile: Ints, batch: TileBatch, spec: Devi
         return np.zeros(len(batch))
     if lane_distance(access, int(reductions[-1])) * access.tensor.itemsize_bytes < l1.page_bytes // 2:
         return np.zeros(len(batch))
-    _, run = _runs(access, tile, batch)
+    _, run = _rows_and_runs_of_tile(access, tile, batch)
     lines = run * access.tensor.itemsize_bytes / line
     return np.asarray(np.clip(1.0 - lines / ahead_lines, 0.0, 1.0))
 
@@ -99,10 +99,10 @@ def _tile_line_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceS
     if staged or access.gather:
         return np.asarray(access.elements(tile) * float(d.held_itemsize_bytes(access) if staged else size))
     line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
-    taps = access.shared_axes & ~batch.geometry.spatial
+    taps = access.shared_axis_mask & ~batch.geometry.spatial
 
     def lines(part: Ints) -> Floats:
-        rows, run = _runs(access, part, batch)
+        rows, run = _rows_and_runs_of_tile(access, part, batch)
         return np.asarray(np.minimum(rows * (run * size + line - size), access.elements(part) * float(line)))
 
     whole = lines(tile)
@@ -126,11 +126,11 @@ def _usable_cache_share(access: Access, tile: Ints, batch: TileBatch, spec: Devi
     ):
         return np.ones(len(batch))
     places = page // math.gcd(shape[-1] * size, page)
-    _, run = _runs(access, tile, batch)
+    _, run = _rows_and_runs_of_tile(access, tile, batch)
     return np.minimum(1.0, places * (run * float(size) + line) / page)
 
 
-def _runs(access: Access, tile: Ints, batch: TileBatch) -> tuple[Ints, Ints]:
+def _rows_and_runs_of_tile(access: Access, tile: Ints, batch: TileBatch) -> tuple[Ints, Ints]:
     """Return the number of rows in a data tile and the span of a row (see ``Access.runs``), cached per batch."""
     known = batch._memo.setdefault("runs", {})
     if (id(access), id(tile)) not in known:

@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
+from roller.templates.cpu.common.candidate_tasks import (
+    candidate_row_axes,
+    candidate_task_shapes,
+    register_tiles_per_axis,
+)
 from roller.templates.cpu.common.lanes import lane_count, lane_distance
-from roller.templates.cpu.common.tasks import row_axes, task_shapes, tile_counts
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import TILED, structure_of
 
@@ -22,19 +26,22 @@ _OUTPUTS, _CHAINS = (1, 2, 3, 4, 5, 6, 8, 12), (1, 2, 4)
 _CHUNKS = (512, 1024, 2048, 4096, 8192)
 
 
-def dots_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def dot_product_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return a batch per reduction axis that vectors may run along."""
     del options
     if not structure_of(geometry).reuses:
         return []
 
     def tasks(register: Ints) -> list[Ints]:
-        return list(task_shapes(tile_counts(geometry, register), spec))
+        return list(candidate_task_shapes(register_tiles_per_axis(geometry, register), spec))
 
-    return [dots_batch(geometry, spec, v, row_axes(geometry, v), tasks) for v in dot_axes(geometry, spec)]
+    return [
+        dot_product_batch(geometry, spec, v, candidate_row_axes(geometry, v), tasks)
+        for v in dot_product_axes(geometry, spec)
+    ]
 
 
-def dot_axes(geometry: Geometry, spec: DeviceSpec) -> list[int]:
+def dot_product_axes(geometry: Geometry, spec: DeviceSpec) -> list[int]:
     """Return the reduction axes along which every operand is contiguous or constant, and at least one is contiguous."""
     if any(a.bounds or a.gather for a in geometry.loads):
         return []
@@ -47,14 +54,14 @@ def dot_axes(geometry: Geometry, spec: DeviceSpec) -> list[int]:
     return found
 
 
-def dots_batch(
+def dot_product_batch(
     geometry: Geometry, spec: DeviceSpec, v: int, rows: Sequence[int], tasks: Callable[[Ints], list[Ints]]
 ) -> TileBatch:
     """Return the candidate programs with lanes along reduction axis ``v``."""
     lanes, usable = lane_count(spec, 4), spec.limits.usable_vector_registers or 1
     extent = int(geometry.extents[v])
     both = []
-    for outputs in _tiles(geometry, rows, usable):
+    for outputs in _outputs_per_kernel_choices(geometry, rows, usable):
         for chains in _CHAINS:
             if np.prod(outputs) * chains > usable or (chains > 1 and chains * lanes > extent):
                 continue
@@ -75,7 +82,7 @@ def dots_batch(
     return TileBatch(geometry, TILED.name, register, block, np.ones(len(block), np.int64), (), panel, v)
 
 
-def _tiles(geometry: Geometry, rows: Sequence[int], usable: int) -> list[tuple[int, ...]]:
+def _outputs_per_kernel_choices(geometry: Geometry, rows: Sequence[int], usable: int) -> list[tuple[int, ...]]:
     """Return the numbers of outputs per micro-kernel along the axes, at most two of them larger than 1."""
     out = {tuple(1 for _ in rows)}
     sizes = [[n for n in _OUTPUTS if n <= geometry.extents[a]] for a in rows]

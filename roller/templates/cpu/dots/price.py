@@ -7,11 +7,17 @@ import math
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.cpu.common.caches import dram_traffic_bytes
-from roller.templates.cpu.common.conversion_costs import conversion_cycles, count_load_conversions
-from roller.templates.cpu.common.cores import Parts, Terms, combine_s, imbalance, start_s
+from roller.templates.cpu.common.conversion_costs import count_load_conversions, load_conversion_cycles
 from roller.templates.cpu.common.lanes import arithmetic_cycles, room
+from roller.templates.cpu.common.task_scheduling_costs import (
+    Parts,
+    Terms,
+    combine_reduction_parts_s,
+    imbalance,
+    start_parallel_loops_s,
+)
 from roller.templates.cpu.decisions import decisions_for_device, vector_elements
 from roller.templates.cpu.tiled.price import KERNEL_CYCLES
 from roller.tile.geometry import Access, Floats, Ints
@@ -42,7 +48,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     for a in g.loads:
         read = a.elements(d.tile) * (chains if a.uses[v] else 1)
         loads = loads + read
-        arithmetic = arithmetic + read * conversion_cycles(a, spec)
+        arithmetic = arithmetic + read * load_conversion_cycles(a, spec)
     latency = (spec.execution.step_latency_s or 0.0) * spec.clock_hz
     step = np.maximum.reduce([
         arithmetic, loads * width / rate["load_store"], (vectors + loads) * width / rate["issue"],
@@ -74,13 +80,13 @@ def layer_traffic_bytes(batch: TileBatch, spec: DeviceSpec, layer: str) -> Float
         held, outer = inside[depth], d.loop_order.T[: len(inside) - 1 - depth]
         size = sum((a.elements(held) * a.tensor.itemsize_bytes for a in g.loads), np.zeros(len(batch)))
         fit = (size <= capacity) & np.logical_and.reduce([_rows_fit_cache_sets(a, held, spec, layer) for a in g.loads])
-        here = sum((_fetched_bytes(a, held, outer, d.per_task) for a in g.loads), np.zeros(len(batch)))
+        here = sum((_fetched_operand_bytes(a, held, outer, d.per_task) for a in g.loads), np.zeros(len(batch)))
         now = ~done & (fit | (depth == 0))
         total, done = np.where(now, here * rounds, total), done | now
     return np.asarray(total)
 
 
-def _fetched_bytes(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
+def _fetched_operand_bytes(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
     """Return how many bytes of an operand the loops over the axes ``outer``, shape ``(loops, N)``, fetch."""
     times, rows = np.ones(len(held)), np.arange(len(held))
     moved = np.zeros(len(held), bool)
@@ -106,7 +112,7 @@ def _rows_fit_cache_sets(access: Access, held: Ints, spec: DeviceSpec, layer: st
     return np.asarray(rows * width <= places * ways)
 
 
-def dots_terms(batch: TileBatch, spec: DeviceSpec, imbalance: Floats, launch_s: Floats) -> dict[str, Floats]:
+def dot_product_terms(batch: TileBatch, spec: DeviceSpec, imbalance: Floats, launch_s: Floats) -> dict[str, Floats]:
     """Return the terms of a batch of dot products, without ``seconds``."""
     kernels = decisions_for_device(batch, spec).tiles.astype(np.float64).prod(axis=1)
     compute = kernels * micro_kernel_cycles(batch, spec) / (spec.clock_hz * spec.units) * imbalance
@@ -126,11 +132,11 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     """Return the price of dot products: arithmetic plus the slowest of the caches and the memory bus."""
     del parts
     idle, tasks = imbalance(batch, spec)
-    terms = dots_terms(batch, spec, idle, start_s(tasks, 1, spec))
+    terms = dot_product_terms(batch, spec, idle, start_parallel_loops_s(tasks, 1, spec))
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
     # Every tile starts at different rows, where prefetching restarts, so memory and arithmetic hardly overlap.
     slowest = memory + terms["compute_s"]
-    terms["combine_s"] = combine_s(batch, spec)
+    terms["combine_s"] = combine_reduction_parts_s(batch, spec)
     terms["seconds"] = np.where(fits_registers(batch, spec), slowest + terms["combine_s"] + terms["launch_s"], np.inf)
     terms["tasks"] = tasks.astype(float)
     return terms

@@ -11,10 +11,10 @@ import numpy as np
 from roller.expr import SPATIAL, Stage
 from roller.perf import batch_of
 from roller.te.compat import tirx
-from roller.te.emit import Expr
-from roller.templates.cpu.decisions import Decisions, decisions_for_lanes
-from roller.templates.cpu.emit.loop_nest import integer
-from roller.templates.cpu.window_clipping import tiles_of
+from roller.te.tvm_expressions import Expr
+from roller.templates.cpu.decisions import CpuDecisions, decisions_for_lanes
+from roller.templates.cpu.emit.loop_nest import int32_index
+from roller.templates.cpu.window_clipping import register_tiles_per_segment
 from roller.tile import RProgram
 
 
@@ -104,25 +104,27 @@ def power_of_two_below(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def tile_start(plan: SpatialPlan, tile: Expr) -> Expr:
+def tile_start_coordinate(plan: SpatialPlan, tile: Expr) -> Expr:
     """Return the first coordinate of a register tile; the last tile ends with the axis or its segment."""
     if plan.segments:
-        start, number = integer(0), 0
-        for (first, end), tiles in zip(pairwise(plan.segments), tiles_of(plan.segments, plan.tile), strict=True):
-            here = tirx.min(first + (tile - number) * plan.tile, integer(end - plan.tile))
+        start, number = int32_index(0), 0
+        for (first, end), tiles in zip(
+            pairwise(plan.segments), register_tiles_per_segment(plan.segments, plan.tile), strict=True
+        ):
+            here = tirx.min(first + (tile - number) * plan.tile, int32_index(end - plan.tile))
             start, number = tirx.Select(tile >= number, here, start) if number else here, number + tiles
         return start
     if plan.is_whole:
         return tile * plan.tile
-    return tirx.min(tile * plan.tile, integer(plan.extent - plan.tile))
+    return tirx.min(tile * plan.tile, int32_index(plan.extent - plan.tile))
 
 
-def program_decisions(program: RProgram) -> Decisions:
+def program_decisions(program: RProgram) -> CpuDecisions:
     """Return the decisions for a program as arrays of one row."""
     found = program._memo.get("decisions")
     if found is None:
         found = program._memo["decisions"] = decisions_for_lanes(batch_of([program]), program.vector_elements)
-    decisions: Decisions = found
+    decisions: CpuDecisions = found
     return decisions
 
 

@@ -16,9 +16,9 @@ BITS = "uint16"
 _unsigned = functools.partial(tirx.const, dtype="uint32")
 
 
-def bfloat16_bits(value: Any) -> Any:
+def emit_bfloat16_bits(value: Any) -> Any:
     """Round a float32 to the nearest bfloat16, ties to even, and return its bits; NaN stays NaN."""
-    return _rounded(value, lambda kept: (kept >> _unsigned(16)).astype(BITS))
+    return _apply_to_rounded_bits(value, lambda kept: (kept >> _unsigned(16)).astype(BITS))
 
 
 def round_bfloat16_casts(body: Any) -> Any:
@@ -29,12 +29,12 @@ def round_bfloat16_casts(body: Any) -> Any:
         if dtype_of(cast) != "float32" or not isinstance(narrow, tirx.Cast) or dtype_of(narrow) != "bfloat16":
             return cast
         value = narrow.value.astype("float32")
-        return _rounded(value, lambda kept: tirx.reinterpret("float32", kept & _unsigned(0xFFFF0000)))
+        return _apply_to_rounded_bits(value, lambda kept: tirx.reinterpret("float32", kept & _unsigned(0xFFFF0000)))
 
     return structural_map(body, (tirx.Cast, back))
 
 
-def _rounded(value: Any, of: Callable[[Any], Any]) -> Any:
+def _apply_to_rounded_bits(value: Any, of: Callable[[Any], Any]) -> Any:
     """Apply ``of`` to the bits of a float32 whose upper half is rounded to the nearest bfloat16."""
     given, bits = tirx.Var("rounded", "float32"), tirx.Var("bits", "uint32")
     up = bits + _unsigned(0x7FFF) + ((bits >> _unsigned(16)) & _unsigned(1))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from roller.expr import Index, Scalar, Term, lane_stride, map_indices
+from roller.expr import Index, Scalar, Term, map_indices, stride_between_neighbours
 from roller.te.compat import tirx
-from roller.te.emit import Expr
+from roller.te.tvm_expressions import Expr
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class AxisDigits:
 
     def index(self, index: Index) -> Index:
         """Return an index that reads digits by their names."""
-        return replace(index, terms=tuple(self._term(t) for t in index.terms))
+        return replace(index, terms=tuple(self._digit_term(t) for t in index.terms))
 
-    def _term(self, t: Term) -> Term:
+    def _digit_term(self, t: Term) -> Term:
         own = t.axis == self.axis and not t.is_affine
         return Term(self._name(t.div, t.mod), t.coef) if own else t
 
@@ -62,4 +62,4 @@ class AxisDigits:
     def contiguous(self, index: Sequence[Index], shape: Sequence[int]) -> bool:
         """Return whether adjacent lanes are adjacent in memory."""
         low = next((self._name(div, mod) for div, mod in self.terms if div == 1), self.axis)
-        return lane_stride([self.index(i) for i in index], shape, low) == 1
+        return stride_between_neighbours([self.index(i) for i in index], shape, low) == 1

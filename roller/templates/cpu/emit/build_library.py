@@ -10,7 +10,7 @@ from typing import Any
 
 from roller.core.c_compiler import require_compiler
 from roller.core.processor import linux_feature_names
-from roller.core.scratch import scratch_folder
+from roller.core.temporary_folders import scratch_folder
 from roller.errors import BuildError
 from roller.te.compat import build_for_cpu, llvm_features, tirx, tvm
 from roller.te.extrema import add_extremum_functions
@@ -30,7 +30,7 @@ _NEEDLESS = ("s_tir.CompactBufferAllocation", "s_tir.HoistIfThenElse", "tirx.Rem
 _ALONE = ("-nostdlib", "-Wl,--no-undefined")
 
 
-def prim_funcs(functions: Mapping[str, tuple[list[Any], Stmt]]) -> Any:
+def module_of_functions(functions: Mapping[str, tuple[list[Any], Stmt]]) -> Any:
     """Return the module of functions ``{name: (arguments, body)}`` whose arguments do not alias."""
     return tvm.IRModule(
         {
@@ -44,7 +44,7 @@ def build_library(
     module: Any, mcpu: str, cores: int, features: str = "", *, checked: bool = True, propagate_nan: bool = True
 ) -> bytes:
     """Compile ``module`` for a CPU and link it."""
-    target = _target(mcpu, cores, features=features)
+    target = _make_tvm_target(mcpu, cores, features=features)
     with scratch_folder() as folder:
         object_file, library = Path(folder, "kernel.o"), Path(folder, "kernel.so")
         try:
@@ -54,8 +54,8 @@ def build_library(
                 runtime_module = build_for_cpu(hidden, target, _finish_with_extrema)
             runtime_module.write_to_file(str(object_file))
         except Exception as err:  # TVM raises many exception types; one rejected program must not look like a crash
-            raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err
-        link(object_file, library)
+            raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines_of_text(str(err))}") from err
+        link_library(object_file, library)
         return library.read_bytes()
 
 
@@ -65,28 +65,28 @@ def _finish_with_extrema(passes: Any, module: Any) -> Any:
 
 def required_features(mcpu: str, mtriple: str = "", features: str = "") -> tuple[str, ...]:
     """Return the features needed to run code for ``mcpu`` on the machine ``mtriple`` (default: this machine)."""
-    return linux_feature_names(map(str, llvm_features(_target(mcpu, 1, mtriple, features))))
+    return linux_feature_names(map(str, llvm_features(_make_tvm_target(mcpu, 1, mtriple, features))))
 
 
-def is_foreign(mtriple: str) -> bool:
+def is_foreign_triple(mtriple: str) -> bool:
     """Return whether a triple's architecture differs from this machine's; an empty triple means this machine.
 
     Examples
     --------
-    >>> is_foreign(""), is_foreign("pdp11-unknown-unix")
+    >>> is_foreign_triple(""), is_foreign_triple("pdp11-unknown-unix")
     (False, True)
     """
     return bool(mtriple) and mtriple.partition("-")[0] != platform.machine()
 
 
-def _target(mcpu: str, cores: int, mtriple: str = "", features: str = "") -> Any:
-    more: dict[str, Any] = {"mtriple": mtriple} if is_foreign(mtriple) else {}
+def _make_tvm_target(mcpu: str, cores: int, mtriple: str = "", features: str = "") -> Any:
+    more: dict[str, Any] = {"mtriple": mtriple} if is_foreign_triple(mtriple) else {}
     if features:
         more["mattr"] = [f"+{f}" for f in features.split()]
     return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": cores, **more})
 
 
-def link(object_file: Path, library: Path) -> None:
+def link_library(object_file: Path, library: Path) -> None:
     """Link an object file into a shared library with the C compiler on PATH."""
     compiler = require_compiler("linking a CPU kernel")
     command = [compiler, "-shared", "-fPIC", "-o", str(library), str(object_file)]
@@ -95,8 +95,8 @@ def link(object_file: Path, library: Path) -> None:
         return
     done = subprocess.run([*command, "-lm"], capture_output=True, text=True)
     if done.returncode:
-        raise BuildError(f"linking a CPU kernel: {compiler} failed: {_last_lines(done.stderr)}")
+        raise BuildError(f"linking a CPU kernel: {compiler} failed: {_last_lines_of_text(done.stderr)}")
 
 
-def _last_lines(text: str, lines: int = 6) -> str:
+def _last_lines_of_text(text: str, lines: int = 6) -> str:
     return "\n".join(text.strip().splitlines()[-lines:])

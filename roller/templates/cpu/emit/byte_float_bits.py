@@ -11,7 +11,7 @@ from roller.te.compat import tirx
 _unsigned = functools.partial(tirx.const, dtype="uint32")
 
 
-def byte_to_float(byte: Any, row: DType) -> Any:
+def emit_byte_to_float(byte: Any, row: DType) -> Any:
     """Return the float32 value of a byte."""
     b = tirx.Var("byte", "uint32")
     magnitude = b & _unsigned(0x7F)
@@ -24,7 +24,7 @@ def byte_to_float(byte: Any, row: DType) -> Any:
     return tirx.Let(b, byte.astype("uint32"), tirx.reinterpret("float32", signed))
 
 
-def float_to_byte(value: Any, row: DType) -> Any:
+def emit_float_to_byte(value: Any, row: DType) -> Any:
     """Round a float32 to the nearest 8-bit float, ties to even, and return its byte; NaN stays NaN."""
     given, bits = tirx.Var("given", "float32"), tirx.Var("bits", "uint32")
     magnitude = bits & _unsigned(0x7FFFFFFF)

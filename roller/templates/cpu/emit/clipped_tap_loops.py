@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller.te.compat import tirx
-from roller.te.emit import Expr
+from roller.te.tvm_expressions import Expr
 from roller.templates.cpu.emit.axis_plans import SpatialPlan, program_decisions
-from roller.templates.cpu.emit.loop_nest import integer
-from roller.templates.cpu.window_clipping import Slide, padded_slides, partly_computed_axes
+from roller.templates.cpu.emit.loop_nest import int32_index
+from roller.templates.cpu.window_clipping import WindowSlide, partly_computed_axes, slides_over_padding
 from roller.tile import RProgram
 
 
@@ -18,7 +18,7 @@ from roller.tile import RProgram
 class ClippedWindow:
     """A window of ``taps`` whose range depends on the position of the register tile along ``output``."""
 
-    slide: Slide
+    slide: WindowSlide
     output: SpatialPlan
     taps: int
 
@@ -29,15 +29,15 @@ def clipped_windows(program: RProgram, spatial: Sequence[SpatialPlan]) -> Mappin
     passed, plans = partly_computed_axes(d.live[0]), {s.name: s for s in spatial}
     return {
         names[s.tap]: ClippedWindow(s, plans[names[s.output]], program.axes[s.tap].extent)
-        for s in padded_slides(d.batch.geometry)
+        for s in slides_over_padding(d.batch.geometry)
         if s.tap in passed
     }
 
 
-def live_tap_range(skipped: ClippedWindow, env: Mapping[str, Any]) -> tuple[Expr, Expr]:
+def first_tap_and_tap_count(skipped: ClippedWindow, env: Mapping[str, Any]) -> tuple[Expr, Expr]:
     """Return the first tap, and the number of taps, that the register tile at ``env`` computes."""
-    s, begin, taps = skipped.slide, env[skipped.output.name], integer(skipped.taps)
+    s, begin, taps = skipped.slide, env[skipped.output.name], int32_index(skipped.taps)
     last = begin + (skipped.output.tile - 1)
-    first = tirx.min(tirx.max(-tirx.floordiv(s.step * last - s.low, integer(s.gap)), integer(0)), taps)
-    end = tirx.floordiv(s.high - 1 - s.step * begin, integer(s.gap)) + 1
-    return first, tirx.max(tirx.min(end, taps) - first, integer(0))
+    first = tirx.min(tirx.max(-tirx.floordiv(s.step * last - s.low, int32_index(s.gap)), int32_index(0)), taps)
+    end = tirx.floordiv(s.high - 1 - s.step * begin, int32_index(s.gap)) + 1
+    return first, tirx.max(tirx.min(end, taps) - first, int32_index(0))

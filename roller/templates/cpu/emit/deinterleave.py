@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from roller.te.compat import tirx
-from roller.te.emit import Expr
+from roller.te.tvm_expressions import Expr
 from roller.templates.cpu.decisions import FEWEST_HALVES, HALVED
-from roller.templates.cpu.emit.grouped_axis_runs import flat
-from roller.templates.cpu.emit.loop_nest import Buffer, LoopBuilder, Stmt, if_then, integer, smaller_extent
+from roller.templates.cpu.emit.grouped_axis_runs import indices_of_address
+from roller.templates.cpu.emit.loop_nest import Buffer, LoopBuilder, Stmt, if_then, int32_index, smaller_extent
 
 
-def copy_every_second(
+def emit_copy_of_every_second(
     nest: LoopBuilder,
     length: int | Expr,
     lanes: int,
@@ -25,12 +25,14 @@ def copy_every_second(
     # element, so no access exceeds the row. Rows shorter than a vector use vectors of FEWEST_HALVES lanes, and still
     # shorter ones are copied element by element.
     def vectors(width: int) -> Stmt:
-        count = -(-length // width) if isinstance(length, int) else tirx.floordiv(length + (width - 1), integer(width))
+        count = (
+            -(-length // width) if isinstance(length, int) else tirx.floordiv(length + (width - 1), int32_index(width))
+        )
         end = length - width
 
         def one(n: Expr) -> Stmt:
             whole = isinstance(length, int) and length % width == 0
-            return _vector(width, source, target, n * width if whole else smaller_extent(n * width, end))
+            return _emit_vector_copy(width, source, target, n * width if whole else smaller_extent(n * width, end))
 
         return nest.loop(count, one, name="halves")
 
@@ -44,15 +46,15 @@ def copy_every_second(
     return out
 
 
-def _vector(width: int, source: tuple[Buffer, Expr], target: tuple[Buffer, Sequence[Expr]], at: Expr) -> Stmt:
+def _emit_vector_copy(width: int, source: tuple[Buffer, Expr], target: tuple[Buffer, Sequence[Expr]], at: Expr) -> Stmt:
     (buffer, place), (panel, to) = source, target
 
     def load(first: Expr) -> Expr:
-        *zeros, last = flat(buffer, first)
-        return tirx.BufferLoad(buffer, [*zeros, tirx.Ramp(last, integer(1), width)])
+        *zeros, last = indices_of_address(buffer, first)
+        return tirx.BufferLoad(buffer, [*zeros, tirx.Ramp(last, int32_index(1), width)])
 
     begin = place + at * HALVED
     pair = [load(begin), load(begin + (width - 1))]
     kept = [HALVED * n if HALVED * n < width else HALVED * n + 1 for n in range(width)]
     value = tirx.Shuffle(pair, [tirx.const(x, "int32") for x in kept])
-    return tirx.BufferStore(panel, value, [*to[:-1], tirx.Ramp(to[-1] + at, integer(1), width)])
+    return tirx.BufferStore(panel, value, [*to[:-1], tirx.Ramp(to[-1] + at, int32_index(1), width)])

@@ -10,11 +10,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from roller.expr import Stage, TensorExpr, lane_stride
+from roller.expr import Stage, TensorExpr, stride_between_neighbours
 from roller.te.compat import tirx
-from roller.te.emit import Expr
-from roller.templates.cpu.emit.axis_plans import SpatialPlan, power_of_two_below, tile_start
-from roller.templates.cpu.emit.loop_nest import LoopBuilder, Stmt, clamp, integer, smaller_extent, unravel
+from roller.te.tvm_expressions import Expr
+from roller.templates.cpu.emit.axis_plans import SpatialPlan, power_of_two_below, tile_start_coordinate
+from roller.templates.cpu.emit.loop_nest import (
+    LoopBuilder,
+    Stmt,
+    clamp_expression,
+    int32_index,
+    smaller_extent,
+    unravel_counter,
+)
 
 #: Minimum number of elements that one task of an element-wise nest writes, so that its start-up time is negligible.
 _TASK_ELEMENTS = 1 << 14
@@ -22,19 +29,19 @@ _TASK_ELEMENTS = 1 << 14
 _UNROLL = 4
 
 
-def contiguity(stage: Stage, expr: TensorExpr, axis: str) -> tuple[int, int]:
+def count_contiguous_and_strided(stage: Stage, expr: TensorExpr, axis: str) -> tuple[int, int]:
     """Return the number of contiguous accesses along ``axis``, and the negated number of strided accesses."""
     accesses = [(stage.name, stage.store), *((ld.tensor, ld.index) for ld in stage.loads)]
-    steps = [lane_stride(index, expr.tensors[name].shape, axis) for name, index in accesses]
+    steps = [stride_between_neighbours(index, expr.tensors[name].shape, axis) for name, index in accesses]
     return sum(s == 1 for s in steps), -sum(s not in (0, 1) for s in steps)
 
 
-def default_plans(
+def default_spatial_plans(
     stage: Stage, expr: TensorExpr, lanes: int, names: Sequence[str], open_axes: Collection[str] = ()
 ) -> tuple[SpatialPlan, ...]:
     """Return plans over the spatial axes ``names``: vectors along the most contiguous axis, tasks of useful size."""
     extents = stage.extents
-    best = max(names, key=lambda n: (contiguity(stage, expr, n)[::-1], names.index(n)), default=None)
+    best = max(names, key=lambda n: (count_contiguous_and_strided(stage, expr, n)[::-1], names.index(n)), default=None)
     plans: list[SpatialPlan] = []
     work = 1
     for n in reversed(names):
@@ -63,7 +70,7 @@ def non_overlapping_plan(plan: SpatialPlan) -> SpatialPlan:
     )
 
 
-def task_loop(
+def emit_task_loop(
     nest: LoopBuilder,
     plans: Sequence[SpatialPlan],
     body: Callable[[Mapping[str, Any]], Stmt],
@@ -80,14 +87,14 @@ def task_loop(
     tasks = [p.tasks for p in plans]
 
     def task(t: Expr) -> Stmt:
-        first = {p.name: c * p.per_task for p, c in zip(plans, unravel(t, tasks), strict=True)}
+        first = {p.name: c * p.per_task for p, c in zip(plans, unravel_counter(t, tasks), strict=True)}
         counts = [
             p.per_task if p.tasks_are_equal else smaller_extent(p.per_task, p.tiles - first[p.name]) for p in plans
         ]
 
         def tile(at: tuple[Expr, ...]) -> Stmt:
             tiles = {p.name: first[p.name] + c for p, c in zip(plans, at, strict=True)}
-            start = {p.name: tile_start(p, tiles[p.name]) for p in plans}
+            start = {p.name: tile_start_coordinate(p, tiles[p.name]) for p in plans}
             if to_line is not None:
                 start |= {p.name: _line_aligned_start(p, tiles[p.name], to_line(start)) for p in plans if p.lanes > 1}
             return body(start)
@@ -106,11 +113,11 @@ def task_loop(
 def _line_aligned_start(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
     """Return the first coordinate of a tile if tiles start ``head`` elements after the start of the axis."""
     # One additional tile covers the elements before that; it and the last tile overlap their neighbours.
-    before = tirx.floormod(head, integer(plan.tile))
-    return clamp(before + (tile - 1) * plan.tile, 0, plan.extent - plan.tile)
+    before = tirx.floormod(head, int32_index(plan.tile))
+    return clamp_expression(before + (tile - 1) * plan.tile, 0, plan.extent - plan.tile)
 
 
-def tile_loop(
+def emit_tile_loop(
     nest: LoopBuilder, plans: Sequence[SpatialPlan], start: Mapping[str, Any], body: Callable[[dict[str, Any]], Stmt]
 ) -> Stmt:
     """Run ``body`` on every element of a register tile: loops are unrolled, and lanes are vectorized innermost."""
@@ -133,7 +140,7 @@ def tile_loop(
     return nest.grid([p.tile for p in rows], lanes, "unroll")
 
 
-def elementwise_nest(
+def emit_elementwise_nest(
     nest: LoopBuilder,
     plans: Sequence[SpatialPlan],
     store: Callable[[dict[str, Any]], Stmt],
@@ -142,4 +149,4 @@ def elementwise_nest(
 ) -> Stmt:
     """Return the nest that runs ``store`` at every point; ``to_line`` counts elements from a start to the next line."""
     kind = "parallel" if parallel else "serial"
-    return task_loop(nest, plans, lambda start: tile_loop(nest, plans, start, store), kind, to_line)
+    return emit_task_loop(nest, plans, lambda start: emit_tile_loop(nest, plans, start, store), kind, to_line)

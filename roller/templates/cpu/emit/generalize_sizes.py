@@ -9,45 +9,57 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roller.core.fitting import Fitter
+from roller.core.formula_fitting import FormulaFitter
 from roller.errors import BuildError
 from roller.te.compat import tvm_ffi
-from roller.templates.cpu.emit.build_library import ENTRY, prim_funcs
+from roller.templates.cpu.emit.build_library import ENTRY, module_of_functions
 from roller.templates.cpu.emit.loop_nest import declare_buffer
-from roller.templates.emit.tir_numbers import TirText, numbers_by_place, separate_numbers, substitute_formulas
+from roller.templates.emit.separated_tir_numbers import (
+    TirText,
+    number_values_by_position,
+    separate_numbers,
+    substitute_formulas,
+)
 
-__all__ = ["TirText", "generalize_modules", "numbers_by_place", "packs_are_equal", "size_argument", "module_as_data"]
+__all__ = [
+    "TirText",
+    "generalize_modules",
+    "number_values_by_position",
+    "packing_functions_are_equal",
+    "size_argument_name",
+    "module_as_tir_text",
+]
 
 
-def size_argument(name: str) -> str:
+def size_argument_name(name: str) -> str:
     """Return the name of the argument whose extent is a size: an array of bytes that is never read."""
     return f"{name}.size"
 
 
-def module_as_data(module: Any, sizes: Mapping[str, int]) -> TirText:
+def module_as_tir_text(module: Any, sizes: Mapping[str, int]) -> TirText:
     """Return the parameters and body of a module's function as data, for a shape with these sizes."""
     function = module[ENTRY]
-    arguments = [declare_buffer(size_argument(n), [x], "uint8", private=False) for n, x in sizes.items()]
+    arguments = [declare_buffer(size_argument_name(n), [x], "uint8", private=False) for n, x in sizes.items()]
     return separate_numbers([*function.params, *arguments, function.body])
 
 
-def generalize_modules(texts: Sequence[TirText], fitter: Fitter) -> Any:
+def generalize_modules(texts: Sequence[TirText], fitter: FormulaFitter) -> Any:
     """Return the module for all sizes; its parameters are those of the texts, then an array of each size's extent."""
     first = texts[0]
     if any(t.shape != first.shape for t in texts):
         raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")
     formulas = []
-    for values in numbers_by_place(texts):
+    for values in number_values_by_position(texts):
         formula = fitter.fit(values)
         if formula is None:
             points = ", ".join(f"{v} at {p}" for v, p in zip(values[:4], fitter.points, strict=False))
             raise BuildError(f"a kernel of a range: a number is no known function of the sizes: {points}.")
         formulas.append(formula)
     *params, body = substitute_formulas(first, formulas)
-    return prim_funcs({ENTRY: (params, body)})
+    return module_of_functions({ENTRY: (params, body)})
 
 
-def packs_are_equal(modules: Sequence[Any], name: str) -> bool:
+def packing_functions_are_equal(modules: Sequence[Any], name: str) -> bool:
     """Return whether all modules prepare constants in the same way, or none does."""
     held = [name in {v.name_hint for v in m.functions} for m in modules]
     if not any(held):

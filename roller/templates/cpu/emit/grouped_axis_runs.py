@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roller.expr import Index, Load, Run, Scalar, Stage, TensorExpr, Term, run_along, transform
+from roller.expr import Index, Load, Scalar, Stage, StridedRun, TensorExpr, Term, strided_run_along, transform_scalar
 from roller.te.compat import tirx
-from roller.te.emit import Expr, emit_index
+from roller.te.tvm_expressions import Expr, emit_index
 from roller.templates.cpu.emit.axis_plans import SpatialPlan
 from roller.templates.cpu.emit.loop_nest import (
     Buffer,
     LoopBuilder,
     Stmt,
     bind_value,
-    clamp,
+    clamp_expression,
     if_then,
-    integer,
-    seq,
-    strides,
+    int32_index,
+    row_major_strides,
+    sequence_of_statements,
 )
 
 #: Axis of a flat access that counts the elements of a run; a second axis is the address of the run's first element.
 ELEMENT = "@element"
 
 
-def address(index: Sequence[Index], shape: Sequence[int], env: Mapping[str, Any]) -> Expr:
+def emit_row_major_address(index: Sequence[Index], shape: Sequence[int], env: Mapping[str, Any]) -> Expr:
     """Return the row-major address (elements) of an access."""
-    total: Expr = integer(0)
-    for i, pitch in zip(index, strides(shape), strict=True):
+    total: Expr = int32_index(0)
+    for i, pitch in zip(index, row_major_strides(shape), strict=True):
         total = total + emit_index(i, env) * pitch
     return total
 
@@ -36,17 +36,17 @@ def address(index: Sequence[Index], shape: Sequence[int], env: Mapping[str, Any]
 def emit_axis_address(index: Sequence[Index], shape: Sequence[int], axis: str, value: Expr) -> Expr:
     """Return the part of an access's address that depends on ``axis``, at ``value``, so that it is computed once."""
     mine = [Index(tuple(t for t in i.terms if t.axis == axis)) for i in index]
-    return address(mine, shape, {axis: value})
+    return emit_row_major_address(mine, shape, {axis: value})
 
 
-def flat(buffer: Buffer, place: Expr) -> tuple[Expr, ...]:
+def indices_of_address(buffer: Buffer, place: Expr) -> tuple[Expr, ...]:
     """Return the indices of the element at an address: zeros, and a last index that may exceed its extent."""
-    return (*(integer(0) for _ in range(len(buffer.ty.shape) - 1)), place)
+    return (*(int32_index(0) for _ in range(len(buffer.ty.shape) - 1)), place)
 
 
-def split_tile_at_runs(
+def emit_tile_by_runs(
     nest: LoopBuilder,
-    run: Run,
+    run: StridedRun,
     start: Expr,
     tile: SpatialPlan,
     whole: Callable[[], Stmt],
@@ -63,24 +63,24 @@ def split_tile_at_runs(
     def part(n: Expr) -> Stmt:
         at = (first + n) * run.length - start
         return bind_value(
-            clamp(at, 0, size),
+            clamp_expression(at, 0, size),
             "begin",
             lambda begin: bind_value(
-                clamp(at + run.length, 0, size) - begin, "length", lambda length: piece(begin, length)
+                clamp_expression(at + run.length, 0, size) - begin, "length", lambda length: piece(begin, length)
             ),
         )
 
     one = tirx.floordiv(start + (size - 1), run.length).equal(first)
-    return if_then(one, whole(), seq(*before, nest.loop(touched, part, name="run")))
+    return if_then(one, whole(), sequence_of_statements(*before, nest.loop(touched, part, name="run")))
 
 
-def output_runs(last: Stage, axis: str, extent: int) -> Run | None:
+def runs_of_output(last: Stage, axis: str, extent: int) -> StridedRun | None:
     """Return the output's runs along ``axis``, or ``None`` unless they are contiguous and shorter than the axis."""
-    run = run_along(last.store, last.output.shape, axis, extent)
+    run = strided_run_along(last.store, last.output.shape, axis, extent)
     return run if run is not None and run.step == 1 and run.length < extent else None
 
 
-def flatten_loads(body: Scalar, expr: TensorExpr, axis: str, run: Run) -> tuple[Scalar, dict[str, Load]] | None:
+def flatten_loads(body: Scalar, expr: TensorExpr, axis: str, run: StridedRun) -> tuple[Scalar, dict[str, Load]] | None:
     """Return ``body`` with flat loads inside a run, and the replaced loads, or ``None`` if one jumps or has a guard."""
     # A replaced load reads ``@flat<n>`` at ``@flat<n> + @element``, whose first term is its address at the start of the
     # run.
@@ -92,7 +92,7 @@ def flatten_loads(body: Scalar, expr: TensorExpr, axis: str, run: Run) -> tuple[
         if not isinstance(n, Load) or n.tensor not in inputs or not any(axis in i.axes for i in n.index):
             return n
         extent = next(a.extent for a in expr.anchor.spatial_axes if a.name == axis)
-        mine = run_along(n.index, expr.tensors[n.tensor].shape, axis, extent)
+        mine = strided_run_along(n.index, expr.tensors[n.tensor].shape, axis, extent)
         if n.guard or mine is None or mine.length % run.length or mine.step not in (0, 1):
             refused.append(n)
             return n
@@ -101,11 +101,11 @@ def flatten_loads(body: Scalar, expr: TensorExpr, axis: str, run: Run) -> tuple[
         terms = (Term(name), Term(ELEMENT)) if mine.step else (Term(name),)
         return Load(name, (Index(terms),))
 
-    made = transform(body, replace)
+    made = transform_scalar(body, replace)
     return None if refused else (made, found)
 
 
-def loop_over_run(
+def emit_loop_over_run(
     nest: LoopBuilder, length: int | Expr, lanes: int, body: Callable[[Expr], Stmt], step: int = 1
 ) -> Stmt:
     """Return a loop over the elements of a run, in whole vectors if the length is known and the run is contiguous."""

@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.expr import Tensor, TensorExpr
-from roller.expr.resizing import Size
+from roller.expr.growing_sizes import GrowableSize
 from roller.targets import CPU
 from roller.te.compat import tirx
 from roller.templates.cpu.emit import byte_float_bits
 from roller.templates.cpu.emit.bfloat16 import round_bfloat16_casts
-from roller.templates.cpu.emit.bindings import remove_nested_bindings
 from roller.templates.cpu.emit.build_library import (
     ENTRY,
     PACK,
     build_library,
-    is_foreign,
-    prim_funcs,
+    is_foreign_triple,
+    module_of_functions,
     required_features,
 )
 from roller.templates.cpu.emit.index_overflow import check_index_overflow
-from roller.templates.cpu.emit.interleave import interleave_vectors
-from roller.templates.cpu.emit.lanewise import serialize_scalar_loops
+from roller.templates.cpu.emit.interleave import interleave_vector_loops
 from roller.templates.cpu.emit.loop_nest import (
     Buffer,
     EmittedNests,
@@ -32,11 +30,13 @@ from roller.templates.cpu.emit.loop_nest import (
     computed,
     declare_buffer,
     is_parallel,
+    parallel_task_counts,
     serialize_loops,
-    task_counts,
 )
-from roller.templates.cpu.emit.mathlib import vectorise_math
+from roller.templates.cpu.emit.mathlib import replace_math_library_calls
+from roller.templates.cpu.emit.nested_bindings import remove_nested_bindings
 from roller.templates.cpu.emit.nontemporal import make_stores_nontemporal
+from roller.templates.cpu.emit.serialize_vector_loops import serialize_vector_loops
 from roller.templates.emit.byte_floats import replace_byte_floats_by_bytes
 from roller.templates.registry import template_writing
 from roller.tile import RProgram
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def lower_module(
-    program: RProgram, cores: int = 1, varying: Size | None = None
+    program: RProgram, cores: int = 1, varying: GrowableSize | None = None
 ) -> tuple[Any, tuple[Argument, ...], dict[str, tuple[str, ...]]]:
     """Return a CPU program's TIR module, the kernel's arguments, and the argument names of each function."""
     # A call takes the arguments that change from call to call, inputs before outputs, then constants and their panels.
@@ -74,7 +74,7 @@ def lower_module(
     fixed = [t.name for t in expr.inputs if t.name in program.constants]
     free = [t.name for t, _ in tensors if t.name not in fixed]
     names = {ENTRY: (*free, *(n for n in fixed if n not in nests.unread), *panels)}
-    computed_main = interleave_vectors(vectorise_math(round_bfloat16_casts(nests.main)))
+    computed_main = interleave_vector_loops(replace_math_library_calls(round_bfloat16_casts(nests.main)))
     bodies = {ENTRY: computed_main}
     if nests.pack is not None:
         names[PACK], bodies[PACK] = (*fixed, *panels), nests.pack
@@ -83,21 +83,21 @@ def lower_module(
     buffers.update(panels)
     functions = {
         f: replace_byte_floats_by_bytes(
-            [buffers[n] for n in names[f]], body, byte_float_bits.byte_to_float, byte_float_bits.float_to_byte
+            [buffers[n] for n in names[f]], body, byte_float_bits.emit_byte_to_float, byte_float_bits.emit_float_to_byte
         )
         for f, body in bodies.items()
     }
     params, body = functions[ENTRY]
     # Conversions of 8-bit floats bind their operands too.
-    functions[ENTRY] = params, serialize_scalar_loops(remove_nested_bindings(body))
-    module = prim_funcs({f: (params, add_prefetch_function(body)) for f, (params, body) in functions.items()})
+    functions[ENTRY] = params, serialize_vector_loops(remove_nested_bindings(body))
+    module = module_of_functions({f: (params, add_prefetch_function(body)) for f, (params, body) in functions.items()})
     if program.nontemporal:
         module = make_stores_nontemporal(module, [t.name for t in expr.output_tensors])
     return module, arguments, names
 
 
 def lower_for(
-    program: RProgram, expression: TensorExpr, spec: DeviceSpec, varying: Size | None = None
+    program: RProgram, expression: TensorExpr, spec: DeviceSpec, varying: GrowableSize | None = None
 ) -> KernelArtifact:
     """Generate the kernels of a program for the device for which it was constructed, as :func:`lower` does."""
     vector_bytes = spec.teu.lanes * 4
@@ -107,7 +107,7 @@ def lower_for(
 
 def lower(
     program: RProgram, expression: TensorExpr, mcpu: str, cores: int, device: str, vector_bytes: int, mtriple: str = "",
-    varying: Size | None = None,
+    varying: GrowableSize | None = None,
 ) -> KernelArtifact:  # fmt: skip
     """Generate the CPU kernel of ``program`` and build it, unless it is for a different architecture."""
     start = time.perf_counter()
@@ -116,7 +116,8 @@ def lower(
     launches = {f: Launch(module[f].script(), f, taken) for f, taken in names.items()}
     target = {
         "mcpu": mcpu, "cores": cores, "vector_bytes": vector_bytes, "parallel": is_parallel(module[ENTRY].body),
-        "tasks": list(task_counts(module[ENTRY].body)), "features": list(required_features(mcpu, mtriple, features)),
+        "tasks": list(parallel_task_counts(module[ENTRY].body)), "features": list(required_features(mcpu, mtriple,
+                                                                                                    features)),
     }  # fmt: skip
     inputs = [a.name for a in arguments if a.role == "input"]
     artifact = KernelArtifact(
@@ -124,7 +125,7 @@ def lower(
         constants=tuple(Constant(inputs.index(n)) for n in inputs if n in program.constants),
         prepare=launches.get(PACK),
     )  # fmt: skip
-    if is_foreign(mtriple):
+    if is_foreign_triple(mtriple):
         return artifact
     # A kernel that takes its extent from the arrays of a call also checks that the arrays agree.
     nan = program.expr.propagate_nan

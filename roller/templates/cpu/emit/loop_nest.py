@@ -16,10 +16,10 @@ import numpy as np
 
 from roller.core.dtypes import DTYPE_BYTES, DTYPES, round_to_dtype
 from roller.errors import BuildError
-from roller.expr import OFFSET_ELEMENTS, Cast, Const, Index, IndexValue, Scalar, TensorExpr, Term, transform
+from roller.expr import OFFSET_ELEMENTS, Cast, Const, Index, IndexValue, Scalar, TensorExpr, Term, transform_scalar
 from roller.te.compat import structural_map, structural_walk, tirx, tvm
-from roller.te.emit import Expr
-from roller.templates.cpu.emit.bfloat16 import BITS, bfloat16_bits
+from roller.te.tvm_expressions import Expr
+from roller.templates.cpu.emit.bfloat16 import BITS, emit_bfloat16_bits
 
 Stmt: TypeAlias = Any
 Buffer: TypeAlias = Any
@@ -44,7 +44,7 @@ define void @{_HINT}(ptr %p) alwaysinline {{
 """
 
 
-def integer(value: int | Expr) -> Expr:
+def int32_index(value: int | Expr) -> Expr:
     """Return ``value`` as a 32-bit index expression."""
     return tirx.const(int(value), "int32") if isinstance(value, (int, np.integer)) else value
 
@@ -82,9 +82,9 @@ class LoopBuilder:
         if isinstance(extent, int) and extent >= OFFSET_ELEMENTS:
             raise BuildError(f"loop '{name}': expected fewer than 2^31 iterations, got {extent}. Split the operator.")
         if isinstance(extent, int) and extent == 1:  # parallel loops too: one task wakes no worker
-            return body(integer(0))
+            return body(int32_index(0))
         var = tirx.Var(f"{name}_{next(self._count)}", "int32")
-        return tirx.For(var, integer(0), integer(extent), _KIND[kind], body(var))
+        return tirx.For(var, int32_index(0), int32_index(extent), _KIND[kind], body(var))
 
     def variable(self, name: str, value: Expr) -> Expr:
         """Return a new variable of the type of ``value``, to be bound to it."""
@@ -117,14 +117,15 @@ def is_parallel(body: Stmt) -> bool:
     return any(found)
 
 
-def task_counts(body: Stmt) -> tuple[int, ...]:
+def parallel_task_counts(body: Stmt) -> tuple[int, ...]:
     """Return each parallel loop's task count in order; ``()`` if one is nested or its extent is unknown at build time.
 
     Examples
     --------
-    >>> nest, nothing = LoopBuilder(), tirx.Evaluate(integer(0))
+    >>> nest, nothing = LoopBuilder(), tirx.Evaluate(int32_index(0))
     >>> loop = nest.loop(6, lambda i: nothing, "parallel")
-    >>> task_counts(seq(loop, nothing, loop)), task_counts(nest.loop(2, lambda i: loop))
+    >>> (parallel_task_counts(sequence_of_statements(loop, nothing, loop)),
+    ...  parallel_task_counts(nest.loop(2, lambda i: loop)))
     ((6, 6), ())
     """
     found: list[Any] = []
@@ -142,7 +143,7 @@ def _collect_task_counts(body: Stmt, found: list[Any]) -> bool:
     return _collect_task_counts(body.body, found)
 
 
-def seq(*statements: Stmt | None) -> Stmt:
+def sequence_of_statements(*statements: Stmt | None) -> Stmt:
     """Return a sequence of statements, leaving out ``None``."""
     kept = [s for s in statements if s is not None]
     return kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
@@ -151,7 +152,7 @@ def seq(*statements: Stmt | None) -> Stmt:
 def bind_value(value: Expr, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
     """Return ``body(name)`` after ``name = value``, so that a repeated value is computed and optimized once."""
     var = tirx.Var(name, "int32")
-    return seq(tirx.Bind(var, value), body(var))
+    return sequence_of_statements(tirx.Bind(var, value), body(var))
 
 
 def copy_elements(to: Buffer, to_index: Sequence[Expr], source: Buffer, index: Sequence[Expr], count: Expr) -> Stmt:
@@ -210,40 +211,41 @@ def computed(expr: TensorExpr) -> TensorExpr:
         return Cast("float32", n) if isinstance(n, Cast) else replace(n, dtype="float32")
 
     stages = tuple(
-        replace(s, body=transform(s.body, scalar), acc_dtype=_accumulator_dtype(s.acc_dtype)) for s in expr.stages
+        replace(s, body=transform_scalar(s.body, scalar), acc_dtype=_accumulator_dtype(s.acc_dtype))
+        for s in expr.stages
     )
     return replace(expr, stages=stages)
 
 
 def element_dtype(buffer: Buffer) -> str:
-    """Return the dtype that :func:`read` returns for a buffer's elements."""
+    """Return the dtype that :func:`read_element` returns for a buffer's elements."""
     kept = str(buffer.ty.dtype)
     return "float32" if kept == BITS else computed_dtype(kept)
 
 
-def allocate(buffer: Buffer) -> Stmt:
+def allocate_buffer(buffer: Buffer) -> Stmt:
     """Allocate ``buffer`` for the statements that follow in the same sequence."""
     return tirx.AllocBuffer(buffer)
 
 
-def read(buffer: Buffer, *index: Expr) -> Expr:
+def read_element(buffer: Buffer, *index: Expr) -> Expr:
     """Return an element in the dtype of computation; a tensor of rank 0 has one element."""
-    value = tirx.BufferLoad(buffer, list(index) or [integer(0)])
+    value = tirx.BufferLoad(buffer, list(index) or [int32_index(0)])
     if str(buffer.ty.dtype) != BITS:
         return value.astype(element_dtype(buffer))
     return tirx.reinterpret("float32", value.astype("uint32") << tirx.const(16, "uint32"))
 
 
 def read_vector(buffer: Buffer, index: Sequence[Expr], lanes: int) -> Expr:
-    """Return ``lanes`` adjacent elements from ``index`` along the last dimension, converted as :func:`read` does."""
-    value = tirx.BufferLoad(buffer, [*index[:-1], tirx.Ramp(index[-1], integer(1), lanes)])
+    """Return ``lanes`` adjacent elements from ``index`` along the last dimension, converted like one element."""
+    value = tirx.BufferLoad(buffer, [*index[:-1], tirx.Ramp(index[-1], int32_index(1), lanes)])
     if str(buffer.ty.dtype) != BITS:
         return value.astype(f"{element_dtype(buffer)}x{lanes}")
     places = tirx.Broadcast(tirx.const(16, "uint32"), lanes)
     return tirx.reinterpret(f"float32x{lanes}", value.astype(f"uint32x{lanes}") << places)
 
 
-def dimensions(buffer: Buffer, index: Sequence[Any]) -> tuple[int, ...]:
+def addressed_extents(buffer: Buffer, index: Sequence[Any]) -> tuple[int, ...]:
     """Return the extents that ``index`` addresses: none for a tensor of rank 0, which is stored as one element."""
     return tuple(map(constant_extent, buffer.ty.shape)) if index else ()
 
@@ -253,62 +255,62 @@ def constant_extent(extent: int | Expr) -> int | Expr:
     return int(extent) if isinstance(extent, (int, tirx.IntImm)) else extent
 
 
-def write(buffer: Buffer, value: Expr, *index: Expr) -> Stmt:
+def write_element(buffer: Buffer, value: Expr, *index: Expr) -> Stmt:
     """Store an element, converted to the buffer's dtype."""
     kept = str(buffer.ty.dtype)
     value = value.astype(element_dtype(buffer))
-    value = bfloat16_bits(value) if kept == BITS else value.astype(kept)
-    return tirx.BufferStore(buffer, value, list(index) or [integer(0)])
+    value = emit_bfloat16_bits(value) if kept == BITS else value.astype(kept)
+    return tirx.BufferStore(buffer, value, list(index) or [int32_index(0)])
 
 
-def prefetch(buffer: Buffer, *index: Expr) -> Stmt:
+def prefetch_element(buffer: Buffer, *index: Expr) -> Stmt:
     """Return a hint to load the cache line of an element; the index must be inside the buffer."""
     # The enclosing function needs :func:`add_prefetch_function`.
     return tirx.Evaluate(tirx.call_extern("void", _HINT, tirx.address_of(tirx.BufferLoad(buffer, list(index)))))
 
 
 def add_prefetch_function(body: Stmt) -> Stmt:
-    """Return a function's body with the inlined function that its hints (:func:`prefetch`) call."""
+    """Return a function's body with the inlined function that its hints (:func:`prefetch_element`) call."""
     found: list[bool] = []
     structural_walk(body, (tvm.ir.StringImm, lambda n: found.append(n.value == _HINT)))
-    return tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(_HINT_IR), body) if any(found) else body
+    return tirx.AttrStmt(int32_index(0), "pragma_import_llvm", tvm.ir.StringImm(_HINT_IR), body) if any(found) else body
 
 
-def reader(buffer: Buffer) -> Callable[..., Expr]:
-    """Return the function from indices to an element that :func:`roller.te.emit.emit_scalar` expects."""
-    return lambda *index: read(buffer, *index)
+def element_reader(buffer: Buffer) -> Callable[..., Expr]:
+    """Return the function from indices to an element that :func:`roller.te.tvm_expressions.emit_scalar` expects."""
+    return lambda *index: read_element(buffer, *index)
 
 
 def smaller_extent(a: int | Expr, b: int | Expr) -> int | Expr:
     """Return the smaller of two extents, at build time if both are known."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
-    return tirx.min(integer(a), integer(b))
+    return tirx.min(int32_index(a), int32_index(b))
 
 
-def quotient(value: int | Expr, by: int) -> tuple[Any, Any]:
+def divide_extent(value: int | Expr, by: int) -> tuple[Any, Any]:
     """Return the quotient and remainder of a non-negative extent, at build time if it is known."""
     if isinstance(value, int):
         return value // by, value % by
     return tirx.floordiv(value, by), tirx.floormod(value, by)
 
 
-def clamp(value: Expr, low: int | Expr, high: int | Expr) -> Expr:
+def clamp_expression(value: Expr, low: int | Expr, high: int | Expr) -> Expr:
     """Return ``min(max(value, low), high)``."""
-    return tirx.min(tirx.max(value, integer(low)), integer(high))
+    return tirx.min(tirx.max(value, int32_index(low)), int32_index(high))
 
 
-def unravel(flat: Expr, extents: Sequence[int]) -> tuple[Expr, ...]:
+def unravel_counter(flat: Expr, extents: Sequence[int]) -> tuple[Expr, ...]:
     """Split a flat counter into one counter per extent, last fastest."""
     out: list[Expr] = []
     rest = flat
     for n in reversed(extents[1:]):
-        out.append(integer(0) if n == 1 else tirx.floormod(rest, n))
+        out.append(int32_index(0) if n == 1 else tirx.floormod(rest, n))
         rest = rest if n == 1 else tirx.floordiv(rest, n)
     return (rest, *reversed(out)) if extents else ()
 
 
-def strides(shape: Sequence[int]) -> tuple[int, ...]:
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return row-major strides in elements."""
     out = [1] * len(shape)
     for d in range(len(shape) - 2, -1, -1):
@@ -316,6 +318,6 @@ def strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(out)
 
 
-def rename(index: Index, names: Mapping[str, str]) -> Index:
+def rename_index_axes(index: Index, names: Mapping[str, str]) -> Index:
     """Return ``index`` with axes renamed."""
     return Index(tuple(Term(names.get(t.axis, t.axis), t.coef, t.div, t.mod) for t in index.terms), index.const)

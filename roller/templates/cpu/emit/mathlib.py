@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from roller.te.compat import dtype_of, structural_map, tirx, tvm
-from roller.te.emit import Expr
+from roller.te.tvm_expressions import Expr
 from roller.templates.cpu.emit.loop_nest import Stmt
 
 _LOG2E = math.log2(math.e)
@@ -37,7 +37,7 @@ _ERF_Q = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -
           -1.42647390514189e-02)  # fmt: skip
 
 
-def vectorise_math(body: Stmt) -> Stmt:
+def replace_math_library_calls(body: Stmt) -> Stmt:
     """Return ``body`` with the float32 functions of this module in place of library calls."""
 
     def replace(call: Any) -> Any:
@@ -58,20 +58,20 @@ def vectorise_math(body: Stmt) -> Stmt:
     return structural_map(body, (tvm.ir.Call, replace))
 
 
-def _f(value: float) -> Expr:
+def _float32_literal(value: float) -> Expr:
     return tirx.const(value, "float32")
 
 
-def _bind(value: Expr, name: str, body: Callable[[Expr], Expr]) -> Expr:
+def _let_expression(value: Expr, name: str, body: Callable[[Expr], Expr]) -> Expr:
     """Return ``body(name)`` with ``value`` computed once."""
     var = tirx.Var(name, dtype_of(value))
     return tirx.Let(var, value, body(var))
 
 
 def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
-    total = _f(coefficients[0])
+    total = _float32_literal(coefficients[0])
     for c in coefficients[1:]:
-        total = total * x + _f(c)
+        total = total * x + _float32_literal(c)
     return total
 
 
@@ -82,11 +82,13 @@ def _exp(x: Expr) -> Expr:
     # shifted, they are added to the exponent of ``exp(r)``. Arguments without a normal result give an unusable value
     # that is not selected, so no argument is clipped.
     def result(v: Expr, shifted: Expr, r: Expr) -> Expr:
-        mantissa = _polynomial(r, _EXP) * r + _f(1.0)
+        mantissa = _polynomial(r, _EXP) * r + _float32_literal(1.0)
         raised = tirx.reinterpret("int32", mantissa) + (tirx.reinterpret("int32", shifted) << 23)
         # NaN fails every comparison and stays NaN.
-        normal = tirx.Select(v <= _f(_EXP_HIGH), tirx.reinterpret("float32", raised), v + _f(math.inf))
-        return tirx.Select(v < _f(_EXP_LOW), _f(0.0), normal)
+        normal = tirx.Select(
+            v <= _float32_literal(_EXP_HIGH), tirx.reinterpret("float32", raised), v + _float32_literal(math.inf)
+        )
+        return tirx.Select(v < _float32_literal(_EXP_LOW), _float32_literal(0.0), normal)
 
     return _reduce_exp_argument(x, _WHOLE, result)
 
@@ -96,11 +98,13 @@ def exp_of_nonpositive(x: Expr) -> Expr:
 
     # The rounding sum includes the bias of the exponent, so its last bits, shifted, are ``2^n``; times NaN it is NaN.
     def scaled(v: Expr, r: Expr, power: Expr) -> Expr:
-        return tirx.Select(v < _f(_EXP_LOW), _f(0.0), _polynomial(r, _EXP) * (r * power) + power)
+        return tirx.Select(
+            v < _float32_literal(_EXP_LOW), _float32_literal(0.0), _polynomial(r, _EXP) * (r * power) + power
+        )
 
     def result(v: Expr, shifted: Expr, r: Expr) -> Expr:
         power = tirx.reinterpret("float32", tirx.reinterpret("int32", shifted) << 23)
-        return _bind(power, "exp_p", lambda p: scaled(v, r, p))
+        return _let_expression(power, "exp_p", lambda p: scaled(v, r, p))
 
     return _reduce_exp_argument(x, _WHOLE + _BIAS, result)
 
@@ -109,28 +113,39 @@ def _reduce_exp_argument(x: Expr, whole: float, result: Callable[[Expr, Expr, Ex
     """Return ``result(x, sum, r)`` for the reduced argument ``r``; the last bits of the sum are ``n``."""
 
     def reduced(v: Expr, shifted: Expr) -> Expr:
-        return _bind(
-            shifted - _f(whole), "exp_n",
-            lambda n: _bind(v - n * _f(_LN2_HIGH) - n * _f(_LN2_LOW), "exp_r", lambda r: result(v, shifted, r)),
+        return _let_expression(
+            shifted - _float32_literal(whole), "exp_n",
+            lambda n: _let_expression(v - n * _float32_literal(_LN2_HIGH) - n * _float32_literal(_LN2_LOW), "exp_r",
+                                      lambda r: result(v, shifted, r)),
         )  # fmt: skip
 
-    return _bind(x, "exp_v", lambda v: _bind(v * _f(_LOG2E) + _f(whole), "exp_s", lambda s: reduced(v, s)))
+    return _let_expression(
+        x,
+        "exp_v",
+        lambda v: _let_expression(
+            v * _float32_literal(_LOG2E) + _float32_literal(whole), "exp_s", lambda s: reduced(v, s)
+        ),
+    )
 
 
 def _sigmoid(x: Expr) -> Expr:
-    return _f(1.0) / (_f(1.0) + _exp(-x))
+    return _float32_literal(1.0) / (_float32_literal(1.0) + _exp(-x))
 
 
-def _rational(limit: float, p: Sequence[float], q: Sequence[float]) -> Callable[[Expr], Expr]:
+def _odd_rational_function(limit: float, p: Sequence[float], q: Sequence[float]) -> Callable[[Expr], Expr]:
     """Return the odd function ``x p(x^2) / q(x^2)``, 1 and -1 beyond ``limit``; NaN stays NaN."""
 
     def apply(x: Expr) -> Expr:
         def value(v: Expr) -> Expr:
             # Beyond the limit, the quotient may overflow but is not selected, so the argument is not clipped.
-            inside = _bind(v * v, "odd_s", lambda s: v * _polynomial(s, p) / _polynomial(s, q))
-            return tirx.Select(v > _f(limit), _f(1.0), tirx.Select(v < _f(-limit), _f(-1.0), inside))
+            inside = _let_expression(v * v, "odd_s", lambda s: v * _polynomial(s, p) / _polynomial(s, q))
+            return tirx.Select(
+                v > _float32_literal(limit),
+                _float32_literal(1.0),
+                tirx.Select(v < _float32_literal(-limit), _float32_literal(-1.0), inside),
+            )
 
-        return _bind(x, "odd_v", value)
+        return _let_expression(x, "odd_v", value)
 
     return apply
 
@@ -141,12 +156,12 @@ _LIBRARY = {f"tirx.{n}": n for n in ("sinh", "cosh", "atanh", "fmod")}
 _REPLACEMENTS: dict[str, Callable[[Expr], Expr]] = {
     "tirx.exp": _exp,
     "tirx.sigmoid": _sigmoid,
-    "tirx.tanh": _rational(_TANH_LIMIT, _TANH_P, _TANH_Q),
-    "tirx.erf": _rational(_ERF_LIMIT, _ERF_P, _ERF_Q),
+    "tirx.tanh": _odd_rational_function(_TANH_LIMIT, _TANH_P, _TANH_Q),
+    "tirx.erf": _odd_rational_function(_ERF_LIMIT, _ERF_P, _ERF_Q),
     # TVM emits these one lane at a time; LLVM's rounding is an instruction, and the other function is LLVM's own
     # expansion.
     "tirx.nearbyint": lambda x: tirx.call_llvm_pure_intrin("float32", "llvm.nearbyint", x),
-    "tirx.rsqrt": lambda x: _f(1.0) / tirx.sqrt(x),
+    "tirx.rsqrt": lambda x: _float32_literal(1.0) / tirx.sqrt(x),
 }
 
 #: Functions that may be computed differently than by TVM.

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 
 from roller.te.compat import dtype_of, structural_map, tirx, tvm
-from roller.te.emit import Expr
 from roller.te.opaque_floats import hide_float_arithmetic, reveal_float_arithmetic
-from roller.templates.cpu.emit.loop_nest import LINE_BYTES, Buffer, Stmt, integer, is_parallel, seq
+from roller.te.tvm_expressions import Expr
+from roller.templates.cpu.emit.loop_nest import (
+    LINE_BYTES,
+    Buffer,
+    Stmt,
+    int32_index,
+    is_parallel,
+    sequence_of_statements,
+)
 
 #: LLVM's names of the element types that have non-temporal stores.
 _LLVM = {
@@ -41,25 +48,25 @@ _FENCE_IR = f"""define void @{_FENCE}() alwaysinline {{
 """
 
 
-def elements_to_line(buffer: Buffer, index: tuple[Expr, ...]) -> Expr:
+def emit_elements_to_line(buffer: Buffer, index: tuple[Expr, ...]) -> Expr:
     """Return the number of elements from an element of ``buffer`` to the next cache line, computed at run time."""
     # The enclosing function needs :func:`make_stores_nontemporal`, which adds the called function.
     address = tirx.address_of(tirx.BufferLoad(buffer, list(index)))
-    size = _width(str(buffer.ty.dtype))
-    return tirx.floordiv(tirx.call_pure_extern("int32", _HEAD, address), integer(size))
+    size = _vector_bytes(str(buffer.ty.dtype))
+    return tirx.floordiv(tirx.call_pure_extern("int32", _HEAD, address), int32_index(size))
 
 
 def make_stores_nontemporal(module: Any, outputs: Collection[str]) -> Any:
     """Return ``module`` with the vector stores to ``outputs`` made non-temporal."""
     # A store whose address is not a multiple of its size (at most a line) stays ordinary: the ends of a row, or all of
-    # it if nothing aligned it (:func:`elements_to_line`).
+    # it if nothing aligned it (:func:`emit_elements_to_line`).
     tir = tirx.transform
     passes = [tir.StmtSimplify(), tir.FlattenBuffer(), tir.NarrowDataType(32), tir.VectorizeLoop()]
     flat = reveal_float_arithmetic(tvm.transform.Sequential(passes)(hide_float_arithmetic(module)))
-    return tvm.IRModule({name: _stream_function(f, outputs) for name, f in flat.functions_items()})
+    return tvm.IRModule({name: _make_function_nontemporal(f, outputs) for name, f in flat.functions_items()})
 
 
-def _stream_function(function: Any, outputs: Collection[str]) -> Any:
+def _make_function_nontemporal(function: Any, outputs: Collection[str]) -> Any:
     imports: dict[str, str] = {}
 
     def store(s: Stmt) -> Stmt:
@@ -67,7 +74,11 @@ def _stream_function(function: Any, outputs: Collection[str]) -> Any:
         at = s.indices[0]
         if str(s.buffer.name) not in outputs or element not in _LLVM:
             return s
-        if not isinstance(at, tirx.Ramp) or int(at.stride) != 1 or _width(element, int(lanes)) < _NARROWEST_BYTES:
+        if (
+            not isinstance(at, tirx.Ramp)
+            or int(at.stride) != 1
+            or _vector_bytes(element, int(lanes)) < _NARROWEST_BYTES
+        ):
             return s
         name = f"roller_stream_{element}x{lanes}"
         imports[name] = _vector_store_llvm(name, element, int(lanes))
@@ -77,24 +88,24 @@ def _stream_function(function: Any, outputs: Collection[str]) -> Any:
     def task(loop: Stmt) -> Stmt:
         if loop.kind != tirx.ForKind.PARALLEL:
             return loop
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, seq(loop.body, fence))
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence_of_statements(loop.body, fence))
 
     fence = tirx.Evaluate(tirx.call_extern("void", _FENCE))
     body = structural_map(function.body, (tirx.BufferStore, store))
     parallel = is_parallel(body)
-    body = structural_map(body, (tirx.For, task)) if parallel else seq(body, fence)
+    body = structural_map(body, (tirx.For, task)) if parallel else sequence_of_statements(body, fence)
     text = "".join([_HEAD_IR, _FENCE_IR, *imports.values(), "!0 = !{i32 1}\n"])
-    return function.with_body(tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(text), body))
+    return function.with_body(tirx.AttrStmt(int32_index(0), "pragma_import_llvm", tvm.ir.StringImm(text), body))
 
 
-def _width(element: str, lanes: int = 1) -> int:
+def _vector_bytes(element: str, lanes: int = 1) -> int:
     """Return the size of a vector in bytes."""
     return lanes * np.dtype(element).itemsize
 
 
 def _vector_store_llvm(name: str, element: str, lanes: int) -> str:
     """Return the LLVM function for a vector store that is non-temporal if its address is a multiple of its size."""
-    vector, size = f"<{lanes} x {_LLVM[element]}>", _width(element)
+    vector, size = f"<{lanes} x {_LLVM[element]}>", _vector_bytes(element)
     aligned = min(LINE_BYTES, lanes * size)
     return f"""define void @{name}(ptr %p, {vector} %v) alwaysinline {{
   %a = ptrtoint ptr %p to i64

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from roller.te.emit import Expr
-from roller.templates.cpu.emit.loop_nest import LINE_BYTES, Buffer, Stmt, prefetch, seq
+from roller.te.tvm_expressions import Expr
+from roller.templates.cpu.emit.loop_nest import LINE_BYTES, Buffer, Stmt, prefetch_element, sequence_of_statements
 
 #: Size (bytes) of a constant above which its panels leave a core's caches while a model reads its other constants.
 FAR_BYTES = 1 << 16
@@ -19,8 +19,12 @@ FAR_BYTES = 1 << 16
 Hint = Callable[[Mapping[str, Any]], Stmt]
 
 
-def prefetch_lines(buffer: Buffer, start: tuple[Expr, ...], part: tuple[Expr, int], row: int, item_bytes: int) -> Stmt:
+def emit_line_prefetches(
+    buffer: Buffer, start: tuple[Expr, ...], part: tuple[Expr, int], row: int, item_bytes: int
+) -> Stmt:
     """Return hints for one part of a panel."""
     step, turns = part
     size = -(-row // turns)
-    return seq(*(prefetch(buffer, *start, step * size + x) for x in range(0, size, LINE_BYTES // item_bytes)))
+    return sequence_of_statements(
+        *(prefetch_element(buffer, *start, step * size + x) for x in range(0, size, LINE_BYTES // item_bytes))
+    )

@@ -9,19 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from roller.te.compat import tirx
-from roller.te.emit import Expr
-from roller.templates.cpu.emit.loop_nest import Buffer, LoopBuilder, Stmt, element_dtype, integer, read_vector, seq
+from roller.te.tvm_expressions import Expr
+from roller.templates.cpu.emit.loop_nest import (
+    Buffer,
+    LoopBuilder,
+    Stmt,
+    element_dtype,
+    int32_index,
+    read_vector,
+    sequence_of_statements,
+)
 
 #: Minimum number of lanes for which shuffles pay off.
 _LANES = 4
 
 
-def transposable(source: Buffer, panel: Buffer, lanes: int) -> bool:
+def can_transpose_in_registers(source: Buffer, panel: Buffer, lanes: int) -> bool:
     """Return whether blocks of ``lanes`` vectors of ``source`` may be transposed into ``panel``, by dtype and lanes."""
     return lanes >= _LANES and str(panel.ty.dtype) in (element_dtype(source), str(source.ty.dtype))
 
 
-def transpose_vectors(nest: LoopBuilder, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
+def emit_vector_transpose(nest: LoopBuilder, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
     """Return the statements that transpose as many vectors as each of them has lanes, and the transposed vectors."""
     # For each bit of the row index, from the highest down, the rows without and with the bit exchange the lanes with
     # and without it.
@@ -47,18 +55,20 @@ def transpose_vectors(nest: LoopBuilder, rows: Sequence[Expr]) -> tuple[list[Stm
     return steps, vectors
 
 
-def transpose_block(
+def emit_block_transpose(
     nest: LoopBuilder, lanes: int, source: Buffer, place: Callable[[int], tuple[Expr, ...]],
     panel: Buffer, target: Callable[[int], tuple[Expr, ...]],
 ) -> Stmt:  # fmt: skip
     """Return the statement that copies one block and transposes it."""
 
     def vector(index: tuple[Expr, ...]) -> list[Expr]:
-        return [*index[:-1], tirx.Ramp(index[-1], integer(1), lanes)]
+        return [*index[:-1], tirx.Ramp(index[-1], int32_index(1), lanes)]
 
     if panel.ty.dtype == source.ty.dtype:
         rows = [tirx.BufferLoad(source, vector(place(r))) for r in range(lanes)]
     else:
         rows = [read_vector(source, place(r), lanes) for r in range(lanes)]
-    steps, columns = transpose_vectors(nest, rows)
-    return seq(*steps, *(tirx.BufferStore(panel, v, vector(target(c))) for c, v in enumerate(columns)))
+    steps, columns = emit_vector_transpose(nest, rows)
+    return sequence_of_statements(
+        *steps, *(tirx.BufferStore(panel, v, vector(target(c))) for c, v in enumerate(columns))
+    )

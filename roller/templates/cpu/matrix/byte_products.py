@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.core.fragment import Fragment
-from roller.expr import Call, Cast, Load, Scalar, Stage, run_along
+from roller.core.matrix_fragment import Fragment
+from roller.expr import Call, Cast, Load, Scalar, Stage, strided_run_along
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.cpu.boxes import words_are_readable
-from roller.templates.cpu.common.tasks import vector_axes
+from roller.perf.tile_batch import TileBatch
+from roller.templates.cpu.box_staging import words_are_readable
+from roller.templates.cpu.common.candidate_tasks import candidate_vector_axes
 from roller.tile.geometry import Access, Geometry
 from roller.tile.structures import MATRIX, structure_of
 
@@ -17,7 +17,7 @@ from roller.tile.structures import MATRIX, structure_of
 BYTES = ("int8", "uint8")
 
 
-def byte_product(stage: Stage) -> tuple[Load, Load] | None:
+def factors_of_byte_product(stage: Stage) -> tuple[Load, Load] | None:
     """Return the two loads whose product a stage sums in int32, or ``None`` for other stages."""
     if stage.combiner != "sum" or stage.acc_dtype != "int32" or not isinstance(stage.body, Call):
         return None
@@ -50,17 +50,17 @@ def byte_product_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) 
     # Lanes run along an axis that indexes one operand only. Words run along the reduction axis in which the other
     # operand has contiguous words, else along the axis that wastes the least.
     expr = geometry.expr
-    loads = byte_product(expr.anchor)
+    loads = factors_of_byte_product(expr.anchor)
     if fragment not in supported_fragments(spec) or not structure_of(geometry).reuses or loads is None:
         return []
     if any(expr.tensors[x.tensor].dtype not in BYTES for x in loads) or len(geometry.loads) != len(loads):
         return []
     found = []
-    for v in vector_axes(geometry, MATRIX):
+    for v in candidate_vector_axes(geometry, MATRIX):
         if geometry.extents[v] < fragment.n or sum(bool(a.uses[v]) for a in geometry.loads) != 1:
             continue
         packed, other = sorted(geometry.loads, key=lambda a: not a.uses[v])
-        k = _word_axis(geometry, packed, other, fragment)
+        k = _reduction_axis_of_words(geometry, packed, other, fragment)
         m = _row_axis(geometry, packed, other, v)
         alone = bool(other.uses[m] and not packed.uses[m])
         if k is not None and (alone or fragment.m == 1):
@@ -68,7 +68,7 @@ def byte_product_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) 
     return found
 
 
-def _word_axis(geometry: Geometry, packed: Access, other: Access, fragment: Fragment) -> int | None:
+def _reduction_axis_of_words(geometry: Geometry, packed: Access, other: Access, fragment: Fragment) -> int | None:
     """Return the reduction axis that is divided into words, or ``None`` if there is none."""
     axes = [int(a) for a in np.flatnonzero(~geometry.spatial & packed.uses & other.uses) if geometry.extents[a] > 1]
 
@@ -86,7 +86,7 @@ def _row_axis(geometry: Geometry, packed: Access, other: Access, v: int) -> int:
     return max(axes, key=lambda a: (bool(other.uses[a] and not packed.uses[a]), int(geometry.extents[a])), default=v)
 
 
-def operands(batch: TileBatch) -> tuple[Access, Access]:
+def broadcast_and_packed_operands(batch: TileBatch) -> tuple[Access, Access]:
     """Return the operand whose words are broadcast to all lanes, and the operand packed for the lanes."""
     v = batch.vector_axis
     assert v is not None
@@ -96,11 +96,11 @@ def operands(batch: TileBatch) -> tuple[Access, Access]:
 
 def needs_sign_move(batch: TileBatch) -> bool:
     """Return whether one operand is offset by 128: both are signed or both unsigned, but one of each is needed."""
-    a, b = operands(batch)
-    return a.tensor.dtype == b.tensor.dtype and not (batch.fragment and batch.fragment.takes_any_signs)
+    a, b = broadcast_and_packed_operands(batch)
+    return a.tensor.dtype == b.tensor.dtype and not (batch.fragment and batch.fragment.accepts_any_signs)
 
 
 def rows_are_equidistant(access: Access, axis: int) -> bool:
     """Return whether rows of a tensor along an axis are equidistant in memory."""
-    run = run_along(access.index, access.tensor.shape, access.axis_names[axis], int(access.axis_extents[axis]))
+    run = strided_run_along(access.index, access.tensor.shape, access.axis_names[axis], int(access.axis_extents[axis]))
     return run is not None and run.length >= access.axis_extents[axis] and run.step > 0

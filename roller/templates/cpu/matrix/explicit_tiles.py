@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.cpu.common.tasks import batch_of
+from roller.perf.tile_batch import TileBatch
+from roller.templates.cpu.common.candidate_tasks import batch_of_register_tiles
 from roller.templates.cpu.matrix.byte_products import byte_product_axes
-from roller.templates.cpu.matrix.candidates import staged_operands
+from roller.templates.cpu.matrix.candidates import names_of_packed_operands
 from roller.templates.cpu.matrix.price import price
 from roller.tile.geometry import Geometry
 from roller.tile.structures import MATRIX
 
 
-def matrix_batch(
+def batch_of_named_matrix_tiles(
     geometry: Geometry,
     rows: tuple[tuple[int, ...], ...],
     spec: DeviceSpec,
@@ -41,7 +41,9 @@ def matrix_batch(
         register[0, k] = fragment.k if register[0, k] == 1 else register[0, k]
         whole = not (register[0, m] % fragment.m or register[0, v] % fragment.n or (block % register).any())
         if whole and register[0, k] == fragment.k:
-            made = batch_of(geometry, MATRIX, register, block, staged_operands(geometry, fragment, m, v, k), v)
+            made = batch_of_register_tiles(
+                geometry, MATRIX, register, block, names_of_packed_operands(geometry, fragment, m, v, k), v
+            )
             found.append(replace(made, fragment=fragment, matrix_axes=axes))
     if found:
         return min(found, key=lambda batch: float(price(batch, spec, {})["seconds"][0]))

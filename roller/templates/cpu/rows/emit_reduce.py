@@ -11,22 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.expr import COMBINERS, FUNCTIONS, Axis, Call, Stage, walk
+from roller.expr import COMBINERS, FUNCTIONS, Axis, Call, Stage, walk_scalar_tree
 from roller.te.compat import tirx
-from roller.te.emit import Expr, combine_step, constant
+from roller.te.tvm_expressions import Expr, constant, emit_combine_step
 from roller.templates.cpu.emit.axis_plans import power_of_two_below
 from roller.templates.cpu.emit.interleave import TOGETHER
 from roller.templates.cpu.emit.loop_nest import (
     Buffer,
     LoopBuilder,
     Stmt,
-    allocate,
+    allocate_buffer,
     declare_buffer,
-    integer,
-    quotient,
-    read,
-    seq,
-    write,
+    divide_extent,
+    int32_index,
+    read_element,
+    sequence_of_statements,
+    write_element,
 )
 
 Value = Callable[[Mapping[str, Any]], Expr]
@@ -37,7 +37,7 @@ _ACCUMULATORS = 4
 
 
 @dataclass(frozen=True)
-class Reducer:
+class ReductionEmitter:
     """Emits the reduction of ``stage``; ``value`` emits its body, and ``before`` what must precede each value."""
 
     nest: LoopBuilder
@@ -47,20 +47,22 @@ class Reducer:
     before: Callable[[Mapping[str, Any]], Stmt] | None = None
 
     @property
-    def accumulators(self) -> int:
+    def count_accumulators(self) -> int:
         """Number of vectors of partial results; for expensive values, only as many as are computed interleaved."""
         # More accumulators would take registers from the computation of the values.
-        functions = (FUNCTIONS[n.fn] for n in walk(self.stage.body) if isinstance(n, Call))
+        functions = (FUNCTIONS[n.fn] for n in walk_scalar_tree(self.stage.body) if isinstance(n, Call))
         is_long = self.before is not None or any(f.instruction_class == "special" for f in functions)
         return TOGETHER if is_long else _ACCUMULATORS
 
-    def _neutral(self) -> Expr:
+    def _neutral_element(self) -> Expr:
         return constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
 
     def _accumulate(self, buffer: Buffer, index: Sequence[Expr], env: Env) -> Stmt:
         value = self.value(env).astype(self.stage.acc_dtype)
-        step = write(buffer, combine_step(self.stage.combiner or "sum", read(buffer, *index), value), *index)
-        return step if self.before is None else seq(self.before(env), step)
+        step = write_element(
+            buffer, emit_combine_step(self.stage.combiner or "sum", read_element(buffer, *index), value), *index
+        )
+        return step if self.before is None else sequence_of_statements(self.before(env), step)
 
     def point(
         self, env: Env, vector: Axis | None, finish: Callable[[Expr], Stmt], span: tuple[Any, Any] | None = None
@@ -68,8 +70,8 @@ class Reducer:
         """Reduce one point with lane-wise partial results along ``vector`` and pass the result to ``finish``."""
         others = [a for a in self.stage.reduction_axes if a is not vector]
         scalar = declare_buffer("total", (1,), self.stage.acc_dtype, scope="local")
-        zero = (integer(0),)
-        start = write(scalar, self._neutral(), *zero)
+        zero = (int32_index(0),)
+        start = write_element(scalar, self._neutral_element(), *zero)
 
         def around(inner: Callable[[dict[str, Any]], Stmt]) -> Stmt:
             return self.nest.grid(
@@ -94,8 +96,10 @@ class Reducer:
                         length, lambda k: self._accumulate(scalar, zero, {**e, vector.name: first + k})
                     )
                 )
-            return seq(allocate(scalar), start, body, finish(read(scalar, *zero)))
-        return seq(allocate(scalar), start, self._lanes(env, vector, span, scalar, around, finish))
+            return sequence_of_statements(allocate_buffer(scalar), start, body, finish(read_element(scalar, *zero)))
+        return sequence_of_statements(
+            allocate_buffer(scalar), start, self._lanes(env, vector, span, scalar, around, finish)
+        )
 
     def _lanes(
         self, env: Env, vector: Axis, span: tuple[Any, Any] | None, scalar: Buffer,
@@ -104,17 +108,19 @@ class Reducer:
         """Emit lane-wise partial results: a wide main loop, single vectors, then elements."""
         n, lanes = self.nest, self.lanes
         first, length = span or (0, vector.extent)
-        wide = self.accumulators * lanes
+        wide = self.count_accumulators * lanes
         acc = declare_buffer("acc", (wide,), self.stage.acc_dtype, scope="local")
-        neutral = self._neutral()
+        neutral = self._neutral_element()
 
         def each(body: Callable[[Expr], Stmt]) -> Stmt:
             return n.loop(
-                self.accumulators, lambda u: n.loop(lanes, lambda x: body(u * lanes + x), "vector", "lane"), "unroll"
+                self.count_accumulators,
+                lambda u: n.loop(lanes, lambda x: body(u * lanes + x), "vector", "lane"),
+                "unroll",
             )
 
-        blocks, rest = quotient(length, wide)
-        vectors, tail = quotient(rest, lanes)
+        blocks, rest = divide_extent(length, wide)
+        vectors, tail = divide_extent(rest, lanes)
         halves = self._partial_tail_vectors(tail)
 
         def body(e: dict[str, Any]) -> Stmt:
@@ -122,8 +128,8 @@ class Reducer:
                 return {**e, vector.name: first + k}
 
             done, ended = blocks * wide, blocks * wide + vectors * lanes
-            return seq(
-                _unless_zero(blocks, lambda: n.loop(
+            return sequence_of_statements(
+                _statement_unless_zero(blocks, lambda: n.loop(
                     blocks,
                     lambda b: each(lambda x: self._accumulate(acc, (x,), at(b * wide + x))),
                 )),
@@ -131,14 +137,14 @@ class Reducer:
                 *self._reduce_tail(tail, halves, scalar, lambda k: at(ended + k)),
             )  # fmt: skip
 
-        return seq(
-            allocate(acc),
-            *(allocate(b) for _, _, b in halves),
-            each(lambda x: write(acc, neutral, x)),
-            *(n.loop(w, functools.partial(_write_at, b, neutral), "vector", "lane") for _, w, b in halves),
+        return sequence_of_statements(
+            allocate_buffer(acc),
+            *(allocate_buffer(b) for _, _, b in halves),
+            each(lambda x: write_element(acc, neutral, x)),
+            *(n.loop(w, functools.partial(_store_at_place, b, neutral), "vector", "lane") for _, w, b in halves),
             around(body),
             self._fold(acc, halves, scalar),
-            finish(read(scalar, integer(0))),
+            finish(read_element(scalar, int32_index(0))),
         )
 
     def _single_vectors(self, count: Any, acc: Buffer, at: Callable[[Any, Expr], Env]) -> list[Stmt]:
@@ -149,7 +155,7 @@ class Reducer:
             return n.loop(lanes, lambda x: self._accumulate(acc, (u * lanes + x,), at(b, x)), "vector", "lane")
 
         if isinstance(count, int):
-            return [one(b, b % self.accumulators) for b in range(count)]
+            return [one(b, b % self.count_accumulators) for b in range(count)]
         return [n.loop(count, lambda b: one(b, 0))]
 
     def _partial_tail_vectors(self, tail: Any) -> list[tuple[int, int, Buffer]]:
@@ -174,7 +180,7 @@ class Reducer:
 
         done = sum(width for _, width, _ in halves)
         rest = count - done
-        elements = n.loop(rest, lambda k: self._accumulate(scalar, (integer(0),), at(done + k)))
+        elements = n.loop(rest, lambda k: self._accumulate(scalar, (int32_index(0),), at(done + k)))
         return [*(part(*h) for h in halves), *([] if isinstance(rest, int) and not rest else [elements])]
 
     def _fold(self, acc: Buffer, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer) -> Stmt:
@@ -182,11 +188,11 @@ class Reducer:
         how, steps, parts = self.stage.combiner or "sum", list[Stmt](), {w: b for _, w, b in halves}
 
         def vector(buffer: Buffer, width: int, first: int = 0) -> Expr:
-            return tirx.BufferLoad(buffer, [tirx.Ramp(integer(first), integer(1), width)])
+            return tirx.BufferLoad(buffer, [tirx.Ramp(int32_index(first), int32_index(1), width)])
 
         value = vector(acc, self.lanes)
-        for u in range(1, self.accumulators):
-            value = combine_step(how, value, vector(acc, self.lanes, u * self.lanes))
+        for u in range(1, self.count_accumulators):
+            value = emit_combine_step(how, value, vector(acc, self.lanes, u * self.lanes))
         width = self.lanes
         while width > 1:
             whole = self.nest.variable("fold", value)
@@ -196,11 +202,13 @@ class Reducer:
                 tirx.Shuffle([whole], [tirx.const(x, "int32") for x in range(first, first + width)])
                 for first in (0, width)
             )
-            value = combine_step(how, low, high)
+            value = emit_combine_step(how, low, high)
             if width in parts:
-                value = combine_step(how, value, vector(parts[width], width))
-        zero = integer(0)
-        return seq(*steps, write(scalar, combine_step(how, read(scalar, zero), value), zero))
+                value = emit_combine_step(how, value, vector(parts[width], width))
+        zero = int32_index(0)
+        return sequence_of_statements(
+            *steps, write_element(scalar, emit_combine_step(how, read_element(scalar, zero), value), zero)
+        )
 
     def across(self, vector: Axis, finish: Callable[[Env, Expr], Stmt], env: Env, start: Expr, width: int) -> Stmt:
         """Reduce ``width`` adjacent outputs along the spatial axis ``vector`` at once."""
@@ -223,17 +231,17 @@ class Reducer:
                 )
             ),
         )
-        return seq(
-            allocate(acc),
-            each(lambda x: write(acc, self._neutral(), x)),
+        return sequence_of_statements(
+            allocate_buffer(acc),
+            each(lambda x: write_element(acc, self._neutral_element(), x)),
             body,
-            each(lambda x: finish({**env, vector.name: start + x}, read(acc, x))),
+            each(lambda x: finish({**env, vector.name: start + x}, read_element(acc, x))),
         )
 
 
-def _write_at(buffer: Buffer, value: Expr, place: Expr) -> Stmt:
-    return write(buffer, value, place)
+def _store_at_place(buffer: Buffer, value: Expr, place: Expr) -> Stmt:
+    return write_element(buffer, value, place)
 
 
-def _unless_zero(count: Any, body: Callable[[], Stmt]) -> Stmt | None:
+def _statement_unless_zero(count: Any, body: Callable[[], Stmt]) -> Stmt | None:
     return None if isinstance(count, int) and count == 0 else body()

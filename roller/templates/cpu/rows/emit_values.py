@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from roller.expr import Call, Load, Scalar, Stage, loads, transform, walk
-from roller.te.emit import Expr, emit_scalar
+from roller.expr import Call, Load, Scalar, Stage, loads, transform_scalar, walk_scalar_tree
+from roller.te.tvm_expressions import Expr, emit_scalar
 from roller.templates.cpu.emit.mathlib import exp_of_nonpositive
 
 Env = Mapping[str, Any]
@@ -25,17 +25,19 @@ def stages_stored_by_reductions(stages: Sequence[Stage]) -> dict[str, Stage]:
     Examples
     --------
     >>> from roller import ops
-    >>> from roller.templates.cpu.rows.emit_once import compute_shared_values_once
-    >>> {n: s.name for n, s in stages_stored_by_reductions(compute_shared_values_once(ops.softmax((8,
+    >>> from roller.templates.cpu.rows.emit_shared_values import add_stages_for_shared_values
+    >>> {n: s.name for n, s in stages_stored_by_reductions(add_stages_for_shared_values(ops.softmax((8,
     ...     100))).stages).items()}
     {'X_sum': 'X_sum@0'}
     """
     return {
-        r.name: s for s, r in pairwise(stages) if s.combiner is None and r.combiner is not None and _reads_each(r, s)
+        r.name: s
+        for s, r in pairwise(stages)
+        if s.combiner is None and r.combiner is not None and _reads_every_element_in_place(r, s)
     }
 
 
-def _reads_each(reduction: Stage, stage: Stage) -> bool:
+def _reads_every_element_in_place(reduction: Stage, stage: Stage) -> bool:
     """Return whether a reduction has the axes of a stage and reads the stage's elements only where they are stored."""
     if {(a.name, a.extent) for a in reduction.axes} != {(a.name, a.extent) for a in stage.axes}:
         return False
@@ -49,8 +51,8 @@ def stage_overwriting_values(stages: Sequence[Stage], kept: Stage) -> Stage | No
     Examples
     --------
     >>> from roller import ops
-    >>> from roller.templates.cpu.rows.emit_once import compute_shared_values_once
-    >>> stages = compute_shared_values_once(ops.softmax((8, 100))).stages
+    >>> from roller.templates.cpu.rows.emit_shared_values import add_stages_for_shared_values
+    >>> stages = add_stages_for_shared_values(ops.softmax((8, 100))).stages
     >>> stage_overwriting_values(stages, stages[1]).name
     'Y'
     """
@@ -63,14 +65,14 @@ def stage_overwriting_values(stages: Sequence[Stage], kept: Stage) -> Stage | No
     return last if alike and in_place and last.combiner is None and len(others) == 1 else None
 
 
-def body_emitter(
+def emitter_of_stage_body(
     stage: Stage, stages: Sequence[Stage], tensors: Mapping[str, Any], placed: Callable[[Scalar], Scalar] = lambda n: n
 ) -> Callable[[Env], Expr]:
     """Return a function that emits the body of a stage for given values of its axes."""
-    found = dict.fromkeys(n for n in walk(stage.body) if _is_exp_below_maximum(n, stages))
+    found = dict.fromkeys(n for n in walk_scalar_tree(stage.body) if _is_exp_below_maximum(n, stages))
     names = {n: f"{_VALUE}{i}" for i, n in enumerate(found)}
-    arguments = {name: transform(n.args[0], placed) for n, name in names.items() if isinstance(n, Call)}
-    body = transform(transform(stage.body, lambda n: Load(names[n], ()) if n in names else n), placed)
+    arguments = {name: transform_scalar(n.args[0], placed) for n, name in names.items() if isinstance(n, Call)}
+    body = transform_scalar(transform_scalar(stage.body, lambda n: Load(names[n], ()) if n in names else n), placed)
 
     def value(env: Env) -> Expr:
         def exponential(argument: Scalar) -> Callable[[], Expr]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.cpu.common.cores import Parts, Terms
-from roller.templates.cpu.streaming.price import drained_s, streamed_terms, task_start_s
+from roller.perf.tile_batch import TileBatch
+from roller.templates.cpu.common.task_scheduling_costs import Parts, Terms
+from roller.templates.cpu.streaming.price import nontemporal_drain_s, streaming_price_terms, task_start_s
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     """Price a batch: return ``seconds`` and its terms as arrays of shape ``(N,)``."""
-    return streamed_terms(batch, spec, parts, task_start_s(spec) + batch.nontemporal * drained_s(spec))
+    return streaming_price_terms(batch, spec, parts, task_start_s(spec) + batch.nontemporal * nontemporal_drain_s(spec))

@@ -9,32 +9,37 @@ from dataclasses import replace
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
 from roller.templates.common.tile_neighbours import NeighbourContext
+from roller.templates.cpu.common.candidate_tasks import (
+    batch_of_register_tiles,
+    candidate_task_sizes,
+    candidate_vector_counts,
+    grow_task_block,
+)
 from roller.templates.cpu.common.lanes import lane_count, lane_distance
-from roller.templates.cpu.common.tasks import batch_of, grow_block, task_sizes, vector_counts
-from roller.templates.cpu.streaming.price import leaves_caches
+from roller.templates.cpu.streaming.price import results_leave_caches
 from roller.tile.geometry import Geometry
 from roller.tile.structures import STREAMING, structure_of
 
 
-def stream_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def stream_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the programs of a stream, with plain stores and with non-temporal ones."""
     del options
     if structure_of(geometry).reduces:
         return []
-    return store_choices(_streaming(geometry, spec, geometry.order[-1]), spec)
+    return batches_by_kind_of_store(_stream_batch(geometry, spec, geometry.order[-1]), spec)
 
 
-def store_choices(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+def batches_by_kind_of_store(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     """Return the batch and, if a stream's results leave the caches, the batch with non-temporal stores."""
-    past = not batch.traits.reduces and leaves_caches(batch.geometry, spec)
+    past = not batch.traits.reduces and results_leave_caches(batch.geometry, spec)
     return [batch, replace(batch, nontemporal=True)] if past else [batch]
 
 
-def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
+def _stream_batch(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
     lanes = lane_count(spec, 4)
     rank = len(geometry.names)
     registers, blocks = [], []
@@ -42,16 +47,16 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
     far = [a for a in geometry.loads if lane_distance(a, v) > 1]
     along = [x for a in far for x in geometry.order if lane_distance(a, x) == 1]
     orders = dict.fromkeys([geometry.order[::-1], *((x, *(y for y in geometry.order[::-1] if y != x)) for x in along)])
-    for order, vectors in itertools.product(orders, vector_counts(geometry, v, lanes)):
+    for order, vectors in itertools.product(orders, candidate_vector_counts(geometry, v, lanes)):
         register = np.ones(rank, np.int64)
         register[v] = vectors * lanes
-        for count in task_sizes(geometry, register, spec):
+        for count in candidate_task_sizes(geometry, register, spec):
             registers.append(register)
-            blocks.append(grow_block(geometry, register, register, order, count))
+            blocks.append(grow_task_block(geometry, register, register, order, count))
     both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
-    return batch_of(geometry, STREAMING, both[:, :rank], both[:, rank:], (), v)
+    return batch_of_register_tiles(geometry, STREAMING, both[:, :rank], both[:, rank:], (), v)
 
 
-def neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
+def store_kind_neighbours(place: NeighbourContext) -> Iterator[TileBatch]:
     """Yield the program with each kind of stores that it may have."""
-    yield from store_choices(replace(place.batch, nontemporal=False), place.spec)
+    yield from batches_by_kind_of_store(replace(place.batch, nontemporal=False), place.spec)

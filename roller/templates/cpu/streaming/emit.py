@@ -7,29 +7,29 @@ from dataclasses import replace
 from typing import Any
 
 from roller.errors import BuildError
-from roller.expr import Index, Load, Scalar, Stage, TensorExpr, lane_stride, map_indices, transform
+from roller.expr import Index, Load, Scalar, Stage, TensorExpr, map_indices, stride_between_neighbours, transform_scalar
 from roller.expr.index_arithmetic import compose_index
-from roller.te.emit import Expr, emit_index, emit_scalar
-from roller.templates.cpu.decisions import starts_at_lines
+from roller.te.tvm_expressions import Expr, emit_index, emit_scalar
+from roller.templates.cpu.decisions import stores_start_at_lines
 from roller.templates.cpu.emit.axis_plans import SpatialPlan, spatial_plans
-from roller.templates.cpu.emit.elementwise import default_plans, elementwise_nest
+from roller.templates.cpu.emit.elementwise import default_spatial_plans, emit_elementwise_nest
 from roller.templates.cpu.emit.loop_nest import (
     Buffer,
     EmittedNests,
     LoopBuilder,
     Stmt,
-    allocate,
+    allocate_buffer,
     declare_buffer,
-    integer,
-    reader,
-    seq,
-    write,
+    element_reader,
+    int32_index,
+    sequence_of_statements,
+    write_element,
 )  # fmt: skip
-from roller.templates.cpu.emit.nontemporal import elements_to_line
+from roller.templates.cpu.emit.nontemporal import emit_elements_to_line
 from roller.tile import RProgram
 
 
-def inline_stages(expr: TensorExpr) -> tuple[Stage, ...]:
+def stages_after_inlining(expr: TensorExpr) -> tuple[Stage, ...]:
     """Return the stages that remain after inlining intermediates into their consumers."""
     # An intermediate stays if a consumer guards it, or reads it through an index that its body cannot be composed with.
     stages = list(expr.stages)
@@ -56,12 +56,12 @@ def _inline_stage(user: Stage, s: Stage) -> Stage:
         if not isinstance(n, Load) or n.tensor != s.name:
             return n
         at = {i.terms[0].axis: index for i, index in zip(s.store, n.index, strict=True)}
-        return map_indices(s.body, lambda i: _compose(i, at))
+        return map_indices(s.body, lambda i: _compose_affine_index(i, at))
 
-    return replace(user, body=transform(user.body, inline))
+    return replace(user, body=transform_scalar(user.body, inline))
 
 
-def _compose(index: Index, at: Mapping[str, Index]) -> Index:
+def _compose_affine_index(index: Index, at: Mapping[str, Index]) -> Index:
     """Return ``index`` with each axis replaced by that axis's index in ``at``; raise an error if that is impossible."""
     found = compose_index(index, at)
     if found is None:
@@ -69,26 +69,29 @@ def _compose(index: Index, at: Mapping[str, Index]) -> Index:
     return found
 
 
-def streaming_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
+def emit_streaming_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
     """Return the loop nest of a ``streaming`` program."""
     expr = program.expr
     if any(s.combiner is not None for s in expr.stages):
         raise BuildError(f"{expr.name}: structure 'streaming' expected no reduction, got one. Use structure 'rows'.")
     nest = LoopBuilder()
-    stages = inline_stages(expr)
+    stages = stages_after_inlining(expr)
     kept = {
         s.name: declare_buffer(s.name, s.output.shape, s.output.dtype) for s in stages if s.name not in expr.outputs
     }
     everything = {**buffers, **kept}
-    tensors = {n: reader(b) for n, b in everything.items()}
-    together = _can_share_loop(program, stages)
+    tensors = {n: element_reader(b) for n, b in everything.items()}
+    together = _can_stages_share_loop(program, stages)
     if together:
-        return seq(*(allocate(b) for b in kept.values()), _pass(nest, program, stages, everything, tensors))
-    nests = [_nest(nest, program, s, everything[s.name], tensors) for s in stages]
-    return seq(*(allocate(b) for b in kept.values()), *nests)
+        return sequence_of_statements(
+            *(allocate_buffer(b) for b in kept.values()),
+            _emit_stages_in_one_loop(nest, program, stages, everything, tensors),
+        )
+    nests = [_emit_one_stage(nest, program, s, everything[s.name], tensors) for s in stages]
+    return sequence_of_statements(*(allocate_buffer(b) for b in kept.values()), *nests)
 
 
-def _can_share_loop(program: RProgram, stages: Sequence[Stage]) -> bool:
+def _can_stages_share_loop(program: RProgram, stages: Sequence[Stage]) -> bool:
     """Return whether several stages have the same points and read each other's results where they were just written."""
     if len(stages) == 1 or program.nontemporal:
         return False
@@ -97,22 +100,22 @@ def _can_share_loop(program: RProgram, stages: Sequence[Stage]) -> bool:
     return all(s.axes == program.axes for s in stages) and all(in_place)
 
 
-def _pass(
+def _emit_stages_in_one_loop(
     nest: LoopBuilder, program: RProgram, stages: Sequence[Stage], buffers: Mapping[str, Buffer],
     tensors: Mapping[str, Callable[..., Expr]],
 ) -> Stmt:  # fmt: skip
     """Emit stages in one loop, so that a value that several stages read stays in a register."""
 
     def store(env: dict[str, Any]) -> Stmt:
-        return seq(
-            *(write(buffers[s.name], emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))
+        return sequence_of_statements(
+            *(write_element(buffers[s.name], emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))
               for s in stages)
         )  # fmt: skip
 
-    return elementwise_nest(nest, spatial_plans(program), store, True)
+    return emit_elementwise_nest(nest, spatial_plans(program), store, True)
 
 
-def _nest(
+def _emit_one_stage(
     nest: LoopBuilder, program: RProgram, s: Stage, out: Buffer, tensors: Mapping[str, Callable[..., Expr]]
 ) -> Stmt:
     """Emit one stage, tiled by the program if its axes are the program's."""
@@ -120,12 +123,12 @@ def _nest(
     if s.axes == program.axes:
         plans = spatial_plans(program)
     else:
-        plans = default_plans(s, program.expr, program.vector_elements, names, program.open_axes)
+        plans = default_spatial_plans(s, program.expr, program.vector_elements, names, program.open_axes)
 
     def store(env: dict[str, Any]) -> Stmt:
-        return write(out, emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))
+        return write_element(out, emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))
 
-    return elementwise_nest(
+    return emit_elementwise_nest(
         nest, plans, store, True, _elements_to_line_of_row(plans, s, out) if program.nontemporal else None
     )
 
@@ -136,14 +139,16 @@ def _elements_to_line_of_row(
     """Return a function that counts elements from a row's start to the next cache line, or ``None`` for short rows."""
     vector = next((p for p in plans if p.lanes > 1), None)
     shape = s.output.shape
-    if vector is None or not starts_at_lines(vector.lanes, vector.tiles, lane_stride(s.store, shape, vector.name)):
+    if vector is None or not stores_start_at_lines(
+        vector.lanes, vector.tiles, stride_between_neighbours(s.store, shape, vector.name)
+    ):
         return None
-    return lambda start: elements_to_line(
-        out, tuple(emit_index(i, {**start, vector.name: integer(0)}) for i in s.store) or (integer(0),)
+    return lambda start: emit_elements_to_line(
+        out, tuple(emit_index(i, {**start, vector.name: int32_index(0)}) for i in s.store) or (int32_index(0),)
     )
 
 
-def streaming_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
-    """Return the loop nest of a stream; for the arguments, see :func:`streaming_body`."""
+def emit_streaming_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
+    """Return the loop nest of a stream; for the arguments, see :func:`emit_streaming_body`."""
     del cores
-    return EmittedNests(streaming_body(program, buffers))
+    return EmittedNests(emit_streaming_body(program, buffers))

@@ -6,12 +6,12 @@ import numpy as np
 
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.cpu.common.caches import bandwidth_of, cached_share, tensor_bytes
-from roller.templates.cpu.common.conversion_costs import stored_cycles
-from roller.templates.cpu.common.cores import Parts, Terms, imbalance, start_s
+from roller.perf.tile_batch import TileBatch
+from roller.templates.cpu.common.caches import bandwidth_of_active_cores, read_and_written_bytes, share_still_cached
+from roller.templates.cpu.common.conversion_costs import store_conversion_cycles
 from roller.templates.cpu.common.lanes import lane_distance, ops_per_cycle, room
-from roller.templates.cpu.decisions import decisions_for_device, starts_at_lines
+from roller.templates.cpu.common.task_scheduling_costs import Parts, Terms, imbalance, start_parallel_loops_s
+from roller.templates.cpu.decisions import decisions_for_device, stores_start_at_lines
 from roller.tile.geometry import Floats, Geometry, Ints
 
 #: Number of cycles per task of rows in addition to those of its rows: for bounds, remainders and their branches in our
@@ -19,35 +19,35 @@ from roller.tile.geometry import Floats, Geometry, Ints
 TASK_CYCLES = 200.0
 
 
-def leaves_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
+def results_leave_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
     """Return whether results leave the last-level cache before they are read."""
     read_back = any(ld.tensor in geometry.expr.outputs for s in geometry.expr.stages for ld in s.loads)
-    return sum(tensor_bytes(geometry)) > room(spec, "l3") and not read_back
+    return sum(read_and_written_bytes(geometry)) > room(spec, "l3") and not read_back
 
 
-def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
+def stream_seconds_by_layer(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
     """Return the seconds of a pass over all tensors, keyed by the layer that it waits for, each of shape ``(N,)``."""
     # In every call, a core works on the same part of the tensors: data that fit in the L2 of the active cores come from
     # L2, data that fit in L3 from L3, and the rest from memory. Beyond L2, a store reads its line before it writes it
     # (write-allocate) and writes it back; non-temporal stores of whole lines only write.
-    inputs, outputs = tensor_bytes(batch.geometry)
+    inputs, outputs = read_and_written_bytes(batch.geometry)
     both = float(inputs + outputs)
     l2, l3, dram = (spec.layer(n) for n in ("l2", "l3", "dram"))
     active = np.minimum(tasks, spec.units)
-    near = 0.0 * active if batch.nontemporal else cached_share(both, room(spec, "l2") * active)
+    near = 0.0 * active if batch.nontemporal else share_still_cached(both, room(spec, "l2") * active)
     l2_s = (near * both + _reloaded_line_bytes(batch, spec)) / l2.bandwidth_bytes_per_s * imbalance
     if batch.nontemporal:
-        cached = inputs * cached_share(inputs, room(spec, "l3"))
+        cached = inputs * share_still_cached(inputs, room(spec, "l3"))
         # A line common to two rows is written twice, and memory reads the rest of the line for each partial write.
         far = inputs - cached + outputs * (1.0 + 2.0 * _partial_line_share(batch, spec))
     else:
-        kept = cached_share(both, room(spec, "l3"))
+        kept = share_still_cached(both, room(spec, "l3"))
         cached, far = (both + outputs) * kept, np.full(len(batch), (both + outputs) * (1.0 - kept))
     away = (1.0 - near) * imbalance
     return {
         "l2_s": l2_s,
-        "l3_s": away * cached / (bandwidth_of(l3, active, spec) * spec.units / active),
-        "dram_s": away * far / (bandwidth_of(dram, active, spec) * spec.units / active),
+        "l3_s": away * cached / (bandwidth_of_active_cores(l3, active, spec) * spec.units / active),
+        "dram_s": away * far / (bandwidth_of_active_cores(dram, active, spec) * spec.units / active),
     }
 
 
@@ -80,12 +80,12 @@ def _partial_line_share(batch: TileBatch, spec: DeviceSpec) -> Floats:
         return np.ones(len(batch))
     row = int(g.extents[v]) * g.store.tensor.itemsize_bytes
     d = decisions_for_device(batch, spec)
-    return np.where(starts_at_lines(d.lanes, d.tiles[:, v], 1), min(1.0, 2.0 * line / row), 1.0)
+    return np.where(stores_start_at_lines(d.lanes, d.tiles[:, v], 1), min(1.0, 2.0 * line / row), 1.0)
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     """Price a batch: return ``seconds`` and its terms as arrays of shape ``(N,)``."""
-    return streamed_terms(batch, spec, parts, _between_tasks_s(batch, spec))
+    return streaming_price_terms(batch, spec, parts, _seconds_between_tasks(batch, spec))
 
 
 def task_start_s(spec: DeviceSpec) -> float:
@@ -93,28 +93,28 @@ def task_start_s(spec: DeviceSpec) -> float:
     return spec.execution.barrier_s + TASK_CYCLES / spec.clock_hz
 
 
-def drained_s(spec: DeviceSpec) -> float:
+def nontemporal_drain_s(spec: DeviceSpec) -> float:
     """Return the time (seconds) that the lines at both ends of a task's non-temporal stores take to drain."""
     return 2 * (spec.layer("dram").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
 
 
-def _between_tasks_s(batch: TileBatch, spec: DeviceSpec) -> float:
+def _seconds_between_tasks(batch: TileBatch, spec: DeviceSpec) -> float:
     """Return the time (seconds) between two tasks on a core, excluding their work."""
     # A plain stream along one axis is one loop for any number of tasks; with more axes, a task first computes its
     # position.
     if batch.nontemporal:
-        return task_start_s(spec) + drained_s(spec)
+        return task_start_s(spec) + nontemporal_drain_s(spec)
     return spec.execution.barrier_s if len(batch.geometry.order) > 1 else 0.0
 
 
-def streamed_terms(batch: TileBatch, spec: DeviceSpec, parts: Parts, each: float) -> Terms:
+def streaming_price_terms(batch: TileBatch, spec: DeviceSpec, parts: Parts, each: float) -> Terms:
     """Return the terms of element-wise passes and row reductions; ``each`` is the time between tasks (seconds)."""
     idle, tasks = imbalance(batch, spec)
     cycles = _stream_cycles(batch, spec)
     compute = cycles / (spec.clock_hz * spec.units) * idle
-    memory = stream_s(batch, spec, tasks, idle)
+    memory = stream_seconds_by_layer(batch, spec, tasks, idle)
     per_task, moving = tasks * each / spec.units, sum(memory.values())
-    terms: Terms = {"compute_s": compute, **memory, "launch_s": start_s(tasks, 1, spec)}
+    terms: Terms = {"compute_s": compute, **memory, "launch_s": start_parallel_loops_s(tasks, 1, spec)}
     slowest = np.maximum(compute, moving)
     terms["seconds"] = slowest + per_task + terms["launch_s"]
     parts.update(cycles=cycles, each=each, imbalance=idle, memory=moving, slowest=slowest, per_task=per_task)
@@ -133,7 +133,7 @@ def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
         mix = instruction_mix(s.body, s.combiner)
         per_point = sum(n * lanes / ops_per_cycle(spec, c, s.acc_dtype) for c, n in mix.items())
         if s is g.expr.stages[-1]:
-            per_point += stored_cycles(g.expr, spec)
+            per_point += store_conversion_cycles(g.expr, spec)
         strided = [a for a in g.loads if v is not None and lane_distance(a, v) > 1]
         loads = max(1, len(set(s.loads))) * lanes / rate["load_store"]
         vectors = s.points / lanes

@@ -7,15 +7,21 @@ import itertools
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
-from roller.templates.cpu.boxes import is_read_once
+from roller.templates.cpu.box_staging import is_read_once
+from roller.templates.cpu.common.candidate_tasks import (
+    batch_of_register_tiles,
+    candidate_row_axes,
+    candidate_task_shapes,
+    candidate_vector_axes,
+    register_tiles_per_axis,
+)
 from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
-from roller.templates.cpu.common.tasks import batch_of, row_axes, task_shapes, tile_counts, vector_axes
-from roller.templates.cpu.narrow_floats import is_converted
+from roller.templates.cpu.narrow_floats import is_computed_in_float32
 from roller.templates.cpu.tiled.price import price
-from roller.templates.cpu.window_clipping import clipping_segments, padded_slides
+from roller.templates.cpu.window_clipping import segments_of_equal_clipping, slides_over_padding
 from roller.tile.geometry import Access, Floats, Geometry, Ints
 from roller.tile.structures import TILED, structure_of
 
@@ -33,15 +39,15 @@ CHUNKS, _CHUNKED_TASKS = (8, 16, 256, 512, 1024), 6
 _SHORT_CHUNK = 64
 
 
-def tiled_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+def tiled_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return a batch per vector axis and choice of packed operands."""
     if not structure_of(geometry).reuses:
         return []
     batches = []
     for v, registers in promising_register_tiles(geometry, spec, options.constants).items():
-        register, block = np.split(task_tiles(geometry, spec, registers), 2, axis=1)
+        register, block = np.split(register_and_task_tiles(geometry, spec, registers), 2, axis=1)
         for staged in packed_input_choices(geometry, v, options.constants):
-            batches.append(batch_of(geometry, TILED, register, block, staged, v))
+            batches.append(batch_of_register_tiles(geometry, TILED, register, block, staged, v))
     return batches
 
 
@@ -56,12 +62,12 @@ def packed_input_choices(geometry: Geometry, v: int, constants: tuple[str, ...] 
         step = lane_distance(a, v)
         if a.bounds or a.gather or step > 1:
             must.add(a.tensor.name)
-        elif a.tensor.name in constants or (not is_read_once(a, v) and (step == 1 or is_converted(a))):
+        elif a.tensor.name in constants or (not is_read_once(a, v) and (step == 1 or is_computed_in_float32(a))):
             may.add(a.tensor.name)
     sets = [must, must | (may & set(constants)), must | may]
     guarded = {a.tensor.name for a in geometry.loads if a.bounds}
     if guarded and not any(a.gather or lane_distance(a, v) > 1 for a in geometry.loads if a.bounds):
-        sets += [s - guarded for s in sets if clipping_segments(geometry, tuple(s - guarded))]
+        sets += [s - guarded for s in sets if segments_of_equal_clipping(geometry, tuple(s - guarded))]
     return list(dict.fromkeys(tuple(n for n in geometry.load_names if n in chosen) for chosen in sets))
 
 
@@ -70,11 +76,13 @@ def promising_register_tiles(geometry: Geometry, spec: DeviceSpec, constants: tu
     # Construction goes from the fastest layer outwards: micro-kernels are compared first, each as one task; only the
     # best ones, along axes close to the best axis, are combined with tasks.
     found, best = dict[int, tuple[Ints, Floats]](), np.inf
-    for v in vector_axes(geometry, TILED):
-        register = register_tiles(geometry, spec, v)
+    for v in candidate_vector_axes(geometry, TILED):
+        register = candidate_register_tiles(geometry, spec, v)
         block = np.where(geometry.spatial, -(-geometry.extents // register) * register, geometry.extents)
         choices = packed_input_choices(geometry, v, constants)
-        priced = [price(batch_of(geometry, TILED, register, block, s, v), spec, {})["seconds"] for s in choices]
+        priced = [
+            price(batch_of_register_tiles(geometry, TILED, register, block, s, v), spec, {})["seconds"] for s in choices
+        ]
         seconds = np.minimum.reduce(priced)
         found[v] = register, seconds
         best = min(best, float(seconds.min()))
@@ -82,15 +90,15 @@ def promising_register_tiles(geometry: Geometry, spec: DeviceSpec, constants: tu
     return {v: register[np.sort(np.argsort(s, kind="stable")[:_KERNELS])] for v, (register, s) in near.items()}
 
 
-def register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
+def candidate_register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
     """Return the candidate register tiles with lanes along axis ``v``, shape ``(N, axes)``."""
     lanes = lane_count(spec, 4)
     usable = spec.limits.usable_vector_registers or 1  # the schema requires it for CPUs
-    others, found = row_axes(geometry, v), []
+    others, found = candidate_row_axes(geometry, v), []
     for vectors in VECTORS:
         if vectors > 1 and vectors * lanes > int(geometry.extents[v]):
             continue
-        for rows in row_choices(geometry, others, max(1, usable // vectors)):
+        for rows in candidate_kernel_rows(geometry, others, max(1, usable // vectors)):
             register = np.ones(len(geometry.names), np.int64)
             register[v] = vectors * lanes
             register[others] = rows
@@ -98,16 +106,16 @@ def register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
     return np.stack(found)
 
 
-def task_tiles(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
+def register_and_task_tiles(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
     """Return distinct rows, each a register tile followed by a task tile, shape ``(N, 2 * axes)``."""
-    steps = [np.where(geometry.spatial, 1, geometry.extents), *reduction_chunks(geometry, spec)]
+    steps = [np.where(geometry.spatial, 1, geometry.extents), *candidate_reduction_chunks(geometry, spec)]
     found, known = [], dict[bytes, tuple[Ints, Ints]]()
     for register in registers:
-        tiles = tile_counts(geometry, register)
+        tiles = register_tiles_per_axis(geometry, register)
         key = tiles.tobytes()
         if key not in known:
-            tasks = task_shapes(tiles, spec)
-            known[key] = tasks, _tasks_for_chunks(tasks)
+            tasks = candidate_task_shapes(tiles, spec)
+            known[key] = tasks, _tasks_worth_chunking(tasks)
         rows = register.prod() // register.max()
         for n, step in enumerate(steps):
             if n and rows > 1 and step.prod() < _SHORT_CHUNK:
@@ -117,16 +125,16 @@ def task_tiles(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
     return unique_rows(np.concatenate(found))
 
 
-def reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
+def candidate_reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
     """Return the candidate chunks of a deep reduction, as steps of all axes."""
     # The tiles of a task alternate chunk by chunk, so they read operands whose lines and pages are still in a cache.
     # With a window, the outermost axis outside the window is chunked if the image exceeds L2 and its taps have gaps,
     # because the next tap then reuses no line of the previous one.
     deep = [int(a) for a in np.flatnonzero(~geometry.spatial & (geometry.extents > 1))]
-    windowed = [a for a in geometry.loads if not a.gather and a.shared_axes.any()]
-    apart = any(s.gap > s.step for s in padded_slides(geometry))
-    if len(deep) > 1 and apart and any(_image_bytes(a) > room(spec, "l2") for a in windowed):
-        deep = [a for a in geometry.reduction_order if a in deep and not any(x.shared_axes[a] for x in windowed)]
+    windowed = [a for a in geometry.loads if not a.gather and a.shared_axis_mask.any()]
+    apart = any(s.gap > s.step for s in slides_over_padding(geometry))
+    if len(deep) > 1 and apart and any(_bytes_under_windows(a) > room(spec, "l2") for a in windowed):
+        deep = [a for a in geometry.reduction_order if a in deep and not any(x.shared_axis_mask[a] for x in windowed)]
     elif len(deep) != 1:
         return []
     if not deep:
@@ -141,20 +149,20 @@ def reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
     return out
 
 
-def _image_bytes(access: Access) -> float:
+def _bytes_under_windows(access: Access) -> float:
     """Return the number of bytes over which windows slide: all channels of one image in a batch."""
-    images = access.uses & access.spatial & ~access.shared_axes
+    images = access.uses & access.spatial & ~access.shared_axis_mask
     return access.tensor.nbytes / float(access.axis_extents[images].prod())
 
 
-def _tasks_for_chunks(tasks: Ints) -> Ints:
+def _tasks_worth_chunking(tasks: Ints) -> Ints:
     """Return the largest tasks, which share the most, and some of the others; single-tile tasks share nothing."""
     sizes = tasks.prod(axis=1)
     several = tasks[np.argsort(-sizes, kind="stable")][: int((sizes > 1).sum())]
     return np.concatenate([several[:_CHUNKED_TASKS], several[_CHUNKED_TASKS::_CHUNKED_TASKS]])
 
 
-def row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
+def candidate_kernel_rows(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
     """Return candidate numbers of micro-kernel rows along the scalar axes, at most two of them larger than 1."""
     out = {tuple(1 for _ in others)}
     for i, a in enumerate(others):

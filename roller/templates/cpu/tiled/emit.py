@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roller.errors import BuildError
-from roller.expr import COMBINERS, Load, Scalar, Stage, lane_stride, transform, walk
+from roller.expr import COMBINERS, Load, Scalar, Stage, stride_between_neighbours, transform_scalar, walk_scalar_tree
 from roller.te.compat import tirx
-from roller.te.emit import Expr, combine_step, constant, emit_index, emit_scalar
+from roller.te.tvm_expressions import Expr, constant, emit_combine_step, emit_index, emit_scalar
 from roller.templates.cpu.decisions import BOX, IN_PLACE
 from roller.templates.cpu.emit.axis_plans import (
     ReductionPlan,
@@ -31,34 +31,34 @@ from roller.templates.cpu.emit.axis_plans import (
     task_tile_counter_name,
     tile_coordinate_name,
     tile_counter_name,
-    tile_start,
+    tile_start_coordinate,
 )
-from roller.templates.cpu.emit.clipped_tap_loops import clipped_windows, live_tap_range
+from roller.templates.cpu.emit.clipped_tap_loops import clipped_windows, first_tap_and_tap_count
 from roller.templates.cpu.emit.loop_nest import (
     Buffer,
     EmittedNests,
     LoopBuilder,
     Stmt,
-    allocate,
+    addressed_extents,
+    allocate_buffer,
     computed_dtype,
     declare_buffer,
-    dimensions,
+    element_reader,
     if_then,
-    integer,
-    read,
-    reader,
-    seq,
+    int32_index,
+    read_element,
+    sequence_of_statements,
     serialize_loops,
     smaller_extent,
-    unravel,
-    write,
+    unravel_counter,
+    write_element,
 )  # fmt: skip
 from roller.templates.cpu.emit.prefetch import Hint
-from roller.templates.cpu.tiled.emit_packing import pack_halo, pack_panel
-from roller.templates.cpu.tiled.emit_prefetch import prefetch_panel
-from roller.templates.cpu.tiled.emit_segment_store import write_runs
-from roller.templates.cpu.tiled.emit_staging import HaloPlan, PanelPlan, halo_plan, panel_plan
-from roller.templates.cpu.tiled.register_tile_order import order_with_fewest_registers
+from roller.templates.cpu.tiled.emit_packing import emit_box_copy, emit_panel_packing
+from roller.templates.cpu.tiled.emit_prefetch import emit_next_panel_prefetch
+from roller.templates.cpu.tiled.emit_run_stores import emit_stores_by_runs
+from roller.templates.cpu.tiled.emit_staging import BoxPlan, PanelPlan, plan_box, plan_panel
+from roller.templates.cpu.tiled.register_tile_order import loop_order_with_fewest_registers
 from roller.tile import RProgram
 from roller.tile.geometry import access_of_load
 
@@ -86,14 +86,14 @@ class TiledNest:
         if self.stage.combiner is None:
             raise BuildError(f"{expr.name}: structure 'tiled' expected a reduction. Use structure 'streaming'.")
         last = expr.epilogue or self.stage
-        shape = dimensions(self.buffers[last.name], last.store)
+        shape = addressed_extents(self.buffers[last.name], last.store)
         self.spatial = plans_with_run_time_extents(spatial_plans(program), last, shape)
         self.vector = next((s for s in self.spatial if s.lanes > 1), None)
         self.order = [s for s in self.spatial if s is not self.vector] + ([self.vector] if self.vector else [])
         self.reduction = reduction_plans(program)
         self.skipped = clipped_windows(program, self.spatial)
         self.panels: dict[str, tuple[PanelPlan, Buffer]] = {}
-        self.halos: dict[str, tuple[HaloPlan, Buffer]] = {}
+        self.halos: dict[str, tuple[BoxPlan, Buffer]] = {}
         self.body = self._stage_loads()
         shape = tuple(s.tile for s in self.order) or (1,)
         self.acc = declare_buffer("acc", shape, self.stage.acc_dtype, scope="local")
@@ -106,7 +106,7 @@ class TiledNest:
     def tensors(self) -> dict[str, Callable[..., Expr]]:
         """Readers of the micro-kernel's loads, keyed by name: arguments, panels and boxes."""
         staged = {n: b for n, (_, b) in (*self.panels.items(), *self.halos.items())}
-        return {n: reader(b) for n, b in {**self.buffers, **staged}.items()}
+        return {n: element_reader(b) for n, b in {**self.buffers, **staged}.items()}
 
     def _stage_loads(self) -> Scalar:
         """Plan the packing of each staged load and return the body with these loads redirected."""
@@ -125,37 +125,37 @@ class TiledNest:
             dtype = self.program.expr.tensors[ld.tensor].dtype
             if how == BOX:
                 phases, pad = decisions.phases(access), dict(self.program.storage_padding).get(ld.tensor, 0)
-                halo = halo_plan(ld, self.stage, self.spatial, vector, phases, pad)
+                halo = plan_box(ld, self.stage, self.spatial, vector, phases, pad)
                 lead = (*halo.extents[:-1], halo.phases) if halo.phases > 1 else halo.extents[:-1]
                 self.halos[name] = halo, declare_buffer(name, (*lead, halo.extents[-1]), dtype)
                 redirected[ld] = Load(name, halo.local)
             else:
-                panel = panel_plan(ld, self.spatial, self.reduction, bool(decisions.upfront(access)[0]))
+                panel = plan_panel(ld, self.spatial, self.reduction, bool(decisions.upfront(access)[0]))
                 shape, stored = panel.shape or (1,), decisions.panel_keeps_stored_dtype(access)
                 self.panels[name] = panel, declare_buffer(name, shape, dtype, computed=not stored)
                 redirected[ld] = Load(name, panel.index)
-        return transform(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
+        return transform_scalar(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
 
     def function_body(self) -> Stmt:
         """Return the whole nest for a call: packing before the tasks, then the parallel tasks."""
         upfront = [(p, b) for p, b in self.panels.values() if p.upfront and p.load.tensor not in self.constants]
         tasks = [s.tasks for s in self.spatial]
         count = math.prod(tasks)
-        main = self.nest.loop(count, lambda t: self._task(unravel(t, tasks)), "parallel", "task")
-        pack = self._filled(upfront)
+        main = self.nest.loop(count, lambda t: self._task(unravel_counter(t, tasks)), "parallel", "task")
+        pack = self._emit_panel_fills(upfront)
         if isinstance(count, int) and count == 1:  # one task wakes no worker, and packs alone
             pack = [serialize_loops(p) for p in pack]
-        return seq(*(allocate(b) for _, b in upfront), *pack, main)
+        return sequence_of_statements(*(allocate_buffer(b) for _, b in upfront), *pack, main)
 
-    def _filled(self, panels: Sequence[tuple[PanelPlan, Buffer]]) -> list[Stmt]:
+    def _emit_panel_fills(self, panels: Sequence[tuple[PanelPlan, Buffer]]) -> list[Stmt]:
         """Return the statements that fill panels with all tiles."""
-        zero = {s.name: integer(0) for s in self.spatial}
+        zero = {s.name: int32_index(0) for s in self.spatial}
         every = {s.name: s.tiles for s in self.spatial}
         return [self._packed(p, b, zero, every) for p, b in panels]
 
     def _packed(self, panel: PanelPlan, buffer: Buffer, first: Env, count: Env) -> Stmt:
         """Return the statement that fills a panel with ``count`` tiles, starting at tile ``first``."""
-        return pack_panel(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
+        return emit_panel_packing(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
 
     def nests(self) -> EmittedNests:
         """Return the nest for a call, and the nest that packs the constants before the first call."""
@@ -163,10 +163,15 @@ class TiledNest:
         if not ahead:
             return EmittedNests(self.function_body())
         others = [ld for s in self.program.expr.stages if s is not self.stage for ld in s.loads]
-        here = [n for n in walk(self.body) if isinstance(n, Load)]
+        here = [n for n in walk_scalar_tree(self.body) if isinstance(n, Load)]
         raw = {ld.tensor for ld in (*here, *others, *(h.load for h, _ in self.halos.values()))}
         unread = frozenset(p.load.tensor for p, _ in ahead) - raw
-        return EmittedNests(self.function_body(), tuple(b for _, b in ahead), seq(*self._filled(ahead)), unread)
+        return EmittedNests(
+            self.function_body(),
+            tuple(b for _, b in ahead),
+            sequence_of_statements(*self._emit_panel_fills(ahead)),
+            unread,
+        )
 
     def _task(self, task: tuple[Expr, ...]) -> Stmt:
         first = {s.name: t * s.per_task for s, t in zip(self.spatial, task, strict=True)}
@@ -174,13 +179,13 @@ class TiledNest:
             s.name: s.per_task if s.tasks_are_equal else smaller_extent(s.per_task, s.tiles - first[s.name])
             for s in self.spatial
         }
-        start = {s.name: tile_start(s, first[s.name]) for s in self.spatial}
+        start = {s.name: tile_start_coordinate(s, first[s.name]) for s in self.spatial}
         mine = [(p, b) for p, b in self.panels.values() if not p.upfront]
         pack = [self._packed(p, b, first, count) for p, b in mine]
-        halo = [pack_halo(self.nest, p, self.buffers[p.load.tensor], b, start) for p, b in self.halos.values()]
+        halo = [emit_box_copy(self.nest, p, self.buffers[p.load.tensor], b, start) for p, b in self.halos.values()]
         held = [b for _, b in (*mine, *self.halos.values())] + ([self.partial] if self.chunked else [])
         tiles = self._chunks(lambda chunk: self._tiles(first, count, start, chunk))
-        return seq(*(allocate(b) for b in held), *pack, *halo, tiles)
+        return sequence_of_statements(*(allocate_buffer(b) for b in held), *pack, *halo, tiles)
 
     def _chunks(self, body: Callable[[Env], Stmt]) -> Stmt:
         """Loop over the chunks of each reduction axis that has several."""
@@ -191,26 +196,26 @@ class TiledNest:
 
     def _tiles(self, first: Env, count: Env, start: Env, chunk: Env) -> Stmt:
         """Loop over the register tiles of one task."""
-        loops = self._loop_order()
+        loops = self._axes_in_loop_order()
 
         def tile(at: tuple[Expr, ...]) -> Stmt:
             env: Env = {}
             for s, t in zip(loops, at, strict=True):
-                begin = tile_start(s, first[s.name] + t)
+                begin = tile_start_coordinate(s, first[s.name] + t)
                 env[task_tile_counter_name(s.name)], env[tile_counter_name(s.name)] = t, first[s.name] + t
                 env[s.name], env[task_coordinate_name(s.name)] = begin, begin - start[s.name]
             return self._micro_kernel(env, chunk)
 
         return self.nest.grid([count[s.name] for s in loops], tile)
 
-    def _loop_order(self) -> list[SpatialPlan]:
+    def _axes_in_loop_order(self) -> list[SpatialPlan]:
         """Return the axes in the order of the loops over their register tiles."""
         names, plans = self.program.axis_names, {s.name: s for s in self.spatial}
         return [plans[names[a]] for a in program_decisions(self.program).loop_order[0].tolist()]
 
     def each(self, body: Callable[[tuple[Expr, ...]], Stmt], order: Sequence[int] | None = None) -> Stmt:
         """Run ``body`` on every element of the register tile; ``order`` permutes the loops over rows and vectors."""
-        v, sizes = self.vector, self._tile_loop_sizes
+        v, sizes = self.vector, self._register_tile_loop_sizes
         loops = range(len(sizes)) if order is None else order
 
         def element(at: tuple[Expr, ...]) -> Stmt:
@@ -223,7 +228,7 @@ class TiledNest:
         return self.nest.grid([sizes[n] for n in loops], element, "unroll")
 
     @property
-    def _tile_loop_sizes(self) -> list[int]:
+    def _register_tile_loop_sizes(self) -> list[int]:
         """Number of iterations of each loop over a register tile: rows, and vectors of a row (1 without vectors)."""
         v = self.vector
         return [*(s.tile for s in self.order if s is not v), 1 if v is None else v.tile // v.lanes]
@@ -236,9 +241,9 @@ class TiledNest:
             for n, s in enumerate(self.order)
             for named in (str, tile_coordinate_name, task_coordinate_name)
         }
-        loads = [n for n in walk(self.body) if isinstance(n, Load)]
+        loads = [n for n in walk_scalar_tree(self.body) if isinstance(n, Load)]
         changes = [{places[a] for i in ld.index for a in i.axes if a in places} for ld in loads]
-        return order_with_fewest_registers(self._tile_loop_sizes, changes)
+        return loop_order_with_fewest_registers(self._register_tile_loop_sizes, changes)
 
     def at(self, env: Env, inner: tuple[Expr, ...]) -> Env:
         """Extend ``env`` from the tile's origin to one of its elements."""
@@ -250,31 +255,35 @@ class TiledNest:
 
     def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
         neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
-        begin = self.each(lambda i: write(self.acc, neutral, *i))
+        begin = self.each(lambda i: write_element(self.acc, neutral, *i))
         end = self._write_back(env)
         if self.chunked:
             place = tuple(env[task_tile_counter_name(s.name)] for s in self.spatial)
-            resume = self.each(lambda i: write(self.acc, read(self.partial, *place, *i), *i))
-            keep = self.each(lambda i: write(self.partial, read(self.acc, *(i or (integer(0),))), *place, *i))
+            resume = self.each(lambda i: write_element(self.acc, read_element(self.partial, *place, *i), *i))
+            keep = self.each(
+                lambda i: write_element(self.partial, read_element(self.acc, *(i or (int32_index(0),))), *place, *i)
+            )
             first, last = self._ends(chunk)
             begin, end = if_then(first, begin, resume), if_then(last, end, keep)
         hints = self._hints(env)
-        run = self._reduce(env, chunk, lambda at: seq(*(h(at) for h in hints), self._step(env, at)))
-        return seq(allocate(self.acc), begin, run, end)
+        run = self._reduce(env, chunk, lambda at: sequence_of_statements(*(h(at) for h in hints), self._step(env, at)))
+        return sequence_of_statements(allocate_buffer(self.acc), begin, run, end)
 
     def _step(self, env: Env, at: Env) -> Stmt:
         """Add one point of the reduction to every element of the register tile."""
 
         def element(inner: tuple[Expr, ...]) -> Stmt:
-            index, value = inner or (integer(0),), self._value({**env, **at}, inner)
-            return write(self.acc, combine_step(self.stage.combiner or "sum", read(self.acc, *index), value), *index)
+            index, value = inner or (int32_index(0),), self._value({**env, **at}, inner)
+            return write_element(
+                self.acc, emit_combine_step(self.stage.combiner or "sum", read_element(self.acc, *index), value), *index
+            )
 
         return self.each(element, self._step_order)
 
     def _hints(self, env: Env) -> list[Hint]:
         """Return the functions that prefetch the next panels of constants while a register tile is computed."""
         constant = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
-        hints = (prefetch_panel(p, b, self._loop_order(), env) for p, b in constant)
+        hints = (emit_next_panel_prefetch(p, b, self._axes_in_loop_order(), env) for p, b in constant)
         return [hint for hint in hints if hint is not None]
 
     def _ends(self, chunk: Env) -> tuple[Expr, Expr]:
@@ -296,7 +305,7 @@ class TiledNest:
 
         def span(r: ReductionPlan) -> tuple[Any, Any]:
             if r.name in self.skipped:
-                return live_tap_range(self.skipped[r.name], env)
+                return first_tap_and_tap_count(self.skipped[r.name], env)
             offset = chunk[r.name] * r.chunk if r.name in chunk else 0
             return offset, smaller_extent(r.chunk, r.extent - offset) if r.extent % r.chunk else r.chunk
 
@@ -329,23 +338,25 @@ class TiledNest:
         """Store the finished tile through the epilogue, vectorized if the output is contiguous."""
         last = self.program.expr.epilogue or self.stage
         out, v = self.buffers[last.name], self.vector
-        contiguous = v is None or lane_stride(last.store, last.output.shape, v.name) == 1
+        contiguous = v is None or stride_between_neighbours(last.store, last.output.shape, v.name) == 1
         if v is None or (contiguous and not (isinstance(v.extent, int) and v.tile > v.extent)):
             return self.each(lambda i: self._store(last, out, self.at(env, i), self.acc, i))
-        runs = write_runs(self, last, out, v, env)
+        runs = emit_stores_by_runs(self, last, out, v, env)
         if runs is not None:
             return runs
-        spill = self.each(lambda i: write(self.spill, read(self.acc, *i), *i))
+        spill = self.each(lambda i: write_element(self.spill, read_element(self.acc, *i), *i))
         rows, length = [s.tile for s in self.order[:-1]], min(v.tile, v.extent) if isinstance(v.extent, int) else v.tile
         if contiguous:
-            return seq(allocate(self.spill), spill, self._store_short_rows(env, rows, length, last, out))
+            return sequence_of_statements(
+                allocate_buffer(self.spill), spill, self._store_short_rows(env, rows, length, last, out)
+            )
         sizes = [length, *rows]
 
         def element(i: tuple[Expr, ...]) -> Stmt:
             inner = (*i[1:], i[0])
             return self._store(last, out, self.at(env, inner), self.spill, inner)
 
-        return seq(allocate(self.spill), spill, self.nest.grid(sizes, element))
+        return sequence_of_statements(allocate_buffer(self.spill), spill, self.nest.grid(sizes, element))
 
     def _store_short_rows(self, env: Env, rows: list[int], length: int, last: Stage, out: Buffer) -> Stmt:
         """Store rows shorter than a vector from the spilled tile, in narrower vectors that overlap at the end."""
@@ -359,25 +370,25 @@ class TiledNest:
 
                 return self.nest.loop(width, lane, "vector", "lane")
 
-            return seq(*(lanes(min(first, length - width)) for first in range(0, length, width)))
+            return sequence_of_statements(*(lanes(min(first, length - width)) for first in range(0, length, width)))
 
         return self.nest.grid(rows, row)
 
     def _store(self, last: Stage, out: Buffer, env: Env, acc: Buffer, inner: tuple[Expr, ...]) -> Stmt:
-        result = read(acc, *(inner or (integer(0),))).astype(computed_dtype(self.stage.output.dtype))
+        result = read_element(acc, *(inner or (int32_index(0),))).astype(computed_dtype(self.stage.output.dtype))
         value = result
         if last is not self.stage:
-            tensors: dict[str, Callable[..., Expr]] = {n: reader(b) for n, b in self.buffers.items()}
+            tensors: dict[str, Callable[..., Expr]] = {n: element_reader(b) for n, b in self.buffers.items()}
             tensors[self.stage.name] = lambda *_: result
             value = emit_scalar(last.body, env, tensors)
-        return write(out, value, *(emit_index(i, env) for i in last.store))
+        return write_element(out, value, *(emit_index(i, env) for i in last.store))
 
 
-def tiled_nests(program: RProgram, buffers: dict[str, Buffer]) -> EmittedNests:
+def emit_tiled_nests(program: RProgram, buffers: dict[str, Buffer]) -> EmittedNests:
     """Return the loop nests of a ``tiled`` program; a separate nest packs its constants."""
     return TiledNest(program, buffers, frozenset(program.constants)).nests()
 
 
-def tiled_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
+def emit_tiled_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
     """Return the loop nest of a ``tiled`` program that packs all panels in every call."""
     return TiledNest(program, buffers).function_body()

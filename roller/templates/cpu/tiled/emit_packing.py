@@ -9,43 +9,43 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from roller.expr import Load, Run, lane_stride
+from roller.expr import Load, StridedRun, stride_between_neighbours
 from roller.te.compat import tirx
-from roller.te.emit import Expr, constant, emit_index, emit_load
-from roller.templates.cpu.decisions import HALVED, vector_copy_run
-from roller.templates.cpu.emit.axis_plans import tile_start
-from roller.templates.cpu.emit.deinterleave import copy_every_second
+from roller.te.tvm_expressions import Expr, constant, emit_index, emit_load
+from roller.templates.cpu.decisions import HALVED, run_copied_in_vectors
+from roller.templates.cpu.emit.axis_plans import tile_start_coordinate
+from roller.templates.cpu.emit.deinterleave import emit_copy_of_every_second
 from roller.templates.cpu.emit.grouped_axis_runs import (
-    address,
     emit_axis_address,
-    flat,
-    loop_over_run,
-    split_tile_at_runs,
+    emit_loop_over_run,
+    emit_row_major_address,
+    emit_tile_by_runs,
+    indices_of_address,
 )
 from roller.templates.cpu.emit.loop_nest import (
     Buffer,
     LoopBuilder,
     Stmt,
+    addressed_extents,
     bind_value,
-    clamp,
+    clamp_expression,
     copy_elements,
-    dimensions,
     element_dtype,
-    integer,
-    read,
-    seq,
+    int32_index,
+    read_element,
+    sequence_of_statements,
     smaller_extent,
-    unravel,
-    write,
+    unravel_counter,
+    write_element,
 )
-from roller.templates.cpu.emit.transpose import transposable, transpose_block
-from roller.templates.cpu.tiled.emit_staging import HaloPlan, PanelPlan
+from roller.templates.cpu.emit.transpose import can_transpose_in_registers, emit_block_transpose
+from roller.templates.cpu.tiled.emit_staging import BoxPlan, PanelPlan
 
 #: Number of elements of a reduction axis to transpose at a time, so that the lines read and written stay in L1.
 _TRANSPOSE_BLOCK = 16
 
 
-def pack_panel(
+def emit_panel_packing(
     nest: LoopBuilder,
     plan: PanelPlan,
     source: Buffer,
@@ -57,18 +57,18 @@ def pack_panel(
     counts = [count[s.name] for s in plan.spatial]
 
     def one(tiles: tuple[Expr, ...]) -> Stmt:
-        starts = {s.name: tile_start(s, first[s.name] + t) for s, t in zip(plan.spatial, tiles, strict=True)}
-        return _gather(nest, plan, source, panel, tiles, starts)
+        starts = {s.name: tile_start_coordinate(s, first[s.name] + t) for s, t in zip(plan.spatial, tiles, strict=True)}
+        return _emit_panel_tile_copy(nest, plan, source, panel, tiles, starts)
 
     if not plan.upfront:
         return nest.grid(counts, one)
     total = 1
     for c in counts:
         total *= c
-    return nest.loop(total, lambda t: one(unravel(t, counts)), "parallel", "pack")
+    return nest.loop(total, lambda t: one(unravel_counter(t, counts)), "parallel", "pack")
 
 
-def _gather(
+def _emit_panel_tile_copy(
     nest: LoopBuilder,
     plan: PanelPlan,
     source: Buffer,
@@ -77,79 +77,83 @@ def _gather(
     starts: Mapping[str, Expr],
 ) -> Stmt:
     """Return the statement that copies one combination of register tiles."""
-    load, shape = plan.load, dimensions(source, plan.load.index)
+    load, shape = plan.load, addressed_extents(source, plan.load.index)
     reduction = [r.name for r in plan.reduction]
     inner = [s.name for s in plan.spatial]
     extents = {**{r.name: r.extent for r in plan.reduction}, **{s.name: s.tile for s in plan.spatial}}
-    tensors = {load.tensor: lambda *index: read(source, *index)}
+    tensors = {load.tensor: lambda *index: read_element(source, *index)}
 
     def store(at: Mapping[str, Expr]) -> Stmt:
         env = {**at, **{n: starts[n] + at[n] for n in inner}}
-        return write(panel, emit_load(load, env, tensors), *tiles, *plan.steps(at), *(at[n] for n in inner))
+        return write_element(panel, emit_load(load, env, tensors), *tiles, *plan.steps(at), *(at[n] for n in inner))
 
     def nested(order: list[str], at: dict[str, Expr], vector: str | None) -> Stmt:
         if not order:
             return store(at)
         name, kind = order[0], "serial"
         if name == vector:
-            return _vector_loop(nest, plan, name, lambda v: store({**at, name: v}))
+            return _emit_vector_loop(nest, plan, name, lambda v: store({**at, name: v}))
         return nest.loop(extents[name], lambda v: nested(order[1:], {**at, name: v}, vector), kind)
 
-    strides = {n: lane_stride(load.index, shape, n) for n in (*reduction, *inner)}
+    strides = {n: stride_between_neighbours(load.index, shape, n) for n in (*reduction, *inner)}
     last = inner[-1] if inner else None
     contiguous = next((n for n in reversed(reduction) if strides[n] == 1), None)
     if last is not None and strides[last] != 1 and contiguous is not None and extents[contiguous] > 1:
         others = [n for n in (*reduction, *inner[:-1]) if n != contiguous]
         lanes = plan.spatial[-1].lanes
-        if strides[last] is None or load.guard or not transposable(source, panel, lanes):
-            return transpose_by_blocks(nest, others, contiguous, last, extents, store)
+        if strides[last] is None or load.guard or not can_transpose_in_registers(source, panel, lanes):
+            return emit_transpose_by_blocks(nest, others, contiguous, last, extents, store)
 
         def block(at: Mapping[str, Expr]) -> Stmt:
             def place(r: int) -> tuple[Expr, ...]:
                 env = {**at, **{n: starts[n] + at[n] for n in inner}, last: starts[last] + (at[last] + r)}
-                return flat(source, address(load.index, shape, env))
+                return indices_of_address(source, emit_row_major_address(load.index, shape, env))
 
             def target(c: int) -> tuple[Expr, ...]:
                 step = {**at, contiguous: at[contiguous] + c}
                 return (*tiles, *plan.steps(step), *(at[n] for n in inner))
 
-            return transpose_block(nest, lanes, source, place, panel, target)
+            return emit_block_transpose(nest, lanes, source, place, panel, target)
 
-        return transpose_by_shuffles(nest, others, contiguous, last, extents, lanes, block, store)
+        return emit_transpose_by_shuffles(nest, others, contiguous, last, extents, lanes, block, store)
     axis = plan.spatial[-1] if plan.spatial and strides[plan.spatial[-1].name] is None and not load.guard else None
-    run = vector_copy_run(load.index, shape, axis.name, axis.extent, axis.lanes) if axis is not None else None
+    run = run_copied_in_vectors(load.index, shape, axis.name, axis.extent, axis.lanes) if axis is not None else None
     if run is not None:
-        return _gather_runs(nest, plan, run, source, panel, tiles, starts)
+        return _emit_panel_tile_by_runs(nest, plan, run, source, panel, tiles, starts)
     guarded = any(last in b.index.axes for b in load.guard)
     vector = last if last is not None and strides[last] == 1 and not guarded else None
     return nested([*reduction, *inner], {}, vector)
 
 
-def _gather_runs(
-    nest: LoopBuilder, plan: PanelPlan, run: Run, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...],
+def _emit_panel_tile_by_runs(
+    nest: LoopBuilder, plan: PanelPlan, run: StridedRun, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...],
     starts: Mapping[str, Expr],
 ) -> Stmt:  # fmt: skip
     """Return the statement that copies one combination of register tiles whose innermost axis jumps between runs."""
-    shape, last = dimensions(source, plan.load.index), plan.spatial[-1]
+    shape, last = addressed_extents(source, plan.load.index), plan.spatial[-1]
     extents = [*(r.extent for r in plan.reduction), *(s.tile for s in plan.spatial[:-1])]
     names = [*(r.name for r in plan.reduction), *(s.name for s in plan.spatial[:-1])]
 
     def rows(first: Expr, length: int | Expr, base: Expr) -> Stmt:
         def row(at: tuple[Expr, ...]) -> Stmt:
             env = dict(zip(names, at, strict=True))
-            env = {**env, **{n: starts[n] + env[n] for n in starts if n in env}, last.name: integer(0)}
-            place = base + address(plan.load.index, shape, env)
+            env = {**env, **{n: starts[n] + env[n] for n in starts if n in env}, last.name: int32_index(0)}
+            place = base + emit_row_major_address(plan.load.index, shape, env)
 
             to = (*tiles, *plan.steps(env), *at[len(plan.reduction) :])
             if run.step == 1 and not isinstance(length, int) and panel.ty.dtype == source.ty.dtype:
-                return copy_elements(panel, (*to, first), source, flat(source, place), length)
+                return copy_elements(panel, (*to, first), source, indices_of_address(source, place), length)
 
             def element(x: Expr) -> Stmt:
-                return write(panel, read(source, *flat(source, place + x * run.step)), *to, first + x)
+                return write_element(
+                    panel, read_element(source, *indices_of_address(source, place + x * run.step)), *to, first + x
+                )
 
             if run.step == HALVED and panel.ty.dtype == source.ty.dtype:
-                return copy_every_second(nest, length, last.lanes, (source, place), (panel, (*to, first)), element)
-            return loop_over_run(nest, length, last.lanes, element, run.step)
+                return emit_copy_of_every_second(
+                    nest, length, last.lanes, (source, place), (panel, (*to, first)), element
+                )
+            return emit_loop_over_run(nest, length, last.lanes, element, run.step)
 
         return nest.grid(extents, row)
 
@@ -157,10 +161,10 @@ def _gather_runs(
         base = emit_axis_address(plan.load.index, shape, last.name, starts[last.name] + first)
         return bind_value(base, "base", lambda b: rows(first, length, b))
 
-    return split_tile_at_runs(nest, run, starts[last.name], last, lambda: piece(integer(0), last.tile), piece)
+    return emit_tile_by_runs(nest, run, starts[last.name], last, lambda: piece(int32_index(0), last.tile), piece)
 
 
-def _vector_loop(nest: LoopBuilder, plan: PanelPlan, name: str, body: Any) -> Stmt:
+def _emit_vector_loop(nest: LoopBuilder, plan: PanelPlan, name: str, body: Any) -> Stmt:
     spatial = next(s for s in plan.spatial if s.name == name)
     lanes = spatial.lanes if spatial.lanes > 1 else 1
     if lanes == 1:
@@ -169,7 +173,7 @@ def _vector_loop(nest: LoopBuilder, plan: PanelPlan, name: str, body: Any) -> St
     return nest.loop(parts, lambda u: nest.loop(lanes, lambda v: body(u * lanes + v), "vector"), "unroll")
 
 
-def transpose_by_blocks(
+def emit_transpose_by_blocks(
     nest: LoopBuilder, others: list[str], contiguous: str, last: str, extents: Mapping[str, int], store: Any
 ) -> Stmt:
     """Return a loop nest that copies and transposes in blocks of ``contiguous``, with ``last`` inside them."""
@@ -194,7 +198,7 @@ def transpose_by_blocks(
     return around(others, {})
 
 
-def transpose_by_shuffles(
+def emit_transpose_by_shuffles(
     nest: LoopBuilder,
     others: list[str],
     contiguous: str,
@@ -216,7 +220,7 @@ def transpose_by_shuffles(
         def element(b: tuple[Expr, ...]) -> Stmt:
             return store({**at, contiguous: b[0] + whole * lanes, last: b[1]})
 
-        return seq(
+        return sequence_of_statements(
             nest.grid([whole, extents[last] // lanes], square) if whole else None,
             nest.grid([rest, extents[last]], element) if rest else None,
         )
@@ -224,10 +228,10 @@ def transpose_by_shuffles(
     return nest.grid([extents[n] for n in others], panel)
 
 
-def pack_halo(nest: LoopBuilder, plan: HaloPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:
+def emit_box_copy(nest: LoopBuilder, plan: BoxPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:
     """Return the statement that copies one task's box and fills positions outside the tensor with ``load.outside``."""
     load: Load = plan.load
-    shape = dimensions(source, load.index)
+    shape = addressed_extents(source, load.index)
     base = [emit_index(i, start) for i in plan.base]
     outside = constant(load.outside, element_dtype(source))
     rank = len(shape)
@@ -240,7 +244,7 @@ def pack_halo(nest: LoopBuilder, plan: HaloPlan, source: Buffer, box: Buffer, st
 
     def fill(d: int, at: tuple[Expr, ...]) -> Stmt:
         rest = [int(x) for x in box.ty.shape][len(at) :]
-        return nest.grid(rest, lambda more: write(box, outside, *at, *more))
+        return nest.grid(rest, lambda more: write_element(box, outside, *at, *more))
 
     def dimension(d: int, at: tuple[Expr, ...], coords: tuple[Expr, ...]) -> Stmt:
         if d == rank - 1:
@@ -253,9 +257,9 @@ def pack_halo(nest: LoopBuilder, plan: HaloPlan, source: Buffer, box: Buffer, st
         if not plan.base[d].terms and plan.base[d].const >= low and plan.base[d].const + size <= high:
             return nest.loop(size, copy)
         # Three loops instead of a condition per element, so that the copy stays a plain nest of contiguous runs.
-        first = clamp(low - base[d], 0, size)
-        end = clamp(high - base[d], first, size)
-        return seq(
+        first = clamp_expression(low - base[d], 0, size)
+        end = clamp_expression(high - base[d], first, size)
+        return sequence_of_statements(
             nest.loop(first, lambda i: fill(d + 1, (*at, i))),
             nest.loop(end - first, lambda i: copy(first + i)),
             nest.loop(size - end, lambda i: fill(d + 1, (*at, end + i))),
@@ -268,15 +272,17 @@ def pack_halo(nest: LoopBuilder, plan: HaloPlan, source: Buffer, box: Buffer, st
         def phase(p: Expr) -> Stmt:
             pitch = plan.extents[-1]
             place = (*at, p) if s > 1 else at
-            first = clamp(tirx.floordiv(low - base[-1] - p + s - 1, s), 0, pitch)
-            end = clamp(tirx.floordiv(high - base[-1] - p + s - 1, s), first, pitch)
-            return seq(
-                nest.loop(first, lambda i: write(box, outside, *place, i)),
+            first = clamp_expression(tirx.floordiv(low - base[-1] - p + s - 1, s), 0, pitch)
+            end = clamp_expression(tirx.floordiv(high - base[-1] - p + s - 1, s), first, pitch)
+            return sequence_of_statements(
+                nest.loop(first, lambda i: write_element(box, outside, *place, i)),
                 nest.loop(
                     end - first,
-                    lambda i: write(box, read(source, *coords, base[-1] + (first + i) * s + p), *place, first + i),
+                    lambda i: write_element(
+                        box, read_element(source, *coords, base[-1] + (first + i) * s + p), *place, first + i
+                    ),
                 ),
-                nest.loop(pitch - end, lambda i: write(box, outside, *place, end + i)),
+                nest.loop(pitch - end, lambda i: write_element(box, outside, *place, end + i)),
             )
 
         return nest.loop(s, phase, "unroll")

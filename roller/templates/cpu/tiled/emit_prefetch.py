@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roller.core.dtypes import storage_dtype
-from roller.te.emit import Expr
+from roller.te.tvm_expressions import Expr
 from roller.templates.cpu.emit.axis_plans import SpatialPlan, task_tile_counter_name, tile_counter_name
-from roller.templates.cpu.emit.loop_nest import LINE_BYTES, Buffer, Stmt, integer, prefetch, smaller_extent
-from roller.templates.cpu.emit.prefetch import FAR_BYTES, Hint, prefetch_lines
+from roller.templates.cpu.emit.loop_nest import LINE_BYTES, Buffer, Stmt, int32_index, prefetch_element, smaller_extent
+from roller.templates.cpu.emit.prefetch import FAR_BYTES, Hint, emit_line_prefetches
 from roller.templates.cpu.tiled.emit_staging import PanelPlan
 
 
-def prefetch_panel(
+def emit_next_panel_prefetch(
     panel: PanelPlan, buffer: Buffer, order: Sequence[SpatialPlan], env: Mapping[str, Any]
 ) -> Hint | None:
     """Return a function that prefetches lines of the next panel at a reduction step, or ``None`` if none helps."""
@@ -22,23 +22,23 @@ def prefetch_panel(
     if math.prod(panel.shape) * item_bytes < FAR_BYTES or len(panel.spatial) != 1 or not panel.reduction:
         return None
     (axis,) = panel.spatial
-    turns, turn = 1, integer(0)
+    turns, turn = 1, int32_index(0)
     for s in order[order.index(axis) + 1 :]:  # the loops that read one panel repeatedly
         turns, turn = turns * s.per_task, turn * s.per_task + env[task_tile_counter_name(s.name)]
-    following = smaller_extent(env[tile_counter_name(axis.name)] + 1, integer(axis.tiles - 1))
+    following = smaller_extent(env[tile_counter_name(axis.name)] + 1, int32_index(axis.tiles - 1))
     extents = panel.shape[1:-1]
     known = all(isinstance(s.tiles, int) for s in order)
 
     def hint(at: Mapping[str, Any]) -> Stmt:
-        step: Expr = integer(0)
+        step: Expr = int32_index(0)
         for x, extent in zip(panel.steps(at), extents, strict=True):
             step = step * extent + x
-        start = (following, *(integer(0) for _ in extents))
+        start = (following, *(int32_index(0) for _ in extents))
         part = (turn * math.prod(extents) + step, turns)
         if not known:  # the number of iterations is known only at run time: one line at a time, then the last one again
             line = LINE_BYTES // item_bytes
             lines = -(-math.prod(extents) * panel.shape[-1] // line)
-            return prefetch(buffer, *start, smaller_extent(part[0], integer(lines - 1)) * line)
-        return prefetch_lines(buffer, start, part, panel.shape[-1], item_bytes)
+            return prefetch_element(buffer, *start, smaller_extent(part[0], int32_index(lines - 1)) * line)
+        return emit_line_prefetches(buffer, start, part, panel.shape[-1], item_bytes)
 
     return hint

@@ -10,28 +10,28 @@ import math
 from collections.abc import Callable
 
 from roller.errors import BuildError
-from roller.te.emit import Expr, combine_step
+from roller.te.tvm_expressions import Expr, emit_combine_step
 from roller.templates.cpu.dots.emit import DotProductNest
-from roller.templates.cpu.emit.axis_plans import program_decisions, tile_start
+from roller.templates.cpu.emit.axis_plans import program_decisions, tile_start_coordinate
 from roller.templates.cpu.emit.loop_nest import (
     Buffer,
     EmittedNests,
     Stmt,
-    allocate,
+    allocate_buffer,
     declare_buffer,
-    integer,
-    read,
-    seq,
+    int32_index,
+    read_element,
+    sequence_of_statements,
     smaller_extent,
-    unravel,
-    write,
+    unravel_counter,
+    write_element,
 )
-from roller.templates.cpu.rows.emit import rows_body
-from roller.templates.cpu.tiled.emit import Env, TiledNest, tiled_nests
+from roller.templates.cpu.rows.emit import emit_rows_body
+from roller.templates.cpu.tiled.emit import Env, TiledNest, emit_tiled_nests
 from roller.tile import RProgram
 
 
-class _Split(TiledNest):
+class _SplitReductionNest(TiledNest):
     """Parts of the reduction as separate tasks; a mixin for a template that emits one part."""
 
     def __post_init__(self) -> None:
@@ -58,15 +58,17 @@ class _Split(TiledNest):
     def function_body(self) -> Stmt:
         """Return the nest for a call: the parts of all tasks in parallel, then the combination of the parts."""
         tasks = [self.parts, *(s.tasks for s in self.spatial)]
-        main = self.nest.loop(math.prod(tasks), lambda t: self._task_of_part(unravel(t, tasks)), "parallel", "task")
+        main = self.nest.loop(
+            math.prod(tasks), lambda t: self._emit_part_task(unravel_counter(t, tasks)), "parallel", "task"
+        )
         self.part, shape = None, tuple(s.tile for s in self.order) or (1,)
         self.acc = declare_buffer("total", shape, self.stage.acc_dtype, scope="local")  # allocated once each
-        zero = {s.name: integer(0) for s in self.spatial}
-        start = {s.name: tile_start(s, integer(0)) for s in self.spatial}
+        zero = {s.name: int32_index(0) for s in self.spatial}
+        start = {s.name: tile_start_coordinate(s, int32_index(0)) for s in self.spatial}
         last = self._tiles(zero, {s.name: s.tiles for s in self.spatial}, start, {})
-        return seq(allocate(self.results), main, last)
+        return sequence_of_statements(allocate_buffer(self.results), main, last)
 
-    def _task_of_part(self, at: tuple[Expr, ...]) -> Stmt:
+    def _emit_part_task(self, at: tuple[Expr, ...]) -> Stmt:
         self.part = at[0]
         return self._task(at[1:])
 
@@ -90,7 +92,7 @@ class _Split(TiledNest):
         if name != self.along.name or self.part is None:
             return super()._span(name)
         first = self.part * self.share
-        return first, smaller_extent(first + self.share, integer(self.along.chunks)) - 1
+        return first, smaller_extent(first + self.share, int32_index(self.along.chunks)) - 1
 
     def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
         return super()._micro_kernel(env, chunk) if self.part is not None else self._combined(env)
@@ -100,56 +102,60 @@ class _Split(TiledNest):
         part = self.part
         if part is None:
             return super()._write_back(env)
-        return self.each(lambda i: write(self.results, self._result(i), part, *self._coordinates(env, i)))
+        return self.each(
+            lambda i: write_element(self.results, self._result(i), part, *self._coordinates_in_parts(env, i))
+        )
 
     def _result(self, inner: tuple[Expr, ...]) -> Expr:
-        return read(self.acc, *(inner or (integer(0),)))
+        return read_element(self.acc, *(inner or (int32_index(0),)))
 
-    def _coordinates(self, env: Env, inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    def _coordinates_in_parts(self, env: Env, inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(env[s.name] + x for s, x in zip(self.order, inner, strict=True))
 
     def _combined(self, env: Env) -> Stmt:
         """Combine the parts of one register tile in order and store the result."""
 
         def taken(part: int | Expr, inner: tuple[Expr, ...]) -> Expr:
-            return read(self.results, integer(part), *self._coordinates(env, inner))
+            return read_element(self.results, int32_index(part), *self._coordinates_in_parts(env, inner))
 
         def add(inner: tuple[Expr, ...], part: Expr) -> Stmt:
-            value = combine_step(self.stage.combiner or "sum", self._result(inner), taken(part, inner))
-            return write(self.acc, value, *(inner or (integer(0),)))
+            value = emit_combine_step(self.stage.combiner or "sum", self._result(inner), taken(part, inner))
+            return write_element(self.acc, value, *(inner or (int32_index(0),)))
 
-        return seq(
-            allocate(self.acc),
-            self.each(lambda i: write(self.acc, taken(0, i), *(i or (integer(0),)))),
+        return sequence_of_statements(
+            allocate_buffer(self.acc),
+            self.each(lambda i: write_element(self.acc, taken(0, i), *(i or (int32_index(0),)))),
             self.nest.loop(self.parts - 1, lambda p: self.each(lambda i: add(i, p + 1)), name="part"),
             self._write_back(env),
         )
 
 
-class _SplitDots(_Split, DotProductNest):
+class _SplitDotProductNest(_SplitReductionNest, DotProductNest):
     """Parts of dot products as separate tasks."""
 
 
-def tiled(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
-    """Return the loop nests of a tiled program; see :func:`_whole_or_split_nests`."""
-    return _whole_or_split_nests(program, buffers, cores, tiled_nests, _Split)
+def emit_tiled_or_split(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
+    """Return the loop nests of a tiled program; see :func:`_emit_whole_or_split`."""
+    return _emit_whole_or_split(program, buffers, cores, emit_tiled_nests, _SplitReductionNest)
 
 
-def dots(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
-    """Return the loop nests of a program of dot products; see :func:`_whole_or_split_nests`."""
-    return _whole_or_split_nests(program, buffers, cores, lambda p, b: DotProductNest(p, b).nests(), _SplitDots)
+def emit_dot_products_or_split(program: RProgram, buffers: dict[str, Buffer], cores: int) -> EmittedNests:
+    """Return the loop nests of a program of dot products; see :func:`_emit_whole_or_split`."""
+    return _emit_whole_or_split(
+        program, buffers, cores, lambda p, b: DotProductNest(p, b).nests(), _SplitDotProductNest
+    )
 
 
-def _whole_or_split_nests(
+def _emit_whole_or_split(
     program: RProgram,
     buffers: dict[str, Buffer],
     cores: int,
     whole: Callable[[RProgram, dict[str, Buffer]], EmittedNests],
-    split: type[_Split],
+    split: type[_SplitReductionNest],
 ) -> EmittedNests:
     """Return the loop nests of a reduction, from ``whole`` or, with ``program.split_k`` parts, from ``split``."""
     # A single point is reduced in parts, because a register tile of one element would use only one core.
     anchor = program.expr.anchor
     if anchor.combiner is not None and all(a.extent == 1 for a in anchor.spatial_axes):
-        return EmittedNests(rows_body(program, buffers, cores))
+        return EmittedNests(emit_rows_body(program, buffers, cores))
     return whole(program, buffers) if program.split_k == 1 else EmittedNests(split(program, buffers).function_body())

@@ -21,7 +21,7 @@ from roller.templates.cpu.emit.axis_plans import (
 
 
 @dataclass(frozen=True)
-class HaloPlan:
+class BoxPlan:
     """A staged load copied as the box of the tensor that one task touches.
 
     Parameters
@@ -44,9 +44,9 @@ class HaloPlan:
     phases: int = 1
 
 
-def halo_plan(
+def plan_box(
     load: Load, stage: Stage, spatial: tuple[SpatialPlan, ...], vector_axis: str | None, phases: int, padding: int
-) -> HaloPlan:
+) -> BoxPlan:
     """Return the plan of ``load`` as a box whose columns are sorted by ``phases`` of the vector axis."""
     by_dim: list[tuple[int, int] | None] = [None] * len(load.index)
     for b in load.guard:
@@ -73,7 +73,7 @@ def halo_plan(
         position = (Term(task_coordinate_name(vector_axis)), *(Term(t.axis, 1, phases) for t in rest))
         local[-1:] = [Index(tuple(Term(t.axis, 1, 1, phases) for t in rest)), Index(position)]
     extents[-1] += padding
-    return HaloPlan(load, tuple(base), tuple(extents), tuple(local), tuple(by_dim), phases)
+    return BoxPlan(load, tuple(base), tuple(extents), tuple(local), tuple(by_dim), phases)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class PanelPlan:
         )
 
 
-def panel_plan(
+def plan_panel(
     load: Load, spatial: tuple[SpatialPlan, ...], reduction: tuple[ReductionPlan, ...], upfront: bool
 ) -> PanelPlan:
     """Return the plan that gathers ``load`` with the vector axis innermost."""

@@ -9,18 +9,24 @@ from collections.abc import Callable
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.perf.phases import overlap_two_phases
+from roller.perf.phase_overlap import time_of_two_overlapping_phases
+from roller.perf.tile_batch import TileBatch
 from roller.templates.cpu.common.conversion_costs import (
     BROADCAST_CONVERSIONS,
     count_load_conversions,
     kernel_conversion_cycles,
-    stored_cycles,
+    store_conversion_cycles,
 )
-from roller.templates.cpu.common.cores import Parts, Terms, combine_s, imbalance, start_s
-from roller.templates.cpu.common.lanes import arithmetic_cycles, lane_distance, partial_vector_cost, room
-from roller.templates.cpu.common.packing import packing_s, task_dram_bytes
-from roller.templates.cpu.common.traffic import cache_traffic
+from roller.templates.cpu.common.lanes import arithmetic_cycles, lane_distance, relative_partial_vector_cost, room
+from roller.templates.cpu.common.packing_costs import packing_s, task_dram_bytes
+from roller.templates.cpu.common.task_scheduling_costs import (
+    Parts,
+    Terms,
+    combine_reduction_parts_s,
+    imbalance,
+    start_parallel_loops_s,
+)
+from roller.templates.cpu.common.traffic import cache_traffic_bytes
 from roller.templates.cpu.decisions import BOX, IN_PLACE, PANEL, Mask, decisions_for_device, vector_elements
 from roller.templates.cpu.narrow_floats import computed_itemsize_bytes, rows_are_converted
 from roller.tile.geometry import Access, Floats, Ints
@@ -34,14 +40,14 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
     g, d = batch.geometry, decisions_for_device(batch, spec)
     rate, v, lanes = spec.compute.ops_per_cycle_per_unit, batch.vector_axis, vector_elements(batch, spec)
     register, vectors = d.tile, d.vectors.astype(np.float64)
-    width, anchor, share = spec.teu.lanes, g.expr.anchor, partial_vector_cost(d.lanes, spec, lanes)
+    width, anchor, share = spec.teu.lanes, g.expr.anchor, relative_partial_vector_cost(d.lanes, spec, lanes)
     fma = arithmetic_cycles(anchor, vectors * share, spec, lanes, count_load_conversions(g.expr, anchor))
     loads = gathers = scattered = np.zeros(len(batch))
     unrolled = np.where(d.unrolled, g.extents, 1)
     steps = unrolled.prod(axis=1).astype(np.float64)
     split = 1.0 if spec.execution.split_load_slots is None else spec.execution.split_load_slots
     for a in g.loads:
-        elements = _elements_per_step(a, v, register, unrolled, steps)
+        elements = _elements_loaded_per_step(a, v, register, unrolled, steps)
         convert = kernel_conversion_cycles(a, batch, spec)
         if v is None or not a.uses[v]:
             loads = loads + elements
@@ -65,17 +71,17 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
     misses = _tlb_miss_cycles(batch, spec) + _set_conflict_cycles(batch, spec)
     misses = misses / (spec.execution.misses_in_flight or 1)
     bounds = (load, issue, misses, np.full(len(batch), latency))
-    return functools.reduce(np.maximum, bounds, fma) + scattered, write_cycles(batch, spec)
+    return functools.reduce(np.maximum, bounds, fma) + scattered, write_back_cycles(batch, spec)
 
 
-def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+def write_back_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return how many cycles one micro-kernel takes for its write-back and epilogue, including its fixed cost."""
     g, d = batch.geometry, decisions_for_device(batch, spec)
     vectors, outputs = d.vectors.astype(np.float64), d.tile.prod(axis=1).astype(np.float64)
     epilogue = epilogue_cycles(batch, spec)
     scatter = (spec.execution.element_scatter_s or 0.0) * spec.clock_hz
     write = np.where(d.stores_vectors, vectors * 2, outputs * scatter + vectors)
-    return np.asarray(write + epilogue + vectors * stored_cycles(g.expr, spec) + KERNEL_CYCLES)
+    return np.asarray(write + epilogue + vectors * store_conversion_cycles(g.expr, spec) + KERNEL_CYCLES)
 
 
 def epilogue_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
@@ -89,7 +95,7 @@ def epilogue_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     return sum(cycles, np.zeros(len(batch)))
 
 
-def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: Ints, steps: Floats) -> Floats:
+def _elements_loaded_per_step(access: Access, v: int | None, register: Ints, unrolled: Ints, steps: Floats) -> Floats:
     """Return the number of elements loaded per reduction point; steps of an unrolled window reuse common elements."""
     # Steps along the vectors reuse nothing: vectors that overlap in part are different vectors.
     apart = np.ones(register.shape[1], bool)
@@ -112,7 +118,7 @@ def _scattered_line_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -
     all_rows, all_run = access.runs(np.where(g.spatial, d.tile, d.chunk))
     held = all_rows * np.ceil(all_run * size / line) * line
     lines = rows * np.ceil(run * size / line)
-    taps = int(access.axis_extents[access.shared_axes & ~g.spatial].prod())  # blocks of the other axes are inside
+    taps = int(access.axis_extents[access.shared_axis_mask & ~g.spatial].prod())  # blocks of the other axes are inside
     wait_s = (spec.layer("l2").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
     return np.where(held > room(spec, "l1"), lines / taps * wait_s * spec.clock_hz, 0.0)
 
@@ -243,7 +249,7 @@ def price(
     lines = partial_line_cycles(batch, spec)
     compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * idle
     store = kernels * lines / (spec.clock_hz * spec.units) * idle
-    l2, l3, streamed = (live * moved for moved in cache_traffic(batch, spec, kernels))
+    l2, l3, streamed = (live * moved for moved in cache_traffic_bytes(batch, spec, kernels))
     pack = packing_s(batch, spec, tasks) * np.where(tasks > 1, 1, spec.units)
     dram_bytes = task_dram_bytes(batch, spec)
     terms: Terms = {
@@ -254,13 +260,13 @@ def price(
         "dram_s": dram_bytes / spec.layer("dram").bandwidth_bytes_per_s,
         "pack_s": pack,
         "stream_s": streamed / spec.layer("l3").bandwidth_bytes_per_s * idle,
-        "launch_s": start_s(tasks, 1 + _parallel_packing_count(batch, spec), spec),
+        "launch_s": start_parallel_loops_s(tasks, 1 + _parallel_packing_count(batch, spec), spec),
     }
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
-    slowest = overlap_two_phases(memory, compute + store, spec.execution.misses_in_flight or 1)
+    slowest = time_of_two_overlapping_phases(memory, compute + store, spec.execution.misses_in_flight or 1)
     parts.update(kernels=kernels, points=points, cycles=cycles, write=write, lines=lines, imbalance=idle)
     parts.update(l2_bytes=l2, l3_bytes=l3, stream_bytes=streamed, memory=memory, slowest=slowest)
-    terms["combine_s"] = combine_s(batch, spec)
+    terms["combine_s"] = combine_reduction_parts_s(batch, spec)
     terms["seconds"] = np.where(
         (fits or fits_vector_registers)(batch, spec),
         slowest + pack + terms["stream_s"] + terms["combine_s"] + terms["launch_s"],

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu.common.lanes import room
 from roller.templates.cpu.decisions import decisions_for_device
@@ -16,14 +16,14 @@ from roller.templates.cpu.decisions import decisions_for_device
 _PARTS_PER_CORE = (1, 2)
 
 
-def split_batches(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+def split_reduction_batches(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     """Return the programs of a ``tiled`` batch with their reduction split over tasks, if that can pay off."""
     # Splitting can pay off if the tasks leave cores idle at the end, the reduction has a chunk per part, and the
     # partial results stay in a cache. Operands are read in place, because every part would pack them again.
     g = batch.geometry
     if batch.staged or spec.units == 1:
         return []
-    tasks, chunks = decisions_for_device(batch, spec).task_count, decisions_for_device(batch, spec).split_chunks
+    tasks, chunks = decisions_for_device(batch, spec).count_tasks, decisions_for_device(batch, spec).split_chunks
     outputs_bytes = float(g.extents[g.spatial].prod()) * 4
     found = []
     for parts in (spec.units * n for n in _PARTS_PER_CORE):
@@ -35,7 +35,7 @@ def split_batches(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     return found
 
 
-def split_batches_if_allowed(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return :func:`split_batches` if the options allow it and there are several outputs; otherwise return ``[]``."""
+def split_reductions_if_allowed(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return :func:`split_reduction_batches` if the options allow it and there are several outputs, else ``[]``."""
     g = batch.geometry
-    return split_batches(batch, spec) if options.split_k and (g.extents[g.spatial] > 1).any() else []
+    return split_reduction_batches(batch, spec) if options.split_k and (g.extents[g.spatial] > 1).any() else []

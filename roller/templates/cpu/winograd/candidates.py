@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.cpu.common.lanes import lane_count
 from roller.tile.geometry import Geometry
 from roller.tile.structures import STRUCTURES
@@ -21,12 +21,12 @@ _TASK_TILES = (8, 16, 32, 64)
 _GROUPS = 2
 
 
-def winograd_pool(geometry: Geometry, spec: DeviceSpec, form: WindowProduct) -> list[TileBatch]:
+def winograd_candidates(geometry: Geometry, spec: DeviceSpec, form: WindowProduct) -> list[TileBatch]:
     """Return a batch for each output tile size of a window product."""
-    return [_batch(geometry, spec, form, structure) for structure, s in STRUCTURES.items() if s.output_side]
+    return [_winograd_batch(geometry, spec, form, structure) for structure, s in STRUCTURES.items() if s.output_side]
 
 
-def _batch(geometry: Geometry, spec: DeviceSpec, form: WindowProduct, structure: str) -> TileBatch:
+def _winograd_batch(geometry: Geometry, spec: DeviceSpec, form: WindowProduct, structure: str) -> TileBatch:
     m, extents = STRUCTURES[structure].output_side, geometry.expr.anchor.extents
     lanes, registers = lane_count(spec, 4), spec.limits.vector_registers or 0
     axes = [*reversed([a for a, _, _ in form.slides]), *reversed(form.batch)]  # columns, rows, images
@@ -38,9 +38,9 @@ def _batch(geometry: Geometry, spec: DeviceSpec, form: WindowProduct, structure:
             continue
         most = (registers - 2 - vectors) // vectors  # in addition to the operand's vectors and one broadcast
         panels = -(-extents[form.filter] // (vectors * lanes))
-        for group in _groups([whole[a] for a in axes], most):
+        for group in _tile_groups_for_kernel([whole[a] for a in axes], most):
             for tiles, share in itertools.product(_TASK_TILES, sorted({1, 2, spec.units})):
-                box = _grow_box(group, [whole[a] for a in axes], tiles)
+                box = _grow_task_box(group, [whole[a] for a in axes], tiles)
                 register, block = dict.fromkeys(geometry.names, 1), dict(extents)
                 for a, g, b in zip(axes, group, box, strict=True):
                     register[a], block[a] = g * unit[a], b * unit[a]
@@ -55,7 +55,7 @@ def _batch(geometry: Geometry, spec: DeviceSpec, form: WindowProduct, structure:
     return TileBatch(geometry, structure, register_, block_, ones, filters, panel, geometry.names.index(form.filter))
 
 
-def _groups(whole: list[int], most: int) -> list[tuple[int, ...]]:
+def _tile_groups_for_kernel(whole: list[int], most: int) -> list[tuple[int, ...]]:
     """Return boxes of at most ``most`` tiles: part of an axis, or whole axes and part of the next, in equal parts."""
     out = []
     before: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ def _groups(whole: list[int], most: int) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(out))
 
 
-def _grow_box(group: tuple[int, ...], whole: list[int], tiles: int) -> tuple[int, ...]:
+def _grow_task_box(group: tuple[int, ...], whole: list[int], tiles: int) -> tuple[int, ...]:
     """Return ``group`` enlarged to about ``tiles`` tiles, one axis after another."""
     box = list(group)
     for n, extent in enumerate(whole):

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from roller.core.dtypes import storage_dtype
 from roller.te.compat import tirx
-from roller.te.emit import Expr
-from roller.templates.cpu.emit.loop_nest import Buffer, Stmt, integer, smaller_extent
-from roller.templates.cpu.emit.prefetch import FAR_BYTES, prefetch_lines
+from roller.te.tvm_expressions import Expr
+from roller.templates.cpu.emit.loop_nest import Buffer, Stmt, int32_index, smaller_extent
+from roller.templates.cpu.emit.prefetch import FAR_BYTES, emit_line_prefetches
 from roller.tile.winograd import WinogradPlan
 
 
-def prefetch_filters(
+def emit_filter_prefetches(
     plan: WinogradPlan, buffer: Buffer, element: Expr, panel: tuple[Expr, Expr], turn: Expr
 ) -> list[Callable[[Expr], Stmt]]:
     """Return the function, if any, that prefetches per channel the transformed filters that a task multiplies next."""
@@ -22,7 +22,9 @@ def prefetch_filters(
     if math.prod(shape) * item_bytes < FAR_BYTES:
         return []
     (place, own), turns = panel, math.prod(a.groups for a in plan.tiled)
-    turned = tirx.floordiv(own + 1, integer(plan.panels.box))  # the last panel is followed by the next element's first
-    after = smaller_extent(element + turned, integer(shape[0] - 1))
-    start = (after, place + 1 - turned * plan.panels.box, integer(0))
-    return [lambda c: prefetch_lines(buffer, start, (turn * plan.channels + c, turns), shape[-1], item_bytes)]
+    turned = tirx.floordiv(
+        own + 1, int32_index(plan.panels.box)
+    )  # the last panel is followed by the next element's first
+    after = smaller_extent(element + turned, int32_index(shape[0] - 1))
+    start = (after, place + 1 - turned * plan.panels.box, int32_index(0))
+    return [lambda c: emit_line_prefetches(buffer, start, (turn * plan.channels + c, turns), shape[-1], item_bytes)]

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.forms import joined_channel_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu.common.lanes import lane_count
-from roller.templates.cpu.winograd.candidates import winograd_pool
+from roller.templates.cpu.winograd.candidates import winograd_candidates
 from roller.tile.geometry import Geometry
 from roller.tile.winograd import LEAST_CHANNELS, WindowProduct, window_product
 
 
 def winograd_programs(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return the Winograd programs of one form; the list is empty if the form does not suit the algorithm."""
-    form = suitable_window_product(geometry, spec) if options.winograd else None
-    return [] if form is None else winograd_pool(geometry, spec, form)
+    form = window_product_if_suitable(geometry, spec) if options.winograd else None
+    return [] if form is None else winograd_candidates(geometry, spec, form)
 
 
 def joined_winograd_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
@@ -29,7 +29,7 @@ def joined_winograd_programs(expr: TensorExpr, spec: DeviceSpec, options: Constr
     return [b for f in joined_channel_forms(expr, options) for b in winograd_programs(Geometry.of(f), spec, options)]
 
 
-def suitable_window_product(geometry: Geometry, spec: DeviceSpec) -> WindowProduct | None:
+def window_product_if_suitable(geometry: Geometry, spec: DeviceSpec) -> WindowProduct | None:
     """Return the window product of a form that suits the algorithm, else ``None``."""
     form = window_product(geometry.expr)
     if form is None or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:

@@ -2,7 +2,8 @@
 
 A scratchpad serves one word of each bank at a time. ``common/compute.py`` (SIMT kernels), ``window/price.py`` and
 ``matrix/price.py`` multiply an operand's wavefronts by this ratio, the operand's conflict degree.
-:mod:`roller.tile.layout` (SIMT kernels) and :mod:`roller.tile.fragments` (matrix units) count the words per bank.
+:mod:`roller.tile.staged_tile_layout` (SIMT kernels) and :mod:`roller.tile.matrix_operands` (matrix units) count the
+words per bank.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.tile.fragments import bank_conflict_degree, program_operands
+from roller.perf.tile_batch import TileBatch
 from roller.tile.geometry import Floats
-from roller.tile.layout import lane_reads
+from roller.tile.matrix_operands import bank_conflict_degree, program_operands
 from roller.tile.program import RProgram
+from roller.tile.staged_tile_layout import lane_reads
 
 
 def scratchpad_banks(spec: DeviceSpec) -> tuple[int, int]:
@@ -31,7 +32,7 @@ def conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
     if not program.staged or program.traits.spreads_reductions:  # threads read back their own words, which are adjacent
         return {}
     padding, (banks, width) = dict(program.storage_padding), scratchpad_banks(spec)
-    if program.fragment is not None and program.fragment.reads_scratchpad:  # swizzled: see roller.tile.warp_groups
+    if program.fragment is not None and program.fragment.reads_scratchpad:  # swizzled: see roller.tile.warp_group_tiles
         return {}
     if program.fragment is not None:
         read = ((x, program.fragment, padding.get(x.tensor.name, 0)) for x in program_operands(program))

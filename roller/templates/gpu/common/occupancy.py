@@ -9,18 +9,18 @@ import numpy as np
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.operand_copies import fetched_element_registers, gather_address_registers
-from roller.templates.gpu.common.row_shape import exchange_bytes, row_registers
-from roller.templates.gpu.common.staged_copies import staged_copy, staged_tile_axes, tile_extents
-from roller.templates.gpu.common.staging_instructions import copies_asynchronously
-from roller.templates.gpu.common.window_walks import window_walk
-from roller.tile.fragments import accumulator_row_bytes, block_scratchpad_bytes, program_operands
-from roller.tile.geometry import Access, Ints, product
-from roller.tile.layout import row_axis
+from roller.perf.tile_batch import TileBatch
+from roller.templates.gpu.common.operand_copy_counts import fetched_element_registers, gather_address_registers
+from roller.templates.gpu.common.row_reads_and_reductions import exchange_scratchpad_bytes, row_registers_per_thread
+from roller.templates.gpu.common.staged_copy_counts import staged_copy, staged_tile_axes, tile_extents
+from roller.templates.gpu.common.staging_instruction_counts import copies_asynchronously
+from roller.templates.gpu.common.window_thread_walks import window_walk
+from roller.tile.geometry import Access, Ints, product_of_columns
+from roller.tile.matrix_operands import accumulator_row_bytes, matrix_block_scratchpad_bytes, program_operands
 from roller.tile.program import RProgram
-from roller.tile.scratchpad import round_up_to_vectors, staged_tile_bytes
-from roller.tile.vectors import staged_itemsize
+from roller.tile.scratchpad_bytes import round_up_to_vectors, staged_tile_bytes
+from roller.tile.staged_tile_layout import axis_of_staged_rows
+from roller.tile.vector_access_widths import staged_itemsize
 
 #: Registers per thread in our templates in addition to accumulators and operand fragments (addresses, loop counters).
 BASE_REGISTERS = 24
@@ -39,43 +39,45 @@ def operand_registers(batch: TileBatch) -> Ints:
     if batch.fragment is not None:
         return _matrix_operand_registers(batch)
     if batch.traits.slides_windows:
-        return window_walk(batch).register_words(batch)
+        return window_walk(batch).count_thread_registers(batch)
     if batch.traits.spreads_reductions:
-        return row_registers(batch)
+        return row_registers_per_thread(batch)
     acc = max(1, batch.geometry.store.tensor.itemsize_bytes // 4)
-    words = batch.register_outputs * acc
+    words = batch.accumulators_per_thread * acc
     for a in batch.geometry.loads:
-        words = words + batch.register_elements(a) * max(1, a.tensor.itemsize_bytes // 4)
+        words = words + batch.elements_per_register_tile(a) * max(1, a.tensor.itemsize_bytes // 4)
     return words
 
 
-def allocated_registers(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints] = MappingProxyType({})) -> Ints:
+def registers_needed_per_thread(
+    batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints] = MappingProxyType({})
+) -> Ints:
     """Return the number of 32-bit registers per thread that the compiler needs, not rounded to allocation units."""
     if batch.fragment is not None:
         return _matrix_operand_registers(batch) + fetched_element_registers(batch, spec) + _matrix_base_registers(batch)
     if batch.traits.slides_windows:
-        return window_walk(batch).register_words(batch) + BASE_REGISTERS
+        return window_walk(batch).count_thread_registers(batch) + BASE_REGISTERS
     g = batch.geometry
     if batch.traits.spreads_reductions:
-        return row_registers(batch) + BASE_REGISTERS
-    words = batch.register_outputs * max(1, g.store.tensor.itemsize_bytes // 4)
+        return row_registers_per_thread(batch) + BASE_REGISTERS
+    words = batch.accumulators_per_thread * max(1, g.store.tensor.itemsize_bytes // 4)
     reductions = np.flatnonzero(~g.spatial)
     for a in g.loads:
-        mine = batch.register_elements(a) * max(1, a.tensor.itemsize_bytes // 4)
+        mine = batch.elements_per_register_tile(a) * max(1, a.tensor.itemsize_bytes // 4)
         if batch.staged and len(reductions) and _row_axis(batch, a) == g.names[reductions[-1]]:
             # A vector read along the innermost reduction axis brings several points of the step, and the fragment holds
             # them all, unless padding moves rows away from the positions where vectors start.
             step = (batch.block[:, reductions[-1]] | padding.get(a.tensor.name, 0)) * a.tensor.itemsize_bytes // 4
             ahead = np.where(step & 3 == 0, 4, 2 - (step & 1))
-            mine = mine * np.maximum(1, ahead // np.maximum(1, batch.register_points))
+            mine = mine * np.maximum(1, ahead // np.maximum(1, batch.unrolled_reduction_points))
         words = words + mine
-    return words + next_tile_registers(batch, spec) + BASE_REGISTERS
+    return words + registers_for_prefetched_tile(batch, spec) + BASE_REGISTERS
 
 
-def next_tile_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
+def registers_for_prefetched_tile(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the number of registers per thread that hold the next tile of a pipeline without asynchronous copies."""
     total = np.zeros(len(batch), np.int64)
-    if not batch.pipelined or copies_asynchronously(batch, spec):
+    if not batch.is_pipelined or copies_asynchronously(batch, spec):
         return total
     for a in batch.staged_loads:
         copy = staged_copy(a, batch, spec)
@@ -83,7 +85,7 @@ def next_tile_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     return total
 
 
-def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
+def operand_register_limit(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the number of 32-bit registers per thread that accumulators and operands may take, shape ``(N,)``."""
     lim = spec.limits
     if batch.fragment is None:
@@ -108,10 +110,10 @@ def _matrix_operand_registers(batch: TileBatch) -> Ints:
     """Return the number of registers per thread for the accumulators and operand fragments of a matrix program."""
     f, g = batch.fragment, batch.geometry
     assert f is not None
-    acc = batch.register_outputs * DTYPE_BYTES[f.accumulator]
+    acc = batch.accumulators_per_thread * DTYPE_BYTES[f.accumulator]
     if f.reads_scratchpad:
         return -(-acc // (4 * f.threads))
-    operands = sum((batch.register_elements(a) * a.tensor.itemsize_bytes for a in g.loads), np.zeros_like(acc))
+    operands = sum((batch.elements_per_register_tile(a) * a.tensor.itemsize_bytes for a in g.loads), np.zeros_like(acc))
     return -(-(acc + f.operand_copies * operands) // (4 * f.threads))
 
 
@@ -119,7 +121,7 @@ def _row_axis(batch: TileBatch, access: Access) -> str | None:
     if "row_axis" not in access._memo:
         anchor = batch.geometry.expr.anchor
         load = next(x for x in anchor.loads if x.tensor == access.tensor.name and x.index == access.index)
-        access._memo["row_axis"] = row_axis(anchor, load, access.tensor)
+        access._memo["row_axis"] = axis_of_staged_rows(anchor, load, access.tensor)
     name: str | None = access._memo["row_axis"]
     return name
 
@@ -128,7 +130,7 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
     """Return the scratchpad bytes of one block, including storage padding and all stages, shape ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     if batch.traits.spreads_reductions:
-        return exchange_bytes(batch)
+        return exchange_scratchpad_bytes(batch)
     staged = batch.staged_loads
     if not staged:
         return total
@@ -146,23 +148,23 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
 def _staged_bytes(batch: TileBatch, access: Access, padding: Ints | int) -> Ints:
     """Return the bytes of all slots of an operand's staged tile, shape ``(N,)``."""
     if batch.fragment is not None:  # no gaps: a matrix unit reads rows of adjacent elements
-        elements = product(batch.block, access.used_axes)
+        elements = product_of_columns(batch.block, access.used_axes)
         rows = elements // _row_extent(batch, access)
     else:  # a tile that reaches beyond the axes is stored whole: threads of the padded part read it
         extents = tile_extents(access, batch, staged_tile_axes(access, batch))
         rank = extents.shape[1]
-        elements, rows = product(extents, range(rank)), product(extents, range(rank - 1))
+        elements, rows = product_of_columns(extents, range(rank)), product_of_columns(extents, range(rank - 1))
     if batch.traits.slides_windows:  # rows start and end where vectors do
         elements = rows * window_walk(batch).extent
     elements, size = elements + rows * padding, staged_itemsize(batch.geometry.expr, access.tensor)
-    if batch.fragment is None and batch.pipelined:
+    if batch.fragment is None and batch.is_pipelined:
         elements = np.where(np.asarray(batch.stages) > 1, round_up_to_vectors(elements, size), elements)
     return elements * size * batch.stages
 
 
 def matrix_scratchpad_bytes(program: RProgram) -> int:
     """Return the scratchpad bytes of a ``"matrix"`` program's block with the layouts of its operands."""
-    return block_scratchpad_bytes(program, program_operands(program))
+    return matrix_block_scratchpad_bytes(program, program_operands(program))
 
 
 def _row_extent(batch: TileBatch, access: Access) -> Ints:
@@ -195,7 +197,7 @@ def occupancy(
     batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, padding: Mapping[str, Ints] = MappingProxyType({})
 ) -> tuple[Ints, Ints]:
     """Return the number of co-resident blocks per unit (0 if none can run), and the number of registers per thread."""
-    return blocks_per_unit_with_registers(batch, spec, scratchpad, allocated_registers(batch, spec, padding))
+    return blocks_per_unit_with_registers(batch, spec, scratchpad, registers_needed_per_thread(batch, spec, padding))
 
 
 def blocks_per_unit_with_registers(
@@ -214,11 +216,11 @@ def blocks_per_unit_with_registers(
     assert lim.threads_per_block and lim.usable_registers_per_thread and lim.registers_per_unit  # by schema
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
-    fits &= operand_registers(batch) <= usable_registers(batch, spec)
-    if batch.fragment is None and batch.pipelined:
+    fits &= operand_registers(batch) <= operand_register_limit(batch, spec)
+    if batch.fragment is None and batch.is_pipelined:
         # A large block has no registers left for the positions of slots, and only spilling would free any.
         fits &= wanted + SLOT_REGISTERS <= lim.registers_per_unit // np.maximum(threads, 1)
-    if batch.fragment is None and batch.pipelined and not copies_asynchronously(batch, spec):
+    if batch.fragment is None and batch.is_pipelined and not copies_asynchronously(batch, spec):
         # Registers hold one step ahead, and the data they hold must not be spilled.
         fits &= (wanted <= most) & (batch.stages == 2)
     return np.where(fits, blocks, 0).astype(np.int64), registers

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.compute import BlockWork
+from roller.perf.tile_batch import TileBatch
+from roller.templates.gpu.common.arithmetic_cycles import BlockWork
 from roller.tile.geometry import Floats
 
 
@@ -30,7 +30,7 @@ def byte_energies_j(spec: DeviceSpec) -> tuple[float, float]:
     return spec.layer("l2").byte_j or 0.0, spec.layer("global").byte_j or 0.0
 
 
-def power_limited_s(
+def least_time_at_power_limit_s(
     batch: TileBatch, spec: DeviceSpec, work: BlockWork, core_s: Floats, moved: tuple[Floats, Floats] | None = None
 ) -> Floats | float:
     """Return the minimum time, in seconds, that a launch takes within the board's power limit; 0 without a limit."""

@@ -20,24 +20,24 @@ from typing import Any
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.perf.phases import alternate_phases
+from roller.perf.phase_overlap import time_of_alternating_phases
+from roller.perf.tile_batch import TileBatch
+from roller.templates.gpu.common.arithmetic_cycles import BlockWork, block_work
 from roller.templates.gpu.common.bank_conflicts import worst_conflicts
-from roller.templates.gpu.common.combine_parts import combine_parts_s
-from roller.templates.gpu.common.compute import BlockWork, block_work
-from roller.templates.gpu.common.load_instructions import least_load_instructions
+from roller.templates.gpu.common.combine_parts_cost import combine_parts_s
+from roller.templates.gpu.common.load_instruction_counts import least_load_instruction_count
 from roller.templates.gpu.common.occupancy import occupancy, scratchpad_bytes
-from roller.templates.gpu.common.power_limit import power_limited_s
+from roller.templates.gpu.common.power_limit import least_time_at_power_limit_s
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.staging_instructions import copies_asynchronously
+from roller.templates.gpu.common.staging_instruction_counts import copies_asynchronously
 from roller.templates.gpu.common.traffic import (
     TrafficShare,
     dram_time_s,
-    global_traffic,
-    least_counted_traffic,
-    least_traffic,
+    least_counted_l2_bytes,
+    least_traffic_bytes,
     moved_bytes,
     stored_traffic_shares,
+    traffic_bytes_and_instructions,
 )
 from roller.tile.geometry import Floats, Ints
 
@@ -75,7 +75,7 @@ class _Waves:
         return cls(np.stack([full, rest > 0]), np.stack([resident, tail]), np.stack([resident * units, rest]))
 
     @classmethod
-    def without_tail(cls, batch: TileBatch, most: Ints, units: int) -> _Waves:
+    def fractional_waves(cls, batch: TileBatch, most: Ints, units: int) -> _Waves:
         """Return waves counted in fractions, so that no tail remains; each unit gets at least one block."""
         active = np.minimum(most * units, batch.blocks)
         none, count = np.zeros(len(batch)), batch.blocks / active
@@ -101,10 +101,10 @@ def block_latency_chain_s(
     # waits for the first tile and the results.
     latency = spec.layer("global").latency_s or 0.0
     if barriers is None:
-        barriers = 1 if batch.pipelined else 2
+        barriers = 1 if batch.is_pipelined else 2
     barrier_s = parts["barriers"] = batch.steps * barriers * spec.execution.barrier_s * bool(batch.staged_loads)
-    if batch.pipelined:
-        ahead = batch.steps_ahead
+    if batch.is_pipelined:
+        ahead = batch.copy_steps_in_flight
         waiting = parts["waits"] = np.maximum(batch.steps - ahead, 0) * latency / ahead
         return np.asarray(2 * latency + np.maximum(alone, waiting) + barrier_s)
     if hops is None:
@@ -119,11 +119,11 @@ def overlap_of_thread_blocks(
     """Return the number of customers, and the time, in seconds, that SIMT blocks take to pass through their phases."""
     # The threads of a pipelined block issue copies and arithmetic one after the other while memory delivers later
     # tiles; a block waits for its first tile.
-    plain = alternate_phases((memory, *pipes), customers)
-    if not batch.pipelined:
+    plain = time_of_alternating_phases((memory, *pipes), customers)
+    if not batch.is_pipelined:
         return customers, plain
-    both, in_flight = alternate_phases(pipes, customers), customers * np.minimum(batch.stages, batch.steps)
-    ahead = alternate_phases((memory, both), in_flight)
+    both, in_flight = time_of_alternating_phases(pipes, customers), customers * np.minimum(batch.stages, batch.steps)
+    ahead = time_of_alternating_phases((memory, both), in_flight)
     parts.update(plain=plain, both=both, in_flight=in_flight, ahead=ahead)
     return customers, np.asarray(ahead + (plain - ahead) / batch.steps)
 
@@ -134,7 +134,7 @@ def lone_block_cycles(work: BlockWork, batch: TileBatch, schedulers: int, parts:
     return np.asarray(work.arithmetic(1.0, schedulers) + work.copy_cycles(1.0, schedulers))
 
 
-def no_fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
+def zero_fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
     """Return zero seconds: the terms for SIMT kernels were fitted to whole kernels and include the first tile."""
     del batch, spec
     return np.zeros(per_unit.shape)
@@ -172,7 +172,7 @@ class Phases:
     overlap: Callable[[Floats, tuple[Floats, ...], Floats | Ints, TileBatch, Parts], tuple[Floats | Ints, Floats]] = (
         overlap_of_thread_blocks
     )
-    fill: Callable[[TileBatch, DeviceSpec, Ints], Floats] = no_fill_s
+    fill: Callable[[TileBatch, DeviceSpec, Ints], Floats] = zero_fill_s
     access: Callable[[TileBatch, DeviceSpec], Floats] | None = None
     stores: Callable[[TileBatch, Ints, Floats], Floats] | None = None
 
@@ -202,7 +202,7 @@ def memory_s_with_accesses(memory_s: Floats, access_s: Floats, spec: DeviceSpec)
     return np.asarray((memory_s**p + access_s**p) ** (1.0 / p))
 
 
-def _wave_s(
+def _full_and_tail_wave_s(
     memory: Floats,
     work: BlockWork,
     waves: _Waves,
@@ -239,7 +239,7 @@ def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Fl
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
     cycles = waves.total(work.arithmetic(waves.per_unit, spec.teu.schedulers_per_unit))
     seconds = np.asarray(cycles / spec.clock_hz)
-    seconds = np.maximum(seconds, power_limited_s(batch, spec, work, seconds))
+    seconds = np.maximum(seconds, least_time_at_power_limit_s(batch, spec, work, seconds))
     return np.where(resident > 0, seconds, np.inf)
 
 
@@ -247,34 +247,34 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
     """Return a lower bound on each program's time, in seconds, shape ``(N,)``; computed once per batch and device."""
     known: tuple[DeviceSpec, Floats] | None = batch._memo.get("lower_bound")
     if known is None or known[0] is not spec:
-        known = batch._memo["lower_bound"] = spec, _lower_bound_s(batch, spec, phases)
+        known = batch._memo["lower_bound"] = spec, _compute_lower_bound_s(batch, spec, phases)
     return known[1]
 
 
-def _lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
+def _compute_lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     # The computation is that of :func:`price`, but only used bytes move, copies take the widest vectors without address
     # arithmetic, and no bank conflicts occur.
     (copies,) = batch.cached_arrays(
-        spec, ("least copies", copies_asynchronously(batch, spec)), lambda: (least_load_instructions(batch, spec),)
+        spec, ("least copies", copies_asynchronously(batch, spec)), lambda: (least_load_instruction_count(batch, spec),)
     )
     work = phases.work(batch, spec, (copies, np.zeros(len(batch))), None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
-    l2_bytes, dram_bytes = least_traffic(batch, spec)
+    l2_bytes, dram_bytes = least_traffic_bytes(batch, spec)
     l2_s = l2_bytes / spec.layer("l2").bandwidth_bytes_per_s
     dram_s = dram_bytes / spec.layer("global").peak_bytes_per_s
     memory = np.maximum(l2_s, dram_s) * (waves.active / batch.blocks)
-    running = _launch_bound_s(batch, spec, memory, work, waves, phases, (l2_bytes, dram_bytes))
+    running = _launch_lower_bound_s(batch, spec, memory, work, waves, phases, (l2_bytes, dram_bytes))
     return np.where(resident > 0, running, np.inf)
 
 
-def _launch_bound_s(
+def _launch_lower_bound_s(
     batch: TileBatch, spec: DeviceSpec, memory: Floats, work: BlockWork, waves: _Waves, phases: Phases,
     moved: tuple[Floats, Floats], least: BlockWork | None = None,
 ) -> Floats:  # fmt: skip
     """Return a lower bound on the seconds of launches whose waves take ``memory`` seconds of memory and do ``work``."""
-    wave = _wave_s(memory, least or work, waves, batch, spec, phases)
-    power = power_limited_s(batch, spec, work, waves.total(wave["core"]), moved)
+    wave = _full_and_tail_wave_s(memory, least or work, waves, batch, spec, phases)
+    power = least_time_at_power_limit_s(batch, spec, work, waves.total(wave["core"]), moved)
     running = np.maximum(waves.total(wave["seconds"]), power)
     launches = 1 + (batch.split_k > 1)
     return np.asarray((running + launches * spec.execution.launch_s + combine_parts_s(batch, spec)) * _BOUND_SHARE)
@@ -288,8 +288,8 @@ def least_s_with_resident_blocks(
     # The computation is that of :func:`price` without bank conflicts and, if nothing is ``counted``, without unused
     # bytes through L2. If ``most`` is set, waves and TEUs are counted in fractions, so that the bound also holds for
     # fewer blocks than ``resident``.
-    least = least_counted_traffic(batch, spec)
-    waves = _Waves.without_tail(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
+    least = least_counted_l2_bytes(batch, spec)
+    waves = _Waves.fractional_waves(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
     least.update({n: np.where(np.isnan(x), least[n], x) for n, x in counted.items()})
     l2_bytes, dram_bytes = moved_bytes(batch, spec, waves.active[0], least)
     share = waves.active / batch.blocks
@@ -297,7 +297,7 @@ def least_s_with_resident_blocks(
     memory = np.maximum(dram, l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s)
     work = phases.work(batch, spec, copies, None)
     moved = l2_bytes, dram_bytes
-    return _launch_bound_s(batch, spec, memory, work, waves, phases, moved, work.spread() if most else work)
+    return _launch_lower_bound_s(batch, spec, memory, work, waves, phases, moved, work.spread() if most else work)
 
 
 def price(
@@ -316,7 +316,9 @@ def price(
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
     by_tensor: list[TrafficShare] | None = None if told is None else []
     on_the_bus: Parts | None = None if told is None else {}
-    moved_and_copied = global_traffic(batch, spec, waves.active[0], laid.counted, laid.padding, by_tensor)
+    moved_and_copied = traffic_bytes_and_instructions(
+        batch, spec, waves.active[0], laid.counted, laid.padding, by_tensor
+    )
     l2_bytes, dram_bytes, copies, addresses = moved_and_copied
     work = phases.work(batch, spec, (copies, addresses), laid)
     share = waves.active / batch.blocks
@@ -331,9 +333,9 @@ def price(
     if phases.stores is not None:
         through, written = stored_traffic_shares(batch, spec, l2_bytes, dram_bytes)
         stores = phases.stores(batch, waves.per_unit, np.maximum(l2 * through, dram * written))
-    wave = _wave_s(memory, work, waves, batch, spec, phases, stores)
+    wave = _full_and_tail_wave_s(memory, work, waves, batch, spec, phases, stores)
     every, core = waves.total(wave["seconds"]), waves.total(wave["core"])
-    power = power_limited_s(batch, spec, work, core, (l2_bytes, dram_bytes))
+    power = least_time_at_power_limit_s(batch, spec, work, core, (l2_bytes, dram_bytes))
     running = np.maximum(every, power)
     named = {"compute_s": wave["arithmetic"], "copy_s": wave["copying"], "dram_s": dram, "l2_s": l2}
     named["latency_s"] = wave["chain"]

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.row_shape import RowShape, passes
+from roller.perf.tile_batch import TileBatch
+from roller.templates.gpu.common.row_reads_and_reductions import RowReadsAndReductions, count_reads_of_input
 from roller.templates.gpu.common.warm_inputs import is_in_shared_cache
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.transactions import tile_transaction_bytes, touched_bytes
@@ -19,7 +19,7 @@ def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool
     # A stage that reads a row again finds it in the unit's first-level cache if the rows of the unit's blocks fit
     # there. Otherwise, the row comes from L2, except for the share by which rows and results of all active blocks
     # exceed L2, which comes from DRAM.
-    shape = RowShape.of(batch.geometry)
+    shape = RowReadsAndReductions.of(batch.geometry)
     transaction, l2_layer = spec.layer("l2").transaction_bytes, spec.layer("l2")
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     whole = np.where(batch.geometry.spatial, batch.block, batch.geometry.extents)
@@ -30,8 +30,8 @@ def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool
     far = rows * np.ceil(running / spec.units) > spec.layer("shared").kept_bytes
     l2 = dram = np.full(len(batch), float(shape.other_bytes))
     for r in shape.reads:
-        a, again = r.access, passes(batch, r)
-        moved = a.loaded_elements(batch.block) * a.tensor.itemsize_bytes
+        a, again = r.access, count_reads_of_input(batch, r)
+        moved = a.elements_loaded_per_launch(batch.block) * a.tensor.itemsize_bytes
         if not least:
             expected, _ = tile_transaction_bytes(a, batch.block, transaction)
             run_rows, run = a.runs(batch.block)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.bank_conflicts import conflict_degrees, unavoidable_conflicts
 from roller.templates.gpu.common.occupancy import matrix_scratchpad_bytes, scratchpad_bytes
-from roller.templates.gpu.common.traffic import counted_traffic
-from roller.templates.gpu.common.window_products import matrix_product_batch, matrix_product_of_batch
+from roller.templates.gpu.common.traffic import counted_l2_bytes
+from roller.templates.gpu.common.window_product_batches import find_matrix_product, to_matrix_product_batch
 from roller.tile.geometry import Floats, Ints
-from roller.tile.layout import thread_read_ratio
 from roller.tile.program import RProgram
+from roller.tile.staged_tile_layout import thread_read_ratio
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class SharedMemoryLayout:
     @classmethod
     def of(cls, batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec) -> SharedMemoryLayout:
         """Return the layouts of the programs of a batch."""
-        found = matrix_product_of_batch(batch)
+        found = find_matrix_product(batch)
         if found is not None:
-            batch, programs = matrix_product_batch(batch, found), [found.inner(p) for p in programs]
+            batch, programs = to_matrix_product_batch(batch, found), [found.inner(p) for p in programs]
         pads = [dict(p.storage_padding) for p in programs]
         padding = {t: np.array([p.get(t, 0) for p in pads], np.int64) for t in {t for p in pads for t in p}}
         used = [matrix_scratchpad_bytes(p) for p in programs if p.fragment is not None]
@@ -56,7 +56,7 @@ class SharedMemoryLayout:
             np.array(used, np.int64) if used else scratchpad_bytes(batch, padding),
             _arrays_by_tensor([conflict_degrees(p, spec) for p in programs]),
             {} if batch.fragment else _arrays_by_tensor([thread_read_ratio(p) for p in programs]),
-            counted_traffic(batch, spec),
+            counted_l2_bytes(batch, spec),
             padding,
         )
 

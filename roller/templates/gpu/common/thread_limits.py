@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.occupancy import operand_registers, usable_registers
+from roller.perf.tile_batch import TileBatch
+from roller.templates.gpu.common.occupancy import operand_register_limit, operand_registers
 
 
 def fills_whole_teus(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
@@ -18,4 +18,4 @@ def within_thread_and_register_limits(batch: TileBatch, spec: DeviceSpec) -> np.
     """Return the mask of programs within the thread and register limits."""
     assert spec.limits.threads_per_block
     fits = batch.threads_per_block <= spec.limits.threads_per_block
-    return np.asarray(fits & (operand_registers(batch) <= usable_registers(batch, spec)))
+    return np.asarray(fits & (operand_registers(batch) <= operand_register_limit(batch, spec)))

@@ -15,7 +15,7 @@ import functools
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.transactions import tile_transaction_bytes
 
@@ -38,7 +38,7 @@ def tlb_miss_traffic(batch: TileBatch, spec: DeviceSpec, waves: tuple[Ints, ...]
     reach = float(far.tlb_entries * far.page_bytes)
     if sum(g.reads[n].tensor.nbytes for n in rows) <= reach:
         return {}
-    each = [[_open_page_bytes(g.reads[n], w) for n in rows] for w in waves]
+    each = [[_concurrent_row_span_bytes(g.reads[n], w) for n in rows] for w in waves]
     opened = np.minimum.reduce([np.add.reduce(x) for x in each])
     lost = np.where(batch.steps > 1, 1.0 - np.minimum(reach / np.maximum(opened, 1.0), 1.0), 0.0)
     if not lost.any():
@@ -48,7 +48,7 @@ def tlb_miss_traffic(batch: TileBatch, spec: DeviceSpec, waves: tuple[Ints, ...]
     return {n: (lost, batch.cached_arrays(spec, ("bursts", n, burst), load)[0]) for n, load in loads.items()}
 
 
-def _open_page_bytes(access: Access, wave: Ints) -> Floats:
+def _concurrent_row_span_bytes(access: Access, wave: Ints) -> Floats:
     """Return the bytes between the first and the last row that a wave reads at a time."""
     whole = np.where(access.coefficients[-1] != 0, access.axis_extents, wave)
     return np.asarray(np.minimum(access.elements(whole) * access.tensor.itemsize_bytes, float(access.tensor.nbytes)))
@@ -58,4 +58,4 @@ def _bytes_in_bursts(access: Access, block: Ints, burst_bytes: int) -> tuple[Flo
     """Return the bytes of all tiles of a launch if each tile is loaded from memory separately."""
     moved, _ = tile_transaction_bytes(access, block, burst_bytes)
     rows, run = access.runs(block)
-    return (np.asarray(access.loaded_elements(block) * moved / (rows * run)),)
+    return (np.asarray(access.elements_loaded_per_launch(block) * moved / (rows * run)),)

@@ -11,15 +11,15 @@ import numpy as np
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.load_instructions import load_instructions
-from roller.templates.gpu.common.operand_copies import l2_bytes_with_cached_windows
-from roller.templates.gpu.common.row_shape import RowShape, words_in_flight
+from roller.perf.tile_batch import TileBatch
+from roller.templates.gpu.common.load_instruction_counts import count_load_instructions
+from roller.templates.gpu.common.operand_copy_counts import l2_bytes_with_cached_windows
+from roller.templates.gpu.common.row_reads_and_reductions import RowReadsAndReductions, words_in_flight
 from roller.templates.gpu.common.row_traffic import row_traffic, touched_dram_bytes
 from roller.templates.gpu.common.tlb_misses import tlb_miss_traffic
 from roller.templates.gpu.common.warm_inputs import is_in_shared_cache
-from roller.templates.gpu.common.window_walks import l1_reload_factor, words_in_flight_along_walk
-from roller.tile.geometry import Access, Floats, Geometry, Ints, product
+from roller.templates.gpu.common.window_thread_walks import l1_reload_factor, words_in_flight_along_walk
+from roller.tile.geometry import Access, Floats, Geometry, Ints, product_of_columns
 from roller.tile.transactions import counted_transaction_bytes, tile_transaction_bytes
 
 #: One source of traffic: its name, its bytes through L2, and its bytes to and from DRAM.
@@ -30,7 +30,7 @@ LOADS_IN_FLIGHT = 8.0
 ROW_LOADS_IN_FLIGHT = 16.0
 
 
-def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
+def counted_l2_bytes(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
     """Return the launch's bytes through L2 for accesses that can be counted, keyed by position; stores are last."""
     g, transaction = batch.geometry, spec.layer("l2").transaction_bytes
     once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, not in every reduction step
@@ -42,7 +42,7 @@ def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
     return found
 
 
-def global_traffic(
+def traffic_bytes_and_instructions(
     batch: TileBatch,
     spec: DeviceSpec,
     resident: Ints,
@@ -52,13 +52,13 @@ def global_traffic(
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return the bytes through L2 and DRAM, and the numbers of copy and address instructions per block and step.
 
-    ``counted`` is the result of :func:`counted_traffic` if it is known; otherwise, transactions are expected values.
+    ``counted`` is the result of :func:`counted_l2_bytes` if it is known; otherwise, transactions are expected values.
     ``padding`` elements are appended to the rows of staged tiles. ``told`` collects the shares of all tensors.
     """
     if batch.traits.spreads_reductions:
         zero = np.zeros(len(batch))  # row_work counts the instructions of loads
         return *moved_bytes(batch, spec, resident, counted, told), zero, zero
-    return *moved_bytes(batch, spec, resident, counted, told), *load_instructions(batch, spec, padding)
+    return *moved_bytes(batch, spec, resident, counted, told), *count_load_instructions(batch, spec, padding)
 
 
 def moved_bytes(
@@ -68,7 +68,7 @@ def moved_bytes(
     counted: Mapping[int, Floats] = MappingProxyType({}),
     told: list[TrafficShare] | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return the bytes through L2 and the bytes to and from DRAM; see :func:`global_traffic`."""
+    """Return the bytes through L2 and the bytes to and from DRAM; see :func:`traffic_bytes_and_instructions`."""
     g, block = batch.geometry, batch.block
     if batch.traits.spreads_reductions:
         l2, dram = row_traffic(batch, spec, resident)
@@ -85,7 +85,7 @@ def moved_bytes(
     missed = tlb_miss_traffic(batch, spec, (wave, _tile_of_wave(batch, resident, turned=True)))
     for n, a in enumerate(g.reads):
         expected = functools.partial(_load_transaction_bytes, a, block, transaction)
-        through = _counted_or_expected(counted.get(n), batch, spec, ("loaded", n, transaction), expected)
+        through = _counted_or_expected_bytes(counted.get(n), batch, spec, ("loaded", n, transaction), expected)
         touched = touched_dram_bytes(a, fetch)
         through = np.minimum(through, cached[n]) if n in cached else through
         if batch.traits.slides_windows:
@@ -103,14 +103,14 @@ def moved_bytes(
         if told is not None:
             told.append((f"loads of {a.tensor.name}", through, fetched))
     expected = functools.partial(_store_transaction_bytes, g.written, block, transaction)
-    stored = _counted_or_expected(counted.get(len(g.reads)), batch, spec, ("stored", transaction), expected)
+    stored = _counted_or_expected_bytes(counted.get(len(g.reads)), batch, spec, ("stored", transaction), expected)
     partial, written = _partial_result_bytes(batch), np.minimum(stored, 2.0 * g.written.tensor.nbytes)
     if told is not None:
         told += [(f"stores of {g.store.tensor.name}", stored, written), ("partial results", partial, partial)]
     return l2 + stored + partial, dram + written + partial
 
 
-def _counted_or_expected(
+def _counted_or_expected_bytes(
     counted: Floats | None, batch: TileBatch, spec: DeviceSpec, key: Any, expected: Callable[[], tuple[Floats]]
 ) -> Floats:
     """Return the counted bytes, and the expected bytes where bytes are not counted."""
@@ -123,7 +123,7 @@ def _counted_or_expected(
 def stored_traffic_shares(
     batch: TileBatch, spec: DeviceSpec, l2_bytes: Floats, dram_bytes: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the shares of stores in the L2 bytes and in the DRAM bytes (:func:`global_traffic`) of tiled programs."""
+    """Return the shares of stores in the L2 bytes and in the DRAM bytes of tiled programs."""
     transaction, store = spec.layer("l2").transaction_bytes, batch.geometry.written
     (stored,) = batch.cached_arrays(
         spec, ("stored", transaction), functools.partial(_store_transaction_bytes, store, batch.block, transaction)
@@ -138,7 +138,7 @@ def _load_transaction_bytes(access: Access, block: Ints, transaction_bytes: int)
     moved, _ = tile_transaction_bytes(access, block, transaction_bytes)
     rows, run = access.runs(block)
     waste = moved / (rows * run * access.tensor.itemsize_bytes)
-    return (access.loaded_elements(block) * access.tensor.itemsize_bytes * waste,)
+    return (access.elements_loaded_per_launch(block) * access.tensor.itemsize_bytes * waste,)
 
 
 def _store_transaction_bytes(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats]:
@@ -148,7 +148,7 @@ def _store_transaction_bytes(access: Access, block: Ints, transaction_bytes: int
     return (np.asarray(access.tensor.nbytes * np.maximum(1.0, moved / (access.elements(block) * size))),)
 
 
-def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+def least_traffic_bytes(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     """Return lower bounds on the bytes through L2 and DRAM, each of shape ``(N,)``."""
     g = batch.geometry
     if batch.traits.spreads_reductions:
@@ -166,12 +166,14 @@ def _used_load_bytes(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
     """Return, for each read, the bytes that all tiles of a launch use, shape ``(N,)``."""
     g = batch.geometry
     return batch.cached_arrays(
-        spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
+        spec,
+        "least loaded",
+        lambda: tuple(a.elements_loaded_per_launch(batch.block) * a.tensor.itemsize_bytes for a in g.reads),
     )
 
 
-def least_counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
-    """Return a lower bound on :func:`counted_traffic`: used bytes instead of whole transactions."""
+def least_counted_l2_bytes(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
+    """Return a lower bound on :func:`counted_l2_bytes`: used bytes instead of whole transactions."""
     stored = np.full(len(batch), float(batch.geometry.written.tensor.nbytes))
     return dict(enumerate((*_used_load_bytes(batch, spec), stored)))
 
@@ -180,11 +182,13 @@ def _dram_load_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
     """Return the bytes that waves of blocks load from DRAM, shape ``(N,)``; blocks of a wave share loads in L2."""
     # Points of a gathered tile that share an element of a window follow each other closely, so a tensor is loaded once
     # for every wave tile along the axes on which it does not depend.
-    loaded = access.loaded_elements(wave) * access.tensor.itemsize_bytes
+    loaded = access.elements_loaded_per_launch(wave) * access.tensor.itemsize_bytes
     if not access.gather:
         return loaded
     others = np.flatnonzero(geometry.spatial & ~access.uses & access.reloads)
-    return np.asarray(np.minimum(loaded, product(geometry.counts(wave), others) * float(access.tensor.nbytes)))
+    return np.asarray(
+        np.minimum(loaded, product_of_columns(geometry.counts(wave), others) * float(access.tensor.nbytes))
+    )
 
 
 def _partial_result_bytes(batch: TileBatch) -> Floats:
@@ -238,14 +242,14 @@ def peak_bandwidth(batch: TileBatch, spec: DeviceSpec, launch_bytes: Floats) -> 
     read, triad = layer.read_bandwidth_bytes_per_s, layer.triad_bandwidth_bytes_per_s
     if read is None or triad is None:
         return layer.bandwidth_bytes_per_s
-    stored = {a.tensor.name: float(a.tensor.nbytes) for a in (batch.geometry.written, *_row_stores(batch))}
+    stored = {a.tensor.name: float(a.tensor.nbytes) for a in (batch.geometry.written, *_stores_of_row_program(batch))}
     written = sum(stored.values()) + 0.5 * _partial_result_bytes(batch)
     share = written / np.maximum(launch_bytes, 1.0)
     return np.asarray(np.interp(share, (0.0, 1 / 3, 0.5), (read, triad, layer.bandwidth_bytes_per_s)))
 
 
-def _row_stores(batch: TileBatch) -> tuple[Access, ...]:
-    return tuple(RowShape.of(batch.geometry).stores) if batch.traits.spreads_reductions else ()
+def _stores_of_row_program(batch: TileBatch) -> tuple[Access, ...]:
+    return tuple(RowReadsAndReductions.of(batch.geometry).stores) if batch.traits.spreads_reductions else ()
 
 
 def loads_in_flight(batch: TileBatch) -> Floats:
@@ -257,14 +261,14 @@ def loads_in_flight(batch: TileBatch) -> Floats:
     if batch.traits.slides_windows and not batch.staged:
         return np.minimum(words_in_flight_along_walk(batch), LOADS_IN_FLIGHT)
     most = ROW_LOADS_IN_FLIGHT if not batch.traits.reduces else LOADS_IN_FLIGHT
-    return np.asarray(np.minimum(_words_per_step(batch), most) * _steps_in_flight(batch))
+    return np.asarray(np.minimum(_loads_per_thread_and_step(batch), most) * _steps_in_flight(batch))
 
 
-def _words_per_step(batch: TileBatch) -> Floats:
+def _loads_per_thread_and_step(batch: TileBatch) -> Floats:
     """Return the 4-byte loads per thread and reduction step, shape ``(N,)``; less than one if threads are padding."""
     words = np.zeros(len(batch))
     for a in batch.geometry.reads:
-        words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
+        words = words + batch.elements_per_block_tile(a) * (a.tensor.itemsize_bytes / 4)
     return np.asarray(words / batch.threads_per_block)
 
 
@@ -276,7 +280,7 @@ def memory_waits_per_block(batch: TileBatch) -> Floats:
     """Return how many times a block waits for memory, once per group of independent loads, shape ``(N,)``."""
     if batch.traits.spreads_reductions or batch.traits.slides_windows:
         return np.maximum(1.0, batch.steps)
-    rounds = np.maximum(1.0, _words_per_step(batch) / LOADS_IN_FLIGHT)
+    rounds = np.maximum(1.0, _loads_per_thread_and_step(batch) / LOADS_IN_FLIGHT)
     return np.asarray(np.maximum(1.0, batch.steps * rounds / _steps_in_flight(batch)))
 
 
@@ -303,6 +307,6 @@ def dram_time_s(
     return np.asarray(np.minimum(drawn, waited))
 
 
-def line_bytes(spec: DeviceSpec) -> int:
+def load_store_line_bytes(spec: DeviceSpec) -> int:
     """Return the size, in bytes, of the line that a load and store pipe accesses at a time."""
     return spec.layer("l2").line_bytes or 4 * spec.layer("l2").transaction_bytes

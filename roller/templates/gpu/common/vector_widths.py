@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.elements_per_access import elements_per_access
-from roller.templates.gpu.common.row_widths import row_access_width, row_vectors
-from roller.templates.gpu.common.stores import StoredResults
+from roller.templates.gpu.common.row_access_widths import row_access_width, row_vector_elements_per_axis
+from roller.templates.gpu.common.stored_results import StoredResults
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Ints
-from roller.tile.vectors import is_in_memory
-from roller.tile.windows import slide_of
+from roller.tile.sliding_windows import slide_of
+from roller.tile.vector_access_widths import is_in_memory
 
 
 def vector_elements_per_axis(batch: TileBatch) -> Ints:
@@ -20,7 +20,7 @@ def vector_elements_per_axis(batch: TileBatch) -> Ints:
     # determines the results of a thread, and row programs have vectors along their rows.
     g = batch.geometry
     if batch.traits.spreads_reductions or batch.vectors is not None:
-        return row_vectors(batch)
+        return row_vector_elements_per_axis(batch)
     found = np.ones_like(batch.register)
     if g.order and batch.fragment is None:
         axis, widest = g.order[-1], max(1, VECTOR_BYTES // g.store.tensor.itemsize_bytes)
@@ -41,7 +41,7 @@ def access_width(access: Access, batch: TileBatch) -> Ints:
 def store_width(batch: TileBatch) -> Ints:
     """Return the number of elements that a thread of a tiled program or a stream stores at once, shape ``(N,)``."""
     g, width = batch.geometry, np.ones(len(batch), np.int64)
-    if not g.order or (batch.traits.slides_windows and walks_along(batch, g.order[-1])):
+    if not g.order or (batch.traits.slides_windows and threads_move_along_axis(batch, g.order[-1])):
         return width
     for axis, (name, extent) in enumerate(zip(g.names, g.extents.tolist(), strict=True)):
         chunks = vector_elements_per_axis(batch)[:, axis]
@@ -54,7 +54,7 @@ def store_width(batch: TileBatch) -> Ints:
     return width
 
 
-def walks_along(batch: TileBatch, axis: int) -> bool:
+def threads_move_along_axis(batch: TileBatch, axis: int) -> bool:
     """Return whether the threads of window programs move along an axis, so that they store results one by one."""
     slide = slide_of(batch.geometry.expr.anchor)
     return slide is not None and slide.axis == batch.geometry.names[axis]

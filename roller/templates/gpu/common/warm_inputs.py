@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.tile.geometry import Access
 
 

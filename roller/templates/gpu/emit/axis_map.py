@@ -47,7 +47,7 @@ class AxisMap:
     differs: bool = False
 
     @property
-    def certain(self) -> int:
+    def certain_positions(self) -> int:
         """Number of positions that are certainly elements, apart from those that the first chunk may lack."""
         return self.extent - self.slack
 
@@ -64,7 +64,7 @@ class AxisMap:
     @property
     def padded(self) -> bool:
         """Whether the last tile reaches beyond the axis."""
-        return self.differs or self.certain % self.tile != 0
+        return self.differs or self.certain_positions % self.tile != 0
 
     @property
     def chunks(self) -> int:
@@ -88,7 +88,7 @@ def axis_map(program: RProgram, axis: Axis, *, interleaved: bool | None = None) 
     return AxisMap(axis.name, axis.extent, block // register, register, vector, order, differs=differs)
 
 
-def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
+def block_coordinates(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
     """Return a block's position among the block tiles along each axis, from the block's flat index in the launch."""
     wide = [n for n, e in enumerate(steps) if not is_always_one(e)][-2:]
     if raster == 1 or len(wide) < 2:
@@ -151,7 +151,7 @@ def register_tile_loops(
     return nested_loops([(f"r_{m.name}", m.chunks) for m in maps], chunk, unroll=True)
 
 
-def register_index(maps: Sequence[AxisMap], at: RegisterPoint) -> Expr:
+def register_index_of_point(maps: Sequence[AxisMap], at: RegisterPoint) -> Expr:
     """Return the flat position of a register point among ``maps`` (last axis fastest)."""
     total: Any = int32_literal(0)
     for m in maps:
@@ -159,7 +159,7 @@ def register_index(maps: Sequence[AxisMap], at: RegisterPoint) -> Expr:
     return total
 
 
-def register_count(maps: Sequence[AxisMap]) -> int:
+def count_register_elements(maps: Sequence[AxisMap]) -> int:
     """Return the number of elements in the register tile over ``maps``."""
     n = 1
     for m in maps:

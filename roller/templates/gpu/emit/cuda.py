@@ -18,14 +18,14 @@ from roller.targets import GPU
 from roller.te.compat import default_pipeline, split_host_device, structural_walk, tirx, tvm
 from roller.te.opaque_floats import hide_float_arithmetic, run_last_passes
 from roller.templates.emit.byte_floats import replace_byte_floats_by_bytes, widen_byte_float_arithmetic
-from roller.templates.gpu.emit import byte_floats, device_functions
-from roller.templates.gpu.emit.bfloat16 import keep_nan_in_conversions
+from roller.templates.gpu.emit import byte_float_functions, device_functions
+from roller.templates.gpu.emit.bfloat16_conversions import keep_nan_in_conversions
+from roller.templates.gpu.emit.float_literals import print_hexadecimal_literals, replace_inexact_literals
 from roller.templates.gpu.emit.kernel_context import KernelContext
 from roller.templates.gpu.emit.kernels_of_program import write_kernels
-from roller.templates.gpu.emit.literals import print_hexadecimal_literals, replace_inexact_literals
 from roller.templates.gpu.emit.offset_checks import check_offsets_fit_32_bits, check_tensor_sizes
 from roller.tile import RProgram
-from roller.tile.warp_groups import ALIGNMENT_BYTES
+from roller.tile.warp_group_tiles import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
@@ -129,14 +129,16 @@ class TirKernels:
     numbers: Mapping[str, int] = field(default_factory=dict)
 
 
-def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> TirKernels:
+def write_tir_kernels_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> TirKernels:
     """Write the kernels of a program as TensorIR for the device for which it was constructed."""
     copies = spec.execution.async_copy_bytes is not None
     return write_tir_kernels(program, spec.target["arch"], async_copies=copies, scalar=scalar)
 
 
-def lowered_for(code: TirKernels, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Lower the kernels of :func:`unlowered_for` with TVM."""
+def lower_tir_kernels_for(
+    code: TirKernels, program: RProgram, expression: TensorExpr, spec: DeviceSpec
+) -> KernelArtifact:
+    """Lower the kernels of :func:`write_tir_kernels_for` with TVM."""
     return lower_tir_kernels(code, program, expression, spec.target["arch"], spec.name)
 
 
@@ -175,7 +177,7 @@ def write_tir_kernels(program: RProgram, arch: str, *, async_copies: bool, scala
     if not available:  # the same architectures introduced bfloat16
         whole = keep_nan_in_conversions(whole)
     params, whole = replace_byte_floats_by_bytes(
-        params, whole, byte_floats.byte_to_float32, byte_floats.float32_to_byte
+        params, whole, byte_float_functions.call_byte_to_float32, byte_float_functions.call_float32_to_byte
     )
     names = {ctx.buffers[a.name].name: a.name for a in arguments}
     return TirKernels(tuple(params), whole, arguments, names, entry, bool(ahead), ctx.own_barriers)

@@ -28,7 +28,7 @@ from roller.artifact import KernelArtifact
 from roller.core.dtypes import BYTE_FLOATS
 from roller.errors import BuildError
 from roller.expr import TensorExpr
-from roller.templates.gpu.emit import cuda, device_functions, extrema
+from roller.templates.gpu.emit import cuda, device_functions, nan_extrema_functions
 from roller.tile import RProgram
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ _PRELUDE: tuple[tuple[str, str], ...] = (
     (cuda.MANY_BYTES, cuda.BYTES),
     (cuda.MANY_UNSIGNED_BYTES, cuda.UNSIGNED_BYTES),
     *((rf"\b{n}\b", device_functions.FUNCTIONS[n]) for n in _FUNCTIONS),
-    *((rf"\b{n}\b", text) for n, text in extrema.nan_extrema_functions(_TEMPLATE_ARCH).items()),
+    *((rf"\b{n}\b", text) for n, text in nan_extrema_functions.nan_extrema_functions(_TEMPLATE_ARCH).items()),
 )
 
 
@@ -110,14 +110,16 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
     return _adapt_artifact(artifact, arch)
 
 
-def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> cuda.TirKernels:
+def write_tir_kernels_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> cuda.TirKernels:
     """Write the kernels of a program as TensorIR for the device for which it was constructed."""
     del spec  # the text is the same for all devices
     return cuda.write_tir_kernels(program, _TEMPLATE_ARCH, async_copies=False, scalar=scalar)
 
 
-def lowered_for(code: cuda.TirKernels, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Lower the kernels of :func:`unlowered_for` with TVM."""
+def lower_tir_kernels_for(
+    code: cuda.TirKernels, program: RProgram, expression: TensorExpr, spec: DeviceSpec
+) -> KernelArtifact:
+    """Lower the kernels of :func:`write_tir_kernels_for` with TVM."""
     return _adapt_artifact(
         cuda.lower_tir_kernels(code, program, expression, _TEMPLATE_ARCH, spec.name), spec.target["arch"]
     )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from roller.core.dtypes import NARROW_FLOATS
 from roller.expr import Index, Load, Scalar, Stage, Tensor, TensorExpr
-from roller.expr.scalar import transform
+from roller.expr.scalar import transform_scalar
 from roller.te.compat import dtype_of, tirx
-from roller.te.emit import emit_scalar
-from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, buffer, load
-from roller.tile.vectors import is_in_memory
+from roller.te.tvm_expressions import emit_scalar
+from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, declare_buffer, load
+from roller.tile.vector_access_widths import is_in_memory
 
 #: Returns a tensor's element at the given indices, for ``emit_scalar``.
 Reader = Callable[..., Expr]
@@ -64,7 +64,7 @@ class KernelContext:
         n = 1
         while name in taken:
             name, n = f"{base}_{n}", n + 1
-        self.buffers[tensor.name] = buffer(name, tensor.shape, tensor.dtype)
+        self.buffers[tensor.name] = declare_buffer(name, tensor.shape, tensor.dtype)
         return self.buffers[tensor.name]
 
     def workspace(self, tensor: Tensor) -> Buffer:
@@ -90,7 +90,7 @@ class KernelContext:
         """Return the stage that writes a tensor, or ``None`` for an input."""
         return next((s for s in self.expr.stages if s.name == tensor), None)
 
-    def in_memory(self, tensor: str) -> bool:
+    def is_in_global_memory(self, tensor: str) -> bool:
         """Return whether a kernel may read the tensor from global memory; element-wise results are recomputed."""
         return tensor in self.buffers and is_in_memory(self.expr, tensor)
 
@@ -103,7 +103,7 @@ class KernelContext:
         return out
 
     def _reader(self, name: str, readers: Mapping[str, Reader]) -> Reader:
-        if self.in_memory(name):
+        if self.is_in_global_memory(name):
             return lambda *index: promote_narrow_float(load(self.buffers[name], *index))
         s = self.stage(name)
         assert s is not None
@@ -132,7 +132,7 @@ def replace_loads_by_names(body: Scalar, names: Mapping[Load, str]) -> Scalar:
     def swap(node: Scalar) -> Scalar:
         return Load(names[node], ()) if isinstance(node, Load) and node in names else node
 
-    return transform(body, swap)
+    return transform_scalar(body, swap)
 
 
 def convert_to_output_dtype(value: Expr, s: Stage) -> Expr:

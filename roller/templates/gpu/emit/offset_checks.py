@@ -17,7 +17,7 @@ def check_tensor_sizes(kind: str, tensors: Iterable[Tensor]) -> None:
     """Raise an error if 32-bit offsets cannot address all elements of a tensor."""
     for t in tensors:
         if t.elements >= OFFSET_ELEMENTS:
-            _raise_too_large(f"{kind} '{t.name}'", "fewer than 2**31 elements", t.elements)
+            _raise_offset_error(f"{kind} '{t.name}'", "fewer than 2**31 elements", t.elements)
 
 
 def check_offsets_fit_32_bits(program: RProgram) -> None:
@@ -32,13 +32,13 @@ def check_offsets_fit_32_bits(program: RProgram) -> None:
         for name, extent in own.items():
             # TVM's simplification computes the end of the last block; loops over a reduction have no such number.
             if extent > OFFSET_ELEMENTS - (name not in walked):
-                _raise_too_large(
+                _raise_offset_error(
                     f"axis '{name}' of '{stage.name}', padded to whole tiles", "fewer than 2**31 elements", extent
                 )
         for load in anchor.loads if stage is anchor else ():
             last = max((index.range(own)[1] for index in load.index), default=0)
             if last >= OFFSET_ELEMENTS:
-                _raise_too_large(f"indices of '{load.tensor}' over whole tiles", "less than 2**31", last)
+                _raise_offset_error(f"indices of '{load.tensor}' over whole tiles", "less than 2**31", last)
 
 
 def _padded_extents(stage: Stage, program: RProgram) -> dict[str, int]:
@@ -52,7 +52,7 @@ def _padded_extents(stage: Stage, program: RProgram) -> dict[str, int]:
     return out
 
 
-def _raise_too_large(what: str, expected: str, got: int) -> None:
+def _raise_offset_error(what: str, expected: str, got: int) -> None:
     raise BuildError(
         f"cuda: {what}: expected {expected}, got {got}. Split the operator: offsets in the kernel are 32 bits wide."
     )

@@ -7,26 +7,32 @@ from dataclasses import dataclass
 
 from roller.expr import Index, Load, Tensor
 from roller.te.compat import tirx
-from roller.te.emit import emit_index
-from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint, register_count, register_index, vector_loop
+from roller.te.tvm_expressions import emit_index
+from roller.templates.gpu.emit.axis_map import (
+    AxisMap,
+    RegisterPoint,
+    count_register_elements,
+    register_index_of_point,
+    vector_loop,
+)
 from roller.templates.gpu.emit.kernel_context import KernelContext, Reader, promote_narrow_float
-from roller.templates.gpu.emit.padding_masks import depends_on_axis
+from roller.templates.gpu.emit.padding_mask_checks import depends_on_axis
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
-    buffer,
+    allocate_buffers_around,
+    declare_buffer,
     dtype_name,
     int32_literal,
     load,
     loop,
     sequence_of,
     store,
-    with_buffers,
 )
-from roller.tile.memory_steps import pitches
+from roller.tile.memory_strides import row_major_strides
 from roller.tile.row_shift import RowShift
-from roller.tile.vectors import access_elements_of_chunk
+from roller.tile.vector_access_widths import access_elements_of_chunk
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class RegisterTile:
 
     def index(self, at: RegisterPoint) -> Expr:
         """Return the position of a register point."""
-        return register_index(self.maps, at)
+        return register_index_of_point(self.maps, at)
 
     def move(self, at: RegisterPoint, held: Buffer, place: Expr, *, leave: bool) -> Stmt:
         """Return the copy of one element or chunk to ``held`` at ``place`` if ``leave`` is set, else from there."""
@@ -81,8 +87,8 @@ class RegisterTile:
             first = n * self.width
             # Every vector's position is computed separately, because quotients and remainders of an index may change
             # within a chunk.
-            where = neighbour_index(self.load.index, env, axis)
-            where = provably_aligned(where, source, self.width) if self.maps[-1].slack else where
+            where = index_of_neighbour(self.load.index, env, axis)
+            where = provably_aligned_positions(where, source, self.width) if self.maps[-1].slack else where
             *rows, place = where(first)
             return vector_loop(
                 self.width, lambda v: store(self.buffer, load(source, *rows, place + v), index + first + v)
@@ -94,7 +100,7 @@ class RegisterTile:
         """Return the load of only element ``n`` of a chunk."""
         axis = self.vector_axis
         assert axis is not None
-        places = neighbour_index(self.load.index, env, axis)(n)
+        places = index_of_neighbour(self.load.index, env, axis)(n)
         return store(self.buffer, load(ctx.buffers[self.load.tensor], *places), self.index(at) + n)
 
 
@@ -110,34 +116,36 @@ def register_tiles_of_loads(
         mine = [m for m in maps if depends_on_axis(ld, m.name) or m.name in also]
         vector = next((m for m in mine if m.vector > 1), None)
         tensor = ctx.tensors[ld.tensor]
-        width = access_width(ld.index, tensor, vector, shift)
+        width = widest_vector_of_access(ld.index, tensor, vector, shift)
         if vector is not None and width > 1:
             mine = [*(m for m in mine if m is not vector), vector]
         dtype = dtype_name(ctx.buffers[ld.tensor])
-        held = buffer(f"{prefix}{n}", (register_count(mine),), dtype, "local")
+        held = declare_buffer(f"{prefix}{n}", (count_register_elements(mine),), dtype, "local")
         found.append(
             RegisterTile(ld, f"{prefix}{n}", tuple(mine), held, vector.name if vector and width > 1 else None, width)
         )
     return found
 
 
-def element_reader(b: Buffer, index: Expr) -> Reader:
+def reader_of_one_register(b: Buffer, index: Expr) -> Reader:
     """Return a reader of one register that ignores its indices."""
     return lambda *_: promote_narrow_float(load(b, index))
 
 
-def neighbour_index(
+def index_of_neighbour(
     index: Sequence[Index], env: Mapping[str, Expr], axis: str, prefix: Sequence[Expr] = ()
 ) -> Callable[[Expr], list[Expr]]:
     """Return the function from ``n`` to the index of the ``n``-th neighbour of ``env`` along an axis."""
     return lambda n: [*prefix, *(emit_index(i, {**env, axis: env[axis] + n}) for i in index)]
 
 
-def provably_aligned(where: Callable[[Expr], list[Expr]], target: Buffer, width: int) -> Callable[[Expr], list[Expr]]:
+def provably_aligned_positions(
+    where: Callable[[Expr], list[Expr]], target: Buffer, width: int
+) -> Callable[[Expr], list[Expr]]:
     """Return ``where`` with positions that TVM can prove to be multiples of ``width`` (elements)."""
     # The alignment follows from remainders of row starts, which TVM's analysis of divisors does not track; where TVM
     # cannot prove alignment, it gathers the elements.
-    steps = pitches([int(n) for n in target.shape])
+    steps = row_major_strides([int(n) for n in target.shape])
 
     def place(n: Expr) -> list[Expr]:
         flat = sum((i * step for i, step in zip(where(n), steps, strict=True)), start=int32_literal(0))
@@ -152,17 +160,19 @@ def store_in_vectors(
 ) -> Stmt:  # fmt: skip
     """Return the store of ``count`` values in vectors of ``width`` along the target's last dimension."""
     wide = width or count  # values in different vectors need not be neighbours in memory
-    out = buffer("out", (wide,), dtype_name(target), "local")
+    out = declare_buffer("out", (wide,), dtype_name(target), "local")
 
     def piece(n: Expr) -> Stmt:
         fill = loop("e", wide, lambda e: store(out, value(n * wide + e), e), unroll=True)
         *rows, place = where(n * wide)
         return sequence_of([fill, vector_loop(wide, lambda v: store(target, load(out, v), *rows, place + v))])
 
-    return with_buffers([out], loop("piece", count // wide, piece, unroll=True))
+    return allocate_buffers_around([out], loop("piece", count // wide, piece, unroll=True))
 
 
-def access_width(index: Sequence[Index], tensor: Tensor, m: AxisMap | None, shift: RowShift | None = None) -> int:
+def widest_vector_of_access(
+    index: Sequence[Index], tensor: Tensor, m: AxisMap | None, shift: RowShift | None = None
+) -> int:
     """Return the widest vector (elements) along an axis that divides all chunks of an access."""
     if m is None:
         return 1
@@ -173,9 +183,9 @@ def access_width(index: Sequence[Index], tensor: Tensor, m: AxisMap | None, shif
 
 __all__ = [
     "RegisterTile",
-    "access_width",
-    "provably_aligned",
-    "element_reader",
+    "widest_vector_of_access",
+    "provably_aligned_positions",
+    "reader_of_one_register",
     "register_tiles_of_loads",
     "store_in_vectors",
 ]

@@ -1,7 +1,8 @@
 """One kernel for the sizes of many calls: numbers that differ between sizes become arguments.
 
 A template writes kernels for given numbers. For several shapes with the same tiles, the texts differ only in numbers
-(:mod:`roller.templates.emit.tir_numbers`); the differing numbers become ``int`` arguments of the kernels. The result is
+(:mod:`roller.templates.emit.separated_tir_numbers`); the differing numbers become ``int`` arguments of the kernels.
+The result is
 the least general generalization of the texts. The arguments of a call are read from the code that the templates write
 for its sizes, so that the kernel equals that code number for number.
 """
@@ -19,7 +20,12 @@ from typing import Any
 from roller.core.formulas import Atom, Formula
 from roller.errors import BuildError
 from roller.te.compat import tirx
-from roller.templates.emit.tir_numbers import TirText, numbers_by_place, separate_numbers, substitute_formulas
+from roller.templates.emit.separated_tir_numbers import (
+    TirText,
+    number_values_by_position,
+    separate_numbers,
+    substitute_formulas,
+)
 from roller.templates.gpu.emit.cuda import TirKernels, thread_extents
 
 #: Exclusive upper limit of a passed number.
@@ -96,7 +102,7 @@ class CodeNumbers:
     def of(cls, several: Sequence[CodeForSizes]) -> CodeNumbers:
         """Return the split for code of equal text: numbers that differ are passed, equal columns of them only once."""
         text = several[0].text
-        columns, blocks = numbers_by_place([c.text for c in several]), _block_count_positions(text.nodes)
+        columns, blocks = number_values_by_position([c.text for c in several]), _block_count_positions(text.nodes)
         found: dict[tuple[bool, tuple[int, ...]], int] = {}
         passed = []
         for (at, _), column in zip(text.numbers, columns, strict=True):

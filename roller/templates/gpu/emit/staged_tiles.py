@@ -1,8 +1,8 @@
 """Copies of input tiles in the scratchpad: their shape, how threads fill them, and where elements lie.
 
 A tile is a *box* of the tensor or (implicit GEMM, strided loads without windows) indexed by *axes*: the im2col tile,
-gathered on the fly (:mod:`roller.tile.layout`). Elements outside the tensor or beyond a padded axis hold a fixed value,
-so that the compute loop needs no predicate.
+gathered on the fly (:mod:`roller.tile.staged_tile_layout`). Elements outside the tensor or beyond a padded axis hold a
+fixed value, so that the compute loop needs no predicate.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import COMBINERS, Axis, Cast, Index, Load, Stage, Tensor
 from roller.te.compat import tirx
-from roller.te.emit import constant, emit_bounds, emit_index
+from roller.te.tvm_expressions import constant, emit_bounds, emit_index
 from roller.templates.gpu.emit.kernel_context import KernelContext, bounds_to_check, compute_dtype
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
     VaryingCount,
-    buffer,
+    declare_buffer,
     dtype_name,
     guarded_value,
     if_all,
@@ -35,9 +35,9 @@ from roller.templates.gpu.emit.tir_statements import (
     unravel_index,
 )
 from roller.tile import RProgram
-from roller.tile.layout import TileLayout, copy_rounds, tile_layout
-from roller.tile.scratchpad import STATIC_SHARED_BYTES, round_up_to_vectors
-from roller.tile.vectors import copy_width
+from roller.tile.scratchpad_bytes import STATIC_SHARED_BYTES, round_up_to_vectors
+from roller.tile.staged_tile_layout import TileLayout, copy_rounds, tile_layout
+from roller.tile.vector_access_widths import elements_per_tile_copy
 
 #: Maximum number of a thread's elements in flight to the scratchpad: an unrolled copy holds them and their addresses in
 #: registers in addition to the accumulators.
@@ -66,7 +66,7 @@ class TileDomain:
         """Return the number of tiles along an axis."""
         return VaryingCount.of(-(-self.real[axis] // self.tile[axis]), axis in self.open_axes)
 
-    def steps_of_axes(self, axes: Sequence[Axis]) -> int:
+    def count_tiles_along_axes(self, axes: Sequence[Axis]) -> int:
         """Return the number of tiles along several axes together."""
         return VaryingCount.of(math.prod(self.steps(a.name) for a in axes), any(a.name in self.open_axes for a in axes))
 
@@ -99,7 +99,7 @@ class StagedTile:
     first: int = 0
 
     @property
-    def by_axes(self) -> bool:
+    def is_indexed_by_axes(self) -> bool:
         """Whether the tile is indexed by axes instead of tensor dimensions."""
         return bool(self.layout.axes)
 
@@ -115,7 +115,7 @@ class StagedTile:
             total = total + emit_index(i, local) * p
         return total
 
-    def slot(self, number: Expr) -> Expr:
+    def slot_start(self, number: Expr) -> Expr:
         """Return the start of a slot in ``target``."""
         return number * self.slot_elements + self.first
 
@@ -126,7 +126,7 @@ class StagedTile:
 
     def masked(self, axis: str, domain: TileDomain) -> bool:
         """Return whether every element beyond the end of ``axis`` holds ``fill``."""
-        if self.by_axes:
+        if self.is_indexed_by_axes:
             return axis in self.layout.axes
         for d, i in enumerate(self.load.index):
             if len(i.terms) == 1 and i.axes == (axis,) and i.terms[0].coef > 0:
@@ -152,10 +152,10 @@ def lay_out_staged_tile(
     tensor = ctx.expr.tensors[ld.tensor]
     layout = tile_layout(stage, ld, tensor, domain.tile)
     elements = math.prod(layout.extents[:-1]) * (layout.extents[-1] + padding)
-    dtype = tensor.dtype if ctx.in_memory(ld.tensor) else compute_dtype(tensor.dtype)
+    dtype = tensor.dtype if ctx.is_in_global_memory(ld.tensor) else compute_dtype(tensor.dtype)
     if slots > 1:  # every slot starts where vectors may start
         elements = round_up_to_vectors(elements, DTYPE_BYTES[dtype])
-    target = buffer(name, (slots * elements,), dtype, "shared")
+    target = declare_buffer(name, (slots * elements,), dtype, "shared")
     return StagedTile(ld, tensor, layout, padding, value_outside_tensor(ld, stage), target, elements)
 
 
@@ -168,12 +168,12 @@ def place_in_scratchpad(tiles: Mapping[Load, StagedTile]) -> dict[Load, StagedTi
     kinds = {dtype_name(t.target) for t in tiles.values()}
     if len(kinds) > 1:
         return {
-            ld: replace(t, target=buffer(t.target.name, t.target.shape, dtype_name(t.target), "shared.dyn"))
+            ld: replace(t, target=declare_buffer(t.target.name, t.target.shape, dtype_name(t.target), "shared.dyn"))
             for ld, t in tiles.items()
         }
     (kind,) = kinds
     sizes = [round_up_to_vectors(int(t.target.shape[0]), DTYPE_BYTES[kind]) for t in tiles.values()]
-    pool = buffer("tiles", (sum(sizes),), kind, "shared.dyn")
+    pool = declare_buffer("tiles", (sum(sizes),), kind, "shared.dyn")
     return {ld: replace(t, target=pool, first=sum(sizes[:n])) for n, (ld, t) in enumerate(tiles.items())}
 
 
@@ -210,7 +210,7 @@ class CopyRounds:
     @classmethod
     def of(cls, ctx: KernelContext, t: StagedTile, domain: TileDomain, threads: int) -> CopyRounds:
         """Return the rounds in which ``threads`` copy a tile."""
-        width = _copy_width(ctx, t, domain)
+        width = _elements_per_copy(ctx, t, domain)
         counts = (*t.layout.extents[:-1], t.layout.extents[-1] // width)
         lead, count = copy_rounds(np.array([counts]), np.array([threads]))
         return cls(t, width, counts, int(lead[0]), threads, int(count[0]))
@@ -226,7 +226,7 @@ class CopyRounds:
         return math.prod(self.counts[self.lead :])
 
     @property
-    def together(self) -> int:
+    def rows_per_round(self) -> int:
         """Number of rows copied in one round."""
         return self.threads // self.columns
 
@@ -242,13 +242,13 @@ class CopyRounds:
         """Return ``each`` of a thread's chunks, unrolled all at once (``whole``) or in groups that fit in registers."""
         groups = 1 if whole else -(-self.count // max(1, _IN_FLIGHT // self.width))
         unrolled = -(-self.count // groups)
-        used = self.together * self.columns
+        used = self.rows_per_round * self.columns
         idle = [thread < used] if used < self.threads else []
         column = tirx.floormod(thread, self.columns) if self.rows > 1 or idle else thread
         inner = unravel_index(column, self.counts[self.lead :])
 
         def one(r: Expr) -> Stmt:
-            row = r * self.together + tirx.floordiv(thread, self.columns)
+            row = r * self.rows_per_round + tirx.floordiv(thread, self.columns)
             coords = [*unravel_index(row, self.counts[: self.lead]), *inner]
             coords[-1] = coords[-1] * self.width
             offset: Any = int32_literal(0)
@@ -256,17 +256,21 @@ class CopyRounds:
                 offset = offset + c * p
             conditions, index = _source_conditions_and_index(self.tile, domain, base, coords)
             body = each(CopyChunk(r, conditions, index, offset, self.width))
-            return if_all([*idle, *([row < self.rows] if groups * unrolled * self.together > self.rows else [])], body)
+            return if_all(
+                [*idle, *([row < self.rows] if groups * unrolled * self.rows_per_round > self.rows else [])], body
+            )
 
         return loop("copy", groups, lambda g: loop("c", unrolled, lambda c: one(g * unrolled + c), unroll=True))
 
 
-def copy_tile(
+def emit_tile_copy(
     ctx: KernelContext, t: StagedTile, domain: TileDomain, base: Mapping[str, Expr], thread: Expr, threads: int
 ) -> Stmt:
     """Return the cooperative copy of one tile by all threads; ``base`` maps axes to the start of the tile."""
     rounds = CopyRounds.of(ctx, t, domain, threads)
-    return rounds.statement(domain, base, thread, lambda c: copy_chunk(ctx, t, c, int32_literal(t.first)), whole=False)
+    return rounds.statement(
+        domain, base, thread, lambda c: emit_chunk_copy(ctx, t, c, int32_literal(t.first)), whole=False
+    )
 
 
 def _source_conditions_and_index(
@@ -274,7 +278,7 @@ def _source_conditions_and_index(
 ) -> tuple[list[Expr], list[Expr]]:
     """Return the conditions under which a tile element exists in the tensor, and the element's index in the tensor."""
     conditions: list[Expr] = []
-    if t.by_axes:
+    if t.is_indexed_by_axes:
         env = {**base, **{a: base[a] + c for a, c in zip(t.layout.axes, coords, strict=True)}}
         conditions = [env[a] < domain.real[a] for a in t.layout.axes if domain.overhangs(a)]
         conditions += emit_bounds(t.load.guard, env)
@@ -294,14 +298,14 @@ def _source_conditions_and_index(
 def chunk_element(ctx: KernelContext, t: StagedTile, chunk: CopyChunk) -> Expr:
     """Return the element of a chunk of width 1, or the fill value."""
     dtype = dtype_name(t.target)
-    if ctx.in_memory(t.load.tensor):
+    if ctx.is_in_global_memory(t.load.tensor):
         value = load(ctx.buffers[t.load.tensor], *chunk.index)
     else:
         value = ctx.readers()[t.load.tensor](*chunk.index).astype(dtype)
     return guarded_value(chunk.conditions, value, constant(t.fill, dtype))
 
 
-def copy_chunk(
+def emit_chunk_copy(
     ctx: KernelContext,
     t: StagedTile,
     chunk: CopyChunk,
@@ -318,10 +322,10 @@ def copy_chunk(
     copy = _vector_loop(chunk, lambda v: store(to, load(source, *index[:-1], index[-1] + v), offset + v))
     if not chunk.conditions:
         return copy
-    return if_all(chunk.conditions, copy, fill_chunk(t, chunk, to, offset))
+    return if_all(chunk.conditions, copy, emit_chunk_fill(t, chunk, to, offset))
 
 
-def fill_chunk(t: StagedTile, chunk: CopyChunk, target: Buffer, offset: Expr) -> Stmt:
+def emit_chunk_fill(t: StagedTile, chunk: CopyChunk, target: Buffer, offset: Expr) -> Stmt:
     """Write the fill value to all elements of a chunk."""
     return _vector_loop(chunk, lambda v: store(target, constant(t.fill, dtype_name(t.target)), offset + v))
 
@@ -330,10 +334,12 @@ def _vector_loop(chunk: CopyChunk, body: Callable[[Expr], Stmt]) -> Stmt:
     return loop("v", chunk.width, body, vector=True)
 
 
-def _copy_width(ctx: KernelContext, t: StagedTile, domain: TileDomain) -> int:
+def _elements_per_copy(ctx: KernelContext, t: StagedTile, domain: TileDomain) -> int:
     """Return the number of elements of a tile that are copied at once."""
-    if not ctx.in_memory(t.load.tensor) or ctx.is_scalar(t.load):
+    if not ctx.is_in_global_memory(t.load.tensor) or ctx.is_scalar(t.load):
         return 1
     last = t.layout.dims[-1]
-    row = (t.layout.axes[-1], t.layout.extents[-1], 0) if t.by_axes else ("", t.layout.extents[-1], last.const)
-    return int(copy_width(t.load, t.tensor, domain.real, domain.tile, row, t.padding))
+    row = (
+        (t.layout.axes[-1], t.layout.extents[-1], 0) if t.is_indexed_by_axes else ("", t.layout.extents[-1], last.const)
+    )
+    return int(elements_per_tile_copy(t.load, t.tensor, domain.real, domain.tile, row, t.padding))

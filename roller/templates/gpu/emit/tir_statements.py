@@ -98,8 +98,8 @@ def guarded_value(conditions: list[Expr], value: Expr, otherwise: Expr) -> Expr:
     return tirx.if_then_else(conditions[0] if len(conditions) == 1 else tirx.all(*conditions), value, otherwise)
 
 
-def buffer(name: str, shape: Sequence[int], dtype: str, scope: str = "global") -> Buffer:
-    """Declare a buffer; thread-private (``local``) and block-shared (``shared``) buffers need :func:`with_buffers`."""
+def declare_buffer(name: str, shape: Sequence[int], dtype: str, scope: str = "global") -> Buffer:
+    """Declare a buffer; ``local`` (per thread) and ``shared`` (per block) ones need :func:`allocate_buffers_around`."""
     return tirx.decl_buffer(tuple(shape) or (1,), dtype, name=name, scope=scope)
 
 
@@ -118,7 +118,7 @@ def load(source: Buffer, *index: Expr) -> Expr:
     return tirx.BufferLoad(source, list(index) or [int32_literal(0)])
 
 
-def with_buffers(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
+def allocate_buffers_around(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
     """Return ``body`` with the buffers allocated around it."""
     return sequence_of([*(tirx.AllocBuffer(b) for b in buffers), body])
 
@@ -147,7 +147,7 @@ def thread_axis(tag: str, extent: int) -> Any:
     return tirx.IterVar(tvm.ir.Range(0, extent), var, tirx.IterVar.ThreadIndex, tag)
 
 
-def kernel(axes: Sequence[Any], body: Stmt) -> Stmt:
+def kernel_under_thread_axes(axes: Sequence[Any], body: Stmt) -> Stmt:
     """Return one kernel: ``body`` under its thread axes; the device compiler unrolls small loops."""
     # explicit = 0 keeps the loop with a pragma instead of unrolling the text, which lowers ten times faster.
     body = tirx.AttrStmt(int32_literal(0), "pragma_unroll_explicit", int32_literal(0), body)

@@ -12,26 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.expr import Call, Cast, Load, TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.data_reuse_score import reuse_score, traffic_and_footprint
 from roller.templates.common.growth_trace import GrowthTrace
+from roller.templates.common.library_policy import POLICIES
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import allowed_padding_mask
-from roller.templates.common.policy import POLICIES
+from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.templates.common.scale_up import best_children, unique_rows
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
-from roller.templates.gpu.common.operand_copies import copies_both_operands_asynchronously, operand_copies
+from roller.templates.gpu.common.operand_copy_counts import copies_both_operands_asynchronously, operand_copies
 from roller.templates.gpu.common.thread_limits import fills_whole_teus
 from roller.templates.gpu.matrix.price import PHASES
 from roller.templates.gpu.tiled.candidates import with_split_reductions
 from roller.templates.gpu.tiled.variants import operands_exceed_shared_cache
-from roller.tile.geometry import Floats, Geometry, Ints, product
-from roller.tile.memory_steps import break_share
+from roller.tile.geometry import Floats, Geometry, Ints, product_of_columns
+from roller.tile.memory_strides import nonadjacent_share
 from roller.tile.structures import structure_of
-from roller.tile.warp_groups import CHUNK_BYTES
+from roller.tile.warp_group_tiles import CHUNK_BYTES
 
 #: Numbers of fragments along m and n in one group's tile.
 _ACROSS = (1, 2, 3, 4, 6, 8)
@@ -88,7 +88,7 @@ class MatrixForm:
         apart = 0
         for access in geometry.loads:
             own = [(geometry.names[a], int(geometry.extents[a])) for a in self.axes if access.uses[a]]
-            apart += min(break_share(access.index, access.tensor.shape, *axis) for axis in own) > _BROKEN
+            apart += min(nonadjacent_share(access.index, access.tensor.shape, *axis) for axis in own) > _BROKEN
         stored_along = bool(geometry.order) and geometry.order[-1] == self.axes[1]
         larger = tuple(-s for s in (self.fragment.n, self.fragment.k, self.fragment.m))
         return self.waste_factor(geometry) * 2.0**apart, not stored_along, self.axes, larger
@@ -149,7 +149,7 @@ def matrix_candidates(geometries: Sequence[Geometry], spec: DeviceSpec, options:
         for form in _forms_worth_growing(matrix_forms(geometry, offered, rounded), geometry):
             batch = _promising_blocks(geometry, spec, form, options)
             if len(batch):
-                tried.append(_fastest_rows(batch, spec, options))
+                tried.append(_least_time_and_fastest_programs(batch, spec, options))
     least = min((seconds for seconds, _ in tried), default=0.0)
     return [
         b
@@ -210,7 +210,7 @@ def _batch_of_tiles(geometry: Geometry, form: MatrixForm, register: Ints, block:
     )
 
 
-def _group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
+def _thread_group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
     """Return the tiles of one group of threads, shape ``(N, axes)``: whole fragments along m and n, and one along k."""
     m, n, k = form.axes
     counts = [-(-int(geometry.extents[a]) // s) for a, s in zip(form.axes, form.sizes, strict=True)]
@@ -226,7 +226,7 @@ def grow_matrix_blocks(
     geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions, seen: GrowthTrace | None = None
 ) -> Ints:
     """Return blocks grown by groups along the m and n axes, as states ``[register tile | groups]``."""
-    register = _group_tiles(geometry, form)
+    register = _thread_group_tiles(geometry, form)
     register = register[fills_whole_teus(_batch_of_tiles(geometry, form, register, register), spec)]
     a = len(geometry.names)
     most = min(_GROUPS, (spec.limits.threads_per_block or 0) // form.fragment.threads)
@@ -250,7 +250,7 @@ def grow_matrix_blocks(
         if seen is not None:
             seen.note(states, table, score, grows)
         chosen = best_children(table, score, grows, 2)
-        chosen = unique_rows(chosen[product(chosen, a + axes) <= most])
+        chosen = unique_rows(chosen[product_of_columns(chosen, a + axes) <= most])
         if not len(chosen):
             break
         states = chosen
@@ -258,15 +258,17 @@ def grow_matrix_blocks(
     return unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
 
 
-def _stage_choices(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[int, ...]:
+def _pipeline_stage_counts(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[int, ...]:
     """Return the numbers of stages to consider: copies through registers hold only one step."""
     ring = STAGES if copies_both_operands_asynchronously(batch, spec).any() else REGISTER_STAGES
     return ring if options.pipelining else ring[:1]
 
 
-def _fastest_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[float, TileBatch]:
+def _least_time_and_fastest_programs(
+    batch: TileBatch, spec: DeviceSpec, options: ConstructOptions
+) -> tuple[float, TileBatch]:
     """Return the smallest time with a medium number of stages, and the fastest programs, including split reductions."""
-    ring = _stage_choices(batch, spec, options)
+    ring = _pipeline_stage_counts(batch, spec, options)
     parts = [batch, *(with_split_reductions(batch, spec) if options.split_k else [])]
     whole = replace(
         batch,
@@ -280,7 +282,7 @@ def _fastest_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions)
 
 def _pipelined_variants(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return each program with its fastest numbers of stages and, for each of them, the faster order of blocks."""
-    ring = _stage_choices(batch, spec, options)
+    ring = _pipeline_stage_counts(batch, spec, options)
     tried = [replace(batch, stages=1), *([batch.with_stages_and_rasters(ring[1:])] if len(ring) > 1 else [])]
     terms = [PHASES.price(b, spec) for b in tried]
     seconds, per_unit = (

@@ -14,37 +14,37 @@ from dataclasses import dataclass
 from roller.errors import BuildError
 from roller.expr import Stage
 from roller.te.compat import tirx
-from roller.te.emit import emit_index
-from roller.templates.gpu.common.stores import axes_in_store_order
-from roller.templates.gpu.emit.axis_map import AxisMap, axis_map, block_position
-from roller.templates.gpu.emit.device_functions import address, copy_commit, copy_wait
+from roller.te.tvm_expressions import emit_index
+from roller.templates.gpu.common.stored_results import axes_in_store_order
+from roller.templates.gpu.emit.axis_map import AxisMap, axis_map, block_coordinates
+from roller.templates.gpu.emit.device_functions import address_of_element, commit_async_copies, wait_for_async_copies
 from roller.templates.gpu.emit.kernel_context import KernelContext
-from roller.templates.gpu.emit.padding_masks import padding_is_neutral
-from roller.templates.gpu.emit.reduction import stepped_kernels
+from roller.templates.gpu.emit.padding_mask_checks import padding_is_neutral
+from roller.templates.gpu.emit.reduction_kernels import kernels_in_reduction_steps
 from roller.templates.gpu.emit.staged_tiles import TileDomain
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
     VaryingCount,
+    allocate_buffers_around,
     block_barrier,
-    buffer,
+    declare_buffer,
     if_all,
     int32_literal,
     is_fixed_count,
-    kernel,
+    kernel_under_thread_axes,
     loop,
     sequence_of,
     thread_axis,
     unravel_index,
-    with_buffers,
 )
-from roller.templates.gpu.matrix.emit_copy import OperandCopy, swizzle_map
+from roller.templates.gpu.matrix.emit_copy import OperandCopyEmitter, swizzle_map
 from roller.templates.gpu.matrix.emit_store import store_all_results
-from roller.templates.gpu.matrix.emit_units import MatrixUnit, OperandPlace, matrix_unit
+from roller.templates.gpu.matrix.emit_units import MatrixUnit, OperandPlace, make_matrix_unit
 from roller.tile import RProgram
-from roller.tile.fragments import Operand, block_scratchpad_bytes, operands, swizzle
-from roller.tile.scratchpad import STATIC_SHARED_BYTES
+from roller.tile.matrix_operands import Operand, make_operands, matrix_block_scratchpad_bytes, swizzle_of_operand
+from roller.tile.scratchpad_bytes import STATIC_SHARED_BYTES
 
 
 @dataclass
@@ -56,12 +56,14 @@ class MatrixKernel:
     program: RProgram
 
     def __post_init__(self) -> None:
-        self._set_up()
+        self._set_up_axes_and_operands()
         self._allocate_ring()
         m, n = self.register[self.m_axis], self.register[self.n_axis]
-        self.unit: MatrixUnit = matrix_unit(self.fragment, self.operands, m, n, self.lane, self._padding())
+        self.unit: MatrixUnit = make_matrix_unit(
+            self.fragment, self.operands, m, n, self.lane, self._padding_of_both_operands()
+        )
 
-    def _set_up(self) -> None:
+    def _set_up_axes_and_operands(self) -> None:
         """Set up axes, threads and operands, and check that the template fits."""
         p, s = self.program, self.stage
         assert p.fragment is not None
@@ -71,7 +73,7 @@ class MatrixKernel:
         self.m_axis, self.n_axis, self.k_axis = p.matrix_axes
         self.register: Mapping[str, int] = p.tile("register")
         self._set_up_threads()
-        self.operands = operands(s, self.ctx.expr.tensors, p.matrix_axes, p.block_tile)
+        self.operands = make_operands(s, self.ctx.expr.tensors, p.matrix_axes, p.block_tile)
         self._check()
 
     def _set_up_threads(self) -> None:
@@ -82,7 +84,7 @@ class MatrixKernel:
         self.thread = thread_axis("threadIdx.x", p.threads_per_block)
         self.part = tirx.floordiv(self.block.var, tiles) if p.split_k > 1 else int32_literal(0)
         within = tirx.floormod(self.block.var, tiles) if p.split_k > 1 else self.block.var
-        blocks = block_position(within, [m.steps for m in self.maps], p.raster)
+        blocks = block_coordinates(within, [m.steps for m in self.maps], p.raster)
         self.base: Mapping[str, Expr] = {m.name: b * m.tile for m, b in zip(self.maps, blocks, strict=True)}
         groups = p.threads_per_block // self.fragment.threads
         group = tirx.floordiv(self.thread.var, self.fragment.threads) if groups > 1 else int32_literal(0)
@@ -103,7 +105,7 @@ class MatrixKernel:
                     f"{where}: axis '{a.name}': expected tiles of {unit or 1}, got {register} and {block}. "
                     f"Tiles of '{f.name}' are multiples of {f.m}, {f.n}, {f.k} along {self.program.matrix_axes}."
                 )
-        for o, padding in zip(self.operands, self._padding(), strict=True):
+        for o, padding in zip(self.operands, self._padding_of_both_operands(), strict=True):
             row_bytes = o.pitch(padding) * o.tensor.itemsize_bytes
             if not f.reads_scratchpad and row_bytes % f.row_bytes:
                 raise BuildError(
@@ -117,24 +119,24 @@ class MatrixKernel:
         ):
             raise BuildError(f"{where}: expected operands that are zero outside. Use another structure.")
 
-    def _padding(self) -> tuple[int, int]:
+    def _padding_of_both_operands(self) -> tuple[int, int]:
         padding = dict(self.program.storage_padding)
         a, b = (padding.get(o.tensor.name, 0) for o in self.operands)
         return a, b
 
     def _allocate_ring(self) -> None:
         """Allocate the ring: the tiles of all stages of A, then the tiles of B."""
-        p, padding = self.program, self._padding()
+        p, padding = self.program, self._padding_of_both_operands()
         sizes = [o.elements(x) for o, x in zip(self.operands, padding, strict=True)]
         self.tile_elements = dict(zip(self.operands, sizes, strict=True))
         self.tile_start = dict(zip(self.operands, (0, p.stages * sizes[0]), strict=True))
         itemsize = self.operands[0].tensor.itemsize_bytes
-        total = block_scratchpad_bytes(p, self.operands) // itemsize
+        total = matrix_block_scratchpad_bytes(p, self.operands) // itemsize
         scope = "shared.dyn" if total * itemsize > STATIC_SHARED_BYTES else "shared"
-        self.pool: Buffer = buffer("pool", (total,), f"uint{8 * itemsize}", scope)
+        self.pool: Buffer = declare_buffer("pool", (total,), f"uint{8 * itemsize}", scope)
         threads = self.thread.var, p.threads_per_block
         self.copies = [
-            OperandCopy(self.ctx, o, self.domain, (x, swizzle_map(o, self.fragment, x)), self.pool, threads)
+            OperandCopyEmitter(self.ctx, o, self.domain, (x, swizzle_map(o, self.fragment, x)), self.pool, threads)
             for o, x in zip(self.operands, padding, strict=True)
         ]
 
@@ -150,7 +152,7 @@ class MatrixKernel:
         """Return the number of steps of this block, and the function that maps a step to the start of its tiles."""
         axes = self.stage.reduction_axes
         steps = [self.domain.steps(a.name) for a in axes]
-        total, parts = self.domain.steps_of_axes(axes), self.program.split_k
+        total, parts = self.domain.count_tiles_along_axes(axes), self.program.split_k
         differs = isinstance(total, VaryingCount)
         share = VaryingCount.of(-(-total // parts), differs)
         first = self.part * share if parts > 1 else int32_literal(0)
@@ -168,7 +170,7 @@ class MatrixKernel:
 
         def step(s: Expr) -> Stmt:
             at = base(s)
-            waits = [copy_commit(), copy_wait(0)] if self._any_async else []
+            waits = [commit_async_copies(), wait_for_async_copies(0)] if self._has_async_copies else []
             through = [x for c in self._through_registers for x in c.now(at, self._start(c.operand, int32_literal(0)))]
             return sequence_of(
                 [
@@ -200,7 +202,7 @@ class MatrixKernel:
             exists = [later < count]
             start = [*self._issue_async_copies(at, slot), *self._fetch(at)]
             end = [if_all(exists, sequence_of(self._put(at, slot)))] if self._through_registers else []
-            waits = [copy_wait(ahead - 1)] if self._any_async else []
+            waits = [wait_for_async_copies(ahead - 1)] if self._has_async_copies else []
             return sequence_of(
                 [
                     *waits,
@@ -223,11 +225,11 @@ class MatrixKernel:
         return [tirx.LT(step, int32_literal(count)) if isinstance(count, VaryingCount) else step < count]
 
     @property
-    def _any_async(self) -> bool:
+    def _has_async_copies(self) -> bool:
         return any(c.asynchronous for c in self.copies)
 
     @property
-    def _through_registers(self) -> list[OperandCopy]:
+    def _through_registers(self) -> list[OperandCopyEmitter]:
         return [c for c in self.copies if not c.asynchronous]
 
     def _start(self, operand: Operand, slot: Expr) -> Expr:
@@ -237,7 +239,7 @@ class MatrixKernel:
         return [c.issue(at, self._start(c.operand, slot)) for c in self.copies if c.asynchronous]
 
     def _commit_async_copies(self) -> list[Stmt]:
-        return [copy_commit()] if self._any_async else []
+        return [commit_async_copies()] if self._has_async_copies else []
 
     def _fetch(self, at: Mapping[str, Expr]) -> list[Stmt]:
         return [c.fetch(at) for c in self._through_registers]
@@ -257,7 +259,7 @@ class MatrixKernel:
 
     def _place(self, operand: Operand, slot: Expr) -> OperandPlace:
         """Return the position of this group's part of the operand's tile in ``slot``."""
-        padding = self._padding()[self.operands.index(operand)]
+        padding = self._padding_of_both_operands()[self.operands.index(operand)]
         moved = swizzle_map(operand, self.fragment, padding)
         start, group = self._start(operand, slot), self.group[operand.axis]
         pitch = operand.pitch(padding)
@@ -274,9 +276,9 @@ class MatrixKernel:
             offset: Expr = int32_literal(0)
             for i, p in zip(operand.layout.dims, operand.layout.pitches(padding), strict=True):
                 offset = offset + emit_index(i, local) * p
-            return address(self.pool, start + moved(offset))
+            return address_of_element(self.pool, start + moved(offset))
 
-        is_swizzled = swizzle(operand, self.fragment, padding) is not None
+        is_swizzled = swizzle_of_operand(operand, self.fragment, padding) is not None
         return OperandPlace(operand, at, pitch * operand.tensor.itemsize_bytes, is_swizzled)
 
     # ---- the result
@@ -285,9 +287,11 @@ class MatrixKernel:
         """Return the kernel; ``prefix`` holds leading indices of ``target`` (the part of a split reduction)."""
         fetched = [b for c in self.copies for b in c.buffers]
         body = sequence_of([self.accumulate(), store_all_results(self, result, target, prefix)])
-        return kernel((self.block, self.thread), with_buffers([self.pool, *self.unit.buffers, *fetched], body))
+        return kernel_under_thread_axes(
+            (self.block, self.thread), allocate_buffers_around([self.pool, *self.unit.buffers, *fetched], body)
+        )
 
 
 def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernels of a matrix unit, or ``None``; see :func:`stepped_kernels`."""
-    return stepped_kernels(ctx, program, stages, MatrixKernel)
+    """Return the kernels of a matrix unit, or ``None``; see :func:`kernels_in_reduction_steps`."""
+    return kernels_in_reduction_steps(ctx, program, stages, MatrixKernel)

@@ -11,13 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from roller.core.dtypes import DTYPE_BYTES
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.expr import Load, Stage, loads
 from roller.te.compat import tirx
-from roller.te.emit import emit_index, emit_scalar
-from roller.templates.gpu.common.stores import StoredResults
+from roller.te.tvm_expressions import emit_index, emit_scalar
+from roller.templates.gpu.common.stored_results import StoredResults
 from roller.templates.gpu.emit.axis_map import AxisMap, vector_loop
-from roller.templates.gpu.emit.device_functions import address, call_function, put
+from roller.templates.gpu.emit.device_functions import (
+    address_of_element,
+    call_device_function,
+    store_vector_from_registers,
+)
 from roller.templates.gpu.emit.kernel_context import (
     KernelContext,
     Reader,
@@ -29,8 +33,9 @@ from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
+    allocate_buffers_around,
     block_barrier,
-    buffer,
+    declare_buffer,
     dtype_name,
     if_all,
     load,
@@ -38,13 +43,12 @@ from roller.templates.gpu.emit.tir_statements import (
     sequence_of,
     store,
     unravel_index,
-    with_buffers,
 )
 from roller.templates.gpu.matrix.emit_units import MatrixUnit
-from roller.templates.gpu.matrix.stores import MatrixStore
+from roller.templates.gpu.matrix.store_method import MatrixStore
 from roller.tile.access import VECTOR_BYTES
-from roller.tile.fragments import Operand, accumulator_row_bytes, accumulator_row_pitch
-from roller.tile.vectors import vectorizable
+from roller.tile.matrix_operands import Operand, accumulator_row_bytes, accumulator_row_pitch
+from roller.tile.vector_access_widths import is_vectorizable
 
 
 class SumKernel(Protocol):
@@ -82,9 +86,9 @@ class ResultWriter:
 
     def width(self, axis: str, most: int) -> int:
         """Return the largest number of neighbours along ``axis``, up to ``most``, that form an aligned vector."""
-        return StoredResults.of(self.result).widest_aligned_vector(axis, self.stage.extents[axis], most)
+        return StoredResults.of(self.result).widest_aligned_vector_elements(axis, self.stage.extents[axis], most)
 
-    def way(self, fragment: Fragment, axis: str, columns: int) -> MatrixStore:
+    def choose_store_method(self, fragment: Fragment, axis: str, columns: int) -> MatrixStore:
         """Return how to store the results of a group of threads with ``columns`` along the n axis."""
         return MatrixStore.of(fragment, StoredResults.of(self.result), axis, self.stage.extents[axis], columns)
 
@@ -97,15 +101,19 @@ class ResultWriter:
         index = result_index(self.result, self.prefix, env)
         return vector_loop(width, lambda v: store(self.target, load(values, v), *index[:-1], index[-1] + v))
 
-    def vector_loads(self, axis: str, width: int) -> dict[Load, Buffer]:
+    def epilogue_vector_registers(self, axis: str, width: int) -> dict[Load, Buffer]:
         """Return registers for the epilogue's loads that are one aligned vector along ``axis``."""
         found: dict[Load, Buffer] = {}
         for n, ld in enumerate(loads(self.result.body) if self.result is not self.stage and width > 1 else ()):
             tensor = self.ctx.expr.tensors[ld.tensor]
-            fits = width * tensor.itemsize_bytes <= VECTOR_BYTES and not ld.guard and self.ctx.in_memory(ld.tensor)
+            fits = (
+                width * tensor.itemsize_bytes <= VECTOR_BYTES
+                and not ld.guard
+                and self.ctx.is_in_global_memory(ld.tensor)
+            )
             moves = any(axis in i.axes for i in ld.index)
-            if fits and moves and vectorizable(ld.index, tensor, axis, self.stage.extents[axis], width):
-                found[ld] = buffer(f"held{n}", (width,), tensor.dtype, "local")
+            if fits and moves and is_vectorizable(ld.index, tensor, axis, self.stage.extents[axis], width):
+                found[ld] = declare_buffer(f"held{n}", (width,), tensor.dtype, "local")
         return {ld: b for ld, b in found.items() if ld.tensor != self.stage.name}
 
     def read(self, ld: Load, into: Buffer, env: Mapping[str, Expr], width: int) -> Stmt:
@@ -117,13 +125,13 @@ class ResultWriter:
 def store_all_results(t: Accumulators, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> Stmt:
     """Return the statements that store the results of all accumulators of a block."""
     writer = ResultWriter(t.ctx, t.stage, result, target, prefix)
-    way = writer.way(t.fragment, t.n_axis, t.register[t.n_axis])
+    way = writer.choose_store_method(t.fragment, t.n_axis, t.register[t.n_axis])
     return _store_from_accumulators(t, writer) if way.direct else _store_through_scratchpad(t, writer, way.width)
 
 
 def _store_from_accumulators(t: Accumulators, writer: ResultWriter) -> Stmt:
     rows, columns = t.register[t.m_axis] // t.fragment.m, t.register[t.n_axis] // t.fragment.n
-    out = buffer("out", (2,), dtype_name(writer.target), "local")
+    out = declare_buffer("out", (2,), dtype_name(writer.target), "local")
 
     def pair(i: Expr, j: Expr, half: Expr) -> Stmt:
         row = i * t.fragment.m + tirx.floordiv(t.lane, 4) + half * 8
@@ -137,7 +145,7 @@ def _store_from_accumulators(t: Accumulators, writer: ResultWriter) -> Stmt:
         lambda i: loop("j", columns, lambda j: loop("h", 2, lambda h: pair(i, j, h), unroll=True), unroll=True),
         unroll=True,
     )  # fmt: skip
-    return with_buffers([out], body)
+    return allocate_buffers_around([out], body)
 
 
 def _store_through_scratchpad(t: Accumulators, writer: ResultWriter, width: int) -> Stmt:
@@ -148,14 +156,14 @@ def _store_through_scratchpad(t: Accumulators, writer: ResultWriter, width: int)
     pitch = accumulator_row_pitch(n)
     unit = t.operands[0].tensor.itemsize_bytes
     start = t.group_index * (accumulator_row_bytes(t.fragment, n) // unit)
-    totals = buffer("totals", (width,), accumulator, "local")
-    out = buffer("out", (width,), dtype_name(writer.target), "local")
+    totals = declare_buffer("totals", (width,), accumulator, "local")
+    out = declare_buffer("out", (width,), dtype_name(writer.target), "local")
     piece = min(VECTOR_BYTES, width * size)
     vectors = m * n // width
     lanes = t.fragment.threads
 
     def spread_at(row: Expr, column: Expr) -> Expr:
-        return address(t.pool, start + (row * pitch + column) * (size // unit))
+        return address_of_element(t.pool, start + (row * pitch + column) * (size // unit))
 
     def one(i: Expr, r: Expr) -> Stmt:
         number = r * lanes + t.lane
@@ -164,7 +172,7 @@ def _store_through_scratchpad(t: Accumulators, writer: ResultWriter, width: int)
 
         def part(p: Expr) -> Stmt:
             first = p * (piece // size)
-            return put(piece, address(totals, first), spread_at(row, column + first))
+            return store_vector_from_registers(piece, address_of_element(totals, first), spread_at(row, column + first))
 
         take = loop("p", width * size // piece, part, unroll=True)
         stored = finish_and_store(t, writer, i * m + row, column, width, out, lambda v: load(totals, v))
@@ -176,14 +184,16 @@ def _store_through_scratchpad(t: Accumulators, writer: ResultWriter, width: int)
         return sequence_of(
             [
                 t.unit.spread(i, spread_at, pitch),
-                call_function("roller_group_sync"),
+                call_device_function("roller_group_sync"),
                 rounds,
-                call_function("roller_group_sync"),
+                call_device_function("roller_group_sync"),
             ]
         )
 
     rows = t.register[t.m_axis] // m
-    return with_buffers([totals, out], sequence_of([block_barrier(), loop("i", rows, fragments, unroll=True)]))
+    return allocate_buffers_around(
+        [totals, out], sequence_of([block_barrier(), loop("i", rows, fragments, unroll=True)])
+    )
 
 
 def finish_and_store(
@@ -199,7 +209,7 @@ def finish_and_store(
     env = dict(t.base)
     env[t.m_axis] = t.base[t.m_axis] + t.group[t.m_axis] + row
     env[t.n_axis] = t.base[t.n_axis] + t.group[t.n_axis] + column
-    held = writer.vector_loads(t.n_axis, width)
+    held = writer.epilogue_vector_registers(t.n_axis, width)
     reads = [writer.read(ld, b, env, width) for ld, b in held.items()]
 
     def element(v: Expr) -> Stmt:
@@ -209,7 +219,7 @@ def finish_and_store(
     compute = loop("e", width, element, unroll=True)
     return if_all(
         conditions_inside(t, env),
-        with_buffers(list(held.values()), sequence_of([*reads, compute, writer.put(env, out, width)])),
+        allocate_buffers_around(list(held.values()), sequence_of([*reads, compute, writer.put(env, out, width)])),
     )
 
 

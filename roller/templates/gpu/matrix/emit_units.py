@@ -11,23 +11,27 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from roller.core.dtypes import DTYPE_BYTES
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.errors import BuildError
 from roller.te.compat import tirx
-from roller.te.emit import constant
-from roller.templates.gpu.emit.device_functions import address, call_function, put
+from roller.te.tvm_expressions import constant
+from roller.templates.gpu.emit.device_functions import (
+    address_of_element,
+    call_device_function,
+    store_vector_from_registers,
+)
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
-    buffer,
+    declare_buffer,
     int32_literal,
     load,
     loop,
     sequence_of,
     store,
 )
-from roller.tile.fragments import PHASE_ROWS, Operand
+from roller.tile.matrix_operands import PHASE_ROWS, Operand
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,11 @@ class Mma:
     def __init__(self, fragment: Fragment, a: Operand, b: Operand, m: int, n: int, lane: Expr) -> None:
         self.fragment, self.a, self.b, self.lane = fragment, a, b, lane
         self.rows, self.columns = m // fragment.m, n // fragment.n
-        self.sums = buffer("sums", (self.rows * self.columns * 4,), fragment.accumulator, "local")
-        self.a_registers = buffer("a_fragments", (2 * self.rows * 4,), "uint32", "local")
-        self.b_registers = buffer("b_fragments", (2 * self.columns * 2,), "uint32", "local")
-        self.a_bases = buffer("a_bases", (self.rows,), "uint32", "local")
-        self.b_bases = buffer("b_bases", (-(-self.columns // 2),), "uint32", "local")
+        self.sums = declare_buffer("sums", (self.rows * self.columns * 4,), fragment.accumulator, "local")
+        self.a_registers = declare_buffer("a_fragments", (2 * self.rows * 4,), "uint32", "local")
+        self.b_registers = declare_buffer("b_fragments", (2 * self.columns * 2,), "uint32", "local")
+        self.a_bases = declare_buffer("a_bases", (self.rows,), "uint32", "local")
+        self.b_bases = declare_buffer("b_bases", (-(-self.columns // 2),), "uint32", "local")
         self.buffers = (self.sums, self.a_registers, self.b_registers, self.a_bases, self.b_bases)
         self.name = "roller_" + fragment.name.replace(".", "_")
 
@@ -147,10 +151,12 @@ class Mma:
             if along not in known:
                 known.append(along)
                 if k == 0 or (place.swizzled and not place.operand.transposed):
-                    found.append(_hold_address(bases, len(known) - 1, place.address(along, spatial, inner)))
-            base = _held_address(bases, known.index(along), nbytes)
+                    found.append(_keep_address_in_register(bases, len(known) - 1, place.address(along, spatial, inner)))
+            base = _address_from_register(bases, known.index(along), nbytes)
             found.append(
-                call_function(f"roller_ldmatrix_x{matrices}{suffix}", address(registers, int32_literal(register)), base)
+                call_device_function(
+                    f"roller_ldmatrix_x{matrices}{suffix}", address_of_element(registers, int32_literal(register)), base
+                )
             )
         return found
 
@@ -159,11 +165,11 @@ class Mma:
         parity = k % 2
 
         def one(i: Expr, j: Expr) -> Stmt:
-            return call_function(
+            return call_device_function(
                 self.name,
-                address(self.sums, (i * self.columns + j) * 4),
-                address(self.a_registers, (parity * self.rows + i) * 4),
-                address(self.b_registers, (parity * self.columns + j) * 2),
+                address_of_element(self.sums, (i * self.columns + j) * 4),
+                address_of_element(self.a_registers, (parity * self.rows + i) * 4),
+                address_of_element(self.b_registers, (parity * self.columns + j) * 2),
             )
 
         return _loops_over_fragments(self.rows, self.columns, one)
@@ -175,7 +181,9 @@ class Mma:
         def one(j: Expr, half: Expr) -> Stmt:
             row = tirx.floordiv(self.lane, 4) + half * PHASE_ROWS
             column = j * self.fragment.n + tirx.floormod(self.lane, 4) * 2
-            return put(nbytes, place(row, column), address(self.sums, (i * self.columns + j) * 4 + half * 2))
+            return store_vector_from_registers(
+                nbytes, place(row, column), address_of_element(self.sums, (i * self.columns + j) * 4 + half * 2)
+            )
 
         return _loops_over_fragments(self.columns, 2, one)
 
@@ -190,10 +198,10 @@ class Wmma:
     def __init__(self, fragment: Fragment, a: Operand, b: Operand, m: int, n: int, pitches: tuple[int, int]) -> None:
         self.fragment, self.pitches = fragment, pitches
         self.rows, self.columns = m // fragment.m, n // fragment.n
-        self.sums = buffer("sums", (self.rows * self.columns * self._SUMS,), fragment.accumulator, "local")
-        self.a_registers = buffer("a_fragments", (2 * self.rows * self._OPERAND,), "uint32", "local")
-        self.b_registers = buffer("b_fragments", (2 * self.columns * self._OPERAND,), "uint32", "local")
-        self.bases = buffer("bases", (2,), "uint32", "local")
+        self.sums = declare_buffer("sums", (self.rows * self.columns * self._SUMS,), fragment.accumulator, "local")
+        self.a_registers = declare_buffer("a_fragments", (2 * self.rows * self._OPERAND,), "uint32", "local")
+        self.b_registers = declare_buffer("b_fragments", (2 * self.columns * self._OPERAND,), "uint32", "local")
+        self.bases = declare_buffer("bases", (2,), "uint32", "local")
         self.buffers = (self.sums, self.a_registers, self.b_registers, self.bases)
         # A is m x k and B is k x n: rows of the scratchpad tile along k are rows of A, columns of B.
         self.layouts = ("col" if a.transposed else "row", "row" if b.transposed else "col")
@@ -220,14 +228,16 @@ class Wmma:
         """Load one operand's fragments; ``fragments`` holds registers, count and distance along m (n)."""
         registers, count, extent = fragments
         found = (
-            [_hold_address(self.bases, which, place.address(0, int32_literal(0), int32_literal(0)))] if k == 0 else []
+            [_keep_address_in_register(self.bases, which, place.address(0, int32_literal(0), int32_literal(0)))]
+            if k == 0
+            else []
         )
         for i in range(count):
             _, nbytes = place.split(i * extent, k * self.fragment.k)
-            target = address(registers, int32_literal((k % 2 * count + i) * self._OPERAND))
+            target = address_of_element(registers, int32_literal((k % 2 * count + i) * self._OPERAND))
             found.append(
-                call_function(
-                    name, target, _held_address(self.bases, which, nbytes), int32_literal(self.pitches[which])
+                call_device_function(
+                    name, target, _address_from_register(self.bases, which, nbytes), int32_literal(self.pitches[which])
                 )
             )
         return found
@@ -238,11 +248,11 @@ class Wmma:
         name = f"roller_wmma_mma_{'_'.join(self.layouts)}_{self.kind}"
 
         def one(i: Expr, j: Expr) -> Stmt:
-            return call_function(
+            return call_device_function(
                 name,
-                address(self.sums, (i * self.columns + j) * self._SUMS),
-                address(self.a_registers, (parity * self.rows + i) * self._OPERAND),
-                address(self.b_registers, (parity * self.columns + j) * self._OPERAND),
+                address_of_element(self.sums, (i * self.columns + j) * self._SUMS),
+                address_of_element(self.a_registers, (parity * self.rows + i) * self._OPERAND),
+                address_of_element(self.b_registers, (parity * self.columns + j) * self._OPERAND),
             )
 
         return _loops_over_fragments(self.rows, self.columns, one)
@@ -251,8 +261,8 @@ class Wmma:
         """Store one row of fragments; see :class:`MatrixUnit`."""
 
         def one(j: Expr) -> Stmt:
-            sums = address(self.sums, (i * self.columns + j) * self._SUMS)
-            return call_function(
+            sums = address_of_element(self.sums, (i * self.columns + j) * self._SUMS)
+            return call_device_function(
                 f"roller_wmma_store_{self.kind}",
                 place(int32_literal(0), j * self.fragment.n),
                 sums,
@@ -270,16 +280,16 @@ def _loops_over_fragments(rows: int, columns: int, one: Callable[[Expr, Expr], S
     return loop("i", rows, lambda i: loop("j", columns, lambda j: one(i, j), unroll=True), unroll=True)
 
 
-def _hold_address(bases: Buffer, n: int, place: Expr) -> Stmt:
+def _keep_address_in_register(bases: Buffer, n: int, place: Expr) -> Stmt:
     """Keep a scratchpad address in a register; other addresses are at constant distances from it."""
     return store(bases, tirx.call_extern("uint32", "roller_held", place), int32_literal(n))
 
 
-def _held_address(bases: Buffer, n: int, nbytes: int) -> Expr:
+def _address_from_register(bases: Buffer, n: int, nbytes: int) -> Expr:
     return load(bases, int32_literal(n)) + tirx.const(nbytes, "uint32")
 
 
-def matrix_unit(
+def make_matrix_unit(
     fragment: Fragment, operands: tuple[Operand, Operand], m: int, n: int, lane: Expr, padding: tuple[int, int]
 ) -> MatrixUnit:
     """Return the unit of a fragment's family for a group tile of ``m`` by ``n``."""

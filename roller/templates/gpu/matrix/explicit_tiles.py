@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.core.fragment import Fragment
+from roller.core.matrix_fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.matrix.candidates import MatrixForm, matrix_forms
 from roller.tile.geometry import Geometry
 
 
-def matrix_batch(
+def batch_of_named_matrix_tiles(
     geometry: Geometry,
     rows: tuple[tuple[int, ...], ...],
     spec: DeviceSpec,

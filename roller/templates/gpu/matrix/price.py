@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from roller.errors import SpecError
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.perf.phases import alternate_phases
+from roller.perf.phase_overlap import time_of_alternating_phases
+from roller.perf.tile_batch import TileBatch
+from roller.templates.gpu.common.arithmetic_cycles import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, BlockWork
 from roller.templates.gpu.common.bank_conflicts import scratchpad_banks
-from roller.templates.gpu.common.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, BlockWork
-from roller.templates.gpu.common.operand_copies import guarded_vectors_per_step
+from roller.templates.gpu.common.operand_copy_counts import guarded_copies_per_step
 from roller.templates.gpu.common.price import Parts, Phases, block_latency_chain_s
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.stores import StoredResults
-from roller.templates.gpu.matrix.stores import MatrixStore
+from roller.templates.gpu.common.stored_results import StoredResults
+from roller.templates.gpu.matrix.store_method import MatrixStore
 from roller.tile.geometry import Floats, Ints
 
 #: Bytes that a lane reads from the scratchpad with one instruction (``ldmatrix.x4``, ``ds_read_b128``).
@@ -48,7 +48,7 @@ EXCHANGE_INSTRUCTIONS = 3.0
 SPREAD_INSTRUCTIONS, READ_INSTRUCTIONS = 0.5, 2.0
 
 
-def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
+def multiply_adds_per_cycle(batch: TileBatch, spec: DeviceSpec) -> float:
     """Return the number of multiply-adds per cycle and unit with the batch's fragment."""
     f = batch.fragment
     assert f is not None
@@ -59,7 +59,7 @@ def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
     return rate
 
 
-def matrix_work(
+def matrix_block_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> BlockWork:
     """Return the work of each block of ``"matrix"`` programs; ``common/compute.py`` does so for SIMT kernels."""
@@ -70,36 +70,36 @@ def matrix_work(
     tile = batch.register[:, names].astype(np.float64)
     together = f.threads // lanes  # TEUs that execute one instruction
     teus = batch.threads_per_block / lanes
-    groups = batch.step_points / f.k
+    groups = batch.reduction_points_per_step / f.k
     products = tile[:, 0] * tile[:, 1] * f.k
     instructions = tile[:, 0] / f.m * (tile[:, 1] / f.n) * float(f.instructions)
     read = written = loads = np.zeros(len(batch))
     conflicts = laid.conflicts if laid else {}
     for a in g.loads:
-        mine = batch.register_elements(a) * float(a.tensor.itemsize_bytes) * f.operand_copies
+        mine = batch.elements_per_register_tile(a) * float(a.tensor.itemsize_bytes) * f.operand_copies
         if f.reads_scratchpad:  # every product reads both operands again
             mine = mine * (tile[:, 1] / f.n if a.uses[names[0]] else tile[:, 0] / f.m)
         else:
             loads = loads + np.ceil(mine / (READ_BYTES * lanes))
         read = read + mine * conflicts.get(a.tensor.name, 1.0)
-        written = written + batch.block_elements(a) * float(a.tensor.itemsize_bytes)
+        written = written + batch.elements_per_block_tile(a) * float(a.tensor.itemsize_bytes)
     wavefront = math.prod(scratchpad_banks(spec))
     slot = lanes * schedulers / per_unit["issue"]
-    barriers = RING_BARRIERS if batch.pipelined else BARRIERS
+    barriers = RING_BARRIERS if batch.is_pipelined else BARRIERS
     # Products that still run when the next step starts hide its barrier and its first reads.
     latency = barriers * ex.barrier_s + (spec.layer("shared").latency_s or 0.0)
     around = GROUP_STEP_INSTRUCTIONS / groups if f.reads_scratchpad else LOOP_INSTRUCTIONS
     step = 0.0 if f.reads_scratchpad else STEP_INSTRUCTIONS
-    moved = copies[0] / np.maximum(1, batch.threads_per_block) + GUARDED_INSTRUCTIONS * guarded_vectors_per_step(batch)
+    moved = copies[0] / np.maximum(1, batch.threads_per_block) + GUARDED_INSTRUCTIONS * guarded_copies_per_step(batch)
     return BlockWork(
         teus=teus,
-        fma=products / together * schedulers / matrix_rate(batch, spec),
+        fma=products / together * schedulers / multiply_adds_per_cycle(batch, spec),
         overhead=np.zeros(len(batch)),
         issue=(instructions + loads + around) * slot,
         scratchpad=(read / together + written / groups / teus) / wavefront * lanes / per_unit["load_store"],
         copies=(moved + step) * slot,
         multiplies=np.zeros(len(batch)),
-        finish=np.asarray(_finish_instructions(batch) * slot),
+        finish=np.asarray(_count_finish_instructions(batch) * slot),
         groups=groups,
         steps=batch.steps.astype(np.float64),
         chain=latency * (np.asarray(batch.running_steps) == 0) * spec.clock_hz / groups,
@@ -108,15 +108,15 @@ def matrix_work(
     )
 
 
-def _finish_instructions(batch: TileBatch) -> Floats:
+def _count_finish_instructions(batch: TileBatch) -> Floats:
     """Return the number of a thread's instructions outside the reduction: position, epilogue, conversion, stores."""
     f, g = batch.fragment, batch.geometry
     assert f is not None
     epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
-    results = batch.register_outputs / f.threads
+    results = batch.accumulators_per_thread / f.threads
     each = np.zeros(len(batch))
-    for split, columns, mine in _groups_stored_alike(batch):
-        way = matrix_store(batch, split=split, columns=columns)
+    for split, columns, mine in _programs_stored_alike(batch):
+        way = choose_matrix_store(batch, split=split, columns=columns)
         moved = EXCHANGE_INSTRUCTIONS * way.exchanged
         if not (way.direct or way.exchanged):
             moved = SPREAD_INSTRUCTIONS + READ_INSTRUCTIONS / way.width
@@ -124,7 +124,7 @@ def _finish_instructions(batch: TileBatch) -> Floats:
     return np.asarray(PLACE_INSTRUCTIONS + results * each)
 
 
-def _groups_stored_alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
+def _programs_stored_alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
     """Yield sets of programs that store results alike: whether they store parts, columns per group, and a mask."""
     columns = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
     for split in (False, True):
@@ -132,7 +132,7 @@ def _groups_stored_alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[
             yield split, n, ((batch.split_k > 1) == split) & (columns == n)
 
 
-def matrix_store(batch: TileBatch, *, split: bool, columns: int) -> MatrixStore:
+def choose_matrix_store(batch: TileBatch, *, split: bool, columns: int) -> MatrixStore:
     """Return how programs with ``columns`` along n per group store their results, or parts of them."""
     g, axis = batch.geometry, batch.matrix_axes[1]
     results, extent = StoredResults.of_program(g.expr, split=split), int(g.extents[g.names.index(axis)])
@@ -159,11 +159,11 @@ def _overlap_of_phases(
 ) -> tuple[Floats | Ints, Floats]:
     """Return the number of customers (one per stage of a block), and the time, in seconds, of their phases."""
     del parts
-    customers = customers * np.minimum(batch.steps_ahead + 1, batch.steps)
-    return customers, alternate_phases((memory, *pipes), customers)
+    customers = customers * np.minimum(batch.copy_steps_in_flight + 1, batch.steps)
+    return customers, time_of_alternating_phases((memory, *pipes), customers)
 
 
-def _fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
+def _first_tile_wait_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
     """Return the time, in seconds, that a matrix unit waits for a block's first tile while other blocks compute."""
     del batch
     customers = np.minimum(per_unit, spec.execution.overlap_blocks or float("inf"))
@@ -178,4 +178,11 @@ def _stores_s(batch: TileBatch, per_unit: Ints, stored_s: Floats) -> Floats:
     return np.where(per_unit > 1, 0.0, stored_s) if batch.fragment.reads_scratchpad else stored_s
 
 
-PHASES = Phases(matrix_work, _lone_block_cycles, _block_latency_chain_s, _overlap_of_phases, _fill_s, stores=_stores_s)
+PHASES = Phases(
+    matrix_block_work,
+    _lone_block_cycles,
+    _block_latency_chain_s,
+    _overlap_of_phases,
+    _first_tile_wait_s,
+    stores=_stores_s,
+)

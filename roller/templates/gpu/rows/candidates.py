@@ -1,8 +1,8 @@
 """Candidate GPU programs for row reductions.
 
 A row program has threads along a row (lanes), threads across rows, and a register tile per thread. If the register tile
-holds all columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); with smaller tiles, a
-thread processes the row in steps and reads it again. Both kinds are candidates.
+holds all columns of a row, inputs that several stages read are kept (:mod:`roller.tile.row_expressions`); with smaller
+tiles, a thread processes the row in steps and reads it again. Both kinds are candidates.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import replace
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import allowed_padding_mask
+from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.templates.common.scale_up import unique_rows
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
-from roller.templates.gpu.common.row_shape import RowShape
-from roller.templates.gpu.common.row_widths import alignment_shifts, narrowest_bytes
+from roller.templates.gpu.common.row_access_widths import alignment_shifts, narrowest_element_bytes
+from roller.templates.gpu.common.row_reads_and_reductions import RowReadsAndReductions
 from roller.templates.gpu.common.thread_limits import fills_whole_teus
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints
-from roller.tile.rows import contiguous_axis, row_stages
+from roller.tile.row_expressions import most_contiguous_axis, row_stages
 from roller.tile.structures import ROWS, structure_of
 
 #: Numbers of vectors per step along the contiguous axis, and of elements along the other axis, that a thread holds.
@@ -48,7 +48,7 @@ def row_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOptio
     keep = fills_whole_teus(batch, spec) & allowed_padding_mask(geometry, block, options)
     batch = batch.take(np.flatnonzero(keep)[: options.pool])
     held = programs_with_staged_rows(batch, spec)
-    return [with_split_rows(batch, spec, options), *([] if held is None else [held])]
+    return [programs_with_split_rows(batch, spec, options), *([] if held is None else [held])]
 
 
 def row_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
@@ -57,9 +57,9 @@ def row_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
     rank, limit = len(geometry.names), spec.limits.threads_per_block or spec.teu.lanes
     extent = int(geometry.extents[column])
     others = int(geometry.extents[row]) if row is not None else 1
-    widest = VECTOR_BYTES // narrowest_bytes(geometry)
+    widest = VECTOR_BYTES // narrowest_element_bytes(geometry)
     vectors = [v for v in (1, 2, 4, 8, 16) if v <= widest]
-    along = geometry.names[column] == contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
+    along = geometry.names[column] == most_contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
     steps = sorted({v * n for v in vectors for n in _VECTORS} if along else _OTHERS)
     thread_rows = _THREAD_ROWS if along else vectors
     found: list[tuple[int, int, int, int]] = []
@@ -82,12 +82,12 @@ def row_tiles(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
         keep = (table[:, 3] == 1) & (table[:, 2] == 1)
         register, block = register[keep], block[keep]
     both = np.concatenate([register, block], axis=1)
-    return _with_other_reductions(geometry, column, unique_rows(both))
+    return _tiles_with_other_reductions(geometry, column, unique_rows(both))
 
 
 def _lane_and_row_axes(geometry: Geometry) -> tuple[int, int | None]:
     """Return the reduction axis over which lanes are spread, and the spatial axis of the rows (or ``None``)."""
-    fast = contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
+    fast = most_contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
     reductions, spatial = np.flatnonzero(~geometry.spatial), np.flatnonzero(geometry.spatial)
     position = geometry.names.index(fast)
     column = position if position in reductions else int(reductions[-1])
@@ -95,7 +95,7 @@ def _lane_and_row_axes(geometry: Geometry) -> tuple[int, int | None]:
     return column, row
 
 
-def _with_other_reductions(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
+def _tiles_with_other_reductions(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
     """Return register and block tiles: those in ``both``, and variants with part or all of the other reductions."""
     rank = len(geometry.names)
     rest = [int(a) for a in np.flatnonzero(~geometry.spatial) if a != column]
@@ -112,7 +112,7 @@ def _with_other_reductions(geometry: Geometry, column: int, both: Ints) -> tuple
     return every[:, :rank], every[:, rank:]
 
 
-def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
+def programs_with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
     """Return the programs, and variants with their reduction split over blocks if rows yield too few blocks."""
     stages = row_stages(batch.geometry.expr)
     alone = stages[0].stage.combiner is not None and not any(s.columns for s in stages[1:])
@@ -139,7 +139,7 @@ def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOption
 
 def programs_with_staged_rows(batch: TileBatch, spec: DeviceSpec) -> TileBatch | None:
     """Return the programs with several steps that hold their rows in the scratchpad, or ``None`` if there are none."""
-    shape = RowShape.of(batch.geometry)
+    shape = RowReadsAndReductions.of(batch.geometry)
     names = tuple(dict.fromkeys(r.access.tensor.name for r in shape.reads if r.keepable and r.passes > 1))
     if not names:
         return None

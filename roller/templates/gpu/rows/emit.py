@@ -2,8 +2,8 @@
 
 A block owns a tile of rows (the anchor's spatial axes); threads along reduction axes (lanes) share a row. Results per
 row stay in registers and, if a thread's register tile holds all its columns, so do inputs that several stages read
-(:func:`roller.tile.rows.loads_kept_in_registers`); otherwise every stage reads them again, step by step, loading all
-vectors of a step first. Shared values are computed once per row or element (:mod:`roller.tile.row_values`).
+(:func:`roller.tile.row_expressions.loads_kept_in_registers`); otherwise every stage reads them again, step by step,
+loading all vectors of a step first. Shared values are computed once per row or element (:mod:`roller.tile.row_values`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from roller.expr import COMBINERS, Load, Scalar, Stage, walk
+from roller.expr import COMBINERS, Load, Scalar, Stage, walk_scalar_tree
 from roller.expr.scalar import loads
 from roller.te.compat import tirx
-from roller.te.emit import combine_step, constant, emit_index, emit_scalar
-from roller.templates.gpu.common.stores import StoredResults
+from roller.te.tvm_expressions import constant, emit_combine_step, emit_index, emit_scalar
+from roller.templates.gpu.common.stored_results import StoredResults
 from roller.templates.gpu.emit.axis_map import (
     AxisMap,
     RegisterPoint,
-    register_count,
-    register_index,
+    count_register_elements,
+    register_index_of_point,
     register_tile_loops,
     with_whole_vectors,
 )
@@ -33,36 +33,36 @@ from roller.templates.gpu.emit.kernel_context import (
 )
 from roller.templates.gpu.emit.register_tiles import (
     RegisterTile,
-    access_width,
-    element_reader,
-    neighbour_index,
-    provably_aligned,
+    index_of_neighbour,
+    provably_aligned_positions,
+    reader_of_one_register,
     register_tiles_of_loads,
     store_in_vectors,
+    widest_vector_of_access,
 )
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
-    buffer,
+    allocate_buffers_around,
+    declare_buffer,
     if_all,
     int32_literal,
-    kernel,
+    kernel_under_thread_axes,
     load,
     loop,
     sequence_of,
     store,
     thread_axis,
     unravel_index,
-    with_buffers,
 )
 from roller.templates.gpu.rows.emit_lanes import RowLanes
-from roller.templates.gpu.rows.emit_loops import BlockShare, RowTile, points, tile_loops
+from roller.templates.gpu.rows.emit_loops import BlockShare, RowTile, loops_over_tiles, register_point_loops
 from roller.templates.gpu.rows.emit_shifted_columns import ShiftedColumns
 from roller.templates.gpu.rows.emit_staged_rows import StagedRows
 from roller.templates.gpu.rows.emit_value_registers import ValueRegisters
+from roller.tile.row_expressions import RowStage, loads_kept_in_registers, most_contiguous_axis, row_stages
 from roller.tile.row_values import row_form, shared_values
-from roller.tile.rows import RowStage, contiguous_axis, loads_kept_in_registers, row_stages
 
 
 class RowKernel:
@@ -102,7 +102,7 @@ class RowKernel:
         if lanes == 1:
             self.threads = [thread_axis("threadIdx.x", rows)]
             return RowLanes(None, 1, self.threads[0].var, rows, True)
-        along = contiguous_axis(self.anchor, self.ctx.tensors) in {a.name for a in self.anchor.reduction_axes}
+        along = most_contiguous_axis(self.anchor, self.ctx.tensors) in {a.name for a in self.anchor.reduction_axes}
         if rows == 1:
             self.threads = [thread_axis("threadIdx.x", lanes)]
             return RowLanes(self.threads[0], lanes, int32_literal(0), 1, True)
@@ -137,7 +137,7 @@ class RowKernel:
             for c in s.columns
         )
 
-    def _column_start(self, maps: Sequence[AxisMap], tile: RowTile) -> Callable[[str, Expr], Expr]:
+    def _column_start_function(self, maps: Sequence[AxisMap], tile: RowTile) -> Callable[[str, Expr], Expr]:
         parts = unravel_index(self.lanes.lane, [m.threads for m in maps])
         lanes = {m.name: (m, p) for m, p in zip(maps, parts, strict=True)}
 
@@ -155,7 +155,7 @@ class RowKernel:
         vector: str | None,
     ) -> Stmt:
         """Return loops over the elements of a tile of rows and columns; the body gets all coordinates."""
-        start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
+        start, extents = self._column_start_function(maps, tile), {m.name: m.extent for m in maps}
 
         def point(at: RegisterPoint) -> Stmt:
             env = self._row_coordinates(at)
@@ -163,7 +163,7 @@ class RowKernel:
             return body(at, env) if vector else if_all(self._conditions_in_row(at, env), body(at, env))
 
         everything = (*maps, *self.rows)
-        return points(everything, tile, lambda a, c: start(a, c) < extents[a], point, vector=vector)
+        return register_point_loops(everything, tile, lambda a, c: start(a, c) < extents[a], point, vector=vector)
 
     def _columns(
         self, maps: Sequence[AxisMap], start: Callable[[str, Expr], Expr], at: RegisterPoint, rows: dict[str, Expr]
@@ -185,15 +185,17 @@ class RowKernel:
         for n, s in enumerate(todo):
             shared = any(s.stage.name in {ld.tensor for ld in x.stage.loads} for x in todo[n + 1 :])
             body.append(
-                self._compute_wide_stage(s)
+                self._compute_stage_over_columns(s)
                 if s.stage.combiner is None and s.columns
-                else self._compute_row_stage(s, shared)
+                else self._compute_stage_of_one_per_row(s, shared)
             )
         known = (self.held.buffers, self.results, self.once.buffers, self.again.buffers)
         buffers = [*(f.buffer for f in self.kept.values()), *(b for each in known for b in each.values())]
-        return kernel([self.block, *self.threads], with_buffers(buffers, sequence_of(body)))
+        return kernel_under_thread_axes(
+            [self.block, *self.threads], allocate_buffers_around(buffers, sequence_of(body))
+        )
 
-    def write_partial(self, s: Stage, target: Buffer) -> Stmt:
+    def write_kernel_of_parts(self, s: Stage, target: Buffer) -> Stmt:
         """Return the kernel that writes the result of each part of a reduction to ``target[part, ...]``."""
         self.partial = target
         return self.write([s])
@@ -209,7 +211,7 @@ class RowKernel:
             found.append(RowStage(s, columns, set(columns) <= own and len(columns) == len(self.columns)))
         return found
 
-    def _whole_tile(self) -> RowTile:
+    def _tile_of_whole_columns(self) -> RowTile:
         padded, slack = (m.name for m in self.columns if m.padded), (m.name for m in self.columns if m.slack)
         return RowTile({m.name: int32_literal(0) for m in self.columns}, frozenset(padded), frozenset(slack))
 
@@ -219,13 +221,13 @@ class RowKernel:
             self.ctx, loads_kept_in_registers(self.ctx.expr), (*self.rows, *self.columns), "kept", self.shift
         )
         self.kept = {f.load: f for f in found}
-        return [self._load_fragments(found, self.columns, self._whole_tile())] if found else []
+        return [self._load_fragments(found, self.columns, self._tile_of_whole_columns())] if found else []
 
     def _load_fragments(
         self, found: Sequence[RegisterTile], maps: Sequence[AxisMap], tile: RowTile, new: frozenset[Load] = frozenset()
     ) -> Stmt:
         """Load the fragments of one tile; load held fragments that are not ``new`` from the scratchpad."""
-        start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
+        start, extents = self._column_start_function(maps, tile), {m.name: m.extent for m in maps}
         nowhere = {m.name: int32_literal(0) for m in self.rows}
 
         def one(f: RegisterTile) -> Stmt:
@@ -245,7 +247,7 @@ class RowKernel:
                 leave = [self.held.move(f, maps, tile, at, leave=True)] if f.load in self.held.buffers else []
                 return sequence_of([fill, *leave])
 
-            return points(both, tile, lambda a, c: start(a, c) < extents[a], point, vector=f.vector_axis)
+            return register_point_loops(both, tile, lambda a, c: start(a, c) < extents[a], point, vector=f.vector_axis)
 
         return sequence_of([one(f) for f in found])
 
@@ -254,7 +256,8 @@ class RowKernel:
         names = {m.name for m in maps}
         wanted = [
             ld for ld in s.loads
-            if ld not in self.kept and not ld.guard and self.ctx.in_memory(ld.tensor) and ld.tensor not in self.results
+            if ld not in self.kept and not ld.guard and ld.tensor not in self.results
+            and self.ctx.is_in_global_memory(ld.tensor)
             and any(a in names for i in ld.index for a in i.axes)
         ]  # fmt: skip
         return register_tiles_of_loads(self.ctx, wanted, (*self.rows, *maps), "vec", self.shift)
@@ -263,13 +266,13 @@ class RowKernel:
         self, body: Scalar, found: Sequence[RegisterTile], at: RegisterPoint
     ) -> tuple[Scalar, dict[str, Reader]]:
         """Return ``body`` with fragments and known values as scalars, and the readers of these scalars at one point."""
-        index = register_index(self.rows, at)
-        readers = {name: element_reader(b, index) for name, b in self.results.items()}
+        index = register_index_of_point(self.rows, at)
+        readers = {name: reader_of_one_register(b, index) for name, b in self.results.items()}
         for known in (self.again, self.once):
             body, more = known.read(body, at)
             readers |= more
         every = [*(f for ld, f in self.kept.items() if ld in loads(body)), *found]
-        readers |= {f.name: element_reader(f.buffer, f.index(at)) for f in every}
+        readers |= {f.name: reader_of_one_register(f.buffer, f.index(at)) for f in every}
         return replace_loads_by_names(body, {f.load: f.name for f in every}), self.ctx.readers(readers)
 
     def _compute_row_values(self, values: Sequence[Scalar]) -> list[Stmt]:
@@ -287,17 +290,17 @@ class RowKernel:
         scalar, readers = self._body_and_readers(body, found, at)
         return emit_scalar(scalar, env, readers)
 
-    def _compute_row_stage(self, s: RowStage, shared: bool) -> Stmt:
+    def _compute_stage_of_one_per_row(self, s: RowStage, shared: bool) -> Stmt:
         stage = s.stage
         dtype = stage.acc_dtype if stage.combiner is not None else compute_dtype(stage.output.dtype)
-        result = buffer(f"row_{len(self.results)}", (register_count(self.rows),), dtype, "local")
+        result = declare_buffer(f"row_{len(self.results)}", (count_register_elements(self.rows),), dtype, "local")
         if stage.combiner is not None:
             body = [self._reduce_stage(s, result, shared)]
         else:
 
             def point(at: RegisterPoint) -> Stmt:
                 value = self._value(stage.body, (), at, self._row_coordinates(at)).astype(dtype)
-                return store(result, value, register_index(self.rows, at))
+                return store(result, value, register_index_of_point(self.rows, at))
 
             body = [register_tile_loops(self.rows, point)]
         self.results[stage.name] = result
@@ -313,14 +316,14 @@ class RowKernel:
 
         def point(at: RegisterPoint) -> Stmt:
             env = {m.name: self._start(m, at) + at.offset[m.name] for m in self.rows}
-            index = register_index(self.rows, at)
+            index = register_index_of_point(self.rows, at)
             if vector is None:
                 where = [*prefix, *(emit_index(i, env) for i in s.store)]
                 write = store(target, convert_to_output_dtype(load(result, index), s), *where)
             else:
-                stride = register_count(self.rows[self.rows.index(vector) + 1 :])
+                stride = count_register_elements(self.rows[self.rows.index(vector) + 1 :])
                 value = lambda v: convert_to_output_dtype(load(result, index + v * stride), s)  # noqa: E731
-                places = neighbour_index(s.store, env, vector.name, prefix)
+                places = index_of_neighbour(s.store, env, vector.name, prefix)
                 write = store_in_vectors(target, places, value, vector.vector)
             return if_all([*lane, *self._inside(at)], write)
 
@@ -328,12 +331,12 @@ class RowKernel:
 
     def _reduce_stage(self, s: RowStage, result: Buffer, shared: bool) -> Stmt:
         stage, combiner, maps = s.stage, s.stage.combiner or "sum", self._column_maps(s)
-        neutral, size = constant(COMBINERS[combiner].neutral, stage.acc_dtype), register_count(self.rows)
+        neutral, size = constant(COMBINERS[combiner].neutral, stage.acc_dtype), count_register_elements(self.rows)
         init = loop("i", size, lambda i: store(result, neutral, i), unroll=True)
         found = self._unkept_fragments(stage, maps)
         new = self.held.hold(found, maps)
         form = row_form(self.ctx.expr, stage, s.columns)
-        once, inside = self._compute_row_values(form.row), set(walk(form.body))
+        once, inside = self._compute_row_values(form.row), set(walk_scalar_tree(form.body))
         leave = self.again.new([v for v in self.shared if v in inside])
 
         def step(tile: RowTile) -> Stmt:
@@ -342,26 +345,28 @@ class RowKernel:
                 left = [self.again.set(v, self._value(v, found, at, env), at) for v in leave]
                 self.again.ready |= set(leave)
                 value = self._value(form.body, found, at, env).astype(stage.acc_dtype)
-                index = register_index(self.rows, at)
-                return sequence_of([*left, store(result, combine_step(combiner, load(result, index), value), index)])
+                index = register_index_of_point(self.rows, at)
+                return sequence_of(
+                    [*left, store(result, emit_combine_step(combiner, load(result, index), value), index)]
+                )
 
             body = [self._load_fragments(found, maps, tile, new)] if found else []
             body.append(self._element_loops(maps, tile, update, None))
             return sequence_of(body)
 
-        body = [*once, init, tile_loops(maps, step, self.part)]
+        body = [*once, init, loops_over_tiles(maps, step, self.part)]
         if self.lanes.count > 1:
-            function = lambda x, y: combine_step(combiner, x, y)  # noqa: E731
+            function = lambda x, y: emit_combine_step(combiner, x, y)  # noqa: E731
             body.append(self.lanes.combine(result, size, function, everyone=shared))
-        return with_buffers([f.buffer for f in found], sequence_of(body))
+        return allocate_buffers_around([f.buffer for f in found], sequence_of(body))
 
-    def _compute_wide_stage(self, s: RowStage) -> Stmt:
+    def _compute_stage_over_columns(self, s: RowStage) -> Stmt:
         stage, maps = s.stage, self._column_maps(s)
         target = self.ctx.buffers[stage.name]
         found = self._unkept_fragments(stage, maps)
         new = self.held.hold(found, maps)
         vector = next((m for m in (*maps, *self.rows) if m.vector > 1), None)
-        width = access_width(stage.store, stage.output, vector, self.shift)
+        width = widest_vector_of_access(stage.store, stage.output, vector, self.shift)
         form = row_form(self.ctx.expr, stage, s.columns)
         once = self._compute_row_values(form.row)
 
@@ -376,8 +381,8 @@ class RowKernel:
                     return convert_to_output_dtype(self._value(form.body, found, here, there), stage)
 
                 if width > 1 and vector is not None:
-                    places = neighbour_index(stage.store, where, vector.name)
-                    there = provably_aligned(places, target, width) if vector.slack else places
+                    places = index_of_neighbour(stage.store, where, vector.name)
+                    there = provably_aligned_positions(places, target, width) if vector.slack else places
                     write = store_in_vectors(target, there, value, vector.vector, width)
                     if vector.slack and self.shifted is not None:
                         write = self.shifted.chunk(at, env, write, lambda e: store(target, value(e), *places(e)))
@@ -389,4 +394,4 @@ class RowKernel:
             body.append(self._element_loops(maps, tile, point, vector.name if width > 1 and vector else None))
             return sequence_of(body)
 
-        return with_buffers([f.buffer for f in found], sequence_of([*once, tile_loops(maps, step)]))
+        return allocate_buffers_around([f.buffer for f in found], sequence_of([*once, loops_over_tiles(maps, step)]))

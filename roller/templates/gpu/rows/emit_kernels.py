@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from roller.errors import BuildError
 from roller.expr import Stage, Tensor, axis_index
-from roller.templates.gpu.common.stores import axes_in_store_order
+from roller.templates.gpu.common.stored_results import axes_in_store_order
 from roller.templates.gpu.emit.axis_map import AxisMap, axis_map
 from roller.templates.gpu.emit.kernel_context import KernelContext
-from roller.templates.gpu.emit.reduction import shared_sum_of_parts, unused_name
+from roller.templates.gpu.emit.reduction_kernels import shared_combining_kernel, unused_name
 from roller.templates.gpu.emit.tir_statements import Stmt
 from roller.templates.gpu.rows.emit import RowKernel
 from roller.tile import RProgram
-from roller.tile.rows import contiguous_axis, row_stages, rows_are_independent
+from roller.tile.row_expressions import most_contiguous_axis, row_stages, rows_are_independent
 
 #: Number of lanes per row if the program has no tile for a stage.
 _LANES = 128
@@ -37,7 +37,7 @@ def row_kernel_of_stage(ctx: KernelContext, s: Stage, program: RProgram | None) 
         return RowKernel(
             ctx, s, rows, [axis_map(program, a, interleaved=True) for a in s.reduction_axes], staged=program.staged
         )
-    fast = contiguous_axis(s, ctx.expr.tensors)
+    fast = most_contiguous_axis(s, ctx.expr.tensors)
     across = any(a.name == fast for a in s.reduction_axes)
     rows = [AxisMap(a.name, a.extent, _LANES if a.name == fast else 1, 1) for a in order]
     lanes = [AxisMap(a.name, a.extent, _LANES if across and a.name == fast else 1, 1) for a in s.reduction_axes]
@@ -58,6 +58,9 @@ def split_row_kernels(ctx: KernelContext, program: RProgram) -> list[Stmt]:
     parts = replace(s, output=Tensor(s.name, shape[1:], s.acc_dtype), store=where)
     columns = [axis_map(program, a, interleaved=True) for a in s.reduction_axes]
     maps = [axis_map(program, a) for a in order]
-    second = shared_sum_of_parts(ctx, s, partial, order)
+    second = shared_combining_kernel(ctx, s, partial, order)
     stages = [second.anchor, *(x.stage for x in rest)]
-    return [RowKernel(ctx, parts, maps, columns, program.split_k).write_partial(parts, target), second.write(stages)]
+    return [
+        RowKernel(ctx, parts, maps, columns, program.split_k).write_kernel_of_parts(parts, target),
+        second.write(stages),
+    ]

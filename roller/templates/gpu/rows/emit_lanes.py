@@ -12,15 +12,16 @@ from typing import Any
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.te.compat import tirx
-from roller.templates.gpu.common.row_exchange import LaneExchange, accumulators_per_access, meeting
+from roller.templates.gpu.common.lane_exchange import LaneExchange, accumulators_per_access, choose_lane_exchange
 from roller.templates.gpu.emit.axis_map import vector_loop
 from roller.templates.gpu.emit.tir_statements import (
     WARP,
     Buffer,
     Expr,
     Stmt,
+    allocate_buffers_around,
     block_barrier,
-    buffer,
+    declare_buffer,
     dtype_name,
     if_all,
     int32_literal,
@@ -29,7 +30,6 @@ from roller.templates.gpu.emit.tir_statements import (
     sequence_of,
     shuffle_xor,
     store,
-    with_buffers,
 )
 
 #: Maximum product of parts and accumulators for which a lane's additions are unrolled.
@@ -63,7 +63,7 @@ class RowLanes:
 
     def combine(self, result: Buffer, size: int, function: Combine, *, everyone: bool) -> Stmt:
         """Combine ``result[0:size]`` over the lanes of a row, at least in the first lane (``everyone``: in all)."""
-        way = int(meeting(self.count, self.rows, DTYPE_BYTES[dtype_name(result)], along=self.neighbours))
+        way = int(choose_lane_exchange(self.count, self.rows, DTYPE_BYTES[dtype_name(result)], along=self.neighbours))
         if way == LaneExchange.ALONE:
             return sequence_of([])
         if way == LaneExchange.SHUFFLES:
@@ -87,7 +87,7 @@ class RowLanes:
 
     def _combine_warps(self, result: Buffer, size: int, function: Combine) -> Stmt:
         warps = self.count // WARP
-        parts = buffer("parts", (size * self.rows * warps,), dtype_name(result), "shared")
+        parts = declare_buffer("parts", (size * self.rows * warps,), dtype_name(result), "shared")
 
         def place(i: Expr, warp: Expr) -> Expr:
             return (i * self.rows + self.row) * warps + warp
@@ -100,7 +100,7 @@ class RowLanes:
         if warps & (warps - 1) == 0 and warps > 2:
             fetch = lambda i: store(result, load(parts, place(i, tirx.floormod(self.lane, warps))), i)  # noqa: E731
             gather = loop("i", size, fetch, unroll=True)
-            return with_buffers(
+            return allocate_buffers_around(
                 [parts],
                 sequence_of(
                     [within, leave, block_barrier(), gather, self._combine_by_shuffles(result, size, function, warps)]
@@ -115,16 +115,19 @@ class RowLanes:
             )  # fmt: skip
             return sequence_of([first, rest])
 
-        return with_buffers([parts], sequence_of([within, leave, block_barrier(), loop("i", size, add, unroll=True)]))
+        return allocate_buffers_around(
+            [parts], sequence_of([within, leave, block_barrier(), loop("i", size, add, unroll=True)])
+        )
 
     def _combine_in_scratchpad(self, result: Buffer, size: int, function: Combine, everyone: bool) -> Stmt:
         """Let the first lane add the others' accumulators, which move as vectors without bank conflicts."""
         dtype = dtype_name(result)
         width = int(accumulators_per_access(size, DTYPE_BYTES[dtype]))
         parts, total = (
-            buffer(n, (c * self.rows * size,), dtype, "shared") for n, c in (("parts", self.count), ("total", 1))
+            declare_buffer(n, (c * self.rows * size,), dtype, "shared")
+            for n, c in (("parts", self.count), ("total", 1))
         )
-        other = buffer("other", (size,), dtype, "local")
+        other = declare_buffer("other", (size,), dtype, "local")
 
         def move(target: Buffer, source: Buffer, to: Expr, start: Expr) -> Stmt:
             def piece(n: Expr) -> Stmt:
@@ -143,9 +146,9 @@ class RowLanes:
         leave = move(parts, result, (self.lane * self.rows + self.row) * size, int32_literal(0))
         first = [self.lane.equal(0)]
         if not everyone:
-            return with_buffers([parts, other], sequence_of([leave, block_barrier(), if_all(first, gather)]))
+            return allocate_buffers_around([parts, other], sequence_of([leave, block_barrier(), if_all(first, gather)]))
         publish = if_all(first, sequence_of([gather, move(total, result, self.row * size, int32_literal(0))]))
         fetch = move(result, total, int32_literal(0), self.row * size)
-        return with_buffers(
+        return allocate_buffers_around(
             [parts, total, other], sequence_of([leave, block_barrier(), publish, block_barrier(), fetch])
         )

@@ -40,7 +40,7 @@ class BlockShare:
     count: int
 
 
-def tile_loops(maps: Sequence[AxisMap], body: Callable[[RowTile], Stmt], part: BlockShare | None = None) -> Stmt:
+def loops_over_tiles(maps: Sequence[AxisMap], body: Callable[[RowTile], Stmt], part: BlockShare | None = None) -> Stmt:
     """Return loops over all tiles of ``maps``; ``part`` restricts the axis with the most steps to a block's share."""
     shared = max(maps, key=lambda m: m.steps).name if part is not None else None
 
@@ -48,7 +48,7 @@ def tile_loops(maps: Sequence[AxisMap], body: Callable[[RowTile], Stmt], part: B
         if depth == len(maps):
             return body(tile)
         m = maps[depth]
-        whole, head = m.certain // m.tile, frozenset({m.name} if m.slack else ())
+        whole, head = m.certain_positions // m.tile, frozenset({m.name} if m.slack else ())
         share = -(-m.steps // part.count) if part is not None and m.name == shared else 0
         first = part.index * share if share and part is not None else int32_literal(0)
         found: list[Stmt] = []
@@ -77,7 +77,7 @@ def tile_loops(maps: Sequence[AxisMap], body: Callable[[RowTile], Stmt], part: B
     return at(0, RowTile({}, frozenset()))
 
 
-def points(
+def register_point_loops(
     maps: Sequence[AxisMap],
     tile: RowTile,
     inside: Callable[[str, Expr], Expr],
@@ -123,8 +123,8 @@ def _chunk_spans(m: AxisMap, tile: RowTile) -> list[tuple[int, int, bool]]:
     if m.name in tile.tails and m.differs:  # any chunk may lie outside
         return [(0, end, True)]
     if m.name in tile.tails:
-        start, row = m.certain // m.tile * m.tile, m.threads * m.vector
-        whole, end = (m.certain - start) // row, -(-(m.extent - start) // row)
+        start, row = m.certain_positions // m.tile * m.tile, m.threads * m.vector
+        whole, end = (m.certain_positions - start) // row, -(-(m.extent - start) // row)
     head = 1 if m.name in tile.heads else 0
     found = [(0, head, True), (head, whole - head, False), (max(head, whole), end - max(head, whole), True)]
     return [(first, count, edge) for first, count, edge in found if count > 0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from roller.expr import Stage, Tensor
 from roller.te.compat import tirx
-from roller.te.emit import emit_index
+from roller.te.tvm_expressions import emit_index
 from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint
 from roller.templates.gpu.emit.tir_statements import Expr, Stmt, if_all, loop
 from roller.tile.row_shift import RowShift, row_shift
@@ -39,7 +39,7 @@ class ShiftedColumns:
     @property
     def elements(self) -> int:
         """Number of elements in a row."""
-        return self.map.certain
+        return self.map.certain_positions
 
     def columns(
         self, positions: Mapping[str, Expr], maps: Sequence[AxisMap], rows: Mapping[str, Expr]

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Load
 from roller.te.compat import tirx
-from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint, register_count
+from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint, count_register_elements
 from roller.templates.gpu.emit.kernel_context import KernelContext
 from roller.templates.gpu.emit.register_tiles import RegisterTile
-from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, buffer, dtype_name, int32_literal
+from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, declare_buffer, dtype_name, int32_literal
 from roller.templates.gpu.rows.emit_lanes import RowLanes
 from roller.templates.gpu.rows.emit_loops import RowTile
-from roller.tile.rows import loads_kept_in_registers
-from roller.tile.scratchpad import STATIC_SHARED_BYTES
+from roller.tile.row_expressions import loads_kept_in_registers
+from roller.tile.scratchpad_bytes import STATIC_SHARED_BYTES
 
 #: Scratchpad (bytes) reserved for exchanges between lanes if rows are held there statically.
 _EXCHANGE_BYTES = 8192
@@ -40,12 +40,14 @@ class StagedRows:
                 and f.load in loads_kept_in_registers(self.ctx.expr)
                 and f.load not in self.buffers
             ):
-                size = register_count(f.maps) * math.prod(m.steps for m in maps if m in f.maps)
+                size = count_register_elements(f.maps) * math.prod(m.steps for m in maps if m in f.maps)
                 threads = self.lanes.count * self.lanes.rows
                 name = f"held{len(self.buffers)}"
                 dtype = dtype_name(f.buffer)
                 many = size * threads * DTYPE_BYTES[dtype] * len(self.staged) > STATIC_SHARED_BYTES - _EXCHANGE_BYTES
-                self.buffers[f.load] = buffer(name, (size * threads,), dtype, "shared.dyn" if many else "shared")
+                self.buffers[f.load] = declare_buffer(
+                    name, (size * threads,), dtype, "shared.dyn" if many else "shared"
+                )
                 new.append(f.load)
         return frozenset(new)
 
@@ -60,6 +62,6 @@ class StagedRows:
         for m in maps:
             if m in f.maps:
                 number = number * m.steps + tirx.floordiv(tile.base[m.name], m.tile)
-        number = number * (register_count(f.maps) // chunk) + tirx.floordiv(f.index(at), chunk)
+        number = number * (count_register_elements(f.maps) // chunk) + tirx.floordiv(f.index(at), chunk)
         own = self.lanes.row * self.lanes.count + self.lanes.lane
         return (number * (self.lanes.count * self.lanes.rows) + own) * chunk

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.price import Parts, Phases
-from roller.templates.gpu.rows.block_work import row_access_s, row_memory_waits_s, row_work
+from roller.templates.gpu.rows.block_work import row_block_work, row_load_store_pipe_s, row_memory_waits_s
 from roller.tile.geometry import Floats
 
 
@@ -17,4 +17,4 @@ def _block_latency_chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, pa
     return np.asarray(alone + parts["waits"])
 
 
-PHASES = Phases(work=row_work, chain=_block_latency_chain_s, access=row_access_s)
+PHASES = Phases(work=row_block_work, chain=_block_latency_chain_s, access=row_load_store_pipe_s)

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import allowed_padding_mask
+from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.templates.common.scale_up import unique_rows
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
 from roller.templates.gpu.common.thread_limits import fills_whole_teus

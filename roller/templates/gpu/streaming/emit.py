@@ -12,32 +12,32 @@ from functools import cached_property
 from types import MappingProxyType
 
 from roller.expr import Load, Scalar, Stage
-from roller.te.emit import emit_index, emit_scalar
-from roller.templates.gpu.common.stores import StoredResults, axes_in_store_order
+from roller.te.tvm_expressions import emit_index, emit_scalar
+from roller.templates.gpu.common.stored_results import StoredResults, axes_in_store_order
 from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint, axis_map, register_tile_loops, with_whole_vectors
 from roller.templates.gpu.emit.kernel_context import KernelContext, convert_to_output_dtype, replace_loads_by_names
 from roller.templates.gpu.emit.register_tiles import (
     RegisterTile,
-    element_reader,
-    neighbour_index,
+    index_of_neighbour,
+    reader_of_one_register,
     register_tiles_of_loads,
     store_in_vectors,
 )
-from roller.templates.gpu.emit.staged_tiles import TileDomain, copy_tile, lay_out_staged_tile
+from roller.templates.gpu.emit.staged_tiles import TileDomain, emit_tile_copy, lay_out_staged_tile
 from roller.templates.gpu.emit.tir_statements import (
     Expr,
     Stmt,
+    allocate_buffers_around,
     block_barrier,
     if_all,
-    kernel,
+    kernel_under_thread_axes,
     sequence_of,
     store,
     thread_axis,
     unravel_index,
-    with_buffers,
 )
 from roller.tile import RProgram
-from roller.tile.layout import has_tile
+from roller.tile.staged_tile_layout import is_read_from_scratchpad
 
 #: Number of threads per block if the program has no tile for a stage (the smaller stages of a fallback).
 _THREADS = 256
@@ -66,7 +66,7 @@ class _StreamKernel:
         )
         self.tiles = [
             lay_out_staged_tile(ctx, s, ld, self.domain, staged[ld.tensor], f"tile{n}")
-            for n, ld in enumerate(x for x in s.loads if has_tile(x.tensor, x.index, staged))
+            for n, ld in enumerate(x for x in s.loads if is_read_from_scratchpad(x.tensor, x.index, staged))
         ]
         prefix = ctx.prefix("tile")
         self.apart = {t.load: f"{prefix}{n}" for n, t in enumerate(self.tiles)}
@@ -76,15 +76,17 @@ class _StreamKernel:
     def kernel(self) -> Stmt:
         """Return the kernel, which copies tiles, fetches all vectors, and then stores results."""
         threads = math.prod(m.threads for m in self.maps)
-        copies = [copy_tile(self.ctx, t, self.domain, self.base, self.thread.var, threads) for t in self.tiles]
+        copies = [emit_tile_copy(self.ctx, t, self.domain, self.base, self.thread.var, threads) for t in self.tiles]
         ready = [*copies, block_barrier()] if copies else []
-        write = register_tile_loops(self.maps, self._point, vector=self.vector.name if self.vector else None)
+        write = register_tile_loops(
+            self.maps, self._compute_and_store_point, vector=self.vector.name if self.vector else None
+        )
         buffers = [*(t.target for t in self.tiles), *(f.buffer for f in self.found)]
         body = sequence_of([*ready, *(self._fetch(f) for f in self.found), write])
-        return kernel([self.block, self.thread], with_buffers(buffers, body))
+        return kernel_under_thread_axes([self.block, self.thread], allocate_buffers_around(buffers, body))
 
     def _varies_in_memory(self, ld: Load) -> bool:
-        return self.ctx.in_memory(ld.tensor) and not ld.guard and any(i.axes for i in ld.index)
+        return self.ctx.is_in_global_memory(ld.tensor) and not ld.guard and any(i.axes for i in ld.index)
 
     @cached_property
     def _body(self) -> Scalar:
@@ -109,7 +111,7 @@ class _StreamKernel:
 
         return register_tile_loops(f.maps, one, vector=f.vector_axis)
 
-    def _point(self, at: RegisterPoint) -> Stmt:
+    def _compute_and_store_point(self, at: RegisterPoint) -> Stmt:
         """Compute and store one element, or one vector of neighbours."""
         env, inside = self._place(at, self.maps)
         store_at, target = self.stage.store, self.ctx.buffers[self.stage.name]
@@ -122,14 +124,14 @@ class _StreamKernel:
             return self._value(here, {**env, vector.name: env[vector.name] + v})
 
         return if_all(
-            inside, store_in_vectors(target, neighbour_index(store_at, env, vector.name), lane, vector.vector)
+            inside, store_in_vectors(target, index_of_neighbour(store_at, env, vector.name), lane, vector.vector)
         )
 
     def _value(self, at: RegisterPoint, env: Mapping[str, Expr]) -> Expr:
         """Return the element at ``env``, whose operands are in registers at ``at``."""
-        local = {f.name: element_reader(f.buffer, f.index(at)) for f in self.found}
+        local = {f.name: reader_of_one_register(f.buffer, f.index(at)) for f in self.found}
         inside_tile = {a: x - self.base[a] for a, x in env.items()}
-        local |= {self.apart[t.load]: element_reader(t.target, t.offset(inside_tile)) for t in self.tiles}
+        local |= {self.apart[t.load]: reader_of_one_register(t.target, t.offset(inside_tile)) for t in self.tiles}
         return convert_to_output_dtype(emit_scalar(self._body, env, self.ctx.readers(local)), self.stage)
 
 

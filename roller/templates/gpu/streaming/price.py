@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.price import Phases
-from roller.templates.gpu.common.traffic import line_bytes
+from roller.templates.gpu.common.traffic import load_store_line_bytes
 from roller.templates.gpu.common.vector_widths import access_width, store_width
 from roller.tile.geometry import Floats
 from roller.tile.transactions import tile_transaction_bytes
@@ -17,7 +17,7 @@ def scattered_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the additional time, in seconds, that a block's scattered accesses need in the load and store pipe."""
     # Neighbouring threads own neighbouring elements of the result; in an input with a different order, each thread
     # touches a separate line.
-    g, line = batch.geometry, line_bytes(spec)
+    g, line = batch.geometry, load_store_line_bytes(spec)
     total = np.zeros(len(batch))
     if batch.staged or not g.order:
         return total

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.data_reuse_score import traffic_and_footprint
 from roller.templates.common.growth_trace import GrowthTrace
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import allowed_padding_mask
-from roller.templates.common.reduction import reduction_steps
+from roller.templates.common.padding_limit import allowed_padding_mask
+from roller.templates.common.reduction_steps import reduction_steps
 from roller.templates.common.scale_up import (
     best_children,
     construct_register_tiles,
@@ -23,7 +23,7 @@ from roller.templates.common.scale_up import (
 )
 from roller.templates.gpu.common.occupancy import operand_registers, scratchpad_bytes
 from roller.templates.gpu.tiled.price import PHASES
-from roller.tile.geometry import Geometry, Ints, product
+from roller.tile.geometry import Geometry, Ints, product_of_columns
 from roller.tile.structures import TILED, structure_of
 
 #: Maximum number of reduction steps tried per block tile.
@@ -49,7 +49,7 @@ def _unpipelined_batch(geometry: Geometry, spec: DeviceSpec, options: ConstructO
     a, registers = len(geometry.names), grow_register_tiles(geometry, spec)
     steps = reduction_steps_by_register_tile(geometry, registers)
     visited = blocks(geometry, spec, registers, options)
-    visited = least_bound_states(
+    visited = states_with_least_bounds(
         geometry, spec, visited, steps, -(-options.pool // max(len(t) for t in steps.values()))
     )
     register, block = visited[:, :a], visited[:, :a] * visited[:, a:]
@@ -59,7 +59,7 @@ def _unpipelined_batch(geometry: Geometry, spec: DeviceSpec, options: ConstructO
         for step in table:
             registers_.append(register[mine])
             blocks_.append(np.where(geometry.spatial, block[mine], step))
-    return _finish_batch(geometry, spec, np.concatenate(registers_), np.concatenate(blocks_), options)
+    return _filter_and_split_programs(geometry, spec, np.concatenate(registers_), np.concatenate(blocks_), options)
 
 
 def blocks(
@@ -101,7 +101,7 @@ def grow_register_tiles(geometry: Geometry, spec: DeviceSpec, seen: GrowthTrace 
     return registers
 
 
-def least_bound_states(
+def states_with_least_bounds(
     geometry: Geometry, spec: DeviceSpec, visited: Ints, steps: dict[tuple[int, ...], Ints], count: int
 ) -> Ints:
     """Return the ``count`` states with the smallest bound (arithmetic or shared cache), in the order visited."""
@@ -123,7 +123,7 @@ def _even_sample(rows: Ints, count: int) -> Ints:
     return rows if len(rows) <= count else rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
 
 
-def _finish_batch(
+def _filter_and_split_programs(
     geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions
 ) -> TileBatch:
     """Keep tiles that fit in the scratchpad and have allowed padding; add split-K variants if there are few blocks."""
@@ -151,15 +151,15 @@ def join_batches(parts: Sequence[TileBatch]) -> TileBatch:
 def with_split_reductions(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     """Return the programs with their reduction split over blocks if the outputs yield too few blocks."""
     found = []
-    for split in split_counts(spec):
-        some = np.flatnonzero(is_split_useful(batch.blocks, batch.steps, split, spec))
+    for split in split_part_counts(spec):
+        some = np.flatnonzero(useful_split_mask(batch.blocks, batch.steps, split, spec))
         if len(some):
             chosen = batch.take(some)
             found.append(replace(chosen, split_k=chosen.split_k * split))
     return found
 
 
-def is_split_useful(blocks: Ints, steps: Ints, parts: Ints | int, spec: DeviceSpec) -> np.ndarray:
+def useful_split_mask(blocks: Ints, steps: Ints, parts: Ints | int, spec: DeviceSpec) -> np.ndarray:
     """Return the mask of tiles to split into ``parts``: they leave units idle, and every part has enough steps."""
     further = np.asarray(parts) > max(SPLITS)  # only if fewer parts leave units idle and if there are steps to overlap
     useful = (blocks < spec.units) & (steps > 1) & (blocks * parts <= _FULL * spec.units)
@@ -167,7 +167,7 @@ def is_split_useful(blocks: Ints, steps: Ints, parts: Ints | int, spec: DeviceSp
     return np.asarray(useful & (~further | (4 * blocks * parts > 3 * spec.units)))
 
 
-def split_counts(spec: DeviceSpec) -> tuple[int, ...]:
+def split_part_counts(spec: DeviceSpec) -> tuple[int, ...]:
     """Return the numbers of parts to try for a reduction, up to a few blocks per unit for a single tile."""
     return (*SPLITS, *(1 << n for n in range(max(SPLITS).bit_length(), (_FULL * spec.units).bit_length())))
 
@@ -180,7 +180,7 @@ def _grow_threads(
     visited = [states]
     limit = spec.limits.threads_per_block or 0
     spatial_axes = np.flatnonzero(geometry.spatial)
-    jumps = [_next_dividing_threads(int(geometry.extents[x]), states[:, x], limit) for x in spatial_axes]
+    jumps = [_next_dividing_thread_counts(int(geometry.extents[x]), states[:, x], limit) for x in spatial_axes]
     for _ in range(5):  # the threads double, cover their axis, or advance to the next number that divides it
         register, threads = states[:, :a], states[:, a:]
         useful = -(-geometry.extents // register)
@@ -201,7 +201,7 @@ def _grow_threads(
         if seen is not None:
             seen.note(states, table, score, grows)
         chosen = best_children(table, score, grows, _BRANCH)
-        chosen = chosen[product(chosen, a + spatial_axes) <= limit]
+        chosen = chosen[product_of_columns(chosen, a + spatial_axes) <= limit]
         if not len(chosen):
             break
         states = _even_sample(unique_rows(chosen), _STATES)
@@ -213,7 +213,7 @@ def _grow_threads(
     return unique_rows(np.concatenate([found[whole[:, -1], :a], whole[:, :-1]], axis=1))
 
 
-def _next_dividing_threads(extent: int, registers: Ints, limit: int) -> Ints:
+def _next_dividing_thread_counts(extent: int, registers: Ints, limit: int) -> Ints:
     """Return the next larger number of threads that divides an axis's tiles, per register extent and threads."""
     now = np.arange(limit + 1)
     table = np.empty((int(registers.max()) + 1, limit + 1), np.int64)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 from roller.expr import COMBINERS, Load, Stage
 from roller.te.compat import tirx
-from roller.te.emit import combine_step, constant, emit_bounds, emit_index, emit_scalar
-from roller.templates.gpu.common.stores import StoredResults, axes_in_store_order
+from roller.te.tvm_expressions import constant, emit_bounds, emit_combine_step, emit_index, emit_scalar
+from roller.templates.gpu.common.stored_results import StoredResults, axes_in_store_order
 from roller.templates.gpu.emit.axis_map import (
     AxisMap,
     RegisterPoint,
     axis_map,
-    block_position,
-    register_count,
-    register_index,
+    block_coordinates,
+    count_register_elements,
+    register_index_of_point,
     register_tile_loops,
     vector_loop,
 )
@@ -33,12 +33,12 @@ from roller.templates.gpu.emit.kernel_context import (
     promote_narrow_float,
     replace_loads_by_names,
 )
-from roller.templates.gpu.emit.padding_masks import padding_is_neutral
-from roller.templates.gpu.emit.reduction import stepped_kernels
+from roller.templates.gpu.emit.padding_mask_checks import padding_is_neutral
+from roller.templates.gpu.emit.reduction_kernels import kernels_in_reduction_steps
 from roller.templates.gpu.emit.staged_tiles import (
     StagedTile,
     TileDomain,
-    copy_tile,
+    emit_tile_copy,
     lay_out_staged_tile,
     place_in_scratchpad,
 )
@@ -48,12 +48,13 @@ from roller.templates.gpu.emit.tir_statements import (
     Expr,
     Stmt,
     VaryingCount,
-    buffer,
+    allocate_buffers_around,
+    declare_buffer,
     dtype_name,
     guarded_value,
     if_all,
     int32_literal,
-    kernel,
+    kernel_under_thread_axes,
     load,
     loop,
     nested_loops,
@@ -61,12 +62,11 @@ from roller.templates.gpu.emit.tir_statements import (
     store,
     thread_axis,
     unravel_index,
-    with_buffers,
 )
 from roller.templates.gpu.tiled.emit_operands import OperandFragment, points_per_read, read_vector, vector_axis_of_tile
 from roller.templates.gpu.tiled.emit_pipeline import ReductionPipeline
 from roller.tile import RProgram
-from roller.tile.layout import has_tile
+from roller.tile.staged_tile_layout import is_read_from_scratchpad
 
 #: Number of words in the widest scratchpad read.
 _VECTOR_WORDS = 4
@@ -109,11 +109,11 @@ class TiledKernel:
         tiles = math.prod(m.steps for m in self.maps)
         self.part = tirx.floordiv(self.block.var, tiles) if p.split_k > 1 else int32_literal(0)
         within = tirx.floormod(self.block.var, tiles) if p.split_k > 1 else self.block.var
-        blocks = block_position(within, [m.steps for m in self.maps], p.raster)
+        blocks = block_coordinates(within, [m.steps for m in self.maps], p.raster)
         self.base = {m.name: b * m.tile for m, b in zip(self.maps, blocks, strict=True)}
         lanes = unravel_index(self.thread.var, [m.threads for m in self.maps])
         self.lane = {m.name: t for m, t in zip(self.maps, lanes, strict=True)}
-        self.acc = buffer("acc", (register_count(self.maps),), s.acc_dtype, "local")
+        self.acc = declare_buffer("acc", (count_register_elements(self.maps),), s.acc_dtype, "local")
         self.tiles = self._lay_out_tiles()
         self.fragments = [self._operand_fragment(n, ld) for n, ld in enumerate(s.loads)]
         self.mask = self._axes_to_mask()
@@ -122,7 +122,7 @@ class TiledKernel:
         padding = dict(self.program.storage_padding)
         out = {}
         for n, ld in enumerate(self.stage.loads):
-            if has_tile(ld.tensor, ld.index, self.program.staged):
+            if is_read_from_scratchpad(ld.tensor, ld.index, self.program.staged):
                 pad = padding.get(ld.tensor, 0)
                 out[ld] = lay_out_staged_tile(
                     self.ctx, self.stage, ld, self.domain, pad, f"tile{n}", self.program.stages
@@ -165,10 +165,12 @@ class TiledKernel:
     def accumulate(self) -> Stmt:
         """Return the statements that initialize the accumulators and run all of this block's reduction steps."""
         neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
-        init = register_tile_loops(self.maps, lambda at: store(self.acc, neutral, register_index(self.maps, at)))
+        init = register_tile_loops(
+            self.maps, lambda at: store(self.acc, neutral, register_index_of_point(self.maps, at))
+        )
         body = self._reduction_loops()
         shared = {t.target.name: t.target for t in self.tiles.values()}
-        return with_buffers([*shared.values(), self.acc], sequence_of([init, body]))
+        return allocate_buffers_around([*shared.values(), self.acc], sequence_of([init, body]))
 
     def _reduction_loops(self) -> Stmt:
         axes = self.stage.reduction_axes
@@ -180,7 +182,7 @@ class TiledKernel:
                 list(zip(names, steps, strict=True)),
                 lambda env: self._copy_and_multiply_step({a.name: env[n] for a, n in zip(axes, names, strict=True)}),
             )
-        total = self.domain.steps_of_axes(axes)
+        total = self.domain.count_tiles_along_axes(axes)
         differs = isinstance(total, VaryingCount)
         share = VaryingCount.of(-(-total // self.program.split_k), differs)
         count: int | Expr = share
@@ -205,7 +207,9 @@ class TiledKernel:
 
     def _copy_and_multiply_step(self, outer: Mapping[str, Expr]) -> Stmt:
         base = self._start(outer)
-        copies = [copy_tile(self.ctx, t, self.domain, base, self.thread.var, self.threads) for t in self.tiles.values()]
+        copies = [
+            emit_tile_copy(self.ctx, t, self.domain, base, self.thread.var, self.threads) for t in self.tiles.values()
+        ]
         views = {ld: TileView(t.target, int32_literal(t.first), self.lane) for ld, t in self.tiles.items()}
         return sequence_of([*copies, self._step_loops(base, views)])
 
@@ -220,9 +224,9 @@ class TiledKernel:
         for n, (ld, t) in enumerate(self.tiles.items()):
             # On targets without bfloat16, TVM makes its tiles float32, and a pointer's type would be wrong.
             if mixed or (dtype_name(t.target) == "bfloat16" and not self.ctx.async_copies):
-                views[ld] = TileView(t.target, t.slot(slot), self.lane)
+                views[ld] = TileView(t.target, t.slot_start(slot), self.lane)
                 continue
-            statement, start_here = bind_start_address(f"at{n}", t.target, t.slot(slot) + t.offset(here))
+            statement, start_here = bind_start_address(f"at{n}", t.target, t.slot_start(slot) + t.offset(here))
             names.append(statement)
             # The buffer starts at the thread's position, which includes the constants of the tile's indices.
             views[ld] = TileView(start_here, int32_literal(-t.constant), nowhere)
@@ -230,7 +234,7 @@ class TiledKernel:
 
     def _step_loops(self, base: Mapping[str, Expr], views: Mapping[Load, TileView]) -> Stmt:
         """Return loops over one step of the reduction, with the innermost loops unrolled within the budget."""
-        budget = max(1, UNROLL_BUDGET // register_count(self.maps))
+        budget = max(1, UNROLL_BUDGET // count_register_elements(self.maps))
         plan: list[tuple[str, int, bool]] = []
         depth = max(f.depth for f in self.fragments)
         for a in reversed(self.stage.reduction_axes):
@@ -246,7 +250,7 @@ class TiledKernel:
 
         def at(level: int, inner: dict[str, Expr]) -> Stmt:
             if level == len(plan):
-                return self._combine_points(ReductionPoint(base, inner, views), plan[-1][0], depth)
+                return self._accumulate_points(ReductionPoint(base, inner, views), plan[-1][0], depth)
             name, extent, unrolled = plan[level]
             prefix = f"{name}_{'u' if unrolled else 'i'}"
             return loop(
@@ -258,7 +262,7 @@ class TiledKernel:
 
         return at(0, {})
 
-    def _combine_points(self, p: ReductionPoint, axis: str, depth: int) -> Stmt:
+    def _accumulate_points(self, p: ReductionPoint, axis: str, depth: int) -> Stmt:
         """Combine ``depth`` successive points of the innermost reduction axis; ``p`` counts groups of them."""
         if depth == 1:
             return self._multiply(p, int32_literal(0))
@@ -271,7 +275,7 @@ class TiledKernel:
             lambda v: self._multiply(replace(p, inner={**p.inner, axis: first + v}), v),
             unroll=True,
         )
-        return with_buffers([f.target for f in deep], sequence_of([*fills, body]))
+        return allocate_buffers_around([f.target for f in deep], sequence_of([*fills, body]))
 
     def _multiply(self, p: ReductionPoint, ahead: Expr) -> Stmt:
         """Combine one reduction point into the accumulators; ``ahead`` is its index in fragments of several points."""
@@ -282,17 +286,21 @@ class TiledKernel:
 
         def point(at: RegisterPoint) -> Stmt:
             readers: dict[str, Reader] = {
-                f.name: _element_reader(f.target, register_index(f.maps, at) * f.depth + (ahead if f.depth > 1 else 0))
+                f.name: _element_reader(
+                    f.target, register_index_of_point(f.maps, at) * f.depth + (ahead if f.depth > 1 else 0)
+                )
                 for f in self.fragments
             }
             env = {**{m.name: self.base[m.name] + self.local(m, at) for m in self.maps}, **env_reduction}
             value = emit_scalar(body, env, readers).astype(self.stage.acc_dtype)
             neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
             value = guarded_value([env[a] < self.domain.real[a] for a in self.mask], value, neutral)
-            index = register_index(self.maps, at)
-            return store(self.acc, combine_step(self.stage.combiner or "sum", load(self.acc, index), value), index)
+            index = register_index_of_point(self.maps, at)
+            return store(self.acc, emit_combine_step(self.stage.combiner or "sum", load(self.acc, index), value), index)
 
-        return with_buffers([f.target for f in single], sequence_of([*fills, register_tile_loops(self.maps, point)]))
+        return allocate_buffers_around(
+            [f.target for f in single], sequence_of([*fills, register_tile_loops(self.maps, point)])
+        )
 
     def _load_fragment(self, f: OperandFragment, p: ReductionPoint) -> Stmt:
         tile, maps, frag = self.tiles.get(f.load), f.maps, f.target
@@ -302,7 +310,7 @@ class TiledKernel:
         vector = None if f.depth > 1 else vector_axis_of_tile(tile, maps, self.domain)
         view = p.views[f.load]
         # The vector need not be the last of maps: neighbours in the tile may not be adjacent in the fragment.
-        stride = register_count(maps[maps.index(vector) + 1 :]) if vector else 1
+        stride = count_register_elements(maps[maps.index(vector) + 1 :]) if vector else 1
         width = vector.vector if vector else f.depth
 
         def fill(at: RegisterPoint) -> Stmt:
@@ -310,7 +318,7 @@ class TiledKernel:
             offset = (
                 staged.offset({**{a: int32_literal(0) for a in self.stage.extents}, **p.inner, **place}) + view.offset
             )
-            index = register_index(maps, at) * f.depth
+            index = register_index_of_point(maps, at) * f.depth
             if width == 1:
                 return store(frag, promote_narrow_float(load(view.source, offset)), index)
             return read_vector(
@@ -332,23 +340,25 @@ class TiledKernel:
         conditions += emit_bounds(ld.guard, env)
         value = self.ctx.readers()[ld.tensor](*(emit_index(i, env) for i in ld.index))
         outside = constant(ld.outside, compute_dtype(self.ctx.expr.tensors[ld.tensor].dtype))
-        return store(frag, guarded_value(conditions, value, outside), register_index(maps, at))
+        return store(frag, guarded_value(conditions, value, outside), register_index_of_point(maps, at))
 
     # ---- the result
 
     def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
         """Return the whole kernel; see :meth:`write`."""
-        return kernel((self.block, self.thread), sequence_of([self.accumulate(), self.write(result, target, prefix)]))
+        return kernel_under_thread_axes(
+            (self.block, self.thread), sequence_of([self.accumulate(), self.write(result, target, prefix)])
+        )
 
     def write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
         """Write the accumulators to ``target`` at leading indices ``prefix``, through the epilogue if there is one."""
         results = StoredResults.of(result)
         vector = next((m for m in self.maps if results.vector(m.name, m.extent, m.vector) > 1), None)
         width = vector.vector if vector else 1
-        out = buffer("out", (width,), dtype_name(target), "local")
+        out = declare_buffer("out", (width,), dtype_name(target), "local")
 
         def value(at: RegisterPoint) -> Expr:
-            acc = convert_to_output_dtype(load(self.acc, register_index(self.maps, at)), self.stage)
+            acc = convert_to_output_dtype(load(self.acc, register_index_of_point(self.maps, at)), self.stage)
             if result is self.stage:
                 return acc
             readers = self.ctx.readers({self.stage.name: lambda *_: promote_narrow_float(acc)})
@@ -366,7 +376,7 @@ class TiledKernel:
 
             compute = loop("e", width, element, unroll=True)
             write = vector_loop(width, lambda v: store(target, load(out, v), *where[:-1], where[-1] + v))
-            return with_buffers([out], if_all(inside, sequence_of([compute, write])))
+            return allocate_buffers_around([out], if_all(inside, sequence_of([compute, write])))
 
         return register_tile_loops(self.maps, one, vector=vector.name if vector else None)
 
@@ -379,5 +389,5 @@ def _element_reader(frag: Buffer, index: Expr) -> Reader:
 
 
 def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernels of a tiled program, or ``None``; see :func:`stepped_kernels`."""
-    return stepped_kernels(ctx, program, stages, TiledKernel)
+    """Return the kernels of a tiled program, or ``None``; see :func:`kernels_in_reduction_steps`."""
+    return kernels_in_reduction_steps(ctx, program, stages, TiledKernel)

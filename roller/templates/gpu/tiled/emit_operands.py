@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Load
-from roller.templates.gpu.emit.axis_map import AxisMap, register_count, vector_loop
+from roller.templates.gpu.emit.axis_map import AxisMap, count_register_elements, vector_loop
 from roller.templates.gpu.emit.kernel_context import compute_dtype, promote_narrow_float
 from roller.templates.gpu.emit.staged_tiles import StagedTile, TileDomain
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
-    buffer,
+    allocate_buffers_around,
+    declare_buffer,
     dtype_name,
     load,
     loop,
     sequence_of,
     store,
-    with_buffers,
 )
 from roller.tile.access import VECTOR_BYTES
 
@@ -42,7 +42,9 @@ class OperandFragment:
     @classmethod
     def of(cls, load: Load, name: str, maps: tuple[AxisMap, ...], depth: int, dtype: str) -> OperandFragment:
         """Declare the registers of a load."""
-        return cls(load, name, maps, depth, buffer(name, (register_count(maps) * depth,), dtype, "local"))
+        return cls(
+            load, name, maps, depth, declare_buffer(name, (count_register_elements(maps) * depth,), dtype, "local")
+        )
 
 
 def vector_axis_of_tile(tile: StagedTile, maps: tuple[AxisMap, ...], domain: TileDomain) -> AxisMap | None:
@@ -84,8 +86,8 @@ def read_vector(width: int, element: Callable[[Expr], Expr], dtype: str, put: Ca
     if compute_dtype(dtype) == dtype:
         return vector_loop(width, lambda v: put(v, element(v)))
     # Half types are converted after the read: a conversion within the read would cause ``width`` reads of two bytes.
-    raw = buffer("narrow", (width,), dtype, "local")
+    raw = declare_buffer("narrow", (width,), dtype, "local")
     read = vector_loop(width, lambda v: store(raw, element(v), v))
-    return with_buffers(
+    return allocate_buffers_around(
         [raw], sequence_of([read, loop("e", width, lambda v: put(v, promote_narrow_float(load(raw, v))), unroll=True)])
     )

@@ -15,14 +15,22 @@ from roller.errors import BuildError
 from roller.te.compat import tirx
 from roller.templates.gpu.emit import device_functions as device
 from roller.templates.gpu.emit.kernel_context import KernelContext
-from roller.templates.gpu.emit.staged_tiles import CopyChunk, CopyRounds, StagedTile, TileDomain, copy_chunk, fill_chunk
+from roller.templates.gpu.emit.staged_tiles import (
+    CopyChunk,
+    CopyRounds,
+    StagedTile,
+    TileDomain,
+    emit_chunk_copy,
+    emit_chunk_fill,
+)
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
     VaryingCount,
+    allocate_buffers_around,
     block_barrier,
-    buffer,
+    declare_buffer,
     dtype_name,
     if_all,
     int32_literal,
@@ -31,9 +39,8 @@ from roller.templates.gpu.emit.tir_statements import (
     loop,
     sequence_of,
     store,
-    with_buffers,
 )
-from roller.tile.vectors import is_asynchronous
+from roller.tile.vector_access_widths import may_copy_asynchronously
 
 
 @dataclass(frozen=True)
@@ -89,17 +96,20 @@ class ReductionPipeline:
         def fill(step: Expr) -> Stmt:
             # Steps that do not exist commit empty groups, because step n waits for group n.
             return sequence_of(
-                [if_all(self._loop_step_exists(step, ahead), self._copy_tiles(step, step)), device.copy_commit()]
+                [
+                    if_all(self._loop_step_exists(step, ahead), self._copy_tiles(step, step)),
+                    device.commit_async_copies(),
+                ]
             )
 
         def one(step: Expr) -> Stmt:
             later = step + ahead
             return sequence_of(
                 [
-                    device.copy_wait(ahead - 1),
+                    device.wait_for_async_copies(ahead - 1),
                     block_barrier(),
                     if_all(self._inside(later), self._copy_tiles(later, self._slot(later))),
-                    device.copy_commit(),
+                    device.commit_async_copies(),
                     self.multiply(step, self._slot(step)),
                 ]
             )
@@ -113,23 +123,23 @@ class ReductionPipeline:
     def _copy_tiles(self, step: Expr, slot: Expr) -> Stmt:
         """Return the statements that copy all tiles of a step into a slot."""
         base = self.base(step)
-        return sequence_of([self._copy_tile(t, base, t.slot(slot)) for t in self.tiles])
+        return sequence_of([self._copy_tile(t, base, t.slot_start(slot)) for t in self.tiles])
 
     def _copy_tile(self, t: StagedTile, base: Mapping[str, Expr], slot: Expr) -> Stmt:
         rounds = CopyRounds.of(self.ctx, t, self.domain, self.threads)
         nbytes = rounds.width * DTYPE_BYTES[dtype_name(t.target)]
-        if not is_asynchronous(nbytes) or not self.ctx.in_memory(t.load.tensor):
-            each = lambda c: copy_chunk(self.ctx, t, c, slot)  # noqa: E731  # computed or too narrow: through registers
+        if not may_copy_asynchronously(nbytes) or not self.ctx.is_in_global_memory(t.load.tensor):
+            each = lambda c: emit_chunk_copy(self.ctx, t, c, slot)  # noqa: E731  # computed or too narrow: through registers
             return rounds.statement(self.domain, base, self.thread, each, whole=False)
         source = self.ctx.buffers[t.load.tensor]
 
         def copy(c: CopyChunk) -> Stmt:
-            target = device.address(t.target, slot + c.offset)
-            where = device.address(source, *c.index)
+            target = device.address_of_element(t.target, slot + c.offset)
+            where = device.address_of_element(source, *c.index)
             if t.fill == 0.0 or not c.conditions:
                 return device.copy_async(nbytes, target, where, c.conditions)
             inside = device.copy_async(nbytes, target, where, [])
-            return if_all(c.conditions, inside, fill_chunk(t, c, t.target, slot + c.offset))
+            return if_all(c.conditions, inside, emit_chunk_fill(t, c, t.target, slot + c.offset))
 
         return rounds.statement(self.domain, base, self.thread, copy, whole=False)
 
@@ -138,7 +148,8 @@ class ReductionPipeline:
     def _through_registers(self) -> Stmt:
         rounds = [CopyRounds.of(self.ctx, t, self.domain, self.threads) for t in self.tiles]
         held = [
-            buffer(f"next{n}", (r.count * r.width,), dtype_name(r.tile.target), "local") for n, r in enumerate(rounds)
+            declare_buffer(f"next{n}", (r.count * r.width,), dtype_name(r.tile.target), "local")
+            for n, r in enumerate(rounds)
         ]
         both = list(zip(rounds, held, strict=True))
 
@@ -148,7 +159,7 @@ class ReductionPipeline:
 
         def put(step: Expr) -> Stmt:
             base = self.base(step)
-            return sequence_of([self._put(r, h, base, r.tile.slot(self._slot(step))) for r, h in both])
+            return sequence_of([self._put(r, h, base, r.tile.slot_start(self._slot(step))) for r, h in both])
 
         def one(step: Expr) -> Stmt:
             later = step + 1
@@ -164,13 +175,13 @@ class ReductionPipeline:
         first = if_all(
             self._loop_step_exists(int32_literal(0), 1), sequence_of([fetch(int32_literal(0)), put(int32_literal(0))])
         )
-        return with_buffers(held, sequence_of([first, block_barrier(), loop("step", self.count, one)]))
+        return allocate_buffers_around(held, sequence_of([first, block_barrier(), loop("step", self.count, one)]))
 
     def _fetch(self, r: CopyRounds, held: Buffer, base: Mapping[str, Expr]) -> Stmt:
         """Load a thread's share of a step's tile."""
 
         def each(c: CopyChunk) -> Stmt:
-            return copy_chunk(self.ctx, r.tile, c, int32_literal(0), held, c.number * r.width)
+            return emit_chunk_copy(self.ctx, r.tile, c, int32_literal(0), held, c.number * r.width)
 
         return r.statement(self.domain, base, self.thread, each, whole=True)
 

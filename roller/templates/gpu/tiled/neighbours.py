@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.tile_neighbours import NeighbourContext, adjacent_values
-from roller.templates.gpu.tiled.variants import RASTERS, stage_choices
-from roller.tile.winograd_products import ELEMENT
+from roller.templates.gpu.tiled.variants import RASTERS, pipeline_stage_counts
+from roller.tile.winograd_batched_product import ELEMENT
 
 #: Numbers of parts into which a reduction is split.
 SPLITS = (1, 2, 4, 8, 16)
@@ -36,7 +36,7 @@ def pipeline_and_order_neighbours(place: NeighbourContext) -> Iterator[TileBatch
     """Yield the program with one more or one fewer tile in flight, and with other orders of blocks."""
     if not place.options.pipelining or ELEMENT in place.geometry.names:
         return
-    for stages in adjacent_values(place.stages, (1, *stage_choices(place.spec))):
+    for stages in adjacent_values(place.stages, (1, *pipeline_stage_counts(place.spec))):
         yield replace(place.batch, stages=stages)
     for raster in adjacent_values(place.raster, (1, *RASTERS)):
         yield replace(place.batch, raster=raster)

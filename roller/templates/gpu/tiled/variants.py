@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.core.ordering import smallest_positions
+from roller.core.smallest_positions import smallest_positions
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.tiled.candidates import is_split_useful
-from roller.templates.gpu.tiled.candidates import split_counts as splits_of
+from roller.templates.gpu.tiled.candidates import split_part_counts as splits_of
+from roller.templates.gpu.tiled.candidates import useful_split_mask
 from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.geometry import Ints
 from roller.tile.program import RProgram
@@ -35,7 +35,7 @@ STAGES_THROUGH_REGISTERS, STAGES = (2,), (2, 3, 4)
 RASTERS = (4, 8, 16)
 
 
-def stage_choices(spec: DeviceSpec) -> tuple[int, ...]:
+def pipeline_stage_counts(spec: DeviceSpec) -> tuple[int, ...]:
     """Return the numbers of copies of a tile that a pipeline may have on a device."""
     return STAGES if spec.execution.async_copy_bytes else STAGES_THROUGH_REGISTERS
 
@@ -45,7 +45,7 @@ def tiled_variants(batch: TileBatch, spec: DeviceSpec, splits: bool = False) -> 
     if not batch.traits.reuses or batch.fragment is not None or not batch.staged_loads or not len(batch):
         return []
     bounds = _VariantBounds(batch, spec)
-    some, tried = batch.take(bounds.promising_rows(np.arange(len(batch)))), (1, *stage_choices(spec))
+    some, tried = batch.take(bounds.promising_rows(np.arange(len(batch)))), (1, *pipeline_stage_counts(spec))
     others = promising_other_splits(batch, spec, bounds) if splits else some.take(np.arange(0))
     first_other = len(some)
     some = _join_batches(some, others) if len(others) else some
@@ -95,7 +95,7 @@ def pipeline_variants_of_program(program: RProgram, spec: DeviceSpec) -> list[RP
     plain = program.traits.reuses and program.fragment is None and (program.stages, program.raster) == (1, 1)
     if not plain or not program.staged:
         return []
-    both = [(n, r) for n in (1, *stage_choices(spec)) for r in (1, *RASTERS)]
+    both = [(n, r) for n in (1, *pipeline_stage_counts(spec)) for r in (1, *RASTERS)]
     return [replace(program, stages=n, raster=r) for n, r in both if (n, r) != (1, 1)]
 
 
@@ -151,7 +151,9 @@ def promising_other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _VariantB
     seconds = np.full(useful.shape, np.inf)
     seconds[n, rows] = _predicted_seconds(replace(whole.take(rows), split_k=parts[n, rows], stages=2), spec)
     best = np.take_along_axis(parts, seconds.argmin(axis=0)[None], axis=0)[0]
-    known = np.isin(best, splits_of(spec)) & is_split_useful(whole.blocks, whole.steps, best, spec)  # the pool has them
+    known = np.isin(best, splits_of(spec)) & useful_split_mask(
+        whole.blocks, whole.steps, best, spec
+    )  # the pool has them
     return replace(whole, split_k=best).take(np.flatnonzero(np.isfinite(seconds.min(axis=0)) & ~known))
 
 

@@ -15,33 +15,33 @@ from roller.expr import Stage
 from roller.te.compat import tirx
 from roller.templates.gpu.emit import device_functions as device
 from roller.templates.gpu.emit.kernel_context import KernelContext
-from roller.templates.gpu.emit.reduction import stepped_kernels
+from roller.templates.gpu.emit.reduction_kernels import kernels_in_reduction_steps
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
+    allocate_buffers_around,
     block_barrier,
-    buffer,
+    declare_buffer,
     dtype_name,
     if_all,
     int32_literal,
-    kernel,
+    kernel_under_thread_axes,
     load,
     loop,
     nested_loops,
     sequence_of,
     store,
-    with_buffers,
 )
 from roller.templates.gpu.matrix.emit import MatrixKernel
 from roller.templates.gpu.matrix.emit_store import ResultWriter, finish_and_store
-from roller.templates.gpu.matrix.stores import COLUMNS, PAIR, QUAD
-from roller.templates.gpu.warp_group import emit_functions as group_functions
+from roller.templates.gpu.matrix.store_method import COLUMNS, PAIR, QUAD
+from roller.templates.gpu.warp_group import emit_wgmma_functions as group_functions
 from roller.templates.gpu.warp_group.emit_copies import copy_group_tile
 from roller.tile import RProgram
-from roller.tile.fragments import Operand
-from roller.tile.vectors import vectorizable
-from roller.tile.warp_groups import GroupTile, group_tile
+from roller.tile.matrix_operands import Operand
+from roller.tile.vector_access_widths import is_vectorizable
+from roller.tile.warp_group_tiles import GroupTile, group_tile
 
 #: Number of the instruction's rows that one warp of the group holds.
 _WARP_ROWS = 16
@@ -53,23 +53,25 @@ class WarpGroupKernel(MatrixKernel):
 
     def __post_init__(self) -> None:
         """Lay out the ring of tiles, and the sums of one thread."""
-        self._set_up()
+        self._set_up_axes_and_operands()
         f = self.fragment
         self.across = self.register[self.m_axis] // f.m, self.register[self.n_axis] // f.n
-        self.sums = buffer("sums", (self.across[0] * self.across[1] * f.m * f.n // f.threads,), f.accumulator, "local")
+        self.sums = declare_buffer(
+            "sums", (self.across[0] * self.across[1] * f.m * f.n // f.threads,), f.accumulator, "local"
+        )
         a, b = self.operands
         self.group_tiles = self._group_tile(a, f.m), self._group_tile(b, f.n)
         self.offsets = 0, self.group_tiles[0].bytes // a.tensor.itemsize_bytes
         self.slot_elements = sum(t.bytes for t in self.group_tiles) // a.tensor.itemsize_bytes
-        self.ring = buffer("ring", (self.program.stages * self.slot_elements,), f.operand, "shared.dyn")
-        self.starts = buffer("starts", (2,), "uint64", "local")
+        self.ring = declare_buffer("ring", (self.program.stages * self.slot_elements,), f.operand, "shared.dyn")
+        self.starts = declare_buffer("starts", (2,), "uint64", "local")
 
     def _group_tile(self, operand: Operand, step: int) -> GroupTile:
         """Lay out an operand: lines run along the axis whose neighbours are adjacent in memory."""
 
         def contiguous(axis: str) -> bool:
             index, extent = operand.load.index, self.domain.real[axis]
-            return vectorizable(index, operand.tensor, axis, extent, operand.chunk)
+            return is_vectorizable(index, operand.tensor, axis, extent, operand.chunk)
 
         k_major = contiguous(operand.k_axis) or not (operand.transposed or contiguous(operand.axis))
         axes = operand.axis, operand.k_axis
@@ -83,10 +85,12 @@ class WarpGroupKernel(MatrixKernel):
         extent = int(self.sums.shape[0])
         zero = tirx.const(0.0, self.fragment.accumulator)
         init = loop("r", extent, lambda r: store(self.sums, zero, r), unroll=True)
-        hold = device.call_function(f"roller_group_hold<{extent}>", device.address(self.sums, int32_literal(0)))
-        return sequence_of([init, hold, self._write_descriptors(), self._overlapped_steps(), hold])
+        hold = device.call_device_function(
+            f"roller_group_hold<{extent}>", device.address_of_element(self.sums, int32_literal(0))
+        )
+        return sequence_of([init, hold, self._write_descriptors(), self._overlapped_step_loop(), hold])
 
-    def _overlapped_steps(self) -> Stmt:
+    def _overlapped_step_loop(self) -> Stmt:
         """Return the loop over steps; see the module's description."""
         count, base = self._steps()
         running = self.fragment.running_steps(self.program.stages)  # groups of products that outlive their step
@@ -94,21 +98,23 @@ class WarpGroupKernel(MatrixKernel):
 
         def fill(step: Expr) -> Stmt:
             # Steps that do not exist commit empty groups, because step n waits for group n.
-            return sequence_of([if_all([step < count], self._copies(base(step), step)), device.copy_commit()])
+            return sequence_of([if_all([step < count], self._copies(base(step), step)), device.commit_async_copies()])
 
         def one(step: Expr) -> Stmt:
             before, after = ([], [fill(step + ahead)]) if ahead else ([fill(step)], [])
             last = [] if ahead else [block_barrier()]
             return sequence_of(
                 [
-                    *before, device.copy_wait(max(ahead - 1, 0)), device.call_function("roller_publish"),
+                    *before, device.wait_for_async_copies(max(ahead - 1, 0)),
+                    device.call_device_function("roller_publish"),
                     block_barrier(),
-                    self._start_products(step), *after, device.call_function(f"roller_group_wait<{running}>"), *last,
+                    self._start_products(step), *after, device.call_device_function(f"roller_group_wait<{running}>"),
+                    *last,
                 ]
             )  # fmt: skip
 
         first = [loop("fill", ahead, fill)] if ahead else []
-        rest = [device.call_function("roller_group_wait<0>")] if running else []
+        rest = [device.call_device_function("roller_group_wait<0>")] if running else []
         return sequence_of([*first, loop("step", count, one), *rest])
 
     def _copies(self, base: Mapping[str, Expr], step: Expr) -> Stmt:
@@ -125,7 +131,7 @@ class WarpGroupKernel(MatrixKernel):
         """Describe this warp group's part of both operands in the first slot; other slots are at fixed distances."""
         found = []
         for n, (t, offset) in enumerate(zip(self.group_tiles, self.offsets, strict=True)):
-            own = device.address(self.ring, offset + t.start(self.group[t.axis], 0))
+            own = device.address_of_element(self.ring, offset + t.start(self.group[t.axis], 0))
             fields = (int32_literal(x) for x in (t.leading_bytes, t.stride_bytes, t.swizzle))
             found.append(
                 store(self.starts, tirx.call_extern("uint64", "roller_group_tile", own, *fields), int32_literal(n))
@@ -135,19 +141,25 @@ class WarpGroupKernel(MatrixKernel):
     def _start_products(self, step: Expr) -> Stmt:
         """Return the statements that issue a step's products on this warp group's part of the tiles."""
         f, (a, b) = self.fragment, self.group_tiles
-        name = group_functions.define_product_function(f, not a.k_major, not b.k_major)
+        name = group_functions.define_wgmma_function(f, not a.k_major, not b.k_major)
         calls = []
         for k in range(0, a.depth, f.k):
             for i in range(self.across[0]):
                 for j in range(self.across[1]):
-                    sums = device.address(self.sums, int32_literal((i * self.across[1] + j) * (f.m * f.n // f.threads)))
+                    sums = device.address_of_element(
+                        self.sums, int32_literal((i * self.across[1] + j) * (f.m * f.n // f.threads))
+                    )
                     operands = (
                         self._operand_descriptor(0, step, i * f.m, k),
                         self._operand_descriptor(1, step, j * f.n, k),
                     )
-                    calls.append(device.call_function(name, sums, *operands))
+                    calls.append(device.call_device_function(name, sums, *operands))
         return sequence_of(
-            [device.call_function("roller_group_fence"), *calls, device.call_function("roller_group_commit")]
+            [
+                device.call_device_function("roller_group_fence"),
+                *calls,
+                device.call_device_function("roller_group_commit"),
+            ]
         )
 
     def _operand_descriptor(self, n: int, step: Expr, row: int, k: int) -> Expr:
@@ -161,7 +173,9 @@ class WarpGroupKernel(MatrixKernel):
     def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
         """Return the kernel; ``prefix`` holds leading indices of ``target`` (the part of a split reduction)."""
         body = sequence_of([self.accumulate(), self._write(result, target, prefix)])
-        return kernel((self.block, self.thread), with_buffers([self.ring, self.sums, self.starts], body))
+        return kernel_under_thread_axes(
+            (self.block, self.thread), allocate_buffers_around([self.ring, self.sums, self.starts], body)
+        )
 
     def _write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> Stmt:
         """Store all sums of this thread, as many neighbours along n at once as the output allows."""
@@ -170,10 +184,10 @@ class WarpGroupKernel(MatrixKernel):
         # row exchange the pairs of four neighbouring columns ``c``, so that each lane holds all eight results of one
         # column.
         writer, f = ResultWriter(self.ctx, self.stage, result, target, prefix), self.fragment
-        way = writer.way(f, self.n_axis, self.register[self.n_axis])
+        way = writer.choose_store_method(f, self.n_axis, self.register[self.n_axis])
         exchanged, width = way.exchanged, way.width
-        totals = buffer("totals", (COLUMNS,), f.accumulator, "local")
-        out = buffer("out", (width,), dtype_name(target), "local")
+        totals = declare_buffer("totals", (COLUMNS,), f.accumulator, "local")
+        out = declare_buffer("out", (width,), dtype_name(target), "local")
         quad = tirx.floormod(self.lane, QUAD)
 
         def sum_at(at: Mapping[str, Expr], c: Expr, e: Expr) -> Expr:
@@ -193,7 +207,9 @@ class WarpGroupKernel(MatrixKernel):
                 store(totals, sum_at(at, at["c"] * QUAD + b, int32_literal(e)), int32_literal(b * PAIR + e))
                 for b in range(QUAD) for e in range(PAIR)
             ]  # fmt: skip
-            swap = device.call_function("roller_quad_exchange", device.address(totals, int32_literal(0)))
+            swap = device.call_device_function(
+                "roller_quad_exchange", device.address_of_element(totals, int32_literal(0))
+            )
             column = first + (at["c"] * QUAD + quad) * COLUMNS
             return sequence_of(
                 [*taken, swap, finish_and_store(self, writer, row, column, width, out, lambda v: load(totals, v))]
@@ -202,9 +218,9 @@ class WarpGroupKernel(MatrixKernel):
         columns = f.n // COLUMNS // (QUAD if exchanged else 1)
         names = [("i", self.across[0]), ("j", self.across[1]), ("c", columns), ("h", 2)]
         names += [] if exchanged else [("e", PAIR // width)]
-        return with_buffers([totals, out] if exchanged else [out], nested_loops(names, element, unroll=True))
+        return allocate_buffers_around([totals, out] if exchanged else [out], nested_loops(names, element, unroll=True))
 
 
 def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernels of warp groups, or ``None``; see :func:`stepped_kernels`."""
-    return stepped_kernels(ctx, program, stages, WarpGroupKernel)
+    """Return the kernels of warp groups, or ``None``; see :func:`kernels_in_reduction_steps`."""
+    return kernels_in_reduction_steps(ctx, program, stages, WarpGroupKernel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roller.te.compat import tirx
-from roller.te.emit import constant, emit_bounds, emit_index
+from roller.te.tvm_expressions import constant, emit_bounds, emit_index
 from roller.templates.gpu.emit import device_functions as device
 from roller.templates.gpu.emit.kernel_context import KernelContext
 from roller.templates.gpu.emit.staged_tiles import TileDomain
@@ -20,8 +20,8 @@ from roller.templates.gpu.emit.tir_statements import (
     loop,
     store,
 )
-from roller.tile.vectors import vectorizable
-from roller.tile.warp_groups import CHUNK_BYTES, GroupTile
+from roller.tile.vector_access_widths import is_vectorizable
+from roller.tile.warp_group_tiles import CHUNK_BYTES, GroupTile
 
 #: Number of a thread's copies that are unrolled together: their addresses occupy registers.
 _UNROLLED = 8
@@ -61,16 +61,22 @@ def _copy_elements(
 ) -> Stmt:
     name = t.load.tensor
     if width > 1:
-        source = device.address(ctx.buffers[name], *index)
-        return device.copy_async(CHUNK_BYTES, device.address(target, offset), source, inside)
+        source = device.address_of_element(ctx.buffers[name], *index)
+        return device.copy_async(CHUNK_BYTES, device.address_of_element(target, offset), source, inside)
     dtype = dtype_name(target)
-    value = load(ctx.buffers[name], *index) if ctx.in_memory(name) else ctx.readers()[name](*index).astype(dtype)
+    value = (
+        load(ctx.buffers[name], *index) if ctx.is_in_global_memory(name) else ctx.readers()[name](*index).astype(dtype)
+    )
     return store(target, guarded_value(inside, value, constant(0.0, dtype)), offset)
 
 
 def _chunks_are_aligned_runs(ctx: KernelContext, t: GroupTile, domain: TileDomain) -> bool:
     """Return whether every chunk is one aligned run of the tensor, wholly inside or outside it."""
     axis = t.along
-    if not ctx.in_memory(t.load.tensor) or ctx.is_scalar(t.load) or any(axis in b.index.axes for b in t.load.guard):
+    if (
+        not ctx.is_in_global_memory(t.load.tensor)
+        or ctx.is_scalar(t.load)
+        or any(axis in b.index.axes for b in t.load.guard)
+    ):
         return False
-    return vectorizable(t.load.index, t.tensor, axis, domain.real[axis], t.chunk)
+    return is_vectorizable(t.load.index, t.tensor, axis, domain.real[axis], t.chunk)

@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.common.padding import allowed_padding_mask
+from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.templates.common.scale_up import unique_rows
 from roller.templates.gpu.common.occupancy import operand_registers, scratchpad_bytes
-from roller.templates.gpu.common.stores import fits_one_kernel
+from roller.templates.gpu.common.stored_results import fits_one_kernel
 from roller.templates.gpu.common.thread_limits import within_thread_and_register_limits
 from roller.tile.access import VECTOR_BYTES
-from roller.tile.geometry import Geometry, Ints, product
+from roller.tile.geometry import Geometry, Ints, product_of_columns
+from roller.tile.sliding_windows import Slide, slide_of
 from roller.tile.structures import WINDOW, structure_of
-from roller.tile.windows import Slide, slide_of
 
 #: Maximum number of outputs of a thread along its strip, and along any other axis.
 _STRIP, _ACROSS = 32, 8
@@ -50,7 +50,7 @@ def window_candidates(geometry: Geometry, spec: DeviceSpec, options: ConstructOp
 
 def window_candidate_mask(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     """Return the mask of programs within the limits whose TEUs are filled well enough and whose code is short."""
-    whole = fills_teus(batch.threads_per_block, spec.teu.lanes) & is_short_walk(batch.register)
+    whole = filled_teu_mask(batch.threads_per_block, spec.teu.lanes) & short_walk_mask(batch.register)
     return np.asarray(within_thread_and_register_limits(batch, spec) & whole)
 
 
@@ -67,17 +67,17 @@ def _register_and_block_tiles(geometry: Geometry, slide: Slide, spec: DeviceSpec
         states.append(np.concatenate([np.broadcast_to(row, threads.shape), threads], axis=1))
     both = unique_rows(np.concatenate(states))
     axes = register.shape[1]
-    threads = product(both[:, axes:], range(axes))
-    both = both[(threads <= limit) & fills_teus(threads, spec.teu.lanes)]
+    threads = product_of_columns(both[:, axes:], range(axes))
+    both = both[(threads <= limit) & filled_teu_mask(threads, spec.teu.lanes)]
     return both[:, :axes], both[:, :axes] * both[:, axes:]
 
 
-def fills_teus(threads: Ints, lanes: int) -> np.ndarray:
+def filled_teu_mask(threads: Ints, lanes: int) -> np.ndarray:
     """Return the mask of blocks whose threads fill their TEUs well enough for their programs to be considered."""
     return np.asarray(threads >= _FILLED * -(-threads // lanes) * lanes)
 
 
-def is_short_walk(register: Ints) -> np.ndarray:
+def short_walk_mask(register: Ints) -> np.ndarray:
     """Return the mask of register tiles that are small enough for straight-line code; the smallest always are."""
     products = register.prod(axis=1)
     return np.asarray(products <= max(_PRODUCTS, int(products.min(initial=_PRODUCTS))))
@@ -104,7 +104,7 @@ def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
     for reduced in np.flatnonzero(~geometry.spatial):
         sizes[reduced] = [int(geometry.extents[reduced])]
     table = np.array(list(itertools.product(*sizes)), np.int64)
-    return np.asarray(table[is_short_walk(table)])
+    return np.asarray(table[short_walk_mask(table)])
 
 
 def _threads_per_axis(geometry: Geometry, slide: Slide, register: Ints, limit: int) -> Ints:

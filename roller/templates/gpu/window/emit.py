@@ -2,7 +2,7 @@
 
 A thread sums a strip of outputs along the slide: it loads every input row under the strip once, adds it to the outputs
 whose windows contain it, and writes an output after its last row. Registers hold one row, the outputs in flight and the
-weights (:mod:`roller.tile.windows`).
+weights (:mod:`roller.tile.sliding_windows`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import BuildError
 from roller.expr import COMBINERS, Load, Stage
 from roller.te.compat import dtype_of
-from roller.te.emit import combine_step, constant, emit_bounds, emit_index, emit_scalar
-from roller.templates.gpu.common.stores import StoredResults, axes_in_store_order, fits_one_kernel
+from roller.te.tvm_expressions import constant, emit_bounds, emit_combine_step, emit_index, emit_scalar
+from roller.templates.gpu.common.stored_results import StoredResults, axes_in_store_order, fits_one_kernel
 from roller.templates.gpu.emit.axis_map import AxisMap, axis_map, vector_loop
 from roller.templates.gpu.emit.kernel_context import (
     KernelContext,
@@ -26,17 +26,18 @@ from roller.templates.gpu.emit.kernel_context import (
     promote_narrow_float,
     replace_loads_by_names,
 )
-from roller.templates.gpu.emit.staged_tiles import StagedTile, TileDomain, copy_tile, value_outside_tensor
+from roller.templates.gpu.emit.staged_tiles import StagedTile, TileDomain, emit_tile_copy, value_outside_tensor
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
-    buffer,
+    allocate_buffers_around,
+    declare_buffer,
     dtype_name,
     guarded_value,
     if_all,
     int32_literal,
-    kernel,
+    kernel_under_thread_axes,
     load,
     loop,
     nested_loops,
@@ -44,13 +45,12 @@ from roller.templates.gpu.emit.tir_statements import (
     store,
     thread_axis,
     unravel_index,
-    with_buffers,
 )
 from roller.tile import RProgram
-from roller.tile.layout import program_layout, window_halo
-from roller.tile.scratchpad import STATIC_SHARED_BYTES
-from roller.tile.vectors import widest_vector
-from roller.tile.windows import RowBox, row_box, slide_of
+from roller.tile.scratchpad_bytes import STATIC_SHARED_BYTES
+from roller.tile.sliding_windows import RowBox, row_box, slide_of
+from roller.tile.staged_tile_layout import program_layout, window_halo
+from roller.tile.vector_access_widths import widest_vector_elements
 
 #: Number of elements in the widest load of a thread.
 _WIDEST = 8
@@ -82,11 +82,11 @@ class WindowKernel:
         self.fragment: RowBox = row_box(slide, self.register)
         self.inner = [m for m in self.maps if m.name != slide.axis]
         self.points = math.prod(m.registers for m in self.inner)
-        self.acc = buffer("acc", (self.register[slide.axis] * self.points,), stage.acc_dtype, "local")
+        self.acc = declare_buffer("acc", (self.register[slide.axis] * self.points,), stage.acc_dtype, "local")
         self.tile = self._staged_tile() if slide.source.tensor in program.staged else None
-        self.lead, self.width, self.chunks = self._row_vectors()
+        self.lead, self.width, self.chunks = self._row_vector_lead_width_and_count()
         row = math.prod(self.fragment.extents[:-1]) * self.width * self.chunks
-        self.row = buffer("row", (row,), compute_dtype(self._dtype(slide.source)), "local")
+        self.row = declare_buffer("row", (row,), compute_dtype(self._dtype(slide.source)), "local")
         self.weights = {ld: self._weight_buffer(n, ld) for n, ld in enumerate(slide.others)}
 
     def _dtype(self, ld: Load) -> str:
@@ -100,21 +100,21 @@ class WindowKernel:
         layout = program_layout(self.program, ld)
         padding = dict(self.program.storage_padding).get(ld.tensor, 0)
         elements = math.prod(layout.extents[:-1]) * (layout.extents[-1] + padding)
-        dtype = tensor.dtype if self.ctx.in_memory(ld.tensor) else compute_dtype(tensor.dtype)
+        dtype = tensor.dtype if self.ctx.is_in_global_memory(ld.tensor) else compute_dtype(tensor.dtype)
         scope = "shared" if elements * DTYPE_BYTES[dtype] <= STATIC_SHARED_BYTES else "shared.dyn"
-        target = buffer("tile0", (elements,), dtype, scope)
+        target = declare_buffer("tile0", (elements,), dtype, scope)
         return StagedTile(ld, tensor, layout, padding, value_outside_tensor(ld, self.stage), target, elements)
 
-    def _row_vectors(self) -> tuple[int, int, int]:
+    def _row_vector_lead_width_and_count(self) -> tuple[int, int, int]:
         """Return the number of elements before a row's fragment, and the width and number of the fragment's vectors."""
         extent, ld = self.fragment.extents[-1], self.slide.source
         if self.tile is not None:
             rows = window_halo(self.program)
             return rows.lead, rows.width, rows.chunks
         last, tensor = ld.index[-1], self.ctx.expr.tensors[ld.tensor]
-        if len(last.terms) == 1 and self.ctx.in_memory(ld.tensor) and last.terms[0].axis in self.by_name:
+        if len(last.terms) == 1 and self.ctx.is_in_global_memory(ld.tensor) and last.terms[0].axis in self.by_name:
             m = self.by_name[last.terms[0].axis]
-            width = math.gcd(_WIDEST, m.registers, widest_vector(ld.index, tensor, m.name, m.extent))
+            width = math.gcd(_WIDEST, m.registers, widest_vector_elements(ld.index, tensor, m.name, m.extent))
             return 0, width, extent // width
         return 0, 1, extent
 
@@ -123,7 +123,7 @@ class WindowKernel:
         moving = dict.fromkeys(a for i in ld.index for a in i.axes)  # in the tensor's order, which allows vectors
         axes = tuple((a, self.register[a]) for a in moving)
         size = math.prod(e for _, e in axes)
-        return buffer(f"weight{n}", (size,), compute_dtype(self._dtype(ld)), "local"), axes
+        return declare_buffer(f"weight{n}", (size,), compute_dtype(self._dtype(ld)), "local"), axes
 
     def _load_weights(self, ld: Load) -> Stmt:
         target, axes = self.weights[ld]
@@ -153,10 +153,15 @@ class WindowKernel:
     def _weight_width(self, ld: Load) -> int:
         """Return the number of elements of a kept operand that a thread loads at once."""
         last = ld.index[-1].terms if ld.index else ()
-        if len(last) != 1 or last[0].axis not in self.by_name or not self.ctx.in_memory(ld.tensor) or ld.guard:
+        if (
+            len(last) != 1
+            or last[0].axis not in self.by_name
+            or not self.ctx.is_in_global_memory(ld.tensor)
+            or ld.guard
+        ):
             return 1
         m, tensor = self.by_name[last[0].axis], self.ctx.expr.tensors[ld.tensor]
-        return math.gcd(_WIDEST, m.registers, widest_vector(ld.index, tensor, m.name, m.extent))
+        return math.gcd(_WIDEST, m.registers, widest_vector_elements(ld.index, tensor, m.name, m.extent))
 
     def _may_overhang(self, axis: str) -> bool:
         """Return whether a thread that starts inside an axis may reach beyond its end."""
@@ -231,14 +236,14 @@ class WindowKernel:
             env = {a: self.start[a] + local[a] if a in self.start else local[a] for a in self.stage.extents}
             value = emit_scalar(body, env, readers).astype(self.stage.acc_dtype)
             index = self._accumulator_index(output, at)
-            return store(self.acc, combine_step(combiner, load(self.acc, index), value), index)
+            return store(self.acc, emit_combine_step(combiner, load(self.acc, index), value), index)
 
         return nested_loops([*taps, *((m.name, m.registers) for m in self.inner)], one, unroll=True)
 
     def _accumulator_index(self, output: int, at: Mapping[str, Expr]) -> Expr:
         return _row_major_position([(m.name, m.registers) for m in self.inner], at) + output * self.points
 
-    def _clear(self, output: int) -> Stmt:
+    def _clear_output_accumulators(self, output: int) -> Stmt:
         neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
         points = [(m.name, m.registers) for m in self.inner]
         return nested_loops(
@@ -253,18 +258,20 @@ class WindowKernel:
         for offset, adds in self.slide.rows(self.register[self.slide.axis]):
             walk.append(self._load_row(offset))
             for output, tap in adds:
-                walk += [self._clear(output)] if tap == 0 else []
+                walk += [self._clear_output_accumulators(output)] if tap == 0 else []
                 walk.append(self._add_row_to_output(output, tap))
                 walk += [self._write(result, target, output)] if tap == self.slide.taps - 1 else []
         inside = [self.start[m.name] < m.extent for m in self.maps if m.padded]
         registers = [self.acc, self.row, *(b for b, _ in self.weights.values())]
-        body = with_buffers(registers, if_all(inside, sequence_of(walk)))
+        body = allocate_buffers_around(registers, if_all(inside, sequence_of(walk)))
         if self.tile is not None:
-            copy = copy_tile(self.ctx, self.tile, self.domain, self._copy_base(), self.thread.var, self.threads)
-            body = with_buffers([self.tile.target], sequence_of([copy, body]))
-        return kernel((self.block, self.thread), body)
+            copy = emit_tile_copy(
+                self.ctx, self.tile, self.domain, self._staged_tile_start(), self.thread.var, self.threads
+            )
+            body = allocate_buffers_around([self.tile.target], sequence_of([copy, body]))
+        return kernel_under_thread_axes((self.block, self.thread), body)
 
-    def _copy_base(self) -> dict[str, Expr]:
+    def _staged_tile_start(self) -> dict[str, Expr]:
         return {**{a.name: int32_literal(0) for a in self.stage.reduction_axes}, **self.base}
 
     def _write(self, result: Stage, target: Buffer, output: int) -> Stmt:
@@ -274,7 +281,7 @@ class WindowKernel:
             1 if fast.name == self.slide.axis else StoredResults.of(result).vector(fast.name, fast.extent, fast.vector)
         )
         wide = width > 1
-        out = buffer("out", (width,), dtype_name(target), "local")
+        out = declare_buffer("out", (width,), dtype_name(target), "local")
         points = [(m.name, m.registers // (width if m is fast else 1)) for m in self.inner]
 
         def value(at: Mapping[str, Expr], env: Mapping[str, Expr]) -> Expr:
@@ -300,7 +307,7 @@ class WindowKernel:
 
             fill = [element(v) for v in range(width)]
             write = vector_loop(width, lambda v: store(target, load(out, v), *where[:-1], where[-1] + v))
-            return with_buffers([out], if_all(inside, sequence_of([*fill, write])))
+            return allocate_buffers_around([out], if_all(inside, sequence_of([*fill, write])))
 
         return nested_loops(points, one, unroll=True)
 
@@ -326,9 +333,11 @@ def _load_in_vector(target: Buffer, index: Expr, width: int, element: Callable[[
     dtype = dtype_of(element(int32_literal(0)))
     if dtype == dtype_name(target):
         return vector_loop(width, lambda v: store(target, element(v), index + v))
-    raw = buffer("raw", (width,), dtype, "local")
+    raw = declare_buffer("raw", (width,), dtype, "local")
     convert = loop("e", width, lambda v: store(target, promote_narrow_float(load(raw, v)), index + v), unroll=True)
-    return with_buffers([raw], sequence_of([vector_loop(width, lambda v: store(raw, element(v), v)), convert]))
+    return allocate_buffers_around(
+        [raw], sequence_of([vector_loop(width, lambda v: store(raw, element(v), v)), convert])
+    )
 
 
 def _element_reader(source: Buffer, index: Expr) -> Reader:

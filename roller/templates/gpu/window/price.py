@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.compute import BlockWork, block_work, register_arithmetic
+from roller.perf.tile_batch import TileBatch
+from roller.templates.gpu.common.arithmetic_cycles import BlockWork, block_work, register_tile_cycles
 from roller.templates.gpu.common.price import Parts, Phases, block_latency_chain_s
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.window_walks import batch_slide, memory_waits_along_walk, window_walk
+from roller.templates.gpu.common.window_thread_walks import memory_waits_along_walk, window_slide_of_batch, window_walk
 from roller.tile.geometry import Floats
 
 #: Number of instructions in addition to a guarded load in place, an unguarded load in place, and a load from the
@@ -25,13 +25,13 @@ GUARD_INSTRUCTIONS, PLAIN_INSTRUCTIONS, STAGED_INSTRUCTIONS = 1.5, 0.3, 0.1
 VECTOR_START = 4.0
 
 
-def window_work(
+def window_block_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> BlockWork:
     """Return the work of each block of a batch of window programs; for the arguments, see :func:`block_work`."""
     base = block_work(replace(batch, staged=()), spec, copies, None)
-    cycles, instructions = register_arithmetic(batch, spec, True)
-    w, s = window_walk(batch), batch_slide(batch)
+    cycles, instructions = register_tile_cycles(batch, spec, True)
+    w, s = window_walk(batch), window_slide_of_batch(batch)
     per_unit = spec.compute.ops_per_cycle_per_unit
     rate = per_unit["issue"] / spec.teu.lanes / spec.teu.schedulers_per_unit
     loads = (w.rows * w.loads).astype(np.float64)
@@ -54,7 +54,7 @@ def window_work(
 
 def _cache_lines_per_load(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the number of cache lines that one TEU's load in place touches: runs of lanes along the last dimension."""
-    access = next(a for a in batch.geometry.loads if a.tensor.name == batch_slide(batch).source.tensor)
+    access = next(a for a in batch.geometry.loads if a.tensor.name == window_slide_of_batch(batch).source.tensor)
     line = spec.layer("l2").line_bytes or spec.layer("l2").transaction_bytes
     lanes = batch.lanes(spec.teu.lanes)
     steps = np.where(batch.geometry.spatial, access.coefficients[-1], 0)
@@ -70,4 +70,4 @@ def _block_latency_chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, pa
     )
 
 
-PHASES = Phases(work=window_work, chain=_block_latency_chain_s)
+PHASES = Phases(work=window_block_work, chain=_block_latency_chain_s)

@@ -8,20 +8,20 @@ import numpy as np
 
 from roller.expr import OFFSET_ELEMENTS
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.common.window_products import (
-    matrix_product_batch,
-    matrix_product_of_batch,
-    window_product_batch,
+from roller.templates.gpu.common.window_product_batches import (
+    find_matrix_product,
+    to_matrix_product_batch,
+    to_window_product_batch,
 )
 from roller.templates.gpu.tiled.candidates import plain_tiled_candidates
 from roller.templates.gpu.tiled.variants import tiled_variants
 from roller.tile.geometry import Geometry
 from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import LEAST_CHANNELS, window_product
-from roller.tile.winograd_products import ELEMENT, batched_product
+from roller.tile.winograd_batched_product import ELEMENT, batched_product
 
 #: Numbers of tilings of a product to price, to try as pipelines and in other orders, and to keep.
 _PRICED, _VARIED, _KEPT = 1024, 128, 64
@@ -60,18 +60,18 @@ def _unpipelined_tilings(
     # A block multiplies one element of the transformed tile.
     batch = batch.take(batch.block[:, inner.names.index(ELEMENT)] == 1)
     rows = np.array([row for _, row in pricing.best_rows(batch, spec, _VARIED)], np.intp)
-    return window_product_batch(batch.take(rows), product, geometry, structure)
+    return to_window_product_batch(batch.take(rows), product, geometry, structure)
 
 
 def _with_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     """Return the best programs of a batch: as they are, as pipelines, and with other orders of blocks."""
-    product = matrix_product_of_batch(batch)
+    product = find_matrix_product(batch)
     assert product is not None
-    inner = matrix_product_batch(batch, product)
+    inner = to_matrix_product_batch(batch, product)
     found = [inner, *tiled_variants(inner, spec)]
     best = sorted((s, n, row) for n, b in enumerate(found) for s, row in pricing.best_rows(b, spec, _KEPT))
     kept: dict[int, list[int]] = {}
     for _, n, row in best[:_KEPT]:
         kept.setdefault(n, []).append(row)
     chosen = (found[n].take(np.array(rows, np.intp)) for n, rows in kept.items())
-    return [window_product_batch(b, product, batch.geometry, batch.structure) for b in chosen]
+    return [to_window_product_batch(b, product, batch.geometry, batch.structure) for b in chosen]

@@ -17,33 +17,33 @@ from typing import TypeAlias
 from roller.errors import BuildError
 from roller.expr import OFFSET_ELEMENTS, Stage, Tensor
 from roller.te.compat import tirx
-from roller.te.emit import constant, emit_index, emit_scalar
-from roller.templates.emit.winograd_products import multiply_by_inverse_transform, multiply_by_transform
+from roller.te.tvm_expressions import constant, emit_index, emit_scalar
+from roller.templates.emit.winograd_transform_products import multiply_by_inverse_transform, multiply_by_transform
 from roller.templates.gpu.emit.axis_map import vector_loop
 from roller.templates.gpu.emit.kernel_context import KernelContext, convert_to_output_dtype, promote_narrow_float
-from roller.templates.gpu.emit.reduction import tiled_kernels
+from roller.templates.gpu.emit.reduction_kernels import tiled_kernels
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
     Stmt,
-    buffer,
+    allocate_buffers_around,
+    declare_buffer,
     guarded_value,
     if_all,
     int32_literal,
-    kernel,
+    kernel_under_thread_axes,
     load,
     loop,
     sequence_of,
     store,
     thread_axis,
     unravel_index,
-    with_buffers,
 )
 from roller.templates.gpu.tiled.emit import TiledKernel
 from roller.tile import RProgram
-from roller.tile.vectors import vectorizable
-from roller.tile.winograd import WINDOW, Matrix, matrices
-from roller.tile.winograd_products import CHANNEL, FILTER, THREADS, TILE, Products, batched_product
+from roller.tile.vector_access_widths import is_vectorizable
+from roller.tile.winograd import WINDOW, Matrix, winograd_matrices
+from roller.tile.winograd_batched_product import CHANNEL, FILTER, THREADS, TILE, WinogradProduct, batched_product
 
 #: Extents of a part of a kernel, of which the last varies fastest, and the function that returns the statement of one
 #: point's thread.
@@ -73,11 +73,11 @@ def winograd_kernels(ctx: KernelContext, program: RProgram) -> list[Stmt]:
 class _WinogradKernels:
     """One lowering: the workspaces and the kernels that connect them."""
 
-    def __init__(self, ctx: KernelContext, program: RProgram, found: Products) -> None:
+    def __init__(self, ctx: KernelContext, program: RProgram, found: WinogradProduct) -> None:
         self.ctx, self.program, self.found, self.form = ctx, program, found, found.form
         self.m, self.side = found.m, found.m + WINDOW - 1
         self.last = program.expr.epilogue or program.expr.anchor
-        self.inverse, self.filter_matrix, self.image_matrix = matrices(found.m)
+        self.inverse, self.filter_matrix, self.image_matrix = winograd_matrices(found.m)
         self.constant = self.form.filters.tensor in program.constants
         self.weights = self._declare_transformed(self.form.filters.tensor, constant=self.constant)
         self.image, self.products = (
@@ -111,7 +111,7 @@ class _WinogradKernels:
             transforms = transforms[1:]
         return [_kernel_of_parts(transforms), *multiply, _kernel_of_parts([self._transform_outputs()])]
 
-    def _extent(self, axis: str) -> int:
+    def _product_axis_extent(self, axis: str) -> int:
         """Return the extent of an axis of the product, including repeated tiles or filters."""
         return self.found.expr.anchor.extents[axis]
 
@@ -122,7 +122,10 @@ class _WinogradKernels:
         filters = self.program.expr.anchor.extents[form.filter]
 
         def body(channel: Expr, row: Expr) -> Stmt:
-            at = {form.channel: channel, form.filter: _clamped_below(row, filters, self._extent(FILTER))}
+            at = {
+                form.channel: channel,
+                form.filter: _clamp_padded_index(row, filters, self._product_axis_extent(FILTER)),
+            }
 
             def get(y: int, x: int) -> Expr:
                 return load(
@@ -135,14 +138,14 @@ class _WinogradKernels:
 
             return self._two_sided_product(self.filter_matrix, get, WINDOW, multiply_by_transform, place)
 
-        return (self._extent(CHANNEL), self._extent(FILTER)), body
+        return (self._product_axis_extent(CHANNEL), self._product_axis_extent(FILTER)), body
 
     def _transform_images(self) -> TransformPart:
         """Return the input transform for one output tile of one channel per thread."""
         found, form, source = self.found, self.form, self.ctx.buffers[self.form.image.tensor]
 
         def transform(channel: Expr, row: Expr) -> Stmt:
-            place = _clamped_below(row, found.tiles, self._extent(TILE))
+            place = _clamp_padded_index(row, found.tiles, self._product_axis_extent(TILE))
             units = dict(
                 zip((a for a, _ in found.units), unravel_index(place, [n for _, n in found.units]), strict=True)
             )
@@ -163,8 +166,8 @@ class _WinogradKernels:
             return self._two_sided_product(self.image_matrix, get, self.side, multiply_by_transform, write)
 
         if found.channels_last:
-            return (self._extent(TILE), self._extent(CHANNEL)), lambda t, c: transform(c, t)
-        return (self._extent(CHANNEL), self._extent(TILE)), transform
+            return (self._product_axis_extent(TILE), self._product_axis_extent(CHANNEL)), lambda t, c: transform(c, t)
+        return (self._product_axis_extent(CHANNEL), self._product_axis_extent(TILE)), transform
 
     def _inside(self, dimension: int, value: Expr, offset: int, axis: str) -> list[Expr]:
         """Return the bounds of a sliding dimension that some tile exceeds at ``offset`` of its input."""
@@ -186,8 +189,8 @@ class _WinogradKernels:
     ) -> Stmt:
         """Return ``matrix @ values @ matrix^T`` in registers; ``place`` takes the elements row by row."""
         height = len(matrix)
-        given = buffer("given", (size * size,), _DTYPE, "local")
-        half = buffer("half", (height * size,), _DTYPE, "local")
+        given = declare_buffer("given", (size * size,), _DTYPE, "local")
+        half = declare_buffer("half", (height * size,), _DTYPE, "local")
         fetch = [store(given, get(y, x), int32_literal(y * size + x)) for y in range(size) for x in range(size)]
 
         def column(j: Expr) -> Stmt:
@@ -198,13 +201,15 @@ class _WinogradKernels:
         for i in range(height):
             values = apply(matrix, [load(half, int32_literal(i * size + j)) for j in range(size)])
             rows += [place(i * height + j, v) for j, v in enumerate(values)]
-        return with_buffers([given, half], sequence_of([*fetch, loop("j", size, column, unroll=True), *rows]))
+        return allocate_buffers_around(
+            [given, half], sequence_of([*fetch, loop("j", size, column, unroll=True), *rows])
+        )
 
     def _transform_outputs(self) -> TransformPart:
         """Return the back transform for one tile of one filter per thread, with results stored through the epilogue."""
         found, form = self.found, self.form
         filters = self.program.expr.anchor.extents[form.filter]
-        result = buffer("result", (self.m * self.m,), _DTYPE, "local")
+        result = declare_buffer("result", (self.m * self.m,), _DTYPE, "local")
 
         def back(row: Expr, tile: Expr) -> Stmt:
             where = (tile, row) if found.filters_last else (row, tile)
@@ -222,7 +227,9 @@ class _WinogradKernels:
                 multiply_by_inverse_transform,
                 lambda e, v: store(result, v, int32_literal(e)),
             )
-            return with_buffers([result], sequence_of([both, self._store(result, {**units, form.filter: row})]))
+            return allocate_buffers_around(
+                [result], sequence_of([both, self._store(result, {**units, form.filter: row})])
+            )
 
         if found.filters_last:
             return (found.tiles, filters), lambda t, f: back(f, t)
@@ -248,14 +255,14 @@ class _WinogradKernels:
         def inside(axis: str, at: Expr) -> list[Expr]:
             return [at < extents[axis]] if extents[axis] % m else []
 
-        wide = vectorizable(last.store, last.output, columns, extents[columns], m)
+        wide = is_vectorizable(last.store, last.output, columns, extents[columns], m)
         out: list[Stmt] = []
         for y in range(m):
             if wide:
-                vector = buffer(f"row{y}", (m,), last.output.dtype, "local")
+                vector = declare_buffer(f"row{y}", (m,), last.output.dtype, "local")
                 where = [emit_index(i, env(y, 0)) for i in last.store]
                 body = [store(vector, value(y, x), int32_literal(x)) for x in range(m)]
-                line = with_buffers([vector], sequence_of([*body, _store_row(target, vector, m, where)]))
+                line = allocate_buffers_around([vector], sequence_of([*body, _store_row(target, vector, m, where)]))
             else:
                 line = sequence_of([
                     if_all(inside(columns, corner[columns] + x),
@@ -271,7 +278,7 @@ def _store_row(target: Buffer, vector: Buffer, width: int, where: Sequence[Expr]
     return vector_loop(width, lambda v: store(target, load(vector, v), *where[:-1], where[-1] + v))
 
 
-def _clamped_below(value: Expr, count: int, padded: int) -> Expr:
+def _clamp_padded_index(value: Expr, count: int, padded: int) -> Expr:
     """Return ``value``, clamped to ``count - 1`` if the padded extent is larger than ``count``."""
     return value if count == padded else tirx.min(value, int32_literal(count - 1))
 
@@ -286,7 +293,7 @@ def _kernel_of_parts(parts: Sequence[TransformPart]) -> Stmt:
         flat = (block.var - first if first else block.var) * THREADS + thread.var
         mine = if_all([flat < total] if total % THREADS else [], body(*unravel_index(flat, extents)))
         out = mine if out is None else if_all([block.var < first + counts[n]], mine, out)
-    return kernel((block, thread), out)
+    return kernel_under_thread_axes((block, thread), out)
 
 
 def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt]:

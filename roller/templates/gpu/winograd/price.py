@@ -13,15 +13,15 @@ import numpy as np
 
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
+from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.price import Parts, Terms
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.traffic import LOADS_IN_FLIGHT, dram_bandwidth
-from roller.templates.gpu.common.window_products import matrix_product_batch, matrix_product_of_batch
+from roller.templates.gpu.common.window_product_batches import find_matrix_product, to_matrix_product_batch
 from roller.templates.gpu.tiled.price import PHASES as TILED
 from roller.tile.geometry import Geometry
-from roller.tile.winograd import WINDOW, Matrix, matrices, operations
-from roller.tile.winograd_products import THREADS, Products
+from roller.tile.winograd import WINDOW, Matrix, count_vector_operations, winograd_matrices
+from roller.tile.winograd_batched_product import THREADS, WinogradProduct
 
 #: Number of instructions with which a thread computes its tile's position, number per load or store including its
 #: address, and number per image tile for guards. In machine code (sm_80), 528 and 264 instructions transform an image
@@ -74,12 +74,12 @@ def price(
     """Price a batch of Winograd programs: the terms of a tiled batch, summed over all kernels."""
     # ``transform_s``: seconds of the transforms; ``laid`` is the layout of the product's programs; ``told`` collects
     # the values of the product, then those of the transforms.
-    found = matrix_product_of_batch(batch)
+    found = find_matrix_product(batch)
     assert found is not None  # the pool offers these structures only for window products
     workspaces = sum(t.nbytes for t in found.expr.tensors.values())
     cached = workspaces <= spec.layer("l2").kept_bytes
     terms = dict(
-        TILED.price(matrix_product_batch(batch, found), _device_served_by_l2(spec) if cached else spec, laid, told)
+        TILED.price(to_matrix_product_batch(batch, found), _spec_served_by_l2(spec) if cached else spec, laid, told)
     )
     if cached:
         terms["dram_bytes"] = np.zeros(len(batch))
@@ -95,7 +95,7 @@ def price(
     return terms
 
 
-def _device_served_by_l2(spec: DeviceSpec) -> DeviceSpec:
+def _spec_served_by_l2(spec: DeviceSpec) -> DeviceSpec:
     """Return the device as if L2 handled all traffic of the product."""
     l2 = spec.layer("l2")
 
@@ -110,10 +110,10 @@ def _device_served_by_l2(spec: DeviceSpec) -> DeviceSpec:
     return replace(spec, memory_layers=tuple(held if x.name == "global" else x for x in spec.memory_layers))
 
 
-def _transform_streams(found: Products, geometry: Geometry, constant: bool) -> tuple[_TransformStream, ...]:
+def _transform_streams(found: WinogradProduct, geometry: Geometry, constant: bool) -> tuple[_TransformStream, ...]:
     """Return the transforms that a call launches: of images (and filters unless constant), and of outputs."""
     expr, form, m = geometry.expr, found.form, found.m
-    inverse, filters, image = matrices(m)
+    inverse, filters, image = winograd_matrices(m)
     extents, side = expr.anchor.extents, m + WINDOW - 1
     sizes = found.expr.anchor.extents
     u, v = (found.expr.tensors[ld.tensor].nbytes for ld in (form.filters, form.image))
@@ -123,19 +123,19 @@ def _transform_streams(found: Products, geometry: Geometry, constant: bool) -> t
     extras = sum(expr.tensors[n].nbytes for n in {ld.tensor for ld in last.loads} & {t.name for t in expr.inputs})
     extras = extras if last is not expr.anchor else 0
     epilogue = sum(instruction_mix(last.body, None).values()) if last is not expr.anchor else 0.0
-    back = _transform_instructions(inverse, side, m) + m * m * epilogue
+    back = _count_transform_instructions(inverse, side, m) + m * m * epilogue
     # A warp reads every row of its tiles once; rows that tiles share with the next row of tiles may be loaded again.
     halo = source * (side / m - 1.0)
     threads = (sizes["c"] * sizes["f"], sizes["c"] * sizes["t"], extents[form.filter] * found.tiles)
-    of_filters = _TransformStream(threads[0], _transform_instructions(filters, WINDOW, side), weights, 0.0, u)
+    of_filters = _TransformStream(threads[0], _count_transform_instructions(filters, WINDOW, side), weights, 0.0, u)
     of_images = _TransformStream(
-        threads[1], _transform_instructions(image, side, side) + GUARD_INSTRUCTIONS, source, halo, v
+        threads[1], _count_transform_instructions(image, side, side) + GUARD_INSTRUCTIONS, source, halo, v
     )
     first = of_images if constant else of_filters.beside(of_images)
     return first, _TransformStream(threads[2], back, last.output.nbytes + extras, 0.0, products_bytes)
 
 
-def _transform_instructions(matrix: Matrix, size: int, height: int) -> float:
+def _count_transform_instructions(matrix: Matrix, size: int, height: int) -> float:
     """Return the number of instructions per thread: ``matrix @ values @ matrix^T`` of ``size * size`` values."""
     accesses = size * size + height * height
-    return PLACE_INSTRUCTIONS + ACCESS_INSTRUCTIONS * accesses + (size + height) * operations(matrix)
+    return PLACE_INSTRUCTIONS + ACCESS_INSTRUCTIONS * accesses + (size + height) * count_vector_operations(matrix)

@@ -1,0 +1,289 @@
+"""Models with dynamic sizes: read at sample sizes, generalized, and compiled once for the whole range."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from roller.compile_arguments import spec_and_local_device
+from roller.compiler.dynamic.box import SizeBox, Sizes
+from roller.compiler.dynamic.ranges import refuse_unsupported_options
+from roller.compiler.dynamic.symbolic_choice import SymbolicKernels, compile_symbolic
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
+from roller.core.anti_unification import MismatchError, general
+from roller.core.formula_fitting import FormulaFitter
+from roller.core.validation import is_integer
+from roller.errors import ModelError, NoCandidateError, RollerError, counted, did_you_mean, shown
+from roller.hardware import DeviceSpec
+from roller.hardware.detect import check_core_count, is_this_machine
+from roller.models.batch.executors import ForkedWorkers
+from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, construct_jobs, rotating_constant_bytes
+from roller.models.batch.kernel_predictions import KernelPredictor
+from roller.models.graph.execution_plan import Plan
+from roller.models.graph.layout_choice import ChosenLayouts, apply_layouts, choose_layouts
+from roller.models.graph.memory_plan import plan_memory
+from roller.models.graph.plan_json import plan_to_dict
+from roller.models.graph.program_steps import KernelSource, Program
+from roller.models.graph.weight_reuse import bytes_between_reads
+from roller.models.onnx.read_at_sample_sizes import SampledModel, read_at_sample_sizes
+from roller.models.options import ModelOptions
+from roller.models.session.cpu_kernel_loading import CpuKernelInterface
+from roller.models.session.cpu_session import validate_threads
+from roller.models.session.range_plan import RangeKernel, RangePlan
+from roller.models.session.range_session import RangeSession
+from roller.templates.common.options import ConstructOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Function that returns the program of a model for fixed input shapes.
+ProgramAt: TypeAlias = Callable[[Mapping[str, Sequence[int]]], Program]
+#: Largest size: fitted formulas reach its third power, which must fit into 64 bits.
+_LARGEST = 1 << 20
+_HOW = (
+    "Write (name, least, largest) or (name, range(...)), e.g. "
+    "shapes={'tokens': (('batch', 1, 8), ('sequence', 1, 512))}."
+)
+
+
+@dataclass(frozen=True)
+class SizeRanges:
+    """Ranges of the dynamic sizes, and each input's dimensions as numbers or size names."""
+
+    box: SizeBox
+    inputs: Mapping[str, tuple[int | str, ...]]
+
+    def at(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the inputs at the given sizes."""
+        return {n: tuple(sizes[d] if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
+
+
+def parse_ranges(
+    model: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, Any], base_dir: str | Path | None = None
+) -> SizeRanges:
+    """Return the ranges that ``shapes`` declares, validated against the model's inputs."""
+    from roller.models.onnx.load_model_proto import load_onnx
+    from roller.models.onnx.onnx_types import declared_shape
+
+    loaded = load_onnx(model, base_dir)
+    declared = {i.name: declared_shape(i.type) for i in loaded.graph.input if i.name not in loaded.initialisers}
+    ends: dict[str, tuple[int, int]] = {}
+    inputs: dict[str, tuple[int | str, ...]] = {}
+    for name, dims in shapes.items():
+        if name not in declared:
+            hint = did_you_mean(name, declared) or f". Inputs are: {', '.join(sorted(declared))}."
+            raise ModelError(f"shapes: {loaded.name} has no input '{name}'{hint}")
+        if not isinstance(dims, (tuple, list)):
+            raise ModelError(f"shapes: expected the dimensions of '{name}' in their order, got {shown(dims)}. {_HOW}")
+        meant = declared[name]
+        if meant is not None and len(meant) != len(dims):
+            raise ModelError(
+                f"shapes: expected {counted(len(meant), 'dimension')} of '{name}', which is declared as "
+                f"{shown(list(meant))}, got {len(dims)}: {shown(dims)}. Name each."
+            )
+        inputs[name] = tuple(_parse_dimension(name, d, ends) for d in dims)
+    fixed = {n: low for n, (low, high) in ends.items() if low == high}
+    for name, found in declared.items():
+        known = inputs.get(name, found)
+        if known is None or not all(isinstance(d, int) or d in ends for d in known):
+            raise ModelError(f"shapes: expected the dimensions of '{name}', whose shape is {shown(known)}. {_HOW}")
+        inputs[name] = tuple(d if isinstance(d, int) else fixed.get(str(d), str(d)) for d in known)
+    return SizeRanges(SizeBox({n: e for n, e in ends.items() if n not in fixed}), {n: inputs[n] for n in declared})
+
+
+def _parse_dimension(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
+    """Return a dimension as a number or the name of a size; store the range of a size in ``ends``."""
+    if is_integer(dim) and dim >= 0:
+        return int(dim)
+    if isinstance(dim, str) and dim in ends:
+        return dim
+    size, *pair = dim if isinstance(dim, (tuple, list)) and dim else (None,)
+    if len(pair) == 1 and isinstance(pair[0], range) and pair[0] and pair[0].step == 1:
+        pair = [pair[0][0], pair[0][-1]]
+    if not isinstance(size, str) or not size or len(pair) != 2 or not all(map(is_integer, pair)):
+        raise ModelError(f"shapes: '{name}': expected a number or a range with its name, got {shown(dim)}. {_HOW}")
+    low, high = map(int, pair)
+    if not 1 <= low <= high:
+        raise ModelError(f"shapes: '{name}': expected a range from 1 or more upwards, got {shown(dim)}. {_HOW}")
+    if high > _LARGEST:
+        raise ModelError(f"shapes: '{name}': expected sizes of at most {_LARGEST}, got {shown(dim)}.")
+    if ends.setdefault(size, (low, high)) != (low, high):
+        raise ModelError(f"shapes: '{size}': expected one range, got {ends[size]} and {(low, high)}.")
+    return size
+
+
+def compile_for_ranges(
+    model: str | Path | bytes | onnx.ModelProto,
+    device: str | DeviceSpec,
+    shapes: Mapping[str, Any],
+    how: ModelOptions,
+    base_dir: str | Path | None,
+    beside: Mapping[str, bool],
+    program_at: ProgramAt,
+) -> RangeSession:
+    """Validate the arguments of :func:`roller.compile_model` and compile a model whose ``shapes`` contain ranges."""
+    from roller.models.onnx.load_model_proto import load_onnx
+
+    spec, handle = spec_and_local_device(device)
+    if handle is not None or not is_this_machine(spec):
+        raise RollerError(
+            f"shapes: expected this machine's processor (device='cpu') for ranges, got {spec.name}. "
+            "Compile for fixed shapes."
+        )
+    refuse_unsupported_options(beside)
+    check_core_count(spec)
+    spec = spec.emitted.sustained
+    if how.threads is not None:
+        spec = spec.share(validate_threads(how.threads, discrete=False))
+    ranges = parse_ranges(model, shapes, base_dir)
+    if not ranges.box.ends:
+        raise ModelError(f"shapes: expected a range of several sizes, got {shown(shapes)}. Compile for this shape.")
+    return generalise_and_compile(
+        load_onnx(model, base_dir).name, program_at, ranges, spec, how.settings().options, timed=not how.deterministic
+    )
+
+
+def generalise_and_compile(
+    name: str,
+    program_at: ProgramAt,
+    ranges: SizeRanges,
+    spec: DeviceSpec,
+    options: ConstructOptions,
+    timed: bool = True,
+) -> RangeSession:
+    """Compile a model for all sizes of its ranges on this machine's processor."""
+
+    def plain(sizes: Sizes) -> Program:
+        return program_at(ranges.at(sizes))
+
+    def made(layouts: ChosenLayouts) -> RangeSession:
+        found = read_at_sample_sizes(ranges.box, lambda p: apply_layouts(plain(p), spec, layouts))
+        return _compile_range_session(found, ranges, spec, options, timed)
+
+    middle = plain(ranges.box.box_for_reading_models.middle)
+    layouts = _choose_layouts(middle, spec, BatchSettings(options))
+    with contextlib.suppress(MismatchError, KeyError, NoCandidateError):
+        if layouts.written:  # channel blocks that some sizes do not allow are used for no size
+            return made(layouts)
+    try:
+        return made(ChosenLayouts(middle))
+    except (MismatchError, KeyError) as err:
+        raise ModelError(
+            f"{name}: shapes: expected the same steps for all sizes, got others for some ({err}). Compile it "
+            "for fixed shapes, or ranges that leave the least sizes out."
+        ) from err
+
+
+def _compile_range_session(
+    found: SampledModel, ranges: SizeRanges, spec: DeviceSpec, options: ConstructOptions, timed: bool
+) -> RangeSession:  # fmt: skip
+    """Generalize the programs for the sample sizes and compile their kernels."""
+    points, largest = found.points, found.largest
+    sources = _symbolic_expression_by_kernel(found.programs, points, options)
+    _check_same_constants([*found.programs, largest])
+    whole = plan_memory(largest)
+    # All sizes share a plan's constants; its kernel expressions are not part of the generalized data.
+    fixed = [plan_memory(p, within=whole) for p in found.programs]
+    described = general([_plan_json_without_predictions(f) for f in fixed], FormulaFitter(points))
+    passing = (
+        {key: rotating_constant_bytes(spec, n) for key, n in bytes_between_reads(largest).items()} if timed else None
+    )
+    kernels = compile_symbolic(sources, points, found.box, spec, options, passing_bytes=passing)
+    runs = {key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.judged))) for key, k in kernels.items()}
+    made = RangePlan(described, whole, dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
+                     _output_dimensions(found), runs, lambda key, sizes: kernels[key].best(sizes),
+                     lambda key, number, sizes: kernels[key].predicted(number, sizes))  # fmt: skip
+    return RangeSession(made, cores=spec.units, doubt=_timing_disturbance(kernels))
+
+
+def _output_dimensions(found: SampledModel) -> dict[str, tuple[int | str | None, ...]]:
+    """Return each output's dimensions as numbers or size names; ``None`` for any other function of the sizes."""
+    programs, names = found.programs, list(found.box.ends)
+
+    def dim(values: Sequence[int]) -> int | str | None:
+        if len(set(values)) == 1:
+            return values[0]
+        return next((n for n in names if all(p[n] == x for p, x in zip(found.points, values, strict=True))), None)
+
+    shapes = {name: [p.values[name].shape for p in programs] for name in programs[0].outputs}
+    return {name: tuple(map(dim, zip(*several, strict=True))) for name, several in shapes.items()}
+
+
+def _timing_disturbance(kernels: Mapping[str, SymbolicKernels]) -> str:
+    """Return the first disturbance of a timing and the number of affected kernels as text, empty if there was none."""
+    several = [k.doubt for k in kernels.values() if k.doubt]
+    return f"{several[0]} ({len(several)} of {counted(len(kernels), 'kernel')})" if several else ""
+
+
+def _choose_layouts(program: Program, spec: DeviceSpec, settings: BatchSettings) -> ChosenLayouts:
+    """Return the layouts predicted to be fastest for ``program``; all other sizes share them."""
+    target, crew = BatchTarget(spec, here=True), ForkedWorkers()
+    return choose_layouts(
+        program,
+        spec,
+        KernelPredictor(program.kernels, target, settings, lambda j: construct_jobs(j, target, crew)[0], None),
+    )
+
+
+def _symbolic_expression_by_kernel(
+    programs: Sequence[Program], points: Sequence[Sizes], options: ConstructOptions
+) -> dict[str, tuple[SymbolicExpr, tuple[str, ...]]]:
+    """Return each kernel's symbolic expression, and the names of its constants of fixed shape."""
+    found = {}
+    if any(set(p.kernels) != set(programs[0].kernels) for p in programs):
+        raise MismatchError("kernels differ")
+    for key in programs[0].kernels:
+        several: list[KernelSource] = [p.kernels[key] for p in programs]
+        expr = SymbolicExpr.of([options.meant(s.expression) for s in several], points)
+        shapes = [{t.name: t.shape for t in s.expression.inputs} for s in several]
+        constant = tuple(n for n in several[0].constants if all(x.get(n) == shapes[0][n] for x in shapes))
+        found[key] = expr, constant
+    return found
+
+
+def _check_same_constants(programs: Sequence[Program]) -> None:
+    """Raise an error if a constant depends on sizes, unless it is a prefix of that for the largest sizes."""
+    largest = programs[-1].constants
+    for program in programs[:-1]:
+        if set(program.constants) != set(largest):
+            raise MismatchError("constants differ")
+        for name, array in program.constants.items():
+            if array.dtype != largest[name].dtype or not _is_prefix(largest[name], array):
+                raise MismatchError(f"the constant '{name}' is computed from sizes")
+
+
+def _is_prefix(whole: np.ndarray, part: np.ndarray) -> bool:
+    """Return whether ``whole`` begins with the bytes of ``part``; an axis of stride 0 is compared only once."""
+    if part.shape == whole.shape:
+        once = tuple(slice(1) if x == y == 0 else slice(None) for x, y in zip(part.strides, whole.strides, strict=True))
+        part, whole = part[once], whole[once]
+    flat, held = (np.ascontiguousarray(a).reshape(-1) for a in (part, whole))
+    return np.array_equal(flat.view(np.uint8), held[: flat.size].view(np.uint8))
+
+
+def _plan_json_without_predictions(made: Plan) -> dict[str, Any]:
+    data = plan_to_dict(made)
+    return {**data, "predicted_s": {}}
+
+
+def _make_range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
+    kernel = kernels.kernels[number]
+    own = [kernels.own.at(p) for p in points]
+    codes = [CpuKernelInterface.of(kernel.at(p, kernels.own.expression.at(p))) for p in own]
+    shapes = general([[list(t.shape) for t in c.taken] for c in codes], FormulaFitter(points))
+    pack = kernel.artifact.prepare
+    return RangeKernel(
+        codes[-1], shapes, kernel.artifact.binary or b"", "" if pack is None else _renumber_variables(pack.source)
+    )
+
+
+def _renumber_variables(source: str) -> str:
+    """Return ``source`` with its variables renumbered in order of appearance."""
+    numbers: dict[str, int] = {}
+    return re.sub(r"\b[a-z]+_\d+\b", lambda m: f"v{numbers.setdefault(m[0], len(numbers))}", source)

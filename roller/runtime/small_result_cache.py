@@ -1,0 +1,48 @@
+"""Small JSON notes next to the cached kernels: results that are cheaper to read than to compute but are not trusted.
+
+A note is found by a digest of its inputs and written atomically; a damaged or unwritable note counts as missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from roller.core.files import make_private_folder, read_file, write_atomically
+from roller.core.library_cache import check_folder_trusted, make_trusted_folder
+
+
+def read_small_result(folder: Path, name: str) -> dict[str, Any]:
+    """Return a note; empty if there is none."""
+    try:
+        check_folder_trusted(folder)
+        found = json.loads(read_file(_result_path(folder, name)))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_small_result(folder: Path, name: str, note: dict[str, Any]) -> bool:
+    """Store a note; return whether that succeeded."""
+    path, text = _result_path(folder, name), json.dumps(note, separators=(",", ":"))
+    try:
+        make_trusted_folder(folder)
+        make_private_folder(path.parent)
+        with write_atomically(path) as file:
+            file.write(text.encode())
+    except OSError:
+        return False
+    return True
+
+
+def clear_small_results(folder: Path) -> None:
+    """Remove all notes, including leftovers from killed writers."""
+    for path in (folder / "notes").glob("*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _result_path(folder: Path, name: str) -> Path:
+    return folder / "notes" / f"{name}.json"
