@@ -30,7 +30,7 @@ UNTRIED = "construction prices few values of every choice, and none of them was 
 
 @dataclass(frozen=True)
 class WhyNot:
-    """Why a named program is worse than the chosen one.
+    """Comparison of a named program with the chosen one, and the reason for the difference.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Random inputs on which sums are exact in every order, so that no error bound hides a missing term.
 
-Sums are exact if the positive and the negative terms each total at most ``1 / eps`` units. The first choice that fits
-is taken: odd multiples of a quarter near normally distributed numbers, ones of either sign, or ones with zeros at
+Sums are exact if the positive and the negative terms each total at most ``1 / eps`` units. The first option that fits
+is used: odd multiples of 1/4 close to normally distributed numbers; values of +-1; or values of +-1 with zeros at
 random positions.
 """
 

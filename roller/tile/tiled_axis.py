@@ -18,7 +18,7 @@ class TiledAxis:
     box, boxes
         Number of units per task (a box), and number of tasks along the axis.
     is_open
-        Whether the number of units may differ from call to call; it is at least that of a group.
+        Whether the number of units may vary between calls; it is never less than ``group``.
     """
 
     # The last group of a box and the last box of the axis start early and overlap their neighbour; the results of both

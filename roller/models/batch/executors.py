@@ -168,7 +168,7 @@ def _restrict_to_candidates(task: CheckAndTimeTask, ids: list[str], timed: bool)
 
 @dataclass
 class ExecutorWorkers:
-    """Any :class:`concurrent.futures.Executor`; without ``bench``, this machine checks and times the kernels.
+    """Workers backed by any :class:`concurrent.futures.Executor`.
 
     Parameters
     ----------
@@ -176,6 +176,8 @@ class ExecutorWorkers:
         Executor that builds; its processes need roller and, for CPU kernels, TVM.
     workers
         Number of tasks that it runs at a time, as far as known.
+    bench, benches
+        Executor that checks and times kernels, and its number of tasks at a time; without it, this machine does.
     owned
         Resources closed at the end, in reverse order.
     staffed

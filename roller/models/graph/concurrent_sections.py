@@ -196,7 +196,7 @@ class _SectionScheduler:
         self.costs, self.graph = costs, Dependencies.of(steps)
         self.constants = large_constant_per_step(program)
         self.share = [costs.share(s) for s in steps]
-        self.longest = self.graph.critical_path_s([costs.whole(s) for s in steps])
+        self.longest = self.graph.critical_path_s_from_each_step([costs.whole(s) for s in steps])
         self.ahead_s = ahead * max(self.longest, default=0.0)
         self.missing = [len(b) for b in self.graph.before]
         self.done = [False] * len(steps)

@@ -28,7 +28,7 @@ class Dependencies:
                 after[source].append(i)
         return cls(before, tuple(map(tuple, after)))
 
-    def critical_path_s(self, seconds: Sequence[float]) -> list[float]:
+    def critical_path_s_from_each_step(self, seconds: Sequence[float]) -> list[float]:
         """Return, for each step, the length of the critical path from its start to the end, in seconds."""
         out = list(seconds)
         for i in reversed(range(len(out))):

@@ -1,4 +1,4 @@
-"""Rewrites products and convolutions fused with the operators after them, and activations."""
+"""Rewrites contrib operators: fused products and convolutions, activations, BiasSoftmax and Pad."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def reduction_plans(program: RProgram) -> tuple[ReductionPlan, ...]:
     )  # fmt: skip
 
 
-def task_coordinate_name(name: str) -> str:
+def coordinate_within_task_name(name: str) -> str:
     """Return the name of an axis's coordinate relative to the start of its task."""
     return f"{name}.task"
 

@@ -14,7 +14,7 @@ from roller.errors import BuildError
 from roller.expr import Load, stride_between_neighbours, strided_run_along
 from roller.te.compat import tirx, tvm
 from roller.te.tvm_expressions import Expr, emit_index
-from roller.templates.cpu.emit.axis_plans import SpatialPlan, task_coordinate_name, task_tile_counter_name
+from roller.templates.cpu.emit.axis_plans import SpatialPlan, coordinate_within_task_name, task_tile_counter_name
 from roller.templates.cpu.emit.loop_nest import (
     Buffer,
     EmittedNests,
@@ -220,7 +220,7 @@ class TileRegisterNest(ByteProductNest):
         box = self.halos.get(self.source)
         if box is not None:
             return int(
-                stride_between_neighbours(box[0].local, box[0].extents, task_coordinate_name(self.rows.name)) or 0
+                stride_between_neighbours(box[0].local, box[0].extents, coordinate_within_task_name(self.rows.name)) or 0
             )
         shape = tuple(int(x) for x in self.buffers[self.source].ty.shape)
         run = strided_run_along(self.mine.index, shape, self.rows.name, int(self.stage.extents[self.rows.name]))

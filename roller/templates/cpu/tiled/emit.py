@@ -27,7 +27,7 @@ from roller.templates.cpu.emit.axis_plans import (
     program_decisions,
     reduction_plans,
     spatial_plans,
-    task_coordinate_name,
+    coordinate_within_task_name,
     task_tile_counter_name,
     tile_coordinate_name,
     tile_counter_name,
@@ -203,7 +203,7 @@ class TiledNest:
             for s, t in zip(loops, at, strict=True):
                 begin = tile_start_coordinate(s, first[s.name] + t)
                 env[task_tile_counter_name(s.name)], env[tile_counter_name(s.name)] = t, first[s.name] + t
-                env[s.name], env[task_coordinate_name(s.name)] = begin, begin - start[s.name]
+                env[s.name], env[coordinate_within_task_name(s.name)] = begin, begin - start[s.name]
             return self._micro_kernel(env, chunk)
 
         return self.nest.grid([count[s.name] for s in loops], tile)
@@ -239,7 +239,7 @@ class TiledNest:
         places = {
             named(s.name): n
             for n, s in enumerate(self.order)
-            for named in (str, tile_coordinate_name, task_coordinate_name)
+            for named in (str, tile_coordinate_name, coordinate_within_task_name)
         }
         loads = [n for n in walk_scalar_tree(self.body) if isinstance(n, Load)]
         changes = [{places[a] for i in ld.index for a in i.axes if a in places} for ld in loads]
@@ -250,7 +250,7 @@ class TiledNest:
         out = dict(env)
         for s, x in zip(self.order, inner, strict=True):
             out[tile_coordinate_name(s.name)] = x
-            out[s.name], out[task_coordinate_name(s.name)] = env[s.name] + x, env[task_coordinate_name(s.name)] + x
+            out[s.name], out[coordinate_within_task_name(s.name)] = env[s.name] + x, env[coordinate_within_task_name(s.name)] + x
         return out
 
     def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:

@@ -13,7 +13,7 @@ from roller.templates.cpu.emit.axis_plans import (
     SpatialPlan,
     block_coordinate_name,
     block_counter_name,
-    task_coordinate_name,
+    coordinate_within_task_name,
     task_tile_counter_name,
     tile_coordinate_name,
     tile_counter_name,
@@ -31,7 +31,7 @@ class BoxPlan:
     extents
         Extents of the largest box (elements).
     local
-        Index into the box, over coordinates relative to the task's start; :func:`task_coordinate_name` names the axes.
+        Index into the box, over coordinates relative to the task's start; :func:`coordinate_within_task_name` names the axes.
     phases
         If above 1, the last dimension is stored as ``[phase][position]``, which makes strided vectors contiguous.
     """
@@ -63,14 +63,14 @@ def plan_box(
             span += abs(t.coef) * (size - 1)
             if t.axis in reduced:
                 low += min(0, t.coef * (size - 1))
-            terms.append(Term(task_coordinate_name(t.axis) if t.axis in sizes else t.axis, t.coef))
+            terms.append(Term(coordinate_within_task_name(t.axis) if t.axis in sizes else t.axis, t.coef))
         base.append(Index(tuple(t for t in i.terms if t.axis in sizes), low))
         extents.append(span)
         local.append(Index(tuple(terms), i.const - low))
     if phases > 1 and vector_axis is not None:
         extents[-1] = -(-extents[-1] // phases)
-        rest = [t for t in local[-1].terms if t.axis != task_coordinate_name(vector_axis)]
-        position = (Term(task_coordinate_name(vector_axis)), *(Term(t.axis, 1, phases) for t in rest))
+        rest = [t for t in local[-1].terms if t.axis != coordinate_within_task_name(vector_axis)]
+        position = (Term(coordinate_within_task_name(vector_axis)), *(Term(t.axis, 1, phases) for t in rest))
         local[-1:] = [Index(tuple(Term(t.axis, 1, 1, phases) for t in rest)), Index(position)]
     extents[-1] += padding
     return BoxPlan(load, tuple(base), tuple(extents), tuple(local), tuple(by_dim), phases)

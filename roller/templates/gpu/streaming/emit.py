@@ -89,7 +89,7 @@ class _StreamKernel:
         return self.ctx.is_in_global_memory(ld.tensor) and not ld.guard and any(i.axes for i in ld.index)
 
     @cached_property
-    def _body(self) -> Scalar:
+    def _stage_body_with_named_loads(self) -> Scalar:
         """Body of the stage, with names in place of the loads that are fetched or staged."""
         return replace_loads_by_names(self.stage.body, {**self.apart, **{f.load: f.name for f in self.found}})
 
