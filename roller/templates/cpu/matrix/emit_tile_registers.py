@@ -220,7 +220,8 @@ class TileRegisterNest(ByteProductNest):
         box = self.halos.get(self.source)
         if box is not None:
             return int(
-                stride_between_neighbours(box[0].local, box[0].extents, coordinate_within_task_name(self.rows.name)) or 0
+                stride_between_neighbours(box[0].local, box[0].extents, coordinate_within_task_name(self.rows.name))
+                or 0
             )
         shape = tuple(int(x) for x in self.buffers[self.source].ty.shape)
         run = strided_run_along(self.mine.index, shape, self.rows.name, int(self.stage.extents[self.rows.name]))

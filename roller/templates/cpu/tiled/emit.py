@@ -22,12 +22,12 @@ from roller.templates.cpu.emit.axis_plans import (
     SpatialPlan,
     block_coordinate_name,
     block_counter_name,
+    coordinate_within_task_name,
     plans_with_run_time_extents,
     power_of_two_below,
     program_decisions,
     reduction_plans,
     spatial_plans,
-    coordinate_within_task_name,
     task_tile_counter_name,
     tile_coordinate_name,
     tile_counter_name,
@@ -250,7 +250,10 @@ class TiledNest:
         out = dict(env)
         for s, x in zip(self.order, inner, strict=True):
             out[tile_coordinate_name(s.name)] = x
-            out[s.name], out[coordinate_within_task_name(s.name)] = env[s.name] + x, env[coordinate_within_task_name(s.name)] + x
+            out[s.name], out[coordinate_within_task_name(s.name)] = (
+                env[s.name] + x,
+                env[coordinate_within_task_name(s.name)] + x,
+            )
         return out
 
     def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:

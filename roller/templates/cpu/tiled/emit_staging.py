@@ -31,7 +31,8 @@ class BoxPlan:
     extents
         Extents of the largest box (elements).
     local
-        Index into the box, over coordinates relative to the task's start; :func:`coordinate_within_task_name` names the axes.
+        Index into the box, over coordinates relative to the task's start; :func:`coordinate_within_task_name` names
+        the axes.
     phases
         If above 1, the last dimension is stored as ``[phase][position]``, which makes strided vectors contiguous.
     """

@@ -132,7 +132,9 @@ class _StreamKernel:
         local = {f.name: reader_of_one_register(f.buffer, f.index(at)) for f in self.found}
         inside_tile = {a: x - self.base[a] for a, x in env.items()}
         local |= {self.apart[t.load]: reader_of_one_register(t.target, t.offset(inside_tile)) for t in self.tiles}
-        return convert_to_output_dtype(emit_scalar(self._body, env, self.ctx.readers(local)), self.stage)
+        return convert_to_output_dtype(
+            emit_scalar(self._stage_body_with_named_loads, env, self.ctx.readers(local)), self.stage
+        )
 
 
 def kernels(ctx: KernelContext, program: RProgram, stages: Sequence[Stage]) -> list[Stmt]:
