@@ -240,7 +240,7 @@ def _infer_transaction_size(timed: Mapping[str, TimedCase], field: str) -> Measu
 
 
 def latency_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan that times pointer chains through the scratchpad, part of L2, and memory of four times its size."""
+    """Return the plan that times pointer chains through the scratchpad, part of L2, and four times the size of L2."""
     capacity = spec.layer("l2").capacity_bytes
     inputs = (
         BufferContents("chain", 1024),
