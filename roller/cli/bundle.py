@@ -146,9 +146,9 @@ def build_operators(
     """Build all jobs in parallel; return their results by id. Raise an error if all fail."""
     import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
 
-    with track_progress("operators", len(jobs)) as told:
+    with track_progress("operators", len(jobs)) as details:
         built = build_all(
-            jobs, build_one, workers=workers, timeout_s=900.0, on_result=lambda record: told(record.candidate_id)
+            jobs, build_one, workers=workers, timeout_s=900.0, on_result=lambda record: details(record.candidate_id)
         )
     if not any(r.value is not None for r in built.values()):
         reasons = grouped_reasons(r.record for r in built.values()).rstrip(".")

@@ -21,13 +21,13 @@ def note_unprobed_processor(name: str, spec: DeviceSpec) -> None:
     note = unprobed_note(spec) if canonical_device_name(name) == THIS_MACHINE and not is_quiet() else ""
     if not note:
         return
-    told = profile_path(spec.machine).with_suffix(".told")
-    if told.exists():
+    details = profile_path(spec.machine).with_suffix(".told")
+    if details.exists():
         return
     typer.echo(f"roller: note: {note} This is said once.", err=True)
     with contextlib.suppress(OSError):  # if the mark cannot be written, the note is printed again next time
-        told.parent.mkdir(parents=True, exist_ok=True)
-        told.touch()
+        details.parent.mkdir(parents=True, exist_ok=True)
+        details.touch()
 
 
 def warn_of_suspicious_spec(name: str) -> None:

@@ -76,8 +76,8 @@ def _format_warning(
 ) -> str:
     """Format a warning as one line without its source location, which does not help users."""
     del filename, lineno, line
-    told = category.__name__ if not issubclass(category, RollerWarning) else "warning"
-    return f"roller: {told}: {message}\n"
+    details = category.__name__ if not issubclass(category, RollerWarning) else "warning"
+    return f"roller: {details}: {message}\n"
 
 
 def main(arguments: list[str] | None = None) -> None:

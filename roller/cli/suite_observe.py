@@ -154,10 +154,10 @@ def _print_verdicts(screen: Screen, verdicts: Sequence[Verdict], every: bool) ->
 def _device_choice_title(costs: Sequence[DeviceCost], rates: RateCard | None) -> str:
     best = [one.device for one in costs if one.cheapest]
     counts = sorted({(best.count(device), device) for device in best}, reverse=True)
-    told = ", ".join(f"{device} {count}" for count, device in counts)
+    details = ", ".join(f"{device} {count}" for count, device in counts)
     if rates is None:
-        return f"which device is fastest, at the best batch that fits: {told} (with --prices also which is cheapest)"
-    return f"which device is cheapest at your prices, at the best batch that fits: {told}"
+        return f"which device is fastest, at the best batch that fits: {details} (with --prices also which is cheapest)"
+    return f"which device is cheapest at your prices, at the best batch that fits: {details}"
 
 
 def _device_choice_table(costs: Sequence[DeviceCost], rates: RateCard | None) -> Table:

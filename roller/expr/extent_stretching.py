@@ -165,8 +165,8 @@ def _check_guards_and_constants(expr: TensorExpr, axis: str, stage: Stage, rates
                     expr, axis, f"it is summed over, and a constant of stage '{s.name}' may depend on it"
                 )
     nodes = list(walk_scalar_tree(stage.body))
-    told = any(isinstance(n, IndexValue) and any((stage.name, a) in rates for a in n.index.axes) for n in nodes)
-    if told and (any(isinstance(n, IndexValue) and n.index.const for n in nodes) or _has_constant(stage)):
+    details = any(isinstance(n, IndexValue) and any((stage.name, a) in rates for a in n.index.axes) for n in nodes)
+    if details and (any(isinstance(n, IndexValue) and n.index.const for n in nodes) or _has_constant(stage)):
         raise _undetermined_extent_error(
             expr, axis, f"stage '{stage.name}' computes with positions, and its constants may depend on it"
         )

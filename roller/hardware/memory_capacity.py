@@ -54,9 +54,9 @@ def device_memory_capacity(spec: DeviceSpec) -> MemoryCapacity:
     layer = spec.layer("global" if spec.traits.discrete else spec.traits.home)
     path, size = f"memory_layers.{layer.name}", int(layer.capacity_bytes)
     source = spec.sources.get(f"{path}.capacity_bytes", "override")
-    told = spec.sources.get(f"{path}.reported_bytes", "override")
-    if layer.reported_bytes is None or (source in _OF_THIS and told not in _OF_THIS):
+    details = spec.sources.get(f"{path}.reported_bytes", "override")
+    if layer.reported_bytes is None or (source in _OF_THIS and details not in _OF_THIS):
         doubtful = int(size * (1 - _LEAST_OF_DATASHEET)) if spec.traits.discrete and source not in _OF_THIS else 0
         return MemoryCapacity(size, size, doubtful, source if source in _OF_THIS else "datasheet")
     least = int(layer.reported_bytes)
-    return MemoryCapacity(least, max(least, int(layer.reported_most_bytes or 0)), 0, told)
+    return MemoryCapacity(least, max(least, int(layer.reported_most_bytes or 0)), 0, details)

@@ -115,9 +115,9 @@ def _memory_amount_warnings(spec: DeviceSpec) -> Iterator[str]:
                f"{_LEAST_OF_CACHE} times the {bytes_text(caches[-1].capacity_bytes)} of {caches[-1].name}: is it in "
                "KiB or MiB?")  # fmt: skip
     for name in ("reported_bytes", "reported_most_bytes"):
-        told = getattr(home, name)
-        if told is not None and not 0.8 * home.capacity_bytes <= told <= 1.1 * home.capacity_bytes:
-            yield (f"memory_layers.{home.name}.{name}: {bytes_text(told)} beside a capacity of "
+        details = getattr(home, name)
+        if details is not None and not 0.8 * home.capacity_bytes <= details <= 1.1 * home.capacity_bytes:
+            yield (f"memory_layers.{home.name}.{name}: {bytes_text(details)} beside a capacity of "
                    f"{bytes_text(home.capacity_bytes)}: check both")  # fmt: skip
     limits, least, most = spec.limits, *_REGISTERS
     if limits.registers_per_unit and limits.threads_per_unit:
@@ -261,9 +261,9 @@ def _note_warnings(spec: DeviceSpec, x: SourcedNumber) -> Iterator[str]:
     if x.path.startswith("compute.") and family.partition(".")[0] in ("fma", "dot", "matrix", "group_matrix"):
         yield from _rate_note_warnings(spec, x, value)
     elif x.path.endswith("bandwidth_bytes_per_s"):
-        told = [float(n) * _POWERS[p] for n, p in _BYTES.findall(x.note)]
-        if len(told) == 1 and not 0.02 < value / told[0] < 50:
-            noted = _format_bandwidth(told[0])
+        details = [float(n) * _POWERS[p] for n, p in _BYTES.findall(x.note)]
+        if len(details) == 1 and not 0.02 < value / details[0] < 50:
+            noted = _format_bandwidth(details[0])
             yield f"{x.path}: {_format_bandwidth(value)} beside {noted} of its own note: check the unit"
 
 
@@ -271,13 +271,13 @@ def _rate_note_warnings(spec: DeviceSpec, x: SourcedNumber, value: float) -> Ite
     """Yield a warning if a rate contradicts the unit counts or the operations per second in its note."""
     clocks = [c for c in (spec.clock_hz, spec.sustained_clock_hz) if c]
     peaks = [2 * value * spec.units * c for c in clocks]
-    told = [float(n) * _POWERS[p] for n, p in _OPS.findall(x.note)]
+    details = [float(n) * _POWERS[p] for n, p in _OPS.findall(x.note)]
     # A note may give the rate of a whole board of two devices, or count sparse products twice.
     parts = (1, 2) if "of the board" in x.note else (1,)
-    near = any(abs(peak * k / t - 1) <= _NOTE_APART for t in told for peak in peaks for k in parts)
-    if told and not near:
+    near = any(abs(peak * k / t - 1) <= _NOTE_APART for t in details for peak in peaks for k in parts)
+    if details and not near:
         yield (f"{x.path}: {value:g} x 2 x {spec.units} units x {spec.clock_hz / 1e9:.4g} GHz are "
-               f"{peaks[0] / 1e12:.4g} T operations/s, beside {told[0] / 1e12:.4g} of its own note")  # fmt: skip
+               f"{peaks[0] / 1e12:.4g} T operations/s, beside {details[0] / 1e12:.4g} of its own note")  # fmt: skip
     for count, each in _UNITS.findall(x.note):
         if int(count) * int(each) != value:
             yield f"{x.path}: {value:g} beside {count} times {each} of its own note"

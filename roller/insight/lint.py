@@ -110,8 +110,8 @@ class Advice:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data without the expressions."""
-        told = {k: v for k, v in vars(self).items() if k not in ("expression", "padded")}
-        return {**told, "pads": [asdict(p) for p in self.pads], "gain": self.gain}
+        details = {k: v for k, v in vars(self).items() if k not in ("expression", "padded")}
+        return {**details, "pads": [asdict(p) for p in self.pads], "gain": self.gain}
 
 
 @dataclass(frozen=True)

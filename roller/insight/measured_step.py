@@ -122,10 +122,10 @@ def measure_step(
         raise ModelError(f"measure: budget_s: expected seconds above 0, got {shown(budget_s)}. Pass e.g. 60.")
     options = TraceOptions(batch, None, amp, checkpoint)
     with ProjectTracer(entry, python=python) as project:
-        trace, told = project.measure(options, float(budget_s))
-    timed = told["operators"]
+        trace, details = project.measure(options, float(budget_s))
+    timed = details["operators"]
     return MeasuredStep(
-        trace, tuple(median for median, _, _ in timed), told["median_s"], told["lower_s"], told["upper_s"],
-        told["is_stable"], tuple(told["samples_s"]), told["process_peak_bytes"], told["machine"], tuple(told["notes"]),
+        trace, tuple(median for median, _, _ in timed), details["median_s"], details["lower_s"], details["upper_s"],
+        details["is_stable"], tuple(details["samples_s"]), details["process_peak_bytes"], details["machine"], tuple(details["notes"]),
         operator_interval_s=tuple((lower, upper) for _, lower, upper in timed),
     )  # fmt: skip

@@ -140,12 +140,12 @@ def progress_listener_for_pipe(answers: int) -> Callable[[str, int, int], None]:
 
 def rate_limited_listener(tell: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
     """Return a listener that passes progress on to ``tell`` at a limited rate."""
-    told = time.monotonic()
+    details = time.monotonic()
 
     def listener(stage: str, done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > _EVERY_S:
-            told = time.monotonic()
+        nonlocal details
+        if time.monotonic() - details > _EVERY_S:
+            details = time.monotonic()
             tell(stage, done, total)
 
     return listener

@@ -122,10 +122,10 @@ def _add_verdict_if_wrong(
     def near(array: np.ndarray, judge: tuple[np.ndarray, ...] | None) -> bool | None:
         return None if judge is None else _measure_difference(found.output, array, judge[position], tolerance).ok
 
-    told = decide_which_is_right(
+    details = decide_which_is_right(
         near(got, others.reference), near(wanted, others.reference), near(got, others.unoptimised)
     )
-    return replace(found, right=told.right, why=told.why)
+    return replace(found, right=details.right, why=details.why)
 
 
 def _measure_difference(name: str, got: np.ndarray, wanted: np.ndarray, tolerance: float | None) -> Difference:

@@ -243,11 +243,11 @@ def compile_for_device(
         settings = settings.with_threads(validate_threads(how.threads, target.spec.traits.discrete))
     kept = KernelCache() if how.cache else None
     try:
-        with progress_callback(how.progress) as show, report_count_on_interrupt(show, kept=kept is not None) as told:
+        with progress_callback(how.progress) as show, report_count_on_interrupt(show, kept=kept is not None) as details:
             taken = program() if callable(program) else program
             if target.here:
                 require_runtimes(flatten_lanes(taken.steps))
-            made = compile_program(taken, target, settings, crew, kept, progress=told, side_by_side=how.side_by_side)
+            made = compile_program(taken, target, settings, crew, kept, progress=details, side_by_side=how.side_by_side)
     finally:
         crew.close()
     if target.judged:

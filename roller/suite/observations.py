@@ -207,8 +207,8 @@ def _inefficient_long_kernel_cases(studies: Studies) -> Iterator[Case]:
             use for use in row["kernels"]
             if use["share"] >= LONG and (use["peak_share"] or 0.0) <= FAR_BELOW * row["peak_share"]
         ]  # fmt: skip
-        told = ", ".join(f"{use['name']} {_percent_text(use['share'])} of the time" for use in far[:2]) or "none"
-        yield Case(model, name, bool(far), told)
+        details = ", ".join(f"{use['name']} {_percent_text(use['share'])} of the time" for use in far[:2]) or "none"
+        yield Case(model, name, bool(far), details)
 
 
 def _higher_peak_utilisation_cases(studies: Studies) -> Iterator[Case]:
@@ -228,8 +228,8 @@ def _higher_peak_utilisation_cases(studies: Studies) -> Iterator[Case]:
             rows = [rows[max(common)] for rows in (small, large)]
             shares = [(row["compute_utilisation"], row["peak_share"]) for row in rows]
             agrees = all(after <= before + LEVEL for before, after in zip(*shares, strict=True))
-            told = " and ".join(f"active {_percent_text(a)}, of peak {_percent_text(p)}" for a, p in shares)
-            yield Case(model, f"{model}, {one} and {other}, batch {max(common)}", agrees, told)
+            details = " and ".join(f"active {_percent_text(a)}, of peak {_percent_text(p)}" for a, p in shares)
+            yield Case(model, f"{model}, {one} and {other}, batch {max(common)}", agrees, details)
 
 
 def _feature_map_share_cases(studies: Studies) -> Iterator[Case]:

@@ -90,8 +90,8 @@ class ForkedWorkers:
         """Check untimed kernels one after another in a few processes, without a timeout."""
         # Forking a process that holds TVM takes as long as such a check, so processes are reused. A kernel may corrupt
         # its process: after any failure all kernels are checked again, each in a process of its own.
-        told = None if on_result is None else lambda record: on_result(record.candidate_id)
-        found = build_all(tasks, run_task, workers=self.workers, timeout_s=float("inf"), on_result=told, reuse=True)
+        details = None if on_result is None else lambda record: on_result(record.candidate_id)
+        found = build_all(tasks, run_task, workers=self.workers, timeout_s=float("inf"), on_result=details, reuse=True)
         right = all(r.value is not None and all(x.ok for x in r.value.values()) for r in found.values())
         return found if right else self.map(tasks, patient=True)
 
@@ -112,10 +112,10 @@ class ForkedWorkers:
         meanwhile: Callable[[], None] | None,
     ) -> Results:
         timeout_s = float("inf") if patient else _BUILD_S
-        told = None if on_result is None else lambda record: on_result(record.candidate_id)
+        details = None if on_result is None else lambda record: on_result(record.candidate_id)
         reuse = not any(t.runs_kernels for t in tasks.values())
         return build_all(
-            tasks, run_task, workers=self.workers, timeout_s=timeout_s, on_result=told, reuse=reuse, meanwhile=meanwhile
+            tasks, run_task, workers=self.workers, timeout_s=timeout_s, on_result=details, reuse=reuse, meanwhile=meanwhile
         )
 
     def judge(self, task: CheckAndTimeTask) -> dict[str, Record]:

@@ -32,9 +32,9 @@ class RepeatedNodes:
         if any(isinstance(v, np.ndarray) for v in node.attributes.values()):
             return None
         types = tuple((values[n].shape, values[n].dtype) for n in (*node.inputs, node.outputs[0]))
-        told = tuple(sorted((k, repr(v)) for k, v in node.attributes.items()))
+        details = tuple(sorted((k, repr(v)) for k, v in node.attributes.items()))
         same = tuple(map(node.inputs.index, node.inputs)) if len(node.inputs) > 1 else (0,)
-        return node.domain, node.op, node.version, told, types, same
+        return node.domain, node.op, node.version, details, types, same
 
     def part(self, kind: Hashable, node: Node, origin: str) -> ComputedPart | None:
         """Return the part of a node whose kind is known; otherwise ``None``."""

@@ -178,7 +178,7 @@ def _unroll_scan(
         raise _UnsupportedControlFlow(
             "the Scan of operator set 8 is not read. Convert the model (onnx.version_converter)"
         )
-    told = {a.name: list(a.ints) for a in node.attribute if a.type == onnx.AttributeProto.INTS}
+    details = {a.name: list(a.ints) for a in node.attribute if a.type == onnx.AttributeProto.INTS}
     count = next((int(a.i) for a in node.attribute if a.name == "num_scan_inputs"), 0)
     if not 0 < count <= len(inputs):
         raise _UnsupportedControlFlow(
@@ -187,8 +187,8 @@ def _unroll_scan(
     body = _body_graph(node, "body")
     state, sources = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
     collected = len(body.output) - len(state)
-    axes, out_axes = told.get("scan_input_axes", [0] * count), told.get("scan_output_axes", [0] * collected)
-    back, out_back = told.get("scan_input_directions", [0] * count), told.get("scan_output_directions", [0] * collected)
+    axes, out_axes = details.get("scan_input_axes", [0] * count), details.get("scan_output_axes", [0] * collected)
+    back, out_back = details.get("scan_input_directions", [0] * count), details.get("scan_output_directions", [0] * collected)
     axes = [a % len(tracer.values[s].shape) for a, s in zip(axes, sources, strict=True)]
     lengths = {tracer.values[s].shape[a] for s, a in zip(sources, axes, strict=True)}
     if len(lengths) != 1:

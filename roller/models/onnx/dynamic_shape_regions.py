@@ -71,8 +71,8 @@ def trace_reader_of_dynamic_value(
     if not leave_to_runtime(
         tracer, node, inputs, scope, label, f"reads '{read}', whose shape is known only at run time"
     ):
-        told = Node(node.op_type, inputs, (), {}, label)
-        tracer.refuse(told, f"reads '{read}', whose shape is known only at run time; onnx cannot infer its result")
+        details = Node(node.op_type, inputs, (), {}, label)
+        tracer.refuse(details, f"reads '{read}', whose shape is known only at run time; onnx cannot infer its result")
         tracer.forget(node, scope)
 
 
@@ -108,10 +108,10 @@ def _check_border_dtypes(graph: Graph, whole: Iterable[Node], loose: Mapping[str
             if n in graph.values and graph.values[n].dtype not in DTYPE_BYTES:
                 odd[n] = graph.values[n].dtype
     if odd:
-        told = tuple(f"'{n}' is {dtype}" for n, dtype in odd.items())
+        details = tuple(f"'{n}' is {dtype}" for n, dtype in odd.items())
         raise UnsupportedError(
-            f"{graph.name}: values that pass between kernels and ONNX Runtime:\n  " + "\n  ".join(told)
-            + "\nChange the nodes that make them.", graph.name, told,
+            f"{graph.name}: values that pass between kernels and ONNX Runtime:\n  " + "\n  ".join(details)
+            + "\nChange the nodes that make them.", graph.name, details,
         )  # fmt: skip
 
 

@@ -24,19 +24,19 @@ class ExternalData:
     def array(self, tensor: onnx.TensorProto) -> np.ndarray:
         """Return a tensor as a read-only memory map; tensors at the same location share one array."""
         where = f"external data of '{tensor.name}'"
-        told = {e.key: e.value for e in tensor.external_data}
-        path, size = self._checked_file(told.get("location", ""), where)
+        details = {e.key: e.value for e in tensor.external_data}
+        path, size = self._checked_file(details.get("location", ""), where)
         dtype, shape = dtype_name(tensor.data_type), tuple(tensor.dims)
         if dtype is None or min(shape, default=1) < 0:
             raise ModelError(f"{where}: expected a numeric type and a shape, got {tensor.data_type} and {list(shape)}.")
         element = onnx_dtype(dtype)
         if "int4" in dtype or "float4" in dtype or "int2" in dtype:
             raise ModelError(f"{where}: packed elements ({dtype}) are not read from files. Convert them to int8.")
-        offset = _parse_byte_count(told.get("offset", "0"), "offset", where)
+        offset = _parse_byte_count(details.get("offset", "0"), "offset", where)
         count = 1
         for dim in shape:
             count *= dim
-        length = _parse_byte_count(told["length"], "length", where) if told.get("length") else count * element.itemsize
+        length = _parse_byte_count(details["length"], "length", where) if details.get("length") else count * element.itemsize
         if length != count * element.itemsize or offset + length > size:
             raise ModelError(
                 f"{where}: expected {count * element.itemsize} bytes at offset {offset}, got length {length} in a file "

@@ -99,12 +99,12 @@ def _append_reshape(tracer: GraphTracer, node: onnx.NodeProto, name: str, shape:
 
 def _convert_broadcast_axis(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Reshape the second operand so that it aligns with the first operand at ``axis``."""
-    told, axis = bool(_attribute_value(node, "broadcast", 0)), _attribute_value(node, "axis")
+    details, axis = bool(_attribute_value(node, "broadcast", 0)), _attribute_value(node, "axis")
     _drop_attributes(node, "broadcast", "axis")
     one, other = (tracer.values[n] for n in inputs)
     if one.shape == other.shape:
         return inputs
-    if not told:
+    if not details:
         raise _UnconvertibleNode(
             f"its operands have shapes {list(one.shape)} and {list(other.shape)}, and broadcast is not set"
         )

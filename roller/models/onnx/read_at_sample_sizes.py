@@ -107,14 +107,14 @@ def _check_formulas_at_ends(found: SampledModel, read: Callable[[Sizes], Program
     """Verify the formulas for lengths and result shapes at the ends of the ranges."""
     # Sizes of 1 are checked only here: their steps differ, because axes of one element vanish.
     names = list(found.programs[0].values)
-    told = general([[list(p.values[n].shape) for n in names] for p in found.programs], FormulaFitter(found.points))
+    details = general([[list(p.values[n].shape) for n in names] for p in found.programs], FormulaFitter(found.points))
     known = [tuple(p[n] for n in found.box.ends) for p in (*found.points, found.box.high)]
     for end in (e for e in _pairwise_end_sizes(found.box) if tuple(e.values()) not in known):
         try:
             meant = read(end)
         except RollerError as err:
             raise MismatchError(f"at {end}: {err}") from err
-        for name, shape in zip(names, told.at(found.box.with_derived_sizes(end)), strict=True):
+        for name, shape in zip(names, details.at(found.box.with_derived_sizes(end)), strict=True):
             if name not in meant.values:
                 continue
             here = meant.values[name].shape

@@ -84,8 +84,8 @@ class Inference:
             return self._inferred_types(schema, node, traced, data, declared)
         # Layers repeat: equal nodes with equal input types have equal result types.
         given = tuple((v.shape, v.dtype) if (v := self.values.get(i)) else None for i in traced.inputs)
-        told = b"".join(a.SerializeToString() for a in node.attribute)
-        key = traced.domain, traced.op, traced.version, told, given, tuple(map(bool, node.output))
+        details = b"".join(a.SerializeToString() for a in node.attribute)
+        key = traced.domain, traced.op, traced.version, details, given, tuple(map(bool, node.output))
         if key in self._seen and not any(declared):
             return self._seen[key]
         types = self._inferred_types(schema, node, traced, data, declared)
@@ -129,8 +129,8 @@ class Inference:
         """Return the result of onnx's inference for a node; ``names`` maps the node's input names to unique ones."""
         given = {n: self._type(name) for n, name in names.items()}
         if (forgotten := _FORGOTTEN.get(node.op_type)) is not None and forgotten[0] not in traced.attributes:
-            told, node = node, onnx.NodeProto()
-            node.CopyFrom(told)
+            details, node = node, onnx.NodeProto()
+            node.CopyFrom(details)
             node.attribute.append(onnx.helper.make_attribute(*forgotten))
         try:
             found: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(

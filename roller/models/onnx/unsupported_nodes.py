@@ -25,9 +25,9 @@ def unsupported_nodes_error(tracer: GraphTracer, inputs: Sequence[str]) -> Unsup
     """Return the error that lists all nodes that cannot be compiled; ``None`` if the reader refused none."""
     nodes = [n for n in tracer.nodes if tracer.loose is None or n.name not in tracer.loose.nodes]
     odd = {node.name: value for node in nodes if (value := _value_of_unsupported_dtype(tracer, node)) is not None}
-    told = (f"{n.op} '{n.name}': '{odd[n.name].name}' is {odd[n.name].dtype}, which is not compiled"
+    details = (f"{n.op} '{n.name}': '{odd[n.name].name}' is {odd[n.name].dtype}, which is not compiled"
             for n in nodes if n.name in odd)  # fmt: skip
-    found = [*tracer.refused, *told]
+    found = [*tracer.refused, *details]
     if not found:
         return None
     unlowered = _nodes_without_lowering(tracer, nodes, inputs, set(odd))

@@ -111,9 +111,9 @@ def _restore_session(folder: Container, verify: bool, threads: int | None) -> Se
         for row in body["kernels"]
     }
     plan = plan_from_dict(body["plan"], {}, str(folder.folder / SAVED.manifest))
-    told = {str(row["key"]): row["artifact"]["file"] for row in body["kernels"] if "artifact" in row}
+    details = {str(row["key"]): row["artifact"]["file"] for row in body["kernels"] if "artifact" in row}
     cores = int(body["cores"]) if threads is None else threads
-    return Session.from_parts(SessionParts(plan, kernels, constants, cores, runner, SavedArtifacts(folder, told)))
+    return Session.from_parts(SessionParts(plan, kernels, constants, cores, runner, SavedArtifacts(folder, details)))
 
 
 def _parse_panel_key(key: Any, names: Any) -> PanelKey:

@@ -8,9 +8,9 @@ from roller.perf.term_tree import Term, TermBuilder
 from roller.templates.bsp.common.price import Parts
 
 
-def explained(told: Sequence[Parts]) -> Term:
-    """Return the predicted time of the single program in ``told``, in seconds, as a tree of terms."""
-    p, at = told[0], TermBuilder()
+def explained(details: Sequence[Parts]) -> Term:
+    """Return the predicted time of the single program in ``details``, in seconds, as a tree of terms."""
+    p, at = details[0], TermBuilder()
     terms, d, spec = p["terms"], p["decided"], p["spec"]
     parts = (_compute_term(p, at), _exchange_term(p, at),
              at.made("product", "synchronisation", terms["sync_s"], "s",

@@ -41,17 +41,17 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
             yield from template.pool(geometry, spec, options) if template.pool else ()
 
 
-def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
+def price(batch: TileBatch, spec: DeviceSpec, details: list[Parts] | None = None) -> Terms:
     """Price a batch with its template; return ``seconds`` and its terms as arrays of shape ``(N,)``."""
-    return template_for_programs(TEMPLATES, batch).price(batch, spec, told)
+    return template_for_programs(TEMPLATES, batch).price(batch, spec, details)
 
 
 def price_programs(
-    batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
+    batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, details: list[Parts] | None = None
 ) -> Terms:
     """Price the programs of a batch; their price depends only on the batch."""
     del programs
-    return price(batch, spec, told)
+    return price(batch, spec, details)
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats | None:

@@ -14,9 +14,9 @@ from roller.templates.cpu.common.task_scheduling_costs import Parts
 _LAYERS = {"l2_s": ("l2", "L2"), "l3_s": ("l3", "L3"), "dram_s": ("dram", "DRAM")}
 
 
-def explained(told: Sequence[Parts]) -> Term:
-    """Return a program's predicted time, in seconds, as a term, from the parts that its price recorded in ``told``."""
-    p = told[0]
+def explained(details: Sequence[Parts]) -> Term:
+    """Return a program's predicted time, in seconds, as a term, from the parts that its price recorded in ``details``."""
+    p = details[0]
     ways: dict[str, Callable[[Parts, TermBuilder], Term]] = {
         "tiled": _tiled_term, "matrix": _tiled_term, "dots": _dot_product_term, "rows": _streamed_term,
         "streaming": _streamed_term,

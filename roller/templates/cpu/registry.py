@@ -92,23 +92,23 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
         yield from template.whole(expr, spec, options) if template.whole else ()
 
 
-def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
+def price(batch: TileBatch, spec: DeviceSpec, details: list[Parts] | None = None) -> Terms:
     """Price a batch with its template: return ``seconds`` and its terms as arrays of shape ``(N,)``."""
-    # The intermediate values are appended to ``told``, for explanations (:mod:`roller.templates.cpu.price_terms`).
+    # The intermediate values are appended to ``details``, for explanations (:mod:`roller.templates.cpu.price_terms`).
     template = template_for_programs(TEMPLATES, batch)
     parts: Parts = {"spec": spec, "batch": batch, "way": template.name}
     terms = parts["terms"] = template.price(batch, spec, parts)
-    if told is not None:
-        told.append(parts)
+    if details is not None:
+        details.append(parts)
     return terms
 
 
 def price_programs(
-    batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
+    batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, details: list[Parts] | None = None
 ) -> Terms:
     """Price the programs of a batch, which have no fields beyond those of the batch."""
     del programs
-    return price(batch, spec, told)
+    return price(batch, spec, details)
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats | None:

@@ -25,12 +25,12 @@ from roller.templates.gpu.common.price import Parts
 _WAVES, _ONLY = ("full waves", "last wave"), "the only wave"
 
 
-def explained(told: Sequence[Parts]) -> Term:
-    """Return the predicted time of the single program in ``told``, in seconds, as a tree of terms."""
-    kernel = _kernel_term(told[0])
-    if len(told) == 1:
+def explained(details: Sequence[Parts]) -> Term:
+    """Return the predicted time of the single program in ``details``, in seconds, as a tree of terms."""
+    kernel = _kernel_term(details[0])
+    if len(details) == 1:
         return kernel
-    r, more = TermBuilder(), told[1]
+    r, more = TermBuilder(), details[1]
     ways = [_transform_term(name, p) for name, p in zip(("transforms of inputs", "transform of results"),
                                                         more["transforms"],
                                                    strict=True)]  # fmt: skip
@@ -215,28 +215,28 @@ def _teus_per_unit_term(p: Parts, blocks: Any, at: TermBuilder) -> Term:
 def _arithmetic_cycles_term(p: Parts, blocks: Any, at: TermBuilder) -> Term:
     """Return the term for the cycles of :meth:`BlockWork.arithmetic` with ``blocks`` blocks on a unit."""
     work: BlockWork = p["work"]
-    share, told = _teus_per_scheduler_term(p, blocks, at), work.told(blocks, p["spec"].teu.schedulers_per_unit)
-    whole = at.made("ceiling", "TEUs of the busiest scheduler", told["whole"], "", share)
-    products = at.made("product", "FMA pipes", told["fma"], "cycles", whole,
+    share, details = _teus_per_scheduler_term(p, blocks, at), work.details(blocks, p["spec"].teu.schedulers_per_unit)
+    whole = at.made("ceiling", "TEUs of the busiest scheduler", details["whole"], "", share)
+    products = at.made("product", "FMA pipes", details["fma"], "cycles", whole,
                        at.given("cycles of a register tile", work.fma, "cycles"))  # fmt: skip
-    loops = at.made("product", "operand loads and loop", told["overhead"], "cycles", share,
+    loops = at.made("product", "operand loads and loop", details["overhead"], "cycles", share,
                     at.given("cycles around a register tile", work.overhead, "cycles"))  # fmt: skip
     chain = at.given("latency of a register tile", work.chain, "cycles")
-    busy = at.made("sum", "one register tile of every TEU", told["busy"], "cycles", chain, products, loops)
-    slots = at.made("product", "issue slots of it", told["issue"], "cycles", share,
+    busy = at.made("sum", "one register tile of every TEU", details["busy"], "cycles", chain, products, loops)
+    slots = at.made("product", "issue slots of it", details["issue"], "cycles", share,
                     at.given("issue slots of a register tile", work.issue, "cycles"))  # fmt: skip
-    reads = at.made("product", "scratchpad reads of it", told["scratchpad"], "cycles", _teus_per_unit_term(p, blocks,
+    reads = at.made("product", "scratchpad reads of it", details["scratchpad"], "cycles", _teus_per_unit_term(p, blocks,
                                                                                                            at),
                     at.given("wavefronts of a register tile", work.scratchpad, "cycles"), layer="shared")  # fmt: skip
-    group = at.made("largest", "slowest pipe", told["group"], "cycles", busy, slots, reads)
-    groups = at.made("product", "register tiles of a step", told["groups"], "cycles",
+    group = at.made("largest", "slowest pipe", details["group"], "cycles", busy, slots, reads)
+    groups = at.made("product", "register tiles of a step", details["groups"], "cycles",
                      at.given("register tiles along a step", work.groups), group)  # fmt: skip
-    addresses = at.made("product", "multiplications of addresses", told["multiplies"], "cycles", share,
+    addresses = at.made("product", "multiplications of addresses", details["multiplies"], "cycles", share,
                         at.given("cycles of a TEU", work.multiplies, "cycles"))  # fmt: skip
-    step = at.made("sum", "one reduction step", told["step"], "cycles", groups, addresses)
-    steps = at.made("product", "all reduction steps", told["steps"], "cycles",
+    step = at.made("sum", "one reduction step", details["step"], "cycles", groups, addresses)
+    steps = at.made("product", "all reduction steps", details["steps"], "cycles",
                     at.given("reduction steps", work.steps), step)  # fmt: skip
-    return at.made("sum", "cycles of arithmetic", told["cycles"], "cycles", steps,
+    return at.made("sum", "cycles of arithmetic", details["cycles"], "cycles", steps,
                    at.given("final exchange", work.combine, "cycles"))  # fmt: skip
 
 

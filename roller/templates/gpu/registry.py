@@ -134,17 +134,17 @@ def _constructed_programs(expr: TensorExpr, spec: DeviceSpec, options: Construct
 
 
 def price(
-    batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, told: list[Parts] | None = None
+    batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, details: list[Parts] | None = None
 ) -> Terms:
     """Price a batch with its template; see :func:`roller.templates.gpu.common.price.price`."""
-    return template_for_programs(TEMPLATES, batch).price(batch, spec, laid, told)
+    return template_for_programs(TEMPLATES, batch).price(batch, spec, laid, details)
 
 
 def price_programs(
-    batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
+    batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, details: list[Parts] | None = None
 ) -> Terms:
     """Price the programs of a batch with their scratchpad layouts."""
-    return price(batch, spec, SharedMemoryLayout.of(batch, programs, spec), told)
+    return price(batch, spec, SharedMemoryLayout.of(batch, programs, spec), details)
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:

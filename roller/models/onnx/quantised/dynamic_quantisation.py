@@ -90,11 +90,11 @@ class _FloatSumRewriter:
 
     def _pad_before_quantising(self, node: Node, zero: str) -> tuple[list[Node], Node] | None:
         """Return nodes that pad the image before quantization, and the unpadded convolution; otherwise ``None``."""
-        draft, told = self.draft, node.attributes
-        pads = tuple(told.get("pads", ()) or ())
-        if (told.get("auto_pad") or "NOTSET") not in ("NOTSET", "VALID"):
+        draft, details = self.draft, node.attributes
+        pads = tuple(details.get("pads", ()) or ())
+        if (details.get("auto_pad") or "NOTSET") not in ("NOTSET", "VALID"):
             return None
-        if not any(pads) or told.get("auto_pad") == "VALID":
+        if not any(pads) or details.get("auto_pad") == "VALID":
             return [], node
         source, image = self.writers.get(node.inputs[0]), draft.values[node.inputs[0]]
         if source is None or source.domain or source.op != "QuantizeLinear" or source.inputs[2:3] != (zero,):
@@ -112,7 +112,7 @@ class _FloatSumRewriter:
             Node("Pad", (source.inputs[0], amounts), (real,), {}, f"{real}/pad", "", _VERSION),
             replace(source, inputs=(real, *source.inputs[1:]), outputs=(stored,), name=f"{stored}/quantizelinear"),
         ]
-        attributes = {**told, "pads": (0,) * len(pads)}
+        attributes = {**details, "pads": (0,) * len(pads)}
         return before, replace(node, inputs=(stored, *node.inputs[1:]), attributes=attributes)
 
     def _split_product_of_factors(self, node: Node) -> Node | None:

@@ -89,8 +89,8 @@ class _IntegerRewriter:
             return self.real[name]
         scale = self.draft.constant(f"{name}/scale", p.scale)
         zero = self.draft.constant(f"{name}/zero", p.zero)
-        told = {} if p.axis is None else {"axis": p.axis}
-        return self.add("DequantizeLinear", (form.stored, scale, zero), value, f"{name}/real", target, **told)
+        details = {} if p.axis is None else {"axis": p.axis}
+        return self.add("DequantizeLinear", (form.stored, scale, zero), value, f"{name}/real", target, **details)
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -287,9 +287,9 @@ def _try_rewrite_matmul(s: _IntegerRewriter, node: Node) -> bool:
 
 def _try_rewrite_gemm(s: _IntegerRewriter, node: Node) -> bool:
     turned = bool(node.attributes.get("transB", 0))
-    told = (node.attributes.get(k, d) for k, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
+    details = (node.attributes.get(k, d) for k, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
     bias = node.inputs[2] if s.draft.has_input(node, 2) else ""
-    plain = tuple(told) == (1.0, 1.0, 0) and (not bias or len(s.draft.shape(bias)) <= 1)
+    plain = tuple(details) == (1.0, 1.0, 0) and (not bias or len(s.draft.shape(bias)) <= 1)
     o = _integer_operands(s, node, 0 if turned else 1, 2) if plain else None
     if o is None:
         return False
@@ -333,8 +333,8 @@ def _make_qlinear_rule(op: str, weight_axis: int) -> Callable[[_IntegerRewriter,
             parameters = QuantisationParameters(scale, np.zeros(scale.shape, np.int32), 0 if scale.ndim else None)
             s.forms[operands[2]] = IntegerForm(stored, parameters)
         made.append(Node(op, tuple(operands), (out,), node.attributes, node.name, "", _VERSION))
-        told = (out, *node.inputs[6:8])
-        made.append(Node("QuantizeLinear", told, (y,), {"axis": weight_axis}, f"{y}/quantizelinear", "", _VERSION))
+        details = (out, *node.inputs[6:8])
+        made.append(Node("QuantizeLinear", details, (y,), {"axis": weight_axis}, f"{y}/quantizelinear", "", _VERSION))
         for each in made:
             s.take(each)
         return True

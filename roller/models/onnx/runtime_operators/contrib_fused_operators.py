@@ -38,9 +38,9 @@ def rewrite_fused_conv(s: NodeRewrite) -> Sequence[str]:
 @register_rewrite("FusedGemm")
 def rewrite_fused_gemm(s: NodeRewrite) -> Sequence[str]:
     """Rewrite a Gemm fused with an activation."""
-    told = ("activation", "activation_alpha", "activation_beta", "activation_gamma")
-    y = s.add("Gemm", *s.node.inputs, **attributes_without(s.node.attributes, *told))
-    given = [s.attribute(t) for t in told[1:]]
+    details = ("activation", "activation_alpha", "activation_beta", "activation_gamma")
+    y = s.add("Gemm", *s.node.inputs, **attributes_without(s.node.attributes, *details))
+    given = [s.attribute(t) for t in details[1:]]
     return [_apply_activation(s, y, [g for g in given if g is not None])]
 
 

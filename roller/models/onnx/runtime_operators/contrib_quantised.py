@@ -10,13 +10,13 @@ from roller.models.onnx.lowering_registry import Unsupported
 from roller.models.onnx.runtime_operators.rewrites import DOMAIN, NodeRewrite, attributes_without, register_rewrite
 
 
-def _dequantise(s: NodeRewrite, x: str, scale: str, zero: str, **told: int) -> str:
+def _dequantise(s: NodeRewrite, x: str, scale: str, zero: str, **details: int) -> str:
     return s.add(
         "DequantizeLinear",
         x,
         _scalar_if_one_element(s, scale),
         *([_scalar_if_one_element(s, zero)] if zero else []),
-        **told,
+        **details,
     )
 
 
@@ -81,10 +81,10 @@ def _channels_to_back(s: NodeRewrite, x: str) -> str:
 
 def _add_pool_with_channel_order(s: NodeRewrite, x: str, op: str) -> str:
     """Return the pooling of a value whose channels may be last."""
-    told = attributes_without(s.node.attributes, "channels_last")
+    details = attributes_without(s.node.attributes, "channels_last")
     if not s.attribute("channels_last", 0):
-        return s.add(op, x, **told)
-    return _channels_to_back(s, s.add(op, _channels_to_front(s, x), **told))
+        return s.add(op, x, **details)
+    return _channels_to_back(s, s.add(op, _channels_to_front(s, x), **details))
 
 
 @register_rewrite("QLinearGlobalAveragePool", "QLinearAveragePool")
@@ -191,9 +191,9 @@ def rewrite_qlinear_conv(s: NodeRewrite) -> Sequence[str]:
     """Rewrite a quantized convolution whose channels may be last."""
     if s.node.op != "QLinearConv" or s.node.domain != DOMAIN:
         raise Unsupported(f"{s.node.op} is laid out for one processor")
-    told = attributes_without(s.node.attributes, "channels_last")
+    details = attributes_without(s.node.attributes, "channels_last")
     if not s.attribute("channels_last", 0):
-        return [s.add("QLinearConv", *s.node.inputs, **told)]
+        return [s.add("QLinearConv", *s.node.inputs, **details)]
     return [
-        _channels_to_back(s, s.add("QLinearConv", _channels_to_front(s, s.required(0)), *s.node.inputs[1:], **told))
+        _channels_to_back(s, s.add("QLinearConv", _channels_to_front(s, s.required(0)), *s.node.inputs[1:], **details))
     ]

@@ -30,8 +30,8 @@ Parts = dict[str, Any]
 BOTTLENECKS = ("compute_s", "exchange_s", "sync_s", "streaming_s", "launch_s")
 
 
-def price_batch(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] | None = None) -> Terms:
-    """Price a batch whose anchor takes ``step`` cycles per reduction step; ``told`` collects intermediate values."""
+def price_batch(batch: TileBatch, spec: DeviceSpec, step: Floats, details: list[Parts] | None = None) -> Terms:
+    """Price a batch whose anchor takes ``step`` cycles per reduction step; ``details`` collects intermediate values."""
     d, home = count_tiles_and_supersteps(batch, spec), spec.home
     share = home.bandwidth_bytes_per_s / spec.units
     once = _other_stage_and_combine_cycles(batch, spec)
@@ -54,8 +54,8 @@ def price_batch(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Par
         f"{home.name}_bytes": moved * np.minimum(d.tasks, spec.units), "scratchpad_bytes": d.working_bytes,
         "streaming_bytes": d.streamed_bytes, "resident_bytes": np.full(len(batch), d.resident_bytes),
     }  # fmt: skip
-    if told is not None:
-        told.append({"spec": spec, "terms": terms, "decided": d, "step": step, "once": once, "cycles": cycles,
+    if details is not None:
+        details.append({"spec": spec, "terms": terms, "decided": d, "step": step, "once": once, "cycles": cycles,
                      "moved": moved, "meetings": meetings, "share": share})  # fmt: skip
     return terms
 

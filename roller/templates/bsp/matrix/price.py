@@ -11,9 +11,9 @@ from roller.templates.bsp.common.tile_and_superstep_counts import stage_points_p
 from roller.tile.geometry import Floats
 
 
-def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
+def price(batch: TileBatch, spec: DeviceSpec, details: list[Parts] | None = None) -> Terms:
     """Price a batch; return ``seconds`` and its terms as arrays of shape ``(N,)``."""
-    return price_batch(batch, spec, _step_cycles(batch, spec), told)
+    return price_batch(batch, spec, _step_cycles(batch, spec), details)
 
 
 def _step_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:

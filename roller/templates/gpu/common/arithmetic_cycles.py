@@ -97,9 +97,9 @@ class BlockWork:
 
     def arithmetic(self, blocks: Ints | float, schedulers: int) -> Floats:
         """Return the cycles that one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
-        return self.told(blocks, schedulers)["cycles"]
+        return self.details(blocks, schedulers)["cycles"]
 
-    def told(self, blocks: Ints | float, schedulers: int) -> dict[str, Floats]:
+    def details(self, blocks: Ints | float, schedulers: int) -> dict[str, Floats]:
         """Return the ``cycles`` of :meth:`arithmetic` and the values from which they are computed, keyed by name."""
         teus = self.teus * blocks
         share = teus / schedulers

@@ -181,10 +181,10 @@ class Phases:
         batch: TileBatch,
         spec: DeviceSpec,
         laid: SharedMemoryLayout | None = None,
-        told: list[Parts] | None = None,
+        details: list[Parts] | None = None,
     ) -> Terms:
         """Price a batch; see :func:`price`."""
-        return price(batch, spec, laid, told, self)
+        return price(batch, spec, laid, details, self)
 
     def arithmetic(self, batch: TileBatch, spec: DeviceSpec) -> Floats:
         """Return the time, in seconds, of each program's arithmetic alone; see :func:`arithmetic_bound_s`."""
@@ -301,21 +301,21 @@ def least_s_with_resident_blocks(
 
 
 def price(
-    batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None, told: list[Parts] | None, phases: Phases
+    batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None, details: list[Parts] | None, phases: Phases
 ) -> Terms:
     """Price a batch on a GPU with the layouts of its programs or, before layout, with the expected layout.
 
     Return arrays keyed by name: ``seconds`` (infinite if a block cannot run) and its terms: ``compute_s``, ``copy_s``,
     ``dram_s``, ``l2_s``, ``latency_s``, ``launch_s``, ``clock_hz``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``,
     ``registers``, ``blocks_per_unit``, ``blocks`` (of all units), ``threads`` (of one), ``bank_conflicts`` (of the
-    worst operand; 1: none), and ``waves``. ``told`` collects intermediate values for the explanation.
+    worst operand; 1: none), and ``waves``. ``details`` collects intermediate values for the explanation.
     """
     laid = laid or SharedMemoryLayout.expected(batch, spec)
     pad = laid.scratchpad
     resident, registers = occupancy(batch, spec, pad, laid.padding)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
-    by_tensor: list[TrafficShare] | None = None if told is None else []
-    on_the_bus: Parts | None = None if told is None else {}
+    by_tensor: list[TrafficShare] | None = None if details is None else []
+    on_the_bus: Parts | None = None if details is None else {}
     moved_and_copied = traffic_bytes_and_instructions(
         batch, spec, waves.active[0], laid.counted, laid.padding, by_tensor
     )
@@ -352,9 +352,9 @@ def price(
     terms.update(blocks=batch.blocks.astype(float), threads=batch.threads_per_block.astype(float))
     terms["bank_conflicts"] = worst_conflicts(laid.conflicts, len(batch))
     terms["waves"] = waves.count.sum(axis=0).astype(np.float64)
-    if told is not None:
+    if details is not None:
         wave.update(every=every, core_total=core, power=power, running=running)
         wave.update(waves=waves, share=share, dram=dram, l2=l2, moved=moved, access=access, memory=memory)
         wave.update(batch=batch, spec=spec, terms=terms, combining=combining, launches=launches, laid=laid)
-        told.append(wave | {"bus": on_the_bus, "by_tensor": by_tensor, "scratchpad": pad})
+        details.append(wave | {"bus": on_the_bus, "by_tensor": by_tensor, "scratchpad": pad})
     return terms

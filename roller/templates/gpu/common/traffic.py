@@ -48,17 +48,17 @@ def traffic_bytes_and_instructions(
     resident: Ints,
     counted: Mapping[int, Floats] = MappingProxyType({}),
     padding: Mapping[str, Ints] = MappingProxyType({}),
-    told: list[TrafficShare] | None = None,
+    details: list[TrafficShare] | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return the bytes through L2 and DRAM, and the numbers of copy and address instructions per block and step.
 
     ``counted`` is the result of :func:`counted_l2_bytes` if it is known; otherwise, transactions are expected values.
-    ``padding`` elements are appended to the rows of staged tiles. ``told`` collects the shares of all tensors.
+    ``padding`` elements are appended to the rows of staged tiles. ``details`` collects the shares of all tensors.
     """
     if batch.traits.spreads_reductions:
         zero = np.zeros(len(batch))  # row_work counts the instructions of loads
-        return *moved_bytes(batch, spec, resident, counted, told), zero, zero
-    return *moved_bytes(batch, spec, resident, counted, told), *count_load_instructions(batch, spec, padding)
+        return *moved_bytes(batch, spec, resident, counted, details), zero, zero
+    return *moved_bytes(batch, spec, resident, counted, details), *count_load_instructions(batch, spec, padding)
 
 
 def moved_bytes(
@@ -66,15 +66,15 @@ def moved_bytes(
     spec: DeviceSpec,
     resident: Ints,
     counted: Mapping[int, Floats] = MappingProxyType({}),
-    told: list[TrafficShare] | None = None,
+    details: list[TrafficShare] | None = None,
 ) -> tuple[Floats, Floats]:
     """Return the bytes through L2 and the bytes to and from DRAM; see :func:`traffic_bytes_and_instructions`."""
     g, block = batch.geometry, batch.block
     if batch.traits.spreads_reductions:
         l2, dram = row_traffic(batch, spec, resident)
         partial = _partial_result_bytes(batch)
-        if told is not None:
-            told += [("rows and results", l2, dram), ("partial results", partial, partial)]
+        if details is not None:
+            details += [("rows and results", l2, dram), ("partial results", partial, partial)]
         return l2 + partial, dram + partial
     transaction = spec.layer("l2").transaction_bytes
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
@@ -100,13 +100,13 @@ def moved_bytes(
             fetched = fetched + lost * np.maximum(alone - fetched, 0.0)
         fetched = 0.0 if is_in_shared_cache(a, batch, spec) else fetched
         dram = dram + fetched
-        if told is not None:
-            told.append((f"loads of {a.tensor.name}", through, fetched))
+        if details is not None:
+            details.append((f"loads of {a.tensor.name}", through, fetched))
     expected = functools.partial(_store_transaction_bytes, g.written, block, transaction)
     stored = _counted_or_expected_bytes(counted.get(len(g.reads)), batch, spec, ("stored", transaction), expected)
     partial, written = _partial_result_bytes(batch), np.minimum(stored, 2.0 * g.written.tensor.nbytes)
-    if told is not None:
-        told += [(f"stores of {g.store.tensor.name}", stored, written), ("partial results", partial, partial)]
+    if details is not None:
+        details += [(f"stores of {g.store.tensor.name}", stored, written), ("partial results", partial, partial)]
     return l2 + stored + partial, dram + written + partial
 
 
@@ -286,7 +286,7 @@ def memory_waits_per_block(batch: TileBatch) -> Floats:
 
 def dram_time_s(
     batch: TileBatch, spec: DeviceSpec, wave_bytes: Floats, active: Ints, launch_bytes: Floats,
-    told: dict[str, Any] | None = None,
+    details: dict[str, Any] | None = None,
 ) -> Floats:  # fmt: skip
     """Return the time, in seconds, that DRAM needs for the ``wave_bytes`` of ``active`` blocks, shape ``(2, N)``."""
     # Few loads achieve little bandwidth, because the thread waits for each of them. The time is therefore limited to
@@ -296,14 +296,14 @@ def dram_time_s(
     warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch) * active
     bandwidth = dram_bandwidth(spec, warps, peak)
     drawn = wave_bytes / bandwidth
-    if told is not None:
-        told.update(wave_bytes=wave_bytes, loading_warps=warps, bandwidth=bandwidth, drawn=drawn, peak=peak)
+    if details is not None:
+        details.update(wave_bytes=wave_bytes, loading_warps=warps, bandwidth=bandwidth, drawn=drawn, peak=peak)
     if not layer.latency_s:
         return np.asarray(drawn)
     rounds = memory_waits_per_block(batch)
     waited = wave_bytes / peak + rounds * layer.latency_s
-    if told is not None:
-        told.update(rounds=rounds, waited=waited)
+    if details is not None:
+        details.update(rounds=rounds, waited=waited)
     return np.asarray(np.minimum(drawn, waited))
 
 

@@ -69,17 +69,17 @@ class _TransformStream:
 
 
 def price(
-    batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, told: list[Parts] | None = None
+    batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, details: list[Parts] | None = None
 ) -> Terms:
     """Price a batch of Winograd programs: the terms of a tiled batch, summed over all kernels."""
-    # ``transform_s``: seconds of the transforms; ``laid`` is the layout of the product's programs; ``told`` collects
+    # ``transform_s``: seconds of the transforms; ``laid`` is the layout of the product's programs; ``details`` collects
     # the values of the product, then those of the transforms.
     found = find_matrix_product(batch)
     assert found is not None  # the pool offers these structures only for window products
     workspaces = sum(t.nbytes for t in found.expr.tensors.values())
     cached = workspaces <= spec.layer("l2").kept_bytes
     terms = dict(
-        TILED.price(to_matrix_product_batch(batch, found), _spec_served_by_l2(spec) if cached else spec, laid, told)
+        TILED.price(to_matrix_product_batch(batch, found), _spec_served_by_l2(spec) if cached else spec, laid, details)
     )
     if cached:
         terms["dram_bytes"] = np.zeros(len(batch))
@@ -90,8 +90,8 @@ def price(
         terms[name] = terms[name] + sum(p[name] for p in parts)
     terms["transform_s"] = np.full(len(batch), sum(p["seconds"] for p in parts))
     terms["workspace_bytes"] = np.full(len(batch), float(workspaces))
-    if told is not None:
-        told.append({"transforms": parts, "product_s": product_s, "terms": terms, "cached": cached})
+    if details is not None:
+        details.append({"transforms": parts, "product_s": product_s, "terms": terms, "cached": cached})
     return terms
 
 
