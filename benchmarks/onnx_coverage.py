@@ -164,11 +164,11 @@ def warm(some: Sequence[Any]) -> int:
             for inputs, _ in case.data_sets:
                 sources.update(prepared.program(inputs).kernels)
     settings = BatchSettings(resolve_options(None, RollerBackend.OPTIONS["top_k"]))
-    target, crew = resolve_target_and_workers(RollerBackend.OPTIONS["device"])
+    target, worker_pool = resolve_target_and_workers(RollerBackend.OPTIONS["device"])
     try:
-        return len(compile_kernels(sources, target, settings, crew=crew, cache=KernelCache()).failures)
+        return len(compile_kernels(sources, target, settings, worker_pool=worker_pool, cache=KernelCache()).failures)
     finally:
-        crew.close()
+        worker_pool.close()
 
 
 def verdicts(*, evaluated: bool, matching: str = "") -> Iterator[Verdict]:

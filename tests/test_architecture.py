@@ -189,7 +189,10 @@ def test_no_circle_even_for_types():
 def test_what_prices_programs_lies_above_perf():
     """Templates use the frame of ``perf/``; it asks no kind for its templates, by name neither."""
     expect_none(
-        f"{name} asks for templates" for name in modules() if floor_of(name) == "perf" and ".room(" in text_of(name)
+        f"{name} asks for templates"
+        for name in modules()
+        if floor_of(name) == "perf" and ".module_for(" in text_of(name)
+        if floor_of(name) == "perf" and ".module_for(" in text_of(name)
     )
 
 

@@ -27,7 +27,7 @@ _SHIFT = 1_000_003
 def repeated_random_block(dtype: str, seed: int, digits: InputDrawing | None = None) -> np.ndarray:
     """Return the repeated block in its storage dtype, as ``PERIOD`` read-only elements."""
     # Floats are standard normal, and integers are small, so that an int32 accumulator is exact; digits replaces them
-    # for sums and products that need it (expr/exact_inputs.py, expr/factors.py).
+    # for sums and products that need it (expr/exact_inputs.py, expr/product_inputs.py).
     rng = np.random.default_rng([seed, 0x0B10C])
     out: np.ndarray
     if dtype == "bool":

@@ -319,9 +319,10 @@ def _fastest_vector_program(
     how: ProgramMechanisms,
 ) -> RProgram:
     """Return the program of the tiles whose vector axis, packing and stores are predicted to be fastest."""
-    room = spec.traits.module_for("templates", "checks")
+    device_module = spec.traits.module_for("templates", "checks")
     programs = [
-        program_from_row(_with_mechanisms(b, how), 0, spec) for b in room.named_batches(geometry, spec, structure, rows)
+        program_from_row(_with_mechanisms(b, how), 0, spec)
+        for b in device_module.named_batches(geometry, spec, structure, rows)
     ]
     for program in programs if how != ProgramMechanisms() or spec.traits.discrete else ():
         check_program(program, spec)
@@ -330,7 +331,7 @@ def _fastest_vector_program(
     if not np.isfinite(seconds):
         raise TileError(
             f"tiles: register tile {rows[0]} over {geometry.names} on {spec.name}, along every axis: "
-            f"{room.exceeded(best, spec)}. Make the tiles smaller."
+            f"{device_module.exceeded(best, spec)}. Make the tiles smaller."
         )
     return replace(best, relaxed=broken_rules(best, spec))
 

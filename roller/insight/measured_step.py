@@ -126,6 +126,7 @@ def measure_step(
     timed = details["operators"]
     return MeasuredStep(
         trace, tuple(median for median, _, _ in timed), details["median_s"], details["lower_s"], details["upper_s"],
-        details["is_stable"], tuple(details["samples_s"]), details["process_peak_bytes"], details["machine"], tuple(details["notes"]),
+        details["is_stable"], tuple(details["samples_s"]), details["process_peak_bytes"], details["machine"],
+        tuple(details["notes"]),
         operator_interval_s=tuple((lower, upper) for _, lower, upper in timed),
     )  # fmt: skip

@@ -238,7 +238,7 @@ def compile_for_device(
     """Compile ``program``; if it is a function, it is called only after the other arguments are validated."""
     how = how or ModelOptions()
     settings = how.settings()
-    target, crew = resolve_target_and_workers(device, how.executor, how.scheduler, how.workers)
+    target, worker_pool = resolve_target_and_workers(device, how.executor, how.scheduler, how.workers)
     if how.threads is not None:
         settings = settings.with_threads(validate_threads(how.threads, target.spec.traits.discrete))
     kept = KernelCache() if how.cache else None
@@ -247,19 +247,21 @@ def compile_for_device(
             taken = program() if callable(program) else program
             if target.here:
                 require_runtimes(flatten_lanes(taken.steps))
-            made = compile_program(taken, target, settings, crew, kept, progress=details, side_by_side=how.side_by_side)
+            made = compile_program(
+                taken, target, settings, worker_pool, kept, progress=details, side_by_side=how.side_by_side
+            )
     finally:
-        crew.close()
-    if target.judged:
+        worker_pool.close()
+    if target.checks_kernels:
         return made
 
     def again(prove_s: float) -> CompiledModel:
         with (
             progress_callback(how.progress) as show,
-            contextlib.closing(resolve_target_and_workers(device, None, None, how.workers)[1]) as crew,
+            contextlib.closing(resolve_target_and_workers(device, None, None, how.workers)[1]) as worker_pool,
         ):
             return compile_program(
-                taken, target, replace(settings, prove_s=prove_s), crew, kept, progress=show,
+                taken, target, replace(settings, prove_s=prove_s), worker_pool, kept, progress=show,
                 side_by_side=how.side_by_side, given=made.artifacts,
             )  # fmt: skip
 
@@ -277,19 +279,21 @@ def resolve_target_and_workers(
     here = handle is not None or is_this_machine(spec)
     if here and handle is None:
         check_core_count(spec)
-    crew = choose_batch_workers(executor, scheduler, workers, spec.traits.resource)
+    worker_pool = choose_batch_workers(executor, scheduler, workers, spec.traits.resource)
     # Kernels for an absent GPU are checked and timed on a scheduler's GPU worker, which verifies that it has this GPU.
-    elsewhere = not here and spec.traits.discrete and crew.benches > 0
+    elsewhere = not here and spec.traits.discrete and worker_pool.benches > 0
     remote = target_for(spec).first_device if elsewhere else ""
     # A model keeps the device busy for seconds, so the sustained clock applies.
-    return BatchTarget(spec.emitted.sustained, here, handle.text if handle is not None else remote, bool(remote)), crew
+    return BatchTarget(
+        spec.emitted.sustained, here, handle.text if handle is not None else remote, bool(remote)
+    ), worker_pool
 
 
 def compile_program(
     program: Program,
     target: BatchTarget,
     settings: BatchSettings,
-    crew: Workers,
+    worker_pool: Workers,
     cache: KernelCache | None,
     *,
     progress: OnProgress = ignore_progress,
@@ -301,7 +305,7 @@ def compile_program(
     seconds, before = dict[str, float](), time.monotonic()
     spec = target.spec if settings.threads is None else target.spec.share(settings.threads)
     predictions = KernelPredictor(
-        program.kernels, target, settings, lambda jobs: construct_jobs(jobs, target, crew)[0], cache
+        program.kernels, target, settings, lambda jobs: construct_jobs(jobs, target, worker_pool)[0], cache
     )
     declared = program
     laid = choose_layouts(program, spec, predictions) if blocks else ChosenLayouts(program)
@@ -312,14 +316,14 @@ def compile_program(
         seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
     batch = compile_kernels(
         program.kernels, target, settings, uses=count_kernel_runs(program.steps),
-        passing=bytes_between_reads(program), crew=crew,
+        passing=bytes_between_reads(program), worker_pool=worker_pool,
         cache=cache, progress=progress, constructed=predictions.constructed, given=given,
     )  # fmt: skip
     # Only kernels that layouts or sections created failed: compile again without channel blocks and sections.
     if batch.failures and not batch.failures.keys() & declared.kernels.keys():
         warnings.warn(_rewriting_failed_message(batch, program.name, target.spec.name), RollerWarning, stacklevel=2)
         return compile_program(
-            declared, target, settings, crew, cache, progress=progress,
+            declared, target, settings, worker_pool, cache, progress=progress,
             side_by_side=side_by_side and bool(batch.failures.keys() & laid.program.kernels.keys()),
             given={**(given or {}), **batch.artifacts},
             blocks=blocks and not batch.failures.keys() & laid.program.kernels.keys(),

@@ -195,7 +195,7 @@ def _compile_range_session(
         {key: rotating_constant_bytes(spec, n) for key, n in bytes_between_reads(largest).items()} if timed else None
     )
     kernels = compile_symbolic(sources, points, found.box, spec, options, passing_bytes=passing)
-    runs = {key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.judged))) for key, k in kernels.items()}
+    runs = {key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.priced))) for key, k in kernels.items()}
     made = RangePlan(described, whole, dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
                      _output_dimensions(found), runs, lambda key, sizes: kernels[key].best(sizes),
                      lambda key, number, sizes: kernels[key].predicted(number, sizes))  # fmt: skip
@@ -223,11 +223,11 @@ def _timing_disturbance(kernels: Mapping[str, SymbolicKernels]) -> str:
 
 def _choose_layouts(program: Program, spec: DeviceSpec, settings: BatchSettings) -> ChosenLayouts:
     """Return the layouts predicted to be fastest for ``program``; all other sizes share them."""
-    target, crew = BatchTarget(spec, here=True), ForkedWorkers()
+    target, worker_pool = BatchTarget(spec, here=True), ForkedWorkers()
     return choose_layouts(
         program,
         spec,
-        KernelPredictor(program.kernels, target, settings, lambda j: construct_jobs(j, target, crew)[0], None),
+        KernelPredictor(program.kernels, target, settings, lambda j: construct_jobs(j, target, worker_pool)[0], None),
     )
 
 

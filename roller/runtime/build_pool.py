@@ -170,13 +170,13 @@ class _Pool:
             _dismiss_worker(worker)
 
 
-def _idle_or_new_worker(crew: list[_Worker], limit: int, start: Callable[[], _Worker]) -> _Worker | None:
+def _idle_or_new_worker(worker_pool: list[_Worker], limit: int, start: Callable[[], _Worker]) -> _Worker | None:
     """Return an idle worker or, below the limit, a new one; ``None`` if there is neither."""
-    found = next((w for w in crew if w.name is None), None)
-    if found is None and len(crew) < limit:
+    found = next((w for w in worker_pool if w.name is None), None)
+    if found is None and len(worker_pool) < limit:
         with interrupts_deferred():  # an interrupt here must not leave a child that nobody ends
             found = start()
-            crew.append(found)
+            worker_pool.append(found)
     return found
 
 

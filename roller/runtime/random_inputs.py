@@ -26,7 +26,7 @@ def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
     """
     # Floats are standard normal (exponents vary, sums cancel). If the bound of a sum would hide a missing term, they
     # have so few digits that the sum is exact in every order (expr/exact_inputs.py); if products would vanish or
-    # overflow, they stay in range (expr/factors.py). Integers are small, so that an int32 accumulator is exact.
+    # overflow, they stay in range (expr/product_inputs.py). Integers are small, so that an int32 accumulator is exact.
     rng = np.random.default_rng(checked_seed(seed))
     found = [_random_array(t, rng) for t in expression.inputs]
     digits = choose_exact_inputs(expression)

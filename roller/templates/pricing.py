@@ -101,9 +101,9 @@ def estimate_with_terms(
     """Return the estimate of one program and the tree of terms from which its predicted time is computed."""
     batch = batch_of([program])
     batch = batch if block is None else replace(batch, block=np.array([block], np.int64))
-    room, details = spec.traits.module_for("templates"), list[dict[str, Any]]()
-    terms = room.price_programs(batch, [program], spec, details)
-    return _estimate(terms, 0, spec, batch), room.explained(details)
+    device_module, details = spec.traits.module_for("templates"), list[dict[str, Any]]()
+    terms = device_module.price_programs(batch, [program], spec, details)
+    return _estimate(terms, 0, spec, batch), device_module.explained(details)
 
 
 def estimate_with_block(

@@ -170,7 +170,7 @@ class CudaDevice:
         self._bench = ProbeBench(self._cp, self._stream, image, inputs, output_words)
 
     def probe_run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
-        """Check and time one case of the loaded plan; see :meth:`Bench.run`."""
+        """Check and time one case of the loaded plan; see :meth:`ProbeBench.run`."""
         assert self._bench is not None
         return self._bench.run(case, check_steps)
 

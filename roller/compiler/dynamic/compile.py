@@ -72,7 +72,7 @@ def compile_varying(
     require_compiler("compiling for this processor")
     spec, options = spec_of_device_share(spec, options), replace(options, units=None)
     # One axis along the first dimension can have kernels whose code takes its extent as a variable (families); all else
-    # takes code of some sizes that is generalized (symbolic_operator).
+    # takes code of some sizes that is generalized (compile_cpu_extents).
     varies = parse_open_range(expr, shapes, constants)
     if varies is not None and templates_allow_families(varies, spec, options):
         found, best = families(varies, spec, options)

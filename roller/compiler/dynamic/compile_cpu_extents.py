@@ -30,5 +30,5 @@ def compile_extents(
     searches = construct_and_price_all({"": question}, spec, options, EFFORT)
     build_and_check(searches, spec, EFFORT, seed, timed)
     (s,) = searches.values()
-    judged, doubt = choose_kernels(s, spec, EFFORT, seed, timed)
-    return SymbolicRange(varies, question.own.expression, judged, s.best, spec, doubt)
+    priced, doubt = choose_kernels(s, spec, EFFORT, seed, timed)
+    return SymbolicRange(varies, question.own.expression, priced, s.best, spec, doubt)

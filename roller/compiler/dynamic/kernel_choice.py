@@ -82,26 +82,26 @@ def mean_measured_to_predicted_ratio(
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 
-def rank_kernels_by_time(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
+def rank_kernels_by_time(priced: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
     """Return the positions of the kernels that support the sizes, the likely fastest kernel first."""
-    usable = [n for n, j in enumerate(judged) if j.kernel.takes(sizes)]
-    programs = [judged[n].kernel.program for n in usable]
+    usable = [n for n, j in enumerate(priced) if j.kernel.takes(sizes)]
+    programs = [priced[n].kernel.program for n in usable]
     found = zip(usable, spec.traits.module_for("compiler.dynamic").predicted(programs, sizes, spec), strict=True)
-    seconds = {n: s * judged[n].off(sizes) for n, s in found if math.isfinite(s)}
+    seconds = {n: s * priced[n].off(sizes) for n, s in found if math.isfinite(s)}
     return sorted(seconds, key=lambda n: seconds[n])
 
 
 def fastest_proven_kernel(
-    judged: Sequence[PricedKernel], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec
+    priced: Sequence[PricedKernel], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec
 ) -> int:
     """Return the position of the fastest kernel that is proven correct at the sizes."""
-    reasons, room = [], spec.traits.module_for("compiler.dynamic")
-    for row in rank_kernels_by_time(judged, sizes, spec):
-        why = room.fault(judged[row].kernel, expression, sizes, spec)
+    reasons, device_module = [], spec.traits.module_for("compiler.dynamic")
+    for row in rank_kernels_by_time(priced, sizes, spec):
+        why = device_module.fault(priced[row].kernel, expression, sizes, spec)
         if not why:
             return row
         reasons.append(why)
-        _LOG.log(room.UNUSED, "%s: a kernel of the range is not used: %s", expression.name, why)
+        _LOG.log(device_module.UNUSED, "%s: a kernel of the range is not used: %s", expression.name, why)
     what = f" that is right: {'; '.join(reasons)}" if reasons else ""
     raise NoCandidateError(
         f"{expression.name}: shapes: expected a kernel for {dict(sizes)}, got none{what}. "

@@ -73,17 +73,17 @@ class SymbolicRange(CompiledKernel):
     """
 
     def __init__(
-        self, varies: DynamicAxes, expression: SymbolicExpr, judged: Sequence[PricedKernel], best: np.ndarray,
+        self, varies: DynamicAxes, expression: SymbolicExpr, priced: Sequence[PricedKernel], best: np.ndarray,
         spec: DeviceSpec, doubt: str = "", reachable: bool = True,
     ) -> None:  # fmt: skip
-        self.varies, self.expression, self.judged, self.spec = varies, expression, tuple(judged), spec
+        self.varies, self.expression, self.priced, self.spec = varies, expression, tuple(priced), spec
         self._best, self._doubt = best, doubt
         self._chosen: dict[tuple[int, ...], int] = {}
-        self._room = spec.traits.module_for("compiler.dynamic")
+        self._device_module = spec.traits.module_for("compiler.dynamic")
         self._loaded: dict[int, Any] = {}
         self._ready: dict[Any, Any] = {}
         self._choosing = threading.RLock()
-        held = {c.position for c in self.judged[0].kernel.artifact.constants}
+        held = {c.position for c in self.priced[0].kernel.artifact.constants}
         free = [n for n in range(len(varies.expr.inputs)) if n not in held]
         self._asked = sorted({free.index(p) for p, _ in varies.places.values()})
         self._positions = [free[n] for n in self._asked]
@@ -103,15 +103,15 @@ class SymbolicRange(CompiledKernel):
     @property
     def kernels(self) -> tuple[RangeKernel, ...]:
         """The kernels."""
-        return tuple(j.kernel for j in self.judged)
+        return tuple(j.kernel for j in self.priced)
 
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
         """Return the kernels bound to the values of their constant inputs."""
         if not constants:
             return self
-        judged = [replace(j, kernel=kernel_holding_constants(j.kernel, constants)) for j in self.judged]
+        priced = [replace(j, kernel=kernel_holding_constants(j.kernel, constants)) for j in self.priced]
         return SymbolicRange(
-            self.varies, self.expression, judged, self._best, self.spec, self._doubt, reachable=self._reachable
+            self.varies, self.expression, priced, self._best, self.spec, self._doubt, reachable=self._reachable
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -176,10 +176,10 @@ class SymbolicRange(CompiledKernel):
     @property
     def pieces(self) -> tuple[SymbolicPiece, ...]:
         """Each kernel with the sample sizes for which it is chosen, and with its predicted regret at these sizes."""
-        seconds = np.array([j.seconds_at_samples for j in self.judged])
+        seconds = np.array([j.seconds_at_samples for j in self.priced])
         taken = seconds.argmin(axis=0)
         found = []
-        for n, j in enumerate(self.judged):
+        for n, j in enumerate(self.priced):
             columns = np.flatnonzero(taken == n)
             if columns.size:
                 places = tuple(j.places[c] for c in columns)
@@ -192,11 +192,11 @@ class SymbolicRange(CompiledKernel):
         key = tuple(sizes.values())
         with self._choosing:
             if key not in self._chosen:
-                self._chosen[key] = fastest_proven_kernel(self.judged, self.expression.at(sizes), sizes, self.spec)
+                self._chosen[key] = fastest_proven_kernel(self.priced, self.expression.at(sizes), sizes, self.spec)
             return self._chosen[key]
 
     def _artifact(self, sizes: Sizes) -> KernelArtifact:
-        kernel = self.judged[self._proven_kernel_at(sizes)].kernel
+        kernel = self.priced[self._proven_kernel_at(sizes)].kernel
         artifact = kernel.at(sizes, self.expression.at(sizes))
         return replace(artifact, estimate=pricing.estimate_program(artifact.program, self.spec).to_dict())
 
@@ -217,7 +217,7 @@ class SymbolicRange(CompiledKernel):
         self.expect_reachable()
         with self._choosing:
             row = self._proven_kernel_at(sizes)
-            kernel, expression = self.judged[row].kernel, self.expression.at(sizes)
+            kernel, expression = self.priced[row].kernel, self.expression.at(sizes)
             shapes = tuple(expression.inputs[n].shape for n in self._positions)
             key = shapes[0] if self._one is not None else shapes
             found = self._ready.get(key)
@@ -232,7 +232,7 @@ class SymbolicRange(CompiledKernel):
     def __repr__(self) -> str:
         ends = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.ranges.items())
         what = f"{self.varies.expr.name} with {ends} on {self.spec.name}"
-        return one_line_repr("SymbolicRange", f"{what}: {counted(len(self.judged), 'kernel')}")
+        return one_line_repr("SymbolicRange", f"{what}: {counted(len(self.priced), 'kernel')}")
 
 
 def kernel_holding_constants(kernel: Any, constants: tuple[Constant, ...]) -> RangeKernel:

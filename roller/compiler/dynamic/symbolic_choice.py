@@ -30,7 +30,7 @@ class SymbolicKernels:
     """The kernels of one expression."""
 
     own: RelevantSizes  #: The expression and the sizes it depends on
-    judged: tuple[PricedKernel, ...]  #: The kernels and their times
+    priced: tuple[PricedKernel, ...]  #: The kernels and their times
     spec: DeviceSpec
     doubt: str = ""  #: Reason why the choice may be wrong, if the timing was disturbed; otherwise empty
     _chosen: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
@@ -39,7 +39,7 @@ class SymbolicKernels:
     @property
     def kernels(self) -> tuple[RangeKernel, ...]:
         """The kernels."""
-        return tuple(j.kernel for j in self.judged)
+        return tuple(j.kernel for j in self.priced)
 
     def best(self, sizes: Sizes) -> int:
         """Return the position of the fastest kernel proven correct at a model's sizes; the result is cached."""
@@ -47,12 +47,12 @@ class SymbolicKernels:
         key = tuple(own.values())
         with self._lock:
             if key not in self._chosen:
-                self._chosen[key] = fastest_proven_kernel(self.judged, self.own.expression.at(own), own, self.spec)
+                self._chosen[key] = fastest_proven_kernel(self.priced, self.own.expression.at(own), own, self.spec)
             return self._chosen[key]
 
     def predicted(self, number: int, sizes: Sizes) -> float:
         """Return the predicted time of a kernel at a model's sizes, in seconds."""
-        program = self.judged[number].kernel.program
+        program = self.priced[number].kernel.program
         return float(
             self.spec.traits.module_for("compiler.dynamic").predicted([program], self.own.at(sizes), self.spec)[0]
         )
@@ -72,6 +72,6 @@ def compile_symbolic(
     build_and_check(searches, spec, EFFORT, 0, passing_bytes is not None)
     found = {}
     for key, s in searches.items():
-        judged, doubt = choose_kernels(s, spec, EFFORT, 0, passing_bytes is not None)
-        found[key] = SymbolicKernels(s.question.own, tuple(judged), spec, doubt)
+        priced, doubt = choose_kernels(s, spec, EFFORT, 0, passing_bytes is not None)
+        found[key] = SymbolicKernels(s.question.own, tuple(priced), spec, doubt)
     return found

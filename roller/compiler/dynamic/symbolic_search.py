@@ -304,8 +304,8 @@ def choose_kernels(
     rows = list(s.built)
     measured = {r: t for r, t in measured.items() if r in s.built}
     usual = mean_measured_to_predicted_ratio(dict(enumerate(s.costs)), measured)
-    judged = [PricedKernel(s.built[r], tuple(s.places), s.costs[r], dict(measured.get(r, {})), usual) for r in rows]
-    seconds = np.array([j.seconds_at_samples for j in judged]).reshape(len(rows), len(s.places))
+    priced = [PricedKernel(s.built[r], tuple(s.places), s.costs[r], dict(measured.get(r, {})), usual) for r in rows]
+    seconds = np.array([j.seconds_at_samples for j in priced]).reshape(len(rows), len(s.places))
     kept = choose_covering_rows(seconds, seconds.min(axis=0, initial=np.inf), MOST, effort.worth) if rows else []
     least = seconds[kept].min(axis=0, initial=np.inf)
     if not rows or np.isinf(least).any():
@@ -315,4 +315,4 @@ def choose_kernels(
             f"{s.question.name}: shapes: expected kernels for all sizes, got none for {open_yet[:3]}"
             f"{f': {why}' if why else ''}. Leave the least extents out, or compile for each extent."
         )
-    return [judged[n] for n in kept], doubt
+    return [priced[n] for n in kept], doubt

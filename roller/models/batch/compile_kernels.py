@@ -58,7 +58,7 @@ def compile_kernels(
     *,
     uses: Mapping[str, int] | None = None,
     passing: Mapping[str, int] | None = None,  # bytes touched between two runs of a kernel, which evict its constants
-    crew: Workers | None = None,
+    worker_pool: Workers | None = None,
     cache: KernelCache | None = None,
     progress: OnProgress = ignore_progress,
     constructed: Mapping[str, Constructed] | None = None,
@@ -69,12 +69,12 @@ def compile_kernels(
     chosen = settings or BatchSettings()
     jobs = make_jobs(sources, target, chosen, uses or {}, passing)
     kept = None if target.is_null_device else cache
-    hired = crew or ForkedWorkers()
+    hired = worker_pool or ForkedWorkers()
     run = _BatchRun(jobs, target, chosen, hired, kept, progress, start, constructed or {}, given or {})
     try:
         run.compile_all()
     finally:
-        if crew is None:
+        if worker_pool is None:
             hired.close()
     artifacts, failures, origins = {}, {}, {}
     for job in jobs:
@@ -95,14 +95,14 @@ class _BatchRun:
         jobs: Sequence[Job],
         target: BatchTarget,
         settings: BatchSettings,
-        crew: Workers,
+        worker_pool: Workers,
         cache: KernelCache | None,
         progress: OnProgress,
         start: float,
         constructed: Mapping[str, Constructed],
         given: Mapping[str, KernelArtifact],
     ) -> None:
-        self.jobs, self.target, self.settings, self.crew, self.cache = jobs, target, settings, crew, cache
+        self.jobs, self.target, self.settings, self.worker_pool, self.cache = jobs, target, settings, worker_pool, cache
         self.artifacts: dict[str, KernelArtifact] = {}
         self.failures: dict[str, str] = {}
         self.origins: dict[str, str] = {}
@@ -111,13 +111,15 @@ class _BatchRun:
         self._kin = SimilarKernels()
         self._constructed, self._given = constructed, given
         self._binary = can_build_separately(target) if not target.is_null_device else False
-        prove_s = 0.0 if target.judged else settings.prove_s
-        self._proofs = Proofs(target.spec, prove_s, len(jobs), crew.workers, lambda t: crew.map(t, patient=True))
+        prove_s = 0.0 if target.checks_kernels else settings.prove_s
+        self._proofs = Proofs(
+            target.spec, prove_s, len(jobs), worker_pool.workers, lambda t: worker_pool.map(t, patient=True)
+        )
 
     def compile_all(self) -> None:
         """Look kernels up, construct the missing ones, and run the passes."""
         passes = self._selection_per_pass()
-        timed = self.target.judged and passes[-1] != QUICK
+        timed = self.target.checks_kernels and passes[-1] != QUICK
         if timed and self.cache is not None:
             mark_jobs_noted_negligible(self.cache.folder, self.jobs)
         missing = self._take_available_kernels(self.jobs, passes[-1], "cached")
@@ -126,7 +128,7 @@ class _BatchRun:
         if not missing or (quick and not bare and self._is_over_budget()):
             return
         todo = self._construct(missing)
-        self.crew.prepare(self.target.spec.target.get("language", ""))
+        self.worker_pool.prepare(self.target.spec.target.get("language", ""))
         if timed:
             self._mark_and_note_negligible(todo)
         if quick:
@@ -137,7 +139,11 @@ class _BatchRun:
     def _selection_per_pass(self) -> tuple[Selection, ...]:
         if self.settings.deterministic:
             return (QUICK,)
-        return (QUICK, Selection()) if self.settings.budget_s is not None and self.target.judged else (Selection(),)
+        return (
+            (QUICK, Selection())
+            if self.settings.budget_s is not None and self.target.checks_kernels
+            else (Selection(),)
+        )
 
     def _is_over_budget(self) -> bool:
         budget_s = self.settings.budget_s
@@ -166,7 +172,7 @@ class _BatchRun:
         if self.cache is None or not others:
             return given
         keys, again = [j.key(how) for j in others], self.settings.remeasure
-        found = self.cache.artifacts(keys, measured=self.target.judged, since=self._began_at, anew=again)
+        found = self.cache.artifacts(keys, measured=self.target.checks_kernels, since=self._began_at, anew=again)
         return given | {j.digest: found[d] for j in others if (d := j.key(how).digest) in found}
 
     def _prove_existing_kernels(self, kept: list[tuple[Job, KernelArtifact]], how: Selection, origin: str) -> list[Job]:
@@ -194,7 +200,7 @@ class _BatchRun:
         """Construct candidates; return the jobs that have candidates, those with the largest predicted share first."""
         self._report_progress("construct")
         known = self._constructed
-        new, failures = construct_jobs([j for j in jobs if j.digest not in known], self.target, self.crew)
+        new, failures = construct_jobs([j for j in jobs if j.digest not in known], self.target, self.worker_pool)
         self.failures |= failures
         for job in jobs:
             if job.digest not in failures:
@@ -225,11 +231,11 @@ class _BatchRun:
 
     def _is_timed_selection(self, how: Selection) -> bool:
         """Return whether kernels are timed, so that pilot kernels correct the predictions of similar ones."""
-        return how != QUICK and self.target.judged
+        return how != QUICK and self.target.checks_kernels
 
     def _split_into_waves(self, jobs: Sequence[Job], how: Selection, bounded: bool) -> Iterator[list[Job]]:
         wave: list[Job] = []
-        most = self.crew.workers * (_WAVE_IN_BUDGET if bounded else _WAVE)
+        most = self.worker_pool.workers * (_WAVE_IN_BUDGET if bounded else _WAVE)
         for job in jobs:
             if self._is_timed_selection(how):
                 self._kin.restrict_candidates(job)
@@ -251,7 +257,7 @@ class _BatchRun:
             self._build_wave_in_parallel(mine, how)
             self._check_untimed_in_parallel(mine, how)
             self._proofs.prove_while_time_remains(self._built_artifacts(mine, how))
-            benches = max(1, self.crew.benches if self.target.judged else 1)
+            benches = max(1, self.worker_pool.benches if self.target.checks_kernels else 1)
             if benches == 1:
                 for job in mine:
                     self._choose_and_store(job, how)
@@ -265,7 +271,7 @@ class _BatchRun:
         tasks: dict[str, WorkerTask] = {}
         for job in jobs:
             tasks |= {c.id: self._make_build_task(job, c) for c in job.candidates_built_first(how)}
-            if self.target.judged:
+            if self.target.checks_kernels:
                 periodic = bool(self.target.device)
                 programs = tuple(c.program for c in job.candidates_built_first(how))
                 tasks[f"{job.digest}/reference"] = ReferenceTask(job.expression, self.settings.seed, periodic, programs)
@@ -273,7 +279,7 @@ class _BatchRun:
 
     def _check_untimed_in_parallel(self, jobs: Sequence[Job], how: Selection) -> None:
         """Check, in parallel, the kernels for this processor that are not timed."""
-        if not isinstance(self.crew, ForkedWorkers) or self.target.device or not self.target.judged:
+        if not isinstance(self.worker_pool, ForkedWorkers) or self.target.device or not self.target.checks_kernels:
             return
         tasks: dict[str, CheckAndTimeTask] = {}
         for job in jobs:
@@ -283,7 +289,7 @@ class _BatchRun:
                 tasks[f"{first}/checked"] = self._make_check_and_time_task(job, {first: built}, timed=False)
         if tasks:
             with self._machine_lock(alone=False):
-                self._made |= self.crew.check(tasks, lambda name: self._report_progress("build"))
+                self._made |= self.worker_pool.check(tasks, lambda name: self._report_progress("build"))
 
     def _built_artifacts(self, jobs: Sequence[Job], how: Selection) -> list[KernelArtifact]:
         """Return the built artifacts of a wave's first candidates."""
@@ -293,7 +299,9 @@ class _BatchRun:
         if not tasks:
             return
         with self._machine_lock(alone=False):
-            self._made |= self.crew.map(tasks, lambda name: self._report_progress("build"), patient=how.deterministic)
+            self._made |= self.worker_pool.map(
+                tasks, lambda name: self._report_progress("build"), patient=how.deterministic
+            )
 
     def _machine_lock(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
         nobody_else = self.cache is None or not self.target.here
@@ -308,7 +316,7 @@ class _BatchRun:
     def _choose_and_store(self, job: Job, how: Selection) -> None:
         """Choose a kernel from its built candidates and cache it."""
         self._report_progress(
-            "time" if self.target.judged and job.quick_if_light(how) != QUICK else "build", job.expression.name
+            "time" if self.target.checks_kernels and job.quick_if_light(how) != QUICK else "build", job.expression.name
         )
         try:
             kernel = self._check_time_and_choose(job, how)
@@ -338,7 +346,7 @@ class _BatchRun:
             artifact: KernelArtifact = result.value
             return artifact
 
-        if not self.target.judged:
+        if not self.target.checks_kernels:
             return choose_first_lowered(job.expression, self.target.spec, job.candidates, take, self._proofs or None)
         shop = TuningContext(
             job.expression,
@@ -366,8 +374,8 @@ class _BatchRun:
             ahead = None if timed else self._made.pop(f"{next(iter(artifacts))}/checked", None)
             if ahead is not None:
                 return isolate_crashing_candidates(task, ahead, lambda _: ahead)
-            with self._machine_lock(alone=timed) if self.crew.benches == 0 else contextlib.nullcontext():
-                return self.crew.judge(task)
+            with self._machine_lock(alone=timed) if self.worker_pool.benches == 0 else contextlib.nullcontext():
+                return self.worker_pool.judge(task)
 
         return judge
 

@@ -115,7 +115,13 @@ class ForkedWorkers:
         details = None if on_result is None else lambda record: on_result(record.candidate_id)
         reuse = not any(t.runs_kernels for t in tasks.values())
         return build_all(
-            tasks, run_task, workers=self.workers, timeout_s=timeout_s, on_result=details, reuse=reuse, meanwhile=meanwhile
+            tasks,
+            run_task,
+            workers=self.workers,
+            timeout_s=timeout_s,
+            on_result=details,
+            reuse=reuse,
+            meanwhile=meanwhile,
         )
 
     def judge(self, task: CheckAndTimeTask) -> dict[str, Record]:

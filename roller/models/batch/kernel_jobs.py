@@ -52,7 +52,7 @@ class BatchTarget:
     elsewhere: bool = False
 
     @property
-    def judged(self) -> bool:
+    def checks_kernels(self) -> bool:
         """Whether kernels are checked, not only lowered."""
         return self.here or self.elsewhere
 
@@ -127,7 +127,7 @@ class Job:
     uses: int = 0
     candidates: tuple[Candidate, ...] = ()
     first: tuple[int, ...] = ()
-    elders: int = 0
+    pilots: int = 0
 
     @property
     def candidates_worth_timing(self) -> list[Candidate]:
@@ -201,7 +201,7 @@ def rotating_constant_bytes(spec: DeviceSpec, passing: int) -> int:
 
 
 def construct_jobs(
-    jobs: Iterable[Job], target: BatchTarget, crew: Workers
+    jobs: Iterable[Job], target: BatchTarget, worker_pool: Workers
 ) -> tuple[dict[str, Constructed], dict[str, str]]:
     """Construct in parallel; return the candidates and the reasons why kernels have none, both by job digest."""
     import roller.construction.worth_timing  # noqa: F401 - imported before forking, so that the children inherit it
@@ -209,11 +209,13 @@ def construct_jobs(
     from roller.models.batch.worker_tasks import ConstructTask
 
     tasks = {j.digest: ConstructTask(j.expression, target.spec, j.options, Selection()) for j in jobs}
-    if tasks and target.here and not target.spec.traits.discrete and isinstance(crew, ForkedWorkers):
+    if tasks and target.here and not target.spec.traits.discrete and isinstance(worker_pool, ForkedWorkers):
         require_compiler("compiling for this processor")  # fail before construction, not when kernels are linked
     # Construction always runs here: it takes milliseconds, less than a remote worker needs to load roller.
-    here = crew if isinstance(crew, ForkedWorkers) else ForkedWorkers()
-    if len(tasks) > _MANY and not target.is_null_device and here is crew:  # builds follow and need the code generator
+    here = worker_pool if isinstance(worker_pool, ForkedWorkers) else ForkedWorkers()
+    if (
+        len(tasks) > _MANY and not target.is_null_device and here is worker_pool
+    ):  # builds follow and need the code generator
         results = here.run_tasks_while_preparing(tasks, target.spec.target.get("language", ""))
     else:
         results = here.map(tasks, patient=True)

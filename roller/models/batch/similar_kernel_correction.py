@@ -39,17 +39,17 @@ class SimilarKernels:
     def split_pilots(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
         """Return the pilots and the jobs whose predictions the pilots correct."""
         seen: dict[Hashable, int] = defaultdict(int)
-        elders, others = list[Job](), list[Job]()
+        pilots, others = list[Job](), list[Job]()
         for job in jobs:
-            kin = similarity_key(job)
-            seen[kin] += 1
-            (elders if kin is None or seen[kin] <= PILOTS else others).append(job)
-        return elders, others
+            key = similarity_key(job)
+            seen[key] += 1
+            (pilots if key is None or seen[key] <= PILOTS else others).append(job)
+        return pilots, others
 
     def record_prediction_errors(self, job: Job, candidates: Sequence[Candidate]) -> None:
         """Record a kernel's times if every candidate worth timing has a valid time."""
-        kin = similarity_key(job)
-        if kin is None:
+        key = similarity_key(job)
+        if key is None:
             return
         fates = {c.id: c for c in candidates}
         timed = [fates[c.id] for c in job.candidates_worth_timing]
@@ -57,7 +57,7 @@ class SimilarKernels:
         if len(seconds) < len(timed):
             return
         least_s = min(seconds)
-        self._known[kin].append(
+        self._known[key].append(
             {
                 _kernel_family(c): math.log(min(s, _SLOWER * least_s) / c.estimate.seconds)
                 for c, s in zip(timed, seconds, strict=True)
@@ -68,8 +68,8 @@ class SimilarKernels:
         """Restrict a job to the candidates still worth timing after the pilots; without enough pilots, do nothing."""
         from roller.construction.worth_timing import positions_worth_timing
 
-        kin = similarity_key(job)
-        known = self._known.get(kin, []) if kin is not None else []
+        key = similarity_key(job)
+        known = self._known.get(key, []) if key is not None else []
         if len(known) < PILOTS:
             return
         off = {family: statistics.median(k[family] for k in known) for family in known[0]}
@@ -79,12 +79,12 @@ class SimilarKernels:
         order = sorted(seconds, key=lambda n: (seconds[n], n))
         error = RATIO_ERROR * math.sqrt(1 + 1 / len(known))
         kept = positions_worth_timing([seconds[n] for n in order], order, error)
-        job.first, job.elders = tuple(order[n] for n in kept), len(known)
+        job.first, job.pilots = tuple(order[n] for n in kept), len(known)
 
 
 def similarity_key(job: Job) -> Hashable | None:
     """Return the key that similar kernels share; ``None`` if there is no choice or if families are ambiguous."""
-    if job.light or job.options.top_k != "auto" or len(job.first) < 2 or job.elders:
+    if job.light or job.options.top_k != "auto" or len(job.first) < 2 or job.pilots:
         return None
     # The form of the reduction without its extents, and the candidate families.
     expr = job.candidates[0].program.expr

@@ -188,7 +188,10 @@ def _unroll_scan(
     state, sources = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
     collected = len(body.output) - len(state)
     axes, out_axes = details.get("scan_input_axes", [0] * count), details.get("scan_output_axes", [0] * collected)
-    back, out_back = details.get("scan_input_directions", [0] * count), details.get("scan_output_directions", [0] * collected)
+    back, out_back = (
+        details.get("scan_input_directions", [0] * count),
+        details.get("scan_output_directions", [0] * collected),
+    )
     axes = [a % len(tracer.values[s].shape) for a, s in zip(axes, sources, strict=True)]
     lengths = {tracer.values[s].shape[a] for s, a in zip(sources, axes, strict=True)}
     if len(lengths) != 1:

@@ -36,7 +36,9 @@ class ExternalData:
         count = 1
         for dim in shape:
             count *= dim
-        length = _parse_byte_count(details["length"], "length", where) if details.get("length") else count * element.itemsize
+        length = (
+            _parse_byte_count(details["length"], "length", where) if details.get("length") else count * element.itemsize
+        )
         if length != count * element.itemsize or offset + length > size:
             raise ModelError(
                 f"{where}: expected {count * element.itemsize} bytes at offset {offset}, got length {length} in a file "

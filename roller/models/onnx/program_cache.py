@@ -2,7 +2,7 @@
 
 A cached program is a file, called a note. Its name is a digest of all inputs to the program: the model's bytes,
 overrides, Roller's sources and package versions. External and large weights are not hashed; they are identified by
-their files (``noted_weight_files.py``).
+their files (``cached_weight_files.py``).
 """
 
 from __future__ import annotations

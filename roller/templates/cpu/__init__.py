@@ -1,7 +1,7 @@
 """Kernel templates for CPUs: their candidate programs, prices and emitted code."""
 
 from roller.templates.cpu.box_staging import is_read_once
-from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
+from roller.templates.cpu.common.lanes import lane_count, lane_distance, usable_cache_bytes
 from roller.templates.cpu.common.task_scheduling_costs import BOTTLENECKS, Parts
 from roller.templates.cpu.decisions import decisions_for_device
 from roller.templates.cpu.price_terms import explained
@@ -23,5 +23,5 @@ __all__ = [
     "price_programs",
     "programs_of",
     "is_read_once",
-    "room",
+    "usable_cache_bytes",
 ]

@@ -15,7 +15,7 @@ _LAYERS = {"l2_s": ("l2", "L2"), "l3_s": ("l3", "L3"), "dram_s": ("dram", "DRAM"
 
 
 def explained(details: Sequence[Parts]) -> Term:
-    """Return a program's predicted time, in seconds, as a term, from the parts that its price recorded in ``details``."""
+    """Return a program's predicted time, in seconds, as a term, from the parts that its price put into ``details``."""
     p = details[0]
     ways: dict[str, Callable[[Parts, TermBuilder], Term]] = {
         "tiled": _tiled_term, "matrix": _tiled_term, "dots": _dot_product_term, "rows": _streamed_term,

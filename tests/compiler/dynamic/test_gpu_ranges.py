@@ -113,7 +113,7 @@ def test_the_kernel_of_a_size_is_saved_and_loaded(rows, tmp_path):
 
 
 def test_pieces_say_where_a_kernel_is_taken(rows):
-    assert sum(len(p.sizes) for p in rows.pieces) == len(rows.judged[0].places)
+    assert sum(len(p.sizes) for p in rows.pieces) == len(rows.priced[0].places)
     assert all(p.regret >= 0 and p.program.kind == "gpu" for p in rows.pieces)
     assert rows.at(i=200).estimate.seconds == pytest.approx(min(
         pricing.estimate_program(k.program.at({"i": 200}), rows.spec).seconds for k in rows.kernels
@@ -123,16 +123,16 @@ def test_pieces_say_where_a_kernel_is_taken(rows):
 def test_a_kernel_whose_numbers_are_others_is_not_used():
     """What was taken for a constant is another number at a size: nothing runs there."""
     kernel = compiled(OPS.matmul(64, 40, 24), "v100", most=1, i=(1, 300))
-    (judged,) = kernel.judged
-    columns = judged.kernel.numbers
+    (priced,) = kernel.priced
+    columns = priced.kernel.numbers
     wrong = tuple(None if c is None else c + (c == 40) for c in columns.constants)
     for spoiled, why in (
-        (replace(judged.kernel, numbers=replace(columns, constants=wrong)), "other numbers than it was built with"),
-        (replace(judged.kernel, code="another"), "code of another kind"),
+        (replace(priced.kernel, numbers=replace(columns, constants=wrong)), "other numbers than it was built with"),
+        (replace(priced.kernel, code="another"), "code of another kind"),
     ):
         with pytest.raises(NoCandidateError, match=why):
             SymbolicRange(
-                kernel.varies, kernel.expression, [replace(judged, kernel=spoiled)], kernel._best, kernel.spec
+                kernel.varies, kernel.expression, [replace(priced, kernel=spoiled)], kernel._best, kernel.spec
             )
         with pytest.raises(BuildError, match=why):
             spoiled.at({"i": 9}, kernel.expression.at({"i": 9}))
@@ -181,7 +181,7 @@ def test_codes_are_written_once_for_a_kernel(rows, monkeypatch):
 def test_places_are_looked_at_once():
     """Ranges so small that sizes at random come twice."""
     kernel = roller.compile(OPS.matmul(24, 40, 24), "v100", shapes={"i": (1, 24)})
-    places = [p["i"] for p in kernel.judged[0].places]
+    places = [p["i"] for p in kernel.priced[0].places]
     assert len(places) == len(set(places)) and all(
         len(p.sizes) == len({s["i"] for s in p.sizes}) for p in kernel.pieces
     )
@@ -205,7 +205,7 @@ def lacking_kernel(monkeypatch, rounds_lacking):
 def test_sizes_that_lacked_code_are_places_of_the_last_choice(monkeypatch, caplog):
     kernel, asked = lacking_kernel(monkeypatch, search._ROUNDS)
     assert [seed for seed, _ in asked] == list(range(search._ROUNDS + 1))
-    assert {100 + n for n in range(search._ROUNDS)} <= {p["i"] for p in kernel.judged[0].places}
+    assert {100 + n for n in range(search._ROUNDS)} <= {p["i"] for p in kernel.priced[0].places}
     assert "no kernel has code for" not in caplog.text
 
 
@@ -259,7 +259,7 @@ def test_one_image_is_loaded_for_all_sizes(monkeypatch):
     monkeypatch.setattr(nvrtc, "build", lambda a: builds.append(a) or a.with_binary(b"image"))
     kernel = compiled(OPS.matmul(64, 40, 24), "v100", most=1, i=(1, 300))
     here = SymbolicRange(
-        kernel.varies, kernel.expression, kernel.judged, np.ones(len(kernel.judged[0].places)), kernel.spec
+        kernel.varies, kernel.expression, kernel.priced, np.ones(len(kernel.priced[0].places)), kernel.spec
     )
     for launch in here.artifact.launches:
         monkeypatch.setitem(fake_cupy.KERNELS, launch.entry, lambda *a: calls.append(a))

@@ -142,7 +142,7 @@ def test_hundreds_of_sizes(make, shapes):
         sizes = {a: draw.choice((low, draw.randint(low, high), high)) for a, (low, high) in shapes.items()}
         if n % 4 == 0:
             every_kernel_right(made, sizes, n)
-        exact = sums_exactly(made.judged[made._proven_kernel_at(sizes)].kernel)
+        exact = sums_exactly(made.priced[made._proven_kernel_at(sizes)].kernel)
         right_in_bounds(made, made.expression.at(sizes), n, exact=exact)
 
 
@@ -194,7 +194,7 @@ def test_what_a_call_may_not_have_is_said(strided):
 
 
 def test_pieces_and_text(strided):
-    assert sum(len(p.sizes) for p in strided.pieces) == len(strided.judged[0].places)
+    assert sum(len(p.sizes) for p in strided.pieces) == len(strided.priced[0].places)
     assert all(p.regret >= -1e-9 for p in strided.pieces)
     assert "ho from 2 to 12, wo from 2 to 12" in repr(strided)
 

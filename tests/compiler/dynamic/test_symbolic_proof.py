@@ -71,7 +71,7 @@ def test_a_formula_that_is_wrong_at_one_size_does_not_run_there(wrong):
     for rows in (UNSEEN - 1, UNSEEN + 1, 7, 200):
         assert wrong.kernels[wrong.best({"rows": rows})].takes({"rows": rows})
     sizes = {"rows": UNSEEN}
-    expression, order = wrong.own.expression.at(sizes), rank_kernels_by_time(wrong.judged, sizes, wrong.spec)
+    expression, order = wrong.own.expression.at(sizes), rank_kernels_by_time(wrong.priced, sizes, wrong.spec)
     first = order[0]
     right = [n for n in order if not fault(wrong.kernels[n], expression, sizes, wrong.spec.units)]
     assert first not in right
@@ -81,7 +81,7 @@ def test_a_formula_that_is_wrong_at_one_size_does_not_run_there(wrong):
     else:
         with pytest.raises(NoCandidateError, match="got none that is right"):
             wrong.best(sizes)
-    alone = SymbolicKernels(wrong.own, (wrong.judged[first],), wrong.spec)
+    alone = SymbolicKernels(wrong.own, (wrong.priced[first],), wrong.spec)
     with pytest.raises(NoCandidateError, match=r"a kernel for \{'rows': 173\}, got none that is right: .*of .*rows"):
         alone.best(sizes)
 
@@ -89,7 +89,7 @@ def test_a_formula_that_is_wrong_at_one_size_does_not_run_there(wrong):
 def test_code_of_another_kind_runs_before_it_is_used(right, wrong):
     def at(kernels, rows):
         sizes = {"rows": rows}
-        first = rank_kernels_by_time(kernels.judged, {"rows": UNSEEN}, kernels.spec)[0]
+        first = rank_kernels_by_time(kernels.priced, {"rows": UNSEEN}, kernels.spec)[0]
         other = replace(kernels.kernels[first], code="of another kind")
         return fault(other, kernels.own.expression.at(sizes), sizes, kernels.spec.units)
 
@@ -149,9 +149,9 @@ def test_what_was_timed_is_chosen_by_its_times(spec, expression, monkeypatch):
     monkeypatch.setattr(CpuBench, "profile", profile)
     made = compile_symbolic({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions(), passing_bytes={})["k"]
     assert len(times) > 2 and not made.doubt
-    for column, sizes in enumerate(made.judged[0].places):
-        known = {n: j.measured[column] for n, j in enumerate(made.judged) if column in j.measured}
-        if len(known) == len(made.judged):
+    for column, sizes in enumerate(made.priced[0].places):
+        known = {n: j.measured[column] for n, j in enumerate(made.priced) if column in j.measured}
+        if len(known) == len(made.priced):
             assert made.best(sizes) == min(known, key=known.__getitem__)
             assert not fault(made.kernels[made.best(sizes)], expression.at(sizes), sizes, spec.units)
-    assert len({made.best(p) for p in made.judged[0].places}) > 1
+    assert len({made.best(p) for p in made.priced[0].places}) > 1

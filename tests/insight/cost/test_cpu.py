@@ -186,7 +186,7 @@ def test_a_recurrent_layer_goes_step_by_step():
 def test_columns_are_summed_in_strips():
     x = tensor(0, 1024, 1024)
     rows, columns = (operator("sum.dim_IntList", (x,), (tensor(1, 1024),), dim=[d]) for d in (1, 0))
-    assert seconds(columns)[0] > 1.5 * seconds(rows)[0] and operator_work(rows)[0].strewn_bytes == 0
+    assert seconds(columns)[0] > 1.5 * seconds(rows)[0] and operator_work(rows)[0].scattered_bytes == 0
 
 
 def test_what_has_no_row_is_priced_by_its_bytes():

@@ -34,11 +34,13 @@ def cache():
     return KernelCache()
 
 
-def compiled(sizes, crew, cache, device="cpu", top_k=1):
+def compiled(sizes, worker_pool, cache, device="cpu", top_k=1):
     spec, handle = spec_and_local_device(device)
     target = BatchTarget(spec, device == "cpu" or handle is not None, handle.text if handle else "")
     sources = {f"relu{n}": KernelSource(roller.ops.elementwise("relu", (n,))) for n in sizes}
-    return compile_kernels(sources, target, BatchSettings(ConstructOptions(top_k=top_k)), crew=crew, cache=cache)
+    return compile_kernels(
+        sources, target, BatchSettings(ConstructOptions(top_k=top_k)), worker_pool=worker_pool, cache=cache
+    )
 
 
 def works(batch, sizes):
@@ -92,14 +94,14 @@ def test_tasks_of_workers_that_are_gone_are_done_here(monkeypatch):
     monkeypatch.setattr(executors, "_ALONE_S", 0.02)
     monkeypatch.setattr(executors, "_LOOK_S", 0.01)
     asked = []
-    crew = ExecutorWorkers(
+    worker_pool = ExecutorWorkers(
         Deserted(), bench=Deserted(), benches=1, staffed=lambda judging: asked.append(judging), _here=Here()
     )
     with pytest.warns(RollerWarning, match="its workers died and were not replaced"):
-        assert crew.map({"a": "one", "b": "two"}) == {"a": "one here", "b": "two here"}
+        assert worker_pool.map({"a": "one", "b": "two"}) == {"a": "one here", "b": "two here"}
     with pytest.warns(RollerWarning, match="run on this machine"):
-        assert crew.judge("kernels") == {"judged": "kernels"}
-    assert crew.bench is None and set(asked) == {False, True}
+        assert worker_pool.judge("kernels") == {"judged": "kernels"}
+    assert worker_pool.bench is None and set(asked) == {False, True}
 
 
 def test_an_executor_that_is_shut_down_is_a_reason(cache):
@@ -175,12 +177,12 @@ def test_a_killed_dask_worker_loses_nothing(cache, tmp_path):
 
         killer = threading.Thread(target=kill_in_the_middle)
         killer.start()
-        crew = choose_batch_workers(None, address, None)
+        worker_pool = choose_batch_workers(None, address, None)
         try:
-            assert (crew.workers, crew.benches) == (3, 1)
-            batch = compiled(sizes, crew, cache)
+            assert (worker_pool.workers, worker_pool.benches) == (3, 1)
+            batch = compiled(sizes, worker_pool, cache)
         finally:
-            crew.close()
+            worker_pool.close()
         killer.join()
         victim.wait()
         log = lines(tmp_path)
@@ -200,10 +202,10 @@ def test_a_killed_dask_worker_loses_nothing(cache, tmp_path):
 def test_gpu_kernels_are_judged_where_the_gpu_is(cache, tmp_path):
     with cluster(tmp_path, ["", "gpu=1"], build_s=0.0) as (address, workers):
         wait_for_workers(address, 2)
-        crew = choose_batch_workers(None, address, None, "gpu")
+        worker_pool = choose_batch_workers(None, address, None, "gpu")
         try:
-            batch = compiled([64, 128], crew, cache, device="null:v100", top_k=2)
+            batch = compiled([64, 128], worker_pool, cache, device="null:v100", top_k=2)
         finally:
-            crew.close()
+            worker_pool.close()
         assert {int(pid) for what, pid, _ in lines(tmp_path) if what == "judge"} == {workers[1].pid}
     assert all(a.measured_s for a in batch.artifacts.values())

@@ -32,12 +32,12 @@ SOURCES = {"m": KernelSource(ops.matmul(40, 36, 20), ()), "r": KernelSource(ops.
 
 
 def compiled(prove_s, cache=None):
-    target, crew = resolve_target_and_workers("v100", workers=2)
+    target, worker_pool = resolve_target_and_workers("v100", workers=2)
     try:
         settings = BatchSettings(roller.ConstructOptions(top_k=3), prove_s=prove_s)
-        return compile_kernels(SOURCES, target, settings, crew=crew, cache=cache)
+        return compile_kernels(SOURCES, target, settings, worker_pool=worker_pool, cache=cache)
     finally:
-        crew.close()
+        worker_pool.close()
 
 
 def known(batch):
@@ -66,8 +66,8 @@ def test_what_is_in_the_cache_is_proved_as_it_is(tmp_path, monkeypatch):
     forbid_work(monkeypatch, worker_tasks.ProveTask)
     found = compiled(600.0, cache)
     assert known(found) == {"m": "emulated", "r": "emulated"} and found.count("cached") == 2
-    target, crew = resolve_target_and_workers("v100", workers=1)
-    crew.close()
+    target, worker_pool = resolve_target_and_workers("v100", workers=1)
+    worker_pool.close()
     (job, _) = make_jobs(SOURCES, target, BatchSettings(roller.ConstructOptions(top_k=3)), {})
     assert [c.proved for c in cache.load(job.full).candidates] == ["emulated", "", ""]
 
@@ -139,8 +139,8 @@ def test_a_proof_makes_no_time_of_a_kernel_a_new_one(tmp_path):
 
 
 def hire_target():
-    target, crew = resolve_target_and_workers("v100", workers=1)
-    crew.close()
+    target, worker_pool = resolve_target_and_workers("v100", workers=1)
+    worker_pool.close()
     return target
 
 

@@ -48,53 +48,53 @@ def timed(job: Job, factors: dict[object, float], status: str = "measured") -> t
 
 
 def test_the_first_of_a_kin_choose_for_the_others() -> None:
-    elders, others = SimilarKernels.split_pilots(jobs := constructed())
-    assert [j.digest for j in elders] == [j.digest for j in jobs[:PILOTS]] and others == jobs[PILOTS:]
+    pilots, others = SimilarKernels.split_pilots(jobs := constructed())
+    assert [j.digest for j in pilots] == [j.digest for j in jobs[:PILOTS]] and others == jobs[PILOTS:]
     families = [kernel_family_key(c.program) for c in jobs[0].candidates_worth_timing]
     assert len(families) > 1
     for best in families:
-        kin, (*first, last) = SimilarKernels(), constructed()
+        similar, (*first, last) = SimilarKernels(), constructed()
         for job in first[:PILOTS]:
-            kin.restrict_candidates(job)
-            assert not job.elders, "nobody was timed yet, or too few"
-            kin.record_prediction_errors(job, timed(job, dict.fromkeys([best], 0.85)))
-        kin.restrict_candidates(last)
-        assert [kernel_family_key(c.program) for c in last.candidates_worth_timing] == [best] and last.elders == PILOTS
+            similar.restrict_candidates(job)
+            assert not job.pilots, "nobody was timed yet, or too few"
+            similar.record_prediction_errors(job, timed(job, dict.fromkeys([best], 0.85)))
+        similar.restrict_candidates(last)
+        assert [kernel_family_key(c.program) for c in last.candidates_worth_timing] == [best] and last.pilots == PILOTS
 
 
 def test_families_that_were_as_fast_are_timed_again() -> None:
     """What is known to 6 % of a kernel with the same time is worth a second candidate, and no third."""
-    kin, (*first, last) = SimilarKernels(), constructed()
+    similar, (*first, last) = SimilarKernels(), constructed()
     for job in first[:PILOTS]:
         seconds = max(c.estimate.seconds for c in job.candidates_worth_timing)
         equal = {kernel_family_key(c.program): seconds / c.estimate.seconds for c in job.candidates_worth_timing}
-        kin.record_prediction_errors(job, timed(job, equal))
+        similar.record_prediction_errors(job, timed(job, equal))
     ratios = [c.estimate.seconds / last.candidates[0].estimate.seconds for c in last.candidates_worth_timing]
     assert max(map(math.log, ratios)) < 0.02, "else they are no equals"
-    kin.restrict_candidates(last)
+    similar.restrict_candidates(last)
     assert len(last.first) == 2
 
 
 @pytest.mark.parametrize("what", ["doubtful", "failed", "light", "asked"])
 def test_nothing_is_learned_of_what_says_nothing(what: str) -> None:
-    kin, (*first, last) = SimilarKernels(), constructed()
+    similar, (*first, last) = SimilarKernels(), constructed()
     before = last.first
     for job in first:
         if what == "asked":  # as many as a person says
             job.options = dataclasses.replace(job.options, top_k=3)
         job.light = what == "light"
         status = what if what in ("doubtful", "failed") else "measured"
-        kin.record_prediction_errors(job, timed(job, {kernel_family_key(job.candidates[1].program): 0.5}, status))
-    kin.restrict_candidates(last)
-    assert last.first == before and not last.elders
+        similar.record_prediction_errors(job, timed(job, {kernel_family_key(job.candidates[1].program): 0.5}, status))
+    similar.restrict_candidates(last)
+    assert last.first == before and not last.pilots
 
 
 def test_one_disturbed_time_decides_nothing() -> None:
-    kin, (*first, last) = SimilarKernels(), constructed()
+    similar, (*first, last) = SimilarKernels(), constructed()
     good, *rest = (kernel_family_key(c.program) for c in last.candidates_worth_timing)
     for n, job in enumerate(first[:PILOTS]):
-        kin.record_prediction_errors(job, timed(job, {good: 40.0} if n == 1 else dict.fromkeys(rest, 1.2)))
-    kin.restrict_candidates(last)
+        similar.record_prediction_errors(job, timed(job, {good: 40.0} if n == 1 else dict.fromkeys(rest, 1.2)))
+    similar.restrict_candidates(last)
     assert [kernel_family_key(c.program) for c in last.candidates_worth_timing] == [good]
 
 
@@ -119,8 +119,8 @@ def test_a_batch_builds_one_candidate_of_those_that_come_after(monkeypatch: pyte
     cache, wanted_ = KernelCache(), sources()
     batch = compile_kernels(wanted_, target, BatchSettings(), cache=cache)
     assert not batch.failures and set(batch.origins.values()) == {"compiled"}
-    elders, others = SimilarKernels.split_pilots(constructed(target))
-    names = {True: [j.names[0][0] for j in elders if len(j.first) > 1], False: [j.names[0][0] for j in others]}
+    pilots, others = SimilarKernels.split_pilots(constructed(target))
+    names = {True: [j.names[0][0] for j in pilots if len(j.first) > 1], False: [j.names[0][0] for j in others]}
     for was_timed, keys in names.items():
         assert all((batch.artifacts[key].measured_s is not None) == was_timed for key in keys)
     again = compile_kernels(wanted_, target, BatchSettings(), cache=cache)

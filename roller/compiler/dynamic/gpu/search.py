@@ -145,17 +145,17 @@ def compile_range(varies: DynamicAxes, spec: DeviceSpec, options: ConstructOptio
         )
     target_for(spec).prepare()
     codes = _CodeKindsBySize(s, share, _evenly_spread_sizes(s.places, _FEW))
-    judged: list[PricedKernel] = []
+    priced: list[PricedKernel] = []
     if all(codes.has_single_kind(row) for row in choose_covering_rows(s.costs, s.best, MOST)):
         made_for = list(s.places)
         _add_sample_sizes(s, list(itertools.islice(varies.box.random_sizes(5), _PRICED)), share)
-        judged = _choose_nearest_kernels(codes)
-        if not judged:
+        priced = _choose_nearest_kernels(codes)
+        if not priced:
             _restrict_sample_sizes(s, made_for)
-    if not judged:
+    if not priced:
         _add_sample_sizes(s, _further_sample_sizes(varies.box), share)
-        judged = _choose_covering_kernels(codes)
-    return SymbolicRange(varies, s.question.own.expression, judged, s.best, share, reachable=reachable)
+        priced = _choose_covering_kernels(codes)
+    return SymbolicRange(varies, s.question.own.expression, priced, s.best, share, reachable=reachable)
 
 
 def _choose_nearest_kernels(codes: _CodeKindsBySize) -> list[PricedKernel]:

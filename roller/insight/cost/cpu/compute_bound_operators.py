@@ -44,7 +44,7 @@ def matrix_product_work(
     results = tuple(TensorTraffic(t, turns) for t in writes)
     multiplies = batch * (1 if n == 1 else m) * (m if n == 1 else _channels_padded_to_vectors(n)) * k
     # Packing reads the second operand column by column, in runs of one or two vectors.
-    given = tuple(TensorTraffic(t, is_strewn=packed > 0 and at > 0) for at, t in enumerate(dict.fromkeys(reads)))
+    given = tuple(TensorTraffic(t, is_scattered=packed > 0 and at > 0) for at, t in enumerate(dict.fromkeys(reads)))
     return OperatorWork(
         given, results, multiplies=float(multiplies),
         share=PRODUCT_SHARE, packed_elements=packed, packers=float(batch), dtype=dtype,

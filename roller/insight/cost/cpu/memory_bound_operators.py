@@ -63,7 +63,7 @@ def reduction_work_rule(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
         count = float(element_count(x))
         return streaming_work(
             view, cycles=cycles * count, vector_cycles=vector * count, parallel_elements=count,
-            strewn_bytes=distinct_bytes(x) * _LINE_BYTES / _STRIP_BYTES if across else 0.0,
+            scattered_bytes=distinct_bytes(x) * _LINE_BYTES / _STRIP_BYTES if across else 0.0,
         )  # fmt: skip
 
     return map_operator
@@ -126,7 +126,7 @@ def nll_loss_work(view: OperatorView) -> OperatorWork:
     """Return the work of a negative log-likelihood: one thread reads one element, and thus one cache line, per row."""
     target = view.tensor("target", 1) or view.inputs[-1]
     return OperatorWork(
-        (TensorTraffic(target),), strewn_bytes=64.0 * element_count(target), cycles=8.0 * element_count(target)
+        (TensorTraffic(target),), scattered_bytes=64.0 * element_count(target), cycles=8.0 * element_count(target)
     )
 
 

@@ -37,7 +37,7 @@ EXPONENTIALS = {
     "fmod": 4.0,
 }  # fmt: skip
 #: Cycles per element for mixed dtypes, which are not vectorized, and for a stride other than 1.
-_MIXED_CYCLES, _STREWN_CYCLES = 2.5, 3.0
+_MIXED_CYCLES, _SCATTERED_CYCLES = 2.5, 3.0
 
 _ROWS: dict[str, Mapping] = {
     "_softmax": softmax_work_rule(), "_log_softmax": softmax_work_rule(logarithm=True),
@@ -143,11 +143,11 @@ def _pointwise_work(view: OperatorView, exponentials: float) -> OperatorWork:
     mixed = any(t.dtype != view.out.dtype for t in given)
     whole = _strides_of_long_axes(view.out)
     apart = (_strides_of_long_axes(t) for t in given if t.shape == view.out.shape)
-    strewn = any(step and step[-1] != whole[-1] and 0 not in step for step in apart)
-    cycles = _MIXED_CYCLES * mixed + _STREWN_CYCLES * strewn
+    scattered = any(step and step[-1] != whole[-1] and 0 not in step for step in apart)
+    cycles = _MIXED_CYCLES * mixed + _SCATTERED_CYCLES * scattered
     writes = tuple(TensorTraffic(t) for t in view.outputs if element_count(t))
     reads = tuple(TensorTraffic(t) for t in dict.fromkeys(view.inputs) if element_count(t))
-    serial = strewn and len(given) == 1 and len(view.out.shape) == 2  # a transposed copy runs in a serial loop
+    serial = scattered and len(given) == 1 and len(view.out.shape) == 2  # a transposed copy runs in a serial loop
     return OperatorWork(
         reads, writes, exponentials=exponentials * count, vector_cycles=3 * count, cycles=cycles * count,
         parallel_elements=0.0 if serial else count,

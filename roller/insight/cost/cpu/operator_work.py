@@ -18,7 +18,7 @@ class TensorTraffic:
 
     tensor: TensorRecord
     passes: float = 1.0
-    is_strewn: bool = False
+    is_scattered: bool = False
 
     @property
     def size_bytes(self) -> float:
@@ -52,7 +52,7 @@ class OperatorWork:
     #: Size in bytes of each internal buffer, and number of times that it is written or read.
     buffers: tuple[tuple[float, float], ...] = ()
     #: Bytes that are read or written in runs too short to be prefetched.
-    strewn_bytes: float = 0.0
+    scattered_bytes: float = 0.0
     #: Dtype of the multiply-adds.
     dtype: str = "float32"
     #: Whether arithmetic overlaps with memory traffic.

@@ -53,8 +53,8 @@ class ProcessorPricer:
             moved.append((layer, size if traffic.tensor.storage in read else 2 * size))
         fresh = sum(self._count_and_touch_fresh_bytes(x.tensor.storage, storages) for x in work.writes)
         far = self.machine.caches[-1]
-        strewn = sum(n for x, (layer, n) in zip(work.reads, moved, strict=False) if x.is_strewn and layer is far)
-        parts = self.machine.seconds_by_resource(work, tuple(moved), fresh, strewn)
+        scattered = sum(n for x, (layer, n) in zip(work.reads, moved, strict=False) if x.is_scattered and layer is far)
+        parts = self.machine.seconds_by_resource(work, tuple(moved), fresh, scattered)
         low, high = parts.seconds / self._factor, parts.seconds * self._factor
         row = LaunchPrice(operator.name, 1, parts.seconds, parts.resource, self._arithmetic_pipe_work(work), low, high)
         provenance = "library" if mapped else "bytes"

@@ -110,16 +110,16 @@ class ProcessorRates:
         work: OperatorWork,
         moved: tuple[tuple[MemoryLayer, float], ...],
         fresh_bytes: float,
-        strewn_bytes: float = 0.0,
+        scattered_bytes: float = 0.0,
     ) -> SecondsByResource:
         """Return the time that an operator spends on each resource."""
-        # ``moved`` has the bytes moved from each memory layer; ``strewn_bytes`` are moved in short runs, in addition to
-        # those of ``work``.
+        # ``moved`` has the bytes moved from each memory layer; ``scattered_bytes`` are moved in short runs, in
+        # addition to those of ``work``.
         threads = self.thread_count(work)
         memory_s = sum(n / self.bandwidth_bytes_per_s(layer, threads) for layer, n in moved)
         for size, times in work.buffers:
             memory_s += times * size / self.bandwidth_bytes_per_s(self.cache_level_at_reuse_distance(size), threads)
-        strewn = self.scattered_access_s(work.strewn_bytes + strewn_bytes, threads)
+        scattered = self.scattered_access_s(work.scattered_bytes + scattered_bytes, threads)
         forks = work.forks * (self.spec.execution.fork_s or 0.0) if threads > 1 else 0.0
         fresh = self.first_touch_s(fresh_bytes, threads) if fresh_bytes else 0.0
-        return SecondsByResource(self.arithmetic_s(work, threads), memory_s + strewn, fresh, forks, work.hides)
+        return SecondsByResource(self.arithmetic_s(work, threads), memory_s + scattered, fresh, forks, work.hides)

@@ -136,11 +136,11 @@ def register_rewrite(*ops: str, domain: str = DOMAIN) -> Callable[[Rewriter], Re
 
 def trace_rewrite(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
     """Trace the rewrite of a node if its operator has one; return whether it has, even if the node is refused."""
-    spell = REWRITES.get((traced.domain, traced.op))
-    if spell is None or (not traced.domain and tracer.inference.schema(traced) is not None):
+    rewrite = REWRITES.get((traced.domain, traced.op))
+    if rewrite is None or (not traced.domain and tracer.inference.schema(traced) is not None):
         return False
     try:
-        results = spell(NodeRewrite(tracer, traced))
+        results = rewrite(NodeRewrite(tracer, traced))
     except Unsupported as why:
         _refuse_node(tracer, node, traced, scope, str(why))
         return True

@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec, MemoryLayer
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.lanes import room
+from roller.templates.cpu.common.lanes import usable_cache_bytes
 from roller.tile.geometry import Floats, Geometry, Ints
 
 
@@ -16,12 +16,12 @@ def bandwidth_of_holding_layer(size_bytes: Any, spec: DeviceSpec) -> Floats:
     """Return the bandwidth (bytes per second) of the fastest layer that holds ``size_bytes``."""
     l1, l2, l3 = (spec.layer(n) for n in ("l1", "l2", "l3"))
     slower = np.where(
-        size_bytes <= room(spec, "l3"),
+        size_bytes <= usable_cache_bytes(spec, "l3"),
         l3.bandwidth_bytes_per_s,
         spec.layer("dram").bandwidth_bytes_per_s,
     )
-    inner = np.where(size_bytes <= room(spec, "l2"), l2.bandwidth_bytes_per_s, slower)
-    return np.where(size_bytes <= room(spec, "l1"), l1.bandwidth_bytes_per_s, inner)
+    inner = np.where(size_bytes <= usable_cache_bytes(spec, "l2"), l2.bandwidth_bytes_per_s, slower)
+    return np.where(size_bytes <= usable_cache_bytes(spec, "l1"), l1.bandwidth_bytes_per_s, inner)
 
 
 def bandwidth_of_active_cores(layer: MemoryLayer, active: Ints, spec: DeviceSpec) -> Floats:
@@ -54,7 +54,7 @@ def dram_traffic_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
     """Return how many bytes cross the memory bus because the last-level cache did not keep them since the last call."""
     inputs, outputs = read_and_written_bytes(batch.geometry)
     # Write-allocate reads a line before it is written.
-    return float((inputs + 2 * outputs) * (1.0 - share_still_cached(inputs + outputs, room(spec, "l3"))))
+    return float((inputs + 2 * outputs) * (1.0 - share_still_cached(inputs + outputs, usable_cache_bytes(spec, "l3"))))
 
 
 def read_and_written_bytes(geometry: Geometry) -> tuple[int, int]:

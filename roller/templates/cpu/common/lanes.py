@@ -55,7 +55,7 @@ def lane_distance(access: Access, axis: int) -> int:
     return step
 
 
-def room(spec: DeviceSpec, name: str) -> int:
+def usable_cache_bytes(spec: DeviceSpec, name: str) -> int:
     """Return how many bytes of a cache reused data can occupy while streams pass through it."""
     layer = spec.layer(name)
     return layer.usable_bytes or layer.capacity_bytes

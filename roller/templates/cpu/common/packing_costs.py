@@ -9,7 +9,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.cpu.common.caches import bandwidth_of_holding_layer, dram_traffic_bytes
 from roller.templates.cpu.common.conversion_costs import load_conversion_cycles
-from roller.templates.cpu.common.lanes import lane_distance, room
+from roller.templates.cpu.common.lanes import lane_distance, usable_cache_bytes
 from roller.templates.cpu.decisions import BOX, IN_PLACE, PANEL, decisions_for_device, run_copied_in_vectors
 from roller.tile.geometry import Access, Floats, Ints
 
@@ -132,7 +132,13 @@ def task_dram_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
     d = decisions_for_device(batch, spec)
     for a in d.staged(PANEL):
         if a.tensor.name not in batch.constants:
-            instead = np.where(_bytes_from_packing_to_use(a, batch, spec) > room(spec, "l3"), d.panel_bytes(a), 0.0)
-            again = (d.packing_count(a) - 1.0) * a.tensor.nbytes if a.tensor.nbytes > room(spec, "l3") else 0.0
+            instead = np.where(
+                _bytes_from_packing_to_use(a, batch, spec) > usable_cache_bytes(spec, "l3"), d.panel_bytes(a), 0.0
+            )
+            again = (
+                (d.packing_count(a) - 1.0) * a.tensor.nbytes
+                if a.tensor.nbytes > usable_cache_bytes(spec, "l3")
+                else 0.0
+            )
             total = total + np.where(d.upfront(a), instead - a.tensor.nbytes, again)
     return total

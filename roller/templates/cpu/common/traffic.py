@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.lanes import lane_distance, room
+from roller.templates.cpu.common.lanes import lane_distance, usable_cache_bytes
 from roller.templates.cpu.decisions import IN_PLACE, decisions_for_device
 from roller.tile.geometry import Access, Floats, Ints
 
@@ -39,14 +39,14 @@ def cache_traffic_bytes(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> 
         once = np.minimum(panel, mine / np.where(a.uses, per_task, 1).prod(axis=1))
         brought = passes * again_l2 * once * (1.0 + jumps * _extra_wait_ratio(spec, "l3"))
         to_l2 = to_l2 + brought
-        if a.tensor.name in batch.constants and a.tensor.nbytes > room(spec, "l2"):
+        if a.tensor.name in batch.constants and a.tensor.nbytes > usable_cache_bytes(spec, "l2"):
             shared = np.where(~a.uses, d.tiles, 1).prod(axis=1) > 1
             streamed = streamed + np.where(shared, brought, 0.0)
     # Results stay in a buffer of the task from chunk to chunk.
     results = task[:, g.spatial].prod(axis=1) * float(ACCUMULATOR_BYTES)
     outputs = d.tile[:, g.spatial].prod(axis=1) * float(ACCUMULATOR_BYTES)
     waiting = np.where(chunks > 1, 2.0 * kernels * chunks * outputs, 0.0)
-    near_l1, near_l2 = results <= room(spec, "l1"), held + results <= room(spec, "l2")
+    near_l1, near_l2 = results <= usable_cache_bytes(spec, "l1"), held + results <= usable_cache_bytes(spec, "l2")
     return to_l1 + np.where(near_l1, 0.0, waiting), to_l2 + np.where(near_l2, 0.0, waiting), streamed
 
 
@@ -58,7 +58,7 @@ def _reload_counts(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[li
     d = decisions_for_device(batch, spec)
     for axis in d.loop_order[0, ::-1].tolist():  # all programs of a batch have the same order, except dot products
         held = sum(_tile_line_bytes(a, tile, batch, spec) / _usable_cache_share(a, tile, batch, spec) for a in g.loads)
-        in_l1, in_l2 = held <= room(spec, "l1"), held <= room(spec, "l2")
+        in_l1, in_l2 = held <= usable_cache_bytes(spec, "l1"), held <= usable_cache_bytes(spec, "l2")
         trips = d.per_task[:, axis]
         tile = tile.copy()
         tile[:, axis] = np.minimum(tile[:, axis] * trips, g.extents[axis])

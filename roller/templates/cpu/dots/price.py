@@ -10,7 +10,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.cpu.common.caches import dram_traffic_bytes
 from roller.templates.cpu.common.conversion_costs import count_load_conversions, load_conversion_cycles
-from roller.templates.cpu.common.lanes import arithmetic_cycles, room
+from roller.templates.cpu.common.lanes import arithmetic_cycles, usable_cache_bytes
 from roller.templates.cpu.common.task_scheduling_costs import (
     Parts,
     Terms,
@@ -67,7 +67,7 @@ def layer_traffic_bytes(batch: TileBatch, spec: DeviceSpec, layer: str) -> Float
     # Tiles are looped over inside the chunks of the reduction. The outermost loop whose data fit the layer decides: its
     # data are loaded once per iteration of it and of the loops around it, unless the iterations use the same data.
     g, d = batch.geometry, decisions_for_device(batch, spec)
-    capacity, rows = float(room(spec, layer)), np.arange(len(batch))
+    capacity, rows = float(usable_cache_bytes(spec, layer)), np.arange(len(batch))
     total, tile = np.full(len(batch), np.inf), np.where(g.spatial, d.tile, d.chunk)
     inside = [tile]
     for a in d.loop_order.T[::-1]:  # inside[p]: the tile of the p innermost loops

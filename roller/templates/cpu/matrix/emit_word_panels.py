@@ -91,7 +91,7 @@ def emit_word_packing(
     first: Mapping[str, Expr],
     count: Mapping[str, Any],
 ) -> Stmt:
-    """Return the statement that fills ``panel``; for the parameters, see ``pack_panel``."""
+    """Return the statement that fills ``panel``; for the parameters, see ``emit_panel_packing``."""
     counts = [count[s.name] for s in plan.spatial]
 
     def one(tiles: tuple[Expr, ...]) -> Stmt:

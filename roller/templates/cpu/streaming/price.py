@@ -9,7 +9,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.cpu.common.caches import bandwidth_of_active_cores, read_and_written_bytes, share_still_cached
 from roller.templates.cpu.common.conversion_costs import store_conversion_cycles
-from roller.templates.cpu.common.lanes import lane_distance, ops_per_cycle, room
+from roller.templates.cpu.common.lanes import lane_distance, ops_per_cycle, usable_cache_bytes
 from roller.templates.cpu.common.task_scheduling_costs import Parts, Terms, imbalance, start_parallel_loops_s
 from roller.templates.cpu.decisions import decisions_for_device, stores_start_at_lines
 from roller.tile.geometry import Floats, Geometry, Ints
@@ -22,7 +22,7 @@ TASK_CYCLES = 200.0
 def results_leave_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
     """Return whether results leave the last-level cache before they are read."""
     read_back = any(ld.tensor in geometry.expr.outputs for s in geometry.expr.stages for ld in s.loads)
-    return sum(read_and_written_bytes(geometry)) > room(spec, "l3") and not read_back
+    return sum(read_and_written_bytes(geometry)) > usable_cache_bytes(spec, "l3") and not read_back
 
 
 def stream_seconds_by_layer(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
@@ -34,14 +34,14 @@ def stream_seconds_by_layer(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imb
     both = float(inputs + outputs)
     l2, l3, dram = (spec.layer(n) for n in ("l2", "l3", "dram"))
     active = np.minimum(tasks, spec.units)
-    near = 0.0 * active if batch.nontemporal else share_still_cached(both, room(spec, "l2") * active)
+    near = 0.0 * active if batch.nontemporal else share_still_cached(both, usable_cache_bytes(spec, "l2") * active)
     l2_s = (near * both + _reloaded_line_bytes(batch, spec)) / l2.bandwidth_bytes_per_s * imbalance
     if batch.nontemporal:
-        cached = inputs * share_still_cached(inputs, room(spec, "l3"))
+        cached = inputs * share_still_cached(inputs, usable_cache_bytes(spec, "l3"))
         # A line common to two rows is written twice, and memory reads the rest of the line for each partial write.
         far = inputs - cached + outputs * (1.0 + 2.0 * _partial_line_share(batch, spec))
     else:
-        kept = share_still_cached(both, room(spec, "l3"))
+        kept = share_still_cached(both, usable_cache_bytes(spec, "l3"))
         cached, far = (both + outputs) * kept, np.full(len(batch), (both + outputs) * (1.0 - kept))
     away = (1.0 - near) * imbalance
     return {
@@ -66,7 +66,7 @@ def _reloaded_line_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
             continue
         whole = line // a.tensor.itemsize_bytes
         inside = [x for x in g.order[g.order.index(along) + 1 :] if a.uses[x]]
-        kept = batch.block[:, inside].prod(axis=1) * line <= room(spec, "l1")
+        kept = batch.block[:, inside].prod(axis=1) * line <= usable_cache_bytes(spec, "l1")
         taken = np.where(kept, np.minimum(batch.block[:, along], whole), 1)
         total = total + float(g.extents[a.uses].prod()) * line * (1.0 / taken - 1.0 / whole)
     return total

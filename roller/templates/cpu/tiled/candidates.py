@@ -18,7 +18,7 @@ from roller.templates.cpu.common.candidate_tasks import (
     candidate_vector_axes,
     register_tiles_per_axis,
 )
-from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
+from roller.templates.cpu.common.lanes import lane_count, lane_distance, usable_cache_bytes
 from roller.templates.cpu.narrow_floats import is_computed_in_float32
 from roller.templates.cpu.tiled.price import price
 from roller.templates.cpu.window_clipping import segments_of_equal_clipping, slides_over_padding
@@ -133,7 +133,7 @@ def candidate_reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Int
     deep = [int(a) for a in np.flatnonzero(~geometry.spatial & (geometry.extents > 1))]
     windowed = [a for a in geometry.loads if not a.gather and a.shared_axis_mask.any()]
     apart = any(s.gap > s.step for s in slides_over_padding(geometry))
-    if len(deep) > 1 and apart and any(_bytes_under_windows(a) > room(spec, "l2") for a in windowed):
+    if len(deep) > 1 and apart and any(_bytes_under_windows(a) > usable_cache_bytes(spec, "l2") for a in windowed):
         deep = [a for a in geometry.reduction_order if a in deep and not any(x.shared_axis_mask[a] for x in windowed)]
     elif len(deep) != 1:
         return []
@@ -162,17 +162,17 @@ def _tasks_worth_chunking(tasks: Ints) -> Ints:
     return np.concatenate([several[:_CHUNKED_TASKS], several[_CHUNKED_TASKS::_CHUNKED_TASKS]])
 
 
-def candidate_kernel_rows(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
+def candidate_kernel_rows(geometry: Geometry, others: list[int], most_rows: int) -> list[tuple[int, ...]]:
     """Return candidate numbers of micro-kernel rows along the scalar axes, at most two of them larger than 1."""
     out = {tuple(1 for _ in others)}
     for i, a in enumerate(others):
         extent = int(geometry.extents[a])
-        most = min(room, extent)
-        for n in {*_ROWS, *(-(-extent // parts) for parts in range(max(1, -(-extent // room)), _SPLITS + 1))}:
+        most = min(most_rows, extent)
+        for n in {*_ROWS, *(-(-extent // parts) for parts in range(max(1, -(-extent // most_rows)), _SPLITS + 1))}:
             if n <= most:
                 out.add(tuple(n if j == i else 1 for j in range(len(others))))
         for k in range(i + 1, len(others)):
             for n, m in itertools.product(_PAIRS, _PAIRS):
-                if n * m <= room and n <= geometry.extents[a] and m <= geometry.extents[others[k]]:
+                if n * m <= most_rows and n <= geometry.extents[a] and m <= geometry.extents[others[k]]:
                     out.add(tuple(n if j == i else m if j == k else 1 for j in range(len(others))))
     return sorted(out)

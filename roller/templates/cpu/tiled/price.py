@@ -17,7 +17,12 @@ from roller.templates.cpu.common.conversion_costs import (
     kernel_conversion_cycles,
     store_conversion_cycles,
 )
-from roller.templates.cpu.common.lanes import arithmetic_cycles, lane_distance, relative_partial_vector_cost, room
+from roller.templates.cpu.common.lanes import (
+    arithmetic_cycles,
+    lane_distance,
+    relative_partial_vector_cost,
+    usable_cache_bytes,
+)
 from roller.templates.cpu.common.packing_costs import packing_s, task_dram_bytes
 from roller.templates.cpu.common.task_scheduling_costs import (
     Parts,
@@ -120,7 +125,7 @@ def _scattered_line_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -
     lines = rows * np.ceil(run * size / line)
     taps = int(access.axis_extents[access.shared_axis_mask & ~g.spatial].prod())  # blocks of the other axes are inside
     wait_s = (spec.layer("l2").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
-    return np.where(held > room(spec, "l1"), lines / taps * wait_s * spec.clock_hz, 0.0)
+    return np.where(held > usable_cache_bytes(spec, "l1"), lines / taps * wait_s * spec.clock_hz, 0.0)
 
 
 def _line_crossing_share(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
@@ -154,9 +159,11 @@ def partial_line_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     task = np.where(g.spatial, np.minimum(np.maximum(batch.block, register), g.extents), g.extents)
     task_rows, task_run = g.store.runs(task)
     held = task_rows * (-(-task_run * size // line) * line)
-    tensor = spec.layer("l2" if g.store.tensor.nbytes <= room(spec, "l2") else "l3")
-    first = np.where(held <= room(spec, "l2"), np.minimum(1.0, run * size / line), 1.0)  # a line's first touches
-    near = np.where(held <= room(spec, "l1"), 0.0, spec.layer("l2").latency_s or 0.0)
+    tensor = spec.layer("l2" if g.store.tensor.nbytes <= usable_cache_bytes(spec, "l2") else "l3")
+    first = np.where(
+        held <= usable_cache_bytes(spec, "l2"), np.minimum(1.0, run * size / line), 1.0
+    )  # a line's first touches
+    near = np.where(held <= usable_cache_bytes(spec, "l1"), 0.0, spec.layer("l2").latency_s or 0.0)
     wait_s = first * (tensor.latency_s or 0.0) + (1.0 - first) * near
     # Several misses are in flight at once, so each costs its share of the latency.
     return np.asarray(rows * partial * wait_s * spec.clock_hz / (spec.execution.misses_in_flight or 1))

@@ -9,7 +9,7 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.cpu.common.lanes import room
+from roller.templates.cpu.common.lanes import usable_cache_bytes
 from roller.templates.cpu.decisions import decisions_for_device
 
 #: Candidate numbers of parts per core; more parts balance cores that other processes use as well.
@@ -28,7 +28,7 @@ def split_reduction_batches(batch: TileBatch, spec: DeviceSpec) -> list[TileBatc
     found = []
     for parts in (spec.units * n for n in _PARTS_PER_CORE):
         few = (tasks < 4 * spec.units) & (tasks % spec.units != 0) & (chunks >= parts)
-        rows = np.flatnonzero(few & (parts * outputs_bytes <= room(spec, "l2")))
+        rows = np.flatnonzero(few & (parts * outputs_bytes <= usable_cache_bytes(spec, "l2")))
         if len(rows):
             chosen = batch.take(rows)
             found.append(replace(chosen, split_k=chosen.split_k * parts))

@@ -17,7 +17,7 @@ from roller.perf.phase_overlap import time_of_two_overlapping_phases
 from roller.perf.tile_batch import TileBatch
 from roller.templates.cpu.common.caches import bandwidth_of_holding_layer, dram_traffic_bytes
 from roller.templates.cpu.common.conversion_costs import load_conversion_cycles, store_conversion_cycles
-from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
+from roller.templates.cpu.common.lanes import lane_count, lane_distance, usable_cache_bytes
 from roller.templates.cpu.common.packing_costs import TRANSPOSED
 from roller.templates.cpu.tiled.price import KERNEL_CYCLES
 from roller.tile.geometry import Floats
@@ -154,7 +154,7 @@ class _ProgramCosts:
     def _traffic_bytes(self) -> tuple[float, float, float]:
         """Return the numbers of bytes moved from L2 to L1, from L3 to L2, and over the memory bus."""
         plan, spec = self.plan, self.spec
-        l1, l2, l3 = (room(spec, n) for n in ("l1", "l2", "l3"))
+        l1, l2, l3 = (usable_cache_bytes(spec, n) for n in ("l1", "l2", "l3"))
         image = float(self.elements * plan.tiles * plan.channel_pitch * _ITEM_BYTES)
         products = float(self.elements * plan.tiles * plan.panels.box * plan.width * _ITEM_BYTES)
         mine, every = self._panel_bytes(plan.panels.box), self._panel_bytes(plan.panels.units)

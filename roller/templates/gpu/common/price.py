@@ -97,7 +97,7 @@ def block_latency_chain_s(
 ) -> Floats:
     """Return the time, in seconds, of one block that has its unit to itself, so that nothing hides its latencies."""
     # ``alone``: seconds of the block's work; ``barriers`` and ``hops`` replace the default numbers of barriers per step
-    # and of waits for memory. In a pipeline, ``steps_ahead`` steps are in flight while the arithmetic runs; the block
+    # and of waits for memory. In a pipeline, copies of several steps are in flight while the arithmetic runs; the block
     # waits for the first tile and the results.
     latency = spec.layer("global").latency_s or 0.0
     if barriers is None:

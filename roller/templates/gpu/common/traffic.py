@@ -56,7 +56,7 @@ def traffic_bytes_and_instructions(
     ``padding`` elements are appended to the rows of staged tiles. ``details`` collects the shares of all tensors.
     """
     if batch.traits.spreads_reductions:
-        zero = np.zeros(len(batch))  # row_work counts the instructions of loads
+        zero = np.zeros(len(batch))  # rows/block_work.py counts the instructions of loads
         return *moved_bytes(batch, spec, resident, counted, details), zero, zero
     return *moved_bytes(batch, spec, resident, counted, details), *count_load_instructions(batch, spec, padding)
 
