@@ -192,7 +192,6 @@ def test_what_prices_programs_lies_above_perf():
         f"{name} asks for templates"
         for name in modules()
         if floor_of(name) == "perf" and ".module_for(" in text_of(name)
-        if floor_of(name) == "perf" and ".module_for(" in text_of(name)
     )
 
 
