@@ -1,8 +1,7 @@
 """Bank conflicts in the price of a GPU program: the wavefronts of a read relative to a conflict-free read.
 
 A scratchpad serves one word of each bank at a time. ``common/arithmetic_cycles.py`` (SIMT kernels),
-``window/price.py`` and
-``matrix/price.py`` multiply an operand's wavefronts by this ratio, the operand's conflict degree.
+``window/price.py`` and ``matrix/price.py`` multiply an operand's wavefronts by this ratio, its conflict degree.
 :mod:`roller.tile.staged_tile_layout` (SIMT kernels) and :mod:`roller.tile.matrix_operands` (matrix units) count the
 words per bank.
 """

@@ -62,7 +62,7 @@ def multiply_adds_per_cycle(batch: TileBatch, spec: DeviceSpec) -> float:
 def matrix_block_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> BlockWork:
-    """Return the work of each block of ``"matrix"`` programs; ``common/arithmetic_cycles.py`` does so for SIMT kernels."""
+    """Return the work of each block of ``"matrix"`` programs, as ``arithmetic_cycles.py`` does for SIMT kernels."""
     f, g, ex = batch.fragment, batch.geometry, spec.execution
     assert f is not None
     per_unit, lanes, schedulers = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, spec.teu.schedulers_per_unit
